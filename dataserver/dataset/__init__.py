@@ -1,0 +1,1 @@
+"""Shards, storage and index: input and output, no policy."""

@@ -1,0 +1,98 @@
+"""`stream_id` and `job_id`: SHA-256 of canonical JSON (RFC 8785).
+
+A field that a later version adds must be left out of the canonical form while it has its default value, or the ids of
+running jobs would change under an upgrade; the golden hashes in the tests guard that.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import rfc8785
+from pydantic import ValidationError
+
+from dataserver.planning.jobspec import (
+    SUPPORTED_CONTENT_VERSIONS,
+    SUPPORTED_ORDER_VERSIONS,
+    SUPPORTED_PLAN_VERSIONS,
+    JobSpec,
+    Stream,
+)
+
+
+class JobSpecError(ValueError):
+    """A job specification that cannot be planned; the message names the fields."""
+
+
+class UnsupportedVersionError(JobSpecError):
+    """A job pinned to rules that this release does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A validated specification with its identity."""
+
+    spec: JobSpec
+    job_id: str
+    stream_id: str
+
+    @property
+    def stream(self) -> Stream:
+        """The stream part of the specification."""
+        return self.spec.stream
+
+
+def canonical_json(spec: JobSpec | Stream) -> bytes:
+    """RFC 8785 form of a specification, UTF-8; absent options are left out."""
+    return rfc8785.dumps(spec.model_dump(mode="json", exclude_none=True))
+
+
+def identify(spec: JobSpec) -> Job:
+    """The job with the hashes that name it, 64 hexadecimal digits each."""
+    return Job(
+        spec=spec,
+        job_id=hashlib.sha256(canonical_json(spec)).hexdigest(),
+        stream_id=hashlib.sha256(canonical_json(spec.stream)).hexdigest(),
+    )
+
+
+def parse_job(data: Any) -> Job:
+    """Validate parsed JSON or YAML.
+
+    Raises:
+        JobSpecError: naming every field that is wrong.
+        UnsupportedVersionError: naming the version and the supported ones.
+    """
+    try:
+        spec = JobSpec.model_validate(data)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in e['loc']) or 'job'}: {e['msg'].removeprefix('Value error, ')}"
+            for e in error.errors(include_url=False)
+        )
+        raise JobSpecError(f"the job is not valid: {problems}") from None
+    for name, found, supported in (
+        ("order_version", spec.stream.order_version, SUPPORTED_ORDER_VERSIONS),
+        ("content_version", spec.stream.content_version, SUPPORTED_CONTENT_VERSIONS),
+        ("plan_version", spec.execution.plan_version, SUPPORTED_PLAN_VERSIONS),
+    ):
+        if found not in supported:
+            raise UnsupportedVersionError(
+                f"the job is pinned to {name} {found}; this release has {sorted(supported)}: "
+                "run servers of the release that made the job, or start a new job"
+            )
+    return identify(spec)
+
+
+def differing_fields(ours: Stream, theirs: dict[str, Any]) -> list[str]:
+    """Paths at which a stream differs from another one's JSON form, for a refusal that tells what changed."""
+    return _differences(ours.model_dump(mode="json", exclude_none=True), theirs, "")
+
+
+def _differences(a: Any, b: Any, path: str) -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = sorted(a.keys() | b.keys())
+        return [p for k in keys for p in _differences(a.get(k), b.get(k), f"{path}.{k}" if path else k)]
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return [p for i, (x, y) in enumerate(zip(a, b, strict=True)) for p in _differences(x, y, f"{path}[{i}]")]
+    return [] if a == b else [f"{path}: {a!r} here, {b!r} there"]

@@ -1,0 +1,1 @@
+"""Bytes in, arrays out: decoding, resizing, patches, tokens."""

@@ -1,0 +1,1 @@
+"""gRPC services, streams and prefetch."""

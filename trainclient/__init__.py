@@ -1,0 +1,1 @@
+"""Runs beside the GPUs: the stream client and the disaggregated trainer."""

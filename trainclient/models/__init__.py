@@ -1,0 +1,1 @@
+"""ViT encoder, Llama-style backbone and diffusion generator in plain torch."""

@@ -1,0 +1,1 @@
+"""Process groups, communication brokers and the pipeline executor."""
