@@ -1,0 +1,84 @@
+"""What is known of samples before anything is decoded, as structs of arrays."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+Bool = NDArray[np.bool_]
+
+ROW_BITS = 32
+"""A sample's number is shard << ROW_BITS | row: the shard in name order, the row of that shard's index."""
+
+
+class Task(IntEnum):
+    """What a sample trains; the numbers are those of the proto."""
+
+    UNDERSTANDING = 1
+    GENERATION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTable:
+    """The n samples of one shard that filter and quarantine leave, with their m images, in row order."""
+
+    row: I64
+    """int64 [n]: row of the shard's index."""
+    text_tokens: I64
+    """int64 [n]: tokens of all texts of the sample, before truncation."""
+    image_offsets: I64
+    """int64 [n + 1]: first image of each sample."""
+    image_rows: I32
+    """int32 [m]: rows of the image's patch grid."""
+    image_columns: I32
+    """int32 [m]: columns of the image's patch grid."""
+    nominal: I64
+    """int64 [n]: nominal tokens, the sample's length on the dataset's axis (`sizing.nominal_tokens`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSamples:
+    """The n samples of a step in canonical order, with their m images."""
+
+    dataset: I32
+    """int32 [n]: position in the job's dataset list."""
+    pass_: I64
+    """int64 [n]: pass over the dataset."""
+    sample: U64
+    """uint64 [n]: shard << ROW_BITS | row."""
+    task: I32
+    """int32 [n]: values of Task."""
+    text_tokens: I64
+    """int64 [n]: text tokens that are kept."""
+    truncated_tokens: I64
+    """int64 [n]: text tokens that were cut off."""
+    tokens: I64
+    """int64 [n]: backbone tokens of the whole sample."""
+    image_offsets: I64
+    """int64 [n + 1]: first image of each sample."""
+    image_rows: I32
+    """int32 [m]."""
+    image_columns: I32
+    """int32 [m]."""
+
+    def __len__(self) -> int:
+        return len(self.sample)
+
+    @property
+    def image_sample(self) -> I64:
+        """int64 [m]: the sample of each image."""
+        return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.image_offsets))
+
+    @property
+    def image_number(self) -> I64:
+        """int64 [m]: number of each image within its sample."""
+        return np.arange(len(self.image_rows), dtype=np.int64) - self.image_offsets[self.image_sample]
+
+    @property
+    def patches(self) -> I64:
+        """int64 [m]: patches of each image."""
+        return self.image_rows.astype(np.int64) * self.image_columns

@@ -1,0 +1,74 @@
+"""Views: what one (module, rank) gets of a microbatch, cut from the plan. Shapes and bytes only, no content."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataserver.planning.jobspec import JobSpec, ModuleKind
+from dataserver.planning.plan import Routing, StepPlan
+from dataserver.planning.samples import I64
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPlan:
+    """What a view will hold."""
+
+    module: str
+    kind: ModuleKind
+    rank: int
+    microbatch: int
+    items: I64
+    """int64 [k]: indices into the step's samples (backbone) or images (encoder, generator), in the order of the view."""
+    slots: I64
+    """int64 [k]: sequence slot of each sample (backbone); positions elsewhere."""
+    starts: I64
+    """int64 [k]: first token, embedding or condition of each item."""
+    routings: tuple[Routing, ...]
+    """The entries of this microbatch that leave or reach this rank."""
+
+    @property
+    def num_items(self) -> int:
+        """Samples or images."""
+        return len(self.items)
+
+
+def view_plan(spec: JobSpec, plan: StepPlan, module: str, rank: int, microbatch: int) -> ViewPlan:
+    """The view of one rank's microbatch.
+
+    Raises:
+        ValueError: the module, rank or microbatch is not in the plan.
+    """
+    found = spec.execution.module(module)
+    if not 0 <= rank < found.dp:
+        raise ValueError(f"rank {rank} of module {module} does not exist; its dp is {found.dp}")
+    if not 0 <= microbatch < plan.num_microbatches:
+        raise ValueError(f"microbatch {microbatch} does not exist; step {plan.step} has {plan.num_microbatches}")
+    arrangement = plan.arrangement(module)
+    here = arrangement.of(rank, microbatch)
+    return ViewPlan(
+        module=module,
+        kind=found.kind,
+        rank=rank,
+        microbatch=microbatch,
+        items=arrangement.item[here],
+        slots=arrangement.slot[here],
+        starts=arrangement.start[here],
+        routings=tuple(
+            _of_rank(r, module, rank, microbatch) for r in plan.routings if module in (r.source_module, r.target_module)
+        ),
+    )
+
+
+def _of_rank(routing: Routing, module: str, rank: int, microbatch: int) -> Routing:
+    """The entries of one wave that concern one rank."""
+    first, last = np.searchsorted(routing.microbatch, [microbatch, microbatch + 1])
+    side = routing.source_rank if routing.source_module == module else routing.target_rank
+    picked = np.arange(first, last)[side[first:last] == rank]
+    return Routing(
+        routing.source_module,
+        routing.target_module,
+        *(
+            getattr(routing, f)[picked]
+            for f in ("microbatch", "source_rank", "source_start", "target_rank", "target_start", "rows")
+        ),
+    )
