@@ -4,7 +4,7 @@ A plan is made from metadata alone. All views of a step are cut from one plan an
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -95,8 +95,8 @@ def plan_hash(
     """SHA-256 over job, step and every array of a plan as little-endian 64-bit words, each preceded by its length."""
     digest = hashlib.sha256(f"disttrain plan 1\n{job_id}\n{step}\n{num_microbatches}\n".encode())
     for part in (samples, *arrangements, *routings):
-        for name in part.__slots__:
-            value = getattr(part, name)
+        for field in fields(part):
+            name, value = field.name, getattr(part, field.name)
             if isinstance(value, str):
                 digest.update(f"{name} {value}\n".encode())
             else:
