@@ -1,0 +1,135 @@
+"""Attention over packed segments: many sequences or images back to back, none of which sees another."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from trainclient.models.checks import require_integers, require_shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments:
+    """Where the segments of a packed tensor lie. Made once per forward pass, used by every layer."""
+
+    offsets: Tensor
+    """int32 [n + 1] on the device of the computation: segment i is rows offsets[i] to offsets[i + 1]."""
+    lengths: tuple[int, ...]
+    """Rows of each segment; zero is allowed."""
+
+    @classmethod
+    def from_offsets(cls, name: str, offsets: Tensor, rows: int, device: torch.device) -> Self:
+        """Check cumulative lengths from a view.
+
+        Args:
+            name: what the tensor is called in an error.
+            offsets: integers [n + 1], from 0 to `rows`, never falling. On the CPU this costs no synchronisation.
+            rows: rows of the packed tensor.
+            device: device of the computation.
+
+        Raises:
+            ValueError: the offsets do not partition the rows.
+        """
+        require_integers(name, offsets)
+        require_shape(name, offsets, -1)
+        values = offsets.tolist()
+        if not values or values[0] != 0 or values[-1] != rows:
+            ends = f"from {values[0]} to {values[-1]}" if values else "are empty"
+            raise ValueError(f"{name} run {ends}; they must run from 0 to the number of rows, {rows}")
+        lengths = tuple(end - start for start, end in pairwise(values))
+        if any(length < 0 for length in lengths):
+            raise ValueError(f"{name} fall at entry {next(i for i, n in enumerate(lengths) if n < 0) + 1}")
+        return cls(offsets.to(device, torch.int32, non_blocking=True), lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def row_segments(self) -> Tensor:
+        """The segment of each row, int64 [rows]."""
+        device = self.offsets.device
+        number = torch.arange(len(self), device=device)
+        return number.repeat_interleave(self.offsets.diff(), output_size=sum(self.lengths))
+
+
+def packed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Segments,
+    key_segments: Segments | None = None,
+    *,
+    causal: bool = False,
+) -> Tensor:
+    """Scaled dot product attention of each segment's queries to the same segment's keys.
+
+    Half precision on CUDA runs as one variable-length flash attention call; everything else (CPU, float32, float64)
+    runs segment by segment, so that a segment's result cannot depend on its neighbours.
+
+    Args:
+        query: [T, heads, head_dim].
+        key: [S, groups, head_dim]; heads must be a multiple of groups (grouped-query attention).
+        value: [S, groups, head_dim].
+        segments: partition of the T rows.
+        key_segments: partition of the S rows with as many segments (cross attention); by default `segments`.
+        causal: a row attends to itself and the rows before it; only without `key_segments`.
+
+    Returns:
+        [T, heads, head_dim]. Queries of a segment without keys get zeros.
+
+    Raises:
+        ValueError: the partitions do not match each other.
+    """
+    if causal and key_segments is not None:
+        raise ValueError("causal attention with key_segments is not defined; leave one of them out")
+    keys = segments if key_segments is None else key_segments
+    if len(keys) != len(segments):
+        raise ValueError(f"{len(segments)} query segments meet {len(keys)} key segments; the counts must agree")
+    if query.shape[0] == 0:
+        return query
+    if key.shape[0] == 0:
+        return torch.zeros_like(query)
+    if _flash_applies(query):
+        return _flash(query, key, value, segments, keys, causal=causal)
+    partitions = ((query, segments), (key, keys), (value, keys))
+    parts = zip(*(torch.split(rows, list(by.lengths)) for rows, by in partitions), strict=True)
+    return torch.cat([_one_segment(q, k, v, causal=causal) for q, k, v in parts])
+
+
+def _one_segment(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
+    if query.shape[0] == 0 or key.shape[0] == 0:
+        return torch.zeros_like(query)
+    q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
+    grouped = query.shape[1] != key.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+    return out.squeeze(0).transpose(0, 1)
+
+
+def _flash_applies(query: Tensor) -> bool:
+    """Whether the flash kernel takes this tensor: half precision on Ampere or later, head_dim <= 256 in eights."""
+    head_dim = query.shape[-1]
+    return (
+        query.is_cuda
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and head_dim <= 256
+        and head_dim % 8 == 0
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, keys: Segments, *, causal: bool) -> Tensor:
+    out = varlen_attn(
+        query,
+        key,
+        value,
+        segments.offsets,
+        keys.offsets,
+        max(segments.lengths),
+        max(keys.lengths),
+        window_size=(-1, 0) if causal else (-1, -1),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return cast(Tensor, out)

@@ -1,0 +1,55 @@
+"""What concerns the parameters of any module: their initial values and their gradients."""
+
+import hashlib
+
+import torch
+from torch import Tensor, nn
+
+
+def initialise(module: nn.Module, seed: int, prefix: str) -> None:
+    """Set every parameter as a pure function of (seed, prefix, parameter name, shape).
+
+    A pipeline stage names its parameters as the whole model does, so a split into stages, or a layout of ranks, gives
+    the same weights. Values are drawn on the CPU in float32, then rounded to the parameter's dtype.
+
+    Linear weights get a standard deviation of 1 / sqrt(inputs), embeddings 1, biases 0, norms 1; a module (or the
+    owner of a bare parameter) that sets `initial_std` overrules it.
+
+    Args:
+        module: a module whose memory exists (not on the meta device).
+        seed: the job's seed.
+        prefix: the module's name in the job.
+
+    Raises:
+        ValueError: a parameter lies on the meta device.
+    """
+    for path, owner in module.named_modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            full_name = ".".join(part for part in (prefix, path, name) if part)
+            if parameter.is_meta:
+                raise ValueError(f"{full_name} has no memory yet; call to_empty(device=...) before initialise")
+            with torch.no_grad():
+                parameter.copy_(_initial_value(owner, name, parameter.shape, seed, full_name))
+
+
+def fill_missing_gradients(module: nn.Module) -> None:
+    """Give every trainable parameter without a gradient a zero one.
+
+    A microbatch without images leaves some parameters out of the graph, yet every rank must bring the same tensors to
+    the data-parallel all-reduce. Call it after the last backward pass of a step.
+    """
+    for parameter in module.parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def _initial_value(owner: nn.Module, name: str, shape: torch.Size, seed: int, full_name: str) -> Tensor:
+    if isinstance(owner, nn.RMSNorm | nn.LayerNorm):
+        return torch.ones(shape) if name == "weight" else torch.zeros(shape)
+    if name == "bias":
+        return torch.zeros(shape)
+    default = 1.0 if isinstance(owner, nn.Embedding) else shape[-1] ** -0.5
+    std = float(getattr(owner, "initial_std", default))
+    digest = hashlib.sha256(f"{seed}/{full_name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.randn(shape, generator=generator, dtype=torch.float32) * std

@@ -1,0 +1,91 @@
+"""Images as packed patches: their order, their pixels as numbers, and back to a picture.
+
+A patch is one row of patch * patch * 3 bytes in (y, x, channel) order. Inside an image the patches stand
+merge-block-major: blocks of merge x merge patches row by row over the image, and row by row inside a block, so that
+merge^2 consecutive rows are one backbone token (Qwen2-VL, arXiv 2409.12191, section 2.1).
+"""
+
+import torch
+from torch import Tensor
+
+from trainclient.models.attention import Segments
+from trainclient.models.checks import require_integers, require_shape
+
+
+def patch_positions(grid: Tensor, segments: Segments, merge: int, device: torch.device) -> Tensor:
+    """The (row, column) of every patch, counted in patches.
+
+    Args:
+        grid: integers [images, 2], rows and columns of each image, both positive multiples of `merge`.
+        segments: the images' rows in the packed patches; must agree with the grid.
+        merge: side of a block in patches.
+        device: where the result is needed.
+
+    Returns:
+        int64 [P, 2].
+
+    Raises:
+        ValueError: the grid does not fit the segments or the merge.
+    """
+    require_integers("grid", grid)
+    require_shape("grid", grid, len(segments), 2)
+    images = [torch.zeros(0, 2, dtype=torch.int64)]
+    for number, ((rows, columns), length) in enumerate(zip(grid.tolist(), segments.lengths, strict=True)):
+        if min(rows, columns) < 1 or rows % merge or columns % merge:
+            raise ValueError(
+                f"image {number} has a grid of {rows} x {columns} patches; both must be positive multiples of "
+                f"merge = {merge}"
+            )
+        if rows * columns != length:
+            raise ValueError(
+                f"image {number} has a grid of {rows} x {columns} patches, but cu_patches gives it {length}"
+            )
+        images.append(_positions_of_one(rows, columns, merge))
+    return torch.cat(images).to(device, non_blocking=True)
+
+
+def normalise(patches: Tensor, patch: int, dtype: torch.dtype) -> Tensor:
+    """Pixels as numbers in [-1, 1].
+
+    Args:
+        patches: uint8 [P, patch * patch * 3].
+        patch: side of a patch in pixels.
+        dtype: floating dtype of the result.
+
+    Raises:
+        ValueError: another dtype or row length.
+    """
+    if patches.dtype != torch.uint8:
+        raise ValueError(f"patches have dtype {patches.dtype}; uint8 is required (the module normalises them)")
+    require_shape("patches", patches, -1, patch * patch * 3)
+    return patches.to(dtype) / 127.5 - 1
+
+
+def to_pixels(values: Tensor) -> Tensor:
+    """The inverse of `normalise`, rounded and clamped: uint8 of the same shape."""
+    return ((values + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def assemble_image(patches: Tensor, rows: int, columns: int, patch: int, merge: int) -> Tensor:
+    """The picture that the patches of one image show.
+
+    Args:
+        patches: [rows * columns, patch * patch * 3] in merge-block-major order.
+        rows: grid rows, a multiple of `merge`.
+        columns: grid columns, a multiple of `merge`.
+        patch: side of a patch in pixels.
+        merge: side of a block in patches.
+
+    Returns:
+        [rows * patch, columns * patch, 3], same dtype.
+    """
+    require_shape("patches", patches, rows * columns, patch * patch * 3)
+    blocks = patches.view(rows // merge, columns // merge, merge, merge, patch, patch, 3)
+    return blocks.permute(0, 2, 4, 1, 3, 5, 6).reshape(rows * patch, columns * patch, 3)
+
+
+def _positions_of_one(rows: int, columns: int, merge: int) -> Tensor:
+    blocks = (rows // merge, columns // merge, merge, merge)
+    row = torch.arange(rows).view(blocks[0], 1, merge, 1).expand(blocks)
+    column = torch.arange(columns).view(1, blocks[1], 1, merge).expand(blocks)
+    return torch.stack([row, column], dim=-1).reshape(-1, 2)
