@@ -1,0 +1,84 @@
+"""What can go wrong with a dataset as a whole, and the collector of what is wrong with single samples."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MAX_ODDITY_DETAILS = 1000
+"""Details kept per shard; the counts stay exact beyond it."""
+
+MAX_DETAIL_CHARS = 200
+
+
+class DatasetError(ValueError):
+    """A dataset cannot be used as it is; the message says what to change."""
+
+
+class StaleIndexError(DatasetError):
+    """An index is missing, older than its shard, or of another format; the message names the command to run."""
+
+
+class TokensMissingError(DatasetError):
+    """A shard's texts were not counted with this tokenizer; the message names the command to run."""
+
+
+class FilterError(DatasetError):
+    """A filter expression is malformed, names an unknown column or compares values of different types."""
+
+
+class QuarantineError(DatasetError):
+    """A quarantine list cannot be read."""
+
+
+class ShardReadError(DatasetError):
+    """Storage did not give the bytes that the index promises: retriable, and no statement about the sample."""
+
+
+class SampleError(Exception):
+    """One sample or member cannot be used; becomes an `Oddity` and never leaves this folder."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(kind, detail)
+        self.kind = kind
+        self.detail = detail
+
+
+class TarError(SampleError):
+    """The rest of a tar cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Oddity:
+    """Something odd in one shard: `key` is the sample's key (a member name, or empty, where there is none)."""
+
+    key: str
+    kind: str
+    detail: str
+
+
+@dataclass(slots=True)
+class Oddities:
+    """Collects what is odd in one shard: exact counts by kind, and the first `MAX_ODDITY_DETAILS` details."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    details: list[Oddity] = field(default_factory=list)
+
+    def add(self, key: str, kind: str, detail: str) -> None:
+        """Count one oddity; names and texts of hostile files are made printable and cut."""
+        self.counts[kind] += 1
+        if len(self.details) < MAX_ODDITY_DETAILS:
+            self.details.append(Oddity(printable(key), kind, printable(detail)))
+
+
+@dataclass(frozen=True, slots=True)
+class OddityReport:
+    """The oddities of one shard as its index holds them."""
+
+    counts: Mapping[str, int]
+    details: tuple[Oddity, ...]
+
+
+def printable(text: str) -> str:
+    """Escape what is not printable (surrogates too) and cut to `MAX_DETAIL_CHARS`."""
+    cut = text[:MAX_DETAIL_CHARS]
+    return cut if cut.isprintable() else cut.encode("unicode_escape", "backslashreplace").decode("ascii")

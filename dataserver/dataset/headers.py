@@ -1,0 +1,104 @@
+"""Image headers: format by magic, true upright size and EXIF orientation, without decoding a pixel."""
+
+import io
+from dataclasses import dataclass
+from typing import Final
+
+from PIL import Image
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from dataserver.dataset.errors import SampleError
+
+MAX_IMAGE_BYTES: Final = 64 << 20
+MAX_IMAGE_PIXELS: Final = 1 << 28
+"""Width x height of one image; 2**28 RGB pixels are 0.8 GB decoded."""
+
+FORMATS: Final = ("jpeg", "png", "webp")
+"""Image formats; an index stores the position in this tuple."""
+
+ORIENTATION_TAG: Final = 0x0112
+TRANSPOSED: Final = frozenset({5, 6, 7, 8})
+"""EXIF orientations that swap width and height."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHeader:
+    """What a header says: `width`, `height` upright (EXIF orientation applied), `orientation` 1..8."""
+
+    format: str
+    width: int
+    height: int
+    orientation: int
+
+
+def sniff_format(data: bytes) -> str | None:
+    """Tell JPEG, PNG and WebP by their magic; None for anything else."""
+    if data[:3] == b"\xff\xd8\xff":
+        return "jpeg"
+    if data[:8] == b"\x89PNG\r\n\x1a\n":
+        return "png"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "webp"
+    return None
+
+
+def open_image(data: bytes) -> ImageFile:
+    """Open an image with the plugin its magic names; no pixel is decoded.
+
+    The plugin is used directly because `Image.open` compares the size with a mutable module global of Pillow.
+
+    Raises:
+        SampleError: `unreadable_header`.
+    """
+    plugins: dict[str | None, type[ImageFile]] = {"jpeg": JpegImageFile, "png": PngImageFile, "webp": WebPImageFile}
+    plugin = plugins.get(sniff_format(data))
+    if plugin is None:
+        raise SampleError("unreadable_header", f"neither JPEG, PNG nor WebP: starts with {data[:8].hex()}")
+    try:
+        return plugin(io.BytesIO(data))
+    except MemoryError:
+        raise
+    except Exception as error:  # hostile bytes make a third-party parser raise nearly anything
+        raise SampleError("unreadable_header", f"{type(error).__name__}: {error}") from error
+
+
+def read_header(data: bytes) -> ImageHeader:
+    """Read the header of a JPEG, PNG or WebP image.
+
+    Raises:
+        SampleError: `unreadable_header`, or `image_too_large` where the declared size is over the limits.
+    """
+    if len(data) > MAX_IMAGE_BYTES:
+        raise SampleError("image_too_large", f"{len(data)} bytes, limit {MAX_IMAGE_BYTES}")
+    with open_image(data) as image:
+        width, height = image.size
+        if width < 1 or height < 1:
+            raise SampleError("unreadable_header", f"declares {width} x {height} pixels")
+        if width * height > MAX_IMAGE_PIXELS:
+            raise SampleError("image_too_large", f"declares {width} x {height} pixels, limit {MAX_IMAGE_PIXELS}")
+        orientation = _orientation(image)
+    if orientation in TRANSPOSED:
+        width, height = height, width
+    return ImageHeader(str(sniff_format(data)), width, height, orientation)
+
+
+def _orientation(image: ImageFile) -> int:
+    """Return the EXIF orientation, 1 where there is none or it is damaged.
+
+    `image.getexif()` is not used: for PNG it decodes the pixels.
+    """
+    raw = image.info.get("exif")
+    if not isinstance(raw, bytes):
+        return 1
+    exif = Image.Exif()
+    try:
+        exif.load(raw)
+        value = exif.get(ORIENTATION_TAG, 1)
+    except MemoryError:
+        raise
+    except Exception:  # as in open_image; damaged EXIF data does not make an image unusable
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
