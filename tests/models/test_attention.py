@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainclient.models.attention import Segments, packed_attention
+from trainclient.models.attention import Segments, flash_attention, packed_attention
 
 CPU = torch.device("cpu")
 
@@ -90,3 +90,18 @@ def test_partitions_must_match() -> None:
         packed_attention(x, x, x, partition([1, 1]), partition([2]))
     with pytest.raises(ValueError, match="causal"):
         packed_attention(x, x, x, partition([2]), partition([2]), causal=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_flash_call_fits_the_installed_torch(causal: bool) -> None:
+    """On the meta device, where the kernel's contract can be checked without an accelerator."""
+    query, key, value = (
+        torch.empty(4, heads, 8, dtype=torch.bfloat16, device="meta", requires_grad=True) for heads in (4, 2, 2)
+    )
+    offsets = torch.empty(3, dtype=torch.int32, device="meta")
+    segments = Segments(offsets, (1, 3))
+    out = flash_attention(query, key, value, segments, segments, causal=causal)
+    assert out.shape == query.shape
+    out.backward(torch.empty_like(out))
+    assert key.grad is not None
+    assert key.grad.shape == key.shape

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from trainclient.models.attention import Segments
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.parameters import initialise
-from trainclient.models.patches import assemble_image, normalise, to_pixels
+from trainclient.models.patches import assemble_image, normalise, patch_positions, to_pixels
 
 CONFIG = EncoderConfig(layers=2, width=24, heads=2, mlp_width=32, patch=2, merge=2, output_dim=10)
 GRIDS = [(2, 4), (6, 2), (4, 4), (2, 2)]
@@ -122,3 +123,13 @@ def test_assembled_image_holds_each_pixel_where_it_was() -> None:
                 for x in range(block_x, block_x + patch * merge, patch):
                     rows.append(picture[y : y + patch, x : x + patch].reshape(-1))
     assert torch.equal(assemble_image(torch.stack(rows), 4, 6, patch, merge), picture)
+
+
+def test_positions_are_merge_block_major() -> None:
+    cpu = torch.device("cpu")
+    segments = Segments.from_offsets("cu_patches", torch.tensor([0, 8, 12]), 12, cpu)
+    positions = patch_positions(torch.tensor([[2, 4], [2, 2]]), segments, 2, cpu)
+    first_block, second_block = [[0, 0], [0, 1], [1, 0], [1, 1]], [[0, 2], [0, 3], [1, 2], [1, 3]]
+    assert positions.tolist() == [*first_block, *second_block, *first_block]
+    row_major = patch_positions(torch.tensor([[2, 4], [2, 2]]), segments, 1, cpu)
+    assert row_major[:8].tolist() == [[row, column] for row in range(2) for column in range(4)]

@@ -88,12 +88,11 @@ def packed_attention(
     keys = segments if key_segments is None else key_segments
     if len(keys) != len(segments):
         raise ValueError(f"{len(segments)} query segments meet {len(keys)} key segments; the counts must agree")
-    if query.shape[0] == 0:
-        return query
-    if key.shape[0] == 0:
-        return torch.zeros_like(query)
+    if query.shape[0] == 0 or key.shape[0] == 0:
+        # Zeros, but connected: a microbatch without images must still reach every parameter in the backward pass.
+        return 0 * query + 0 * (key.sum() + value.sum())
     if _flash_applies(query):
-        return _flash(query, key, value, segments, keys, causal=causal)
+        return flash_attention(query, key, value, segments, keys, causal=causal)
     partitions = ((query, segments), (key, keys), (value, keys))
     parts = zip(*(torch.split(rows, list(by.lengths)) for rows, by in partitions), strict=True)
     return torch.cat([_one_segment(q, k, v, causal=causal) for q, k, v in parts])
@@ -120,7 +119,10 @@ def _flash_applies(query: Tensor) -> bool:
     )
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, keys: Segments, *, causal: bool) -> Tensor:
+def flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, keys: Segments, *, causal: bool
+) -> Tensor:
+    """`packed_attention` as one kernel call, for half-precision tensors on CUDA with rows and keys."""
     out = varlen_attn(
         query,
         key,

@@ -162,7 +162,7 @@ class BackboneStage(nn.Module):
         if embeddings is None:
             embeddings = x.new_zeros(0, self.config.width)
         require_shape("embeddings", embeddings, len(slots), self.config.width)
-        x = x.index_copy(0, slots, embeddings.to(x.dtype))
+        x = x.index_copy(0, slots, embeddings.to(x))
         condition_slots = self._checked_condition_slots(batch, x)
         if not self.config.query_tokens:
             return x

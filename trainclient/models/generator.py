@@ -1,6 +1,5 @@
 """Conditional diffusion transformer: backbone conditions in, patches of a picture out."""
 
-import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -184,7 +183,8 @@ class ImageGenerator(nn.Module):
             modulation=self.modulation(embedded_time).unflatten(-1, (6, config.width)),
             image_of_row=segments.row_segments(),
         )
-        h: Tensor = self.patch_embed(x)
+        # Rotary positions alone are relative: in pure noise nothing would tell a patch where in the picture it stands.
+        h: Tensor = self.patch_embed(x) + _sinusoids(positions, config.width // 4).flatten(1).to(weight.dtype)
         for layer in self.layers:
             h = run_block(layer, h, scene, checkpoint=self.checkpoint)
         shift, scale = self.output_modulation(embedded_time)[scene.image_of_row].chunk(2, dim=-1)
@@ -224,12 +224,15 @@ class ImageGenerator(nn.Module):
 
     def _embed_time(self, time: Tensor) -> Tensor:
         """Sinusoidal features of the time, then an MLP: [images] -> SiLU-activated [images, width]."""
-        half = TIME_FEATURES // 2
-        exponent = torch.arange(half, dtype=torch.float64, device=time.device) / half
-        frequency = torch.exp(-math.log(MAX_PERIOD) * exponent)
-        angles = time.to(torch.float64)[:, None] * TIME_SCALE * frequency
-        features = torch.cat([angles.cos(), angles.sin()], dim=1).to(self.time_up.weight.dtype)
+        features = _sinusoids(time * TIME_SCALE, TIME_FEATURES // 2).to(self.time_up.weight.dtype)
         return F.silu(self.time_down(F.silu(self.time_up(features))))
+
+
+def _sinusoids(values: Tensor, frequencies: int) -> Tensor:
+    """Cosines and sines of [...] at falling frequencies: float64 [..., 2 * frequencies]."""
+    exponent = torch.arange(frequencies, dtype=torch.float64, device=values.device) / frequencies
+    angles = values.to(torch.float64)[..., None] * MAX_PERIOD**-exponent
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
 def _norm(x: Tensor) -> Tensor:
