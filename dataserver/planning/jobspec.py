@@ -140,7 +140,7 @@ class Stream(_Model):
     """Tokenizer and special token ids."""
     sizing: Sizing = Sizing()
     """Patch grids."""
-    seq_len: Annotated[int, Field(ge=8, le=2**24)]
+    seq_len: Annotated[int, Field(ge=8, le=2**22)]
     """Longest sequence in tokens; a longer sample's text is cut, its images never."""
     packing: Packing = Packing()
     """Packing into sequences."""
@@ -199,11 +199,11 @@ class Cost(_Model):
     order of ViT-H, Llama 7B and a 1B generator at 40 % of an H100; only their ratios matter to a plan.
     """
 
-    microbatch_ns: Natural = 0
+    microbatch_ns: Annotated[int, Field(ge=0, le=10**12)] = 0
     """Nanoseconds of a forward pass that no item causes."""
-    linear_ps: Natural
+    linear_ps: Annotated[int, Field(ge=0, le=10**11)]
     """Picoseconds of a forward pass for each patch or token."""
-    quadratic_fs: Natural
+    quadratic_fs: Annotated[int, Field(ge=0, le=10**8)]
     """Femtoseconds of a forward pass for each pair of patches or tokens of one item (attention)."""
     backward_percent: Annotated[int, Field(ge=0, le=1000)] = 200
     """Backward time in percent of the forward time; 0 for a frozen module that passes no gradient on."""

@@ -29,7 +29,7 @@ class Arrangement:
     slot: I64
     """Backbone: sequence slot within the microbatch. Elsewhere: position within the microbatch."""
     start: I64
-    """First row of the item in the rank's microbatch: tokens (backbone), embeddings (encoder), conditions (generator)."""
+    """First row of the item in its microbatch: tokens (backbone), embeddings (encoder), conditions (generator)."""
 
     def of(self, rank: int, microbatch: int) -> slice:
         """The items of one rank's microbatch."""
@@ -42,8 +42,8 @@ class Arrangement:
 class Routing:
     """Rows that move from one module's output to another's input, in every wave of the step.
 
-    All arrays are int64 [r], sorted by (microbatch, source_rank, source_start). One entry for each image: its embeddings
-    (encoder to backbone) or its conditions (backbone to generator).
+    All arrays are int64 [r], sorted by (microbatch, source_rank, source_start). One entry for each image: its
+    embeddings (encoder to backbone) or its conditions (backbone to generator).
     """
 
     source_module: str
@@ -94,7 +94,8 @@ def plan_hash(
 ) -> bytes:
     """SHA-256 over job, step and every array of a plan as little-endian 64-bit words, each preceded by its length."""
     digest = hashlib.sha256(f"disttrain plan 1\n{job_id}\n{step}\n{num_microbatches}\n".encode())
-    for part in (samples, *arrangements, *routings):
+    parts: tuple[StepSamples | Arrangement | Routing, ...] = (samples, *arrangements, *routings)
+    for part in parts:
         for field in fields(part):
             name, value = field.name, getattr(part, field.name)
             if isinstance(value, str):

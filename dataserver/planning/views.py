@@ -18,7 +18,7 @@ class ViewPlan:
     rank: int
     microbatch: int
     items: I64
-    """int64 [k]: indices into the step's samples (backbone) or images (encoder, generator), in the order of the view."""
+    """int64 [k]: indices into the step's samples (backbone) or images (elsewhere), in the order of the view."""
     slots: I64
     """int64 [k]: sequence slot of each sample (backbone); positions elsewhere."""
     starts: I64

@@ -1,0 +1,28 @@
+"""Planned times, int64 nanoseconds."""
+
+import numpy as np
+
+from dataserver.planning.jobspec import Cost
+from dataserver.planning.samples import I64
+
+
+def forward_ns(cost: Cost, sizes: I64) -> I64:
+    """Forward time of each item in the whole module: linear + quadratic in its patches or tokens.
+
+    Args:
+        cost: the module's time model.
+        sizes: int64 [n], patches or tokens of each item, at most 2^22 (so that nothing overflows).
+
+    Returns:
+        int64 [n], nanoseconds.
+    """
+    thousands, rest = np.divmod(sizes * sizes, 1_000)
+    quadratic = thousands * cost.quadratic_fs // 1_000 + rest * cost.quadratic_fs // 1_000_000
+    time: I64 = sizes * cost.linear_ps // 1_000 + quadratic
+    return time
+
+
+def backward_ns(cost: Cost, forward: I64) -> I64:
+    """Backward time for a forward time, int64 of the same shape."""
+    time: I64 = forward * cost.backward_percent // 100
+    return np.asarray(time, np.int64)

@@ -1,0 +1,208 @@
+"""Which samples a step holds: the canonical order and random access to it (order version 1).
+
+Each dataset is an axis. A pass over it is laid out shard by shard in a keyed permutation of the shards; groups of
+`shuffle_window` consecutive shards are windows, and the samples of a window are sorted by a keyed draw. A sample's
+length on the axis is its nominal tokens, or one without packing. Pass p occupies [p L, (p + 1) L), L being the length
+of the dataset, and step k takes the samples whose first unit falls between the bounds of steps k and k + 1. So a step
+is found from the totals of the shards and the tables of the few shards in its windows, whatever the dataset's size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, floor
+
+import numpy as np
+
+from dataserver.planning.jobspec import End, LastStep, Stream
+from dataserver.planning.randomness import Operator, dataset_key, draw
+from dataserver.planning.samples import I64, ROW_BITS, U64, ShardTable
+
+
+class DatasetEmptyError(ValueError):
+    """A dataset of the mixture of which filter and quarantine leave nothing."""
+
+
+class StepOutOfRangeError(ValueError):
+    """A step beyond the end of the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a step that lies in one shuffle window of one pass of one dataset."""
+
+    dataset: int
+    """Position in the job's dataset list."""
+    pass_: int
+    shards: tuple[int, ...]
+    """Shards of the window, in the order of the pass."""
+    window_start: int
+    """Where the window starts, in units from the start of the pass."""
+    first: int
+    """First unit that belongs to the step, from the start of the pass."""
+    last: int
+    """First unit that no longer does."""
+
+
+class StreamOrder:
+    """The canonical order of a stream over datasets whose shard totals are known."""
+
+    def __init__(self, stream: Stream, end: End, shard_totals: Sequence[I64]) -> None:
+        """Lay out the axes.
+
+        Args:
+            stream: the job's stream.
+            end: when the job ends.
+            shard_totals: for each dataset int64 [shards]: units of each shard in name order (`shard_units`).
+
+        Raises:
+            DatasetEmptyError: a dataset with a positive weight has no unit.
+        """
+        self._stream = stream
+        self._totals = [np.asarray(t, np.int64) for t in shard_totals]
+        self._shares = stream.weight_shares()
+        for spec, totals, share in zip(stream.datasets, self._totals, self._shares, strict=True):
+            if share > 0 and totals.sum() == 0:
+                raise DatasetEmptyError(
+                    f"dataset {spec.name}: filter {spec.filter!r} and quarantine leave no sample of "
+                    f"{len(totals)} shards; at least one is required, so loosen the filter or set the weight to 0"
+                )
+        self._end = end
+        self.num_steps = self._count_steps()
+
+    def spans(self, step: int) -> list[Span]:
+        """The windows that a step touches, dataset by dataset in axis order.
+
+        Raises:
+            StepOutOfRangeError: the job ends before.
+        """
+        if not 0 <= step < self.num_steps:
+            raise StepOutOfRangeError(f"step {step} does not exist; the job ends after step {self.num_steps - 1}")
+        return [span for dataset in range(len(self._totals)) for span in self._spans_of(dataset, step)]
+
+    def select(self, span: Span, tables: Sequence[ShardTable]) -> tuple[U64, I64, I64]:
+        """The samples of a span.
+
+        Args:
+            span: from `spans`.
+            tables: the tables of `span.shards`, in that order.
+
+        Returns:
+            uint64 [k] numbers of the samples in canonical order, int64 [k] which of the tables each is in, and
+            int64 [k] its position in that table.
+        """
+        sample = np.concatenate(
+            [
+                (np.uint64(s) << np.uint64(ROW_BITS)) | t.row.astype(np.uint64)
+                for s, t in zip(span.shards, tables, strict=True)
+            ]
+        )
+        units = np.concatenate([self._units(t) for t in tables])
+        table = np.repeat(np.arange(len(tables)), [len(t.row) for t in tables])
+        position = np.concatenate([np.arange(len(t.row)) for t in tables])
+        key = dataset_key(self._stream.datasets[span.dataset].name)
+        order = np.lexsort((sample, draw(self._stream.seed, Operator.SAMPLE_ORDER, key, span.pass_, sample)))
+        ends = np.cumsum(units[order])
+        starts = span.window_start + ends - units[order]
+        chosen = order[(starts >= span.first) & (starts < span.last)]
+        return sample[chosen], table[chosen], position[chosen]
+
+    def shard_units(self, table: ShardTable) -> int:
+        """Units of one shard on its dataset's axis."""
+        return int(self._units(table).sum())
+
+    def _units(self, table: ShardTable) -> I64:
+        return units_of(self._stream, table)
+
+    def _spans_of(self, dataset: int, step: int) -> list[Span]:
+        first, last = self._bound(dataset, step), self._bound(dataset, step + 1)
+        limit = self._limit(dataset)
+        if limit is not None and step == self.num_steps - 1 and self._steps_of(dataset) == self.num_steps:
+            last = min(last, limit)
+        length = int(self._totals[dataset].sum())
+        found: list[Span] = []
+        while first < last:
+            pass_, offset = divmod(first, length)
+            stop = min(last - first, length - offset)
+            found += self._windows(dataset, pass_, offset, offset + stop)
+            first += stop
+        return found
+
+    def _windows(self, dataset: int, pass_: int, first: int, last: int) -> list[Span]:
+        """The windows that [first, last) of one pass touches."""
+        totals = self._totals[dataset]
+        shards = self._shard_order(dataset, pass_)
+        size = self._stream.shuffle_window
+        sums = np.concatenate([[0], np.cumsum(np.add.reduceat(totals[shards], np.arange(0, len(shards), size)))])
+        begin, end = np.searchsorted(sums, first, side="right") - 1, np.searchsorted(sums, last, side="left")
+        return [
+            Span(dataset, pass_, tuple(int(s) for s in shards[w * size : (w + 1) * size]), int(sums[w]), first, last)
+            for w in range(int(begin), int(end))
+        ]
+
+    def _shard_order(self, dataset: int, pass_: int) -> I64:
+        numbers = np.arange(len(self._totals[dataset]), dtype=np.uint64)
+        key = dataset_key(self._stream.datasets[dataset].name)
+        words = draw(self._stream.seed, Operator.SHARD_ORDER, key, pass_, numbers)
+        return np.lexsort((numbers, words)).astype(np.int64)
+
+    def _bound(self, dataset: int, step: int) -> int:
+        """Where a step starts on a dataset's axis."""
+        if self._stream.packing.enabled:
+            return floor(step * self._quota(dataset))
+        return self._sample_bounds(step)[dataset]
+
+    def _quota(self, dataset: int) -> Fraction:
+        """Units of one step: design law 2."""
+        stream = self._stream
+        return self._shares[dataset] * Fraction(stream.packing.fill) * stream.global_batch * stream.seq_len
+
+    def _sample_bounds(self, step: int) -> list[int]:
+        """Samples that all steps before this one take of each dataset: `step x global_batch` in all.
+
+        Each dataset takes its share, rounded down, of what the ones before it leave. What is left grows with the step
+        by no more than a batch, so no bound ever falls, and the sum is exact in every step.
+        """
+        left, share_left = step * self._stream.global_batch, Fraction(1)
+        bounds = []
+        for share in self._shares:
+            taken = floor(left * share / share_left) if share else 0
+            bounds.append(taken)
+            left, share_left = left - taken, share_left - share
+        return bounds
+
+    def _limit(self, dataset: int) -> int | None:
+        """Where a dataset's axis ends for this job, if passes end it."""
+        return None if self._end.passes is None else self._end.passes * int(self._totals[dataset].sum())
+
+    def _steps_of(self, dataset: int) -> int:
+        """Steps after which a dataset has completed the job's passes."""
+        limit = self._limit(dataset)
+        if limit is None or not self._shares[dataset]:
+            return 0
+        if self._stream.packing.enabled:
+            return ceil(Fraction(limit) / self._quota(dataset))
+        low, high = 0, ceil((limit + len(self._shares)) / (self._shares[dataset] * self._stream.global_batch)) + 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._bound(dataset, middle) >= limit else (middle + 1, high)
+        return low
+
+    def _count_steps(self) -> int:
+        if self._end.steps is not None:
+            return self._end.steps
+        steps = [self._steps_of(d) for d in range(len(self._totals))]
+        longest = max(steps)
+        short = any(s == longest and self._bound(d, s) > (self._limit(d) or 0) for d, s in enumerate(steps))
+        if short and self._end.last is LastStep.DROP:
+            longest -= 1
+        if longest == 0:
+            raise DatasetEmptyError(
+                "the datasets do not fill a single step and end.last is drop; lower global_batch or set end.last to pad"
+            )
+        return longest
+
+
+def units_of(stream: Stream, table: ShardTable) -> I64:
+    """Length of each sample on its dataset's axis: nominal tokens, or one without packing."""
+    return table.nominal if stream.packing.enabled else np.ones(len(table.row), np.int64)

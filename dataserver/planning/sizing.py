@@ -1,0 +1,190 @@
+"""Sizes from metadata: patch grids, nominal tokens, tasks, truncation. All in integers.
+
+Layout of a sample in the backbone (content version 1):
+
+    understanding:  BOS, parts in document order, EOS     a text part: its tokens
+                                                          an image part: BOI, patches / merge^2 tokens, EOI
+    generation:     BOS, text, BOI, query tokens          the target image takes no tokens
+"""
+
+from fractions import Fraction
+from math import isqrt
+
+import numpy as np
+
+from dataserver.planning.jobspec import Sizing, Stream
+from dataserver.planning.randomness import Operator, dataset_key, draw
+from dataserver.planning.samples import I32, I64, U64, Bool, ShardTable, StepSamples, Task
+
+_UNDERSTANDING_EXTRA = 2
+"""BOS and EOS."""
+_IMAGE_EXTRA = 2
+"""BOI and EOI."""
+_GENERATION_EXTRA = 2
+"""BOS and BOI."""
+
+
+class SampleTooLargeError(ValueError):
+    """A sample that cannot fit a sequence even without its text."""
+
+
+def patch_grid(width: int, height: int, sizing: Sizing) -> tuple[int, int]:
+    """Rows and columns of an image's patch grid.
+
+    The image is never enlarged beyond rounding to whole merge blocks; one with more than `max_patches` is scaled down
+    with its aspect kept.
+
+    Args:
+        width: upright width in pixels, positive.
+        height: upright height in pixels, positive.
+        sizing: patch, merge and bound.
+
+    Returns:
+        (rows, columns) in patches, both positive multiples of `merge`, rows * columns <= max_patches.
+    """
+    block = sizing.patch * sizing.merge
+    limit = sizing.max_patches // sizing.merge**2
+    rows, columns = max(1, _round(height, block)), max(1, _round(width, block))
+    if rows * columns > limit:
+        rows = min(max(1, isqrt(limit * height // width)), limit)
+        columns = max(1, min(limit // rows, _round(rows * width, height)))
+        rows = max(1, min(limit // columns, rows))
+    return rows * sizing.merge, columns * sizing.merge
+
+
+def _round(numerator: int, denominator: int) -> int:
+    return (2 * numerator + denominator) // (2 * denominator)
+
+
+def patch_grids(widths: I32, heights: I32, sizing: Sizing) -> tuple[I32, I32]:
+    """`patch_grid` of many images: int32 [m] and int32 [m]."""
+    sizes, index = np.unique(np.stack([widths, heights], axis=1), axis=0, return_inverse=True)
+    grids = np.array([patch_grid(int(w), int(h), sizing) for w, h in sizes], np.int32).reshape(-1, 2)
+    return grids[index.reshape(-1), 0], grids[index.reshape(-1), 1]
+
+
+def shard_table(
+    stream: Stream, row: I64, text_tokens: I64, image_offsets: I64, widths: I32, heights: I32, where: str = "shard"
+) -> ShardTable:
+    """Size the samples of one shard.
+
+    Args:
+        stream: the job's stream.
+        row: int64 [n], rows of the shard's index that are kept.
+        text_tokens: int64 [n], tokens of all texts of each sample.
+        image_offsets: int64 [n + 1], first image of each sample.
+        widths: int32 [m], upright width of each image.
+        heights: int32 [m], upright height of each image.
+        where: name of dataset and shard for error messages.
+
+    Raises:
+        SampleTooLargeError: a sample's images alone exceed `seq_len`.
+    """
+    rows, columns = patch_grids(widths, heights, stream.sizing)
+    table = ShardTable(row, text_tokens, image_offsets, rows, columns, nominal=np.zeros(len(row), np.int64))
+    fixed = _fixed_tokens(table, stream.sizing)
+    too_large = np.flatnonzero(fixed > stream.seq_len)
+    if len(too_large):
+        worst = too_large[np.argmax(fixed[too_large])]
+        raise SampleTooLargeError(
+            f"{where}, row {row[worst]}: its images take {fixed[worst]} tokens without any text, but seq_len is "
+            f"{stream.seq_len} ({len(too_large)} such samples in this shard); raise seq_len, lower sizing.max_patches, "
+            "or leave such samples out with a filter or a quarantine list"
+        )
+    understood = np.minimum(fixed + text_tokens, stream.seq_len)
+    ratio = Fraction(stream.generation.ratio)
+    generated = np.minimum(text_tokens + _GENERATION_EXTRA + stream.generation.query_tokens, stream.seq_len)
+    share = Fraction(ratio).limit_denominator(1 << 20)
+    mixed = (understood * (share.denominator - share.numerator) + generated * share.numerator) // share.denominator
+    nominal = np.where(_is_pair(table), mixed, understood)
+    return ShardTable(row, text_tokens, image_offsets, rows, columns, nominal)
+
+
+def _fixed_tokens(table: ShardTable, sizing: Sizing) -> I64:
+    """Tokens of each sample that are not text, when it is understood."""
+    per_image = table.image_rows.astype(np.int64) * table.image_columns // sizing.merge**2 + _IMAGE_EXTRA
+    sums = np.concatenate([[0], np.cumsum(per_image)])
+    fixed: I64 = sums[table.image_offsets[1:]] - sums[table.image_offsets[:-1]] + _UNDERSTANDING_EXTRA
+    return fixed
+
+
+def _is_pair(table: ShardTable) -> Bool:
+    """Samples that may be generated: exactly one image, and some text."""
+    pairs: Bool = (np.diff(table.image_offsets) == 1) & (table.text_tokens > 0)
+    return pairs
+
+
+def check_encoder(stream: Stream, table: ShardTable, where: str) -> None:
+    """Refuse images that a job without an encoder would have to understand.
+
+    Raises:
+        ValueError: naming the first such sample.
+    """
+    may_be_understood = ~_is_pair(table) | (Fraction(stream.generation.ratio) < 1)
+    found = np.flatnonzero(may_be_understood & (np.diff(table.image_offsets) > 0))
+    if len(found):
+        raise ValueError(
+            f"{where}, row {table.row[found[0]]}: the sample has images to understand ({len(found)} such samples in this "
+            "shard) but the job has no module of kind encoder; add one, or leave such samples out"
+        )
+
+
+def draw_tasks(stream: Stream, dataset: int, pass_: int, sample: U64, pairs: Bool) -> I32:
+    """Task of each sample of one dataset and pass: a keyed draw, so that it never depends on step or rank."""
+    threshold = int(Fraction(stream.generation.ratio) * 2**64)
+    words = draw(stream.seed, Operator.TASK, dataset_key(stream.datasets[dataset].name), pass_, sample)
+    below = np.ones(len(sample), np.bool_) if threshold >= 2**64 else words < np.uint64(threshold)
+    return np.where(pairs & below, Task.GENERATION, Task.UNDERSTANDING).astype(np.int32)
+
+
+def size_samples(stream: Stream, dataset: int, pass_: int, sample: U64, table: ShardTable) -> StepSamples:
+    """The samples of one dataset and pass with their tasks and their sizes after truncation.
+
+    Args:
+        stream: the job's stream.
+        dataset: position in the job's dataset list.
+        pass_: pass over the dataset.
+        sample: uint64 [n], numbers of the samples.
+        table: their sizes, in the same order.
+    """
+    task = draw_tasks(stream, dataset, pass_, sample, _is_pair(table))
+    generated = task == Task.GENERATION
+    fixed = np.where(
+        generated, _GENERATION_EXTRA + stream.generation.query_tokens, _fixed_tokens(table, stream.sizing)
+    ).astype(np.int64)
+    kept = np.minimum(table.text_tokens, stream.seq_len - fixed)
+    n = len(sample)
+    return StepSamples(
+        dataset=np.full(n, dataset, np.int32),
+        pass_=np.full(n, pass_, np.int64),
+        sample=sample,
+        task=task,
+        text_tokens=kept,
+        truncated_tokens=table.text_tokens - kept,
+        tokens=fixed + kept,
+        image_offsets=table.image_offsets,
+        image_rows=table.image_rows,
+        image_columns=table.image_columns,
+    )
+
+
+def concatenate(parts: list[StepSamples]) -> StepSamples:
+    """Samples one after the other."""
+    if not parts:
+        empty = np.zeros(0, np.int64)
+        narrow = empty.astype(np.int32)
+        offsets = np.zeros(1, np.int64)
+        return StepSamples(narrow, empty, empty.astype(np.uint64), narrow, empty, empty, empty, offsets, narrow, narrow)
+    counts = np.concatenate([np.diff(p.image_offsets) for p in parts])
+    return StepSamples(
+        dataset=np.concatenate([p.dataset for p in parts]),
+        pass_=np.concatenate([p.pass_ for p in parts]),
+        sample=np.concatenate([p.sample for p in parts]),
+        task=np.concatenate([p.task for p in parts]),
+        text_tokens=np.concatenate([p.text_tokens for p in parts]),
+        truncated_tokens=np.concatenate([p.truncated_tokens for p in parts]),
+        tokens=np.concatenate([p.tokens for p in parts]),
+        image_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        image_rows=np.concatenate([p.image_rows for p in parts]),
+        image_columns=np.concatenate([p.image_columns for p in parts]),
+    )
