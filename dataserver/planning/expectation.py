@@ -46,8 +46,8 @@ def module_loads(spec: JobSpec, plan: StepPlan) -> dict[str, I64]:
 
 def imbalance(loads: Sequence[int]) -> float:
     """Largest load over mean load; 1 is perfect balance. For people, never for decisions."""
-    total = sum(loads)
-    return 1.0 if total == 0 else max(loads) * len(loads) / total
+    total = int(sum(loads))
+    return 1.0 if total == 0 else int(max(loads)) * len(loads) / total
 
 
 def timeline(spec: JobSpec, plan: StepPlan) -> PlannedTimeline:

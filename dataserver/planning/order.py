@@ -53,7 +53,7 @@ class StreamOrder:
         Args:
             stream: the job's stream.
             end: when the job ends.
-            shard_totals: for each dataset int64 [shards]: units of each shard in name order (`shard_units`).
+            shard_totals: for each dataset int64 [shards]: units of each shard in name order (sums of `units_of`).
 
         Raises:
             DatasetEmptyError: a dataset with a positive weight has no unit.
@@ -97,7 +97,7 @@ class StreamOrder:
                 for s, t in zip(span.shards, tables, strict=True)
             ]
         )
-        units = np.concatenate([self._units(t) for t in tables])
+        units = np.concatenate([units_of(self._stream, t) for t in tables])
         table = np.repeat(np.arange(len(tables)), [len(t.row) for t in tables])
         position = np.concatenate([np.arange(len(t.row)) for t in tables])
         key = dataset_key(self._stream.datasets[span.dataset].name)
@@ -106,13 +106,6 @@ class StreamOrder:
         starts = span.window_start + ends - units[order]
         chosen = order[(starts >= span.first) & (starts < span.last)]
         return sample[chosen], table[chosen], position[chosen]
-
-    def shard_units(self, table: ShardTable) -> int:
-        """Units of one shard on its dataset's axis."""
-        return int(self._units(table).sum())
-
-    def _units(self, table: ShardTable) -> I64:
-        return units_of(self._stream, table)
 
     def _spans_of(self, dataset: int, step: int) -> list[Span]:
         first, last = self._bound(dataset, step), self._bound(dataset, step + 1)

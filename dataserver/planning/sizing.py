@@ -124,8 +124,8 @@ def check_encoder(stream: Stream, table: ShardTable, where: str) -> None:
     found = np.flatnonzero(may_be_understood & (np.diff(table.image_offsets) > 0))
     if len(found):
         raise ValueError(
-            f"{where}, row {table.row[found[0]]}: the sample has images to understand ({len(found)} such samples in this "
-            "shard) but the job has no module of kind encoder; add one, or leave such samples out"
+            f"{where}, row {table.row[found[0]]}: the sample has images to understand ({len(found)} such samples in "
+            "this shard) but the job has no module of kind encoder; add one, or leave such samples out"
         )
 
 
