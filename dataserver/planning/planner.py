@@ -1,17 +1,21 @@
-"""One step: from sized samples to a plan."""
+"""One step: from sized samples to a plan, and what it gains."""
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from dataserver.planning import arranging
 from dataserver.planning.arranging import TASK_OF
 from dataserver.planning.costs import forward_ns
-from dataserver.planning.expectation import own_times, timeline
-from dataserver.planning.identity import Job
-from dataserver.planning.jobspec import Execution, ModuleKind, OrderPolicy
+from dataserver.planning.expectation import PlannedTimeline, module_loads, own_times, timeline
+from dataserver.planning.identity import Job, identify
+from dataserver.planning.jobspec import BalancePolicy, Execution, ModuleKind, OrderPolicy, Policies
 from dataserver.planning.ordering import disttrain_order
 from dataserver.planning.packing import best_fit_decreasing, one_per_sequence
 from dataserver.planning.plan import Arrangement, Routing, StepPlan, plan_hash
 from dataserver.planning.samples import I64, StepSamples, Task
+
+_BASELINE = Policies(balance=BalancePolicy.NONE, order=OrderPolicy.NONE)
 
 
 def plan_step(job: Job, step: int, samples: StepSamples) -> StepPlan:
@@ -104,3 +108,27 @@ class _Planner:
             mine = rank == r
             new_wave[mine] = position[wave[mine]]
         return new_wave
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """A plan beside the same samples in canonical order, unbalanced and unordered."""
+
+    loads_before: dict[str, I64]
+    """For each module int64 [dp]: forward time of each rank over the step, nanoseconds."""
+    loads_after: dict[str, I64]
+    before: PlannedTimeline
+    after: PlannedTimeline
+
+
+def explain(job: Job, plan: StepPlan) -> PlanSummary:
+    """What a plan gains over the baseline, as the simulator sees it."""
+    execution = job.spec.execution.model_copy(update={"policies": _BASELINE})
+    baseline_job = identify(job.spec.model_copy(update={"execution": execution}))
+    baseline = plan_step(baseline_job, plan.step, plan.samples)
+    return PlanSummary(
+        loads_before=module_loads(job.spec, baseline),
+        loads_after=module_loads(job.spec, plan),
+        before=timeline(job.spec, baseline),
+        after=timeline(job.spec, plan),
+    )
