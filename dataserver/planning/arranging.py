@@ -5,6 +5,7 @@ import numpy as np
 from dataserver.planning.balancing import in_runs, longest_first
 from dataserver.planning.costs import forward_ns
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec, Stream
+from dataserver.planning.packing import number_by_first
 from dataserver.planning.plan import Arrangement, Routing
 from dataserver.planning.samples import I64, Bool, StepSamples, Task
 
@@ -22,12 +23,16 @@ def spread(policy: BalancePolicy, loads: I64, num_bins: int, capacity: int | Non
 def place_sequences(
     policy: BalancePolicy, loads: I64, dp: int, num_microbatches: int, microbatch: int
 ) -> tuple[I64, I64, I64]:
-    """Rank, microbatch and slot of each sequence, int64 [s] each. Ranks hold equal counts, empty slots counted."""
+    """Rank, microbatch and slot of each sequence, int64 [s] each.
+
+    Ranks hold equal counts, empty slots counted. The microbatches of a rank stand in the canonical order of their first
+    sequences: balancing leaves them sorted by load, which is a bad order for a pipeline.
+    """
     rank = spread(policy, loads, dp, num_microbatches * microbatch)
     wave, slot = np.zeros_like(rank), np.zeros_like(rank)
     for r in range(dp):
         mine = np.flatnonzero(rank == r)
-        wave[mine] = spread(policy, loads[mine], num_microbatches, microbatch)
+        wave[mine] = number_by_first(spread(policy, loads[mine], num_microbatches, microbatch))
         for w in range(num_microbatches):
             here = mine[wave[mine] == w]
             slot[here] = np.arange(len(here))

@@ -254,7 +254,8 @@ class BalancePolicy(StrEnum):
     """How items are spread over ranks."""
 
     LPT = "lpt"
-    """Longest processing time first with equal counts (DistTrain, Algorithm 1)."""
+    """Longest processing time first with equal counts (DistTrain, Algorithm 1), in the backbone kept only where the
+    simulator finds the step faster than in canonical order."""
     NONE = "none"
     """Canonical order, dealt out in runs: the baseline."""
 
@@ -263,7 +264,7 @@ class OrderPolicy(StrEnum):
     """How a rank's microbatches are ordered."""
 
     DISTTRAIN = "disttrain"
-    """DistTrain, Algorithm 2, kept only where the simulator finds it faster than the order it started from."""
+    """DistTrain, Algorithm 2, kept only where the simulator finds the step faster than in the order before it."""
     NONE = "none"
     """As they come: the baseline."""
 

@@ -23,7 +23,7 @@ def best_fit_decreasing(tokens: I64, seq_len: int) -> I64:
         seq_len: capacity of a sequence.
 
     Returns:
-        int64 [n]: the sequence of each sample; sequences are numbered from 0 in the order they were opened.
+        int64 [n]: the sequence of each sample; sequences are numbered from 0 in the order of their first samples.
     """
     sequence = np.empty(len(tokens), np.int64)
     room: list[tuple[int, int]] = []  # (tokens left, sequence), sorted
@@ -37,4 +37,13 @@ def best_fit_decreasing(tokens: I64, seq_len: int) -> I64:
             left, number, opened = seq_len, opened, opened + 1
         sequence[item] = number
         insort(room, (left - size, number))
-    return sequence
+    return number_by_first(sequence)
+
+
+def number_by_first(group: I64) -> I64:
+    """The same groups, numbered from 0 in the order of their first members. int64 [n]."""
+    _, first, which = np.unique(group, return_index=True, return_inverse=True)
+    number = np.empty(len(first), np.int64)
+    number[np.argsort(first)] = np.arange(len(first))
+    numbered: I64 = number[which]
+    return numbered

@@ -45,15 +45,18 @@ class _Planner:
         loads = self._sequence_loads(sequence)
         slots = execution.backbone.dp * execution.microbatch
         waves = -(-max(stream.global_batch, len(loads)) // slots)
-        rank, wave, slot = arranging.place_sequences(
-            self._policies.balance, loads, execution.backbone.dp, waves, execution.microbatch
-        )
-        plan = self._assemble(waves, sequence, rank, wave, slot)
-        if self._policies.order is OrderPolicy.NONE or waves == 1:
-            return plan
-        ordered = self._assemble(waves, sequence, rank, self._ordered(plan, rank, wave), slot)
-        spec = self._job.spec
-        return ordered if timeline(spec, ordered).makespan_ns < timeline(spec, plan).makespan_ns else plan
+        candidates = []
+        for policy in dict.fromkeys((self._policies.balance, BalancePolicy.NONE)):
+            rank, wave, slot = arranging.place_sequences(
+                policy, loads, execution.backbone.dp, waves, execution.microbatch
+            )
+            candidates.append(self._assemble(waves, sequence, rank, wave, slot))
+            if self._policies.order is not OrderPolicy.NONE:
+                wave = self._ordered(candidates[-1], rank, wave)
+                candidates.append(self._assemble(waves, sequence, rank, wave, slot))
+        if len(candidates) == 1:
+            return candidates[0]
+        return min(candidates, key=lambda plan: timeline(self._job.spec, plan).makespan_ns)
 
     def _sequence_loads(self, sequence: I64) -> I64:
         times = forward_ns(self._execution.backbone.cost, self._samples.tokens)
