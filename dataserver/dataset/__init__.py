@@ -1,1 +1,44 @@
 """Shards, storage and index: input and output, no policy."""
+
+from dataserver.dataset.build import BuildReport, build_index
+from dataserver.dataset.dataset import Dataset, DocumentParts, ImageRef, Shard, ShardSizes
+from dataserver.dataset.errors import (
+    DatasetError,
+    FilterError,
+    Oddity,
+    OddityReport,
+    QuarantineError,
+    ShardReadError,
+    StaleIndexError,
+    TokensMissingError,
+)
+from dataserver.dataset.filters import Filter, compile_filter
+from dataserver.dataset.lint import Finding, LintReport, lint
+from dataserver.dataset.quarantine import Quarantine
+from dataserver.dataset.tokens import TokensReport, count_tokens
+
+__all__ = [
+    "BuildReport",
+    "Dataset",
+    "DatasetError",
+    "DocumentParts",
+    "Filter",
+    "FilterError",
+    "Finding",
+    "ImageRef",
+    "LintReport",
+    "Oddity",
+    "OddityReport",
+    "Quarantine",
+    "QuarantineError",
+    "Shard",
+    "ShardReadError",
+    "ShardSizes",
+    "StaleIndexError",
+    "TokensMissingError",
+    "TokensReport",
+    "build_index",
+    "compile_filter",
+    "count_tokens",
+    "lint",
+]

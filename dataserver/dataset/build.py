@@ -3,7 +3,6 @@
 Each index is complete or absent, so a build that was killed continues by being run again.
 """
 
-import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -160,6 +159,4 @@ def _end_with_parent() -> None:
 
 def _exit_after(sentinel: int) -> None:
     multiprocessing.connection.wait([sentinel])
-    with contextlib.suppress(OSError):
-        os.close(sentinel)
     os._exit(1)

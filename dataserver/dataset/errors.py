@@ -8,6 +8,7 @@ MAX_ODDITY_DETAILS = 1000
 """Details kept per shard; the counts stay exact beyond it."""
 
 MAX_DETAIL_CHARS = 200
+MAX_KEY_CHARS = 1024
 
 
 class DatasetError(ValueError):
@@ -67,7 +68,7 @@ class Oddities:
         """Count one oddity; names and texts of hostile files are made printable and cut."""
         self.counts[kind] += 1
         if len(self.details) < MAX_ODDITY_DETAILS:
-            self.details.append(Oddity(printable(key), kind, printable(detail)))
+            self.details.append(Oddity(printable(key, MAX_KEY_CHARS), kind, printable(detail)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class OddityReport:
     details: tuple[Oddity, ...]
 
 
-def printable(text: str) -> str:
-    """Escape what is not printable (surrogates too) and cut to `MAX_DETAIL_CHARS`."""
-    cut = text[:MAX_DETAIL_CHARS]
+def printable(text: str, max_chars: int = MAX_DETAIL_CHARS) -> str:
+    """Escape what is not printable (surrogates too) and cut to `max_chars`."""
+    cut = text[:max_chars]
     return cut if cut.isprintable() else cut.encode("unicode_escape", "backslashreplace").decode("ascii")

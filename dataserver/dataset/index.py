@@ -207,7 +207,7 @@ def _open(path: Path, columns: Sequence[str] | None) -> Iterator[Any]:
                 reader = pa.ipc.open_file(source, options=options)
             yield reader
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
-        raise StaleIndexError(f"{path} cannot be read ({error}); run: dataserver index PATH") from error
+        raise StaleIndexError(f"{path} cannot be read: {error}; run dataserver index again") from error
 
 
 def read_schema(path: Path) -> tuple[IndexHeader, dict[str, str]]:

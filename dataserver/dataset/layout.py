@@ -18,8 +18,24 @@ class ShardFile:
     """One shard and the files that belong to it; `name` is its path relative to the root, with slashes."""
 
     name: str
-    path: Path
-    index_path: Path
+    root: Path
+    index_dir: Path | None
+    """Where indexes lie instead of beside the shards."""
+
+    @property
+    def path(self) -> Path:
+        """The tar itself."""
+        return self.root / self.name
+
+    @property
+    def index_path(self) -> Path:
+        """The index file, beside the shard or at the same relative path below `index_dir`."""
+        return (self.index_dir or self.root) / f"{self.name}.index"
+
+    @property
+    def index_command(self) -> str:
+        """The command that indexes this dataset."""
+        return f"dataserver index {self.root}" + (f" --index-dir {self.index_dir}" if self.index_dir else "")
 
     @property
     def sidecar_path(self) -> Path:
@@ -47,8 +63,12 @@ def find_shards(path: Path, index_dir: Path | None = None) -> tuple[ShardFile, .
     Raises:
         DatasetError: the path does not exist, holds no shard, or a shard lies outside of it behind a link.
     """
-    if not path.exists():
-        raise DatasetError(f"dataset path {path} does not exist; name a folder that holds .tar shards")
+    try:
+        path.stat()
+    except OSError as error:
+        raise DatasetError(
+            f"dataset path {path} cannot be opened ({error.strerror}); name a folder that holds .tar shards"
+        ) from error
     if path.is_file():
         if path.suffix != SHARD_SUFFIX:
             raise DatasetError(f"{path} is not a .tar shard; name a folder that holds .tar shards")
@@ -60,8 +80,7 @@ def find_shards(path: Path, index_dir: Path | None = None) -> tuple[ShardFile, .
     real_root = root.resolve()
     for name in names:
         _check_name(root, real_root, name)
-    base = index_dir if index_dir is not None else root
-    return tuple(ShardFile(name, root / name, base / f"{name}.index") for name in names)
+    return tuple(ShardFile(name, root, index_dir) for name in names)
 
 
 def _walk(root: Path) -> list[str]:
@@ -87,6 +106,8 @@ def _check_name(root: Path, real_root: Path, name: str) -> None:
             raise DatasetError(
                 f"{path} is a link that leaves the dataset folder {root}; copy the file into it or name its own folder"
             )
+    if not (root / name).is_file():
+        raise DatasetError(f"shard {root / name} is not a regular file; remove it or repair the link")
 
 
 def read_fresh_schema(shard: ShardFile) -> tuple[IndexHeader, dict[str, str]]:
@@ -94,19 +115,27 @@ def read_fresh_schema(shard: ShardFile) -> tuple[IndexHeader, dict[str, str]]:
 
     Raises:
         StaleIndexError: the index is missing, unreadable, or does not belong to the shard as it is now.
+        DatasetError: the shard cannot be reached.
     """
     if not shard.index_path.exists():
-        raise StaleIndexError(_command(shard, f"it has no index at {shard.index_path}"))
-    header, columns = read_schema(shard.index_path)
-    shard_bytes, sidecar_bytes, mtime = shard.stats()
+        raise _stale(shard, f"it has no index at {shard.index_path}")
+    try:
+        header, columns = read_schema(shard.index_path)
+    except StaleIndexError as error:
+        raise _stale(shard, str(error)) from error
+    try:
+        shard_bytes, sidecar_bytes, mtime = shard.stats()
+        index_mtime = shard.index_path.stat().st_mtime
+    except OSError as error:
+        raise DatasetError(f"shard {shard.path} cannot be reached: {error}; check the storage") from error
     if shard_bytes != header.shard_bytes:
-        raise StaleIndexError(_command(shard, f"its index describes {header.shard_bytes} bytes, it has {shard_bytes}"))
+        raise _stale(shard, f"its index describes {header.shard_bytes} bytes, it has {shard_bytes}")
     if sidecar_bytes != header.sidecar_bytes:
-        raise StaleIndexError(_command(shard, f"its index was made with another {shard.sidecar_path.name}"))
-    if mtime > shard.index_path.stat().st_mtime:
-        raise StaleIndexError(_command(shard, "it is younger than its index"))
+        raise _stale(shard, f"its index was made with another {shard.sidecar_path.name}")
+    if mtime > index_mtime:
+        raise _stale(shard, "it is younger than its index")
     return header, columns
 
 
-def _command(shard: ShardFile, reason: str) -> str:
-    return f"shard {shard.path}: {reason}; run: dataserver index PATH (with the same --index-dir, if one is used)"
+def _stale(shard: ShardFile, reason: str) -> StaleIndexError:
+    return StaleIndexError(f"shard {shard.path}: {reason}; run: {shard.index_command}")

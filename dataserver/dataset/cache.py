@@ -1,0 +1,46 @@
+"""A small thread-safe cache bounded by cost (bytes, or a count), least recently used out first."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class LruCache(Generic[Value]):
+    """Holds values up to a total cost; a value that is dearer than the whole budget is not kept."""
+
+    def __init__(self, budget: int, cost: Callable[[Value], int]) -> None:
+        self._budget = budget
+        self._cost = cost
+        self._used = 0
+        self._lock = threading.Lock()
+        self._values: OrderedDict[Hashable, Value] = OrderedDict()
+
+    def get(self, key: Hashable, load: Callable[[], Value]) -> Value:
+        """Return the value of `key`, loading it where it is not held.
+
+        Loading happens outside of the lock: two threads may load the same value, and one of the two is kept.
+        """
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = load()
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = value
+                self._used += self._cost(value)
+                while self._used > self._budget:
+                    self._remove(next(iter(self._values)))
+        return value
+
+    def drop(self, key: Hashable) -> None:
+        """Forget a value, if it is held."""
+        with self._lock:
+            if key in self._values:
+                self._remove(key)
+
+    def _remove(self, key: Hashable) -> None:
+        self._used -= self._cost(self._values.pop(key))

@@ -1,0 +1,240 @@
+"""Filters over sidecar columns, such as `width >= 256 and (punsafe < 0.1 or not nsfw == "NSFW")`.
+
+Grammar: `and`, `or`, `not`, parentheses, and comparisons (chained ones too) of a column with a literal: integer,
+float, string, `true`, `false`. Python's parser builds the tree, a list of permitted nodes checks it, nothing is
+evaluated as code. A comparison with a missing value is false (so `not (x < 1)` keeps samples without x).
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dataserver.dataset.errors import FilterError
+
+MAX_FILTER_CHARS: Final = 4096
+MAX_FILTER_DEPTH: Final = 32
+
+Literal = bool | int | float | str
+Mask = npt.NDArray[np.bool_]
+
+OPERATORS: Final[Mapping[type[ast.cmpop], str]] = {
+    ast.Eq: "equal",
+    ast.NotEq: "not_equal",
+    ast.Lt: "less",
+    ast.LtE: "less_equal",
+    ast.Gt: "greater",
+    ast.GtE: "greater_equal",
+}
+MIRRORED: Final[Mapping[str, str]] = {
+    "equal": "equal",
+    "not_equal": "not_equal",
+    "less": "greater",
+    "less_equal": "greater_equal",
+    "greater": "less",
+    "greater_equal": "less_equal",
+}
+NUMERIC: Final = frozenset({"int64", "double"})
+INT64_RANGE: Final = range(-(1 << 63), 1 << 63)
+GRAMMAR: Final = "use comparisons of a column with a number, string, true or false, joined by and, or, not, ( )"
+
+
+class ColumnSource(Protocol):
+    """What a filter needs of a shard."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def num_samples(self) -> int: ...  # noqa: D102
+
+    @property
+    def columns(self) -> Mapping[str, str]: ...  # noqa: D102
+
+    @property
+    def known_columns(self) -> frozenset[str]: ...  # noqa: D102
+
+    def column(self, name: str) -> pa.Array: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`column` compared with a literal by one of the values of `OPERATORS`."""
+
+    column: str
+    operator: str
+    literal: Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`and` or `or` of at least two nodes, or `not` of one."""
+
+    operator: str
+    nodes: tuple["Node", ...]
+
+
+Node = Comparison | Group
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A compiled filter expression."""
+
+    text: str
+    node: Node
+
+    def check(self, shards: Iterable[ColumnSource]) -> None:
+        """Check columns and types against the schemas of all shards, without reading a column.
+
+        Raises:
+            FilterError: a column is unknown or of another type than its literal; lists the columns there are.
+        """
+        for shard in shards:
+            for comparison in _comparisons(self.node):
+                _check(comparison, shard)
+
+    def mask(self, shard: ColumnSource) -> Mask:
+        """Return bool[num samples]: True where the sample stays.
+
+        Raises:
+            FilterError: as `check`.
+        """
+        self.check([shard])
+        return _mask(self.node, shard)
+
+
+def compile_filter(text: str) -> Filter:
+    """Parse a filter expression.
+
+    Raises:
+        FilterError: it is too long, too deep, or has anything in it that the grammar does not have.
+    """
+    if len(text) > MAX_FILTER_CHARS:
+        raise FilterError(f"the filter has {len(text)} characters, the limit is {MAX_FILTER_CHARS}; shorten it")
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise FilterError(f"the filter {text[:80]!r} cannot be parsed ({error}); {GRAMMAR}") from error
+    return Filter(text, _compile(tree.body, 0))
+
+
+def _compile(node: ast.expr, depth: int) -> Node:
+    if depth > MAX_FILTER_DEPTH:
+        raise FilterError(f"the filter is nested deeper than {MAX_FILTER_DEPTH}; flatten it")
+    if isinstance(node, ast.BoolOp):
+        name = "and" if isinstance(node.op, ast.And) else "or"
+        return Group(name, tuple(_compile(value, depth + 1) for value in node.values))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return Group("not", (_compile(node.operand, depth + 1),))
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        links = [_compile_link(*link) for link in zip(sides, node.ops, sides[1:], strict=False)]
+        return links[0] if len(links) == 1 else Group("and", tuple(links))
+    raise _refused(node)
+
+
+def _compile_link(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Comparison:
+    name = OPERATORS.get(type(op))
+    column, literal = _operand(left), _operand(right)
+    if name is None or isinstance(column, _Column) == isinstance(literal, _Column):
+        raise _refused(left)
+    if not isinstance(column, _Column):
+        column, literal, name = literal, column, MIRRORED[name]
+    if isinstance(column, _Column) and not isinstance(literal, _Column):
+        return Comparison(column.name, name, literal)
+    raise _refused(left)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    name: str
+
+
+def _operand(node: ast.expr) -> _Column | Literal:
+    if isinstance(node, ast.Name):
+        return {"true": True, "false": False}.get(node.id, _Column(node.id))
+    value: object = None
+    if isinstance(node, ast.Constant):
+        value = node.value
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        number = node.operand.value
+        value = -number if isinstance(number, int | float) and not isinstance(number, bool) else None
+    if isinstance(value, Literal) and _is_storable(value):
+        return value
+    raise _refused(node)
+
+
+def _is_storable(value: Literal) -> bool:
+    """Say whether a column can hold the literal: text as UTF-8, integers in 64 bits."""
+    if isinstance(value, str):
+        return not any("\ud800" <= character <= "\udfff" for character in value)
+    return not isinstance(value, int) or value in INT64_RANGE
+
+
+def _refused(node: ast.expr) -> FilterError:
+    return FilterError(f"the filter may not hold this {type(node).__name__} at byte {node.col_offset}; {GRAMMAR}")
+
+
+def _comparisons(node: Node) -> Iterable[Comparison]:
+    if isinstance(node, Comparison):
+        yield node
+    else:
+        for child in node.nodes:
+            yield from _comparisons(child)
+
+
+def _check(comparison: Comparison, shard: ColumnSource) -> None:
+    name, literal = comparison.column, comparison.literal
+    kind = shard.columns.get(name)
+    if kind is None:
+        if name in shard.known_columns:
+            return
+        listed = ", ".join(sorted(shard.known_columns))
+        raise FilterError(f"the filter names the column {name!r}, which no shard has; the columns are: {listed}")
+    if isinstance(literal, bool):
+        fits = kind == "bool" and comparison.operator in {"equal", "not_equal"}
+    elif isinstance(literal, str):
+        fits = kind == "string"
+    else:
+        fits = kind in NUMERIC
+    if not fits:
+        listed = ", ".join(f"{column} ({shard.columns[column]})" for column in sorted(shard.columns))
+        raise FilterError(
+            f"the filter compares ({comparison.operator}) the column {name!r} of type {kind} in shard {shard.name}"
+            f" with {literal!r}; use a literal of its type; the columns are: {listed}"
+        )
+
+
+def _mask(node: Node, shard: ColumnSource) -> Mask:
+    if isinstance(node, Comparison):
+        return _compare(node, shard)
+    masks = [_mask(child, shard) for child in node.nodes]
+    if node.operator == "not":
+        return ~masks[0]
+    joined = masks[0]
+    combine: Callable[[Mask, Mask], Mask] = operator.and_ if node.operator == "and" else operator.or_
+    for mask in masks[1:]:
+        joined = combine(joined, mask)
+    return joined
+
+
+def _compare(comparison: Comparison, shard: ColumnSource) -> Mask:
+    kind = shard.columns.get(comparison.column)
+    if kind is None:
+        return np.zeros(shard.num_samples, np.bool_)
+    values = shard.column(comparison.column)
+    literal: Any = comparison.literal
+    if isinstance(literal, float) and kind == "int64":
+        values = values.cast(pa.float64(), safe=False)
+        kind = "double"
+    scalar = pa.scalar(float(literal) if kind == "double" else literal, values.type)
+    found = pc.call_function(comparison.operator, [values, scalar])
+    mask: Mask = found.fill_null(False).to_numpy(zero_copy_only=False)
+    return mask

@@ -1,0 +1,143 @@
+"""Filters: against a reference in plain Python, and against everything that the grammar does not have."""
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataserver.dataset.errors import FilterError
+from dataserver.dataset.filters import MAX_FILTER_CHARS, compile_filter
+
+
+class Columns:
+    """A shard that only has columns."""
+
+    def __init__(self, known: frozenset[str] = frozenset(), **columns: Any) -> None:
+        self._columns = {name: pa.array(*values) for name, values in columns.items()}
+        self.name = "00000.tar"
+        self.known_columns = known | frozenset(columns)
+        self.num_samples = len(next(iter(self._columns.values())))
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {name: str(values.type) for name, values in self._columns.items()}
+
+    def column(self, name: str) -> pa.Array:
+        return self._columns[name]
+
+
+SHARD = Columns(
+    known=frozenset({"elsewhere"}),
+    width=([100, 256, 512, None], pa.int64()),
+    punsafe=([0.05, 0.5, None, 0.1], pa.float64()),
+    nsfw=(["UNLIKELY", None, "NSFW", "a b"], pa.string()),
+    ok=([True, False, None, True], pa.bool_()),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("width >= 256", [0, 1, 1, 0]),
+        ("256 <= width", [0, 1, 1, 0]),
+        ("width >= 256 and punsafe < 0.6", [0, 1, 0, 0]),
+        ("100 < width <= 512", [0, 1, 1, 0]),
+        ("not width >= 256", [1, 0, 0, 1]),
+        ("width == 100 or punsafe == 0.1", [1, 0, 0, 1]),
+        ("width > 100.5", [0, 1, 1, 0]),
+        ("punsafe < 1", [1, 1, 0, 1]),
+        ("punsafe > -1", [1, 1, 0, 1]),
+        ("width != -3", [1, 1, 1, 0]),
+        ("nsfw != 'NSFW'", [1, 0, 0, 1]),
+        ('nsfw == "a b"', [0, 0, 0, 1]),
+        ("nsfw < 'V'", [1, 0, 1, 0]),
+        ("ok == true", [1, 0, 0, 1]),
+        ("ok != True", [0, 1, 0, 0]),
+        ("(ok == false or (width == 512)) and not (punsafe > 1.0)", [0, 1, 1, 0]),
+        ("elsewhere > 3", [0, 0, 0, 0]),
+        ("width < 9223372036854775807", [1, 1, 1, 0]),
+        ("width < 1e999", [1, 1, 1, 0]),
+    ],
+)
+def test_masks(text: str, expected: list[int]) -> None:
+    mask = compile_filter(text).mask(SHARD)
+    assert mask.dtype == np.bool_
+    assert mask.tolist() == [bool(bit) for bit in expected]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "width", "ok", "true", "1 < 2", "width < punsafe", "width + 1 < 2", "f(width) < 1", "width.real < 1",
+        "width < (1 if ok else 2)", "__import__('os').system('true') == 0", "width in (1, 2)", "width is 1",
+        "width < None", "width < 1j", "width == b'x'", "width[0] < 1", "[w for w in 'a'] == 1", "lambda: 1",
+        "(x := 3) > 2", "width < 1; 2", "width <", "width < +1", "width < --1", "width = 1", "a < b < 3", "w\0 < 1",
+        "width < 9223372036854775808", "nsfw == '\\ud800'", "width < " + "9" * 4500, "width < 1\nwidth > 2",
+        "not " * 100 + "width < 1", "not " * 1000 + "width < 1", "(" * 1000 + "width < 1" + ")" * 1000,
+        "-" * 2000 + "1 < width", "width" + ".a" * 1900 + " < 1",
+        "width < 1" + " " * MAX_FILTER_CHARS, "f'{width}' == 'a'", "width < ...",
+    ],
+)  # fmt: skip
+def test_what_the_grammar_does_not_have(text: str) -> None:
+    with pytest.raises(FilterError, match="filter"):
+        compile_filter(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["widht > 1", "width == 'a'", "nsfw < 3", "ok == 1", "width == true", "ok < true", "punsafe == 'x'"]
+)
+def test_errors_list_the_columns(text: str) -> None:
+    with pytest.raises(FilterError, match=r"nsfw.*ok.*punsafe.*width"):
+        compile_filter(text).mask(SHARD)
+
+
+COMPARISONS = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+ints = st.integers(-5, 5)
+comparisons = st.tuples(st.sampled_from("ab"), st.sampled_from(sorted(COMPARISONS)), ints, st.booleans())
+trees = st.recursive(
+    comparisons,
+    lambda t: st.tuples(st.just("not"), t) | st.tuples(st.sampled_from(["and", "or"]), t, t),
+    max_leaves=8,
+)
+
+
+def render(tree: Any) -> str:
+    if tree[0] == "not":
+        return f"not ({render(tree[1])})"
+    if tree[0] in {"and", "or"}:
+        return f"({render(tree[1])}) {tree[0]} ({render(tree[2])})"
+    column, symbol, literal, mirrored = tree
+    return f"{literal} {symbol} {column}" if mirrored else f"{column} {symbol} {literal}"
+
+
+def evaluate(tree: Any, row: dict[str, int | None]) -> bool:
+    if tree[0] == "not":
+        return not evaluate(tree[1], row)
+    if tree[0] in {"and", "or"}:
+        left, right = evaluate(tree[1], row), evaluate(tree[2], row)
+        return left and right if tree[0] == "and" else left or right
+    column, symbol, literal, mirrored = tree
+    value = row[column]
+    if value is None:
+        return False
+    return COMPARISONS[symbol](literal, value) if mirrored else COMPARISONS[symbol](value, literal)
+
+
+@settings(max_examples=100, deadline=None)
+@given(trees, st.lists(st.tuples(st.none() | ints, st.none() | ints), min_size=1, max_size=12))
+def test_agrees_with_plain_python(tree: Any, rows: list[tuple[int | None, int | None]]) -> None:
+    shard = Columns(a=([a for a, _ in rows], pa.int64()), b=([b for _, b in rows], pa.float64()))
+    expected = [evaluate(tree, {"a": a, "b": b}) for a, b in rows]
+    assert compile_filter(render(tree)).mask(shard).tolist() == expected
