@@ -1,0 +1,89 @@
+"""Memory for microbatches, used again as soon as no array looks at it.
+
+Fresh memory costs a page fault for every 4 KiB, several times the copy itself, so blocks are recycled. A block may be
+recycled only when nothing views it any more. That is known exactly, without counting references: the pool hands out a
+numpy array, the lease, whose base is a memoryview of the block. numpy keeps the lease alive as long as any view of it
+(a view's base is the lease: numpy follows bases only through plain arrays, and stops at the memoryview), torch and
+memoryviews keep the array they were made from. When the lease dies, its finalizer gives the block back.
+"""
+
+import weakref
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+ALIGNMENT = 64
+"""Bytes; a cache line, and what the tensor table's offsets are multiples of."""
+
+
+class Buffers(Protocol):
+    """Where microbatches are put."""
+
+    def take(self, nbytes: int) -> Bytes:
+        """Writable, contiguous uint8 [nbytes] whose first byte is aligned to ALIGNMENT."""
+
+
+class BufferPool:
+    """Recycles blocks. Not thread-safe: one thread takes; any thread may let go of what was taken.
+
+    What is handed out is not bounded here (a consumer that keeps microbatches must not stop the stream that brings it
+    the next one); what lies idle is bounded by `keep_bytes`.
+    """
+
+    def __init__(self, keep_bytes: int, allocate: "Callable[[int], Bytes] | None" = None) -> None:
+        if keep_bytes < 0:
+            raise ValueError(f"keep_bytes is {keep_bytes}; 0 or more bytes are required")
+        self._keep_bytes = keep_bytes
+        self._allocate = allocate or aligned_block
+        self._idle: list[Bytes] = []
+        # A finalizer may run at any allocation of any thread, also within `take`: SimpleQueue.put is reentrant.
+        self._returned: SimpleQueue[Bytes] = SimpleQueue()
+
+    def take(self, nbytes: int) -> Bytes:
+        """Writable uint8 [nbytes] with whatever content; aligned to ALIGNMENT."""
+        self._collect()
+        fitting = [b for b in self._idle if nbytes <= b.nbytes <= 2 * size_class(nbytes)]
+        if fitting:
+            block = min(fitting, key=lambda b: b.nbytes)
+            self._idle = [b for b in self._idle if b is not block]
+        else:
+            block = self._allocate(size_class(nbytes))
+        lease = np.frombuffer(block.data, np.uint8, nbytes)
+        weakref.finalize(lease, self._returned.put, block).atexit = False
+        return lease
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes that wait to be used again."""
+        self._collect()
+        return sum(b.nbytes for b in self._idle)
+
+    def _collect(self) -> None:
+        """Take back what was returned, and let go of the blocks idle for longest beyond the bound."""
+        while True:
+            try:
+                self._idle.append(self._returned.get_nowait())
+            except Empty:
+                break
+        while self._idle and sum(b.nbytes for b in self._idle) > self._keep_bytes:
+            self._idle.pop(0)
+
+
+def size_class(nbytes: int) -> int:
+    """The next of eight sizes per power of two, at least 4 KiB: similar microbatches share blocks, 1/8 is wasted."""
+    if nbytes <= 4096:
+        return 4096
+    grain = 1 << (nbytes.bit_length() - 4)
+    return -(-nbytes // grain) * grain
+
+
+def aligned_block(nbytes: int) -> Bytes:
+    """Fresh uint8 [nbytes], aligned to ALIGNMENT."""
+    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    skip = -block.ctypes.data % ALIGNMENT
+    return block[skip : skip + nbytes]

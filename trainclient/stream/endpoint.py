@@ -1,0 +1,191 @@
+"""One server: its address, its channel, and the calls made on it."""
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import grpc
+from disttrain.v1.data_service_pb2 import StreamMicrobatchesRequest
+from disttrain.v1.data_service_pb2_grpc import DataServiceStub
+
+from trainclient.stream.errors import AddressError, ClientError, ClosedError, DeadlineError, service_error
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+if TYPE_CHECKING:  # gRPC's classes cannot be subscripted at run time
+    Method = Callable[[DataServiceStub], grpc.UnaryUnaryMultiCallable[Request, Response]]
+
+STREAM_METHOD = "/disttrain.v1.DataService/StreamMicrobatches"
+MAX_ADDRESSES = 1024
+
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long anything may take, in seconds."""
+
+    connect: float = 10.0
+    """Until a server has answered its first call; before any server ever answered, also for all tries together."""
+    call: float = 60.0
+    """One unary call; planning a job's first step may take a while."""
+    stall: float = 300.0
+    """One microbatch, from the request for it to its last byte."""
+    give_up: float = 120.0
+    """All tries together after a server was lost, until the error is raised."""
+
+    def __post_init__(self) -> None:
+        for name in ("connect", "call", "stall", "give_up"):
+            if not 0 < getattr(self, name) <= 86400:
+                raise ValueError(f"timeout {name} is {getattr(self, name)} s; a value in (0, 86400] is required")
+
+
+def parse_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
+    """Addresses as `host:port`, from a sequence of them or one text with commas between.
+
+    Raises:
+        AddressError: naming the entry that is no address, or is there twice.
+    """
+    entries = [a.strip() for a in (addresses.split(",") if isinstance(addresses, str) else addresses)]
+    if not 1 <= len(entries) <= MAX_ADDRESSES:
+        raise AddressError(f"found {len(entries)} server addresses; 1 to {MAX_ADDRESSES} are required")
+    for entry in entries:
+        match = _ADDRESS.fullmatch(entry)
+        if match is None or not 1 <= int(match["port"]) <= 65535:
+            raise AddressError(
+                f"found server address {entry!r}; HOST:PORT with a port from 1 to 65535 is required, "
+                "as in 'data-0:50051,data-1:50051' (IPv6 hosts in brackets)"
+            )
+        if entries.count(entry) > 1:
+            raise AddressError(f"server address {entry!r} is there twice; name each server once")
+    return tuple(entries)
+
+
+class Cancellable(Protocol):
+    """A call in flight."""
+
+    def cancel(self) -> object:
+        """End it; its owner sees the status CANCELLED."""
+
+
+class CallGuard:
+    """Lets one thread end what another one waits for: a call, or a pause between calls."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._call: Cancellable | None = None
+
+    def hold(self, call: Cancellable) -> None:
+        """Make a call the one to be ended; it replaces the one before.
+
+        Raises:
+            ClosedError: everything was stopped; the call is cancelled.
+        """
+        with self._lock:
+            self._call = call
+            if not self._stopped.is_set():
+                return
+        call.cancel()
+        raise ClosedError("the reader was closed")
+
+    def interrupt(self) -> None:
+        """End the call in hand; it fails as CANCELLED."""
+        with self._lock:
+            call = self._call
+        if call is not None:
+            call.cancel()
+
+    def stop(self) -> None:
+        """End the call in hand, every later one, and every pause."""
+        self._stopped.set()
+        self.interrupt()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether everything was stopped."""
+        return self._stopped.is_set()
+
+    def pause(self, seconds: float) -> None:
+        """Wait; ClosedError when stopped meanwhile."""
+        if self._stopped.wait(seconds):
+            raise ClosedError("the reader was closed")
+
+
+class Endpoint:
+    """One server. Channels are opened at the first call in each process: one that is inherited by fork is of no use."""
+
+    def __init__(self, address: str, timeouts: Timeouts) -> None:
+        self.address = address
+        self._timeouts = timeouts
+        self._lock = threading.Lock()
+        self._channels: dict[int, grpc.Channel] = {}
+
+    def channel(self) -> grpc.Channel:
+        """The channel of this process."""
+        with self._lock:
+            channel = self._channels.get(os.getpid())
+            if channel is None:
+                channel = grpc.insecure_channel(self.address, options=_channel_options(self._timeouts))
+                self._channels[os.getpid()] = channel
+            return channel
+
+    def unary(
+        self, method: "Method[Request, Response]", request: Request, timeout: float, guard: CallGuard
+    ) -> Response:
+        """Make one attempt at a unary call.
+
+        Raises:
+            ClientError: it failed, or the guard was stopped.
+        """
+        call = method(DataServiceStub(self.channel())).future(request, timeout=timeout)
+        guard.hold(call)
+        try:
+            return call.result()
+        except grpc.RpcError as error:
+            raise service_error(self.address, error) from None
+        except grpc.FutureCancelledError:
+            raise self._cancelled(guard) from None
+
+    def stream(self, request: StreamMicrobatchesRequest, guard: CallGuard) -> Iterator[bytes]:
+        """Open a stream of messages that are not parsed yet; iterating raises grpc.RpcError."""
+        open_stream: grpc.UnaryStreamMultiCallable[StreamMicrobatchesRequest, bytes] = self.channel().unary_stream(
+            STREAM_METHOD, request_serializer=StreamMicrobatchesRequest.SerializeToString, response_deserializer=None
+        )
+        call = open_stream(request)
+        guard.hold(call)
+        return call
+
+    def _cancelled(self, guard: CallGuard) -> ClientError:
+        if guard.stopped:
+            return ClosedError("the reader was closed")
+        return DeadlineError(f"server {self.address} was given up: the wait for data lasted too long")
+
+    def close(self) -> None:
+        """Close this process's channel and with it all calls."""
+        with self._lock:
+            channel = self._channels.pop(os.getpid(), None)
+        if channel is not None:
+            channel.close()
+
+
+def _channel_options(timeouts: Timeouts) -> list[tuple[str, int]]:
+    """gRPC options: a peer that vanished is noticed within 15 s, one that came back is tried again within 2 s."""
+    return [
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Without these two a lost server would not be tried again for up to two minutes, nor a dead one given up.
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.min_reconnect_backoff_ms", max(1, int(timeouts.connect * 1000))),
+        # A channel of one's own: otherwise readers in one process share a connection and its flow control.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_retries", 0),
+        # http_proxy is set on many clusters for the way out; data servers are inside.
+        ("grpc.enable_http_proxy", 0),
+    ]

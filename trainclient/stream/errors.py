@@ -1,0 +1,135 @@
+"""What can go wrong between a trainer and its servers, each kind as a type of its own."""
+
+from collections.abc import Mapping
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+DOMAIN = "disttrain"
+JOB_UNKNOWN = "JOB_UNKNOWN"
+
+_TRANSIENT = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+"""Codes that gRPC itself makes of a lost or resetting connection, when no ErrorInfo says otherwise."""
+
+
+class AddressError(ValueError):
+    """Server addresses that cannot be used."""
+
+
+class StateError(ValueError):
+    """A checkpointed state that this job cannot continue from."""
+
+
+class ClientError(RuntimeError):
+    """Base of everything that ends a stream."""
+
+    retriable = False
+    """Whether another server, or the same one later, may do better."""
+
+
+class DataServiceError(ClientError):
+    """A server refused a call, or the call did not reach it."""
+
+    def __init__(self, server: str, code: grpc.StatusCode, reason: str, message: str, *, retriable: bool) -> None:
+        label = reason or code.name
+        super().__init__(f"server {server} answered {label}: {message}")
+        self.server = server
+        self.code = code
+        self.reason = reason
+        """Name from ErrorReason without its prefix; empty where the status came from gRPC itself."""
+        self.message = message
+        self.retriable = retriable
+
+
+class ProtocolError(ClientError):
+    """A server sent what the protocol does not allow: a defect of one side, which no retry can mend."""
+
+
+class CorruptDataError(ClientError):
+    """The bytes of a microbatch are not those that the server summed up."""
+
+    retriable = True
+
+
+class CutStreamError(ClientError):
+    """A stream ended without saying that it ends."""
+
+    retriable = True
+
+
+class DeadlineError(ClientError):
+    """A wait for data lasted too long."""
+
+    retriable = True
+
+
+class PlanMismatchError(ClientError):
+    """Two microbatches of one step come from different plans; training on them would mix samples up."""
+
+
+class ServerMismatchError(ClientError):
+    """Servers of one fleet would not serve the same bytes, or not those of this job."""
+
+
+class FleetError(ClientError):
+    """Every server was tried for as long as allowed."""
+
+    def __init__(self, summary: str, failures: Mapping[str, str]) -> None:
+        listed = "; ".join(f"{address}: {text}" for address, text in failures.items())
+        super().__init__(f"{summary}: {listed}")
+        self.failures = dict(failures)
+        """What went wrong last at each address."""
+
+
+class ForkError(ClientError):
+    """A reader is used in a forked child of the process that opened it."""
+
+
+class ClosedError(ClientError):
+    """A reader is used, or waits, after it was closed."""
+
+
+def service_error(server: str, error: grpc.RpcError) -> ClientError:
+    """The typed form of a failed call.
+
+    Args:
+        server: address that was called.
+        error: what gRPC raised, which is the call itself.
+    """
+    if not isinstance(error, grpc.Call):
+        return ProtocolError(f"server {server}: gRPC failed without a status: {error!r}")
+    code, message = error.code(), error.details() or "no details"
+    info = _error_info(error)
+    if info is not None:
+        retriable = info.metadata.get("retriable") == "true"
+        return DataServiceError(server, code, info.reason, message, retriable=retriable)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        message = (
+            f"it does not speak this client's API, disttrain.v1 ({message}); "
+            "point the client at a `dataserver serve` of a matching release"
+        )
+    return DataServiceError(server, code, "", message, retriable=code in _TRANSIENT)
+
+
+def _error_info(call: grpc.Call) -> error_details_pb2.ErrorInfo | None:
+    """The ErrorInfo of our domain in a status, or None where there is none that can be read."""
+    try:
+        status = rpc_status.from_call(call)
+    except ValueError:  # the details contradict the status itself: go by the status
+        return None
+    for detail in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == DOMAIN:
+            return info
+    return None
