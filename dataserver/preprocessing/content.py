@@ -1,0 +1,63 @@
+"""The digest of what this installation makes of known bytes."""
+
+import base64
+import hashlib
+import io
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+from dataserver.planning.jobspec import Sizing
+from dataserver.preprocessing import reference_images
+from dataserver.preprocessing.images import ImageShape, decode_patches
+from dataserver.preprocessing.tokens import ByteTokenizer
+
+SIZING: Final = Sizing(patch=7, merge=2, max_patches=64)
+
+TEXTS: Final = ("", "a photo of 2 cats", "caf\u00e9 \u732b \U0001f408")
+
+
+def content_digest() -> str:
+    """Return SHA-256, hexadecimal, of what this installation decodes and tokenizes from a small built-in set.
+
+    Servers whose libraries would give other bytes for the same job (another libjpeg, libwebp or Pillow) differ in it;
+    a fleet must agree in it. Takes some milliseconds.
+    """
+    digest = hashlib.sha256(b"disttrain content 1\n")
+    for data, shape in _images():
+        out = np.empty((shape.rows * shape.columns, SIZING.patch**2 * 3), np.uint8)
+        digest.update(b"valid\n" if decode_patches(data, shape, SIZING, out) else b"invalid\n")
+        digest.update(out.tobytes())
+    for text in TEXTS:
+        digest.update(ByteTokenizer().encode(text).astype("<i4").tobytes() + b"\n")
+    return digest.hexdigest()
+
+
+def _images() -> Iterator[tuple[bytes, ImageShape]]:
+    """Yield encoded images with their shapes; scaled up, down and by whole factors, and one of them cut off."""
+    half = base64.b64decode(reference_images.JPEG_SCALED)
+    yield half, ImageShape(120, 76, 1, 4, 6)
+    yield half, ImageShape(120, 76, 3, 2, 4)
+    yield half[: len(half) // 2], ImageShape(120, 76, 1, 4, 6)
+    for text, width, height in (
+        (reference_images.JPEG_PROGRESSIVE, 52, 38),
+        (reference_images.JPEG_CMYK, 52, 38),
+        (reference_images.JPEG_GREY, 52, 38),
+        (reference_images.WEBP_LOSSY, 52, 38),
+        (reference_images.WEBP_LOSSLESS, 26, 19),
+        (reference_images.PNG_PALETTE, 40, 30),
+    ):
+        yield base64.b64decode(text), ImageShape(width, height, 1, 6, 8)
+    for mode, channels in (("RGB", 3), ("RGBA", 4), ("LA", 2)):
+        yield _png(mode, channels), ImageShape(61, 97, 6, 4, 2)
+
+
+def _png(mode: str, channels: int) -> bytes:
+    """Encode 97 x 61 pixels of a fixed pattern without loss, so that only the decoding side matters."""
+    ys, xs, cs = np.mgrid[0:61, 0:97, 0:channels]
+    pixels = ((xs * 37 + ys * ys * 11 + xs * ys * 3 + cs * 97) % 256).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.frombytes(mode, (97, 61), pixels.tobytes()).save(buffer, "PNG")
+    return buffer.getvalue()

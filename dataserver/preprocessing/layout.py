@@ -1,0 +1,119 @@
+"""Where the tensors of a view lie in its buffer. Computed from the plan alone."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataserver.planning.jobspec import JobSpec, ModuleKind
+from dataserver.planning.plan import StepPlan
+from dataserver.planning.samples import I64, Task
+from dataserver.planning.views import ViewPlan
+from dataserver.preprocessing.images import U8
+from dataserver.preprocessing.sequences import embeddings
+
+ALIGNMENT: Final = 64
+"""Every tensor begins at a multiple of this many bytes."""
+
+_U8: Final = np.dtype("u1")
+_I32: Final = np.dtype("<i4")
+
+_DType = np.dtype[np.uint8] | np.dtype[np.int32]
+
+
+class UnknownTensorError(ValueError):
+    """A request names a tensor that the view does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a view."""
+
+    name: str
+    dtype: _DType
+    shape: tuple[int, ...]
+    offset: int
+    """First byte in the buffer."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its elements."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def of(self, buffer: U8) -> NDArray[np.uint8] | NDArray[np.int32]:
+        """The tensor within a buffer."""
+        return buffer[self.offset : self.offset + self.num_bytes].view(self.dtype).reshape(self.shape)
+
+
+def view_tensors(spec: JobSpec, plan: StepPlan, view: ViewPlan, names: Collection[str] = ()) -> tuple[TensorSpec, ...]:
+    """Lay out the tensors of a view, in the order in which `microbatch.proto` describes them.
+
+    Args:
+        spec: the job.
+        plan: the step.
+        view: the view.
+        names: the tensors that are wanted; all, if empty.
+
+    Raises:
+        UnknownTensorError: the view has no tensor of that name.
+    """
+    layout = _backbone_layout(spec, plan, view) if view.kind is ModuleKind.BACKBONE else _image_layout(spec, plan, view)
+    unknown = sorted(set(names) - {name for name, _, _ in layout})
+    if unknown:
+        raise UnknownTensorError(
+            f"the view of module {view.module} ({view.kind}) has no tensor {', '.join(unknown)}; "
+            f"it has {', '.join(name for name, _, _ in layout)}"
+        )
+    tensors = []
+    offset = 0
+    for name, dtype, shape in layout:
+        if not names or name in names:
+            tensors.append(TensorSpec(name, dtype, shape, offset))
+            offset = -(-(offset + tensors[-1].num_bytes) // ALIGNMENT) * ALIGNMENT
+    return tuple(tensors)
+
+
+def total_bytes(tensors: Sequence[TensorSpec]) -> int:
+    """Bytes of a buffer that holds the tensors; nothing follows the last one."""
+    return tensors[-1].offset + tensors[-1].num_bytes if tensors else 0
+
+
+_Layout = list[tuple[str, _DType, tuple[int, ...]]]
+
+
+def _backbone_layout(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Layout:
+    samples = plan.samples
+    generated = samples.task[view.items] == Task.GENERATION
+    num_tokens = int(samples.tokens[view.items].sum())
+    num_embeddings = sum(sum(embeddings(spec.stream, samples, i)) for i in view.items[~generated].tolist())
+    num_conditions = int(generated.sum()) * spec.stream.generation.query_tokens
+    return [
+        ("token_ids", _I32, (num_tokens,)),
+        ("labels", _I32, (num_tokens,)),
+        ("position_ids", _I32, (num_tokens,)),
+        ("cu_lengths", _I32, (view.num_items + 1,)),
+        ("cu_sequences", _I32, (plan.sequences_per_microbatch + 1,)),
+        ("embedding_slots", _I32, (num_embeddings,)),
+        ("condition_slots", _I32, (num_conditions,)),
+    ]
+
+
+def _image_layout(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Layout:
+    total = int(num_patches(plan, view).sum())
+    layout: _Layout = [
+        ("patches", _U8, (total, spec.stream.sizing.patch**2 * 3)),
+        ("grid", _I32, (view.num_items, 2)),
+        ("cu_patches", _I32, (view.num_items + 1,)),
+    ]
+    if view.kind is ModuleKind.GENERATOR:
+        layout += [("loss_mask", _U8, (view.num_items,)), ("condition_offsets", _I32, (view.num_items + 1,))]
+    return layout
+
+
+def num_patches(plan: StepPlan, view: ViewPlan) -> I64:
+    """int64 [k]: patches of each image of a view."""
+    samples = plan.samples
+    return samples.image_rows[view.items].astype(np.int64) * samples.image_columns[view.items]

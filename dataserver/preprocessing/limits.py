@@ -1,0 +1,27 @@
+"""Limits on what is decoded, in bytes and pixels, never in time.
+
+They are constants of the code and no settings: whether an image is valid is a pure function of its stored bytes, the
+same on every server of a fleet.
+"""
+
+from typing import Final
+
+from dataserver.dataset.headers import MAX_IMAGE_BYTES
+
+MAX_ENCODED_BYTES: Final = MAX_IMAGE_BYTES
+"""Largest encoded image: the index leaves out larger ones already."""
+
+MAX_PIXELS: Final = 1 << 27
+"""Most pixels of one image. Pillow holds 4 bytes a pixel, so one decode takes at most 0.5 GB (progressive JPEG and WebP
+three times as much). It lies below the 178,956,970 pixels at which some of Pillow's readers refuse an image of their
+own accord, so no version of Pillow decides."""
+
+MAX_SCANNED_PIXELS: Final = 1 << 30
+"""Most pixels x scans of one JPEG. A progressive file of a few kilobytes can hold thousands of scans, each of which
+walks over the whole image; cameras and encoders write about ten."""
+
+MAX_TOKENIZER_BYTES: Final = 256 << 20
+"""Largest tokenizer file; the largest published vocabularies take about 35 MB."""
+
+MAX_TEXT_BATCH_BYTES: Final = 16 << 20
+"""UTF-8 bytes that are tokenized in one call: bounds the memory while a dataset is counted."""

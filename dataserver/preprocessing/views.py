@@ -1,0 +1,177 @@
+"""The tensors of a view: their layout in one buffer, and the tasks that fill it.
+
+A view is laid out from the plan alone. `prepare_view` fills what needs no pixels and returns one task per image; the
+caller runs them on its thread pool, in any order, and then calls `finish`. The bytes depend on the job and the stored
+data alone, whatever the buffer held before.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataserver.dataset import Dataset
+from dataserver.planning.jobspec import JobSpec, ModuleKind, Sizing
+from dataserver.planning.plan import StepPlan
+from dataserver.planning.samples import ROW_BITS
+from dataserver.planning.views import ViewPlan
+from dataserver.preprocessing.images import U8, ImageShape, decode_patches
+from dataserver.preprocessing.layout import TensorSpec, num_patches, total_bytes, view_tensors
+from dataserver.preprocessing.limits import MAX_ENCODED_BYTES
+from dataserver.preprocessing.sequences import TokenizedDocument, backbone_arrays
+from dataserver.preprocessing.tokens import Tokenizer, check_tokenizer
+
+__all__ = ["PreparedView", "TensorSpec", "prepare_view", "total_bytes", "view_tensors"]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedView:
+    """A view that is complete when all `tasks` have run and `finish` was called."""
+
+    tensors: tuple[TensorSpec, ...]
+    buffer: U8
+    """uint8 [total_bytes(tensors)]."""
+    valid: NDArray[np.bool_]
+    """bool [items]: False where an image could not be made from its stored bytes; known when its task has run."""
+    tasks: tuple[Callable[[], None], ...]
+    """One for each image, each independent of the others and repeatable. ShardReadError where storage fails."""
+
+    def finish(self) -> None:
+        """Fill what depends on the validity of the images."""
+        for tensor in self.tensors:
+            if tensor.name == "loss_mask":
+                tensor.of(self.buffer)[:] = self.valid
+
+
+def prepare_view(
+    spec: JobSpec,
+    plan: StepPlan,
+    view: ViewPlan,
+    datasets: Sequence[Dataset],
+    tokenizer: Tokenizer,
+    names: Collection[str],
+    buffer: U8,
+) -> PreparedView:
+    """Fill tokens and offsets of a view, and make the tasks that fill its pixels.
+
+    Args:
+        spec: the job.
+        plan: the step.
+        view: the view.
+        datasets: the datasets of the job, in its order.
+        tokenizer: the tokenizer of the job.
+        names: the tensors that are wanted; all, if empty.
+        buffer: writable uint8 [total_bytes(view_tensors(spec, plan, view, names))]; its content does not matter.
+
+    Raises:
+        UnknownTensorError: the view has no tensor of that name.
+        TokenCountError: a text does not have the tokens that were planned.
+        TokenizerError: the tokenizer is not that of the job.
+        ValueError: the buffer has another size.
+    """
+    tensors = view_tensors(spec, plan, view, names)
+    if buffer.shape != (total_bytes(tensors),) or buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:
+        raise ValueError(
+            f"found a buffer of {buffer.dtype} {list(buffer.shape)}; "
+            f"contiguous uint8 [{total_bytes(tensors)}] is required"
+        )
+    _clear_gaps(tensors, buffer)
+    by_name = {tensor.name: tensor.of(buffer) for tensor in tensors}
+    if view.kind is ModuleKind.BACKBONE:
+        arrays: dict[str, NDArray[np.int32]] = _backbone(spec, plan, view, datasets, tokenizer)
+        valid = np.ones(view.num_items, np.bool_)
+        tasks: tuple[Callable[[], None], ...] = ()
+    else:
+        arrays = _offsets(spec, plan, view)
+        valid = np.zeros(view.num_items, np.bool_)
+        tasks = tuple(_image_tasks(spec, plan, view, datasets, by_name.get("patches"), valid))
+    for name, array in arrays.items():
+        if name in by_name:
+            by_name[name][...] = array
+    return PreparedView(tensors, buffer, valid, tasks)
+
+
+def _clear_gaps(tensors: Sequence[TensorSpec], buffer: U8) -> None:
+    """Zero the bytes between tensors, which a recycled buffer holds something in."""
+    ends = [tensor.offset + tensor.num_bytes for tensor in tensors]
+    for end, after in zip(ends, tensors[1:], strict=False):
+        buffer[end : after.offset] = 0
+
+
+def _backbone(
+    spec: JobSpec, plan: StepPlan, view: ViewPlan, datasets: Sequence[Dataset], tokenizer: Tokenizer
+) -> dict[str, NDArray[np.int32]]:
+    check_tokenizer(spec.stream.tokenizer, tokenizer)
+    documents = []
+    for i in view.items.tolist():
+        shard, row = divmod(int(plan.samples.sample[i]), 1 << ROW_BITS)
+        parts = datasets[int(plan.samples.dataset[i])].shards[shard].parts(row)
+        documents.append(TokenizedDocument(parts.kinds, tuple(tokenizer.encode(text) for text in parts.texts)))
+    return backbone_arrays(spec.stream, plan, view, documents)
+
+
+def _offsets(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> dict[str, NDArray[np.int32]]:
+    """What an encoder or generator view holds beside pixels."""
+    samples = plan.samples
+    conditions = np.arange(view.num_items + 1) * spec.stream.generation.query_tokens
+    return {
+        "grid": np.stack([samples.image_rows[view.items], samples.image_columns[view.items]], axis=1),
+        "cu_patches": np.concatenate([[0], np.cumsum(num_patches(plan, view))]).astype(np.int32),
+        "loss_mask": np.zeros(view.num_items, np.int32),
+        "condition_offsets": conditions.astype(np.int32),
+    }
+
+
+def _image_tasks(
+    spec: JobSpec,
+    plan: StepPlan,
+    view: ViewPlan,
+    datasets: Sequence[Dataset],
+    patches: NDArray[Any] | None,
+    valid: NDArray[np.bool_],
+) -> Iterator[Callable[[], None]]:
+    """Yield one task per image. Without a tensor for them, patches go nowhere: validity is wanted all the same."""
+    samples = plan.samples
+    sizes = num_patches(plan, view)
+    ends = np.cumsum(sizes)
+    sample_of = np.searchsorted(samples.image_offsets, view.items, side="right") - 1
+    for n, (item, i) in enumerate(zip(view.items.tolist(), sample_of.tolist(), strict=True)):
+        task = _ImageTask(
+            dataset=datasets[int(samples.dataset[i])],
+            sample=int(samples.sample[i]),
+            number=item - int(samples.image_offsets[i]),
+            rows=int(samples.image_rows[item]),
+            columns=int(samples.image_columns[item]),
+            sizing=spec.stream.sizing,
+            out=None if patches is None else patches[int(ends[n] - sizes[n]) : int(ends[n])],
+            valid=valid[n : n + 1],
+        )
+        yield task.run
+
+
+@dataclass(frozen=True, slots=True)
+class _ImageTask:
+    """Reads and decodes one image into its place in the buffer."""
+
+    dataset: Dataset
+    sample: int
+    number: int
+    rows: int
+    columns: int
+    sizing: Sizing
+    out: U8 | None
+    valid: NDArray[np.bool_]
+    """bool [1]: the image's place in `PreparedView.valid`."""
+
+    def run(self) -> None:
+        shard, row = divmod(self.sample, 1 << ROW_BITS)
+        ref = self.dataset.shards[shard].image(row, self.number)
+        out = self.out
+        if out is None:
+            out = np.empty((self.rows * self.columns, self.sizing.patch**2 * 3), np.uint8)
+        # an image over the limit is not worth reading; `decode_patches` finds no image in the empty bytes
+        data = self.dataset.read(ref) if ref.length <= MAX_ENCODED_BYTES else b""
+        shape = ImageShape(ref.width, ref.height, ref.orientation, self.rows, self.columns)
+        self.valid[0] = decode_patches(data, shape, self.sizing, out)
