@@ -1,6 +1,6 @@
 """Bytes in, arrays out: decoding, resizing, patches, tokens."""
 
-from dataserver.preprocessing.content import content_digest
+from dataserver.preprocessing.digest import content_digest
 from dataserver.preprocessing.images import ImageShape, decode_patches, silence_pillow_warnings
 from dataserver.preprocessing.layout import TensorSpec, UnknownTensorError, total_bytes, view_tensors
 from dataserver.preprocessing.sequences import TokenCountError

@@ -18,12 +18,12 @@ from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import ROW_BITS
 from dataserver.planning.views import ViewPlan
 from dataserver.preprocessing.images import U8, ImageShape, decode_patches
-from dataserver.preprocessing.layout import TensorSpec, num_patches, total_bytes, view_tensors
+from dataserver.preprocessing.layout import TensorSpec, UnknownTensorError, num_patches, total_bytes, view_tensors
 from dataserver.preprocessing.limits import MAX_ENCODED_BYTES
 from dataserver.preprocessing.sequences import TokenizedDocument, backbone_arrays
 from dataserver.preprocessing.tokens import Tokenizer, check_tokenizer
 
-__all__ = ["PreparedView", "TensorSpec", "prepare_view", "total_bytes", "view_tensors"]
+__all__ = ["PreparedView", "TensorSpec", "UnknownTensorError", "prepare_view", "total_bytes", "view_tensors"]
 
 
 @dataclass(frozen=True, slots=True)
