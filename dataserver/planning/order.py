@@ -7,14 +7,15 @@ of the dataset, and step k takes the samples whose first unit falls between the 
 is found from the totals of the shards and the tables of the few shards in its windows, whatever the dataset's size.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, floor
+from math import floor, lcm
 
 import numpy as np
 
-from dataserver.planning.jobspec import End, LastStep, Stream
+from dataserver.planning.jobspec import MAX_INTEGER, End, LastStep, Stream
 from dataserver.planning.randomness import Operator, dataset_key, draw
 from dataserver.planning.samples import I64, ROW_BITS, U64, ShardTable
 
@@ -56,19 +57,20 @@ class StreamOrder:
             shard_totals: for each dataset int64 [shards]: units of each shard in name order (sums of `units_of`).
 
         Raises:
-            DatasetEmptyError: a dataset with a positive weight has no unit.
+            DatasetEmptyError: a dataset with a positive weight has no unit, or nothing fills a step.
+            ValueError: the job would take more steps than JSON can count.
         """
         self._stream = stream
         self._totals = [np.asarray(t, np.int64) for t in shard_totals]
+        self._lengths = [int(t.sum()) for t in self._totals]
         self._shares = stream.weight_shares()
-        for spec, totals, share in zip(stream.datasets, self._totals, self._shares, strict=True):
-            if share > 0 and totals.sum() == 0:
+        for spec, totals, length, share in zip(stream.datasets, self._totals, self._lengths, self._shares, strict=True):
+            if share > 0 and length == 0:
                 raise DatasetEmptyError(
                     f"dataset {spec.name}: filter {spec.filter!r} and quarantine leave no sample of "
                     f"{len(totals)} shards; at least one is required, so loosen the filter or set the weight to 0"
                 )
-        self._end = end
-        self.num_steps = self._count_steps()
+        self.num_steps, self._stops = self._find_end(end)
 
     def spans(self, step: int) -> list[Span]:
         """The windows that a step touches, dataset by dataset in axis order.
@@ -78,7 +80,14 @@ class StreamOrder:
         """
         if not 0 <= step < self.num_steps:
             raise StepOutOfRangeError(f"step {step} does not exist; the job ends after step {self.num_steps - 1}")
-        return [span for dataset in range(len(self._totals)) for span in self._spans_of(dataset, step)]
+        firsts, lasts = self._bounds(step), self._bounds(step + 1)
+        if step == self.num_steps - 1:
+            lasts = [self._stops.get(dataset, last) for dataset, last in enumerate(lasts)]
+        return [
+            span
+            for dataset, (first, last) in enumerate(zip(firsts, lasts, strict=True))
+            for span in self._spans_of(dataset, first, last)
+        ]
 
     def select(self, span: Span, tables: Sequence[ShardTable]) -> tuple[U64, I64, I64]:
         """The samples of a span.
@@ -107,12 +116,9 @@ class StreamOrder:
         chosen = order[(starts >= span.first) & (starts < span.last)]
         return sample[chosen], table[chosen], position[chosen]
 
-    def _spans_of(self, dataset: int, step: int) -> list[Span]:
-        first, last = self._bound(dataset, step), self._bound(dataset, step + 1)
-        limit = self._limit(dataset)
-        if limit is not None and step == self.num_steps - 1 and self._steps_of(dataset) == self.num_steps:
-            last = min(last, limit)
-        length = int(self._totals[dataset].sum())
+    def _spans_of(self, dataset: int, first: int, last: int) -> list[Span]:
+        """The windows that [first, last) of a dataset's axis touches."""
+        length = self._lengths[dataset]
         found: list[Span] = []
         while first < last:
             pass_, offset = divmod(first, length)
@@ -139,16 +145,13 @@ class StreamOrder:
         words = draw(self._stream.seed, Operator.SHARD_ORDER, key, pass_, numbers)
         return np.lexsort((numbers, words)).astype(np.int64)
 
-    def _bound(self, dataset: int, step: int) -> int:
-        """Where a step starts on a dataset's axis."""
-        if self._stream.packing.enabled:
-            return floor(step * self._quota(dataset))
-        return self._sample_bounds(step)[dataset]
-
-    def _quota(self, dataset: int) -> Fraction:
-        """Units of one step: design law 2."""
+    def _bounds(self, step: int) -> list[int]:
+        """Where a step starts on each dataset's axis (design law 2)."""
         stream = self._stream
-        return self._shares[dataset] * Fraction(stream.packing.fill) * stream.global_batch * stream.seq_len
+        if stream.packing.enabled:
+            tokens = step * Fraction(stream.packing.fill) * stream.global_batch * stream.seq_len
+            return [floor(share * tokens) for share in self._shares]
+        return self._sample_bounds(step)
 
     def _sample_bounds(self, step: int) -> list[int]:
         """Samples that all steps before this one take of each dataset: `step x global_batch` in all.
@@ -156,44 +159,44 @@ class StreamOrder:
         Each dataset takes its share, rounded down, of what the ones before it leave. What is left grows with the step
         by no more than a batch, so no bound ever falls, and the sum is exact in every step.
         """
-        left, share_left = step * self._stream.global_batch, Fraction(1)
+        scale = lcm(*(share.denominator for share in self._shares))
+        left, weight_left = step * self._stream.global_batch, scale
         bounds = []
         for share in self._shares:
-            taken = floor(left * share / share_left) if share else 0
+            weight = share.numerator * (scale // share.denominator)
+            taken = left * weight // weight_left if weight else 0
             bounds.append(taken)
-            left, share_left = left - taken, share_left - share
+            left, weight_left = left - taken, weight_left - weight
         return bounds
 
-    def _limit(self, dataset: int) -> int | None:
-        """Where a dataset's axis ends for this job, if passes end it."""
-        return None if self._end.passes is None else self._end.passes * int(self._totals[dataset].sum())
+    def _find_end(self, end: End) -> tuple[int, dict[int, int]]:
+        """The number of steps, and where the axes of the datasets that end inside the last one stop."""
+        if end.passes is None:
+            return end.steps or 0, {}
+        goals = {d: end.passes * self._lengths[d] for d, share in enumerate(self._shares) if share}
 
-    def _steps_of(self, dataset: int) -> int:
-        """Steps after which a dataset has completed the job's passes."""
-        limit = self._limit(dataset)
-        if limit is None or not self._shares[dataset]:
-            return 0
-        if self._stream.packing.enabled:
-            return ceil(Fraction(limit) / self._quota(dataset))
-        low, high = 0, ceil((limit + len(self._shares)) / (self._shares[dataset] * self._stream.global_batch)) + 1
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._bound(dataset, middle) >= limit else (middle + 1, high)
-        return low
+        def complete(step: int) -> bool:
+            bounds = self._bounds(step)
+            return all(bounds[d] >= goal for d, goal in goals.items())
 
-    def _count_steps(self) -> int:
-        if self._end.steps is not None:
-            return self._end.steps
-        steps = [self._steps_of(d) for d in range(len(self._totals))]
-        longest = max(steps)
-        short = any(s == longest and self._bound(d, s) > (self._limit(d) or 0) for d, s in enumerate(steps))
-        if short and self._end.last is LastStep.DROP:
-            longest -= 1
-        if longest == 0:
+        high = 1
+        while not complete(high):
+            high *= 2
+            if high > MAX_INTEGER:
+                raise ValueError(
+                    f"the job would take more than {MAX_INTEGER} steps to complete {end.passes} passes of every "
+                    "dataset; raise the smallest weight, or set it to 0, or end the job with end.steps"
+                )
+        steps = bisect_left(range(high), True, key=complete)
+        before, after = self._bounds(steps - 1), self._bounds(steps)
+        stops = {d: goal for d, goal in goals.items() if before[d] < goal < after[d]}
+        if stops and end.last is LastStep.DROP:
+            steps, stops = steps - 1, {}
+        if steps == 0:
             raise DatasetEmptyError(
                 "the datasets do not fill a single step and end.last is drop; lower global_batch or set end.last to pad"
             )
-        return longest
+        return steps, stops
 
 
 def units_of(stream: Stream, table: ShardTable) -> I64:
