@@ -26,7 +26,7 @@ def _decimal(text: str) -> str:
         value = Decimal(text)
     except InvalidOperation:
         raise ValueError(f"found {text!r}; a decimal string such as '0.97' is required") from None
-    if not value.is_finite() or value < 0 or len(text) > 32 or abs(value.adjusted()) > 18:
+    if not value.is_finite() or value.is_signed() or len(text) > 32 or abs(value.adjusted()) > 18:
         raise ValueError(f"found {text!r}; a decimal in [0, 10^18] with at most 32 characters is required")
     plain = format(value, "f")
     return (plain.rstrip("0").rstrip(".") if "." in plain else plain) or "0"
@@ -181,7 +181,8 @@ class Stream(_Model):
     def weight_shares(self) -> tuple[Fraction, ...]:
         """Share of each dataset, summing to one."""
         weights = [Fraction(d.weight) for d in self.datasets]
-        return tuple(w / sum(weights) for w in weights)
+        total = sum(weights)
+        return tuple(Fraction(w, total) for w in weights)
 
 
 class ModuleKind(StrEnum):
@@ -237,7 +238,7 @@ class ModuleSpec(_Model):
     @model_validator(mode="before")
     @classmethod
     def _default_cost(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("cost") is None and data.get("kind") in set(ModuleKind):
+        if isinstance(data, dict) and data.get("cost") is None and data.get("kind") in tuple(ModuleKind):
             return {**data, "cost": DEFAULT_COSTS[ModuleKind(data["kind"])]}
         return data
 
