@@ -83,7 +83,7 @@ def shard_table(
     rows, columns = patch_grids(widths, heights, stream.sizing)
     table = ShardTable(row, text_tokens, image_offsets, rows, columns, nominal=np.zeros(len(row), np.int64))
     fixed = _fixed_tokens(table, stream.sizing)
-    too_large = np.flatnonzero(fixed > stream.seq_len)
+    too_large = np.flatnonzero(_may_be_understood(stream, table) & (fixed > stream.seq_len))
     if len(too_large):
         worst = too_large[np.argmax(fixed[too_large])]
         raise SampleTooLargeError(
@@ -114,14 +114,20 @@ def _is_pair(table: ShardTable) -> Bool:
     return pairs
 
 
+def _may_be_understood(stream: Stream, table: ShardTable) -> Bool:
+    """Samples whose images the backbone may have to see."""
+    if Fraction(stream.generation.ratio) < 1:
+        return np.ones(len(table.row), np.bool_)
+    return ~_is_pair(table)
+
+
 def check_encoder(stream: Stream, table: ShardTable, where: str) -> None:
     """Refuse images that a job without an encoder would have to understand.
 
     Raises:
         ValueError: naming the first such sample.
     """
-    may_be_understood = ~_is_pair(table) | (Fraction(stream.generation.ratio) < 1)
-    found = np.flatnonzero(may_be_understood & (np.diff(table.image_offsets) > 0))
+    found = np.flatnonzero(_may_be_understood(stream, table) & (np.diff(table.image_offsets) > 0))
     if len(found):
         raise ValueError(
             f"{where}, row {table.row[found[0]]}: the sample has images to understand ({len(found)} such samples in "
