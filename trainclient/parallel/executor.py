@@ -1,0 +1,93 @@
+"""One step of one process: the operations of its pipeline stage, in the order that the planner's simulator scored."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dataserver.planning.pipeline import OperationKind, stage_operations
+from trainclient.parallel.batches import BatchDenominators, ViewBatch
+from trainclient.parallel.roles import Role
+
+
+class StreamError(RuntimeError):
+    """Microbatches that do not follow each other."""
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """What one process saw of a step."""
+
+    step: int
+    num_microbatches: int
+    denominators: BatchDenominators
+    data_wait_s: float = 0.0
+    """Time in which this process waited for its next microbatch."""
+    num_items: int = 0
+    """Samples (backbone) or images in this process's views."""
+    num_invalid: int = 0
+    """Items of these that could not be made from their bytes."""
+    samples: list[tuple[int, int, int]] = field(default_factory=list)
+    """(dataset, pass, sample) of every item."""
+
+
+class StepExecutor:
+    """Runs steps of one process."""
+
+    def __init__(self, role: Role[Any], stage: int, num_stages: int) -> None:
+        """Make an executor for a stage of the joined pipeline."""
+        self._role = role
+        self._stage = stage
+        self._num_stages = num_stages
+
+    def run(self, batches: Iterator[ViewBatch]) -> StepRecord | None:
+        """Run the forward and backward passes of the next step; gradients accumulate in the role's module.
+
+        Args:
+            batches: microbatches in plan order, standing before the first one of a step.
+
+        Returns:
+            What was seen, or None if the stream has ended.
+
+        Raises:
+            StreamError: the microbatches are not those of one step.
+        """
+        started = time.perf_counter()
+        batch = next(batches, None)
+        if batch is None:
+            return None
+        record = StepRecord(batch.step, batch.num_microbatches, batch.denominators)
+        record.data_wait_s = time.perf_counter() - started
+        self._role.begin_step()
+        for operation in stage_operations(self._stage, self._num_stages, record.num_microbatches):
+            if operation.kind is OperationKind.BACKWARD:
+                self._role.backward(operation.microbatch)
+                continue
+            if batch is None:
+                batch = self._next(batches, record)
+            self._forward(batch, record, operation.microbatch)
+            batch = None
+        self._role.end_step()
+        return record
+
+    def _next(self, batches: Iterator[ViewBatch], record: StepRecord) -> ViewBatch:
+        started = time.perf_counter()
+        batch = next(batches, None)
+        record.data_wait_s += time.perf_counter() - started
+        if batch is None:
+            raise StreamError(f"the stream ended within step {record.step}; every step must be complete")
+        return batch
+
+    def _forward(self, batch: ViewBatch, record: StepRecord, microbatch: int) -> None:
+        if (batch.step, batch.microbatch) != (record.step, microbatch):
+            raise StreamError(
+                f"step {batch.step}, microbatch {batch.microbatch} came where step {record.step}, microbatch "
+                f"{microbatch} was due"
+            )
+        items = batch.items
+        record.num_items += len(items.valid)
+        record.num_invalid += len(items.valid) - int(np.count_nonzero(items.valid))
+        record.samples += zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True)
+        self._role.forward(batch)

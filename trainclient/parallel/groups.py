@@ -1,0 +1,93 @@
+"""Process groups of one process, made once and passed on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from trainclient.parallel.layout import Layout, Place
+from trainclient.parallel.transport import Channel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """This process and its ways to the others."""
+
+    rank: int
+    """Global rank."""
+    place: Place
+    device: torch.device
+    world: ProcessGroup
+    """All processes: metrics and the norm of the gradients."""
+    data_parallel: ProcessGroup
+    """The data-parallel ranks of this module's stage."""
+    control: ProcessGroup
+    """All processes over gloo: checkpoints, whose collectives carry CPU data."""
+    forward: Channel
+    """Embeddings, activations and conditions, from stage to stage."""
+    backward: Channel
+    """Their gradients, the other way. A group of its own: NCCL runs the transfers between two processes of one group
+    in the order of their calls, in which the two directions of 1F1B would wait for each other."""
+
+
+@contextmanager
+def process_groups(layout: Layout, device: torch.device, timeout_s: float) -> Iterator[Groups]:
+    """Join the other processes, which are found through torchrun's environment variables.
+
+    Args:
+        layout: must have as many places as there are processes.
+        device: where the tensors of this process live; NCCL on CUDA, gloo elsewhere.
+        timeout_s: longest wait for another process in any collective or transfer.
+    """
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group(backend, timeout=timeout, device_id=device if device.type == "cuda" else None)
+    try:
+        rank, world = dist.get_rank(), dist.group.WORLD
+        if world is None:
+            raise RuntimeError("torch.distributed has no default process group right after it was made")
+        place = layout.places[rank]
+        own = layout.ranks(place.module, place.stage)
+        made = {
+            ranks: dist.new_group(ranks, timeout=timeout)
+            for ranks in (layout.ranks(module, stage) for module, stage in layout.pipeline)
+        }
+        groups = Groups(
+            rank=rank,
+            place=place,
+            device=device,
+            world=world,
+            data_parallel=made[own],
+            control=dist.new_group(backend="gloo", timeout=timeout),
+            forward=Channel(dist.new_group(timeout=timeout), rank, device),
+            backward=Channel(dist.new_group(timeout=timeout), rank, device),
+        )
+        connect(layout, groups)
+        yield groups
+    finally:
+        dist.destroy_process_group()
+
+
+def connect(layout: Layout, groups: Groups) -> None:
+    """Send one empty message along every pair of neighbours, both ways, pipeline stage by pipeline stage.
+
+    NCCL builds the connection of a pair at its first message, and builds it in both processes at once. In the middle
+    of 1F1B, where the first messages of different pairs fall on different waves, the processes could wait for each
+    other in a circle; in this order they cannot.
+    """
+    for stage in range(len(layout.pipeline) - 1):
+        at = layout.pipeline_stage(groups.place)
+        for channel, sending, receiving in ((groups.forward, stage, stage + 1), (groups.backward, stage + 1, stage)):
+            peers = layout.targets(groups.place) if at == stage else layout.sources(groups.place)
+            if at == sending:
+                for peer in peers:
+                    channel.send(peer, torch.zeros(1, dtype=torch.uint8, device=groups.device), microbatch=-1)
+            elif at == receiving:
+                for peer in peers:
+                    channel.receive(peer, 1)
+        groups.forward.release()
+        groups.backward.release()

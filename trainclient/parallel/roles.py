@@ -1,0 +1,95 @@
+"""What one process computes for a microbatch: forward, then backward, by the kind of its module.
+
+A role receives its inputs from the stage before, runs its module, and sends the outputs on; backward it receives the
+gradients of its outputs and sends back those of its inputs. It keeps a microbatch's graph between the two.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from trainclient.parallel.batches import ViewBatch
+from trainclient.parallel.broker import Link
+from trainclient.parallel.stopwatch import Stopwatch
+
+Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True, slots=True)
+class LossWeights:
+    """Factors of the losses, each of which is a mean over its planned targets of the step."""
+
+    text: float = 1.0
+    image: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edge:
+    """The links between this process and a neighbouring stage of the pipeline."""
+
+    module: str
+    """Name of the module at the other end."""
+    forward: Link
+    backward: Link
+
+
+class Role(ABC, Generic[Kept]):
+    """Forward and backward of one process."""
+
+    loss_name: ClassVar[str] = ""
+    """Which loss this role computes: `text`, `image` or none."""
+
+    def __init__(self, module: nn.Module, device: torch.device, before: Edge | None, after: Edge | None) -> None:
+        self.module = module
+        self.device = device
+        self.forward_times = Stopwatch(device)
+        self.backward_times = Stopwatch(device)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        """Sum of this process's loss over the targets of the step so far, without weight or denominator."""
+        self._before = before
+        self._after = after
+        self._kept: dict[int, Kept] = {}
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors that the role reads from its view."""
+
+    def begin_step(self) -> None:
+        """Forget the step before."""
+        self.loss_sum.zero_()
+        self.forward_times.reset()
+        self.backward_times.reset()
+
+    def forward(self, batch: ViewBatch) -> None:
+        """Run the forward pass of a microbatch, transfers included."""
+        self._kept[batch.microbatch] = self._forward(batch)
+
+    def backward(self, microbatch: int) -> None:
+        """Run its backward pass, transfers included.
+
+        Afterwards the gradients of what was sent forward have arrived, so those buffers are free. And the stage before
+        has taken the gradients of the microbatch before the last, or it could not have sent what this one's forward
+        needed; in the drain of the pipeline it waits for nothing but them.
+        """
+        self._backward(self._kept.pop(microbatch))
+        if self._after is not None:
+            self._after.forward.channel.release(microbatch)
+        if self._before is not None:
+            self._before.backward.channel.release(microbatch - 2)
+
+    def end_step(self) -> None:
+        """Wait until all that was sent has left."""
+        if self._after is not None:
+            self._after.forward.channel.release()
+        if self._before is not None:
+            self._before.backward.channel.release()
+
+    @abstractmethod
+    def _forward(self, batch: ViewBatch) -> Kept: ...
+
+    @abstractmethod
+    def _backward(self, kept: Kept) -> None: ...

@@ -1,0 +1,1 @@
+"""The trainer: configuration, checkpoints and the step loop around the disaggregated runtime."""

@@ -1,0 +1,211 @@
+"""Checkpoints: model, optimizer and cursor, readable by any layout of the same stream.
+
+A checkpoint is a folder `step-N`: the tensors as torch.distributed.checkpoint writes them, each once, under their names
+in the whole model, and `trainer.json`. It is written under another name and renamed when it is complete, so a folder
+named `step-N` is always whole, whenever the processes are killed.
+"""
+
+import json
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from dataserver.planning.identity import Job, differing_fields
+
+STATE_VERSION = 1
+_STATE_FILE = "trainer.json"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be resumed, or not by this job."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """What a checkpoint holds besides tensors."""
+
+    stream_id: str
+    step: int
+    """The first step that is not in the parameters: the cursor."""
+    stream: dict[str, Any]
+    """The stream's specification, to tell what differs from another one."""
+    modules: dict[str, Any]
+    """Sizes of every module by its name."""
+    images: int = 0
+    """Images of all steps so far."""
+    invalid_images: int = 0
+    """Images of these that could not be decoded."""
+    version: int = field(default=STATE_VERSION)
+
+    def require_job(self, job: Job, modules: dict[str, Any], where: Path) -> None:
+        """Raise CheckpointError, with the fields that differ, unless the job continues this state."""
+        if self.stream_id != job.stream_id:
+            fields = "; ".join(differing_fields(job.stream, self.stream))
+            raise CheckpointError(
+                f"the checkpoint {where} belongs to another stream of samples ({fields}); resume it with the job it "
+                "was made with, or train into another checkpoint directory"
+            )
+        different = [
+            f"{name}.{key}: {sizes[key]!r} here, {self.modules[name].get(key)!r} there"
+            for name, sizes in modules.items()
+            if name in self.modules
+            for key in sizes
+            if sizes[key] != self.modules[name].get(key)
+        ] + [f"no module {name} there" for name in modules if name not in self.modules]
+        if different:
+            raise CheckpointError(
+                f"the checkpoint {where} has other models ({'; '.join(different)}); give the sizes and module names it "
+                "was made with"
+            )
+
+
+class Checkpoints:
+    """The checkpoints of one folder, used by all processes together."""
+
+    def __init__(self, directory: Path, keep: int, group: ProcessGroup) -> None:
+        """Use a folder.
+
+        Args:
+            directory: the same on all processes.
+            keep: how many of the newest to keep.
+            group: all processes, over gloo.
+        """
+        self._directory = directory
+        self._keep = keep
+        self._group = group
+        self._leads = group.rank() == 0
+
+    def save(self, tensors: dict[str, Tensor], state: TrainerState) -> None:
+        """Write a checkpoint; all processes call it with the same state, each with its own tensors."""
+        target = self._directory / f"step-{state.step:08d}"
+        partial = self._directory / f".partial-{target.name}"
+        if self._leads:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            _sweep(self._directory)
+        dist.barrier(self._group)
+        save(tensors, checkpoint_id=partial, process_group=self._group)
+        if self._leads:
+            _write_durably(partial / _STATE_FILE, json.dumps(asdict(state), sort_keys=True, indent=1).encode())
+            _publish(partial, target)
+            for old in complete_checkpoints(self._directory)[: -self._keep]:
+                _discard(old)
+        dist.barrier(self._group)
+
+    def latest(self) -> Path | None:
+        """The newest complete checkpoint, the same on all processes.
+
+        Raises:
+            CheckpointError: this process does not see the folder that the first one sees.
+        """
+        found = complete_checkpoints(self._directory) if self._leads else []
+        step = torch.tensor([_step_of(found[-1]) if found else -1])
+        dist.broadcast(step, group_src=0, group=self._group)
+        if int(step) < 0:
+            return None
+        path = self._directory / f"step-{int(step):08d}"
+        if not (path / _STATE_FILE).is_file():
+            raise CheckpointError(
+                f"this process does not see the checkpoint {path} that global rank 0 sees; the checkpoint directory "
+                "must be on storage that all processes share"
+            )
+        return path
+
+    def load(self, path: Path, tensors: dict[str, Tensor]) -> None:
+        """Read a checkpoint into existing tensors; all processes call it, each with its own tensors.
+
+        Raises:
+            CheckpointError: a tensor is not there, or has another shape.
+        """
+        stored = FileSystemReader(path).read_metadata().state_dict_metadata
+        for name, tensor in tensors.items():
+            entry = stored.get(name)
+            if not isinstance(entry, TensorStorageMetadata) or entry.size != tensor.shape:
+                there = f"{list(entry.size)}" if isinstance(entry, TensorStorageMetadata) else "nothing"
+                raise CheckpointError(
+                    f"the checkpoint {path} holds {there} for {name}, and {list(tensor.shape)} is needed; give the "
+                    "sizes and module names it was made with"
+                )
+        load(tensors, checkpoint_id=path, process_group=self._group)
+
+
+def complete_checkpoints(directory: Path) -> list[Path]:
+    """The complete checkpoints of a folder, oldest first."""
+    if not directory.is_dir():
+        return []
+    found = [p for p in directory.iterdir() if _NAME.fullmatch(p.name) and (p / _STATE_FILE).is_file()]
+    return sorted(found, key=_step_of)
+
+
+def read_state(path: Path) -> TrainerState:
+    """What a checkpoint holds besides tensors.
+
+    Raises:
+        CheckpointError: it cannot be read, or was written by another release.
+    """
+    try:
+        data = json.loads((path / _STATE_FILE).read_bytes())
+        state = TrainerState(**data)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"the checkpoint {path} cannot be read ({error}); remove it to resume from an older one"
+        ) from None
+    if state.version != STATE_VERSION:
+        raise CheckpointError(
+            f"the checkpoint {path} has state version {state.version}; this release reads {STATE_VERSION}: resume it "
+            "with the release that made it"
+        )
+    return state
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _publish(partial: Path, target: Path) -> None:
+    """Rename a complete checkpoint into place; one of the same step that a run before this one left makes way."""
+    if target.exists():
+        _discard(target)
+    partial.rename(target)
+    _sync_folder(target.parent)
+
+
+def _discard(path: Path) -> None:
+    """Remove a checkpoint so that no part of it ever looks complete."""
+    doomed = path.with_name(f".partial-old-{path.name}")
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what killed processes left."""
+    for leftover in directory.glob(".partial-*"):
+        shutil.rmtree(leftover)
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

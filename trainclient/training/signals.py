@@ -1,0 +1,66 @@
+"""Ctrl-C and SIGTERM: finish the step in hand, but never stay."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """Notes SIGINT and SIGTERM while it is entered, and ends the process if the grace runs out.
+
+    A process that waits for another one in a collective runs no Python signal handler. The interpreter's wake-up
+    descriptor is written in the C handler, so a thread that reads it learns of the signal in any case.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        """Give the process `grace_s` seconds to leave the context after the first signal."""
+        self._grace_s = grace_s
+        self._requested = threading.Event()
+        self._left = threading.Event()
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._thread = threading.Thread(target=self._watch, name="stop-signals", daemon=True)
+        self._stack = contextlib.ExitStack()
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal came."""
+        return self._requested.is_set()
+
+    def __enter__(self) -> Self:
+        for number in _SIGNALS:
+            self._stack.callback(signal.signal, number, signal.signal(number, _note))
+        before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._stack.callback(signal.set_wakeup_fd, before)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._left.set()
+        self._stack.close()
+        self._writer.close()
+        self._thread.join()
+        self._reader.close()
+
+    def _watch(self) -> None:
+        while received := self._reader.recv(1):
+            if received[0] in _SIGNALS:
+                self._requested.set()
+                if not self._left.wait(self._grace_s):
+                    sys.stderr.write(f"process {os.getpid()} did not finish its step in {self._grace_s:g} s: ended\n")
+                    sys.stderr.flush()
+                    os._exit(128 + received[0])
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """Replace the default action; the watching thread does the rest."""
+    del number, frame
