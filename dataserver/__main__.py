@@ -1,0 +1,7 @@
+"""`python -m dataserver`."""
+
+import sys
+
+from dataserver.cli import main
+
+sys.exit(main())

@@ -1,0 +1,31 @@
+"""The command line: `dataserver index | lint | plan | serve`."""
+
+import logging
+import sys
+from collections.abc import Sequence
+
+import tyro
+
+from dataserver.cli.index import index
+from dataserver.cli.lint import lint
+from dataserver.cli.plan import plan
+from dataserver.cli.serve import serve
+
+DESCRIPTION = "CPU side of a multimodal training job: shards in, balanced steps out over gRPC."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; what the user can put right is one line on stderr and exit code 2."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    commands = {"index": index, "lint": lint, "plan": plan, "serve": serve}
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            commands, prog="dataserver", description=DESCRIPTION, args=arguments, config=(tyro.conf.FlagConversionOff,)
+        )
+    except (ValueError, OSError) as error:
+        print(f"dataserver: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("dataserver: interrupted", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,60 @@
+"""`dataserver index`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from dataserver.cli.arguments import named_paths
+from dataserver.cli.progress import progress_bar
+from dataserver.dataset.build import build_index
+from dataserver.dataset.dataset import Dataset
+from dataserver.preprocessing.tokens import BYTES, Tokenizer, count_dataset_tokens, load_tokenizer
+
+
+def index(
+    paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH...")],
+    index_dir: Path | None = None,
+    workers: int | None = None,
+    tokenizer: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=FILE")] = (),
+) -> None:
+    """Index datasets, count their tokens, and print their fingerprints.
+
+    One sequential pass per shard, in parallel; a second run touches only shards that changed, and one that was killed
+    goes on where it was. Samples that are odd are left out and counted: see `dataserver lint`.
+
+    Args:
+        paths: Folders of shards (or single shards).
+        index_dir: Folder for the index of a read-only dataset, instead of beside the shards; with one PATH only.
+        workers: Processes; one for each core by default.
+        tokenizer: Tokenizer whose tokens are counted, NAME=FILE or `bytes`; may be repeated. `bytes` by default.
+    """
+    if not paths:
+        raise ValueError("no dataset is named; give at least one folder of shards")
+    if index_dir is not None and len(paths) > 1:
+        raise ValueError(f"--index-dir holds the index of one dataset, {len(paths)} are named; index them one by one")
+    tokenizers = [_load(entry) for entry in tokenizer or (BYTES,)]
+    for path in paths:
+        _index_one(path, index_dir, workers, tokenizers)
+
+
+def _load(entry: str) -> Tokenizer:
+    if entry == BYTES:
+        return load_tokenizer(BYTES)
+    ((name, file),) = named_paths("tokenizer", [entry]).items()
+    return load_tokenizer(name, file)
+
+
+def _index_one(path: Path, index_dir: Path | None, workers: int | None, tokenizers: list[Tokenizer]) -> None:
+    with progress_bar(f"indexing {path.name}", in_bytes=True) as report:
+        built = build_index(path, index_dir, workers, report)
+    print(f"{path}")
+    print(f"  shards       {built.num_shards} ({built.num_built} indexed now)")
+    print(f"  samples      {built.num_samples}")
+    for kind, count in built.oddities.items():
+        print(f"  left out     {count} {kind}")
+    for tokenizer in tokenizers:
+        with progress_bar(f"counting {tokenizer.name} tokens") as report:
+            counted = count_dataset_tokens(path, tokenizer, index_dir, report)
+        print(f"  tokens       {counted.num_tokens} ({tokenizer.name}, digest {tokenizer.digest})")
+    print(f"  fingerprint  {Dataset.open(path, index_dir).fingerprint}", flush=True)

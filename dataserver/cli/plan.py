@@ -1,0 +1,133 @@
+"""`dataserver plan`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+import yaml
+from disttrain.v1 import plan_pb2
+from google.protobuf.json_format import MessageToJson
+from rich.console import Console
+from rich.table import Table
+
+from dataserver.cli.arguments import Pairs, given, named_paths
+from dataserver.planning.expectation import imbalance
+from dataserver.planning.identity import parse_job
+from dataserver.serving.catalog import Catalog, fill_job
+from dataserver.serving.config import MAX_CONFIG_BYTES, load_config
+from dataserver.serving.plan_message import plan_message
+from dataserver.serving.registry import make_planner
+
+MAX_SAMPLES_SHOWN = 64
+
+
+def plan(
+    job: Path,
+    step: int,
+    dataset: Pairs = (),
+    index_dir: Pairs = (),
+    quarantine: Pairs = (),
+    tokenizer: Pairs = (),
+    config: Path | None = None,
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> None:
+    """Show one step of a job: its samples, the loads of the ranks and the pipeline, before and after planning.
+
+    No server is needed: the plan depends on the indexes alone. Fingerprints, quarantine digests and the tokenizer's
+    block may be left out of the job; they are filled in from the datasets and tokenizers named here.
+
+    Args:
+        job: YAML or JSON file of the job.
+        step: Step, from 0.
+        dataset: Dataset by the logical name that the job uses; may be repeated.
+        index_dir: Folder of a dataset's index, where it does not lie beside the shards; may be repeated.
+        quarantine: Quarantine list of a dataset; may be repeated.
+        tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
+        config: YAML file of a server, for the same names.
+        json: Print the plan as JSON (message disttrain.v1.StepPlan), all samples included.
+    """
+    if step < 0:
+        raise ValueError(f"--step is {step}; steps are counted from 0")
+    flags = given(
+        datasets=named_paths("dataset", dataset),
+        index_dirs=named_paths("index-dir", index_dir),
+        quarantines=named_paths("quarantine", quarantine),
+        tokenizers=named_paths("tokenizer", tokenizer),
+    )
+    catalog = Catalog.open(load_config(config, flags))
+    parsed = parse_job(fill_job(read_job(job), catalog))
+    datasets = catalog.find_datasets(parsed.stream)
+    catalog.find_tokenizer(parsed.stream.tokenizer)
+    planner = make_planner(parsed, datasets)
+    message = plan_message(parsed, planner.plan(step))
+    if json:
+        print(MessageToJson(message, preserving_proto_field_name=True))
+    else:
+        show(Console(), message, planner.num_steps)
+
+
+def read_job(file: Path) -> Any:
+    """What a job's YAML or JSON file holds.
+
+    Raises:
+        ValueError: it cannot be read, or is no YAML.
+    """
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MAX_CONFIG_BYTES + 1)
+        if len(content) > MAX_CONFIG_BYTES:
+            raise ValueError(f"the job {file} has more than {MAX_CONFIG_BYTES} bytes; a job specification is required")
+        return yaml.safe_load(content)
+    except OSError as error:
+        raise ValueError(f"the job {file} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"the job {file} is not valid YAML: {error}") from None
+
+
+def show(console: Console, message: plan_pb2.StepPlan, num_steps: int) -> None:
+    """Print a plan for people."""
+    samples = message.samples
+    console.print(f"job {message.job_id}\nstream {message.stream_id}")
+    console.print(
+        f"step {message.step} of {num_steps}: {len(samples.sample)} samples, {sum(samples.images)} images, "
+        f"{sum(samples.tokens)} tokens, {sum(samples.truncated_tokens)} cut; "
+        f"{message.num_microbatches} microbatches per rank"
+    )
+    console.print(_loads(message))
+    console.print(_pipeline(message))
+    console.print(_samples(samples))
+    if len(samples.sample) > MAX_SAMPLES_SHOWN:
+        console.print(f"... and {len(samples.sample) - MAX_SAMPLES_SHOWN} more samples: --json has them all")
+
+
+def _loads(message: plan_pb2.StepPlan) -> Table:
+    table = Table("module", "rank", "before ms", "after ms", title="loads of the ranks, forward")
+    for load in message.loads:
+        for rank, (before, after) in enumerate(zip(load.before_ns, load.after_ns, strict=True)):
+            table.add_row(load.module, str(rank), f"{before / 1e6:.3f}", f"{after / 1e6:.3f}")
+        table.add_row(
+            load.module, "max / mean", f"{imbalance(load.before_ns):.3f}", f"{imbalance(load.after_ns):.3f}",
+            style="bold", end_section=True,
+        )  # fmt: skip
+    return table
+
+
+def _pipeline(message: plan_pb2.StepPlan) -> Table:
+    table = Table("", "before", "after", title="simulated pipeline")
+    table.add_row("makespan ms", f"{message.makespan_before_ns / 1e6:.3f}", f"{message.makespan_after_ns / 1e6:.3f}")
+    table.add_row("bubble %", f"{message.bubble_before_ppm / 1e4:.2f}", f"{message.bubble_after_ppm / 1e4:.2f}")
+    return table
+
+
+def _samples(samples: plan_pb2.PlannedSamples) -> Table:
+    names = ("dataset", "pass", "shard", "row", "task", "tokens", "cut", "images", "rank", "microbatch", "slot")
+    table = Table(*names, title="samples in canonical order")
+    for i in range(min(len(samples.sample), MAX_SAMPLES_SHOWN)):
+        shard, row = divmod(samples.sample[i], 1 << 32)
+        task = plan_pb2.Task.Name(samples.task[i]).removeprefix("TASK_").lower()
+        table.add_row(
+            str(samples.dataset[i]), str(getattr(samples, "pass")[i]), str(shard), str(row), task,
+            str(samples.tokens[i]), str(samples.truncated_tokens[i]), str(samples.images[i]),
+            str(samples.rank[i]), str(samples.microbatch[i]), str(samples.slot[i]),
+        )  # fmt: skip
+    return table

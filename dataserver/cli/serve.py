@@ -1,0 +1,84 @@
+"""`dataserver serve`."""
+
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import tyro
+
+from dataserver.cli.arguments import Pairs, given, named_paths
+from dataserver.serving.catalog import Catalog
+from dataserver.serving.config import load_config
+from dataserver.serving.server import DataServer
+
+
+def serve(
+    dataset: Pairs = (),
+    index_dir: Pairs = (),
+    quarantine: Pairs = (),
+    tokenizer: Pairs = (),
+    listen: str | None = None,
+    config: Path | None = None,
+    insecure: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    max_streams: int | None = None,
+    stream_bytes: int | None = None,
+    prefetch_bytes: int | None = None,
+    decode_threads: int | None = None,
+    max_jobs: int | None = None,
+    zstd_level: int | None = None,
+    drain_grace_s: int | None = None,
+) -> None:
+    """Serve balanced microbatches of indexed datasets over gRPC.
+
+    Prints `listening on HOST:PORT` when it serves. SIGTERM, Ctrl-C or the Drain call end it in order; a second signal
+    ends it at once. Every flag is also a key of the YAML file (the repeated ones as maps: datasets, index_dirs,
+    quarantines, tokenizers), and wins over it.
+
+    Args:
+        dataset: Dataset by the logical name that jobs use; may be repeated.
+        index_dir: Folder of a dataset's index, where it does not lie beside the shards; may be repeated.
+        quarantine: Quarantine list of a dataset, written by `dataserver lint`; may be repeated.
+        tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
+        listen: HOST:PORT; 127.0.0.1:50051 by default, port 0 for a free one.
+        config: YAML file.
+        insecure: Permit an address that others can reach, though there is no encryption and no authentication yet.
+        max_streams: Streams open at once; one more is refused.
+        stream_bytes: Largest microbatch in bytes.
+        prefetch_bytes: Memory that all streams together use to work ahead.
+        decode_threads: Threads that decode images; one for each core by default.
+        max_jobs: Jobs kept in memory.
+        zstd_level: Compression level for clients that ask for it.
+        drain_grace_s: Seconds that open streams get to finish the microbatch in hand.
+    """
+    flags = given(
+        datasets=named_paths("dataset", dataset),
+        index_dirs=named_paths("index-dir", index_dir),
+        quarantines=named_paths("quarantine", quarantine),
+        tokenizers=named_paths("tokenizer", tokenizer),
+        listen=listen,
+        insecure=insecure or None,
+        max_streams=max_streams,
+        stream_bytes=stream_bytes,
+        prefetch_bytes=prefetch_bytes,
+        decode_threads=decode_threads,
+        max_jobs=max_jobs,
+        zstd_level=zstd_level,
+        drain_grace_s=drain_grace_s,
+    )
+    settings = load_config(config, flags)
+    server = DataServer(settings, Catalog.open(settings))
+    signals = 0
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 1:
+            server.drain(settings.drain_grace_s)
+        else:
+            server.cut()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    print(f"listening on {server.start()}", flush=True)
+    server.wait()

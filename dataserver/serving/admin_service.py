@@ -1,0 +1,37 @@
+"""The methods of AdminService."""
+
+from collections.abc import Callable
+from typing import Final
+
+import grpc
+from disttrain.v1 import admin_service_pb2 as pb
+from disttrain.v1 import errors_pb2
+
+from dataserver.serving.errors import DataServiceError
+
+MAX_GRACE_S: Final = 3600
+DEFAULT_GRACE_S: Final = 30
+
+
+class AdminService:
+    """Administration of this server; see admin_service.proto."""
+
+    def __init__(self, drain: Callable[[float], int]) -> None:
+        """Make the service.
+
+        Args:
+            drain: begins a drain with a grace in seconds and returns the number of open streams.
+        """
+        self._drain = drain
+
+    def Drain(self, request: pb.DrainRequest, _: grpc.ServicerContext) -> pb.DrainResponse:  # noqa: N802
+        """Begin a drain."""
+        grace_s: float = DEFAULT_GRACE_S
+        if request.HasField("grace"):
+            grace_s = request.grace.seconds + request.grace.nanos / 1e9
+        if not 0 <= grace_s <= MAX_GRACE_S:
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_REQUEST_INVALID,
+                f"grace is {grace_s} s; a duration from 0 to {MAX_GRACE_S} s is required",
+            )
+        return pb.DrainResponse(open_streams=self._drain(grace_s))

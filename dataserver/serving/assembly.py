@@ -1,0 +1,112 @@
+"""One microbatch on its way from a layout to encoded bytes, its images decoded by a shared thread pool."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Final, TypeVar
+
+from dataserver.dataset.errors import ShardReadError
+from dataserver.preprocessing.views import PreparedView
+from dataserver.serving.memory import Buffer
+from dataserver.serving.source import Layout, ViewSource
+from dataserver.serving.wire import EncodedMicrobatch
+
+READ_ATTEMPTS: Final = 4
+READ_BACKOFF_S: Final = 0.05
+"""Wait after the first failed read; it doubles with each further one."""
+
+Result = TypeVar("Result")
+
+
+def with_retries(action: Callable[[], Result], stop: threading.Event) -> Result:
+    """Do what reads storage, again after a while where that fails; `stop` ends the waiting.
+
+    Raises:
+        ShardReadError: every attempt failed, or there was one when `stop` was set.
+    """
+    for attempt in range(READ_ATTEMPTS - 1):
+        try:
+            return action()
+        except ShardReadError:
+            if stop.wait(READ_BACKOFF_S * 2**attempt):
+                raise
+    return action()
+
+
+class Assembly:
+    """A microbatch in the making. It owns its buffer until it is released."""
+
+    def __init__(self, layout: Layout, buffer: Buffer, settled: Callable[["Assembly"], None]) -> None:
+        """Make an assembly that has not begun.
+
+        Args:
+            layout: what to make.
+            buffer: at least `layout.num_bytes` long.
+            settled: called once, from any thread, when the assembly is made, has failed or was cancelled, and no thread
+                writes to the buffer any more.
+        """
+        self.layout = layout
+        self.buffer = buffer
+        self.encoded: EncodedMicrobatch | None = None
+        self.error: Exception | None = None
+        self._settled = settled
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._futures: list[Future[None]] = []
+        self._outstanding = 1
+
+    def start(self, source: ViewSource, pool: Executor) -> None:
+        """Fill in what needs no decoding and hand the images to the pool. Errors end in `error`."""
+        prepared: PreparedView | None = None
+        try:
+            used = self.buffer[: self.layout.num_bytes]
+            prepared = with_retries(lambda: source.prepare(self.layout, used), self._stop)
+            for task in prepared.tasks:
+                self._submit(pool, task)
+        except Exception as error:
+            self._fail(error)
+        self._part_done(source, prepared)
+        for future in tuple(self._futures):
+            future.add_done_callback(lambda _: self._part_done(source, prepared))
+
+    def cancel(self) -> None:
+        """Give up what is still to be done; what runs ends after the image in hand."""
+        self._stop.set()
+        with self._lock:
+            futures = tuple(self._futures)
+        for future in futures:
+            future.cancel()
+
+    def _submit(self, pool: Executor, task: Callable[[], None]) -> None:
+        with self._lock:
+            if self._stop.is_set():
+                return
+            self._futures.append(pool.submit(self._run, task))
+            self._outstanding += 1
+
+    def _run(self, task: Callable[[], None]) -> None:
+        if self._stop.is_set():
+            return
+        try:
+            with_retries(task, self._stop)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self.error = self.error or error
+        self._stop.set()
+
+    def _part_done(self, source: ViewSource, prepared: PreparedView | None) -> None:
+        with self._lock:
+            self._outstanding -= 1
+            if self._outstanding:
+                return
+        if prepared is not None and not self._stop.is_set():
+            try:
+                prepared.finish()
+                self.encoded = source.encode(self.layout, prepared)
+            except Exception as error:
+                self._fail(error)
+        self._futures = []  # their callbacks hold the prepared view
+        self._settled(self)

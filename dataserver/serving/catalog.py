@@ -1,0 +1,122 @@
+"""What this server has: datasets and tokenizers by logical name, opened once at start."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from disttrain.v1 import errors_pb2
+
+from dataserver.dataset.dataset import Dataset
+from dataserver.planning.jobspec import DatasetSpec, Stream, TokenizerSpec
+from dataserver.preprocessing.tokens import BYTES, Tokenizer, check_tokenizer, load_tokenizer, tokenizer_spec
+from dataserver.serving.config import ServerConfig
+from dataserver.serving.errors import DataServiceError
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Datasets and tokenizers by name; `bytes` is always among the tokenizers."""
+
+    datasets: Mapping[str, Dataset]
+    tokenizers: Mapping[str, Tokenizer]
+
+    @classmethod
+    def open(cls, config: ServerConfig) -> "Catalog":
+        """Open everything that the configuration names.
+
+        Raises:
+            DatasetError: a dataset is missing, empty, or its index older than a shard; names the command to run.
+            ValueError: a tokenizer's file cannot be used.
+        """
+        datasets = {
+            name: Dataset.open(path, config.index_dirs.get(name), config.quarantines.get(name))
+            for name, path in config.datasets.items()
+        }
+        tokenizers = {name: load_tokenizer(name, path) for name, path in config.tokenizers.items()}
+        return cls(datasets, {BYTES: load_tokenizer(BYTES), **tokenizers})
+
+    def find_datasets(self, stream: Stream) -> tuple[Dataset, ...]:
+        """The datasets of a job in its order.
+
+        Raises:
+            DataServiceError: DATASET_UNKNOWN or DATASET_MISMATCH.
+        """
+        return tuple(self._dataset(spec) for spec in stream.datasets)
+
+    def _dataset(self, spec: DatasetSpec) -> Dataset:
+        dataset = self.datasets.get(spec.name)
+        if dataset is None:
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_DATASET_UNKNOWN,
+                f"the job names dataset {spec.name!r}; this server has {sorted(self.datasets)}: correct the name, or "
+                f"start the server with --dataset {spec.name}=PATH",
+            )
+        if dataset.fingerprint != spec.fingerprint:
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_DATASET_MISMATCH,
+                f"dataset {spec.name!r} of the job has fingerprint {spec.fingerprint}, the server's has "
+                f"{dataset.fingerprint}: serve the same data, or start a new job with the server's fingerprint",
+            )
+        found = quarantine_digest(dataset)
+        if spec.quarantine and spec.quarantine != found:
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_DATASET_MISMATCH,
+                f"dataset {spec.name!r} of the job pins quarantine list {spec.quarantine}, the server has "
+                f"{found or 'none'}: start the server with --quarantine {spec.name}=FILE of that list",
+            )
+        return dataset
+
+    def find_tokenizer(self, spec: TokenizerSpec) -> Tokenizer:
+        """The tokenizer of a job.
+
+        Raises:
+            DataServiceError: TOKENIZER_UNKNOWN or TOKENIZER_MISMATCH.
+            TokenizerError: it has more ids than the job's vocabulary.
+        """
+        tokenizer = self.tokenizers.get(spec.name)
+        if tokenizer is None:
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_TOKENIZER_UNKNOWN,
+                f"the job names tokenizer {spec.name!r}; this server has {sorted(self.tokenizers)}: correct the name, "
+                f"or start the server with --tokenizer {spec.name}=FILE",
+            )
+        if tokenizer.digest != spec.digest:
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_TOKENIZER_MISMATCH,
+                f"tokenizer {spec.name!r} of the job has digest {spec.digest}, the server's file has "
+                f"{tokenizer.digest}: serve the same file, or start a new job with the server's digest",
+            )
+        check_tokenizer(spec, tokenizer)
+        return tokenizer
+
+
+def quarantine_digest(dataset: Dataset) -> str:
+    """Digest of the list that the server has for a dataset; empty without one."""
+    return dataset.quarantine.digest if dataset.quarantine else ""
+
+
+def fill_job(data: Any, catalog: Catalog) -> Any:
+    """A job's YAML with what it leaves out filled in from the catalog: fingerprints, quarantine, tokenizer.
+
+    What is there stays; a job that is no mapping is returned as it is, for `parse_job` to refuse.
+    """
+    if not isinstance(data, dict) or not isinstance(data.get("stream"), dict):
+        return data
+    stream = dict(data["stream"])
+    if isinstance(stream.get("datasets"), list):
+        stream["datasets"] = [_filled_dataset(entry, catalog) for entry in stream["datasets"]]
+    block = stream.get("tokenizer") or {}
+    if isinstance(block, dict):
+        tokenizer = catalog.tokenizers.get(str(block.get("name", BYTES)))
+        if tokenizer is not None:
+            stream["tokenizer"] = {**tokenizer_spec(tokenizer).model_dump(mode="json"), **block}
+    return {**data, "stream": stream}
+
+
+def _filled_dataset(entry: Any, catalog: Catalog) -> Any:
+    if not isinstance(entry, dict):
+        return entry
+    dataset = catalog.datasets.get(str(entry.get("name")))
+    if dataset is None:
+        return entry
+    return {"fingerprint": dataset.fingerprint, "quarantine": quarantine_digest(dataset), **entry}

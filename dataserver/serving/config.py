@@ -1,0 +1,133 @@
+"""Configuration of a server: a YAML file, overridden by flags. Paths stand here and nowhere else."""
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dataserver.planning.jobspec import Name
+
+MAX_CONFIG_BYTES = 1 << 20
+MIB = 1 << 20
+
+
+class ConfigError(ValueError):
+    """A configuration that no server can be started from; the message names the key."""
+
+
+class ServerConfig(BaseModel):
+    """Everything that an operator decides about one server."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    datasets: dict[Name, Path] = {}
+    """Folder of each dataset, by the logical name that jobs use."""
+    index_dirs: dict[Name, Path] = {}
+    """Folder of a dataset's index, where it does not lie beside the shards."""
+    quarantines: dict[Name, Path] = {}
+    """Quarantine list of a dataset, as `dataserver lint` writes it."""
+    tokenizers: dict[Name, Path] = {}
+    """Hugging Face `tokenizers` file of each tokenizer; the byte-level vocabulary `bytes` is always there."""
+    listen: str = "127.0.0.1:50051"
+    """HOST:PORT to serve on; port 0 takes a free one."""
+    insecure: bool = False
+    """Permit to serve without encryption or authentication beyond this machine."""
+    max_streams: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Streams open at once; one more is refused."""
+    stream_bytes: Annotated[int, Field(ge=1 * MIB, le=1 << 40)] = 256 * MIB
+    """Largest microbatch. Every open stream may hold one, whatever the others hold."""
+    prefetch_bytes: Annotated[int, Field(ge=0, le=1 << 44)] = 1024 * MIB
+    """Memory that all streams together use to work ahead of their consumers."""
+    decode_threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=lambda: os.cpu_count() or 1)
+    """Threads that decode images; by default one for each core."""
+    max_jobs: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Jobs kept in memory; the one used least recently is forgotten first, and its clients bring it again."""
+    zstd_level: Annotated[int, Field(ge=-7, le=19)] = 1
+    """Compression level for clients that ask for Zstandard."""
+    drain_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30
+    """Seconds that open streams get to finish the microbatch in hand when the server is told to end."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.datasets:
+            raise ValueError("no dataset is configured; name at least one, e.g. --dataset NAME=PATH")
+        for key in ("index_dirs", "quarantines"):
+            unknown = sorted(set(getattr(self, key)) - set(self.datasets))
+            if unknown:
+                raise ValueError(f"{key} names {unknown}, which is not among the datasets {sorted(self.datasets)}")
+        if "bytes" in self.tokenizers:
+            raise ValueError("tokenizers names 'bytes', which is built in; give the file another name")
+        host, _ = split_address(self.listen)
+        if not self.insecure and not _is_loopback(host):
+            raise ValueError(
+                f"listen is {self.listen}, which others can reach, and the service has neither encryption nor "
+                "authentication yet; listen on 127.0.0.1, or add --insecure where the network is trusted"
+            )
+        return self
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT` or `[IPV6]:PORT`; ValueError for anything else."""
+    host, separator, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise ValueError(f"listen is {address!r}; HOST:PORT with a port from 0 to 65535 is required")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def load_config(file: Path | None, overrides: Mapping[str, Any]) -> ServerConfig:
+    """The configuration of a YAML file (paths relative to its folder), with flags put over it, maps entry by entry.
+
+    Raises:
+        ConfigError: naming the file's keys that are unknown or wrong.
+    """
+    merged = {} if file is None else _read(file)
+    for key, value in overrides.items():
+        found = merged.get(key)
+        merged[key] = {**found, **value} if isinstance(value, Mapping) and isinstance(found, dict) else value
+    try:
+        return ServerConfig.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_problem(e["loc"], e["msg"], e["type"]) for e in error.errors())) from None
+
+
+def _problem(location: tuple[int | str, ...], message: str, kind: str) -> str:
+    key = ".".join(str(part) for part in location)
+    if kind == "extra_forbidden":
+        return f"configuration key {key!r} is unknown; the keys are {', '.join(ServerConfig.model_fields)}"
+    text = message.removeprefix("Value error, ")
+    return f"configuration key {key!r}: {text}" if key else text
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MAX_CONFIG_BYTES + 1)
+        if len(content) > MAX_CONFIG_BYTES:
+            raise ConfigError(f"{file} has more than {MAX_CONFIG_BYTES} bytes; a server configuration is required")
+        data = yaml.safe_load(content)
+    except OSError as error:
+        raise ConfigError(f"the configuration {file} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ConfigError(f"{file} holds no mapping of configuration keys; the keys are {[*ServerConfig.model_fields]}")
+    for key in ("datasets", "index_dirs", "quarantines", "tokenizers"):
+        if isinstance(data.get(key), dict):
+            data[key] = {n: file.parent / v if isinstance(v, str) else v for n, v in data[key].items()}
+    return data

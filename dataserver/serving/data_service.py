@@ -1,0 +1,190 @@
+# ruff: noqa: N802 (methods are named by the proto)
+"""The methods of DataService. Every field of a request is checked here or where it is used, before memory is taken."""
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Final
+
+import grpc
+from disttrain.v1 import data_service_pb2 as pb
+from disttrain.v1 import errors_pb2, microbatch_pb2
+from google.protobuf.duration_pb2 import Duration
+
+from dataserver.planning.identity import canonical_json
+from dataserver.planning.jobspec import (
+    SUPPORTED_CONTENT_VERSIONS,
+    SUPPORTED_ORDER_VERSIONS,
+    SUPPORTED_PLAN_VERSIONS,
+    ModuleSpec,
+)
+from dataserver.preprocessing import content_digest
+from dataserver.serving.catalog import Catalog, quarantine_digest
+from dataserver.serving.config import ServerConfig
+from dataserver.serving.errors import DataServiceError
+from dataserver.serving.plan_message import plan_message
+from dataserver.serving.registry import JobRegistry, ServedJob, parse_job_json
+from dataserver.serving.source import ViewSource
+from dataserver.serving.streams import Streams
+
+MAX_TENSOR_NAMES: Final = 64
+MAX_TENSOR_NAME_CHARS: Final = 64
+MAX_REPORT_BYTES: Final = 64 << 10
+"""Of one report of step times: a few thousand microbatches."""
+
+
+class DataService:
+    """Serves planned microbatches; see data_service.proto."""
+
+    def __init__(self, catalog: Catalog, streams: Streams, config: ServerConfig) -> None:
+        self._catalog = catalog
+        self._streams = streams
+        self._config = config
+        self._jobs = JobRegistry(catalog, config.max_jobs)
+        self._content_digest = content_digest()
+
+    def GetOrCreateJob(self, request: pb.GetOrCreateJobRequest, _: grpc.ServicerContext) -> pb.GetOrCreateJobResponse:
+        """Make a job known."""
+        served = self._jobs.get_or_create(parse_job_json(request.job_spec_json))
+        return pb.GetOrCreateJobResponse(
+            job_id=served.job.job_id,
+            stream_id=served.job.stream_id,
+            canonical_job_spec_json=canonical_json(served.job.spec).decode(),
+            num_steps=served.planner.num_steps,
+        )
+
+    def StreamMicrobatches(
+        self, request: pb.StreamMicrobatchesRequest, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        """Stream the microbatches of one rank, as messages that are bytes already."""
+        served = self._jobs.get(request.job_id)
+        _check_rank(served, request.module, request.rank)
+        _check_start(served, request.start_step, request.start_microbatch)
+        source = ViewSource(
+            served=served,
+            module=request.module,
+            rank=request.rank,
+            tensors=_checked_names(tuple(request.tensors)),
+            zstd_level=self._zstd_level(request.codec),
+        )
+        stream = self._streams.open(source, request.start_step, request.start_microbatch)
+        if not context.add_callback(stream.close):
+            stream.close()
+        yield from stream.messages()
+
+    def GetPlan(self, request: pb.GetPlanRequest, _: grpc.ServicerContext) -> pb.GetPlanResponse:
+        """Plan one step and say what the plan gains."""
+        served = self._jobs.get(request.job_id)
+        return pb.GetPlanResponse(plan=plan_message(served.job, served.planner.plan(request.step)))
+
+    def ReportStepTimes(
+        self, request: pb.ReportStepTimesRequest, _: grpc.ServicerContext
+    ) -> pb.ReportStepTimesResponse:
+        """Keep measured times."""
+        times = request.times
+        served = self._jobs.get(times.job_id)
+        module = _check_rank(served, times.module, times.rank)
+        _check_times(served, module, times)
+        served.times.add(times)
+        return pb.ReportStepTimesResponse()
+
+    def ListStepTimes(self, request: pb.ListStepTimesRequest, _: grpc.ServicerContext) -> pb.ListStepTimesResponse:
+        """List the newest measured times."""
+        return pb.ListStepTimesResponse(times=self._jobs.get(request.job_id).times.newest())
+
+    def GetServerInfo(self, _request: pb.GetServerInfoRequest, _: grpc.ServicerContext) -> pb.GetServerInfoResponse:
+        """Say what this server supports."""
+        return pb.GetServerInfoResponse(
+            release=version("disttrain"),
+            order_versions=sorted(SUPPORTED_ORDER_VERSIONS),
+            content_versions=sorted(SUPPORTED_CONTENT_VERSIONS),
+            plan_versions=sorted(SUPPORTED_PLAN_VERSIONS),
+            content_digest=self._content_digest,
+            max_streams=self._config.max_streams,
+            draining=self._streams.draining,
+        )
+
+    def GetDatasetInfo(self, _request: pb.GetDatasetInfoRequest, _: grpc.ServicerContext) -> pb.GetDatasetInfoResponse:
+        """Say what datasets and tokenizers there are."""
+        return pb.GetDatasetInfoResponse(
+            datasets=[
+                pb.DatasetInfo(
+                    name=name,
+                    fingerprint=dataset.fingerprint,
+                    num_shards=len(dataset.shards),
+                    num_samples=sum(shard.num_samples for shard in dataset.shards),
+                    quarantine=quarantine_digest(dataset),
+                )
+                for name, dataset in sorted(self._catalog.datasets.items())
+            ],
+            tokenizers=[
+                pb.TokenizerInfo(name=name, digest=tokenizer.digest, vocab_size=tokenizer.vocab_size)
+                for name, tokenizer in sorted(self._catalog.tokenizers.items())
+            ],
+        )
+
+    def _zstd_level(self, codec: microbatch_pb2.Codec.ValueType) -> int | None:
+        if codec == microbatch_pb2.CODEC_UNSPECIFIED:
+            return None
+        if codec == microbatch_pb2.CODEC_ZSTD:
+            return self._config.zstd_level
+        raise _invalid(f"codec is {codec}; CODEC_UNSPECIFIED (raw) or CODEC_ZSTD is required")
+
+
+def _invalid(message: str) -> DataServiceError:
+    return DataServiceError(errors_pb2.ERROR_REASON_REQUEST_INVALID, message)
+
+
+def _check_rank(served: ServedJob, name: str, rank: int) -> ModuleSpec:
+    modules = {module.name: module for module in served.job.spec.execution.modules}
+    module = modules.get(name)
+    if module is None:
+        raise DataServiceError(
+            errors_pb2.ERROR_REASON_MODULE_UNKNOWN,
+            f"module {name[:128]!r} is not in the job; it has {sorted(modules)}",
+        )
+    if rank >= module.dp:
+        raise DataServiceError(
+            errors_pb2.ERROR_REASON_RANK_OUT_OF_RANGE,
+            f"rank {rank} of module {name} was asked for; its data-parallel degree is {module.dp}, so ranks are 0 to "
+            f"{module.dp - 1}",
+        )
+    return module
+
+
+def _check_start(served: ServedJob, step: int, microbatch: int) -> None:
+    """A stream may start where the job ends, which a finished checkpoint asks for; not beyond."""
+    num_steps = served.planner.num_steps
+    if (step, microbatch) > (num_steps, 0):
+        raise DataServiceError(
+            errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
+            f"step {step}, microbatch {microbatch} was asked for; the job has {num_steps} steps",
+        )
+
+
+def _checked_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(names) > MAX_TENSOR_NAMES or any(len(name) > MAX_TENSOR_NAME_CHARS for name in names):
+        raise _invalid(
+            f"{len(names)} tensors are named; at most {MAX_TENSOR_NAMES} names of at most {MAX_TENSOR_NAME_CHARS} "
+            "characters are allowed"
+        )
+    return names
+
+
+def _check_times(served: ServedJob, module: ModuleSpec, times: pb.StepTimes) -> None:
+    if times.step >= served.planner.num_steps:
+        raise DataServiceError(
+            errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
+            f"times of step {times.step} were reported; the job has {served.planner.num_steps} steps",
+        )
+    if times.stage >= module.pp:
+        raise _invalid(f"times of stage {times.stage} were reported; module {module.name} has {module.pp} stages")
+    if times.ByteSize() > MAX_REPORT_BYTES:
+        raise _invalid(f"the report has {times.ByteSize()} bytes; at most {MAX_REPORT_BYTES} are allowed")
+    if any(ns < 0 for ns in (*times.forward_ns, *times.backward_ns)) or any(
+        map(_is_negative, (times.step_time, times.data_wait))
+    ):
+        raise _invalid("a reported time is negative; times must be 0 or more")
+
+
+def _is_negative(duration: Duration) -> bool:
+    return duration.seconds < 0 or duration.nanos < 0

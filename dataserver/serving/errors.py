@@ -1,0 +1,139 @@
+"""The one table of error reasons, and the way from an exception to a gRPC status with google.rpc.ErrorInfo."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NoReturn
+
+import grpc
+from disttrain.v1 import errors_pb2
+from disttrain.v1.errors_pb2 import ErrorReason
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
+from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
+from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError
+from dataserver.planning.sizing import SampleTooLargeError
+from dataserver.preprocessing.layout import UnknownTensorError
+from dataserver.preprocessing.sequences import TokenCountError
+from dataserver.preprocessing.tokens import TokenizerError
+
+ERROR_DOMAIN = "disttrain"
+MAX_MESSAGE_BYTES = 1500
+"""Of an error's text: it travels twice in HTTP/2 trailers, which gRPC bounds to 8 KiB by default."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRule:
+    """What belongs to a reason for ever."""
+
+    code: grpc.StatusCode
+    retriable: bool
+
+
+_CODE = grpc.StatusCode
+ERROR_TABLE: Mapping[ErrorReason.ValueType, ErrorRule] = MappingProxyType(
+    {
+        errors_pb2.ERROR_REASON_JOB_UNKNOWN: ErrorRule(_CODE.NOT_FOUND, retriable=True),
+        errors_pb2.ERROR_REASON_JOB_INVALID: ErrorRule(_CODE.INVALID_ARGUMENT, retriable=False),
+        errors_pb2.ERROR_REASON_VERSION_UNSUPPORTED: ErrorRule(_CODE.FAILED_PRECONDITION, retriable=False),
+        errors_pb2.ERROR_REASON_DATASET_UNKNOWN: ErrorRule(_CODE.NOT_FOUND, retriable=False),
+        errors_pb2.ERROR_REASON_DATASET_MISMATCH: ErrorRule(_CODE.FAILED_PRECONDITION, retriable=False),
+        errors_pb2.ERROR_REASON_TOKENIZER_UNKNOWN: ErrorRule(_CODE.NOT_FOUND, retriable=False),
+        errors_pb2.ERROR_REASON_TOKENIZER_MISMATCH: ErrorRule(_CODE.FAILED_PRECONDITION, retriable=False),
+        errors_pb2.ERROR_REASON_TOKENS_NOT_COUNTED: ErrorRule(_CODE.FAILED_PRECONDITION, retriable=False),
+        errors_pb2.ERROR_REASON_INDEX_STALE: ErrorRule(_CODE.FAILED_PRECONDITION, retriable=False),
+        errors_pb2.ERROR_REASON_SAMPLE_TOO_LARGE: ErrorRule(_CODE.INVALID_ARGUMENT, retriable=False),
+        errors_pb2.ERROR_REASON_DATASET_EMPTY: ErrorRule(_CODE.FAILED_PRECONDITION, retriable=False),
+        errors_pb2.ERROR_REASON_MODULE_UNKNOWN: ErrorRule(_CODE.INVALID_ARGUMENT, retriable=False),
+        errors_pb2.ERROR_REASON_RANK_OUT_OF_RANGE: ErrorRule(_CODE.OUT_OF_RANGE, retriable=False),
+        errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE: ErrorRule(_CODE.OUT_OF_RANGE, retriable=False),
+        errors_pb2.ERROR_REASON_TENSOR_UNKNOWN: ErrorRule(_CODE.INVALID_ARGUMENT, retriable=False),
+        errors_pb2.ERROR_REASON_REQUEST_INVALID: ErrorRule(_CODE.INVALID_ARGUMENT, retriable=False),
+        errors_pb2.ERROR_REASON_TOO_MANY_STREAMS: ErrorRule(_CODE.RESOURCE_EXHAUSTED, retriable=True),
+        errors_pb2.ERROR_REASON_DRAINING: ErrorRule(_CODE.UNAVAILABLE, retriable=True),
+        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE: ErrorRule(_CODE.UNAVAILABLE, retriable=True),
+        errors_pb2.ERROR_REASON_INTERNAL: ErrorRule(_CODE.INTERNAL, retriable=False),
+        errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE: ErrorRule(_CODE.RESOURCE_EXHAUSTED, retriable=False),
+    }
+)
+"""Frozen: clients decide by it what to repeat."""
+
+
+@dataclass(eq=False)
+class DataServiceError(Exception):
+    """An error for the client: a reason of the table, and a text that says what to change."""
+
+    reason: ErrorReason.ValueType
+    message: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def rule(self) -> ErrorRule:
+        """Status code, and whether a retry can help."""
+        return ERROR_TABLE[self.reason]
+
+
+_REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
+    {
+        JobSpecError: errors_pb2.ERROR_REASON_JOB_INVALID,
+        UnsupportedVersionError: errors_pb2.ERROR_REASON_VERSION_UNSUPPORTED,
+        SampleTooLargeError: errors_pb2.ERROR_REASON_SAMPLE_TOO_LARGE,
+        DatasetEmptyError: errors_pb2.ERROR_REASON_DATASET_EMPTY,
+        StepOutOfRangeError: errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
+        TokenCountError: errors_pb2.ERROR_REASON_TOKENS_NOT_COUNTED,
+        TokenizerError: errors_pb2.ERROR_REASON_TOKENIZER_MISMATCH,
+        UnknownTensorError: errors_pb2.ERROR_REASON_TENSOR_UNKNOWN,
+        DatasetError: errors_pb2.ERROR_REASON_INDEX_STALE,
+        StaleIndexError: errors_pb2.ERROR_REASON_INDEX_STALE,
+        TokensMissingError: errors_pb2.ERROR_REASON_TOKENS_NOT_COUNTED,
+        FilterError: errors_pb2.ERROR_REASON_JOB_INVALID,
+        ShardReadError: errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+        OSError: errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+    }
+)
+
+
+def service_error(error: Exception) -> DataServiceError:
+    """What a client is told of an exception; one that no rule covers is logged here and hidden from the client."""
+    if isinstance(error, DataServiceError):
+        return error
+    for kind in type(error).__mro__:
+        reason = _REASON_OF.get(kind)
+        if reason is not None:
+            return DataServiceError(reason, str(error))
+    _log.error("request failed by a defect of the server", exc_info=error)
+    return DataServiceError(
+        errors_pb2.ERROR_REASON_INTERNAL, f"the server failed ({type(error).__name__}); its log has the details"
+    )
+
+
+def abort(context: grpc.ServicerContext, error: DataServiceError) -> NoReturn:
+    """End a call with the error's status, text and ErrorInfo."""
+    name = ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_")
+    rule = error.rule
+    info = error_details_pb2.ErrorInfo(
+        reason=name,
+        domain=ERROR_DOMAIN,
+        metadata={"retriable": "true" if rule.retriable else "false", **error.metadata},
+    )
+    detail = AnyMessage()
+    detail.Pack(info)
+    status = status_pb2.Status(code=rule.code.value[0], message=_cut(error.message), details=[detail])
+    context.abort_with_status(rpc_status.to_status(status))
+    raise AssertionError("abort_with_status returned")
+
+
+def _cut(text: str) -> str:
+    encoded = text.encode("utf-8", "backslashreplace")
+    if len(encoded) <= MAX_MESSAGE_BYTES:
+        return encoded.decode()
+    return encoded[: MAX_MESSAGE_BYTES - 4].decode("utf-8", "ignore") + " ..."

@@ -1,0 +1,131 @@
+"""One server: it binds an address, serves until it is drained, and ends."""
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import grpc
+from disttrain.v1 import admin_service_pb2, data_service_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from dataserver.serving.admin_service import AdminService
+from dataserver.serving.catalog import Catalog
+from dataserver.serving.config import ConfigError, ServerConfig, split_address
+from dataserver.serving.data_service import DataService
+from dataserver.serving.handlers import service_handler
+from dataserver.serving.streams import Streams
+
+UNARY_THREADS: Final = 32
+"""Threads beyond one for each stream, so that a full server still answers, if only to refuse."""
+STOP_GRACE_S: Final = 1.0
+"""Time that calls other than streams get to end when the streams have ended."""
+
+_DATA = data_service_pb2.DESCRIPTOR.services_by_name["DataService"]
+_ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
+_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),  # by default clients that ping are cut off
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 30_000),  # a trainer that vanished must not hold its stream for ever
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+
+
+class DataServer:
+    """A running server. It holds nothing that cannot be computed again."""
+
+    def __init__(self, config: ServerConfig, catalog: Catalog) -> None:
+        self._config = config
+        self._streams = Streams(config)
+        self._health = health.HealthServicer()
+        self._lock = threading.Lock()
+        self._drainer: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._grpc = grpc.server(ThreadPoolExecutor(config.max_streams + UNARY_THREADS, "rpc"), options=_OPTIONS)
+        self._grpc.add_generic_rpc_handlers(
+            (
+                service_handler(_DATA, DataService(catalog, self._streams, config)),
+                service_handler(_ADMIN, AdminService(self.drain)),
+            )
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        names = (_DATA.full_name, _ADMIN.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._grpc)
+
+    @property
+    def streams(self) -> Streams:
+        """The open streams."""
+        return self._streams
+
+    def start(self) -> str:
+        """Bind and serve; HOST:PORT with the port that was taken.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        host, port = split_address(self._config.listen)
+        bound = self._bind(host, port)
+        for name in ("", _DATA.full_name):
+            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._grpc.start()
+        return _join(host, bound)
+
+    def drain(self, grace_s: float) -> int:
+        """Begin to end: refuse new streams, let open ones finish the microbatch in hand, for at most `grace_s` seconds.
+
+        Calling it again changes nothing. Returns the number of streams open at this call.
+        """
+        self._health.enter_graceful_shutdown()
+        open_streams = self._streams.drain()
+        with self._lock:
+            if self._drainer is None:
+                self._drainer = threading.Thread(target=self._end, args=(grace_s,), name="drain")
+                self._drainer.start()
+        return open_streams
+
+    def cut(self) -> None:
+        """Cut open streams off, so that a drain ends at once."""
+        self._streams.cut()
+
+    def stop(self) -> None:
+        """End now, whatever is open, and wait until that is done."""
+        self.drain(0.0)
+        self.cut()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the server was drained or stopped."""
+        self._ended.wait()
+
+    def _end(self, grace_s: float) -> None:
+        self._streams.wait_until_idle(grace_s)
+        self._grpc.stop(STOP_GRACE_S).wait()
+        self._streams.close()
+        self._ended.set()
+
+    def _bind(self, host: str, port: int) -> int:
+        problem = _why_not(host, port)
+        if problem is None:
+            try:
+                return self._grpc.add_insecure_port(_join(host, port))
+            except RuntimeError as error:
+                problem = str(error)
+        raise ConfigError(f"cannot listen on {_join(host, port)}: {problem}; choose another address with --listen")
+
+
+def _why_not(host: str, port: int) -> str | None:
+    """Why an address cannot be bound, in the words of the system, which gRPC keeps to itself; None if it can be."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

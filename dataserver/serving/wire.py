@@ -1,0 +1,197 @@
+"""A microbatch on the wire: its header, and its tensors cut into chunks.
+
+Messages of the stream leave here as bytes, already in the form of StreamMicrobatchesResponse, so that tensor data is
+copied once on its way to gRPC instead of being put through protobuf.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+import zstandard
+from disttrain.v1 import data_service_pb2, errors_pb2, microbatch_pb2
+
+from dataserver.planning.identity import Job
+from dataserver.planning.jobspec import ModuleKind
+from dataserver.planning.plan import Routing, StepPlan
+from dataserver.planning.samples import Bool
+from dataserver.planning.views import ViewPlan
+from dataserver.preprocessing.layout import TensorSpec
+from dataserver.serving.errors import DataServiceError
+from dataserver.serving.memory import Buffer
+
+ALIGNMENT = 64
+CHUNK_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 4 << 20
+"""Every language's default limit of a received message."""
+
+_CHUNK_TAG = b"\x12"
+"""Field 2 of StreamMicrobatchesResponse, length-delimited."""
+
+_DTYPES = {
+    np.dtype(np.uint8): microbatch_pb2.DATA_TYPE_UINT8,
+    np.dtype(np.int32): microbatch_pb2.DATA_TYPE_INT32,
+    np.dtype(np.int64): microbatch_pb2.DATA_TYPE_INT64,
+}
+
+Compressor = Callable[[memoryview], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedMicrobatch:
+    """A microbatch ready to be sent."""
+
+    header: bytes
+    """The first message."""
+    payload: Buffer
+    """uint8 [total_bytes]: what the chunks hold."""
+
+    def messages(self) -> Iterator[bytes]:
+        """The messages of the stream: the header, then the chunks."""
+        yield self.header
+        for start in range(0, self.payload.nbytes, CHUNK_BYTES):
+            part = memoryview(self.payload[start : start + CHUNK_BYTES])
+            yield b"".join((_CHUNK_TAG, _varint(part.nbytes), part))
+
+
+def zstd_compressor(level: int) -> Compressor:
+    """A function that makes one Zstandard frame with its content size."""
+    context = zstandard.ZstdCompressor(level=level, write_content_size=True)
+    return lambda data: context.compress(data)
+
+
+def encode_microbatch(
+    job: Job,
+    plan: StepPlan,
+    view: ViewPlan,
+    tensors: Sequence[TensorSpec],
+    raw: Buffer,
+    valid: Bool,
+    compressor: Compressor | None,
+) -> EncodedMicrobatch:
+    """Encode the tensors that lie in `raw` as `tensors` says, in place, and describe them.
+
+    Args:
+        job: the job.
+        plan: the step's plan.
+        view: what of the plan the tensors hold.
+        tensors: name, dtype, shape and offset of each, in order of offset.
+        raw: uint8 [total bytes]; holds the encoded bytes afterwards.
+        valid: bool [items of the view].
+        compressor: applied to each tensor that it makes smaller.
+
+    Raises:
+        DataServiceError: MICROBATCH_TOO_LARGE, the header alone exceeds what a message may hold.
+    """
+    table, total = _encode_in_place(tensors, raw, compressor)
+    payload = raw[:total]
+    header = microbatch_pb2.MicrobatchHeader(
+        job_id=job.job_id,
+        stream_id=job.stream_id,
+        plan_hash=plan.hash,
+        content_version=job.stream.content_version,
+        step=plan.step,
+        microbatch=view.microbatch,
+        num_microbatches=plan.num_microbatches,
+        denominators=denominators(plan),
+        items=_items(plan, view, valid),
+        sequence_valid=_sequence_valid(plan, view),
+        routings=[_routing(r) for r in view.routings],
+        tensors=table,
+        total_bytes=total,
+        crc32c=google_crc32c.value(payload),
+    )
+    message = data_service_pb2.StreamMicrobatchesResponse(header=header).SerializeToString()
+    if len(message) > MAX_MESSAGE_BYTES:
+        raise DataServiceError(
+            errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
+            f"the header of microbatch {view.microbatch} of step {plan.step} names {view.num_items} items in "
+            f"{len(message)} bytes, more than the {MAX_MESSAGE_BYTES} of one message; lower execution.microbatch",
+        )
+    return EncodedMicrobatch(message, payload)
+
+
+def end_of_stream(reason: data_service_pb2.EndOfStream.Reason.ValueType, step: int, microbatch: int) -> bytes:
+    """The last message of a stream that ends in order; (step, microbatch) is the first that was not sent."""
+    end = data_service_pb2.EndOfStream(reason=reason, next_step=step, next_microbatch=microbatch)
+    return data_service_pb2.StreamMicrobatchesResponse(end=end).SerializeToString()
+
+
+def denominators(plan: StepPlan) -> microbatch_pb2.Denominators:
+    """What the step's losses are divided by."""
+    return microbatch_pb2.Denominators(text_tokens=plan.text_tokens, target_patches=plan.target_patches)
+
+
+def _encode_in_place(
+    tensors: Sequence[TensorSpec], raw: Buffer, compressor: Compressor | None
+) -> tuple[list[microbatch_pb2.Tensor], int]:
+    """The tensor table and the encoded length. No tensor grows, so that each moves towards the front or stays."""
+    table: list[microbatch_pb2.Tensor] = []
+    end = 0
+    for spec in tensors:
+        raw_bytes = spec.num_bytes
+        source = raw[spec.offset : spec.offset + raw_bytes]
+        encoded = None if compressor is None else compressor(source.data)
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        raw[end:start] = 0
+        smaller = encoded is not None and len(encoded) < raw_bytes
+        size = len(encoded) if encoded is not None and smaller else raw_bytes
+        if encoded is not None and smaller:
+            raw[start : start + size] = np.frombuffer(encoded, np.uint8)
+        elif start != spec.offset:
+            raw[start : start + size] = source
+        end = start + size
+        table.append(
+            microbatch_pb2.Tensor(
+                name=spec.name,
+                dtype=_DTYPES[spec.dtype],
+                shape=spec.shape,
+                offset=start,
+                encoded_bytes=size,
+                raw_bytes=raw_bytes,
+                codec=microbatch_pb2.CODEC_ZSTD if smaller else microbatch_pb2.CODEC_UNSPECIFIED,
+            )
+        )
+    return table, end
+
+
+def _items(plan: StepPlan, view: ViewPlan, valid: Bool) -> microbatch_pb2.Items:
+    samples, backbone = plan.samples, view.kind is ModuleKind.BACKBONE
+    index = view.items if backbone else samples.image_sample[view.items]
+    items = microbatch_pb2.Items(
+        dataset=samples.dataset[index].tolist(),
+        sample=samples.sample[index].tolist(),
+        image=[] if backbone else samples.image_number[view.items].tolist(),
+        valid=valid.tolist(),
+    )
+    getattr(items, "pass").extend(samples.pass_[index].tolist())  # a keyword of Python
+    return items
+
+
+def _sequence_valid(plan: StepPlan, view: ViewPlan) -> list[bool]:
+    if view.kind is not ModuleKind.BACKBONE:
+        return []
+    filled: list[bool] = (np.bincount(view.slots, minlength=plan.sequences_per_microbatch) > 0).tolist()
+    return filled
+
+
+def _routing(routing: Routing) -> microbatch_pb2.Routing:
+    return microbatch_pb2.Routing(
+        source_module=routing.source_module,
+        target_module=routing.target_module,
+        source_rank=routing.source_rank.tolist(),
+        source_start=routing.source_start.tolist(),
+        target_rank=routing.target_rank.tolist(),
+        target_start=routing.target_start.tolist(),
+        rows=routing.rows.tolist(),
+    )
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
