@@ -6,6 +6,7 @@ Each index is complete or absent, so a build that was killed continues by being 
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -140,7 +141,7 @@ def _build_parallel(shards: Sequence[ShardFile], num_workers: int, advance: Call
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_workers, context, initializer=_end_with_parent) as executor:
         try:
-            futures: dict[Future[None], ShardFile] = {executor.submit(index_shard, shard): shard for shard in shards}
+            futures = _submit(executor, shards)
             for future in as_completed(futures):
                 future.result()
                 advance(futures[future])
@@ -150,8 +151,22 @@ def _build_parallel(shards: Sequence[ShardFile], num_workers: int, advance: Call
             executor.shutdown(wait=True, cancel_futures=True)
 
 
+def _submit(executor: ProcessPoolExecutor, shards: Sequence[ShardFile]) -> dict[Future[None], ShardFile]:
+    """Submit all shards; workers start with Ctrl-C blocked and unblock it when it ends them without a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return {executor.submit(index_shard, shard): shard for shard in shards}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _end_with_parent() -> None:
-    """End this worker when its parent dies: the pool's own queue would keep it waiting for ever."""
+    """End this worker on Ctrl-C without a traceback, and when its parent dies.
+
+    Without the second a worker whose parent was killed would wait for ever: it holds both ends of the pool's queue.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_exit_after, args=(parent.sentinel,), daemon=True).start()

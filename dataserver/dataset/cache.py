@@ -28,10 +28,11 @@ class LruCache(Generic[Value]):
                 self._values.move_to_end(key)
                 return self._values[key]
         value = load()
+        cost = self._cost(value)
         with self._lock:
-            if key not in self._values:
+            if key not in self._values and cost <= self._budget:
                 self._values[key] = value
-                self._used += self._cost(value)
+                self._used += cost
                 while self._used > self._budget:
                     self._remove(next(iter(self._values)))
         return value

@@ -207,7 +207,7 @@ def _open(path: Path, columns: Sequence[str] | None) -> Iterator[Any]:
                 reader = pa.ipc.open_file(source, options=options)
             yield reader
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
-        raise StaleIndexError(f"{path} cannot be read: {error}; run dataserver index again") from error
+        raise StaleIndexError(f"{path} cannot be read ({error}); remove it and index again") from error
 
 
 def read_schema(path: Path) -> tuple[IndexHeader, dict[str, str]]:
@@ -236,10 +236,14 @@ def read_oddities(path: Path) -> OddityReport:
 def read_columns(path: Path, columns: Sequence[str]) -> pa.Table:
     """Read whole columns; the buffers of the others are neither read nor decompressed."""
     with _open(path, columns) as reader:
-        return reader.read_all().combine_chunks()
+        table = reader.read_all().combine_chunks()
+        table.validate(full=True)
+        return table
 
 
 def read_batch(path: Path, batch: int, columns: Sequence[str]) -> pa.RecordBatch:
     """Read columns of one record batch: rows `batch * BATCH_ROWS` and following."""
     with _open(path, columns) as reader:
-        return reader.get_batch(batch)
+        rows = reader.get_batch(batch)
+        rows.validate(full=True)
+        return rows

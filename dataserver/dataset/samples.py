@@ -22,6 +22,9 @@ MAX_TEXT_BYTES: Final = 4 << 20
 MAX_SAMPLE_MEMBERS: Final = 4096
 """Limit of the members of one sample, and of the parts of one interleaved document."""
 
+MAX_SCALARS: Final = 1024
+"""Limit of the scalar entries of one .json member."""
+
 IMAGE_SUFFIXES: Final = frozenset(
     {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "ppm", "img"}
 )
@@ -190,6 +193,8 @@ def _assemble(group: _Group, oddities: Oddities) -> Sample:
         raise group.document
     document = group.document if group.document is not None else {}
     scalars = {name: value for name, value in document.items() if isinstance(value, Scalar)}
+    if len(scalars) > MAX_SCALARS:
+        raise SampleError("too_many_scalars", f"{len(scalars)} entries in .json, limit {MAX_SCALARS}")
     if isinstance(document.get("texts"), list) and isinstance(document.get("images"), list):
         kinds, texts, images = _interleaved(group, document["texts"], document["images"])
         return Sample(group.key, kinds, texts, images, scalars)

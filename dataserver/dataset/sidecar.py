@@ -5,7 +5,7 @@ float, is null too.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,12 @@ EXCLUDED: Final = frozenset({"key", "caption", "exif"})
 
 MAX_SIDECAR_BYTES: Final = 1 << 30
 MAX_SIDECAR_ROWS: Final = 1 << 22
+MAX_SIDECAR_VALUE_BYTES: Final = 1 << 29
+"""Limit of the decoded columns: a few encoded bytes of a parquet can repeat a long string very often."""
+
+READ_ROWS: Final = 256
+"""Rows decoded at a time, between two looks at the limit."""
+
 MAX_COLUMNS: Final = 256
 MAX_COLUMN_NAME_CHARS: Final = 128
 
@@ -40,22 +46,22 @@ def read_sidecar(path: Path, keys: Sequence[str], scalars: Sequence[dict[str, Sc
     columns: dict[str, pa.Array] | None = None
     if path.exists():
         try:
-            columns = _parquet_columns(path, keys)
+            columns = _parquet_columns(path, keys, oddities)
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # storage failed; a damaged parquet has no errno
             oddities.add("", "bad_sidecar", f"{path.name}: {error}")
     if columns is None:
-        columns = _json_columns(scalars)
-    names = sorted(columns)
-    if len(names) > MAX_COLUMNS:
-        oddities.add("", "too_many_columns", f"{len(names)} sidecar columns, the first {MAX_COLUMNS} are kept")
-    kept = names[:MAX_COLUMNS]
-    return pa.table([columns[name] for name in kept], names=kept)
+        columns = _json_columns(scalars, oddities)
+    return pa.table(list(columns.values()), names=list(columns))
 
 
-def _usable_name(name: str) -> bool:
-    return name not in EXCLUDED and 0 < len(name) <= MAX_COLUMN_NAME_CHARS and name.isprintable()
+def _usable_names(names: Iterable[str], oddities: Oddities) -> list[str]:
+    """Return the names of the columns to keep, sorted."""
+    usable = sorted(n for n in names if n not in EXCLUDED and 0 < len(n) <= MAX_COLUMN_NAME_CHARS and n.isprintable())
+    if len(usable) > MAX_COLUMNS:
+        oddities.add("", "too_many_columns", f"{len(usable)} sidecar columns, the first {MAX_COLUMNS} are kept")
+    return usable[:MAX_COLUMNS]
 
 
 def _target_type(kind: pa.DataType) -> pa.DataType | None:
@@ -73,7 +79,7 @@ def _target_type(kind: pa.DataType) -> pa.DataType | None:
     return None
 
 
-def _parquet_columns(path: Path, keys: Sequence[str]) -> dict[str, pa.Array]:
+def _parquet_columns(path: Path, keys: Sequence[str], oddities: Oddities) -> dict[str, pa.Array]:
     """Read the scalar columns of a parquet and join them with `keys`; of a repeated key the first row counts."""
     size = path.stat().st_size
     if size > MAX_SIDECAR_BYTES:
@@ -81,32 +87,41 @@ def _parquet_columns(path: Path, keys: Sequence[str]) -> dict[str, pa.Array]:
     with pq.ParquetFile(path) as file:
         if file.metadata.num_rows > MAX_SIDECAR_ROWS:
             raise ValueError(f"{file.metadata.num_rows} rows, limit {MAX_SIDECAR_ROWS}")
-        schema = file.schema_arrow
-        if schema.names.count(KEY) != 1 or _target_type(schema.field(KEY).type) != pa.string():
-            raise ValueError("needs one string column 'key'")
-        names = [n for n in schema.names if schema.names.count(n) == 1 and _usable_name(n)]
-        names = [n for n in names if _target_type(schema.field(n).type) is not None]
-        table = file.read(columns=[KEY, *names], use_threads=False)
+        kinds = {field.name: _target_type(field.type) for field in file.schema_arrow}
+        if len(kinds) != len(file.schema_arrow) or kinds.get(KEY) != pa.string():
+            raise ValueError("needs one string column 'key' and no repeated names")
+        names = _usable_names((name for name, kind in kinds.items() if kind is not None), oddities)
+        table = _read_bounded(file, pa.schema([(name, kinds[name]) for name in (KEY, *names)]))
     rows: dict[str, int] = {}
     for row, key in enumerate(table.column(KEY).to_pylist()):
         rows.setdefault(key, row)
     taken = pa.array([rows.get(key) for key in keys], pa.int64())
-    return {n: _cast(table.column(n), _target_type(schema.field(n).type)).take(taken) for n in names}
+    columns = {name: table.column(name).combine_chunks().take(taken) for name in names}
+    return {name: _nan_to_null(c) if c.type == pa.float64() else c for name, c in columns.items()}
 
 
-def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
-    cast = column.cast(kind).combine_chunks()
-    cast.validate(full=True)  # a parquet may hold strings that are not UTF-8
-    return _nan_to_null(cast) if kind == pa.float64() else cast
+def _read_bounded(file: pq.ParquetFile, schema: pa.Schema) -> pa.Table:
+    """Read the columns of `schema`, cast to its types batch by batch, up to `MAX_SIDECAR_VALUE_BYTES`."""
+    tables = []
+    num_bytes = 0
+    for batch in file.iter_batches(READ_ROWS, columns=schema.names, use_threads=False):
+        table = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+        num_bytes += table.nbytes
+        if num_bytes > MAX_SIDECAR_VALUE_BYTES:
+            raise ValueError(f"more than {MAX_SIDECAR_VALUE_BYTES} bytes of values")
+        tables.append(table)
+    joined = pa.concat_tables(tables) if tables else schema.empty_table()
+    joined.validate(full=True)  # a parquet may hold strings that are not UTF-8
+    return joined
 
 
 def _nan_to_null(array: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_nan(array), pa.scalar(None, pa.float64()), array)
 
 
-def _json_columns(scalars: Sequence[dict[str, Scalar]]) -> dict[str, pa.Array]:
+def _json_columns(scalars: Sequence[dict[str, Scalar]], oddities: Oddities) -> dict[str, pa.Array]:
     """Make columns of the union of all entries; mixed types become strings of JSON."""
-    names = sorted({name for row in scalars for name in row if _usable_name(name)})
+    names = _usable_names({name for row in scalars for name in row}, oddities)
     return {name: _json_column([row.get(name) for row in scalars]) for name in names}
 
 

@@ -88,7 +88,7 @@ def test_the_fingerprint_covers_bytes_that_no_sample_shows(tmp_path: Path) -> No
     assert len(fingerprints) == 2
 
 
-KILLED = """
+INTERRUPTED = """
 import multiprocessing, os, signal, sys
 from pathlib import Path
 from dataserver.dataset import build_index
@@ -96,10 +96,15 @@ from dataserver.dataset import build_index
 def progress(done, total):
     if done:
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
+        if sys.argv[2] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.killpg(0, signal.SIGINT)  # what Ctrl-C does
 
 if __name__ == "__main__":
-    build_index(Path(sys.argv[1]), workers=2, progress=progress)
+    try:
+        build_index(Path(sys.argv[1]), workers=2, progress=progress)
+    except KeyboardInterrupt:
+        sys.exit(130)
 """
 
 
@@ -113,18 +118,20 @@ def wait_for_exit(pid: int, timeout_s: float) -> bool:
     return bool(ended)
 
 
-def test_a_killed_build_continues_and_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "code"), [("kill", -signal.SIGKILL), ("interrupt", 130)])
+def test_an_interrupted_build_continues_and_leaves_no_process(tmp_path: Path, how: str, code: int) -> None:
     folder = tmp_path / "data"
     for shard in range(24):
         write_tar(folder / f"{shard:05d}.tar", [("0.txt", f"text {shard}".encode()), ("0.bin", bytes(8 << 20))])
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED)
-    killed = subprocess.run(
-        [sys.executable, script, folder], capture_output=True, text=True, timeout=60, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    script = tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED)
+    ended = subprocess.run(
+        [sys.executable, script, folder, how], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, start_new_session=True,
     )  # fmt: skip
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    workers = [int(pid) for pid in killed.stdout.split()]
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
+    workers = [int(pid) for pid in ended.stdout.split()]
     assert len(workers) == 2
     assert all(wait_for_exit(pid, 20) for pid in workers)
     survived = contents(folder)

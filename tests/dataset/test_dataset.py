@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import re
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,10 +15,11 @@ import pytest
 from PIL import Image, ImageOps
 from shards import make_image, write_interleaved, write_pairs, write_tar, write_texts
 
-from dataserver.dataset import Dataset, DatasetError, ShardReadError, build_index, compile_filter
+from dataserver.dataset import Dataset, DatasetError, ShardReadError, StaleIndexError, build_index, compile_filter
 from dataserver.dataset.dataset import ImageRef
 from dataserver.dataset.headers import MAX_IMAGE_BYTES
 from dataserver.dataset.index import BATCH_ROWS
+from dataserver.dataset.sidecar import MAX_COLUMNS
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +107,41 @@ def test_a_parquet_joins_by_key_and_its_nan_is_null(tmp_path: Path) -> None:
     shard = Dataset.open(tmp_path).shards[0]
     found = {name: shard.column(name).to_pylist() for name in shard.sidecar_columns}
     assert found == {"score": [None, None, 2.0], "tag": ["a", None, "c"], "u": [1, None, 1]}
+
+
+def test_sidecar_columns_are_bounded(tmp_path: Path) -> None:
+    write_tar(
+        tmp_path / "0.tar", [("0.txt", b"x"), ("0.json", json.dumps({f"c{i:03d}": i for i in range(300)}).encode())]
+    )
+    assert build_index(tmp_path, workers=1).oddities == {"too_many_columns": 1}
+    assert list(Dataset.open(tmp_path).shards[0].sidecar_columns) == [f"c{i:03d}" for i in range(MAX_COLUMNS)]
+
+
+def test_a_parquet_that_unfolds_without_end(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", [("0.txt", b"x")])
+    repeated = pa.DictionaryArray.from_arrays(np.zeros(2000, np.int32), ["x" * (1 << 20)])
+    keys = [str(i) for i in range(2000)]
+    pq.write_table(pa.table({"key": keys, "text": repeated}), tmp_path / "0.parquet")
+    assert (tmp_path / "0.parquet").stat().st_size < 10 << 20
+    assert build_index(tmp_path, workers=1).oddities == {"bad_sidecar": 1}
+
+
+def test_sizes_do_not_read_the_texts(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).bytes(200_000).hex()
+    write_tar(tmp_path / "0.tar", [("0.txt", noise.encode())])
+    build_index(tmp_path, workers=1)
+    index = tmp_path / "0.tar.index"
+    content = bytearray(index.read_bytes())
+    frames = [match.start() for match in re.finditer(rb"\x28\xb5\x2f\xfd", content)]
+    largest = max(zip(frames, [*frames[1:], len(content)], strict=True), key=lambda frame: frame[1] - frame[0])
+    content[largest[0]] ^= 0xFF
+    mtime = index.stat().st_mtime
+    index.write_bytes(content)
+    os.utime(index, (mtime, mtime))
+    shard = Dataset.open(tmp_path).shards[0]
+    assert shard.sizes().text_bytes.tolist() == [len(noise)]
+    with pytest.raises(StaleIndexError, match="remove it and index again"):
+        shard.parts(0)
 
 
 @pytest.mark.parametrize("kind", ["garbage", "no_key", "not_utf8"])

@@ -112,6 +112,7 @@ DEEP = b"[" * 100_000
         ("bad_document", [("0.json", document([None], [None]))]),
         ("bad_document", [("0.json", document([7], [None]))]),
         ("empty_document", [("0.json", document([" "], [None]))]),
+        ("too_many_scalars", [("0.txt", b"x"), ("0.json", json.dumps({str(i): i for i in range(1025)}).encode())]),
         ("too_many_members", [(f"0.{i}.txt", b"") for i in range(MAX_SAMPLE_MEMBERS + 1)]),
         (
             "too_many_members",
