@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tyro
 
@@ -10,6 +11,9 @@ from dataserver.cli.index import index
 from dataserver.cli.lint import lint
 from dataserver.cli.plan import plan
 from dataserver.cli.serve import serve
+from dataserver.serving.errors import DataServiceError
+
+_log = logging.getLogger(__name__)
 
 DESCRIPTION = "CPU side of a multimodal training job: shards in, balanced steps out over gRPC."
 
@@ -17,12 +21,13 @@ DESCRIPTION = "CPU side of a multimodal training job: shards in, balanced steps 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; what the user can put right is one line on stderr and exit code 2."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    commands = {"index": index, "lint": lint, "plan": plan, "serve": serve}
+    commands: dict[str, Callable[..., Any]] = {"index": index, "lint": lint, "plan": plan, "serve": serve}
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands, prog="dataserver", description=DESCRIPTION, args=arguments, config=(tyro.conf.FlagConversionOff,)
         )
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, DataServiceError) as error:
+        _log.debug("failed", exc_info=error)
         print(f"dataserver: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

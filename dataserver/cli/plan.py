@@ -7,6 +7,7 @@ import tyro
 import yaml
 from disttrain.v1 import plan_pb2
 from google.protobuf.json_format import MessageToJson
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -120,8 +121,8 @@ def _pipeline(message: plan_pb2.StepPlan) -> Table:
 
 
 def _samples(samples: plan_pb2.PlannedSamples) -> Table:
-    names = ("dataset", "pass", "shard", "row", "task", "tokens", "cut", "images", "rank", "microbatch", "slot")
-    table = Table(*names, title="samples in canonical order")
+    names = ("set", "pass", "shard", "row", "task", "tokens", "cut", "images", "rank", "mb", "slot")
+    table = Table(*names, title="samples in canonical order (mb: microbatch)", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for i in range(min(len(samples.sample), MAX_SAMPLES_SHOWN)):
         shard, row = divmod(samples.sample[i], 1 << 32)
         task = plan_pb2.Task.Name(samples.task[i]).removeprefix("TASK_").lower()

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from dataserver.cli.arguments import Pairs, given, named_paths
+from dataserver.preprocessing import silence_pillow_warnings
 from dataserver.serving.catalog import Catalog
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer
@@ -66,6 +67,7 @@ def serve(
         zstd_level=zstd_level,
         drain_grace_s=drain_grace_s,
     )
+    silence_pillow_warnings()
     settings = load_config(config, flags)
     server = DataServer(settings, Catalog.open(settings))
     signals = 0

@@ -44,13 +44,7 @@ class Catalog:
         return tuple(self._dataset(spec) for spec in stream.datasets)
 
     def _dataset(self, spec: DatasetSpec) -> Dataset:
-        dataset = self.datasets.get(spec.name)
-        if dataset is None:
-            raise DataServiceError(
-                errors_pb2.ERROR_REASON_DATASET_UNKNOWN,
-                f"the job names dataset {spec.name!r}; this server has {sorted(self.datasets)}: correct the name, or "
-                f"start the server with --dataset {spec.name}=PATH",
-            )
+        dataset = self.named_dataset(spec.name)
         if dataset.fingerprint != spec.fingerprint:
             raise DataServiceError(
                 errors_pb2.ERROR_REASON_DATASET_MISMATCH,
@@ -63,6 +57,21 @@ class Catalog:
                 errors_pb2.ERROR_REASON_DATASET_MISMATCH,
                 f"dataset {spec.name!r} of the job pins quarantine list {spec.quarantine}, the server has "
                 f"{found or 'none'}: start the server with --quarantine {spec.name}=FILE of that list",
+            )
+        return dataset
+
+    def named_dataset(self, name: str) -> Dataset:
+        """The dataset of that name.
+
+        Raises:
+            DataServiceError: DATASET_UNKNOWN.
+        """
+        dataset = self.datasets.get(name)
+        if dataset is None:
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_DATASET_UNKNOWN,
+                f"the job names dataset {name[:128]!r}, there are {sorted(self.datasets)}: correct the name in the job, "
+                f"or add --dataset NAME=PATH to the command",
             )
         return dataset
 
@@ -98,7 +107,10 @@ def quarantine_digest(dataset: Dataset) -> str:
 def fill_job(data: Any, catalog: Catalog) -> Any:
     """A job's YAML with what it leaves out filled in from the catalog: fingerprints, quarantine, tokenizer.
 
-    What is there stays; a job that is no mapping is returned as it is, for `parse_job` to refuse.
+    What is there stays; what has not the form of a job is returned as it is, for `parse_job` to refuse.
+
+    Raises:
+        DataServiceError: DATASET_UNKNOWN, a dataset that leaves something out is not in the catalog.
     """
     if not isinstance(data, dict) or not isinstance(data.get("stream"), dict):
         return data
@@ -114,9 +126,7 @@ def fill_job(data: Any, catalog: Catalog) -> Any:
 
 
 def _filled_dataset(entry: Any, catalog: Catalog) -> Any:
-    if not isinstance(entry, dict):
+    if not isinstance(entry, dict) or {"fingerprint", "quarantine"} <= entry.keys():
         return entry
-    dataset = catalog.datasets.get(str(entry.get("name")))
-    if dataset is None:
-        return entry
+    dataset = catalog.named_dataset(str(entry.get("name")))
     return {"fingerprint": dataset.fingerprint, "quarantine": quarantine_digest(dataset), **entry}

@@ -251,8 +251,8 @@ class MicrobatchStream:
             raise DataServiceError(
                 errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
                 f"microbatch {microbatch} of step {step} has {layout.num_bytes} bytes for module "
-                f"{self._source.module}; a stream of this server may take {self._shared.stream_bytes}: lower execution.microbatch or "
-                "sizing.max_patches, or raise the server's stream_bytes",
+                f"{self._source.module}; a stream of this server may take {self._shared.stream_bytes}: lower "
+                "execution.microbatch or sizing.max_patches, or raise the server's stream_bytes",
             )
         return layout
 

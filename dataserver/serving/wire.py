@@ -51,7 +51,7 @@ class EncodedMicrobatch:
         """The messages of the stream: the header, then the chunks."""
         yield self.header
         for start in range(0, self.payload.nbytes, CHUNK_BYTES):
-            part = memoryview(self.payload[start : start + CHUNK_BYTES])
+            part = self.payload[start : start + CHUNK_BYTES].data
             yield b"".join((_CHUNK_TAG, _varint(part.nbytes), part))
 
 
