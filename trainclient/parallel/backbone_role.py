@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trainclient.models.backbone import IGNORED_LABEL, BackboneBatch, BackboneStage, StageOutput
-from trainclient.parallel.batches import ViewBatch, incoming, outgoing, stamp_of
+from trainclient.parallel.batches import Batch, incoming, outgoing, stamp_of
 from trainclient.parallel.broker import RowBlocks, receive_blocks, send_blocks
 from trainclient.parallel.messages import Kind, Stamp
 from trainclient.parallel.roles import Edge, Role
@@ -69,7 +69,7 @@ class BackboneRole(Role[Staged]):
         own = (_FIRST if self._stage.is_first else ()) + (_LAST if self._stage.is_last else ())
         return tuple(dict.fromkeys(_SHARED + own))
 
-    def _forward(self, batch: ViewBatch) -> Staged:
+    def _forward(self, batch: Batch) -> Staged:
         inputs = self._receive(batch)
         with self.forward_times.lap():
             output = self._run(batch, inputs)
@@ -85,7 +85,7 @@ class BackboneRole(Role[Staged]):
                 torch.autograd.backward([*roots, kept.loss], [*gradients, torch.ones_like(kept.loss)])
         self._send_gradient(kept)
 
-    def _receive(self, batch: ViewBatch) -> Inputs:
+    def _receive(self, batch: Batch) -> Inputs:
         stamp, width = stamp_of(batch), self._stage.config.width
         valid = torch.from_numpy(np.array(batch.items.valid, dtype=np.bool_))
         if self._before is None:
@@ -104,7 +104,7 @@ class BackboneRole(Role[Staged]):
         valid[samples[~block_valid]] = False
         return Inputs(rows.requires_grad_(), blocks, valid)
 
-    def _run(self, batch: ViewBatch, inputs: Inputs) -> StageOutput:
+    def _run(self, batch: Batch, inputs: Inputs) -> StageOutput:
         tensors, first = batch.tensors, self._stage.is_first
         labels = tensors.get("labels")
         if labels is not None:
@@ -123,7 +123,7 @@ class BackboneRole(Role[Staged]):
         )
         return output
 
-    def _send(self, batch: ViewBatch, inputs: Inputs, output: StageOutput) -> Staged:
+    def _send(self, batch: Batch, inputs: Inputs, output: StageOutput) -> Staged:
         stamp, after = stamp_of(batch), self._after
         if output.hidden is not None:
             if after is not None:
@@ -132,7 +132,7 @@ class BackboneRole(Role[Staged]):
         if output.conditions is None or output.loss_sum is None:
             raise TypeError("the last stage of a backbone returned neither hidden states nor conditions with a loss")
         self.loss_sum += output.loss_sum.detach()
-        loss = self._weight * output.loss_sum / max(1, batch.denominators.text_tokens)
+        loss = self._weight * output.loss_sum / max(1, batch.text_tokens)
         blocks = None
         if after is not None:
             blocks = outgoing(batch, self._name, after.module)

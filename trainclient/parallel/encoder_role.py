@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trainclient.models.encoder import ImageEncoder
-from trainclient.parallel.batches import ViewBatch, outgoing, stamp_of
+from trainclient.parallel.batches import Batch, outgoing, stamp_of
 from trainclient.parallel.broker import RowBlocks, receive_blocks, send_blocks
 from trainclient.parallel.messages import Kind, Stamp
 from trainclient.parallel.roles import Edge, Role
@@ -39,7 +39,7 @@ class EncoderRole(Role[Encoded]):
         """Names of the tensors that the role reads from its view."""
         return ("patches", "grid", "cu_patches")
 
-    def _forward(self, batch: ViewBatch) -> Encoded:
+    def _forward(self, batch: Batch) -> Encoded:
         stamp, cu_patches = stamp_of(batch), batch.tensors["cu_patches"]
         patches = batch.tensors["patches"].to(self.device, non_blocking=True)
         with self.forward_times.lap():

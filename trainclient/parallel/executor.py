@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dataserver.planning.pipeline import OperationKind, stage_operations
-from trainclient.parallel.batches import BatchDenominators, ViewBatch
+from trainclient.parallel.batches import Batch
 from trainclient.parallel.roles import Role
 
 
@@ -22,7 +22,10 @@ class StepRecord:
 
     step: int
     num_microbatches: int
-    denominators: BatchDenominators
+    text_tokens: int
+    """Denominator of the text loss."""
+    target_patches: int
+    """Denominator of the generator's loss."""
     data_wait_s: float = 0.0
     """Time in which this process waited for its next microbatch."""
     num_items: int = 0
@@ -42,7 +45,7 @@ class StepExecutor:
         self._stage = stage
         self._num_stages = num_stages
 
-    def run(self, batches: Iterator[ViewBatch]) -> StepRecord | None:
+    def run(self, batches: Iterator[Batch]) -> StepRecord | None:
         """Run the forward and backward passes of the next step; gradients accumulate in the role's module.
 
         Args:
@@ -58,7 +61,7 @@ class StepExecutor:
         batch = next(batches, None)
         if batch is None:
             return None
-        record = StepRecord(batch.step, batch.num_microbatches, batch.denominators)
+        record = StepRecord(batch.step, batch.num_microbatches, batch.text_tokens, batch.target_patches)
         record.data_wait_s = time.perf_counter() - started
         self._role.begin_step()
         for operation in stage_operations(self._stage, self._num_stages, record.num_microbatches):
@@ -72,7 +75,7 @@ class StepExecutor:
         self._role.end_step()
         return record
 
-    def _next(self, batches: Iterator[ViewBatch], record: StepRecord) -> ViewBatch:
+    def _next(self, batches: Iterator[Batch], record: StepRecord) -> Batch:
         started = time.perf_counter()
         batch = next(batches, None)
         record.data_wait_s += time.perf_counter() - started
@@ -80,7 +83,7 @@ class StepExecutor:
             raise StreamError(f"the stream ended within step {record.step}; every step must be complete")
         return batch
 
-    def _forward(self, batch: ViewBatch, record: StepRecord, microbatch: int) -> None:
+    def _forward(self, batch: Batch, record: StepRecord, microbatch: int) -> None:
         if (batch.step, batch.microbatch) != (record.step, microbatch):
             raise StreamError(
                 f"step {batch.step}, microbatch {batch.microbatch} came where step {record.step}, microbatch "

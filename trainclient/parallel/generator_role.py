@@ -10,7 +10,7 @@ from torch import Tensor
 from dataserver.planning.randomness import dataset_key
 from trainclient.models.generator import ImageGenerator
 from trainclient.models.noise import diffusion_noise, timesteps
-from trainclient.parallel.batches import ViewBatch, incoming, stamp_of
+from trainclient.parallel.batches import Batch, incoming, stamp_of
 from trainclient.parallel.broker import RowBlocks, receive_blocks, send_blocks
 from trainclient.parallel.messages import Kind, Stamp
 from trainclient.parallel.roles import Edge, Role
@@ -61,7 +61,7 @@ class GeneratorRole(Role[Generated]):
         """Names of the tensors that the role reads from its view."""
         return ("patches", "grid", "cu_patches", "loss_mask", "condition_offsets")
 
-    def _forward(self, batch: ViewBatch) -> Generated:
+    def _forward(self, batch: Batch) -> Generated:
         stamp, tensors = stamp_of(batch), batch.tensors
         blocks = incoming(batch, self._backbone.module, self._name)
         offsets = tensors["condition_offsets"]
@@ -78,7 +78,7 @@ class GeneratorRole(Role[Generated]):
                 patches, tensors["grid"], tensors["cu_patches"], conditions, offsets, noise, time, mask
             )
         self.loss_sum += loss_sum.detach()
-        return Generated(stamp, blocks, conditions, self._weight * loss_sum / max(1, batch.denominators.target_patches))
+        return Generated(stamp, blocks, conditions, self._weight * loss_sum / max(1, batch.target_patches))
 
     def _backward(self, kept: Generated) -> None:
         with self.backward_times.lap():
@@ -90,7 +90,7 @@ class GeneratorRole(Role[Generated]):
         send_blocks(link, Kind.CONDITION_GRADIENTS, kept.stamp, kept.blocks, gradient, valid)
 
 
-def view_noise(batch: ViewBatch, key: NoiseKey, patch_dim: int) -> tuple[Tensor, Tensor]:
+def view_noise(batch: Batch, key: NoiseKey, patch_dim: int) -> tuple[Tensor, Tensor]:
     """Noise and times of a generator view, the same wherever the samples are.
 
     Returns:

@@ -11,7 +11,7 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 from torch import nn
 
-from trainclient.parallel.batches import ViewBatch
+from trainclient.parallel.batches import Batch
 from trainclient.parallel.broker import Link
 from trainclient.parallel.stopwatch import Stopwatch
 
@@ -64,7 +64,7 @@ class Role(ABC, Generic[Kept]):
         self.forward_times.reset()
         self.backward_times.reset()
 
-    def forward(self, batch: ViewBatch) -> None:
+    def forward(self, batch: Batch) -> None:
         """Run the forward pass of a microbatch, transfers included."""
         self._kept[batch.microbatch] = self._forward(batch)
 
@@ -89,7 +89,7 @@ class Role(ABC, Generic[Kept]):
             self._before.backward.channel.release()
 
     @abstractmethod
-    def _forward(self, batch: ViewBatch) -> Kept: ...
+    def _forward(self, batch: Batch) -> Kept: ...
 
     @abstractmethod
     def _backward(self, kept: Kept) -> None: ...
