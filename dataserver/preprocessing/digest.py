@@ -26,7 +26,7 @@ def content_digest() -> str:
     a fleet must agree in it. Takes some milliseconds.
     """
     digest = hashlib.sha256(b"disttrain content 1\n")
-    for data, shape in _images():
+    for data, shape in built_in_images():
         out = np.empty((shape.rows * shape.columns, SIZING.patch**2 * 3), np.uint8)
         digest.update(b"valid\n" if decode_patches(data, shape, SIZING, out) else b"invalid\n")
         digest.update(out.tobytes())
@@ -35,7 +35,7 @@ def content_digest() -> str:
     return digest.hexdigest()
 
 
-def _images() -> Iterator[tuple[bytes, ImageShape]]:
+def built_in_images() -> Iterator[tuple[bytes, ImageShape]]:
     """Yield encoded images with their shapes; scaled up, down and by whole factors, and one of them cut off."""
     half = base64.b64decode(reference_images.JPEG_SCALED)
     yield half, ImageShape(120, 76, 1, 4, 6)

@@ -1,0 +1,145 @@
+"""Bytes that are no image, or a trap."""
+
+import struct
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from preprocessing.pictures import ASTRONAUT, decode, encode, noise, png, png_chunk
+
+from dataserver.planning.jobspec import Sizing
+from dataserver.preprocessing.images import ImageShape
+from dataserver.preprocessing.limits import MAX_ENCODED_BYTES, MAX_PIXELS, MAX_SCANNED_PIXELS
+
+SIZING = Sizing(patch=4, merge=2, max_patches=64)
+SHAPE = ImageShape(width=96, height=64, orientation=1, rows=4, columns=6)
+PICTURE = ASTRONAUT.crop((150, 40, 150 + 96, 40 + 64))
+FILES = {
+    "jpeg": encode(PICTURE, "JPEG", quality=95),
+    "progressive": encode(PICTURE, "JPEG", quality=95, progressive=True),
+    "png": encode(PICTURE, "PNG"),
+    "webp": encode(PICTURE, "WEBP", quality=95),
+    "lossless": encode(PICTURE, "WEBP", lossless=True),
+}
+
+
+def refused(data: bytes, shape: ImageShape = SHAPE) -> bool:
+    """Whether an image is invalid; then its patches must be zero."""
+    valid, patches = decode(data, shape, SIZING)
+    assert valid or not patches.any()
+    return not valid
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_truncated_at_every_hundredth_byte(name: str) -> None:
+    data = FILES[name]
+    _, whole = decode(data, SHAPE, SIZING)
+    assert whole.any()
+    # the last bytes hold no pixels: end markers, checksums
+    for length in range(0, len(data) - 24, 100):
+        assert refused(data[:length]), length
+    for length in range(len(data) - 24, len(data)):
+        valid, patches = decode(data[:length], SHAPE, SIZING)
+        assert np.array_equal(patches, whole if valid else np.zeros_like(whole))
+
+
+@given(st.sampled_from(sorted(FILES)), st.integers(0, 2**16), st.binary(min_size=1, max_size=8))
+@settings(max_examples=300)
+def test_damaged_files_are_valid_or_zero_and_always_the_same(name: str, position: int, rubbish: bytes) -> None:
+    data = bytearray(FILES[name])
+    position %= len(data)
+    data[position : position + len(rubbish)] = rubbish
+    first_valid, first = decode(bytes(data), SHAPE, SIZING)
+    again_valid, again = decode(bytes(data), SHAPE, SIZING)
+    assert first_valid == again_valid
+    assert np.array_equal(first, again)
+    assert first_valid or not first.any()
+
+
+@given(st.binary(max_size=300), st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\0\1\0\0WEBPVP8X"]))
+def test_rubbish_is_invalid(rubbish: bytes, magic: bytes) -> None:
+    assert refused(magic + rubbish)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("width", "height"), [(64, 96), (95, 64), (96, 65), (192, 128)])
+def test_a_size_other_than_the_index_has_is_invalid(name: str, width: int, height: int) -> None:
+    assert refused(FILES[name], ImageShape(width, height, 1, 4, 6))
+
+
+@pytest.mark.parametrize("image_format", ["GIF", "BMP", "TIFF", "PPM", "ICO"])
+def test_other_formats_are_invalid(image_format: str) -> None:
+    assert refused(encode(PICTURE.resize((32, 32)), image_format), ImageShape(32, 32, 1, 4, 6))
+
+
+def bilevel(width: int, height: int) -> bytes:
+    """A whole, black PNG of one bit a pixel."""
+    pixels = zlib.compress(bytes((width // 8 + 1) * height), 1)
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(kind, content) for kind, content in parts)
+
+
+def test_the_limit_of_pixels() -> None:
+    width, height = 1 << 14, MAX_PIXELS >> 14
+    assert not refused(bilevel(width, height), ImageShape(width, height, 1, 4, 8))
+    assert refused(bilevel(width, height + 1), ImageShape(width, height + 1, 1, 4, 8))
+
+
+def test_the_limit_of_bytes() -> None:
+    data = FILES["jpeg"]
+    assert not refused(data + bytes(MAX_ENCODED_BYTES - len(data)))
+    assert refused(data + bytes(MAX_ENCODED_BYTES + 1 - len(data)))
+
+
+def test_a_png_that_declares_more_than_it_holds_is_invalid() -> None:
+    assert refused(png(width=5000, height=5000), ImageShape(5000, 5000, 1, 8, 8))
+
+
+def webp(width: int, height: int) -> bytes:
+    """A WebP whose header claims a canvas of any size."""
+    body = FILES["webp"][12:]
+    header = b"VP8X" + struct.pack("<I", 10) + bytes(4)
+    header += (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    return b"RIFF" + struct.pack("<I", 4 + len(header) + len(body)) + b"WEBP" + header + body
+
+
+def test_a_webp_canvas_is_compared_before_it_is_allocated() -> None:
+    assert not refused(webp(96, 64))
+    assert refused(webp(16383, 16383))
+    assert refused(webp(96, 65))
+
+
+def test_text_and_profile_bombs_in_a_png_are_harmless() -> None:
+    bomb = zlib.compress(bytes(256 << 20), 9)
+    shape = ImageShape(8, 8, 1, 2, 2)
+    assert not refused(png(), shape)
+    tracemalloc.start()
+    assert refused(png((b"zTXt", b"Comment\0\0" + bomb)), shape)
+    assert refused(png((b"iTXt", b"Comment\0\1\0\0\0" + bomb)), shape)
+    refused(png((b"iCCP", b"profile\0\0" + bomb)), shape)
+    megabyte = zlib.compress(bytes(1 << 20), 9)
+    assert refused(png(*[(b"zTXt", b"Comment\0\0" + megabyte)] * 80), shape)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 160 << 20
+
+
+def test_a_wrong_checksum_in_a_png_is_invalid() -> None:
+    data = png()
+    after_header = 8 + 4 + 4 + 13
+    assert refused(data[:after_header] + bytes(4) + data[after_header + 4 :], ImageShape(8, 8, 1, 2, 2))
+
+
+def test_a_scan_bomb_is_invalid() -> None:
+    image = noise("L", 8, 8).resize((4096, 4096))
+    data = encode(image, "JPEG", quality=1, progressive=True)
+    scans = [part for part in data.split(b"\xff\xda") if part]
+    shape = ImageShape(4096, 4096, 1, 8, 8)
+    assert not refused(data, shape)
+    needed = MAX_SCANNED_PIXELS // 4096**2 + 1
+    bomb = b"\xff\xda".join(scans[:-1] + [scans[-1].removesuffix(b"\xff\xd9")] * needed) + b"\xff\xd9"
+    assert refused(bomb, shape)

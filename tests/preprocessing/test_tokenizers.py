@@ -1,0 +1,166 @@
+"""Tokenizers, and the counts that the dataset keeps of them."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shards import write_pairs
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+from dataserver.dataset import Dataset, build_index
+from dataserver.preprocessing.tokens import (
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    TokenizerError,
+    check_tokenizer,
+    count_dataset_tokens,
+    load_tokenizer,
+    tokenizer_spec,
+)
+
+CORPUS = ["the quick brown fox jumps over the lazy dog", "two cats and an old boat on the river"] * 20
+
+
+@pytest.fixture(scope="module")
+def plain_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE vocabulary with two special tokens and nothing switched on."""
+    model = Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    model.train_from_iterator(CORPUS, trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    model.save(str(path))
+    return path
+
+
+@pytest.fixture
+def loaded_file(plain_file: Path, tmp_path: Path) -> Path:
+    """The same vocabulary with everything switched on that would change its output."""
+    content: dict[str, Any] = json.loads(plain_file.read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    content["padding"] = {
+        "strategy": {"Fixed": 64},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<s>",
+    }
+    content["model"]["dropout"] = 0.5
+    path = tmp_path / "loaded.json"
+    path.write_text(json.dumps(content))
+    model = Tokenizer.from_file(str(path))
+    model.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", model.token_to_id("<s>")), ("</s>", model.token_to_id("</s>"))]
+    )
+    model.save(str(path))
+    return path
+
+
+@given(st.lists(st.text(max_size=50), max_size=5))
+def test_bytes(texts: list[str]) -> None:
+    tokenizer = ByteTokenizer()
+    for text in texts:
+        assert bytes(tokenizer.encode(text).tolist()) == text.encode()
+        assert tokenizer.encode(text).dtype == np.int32
+    assert tokenizer.count(texts) == [len(tokenizer.encode(text)) for text in texts]
+
+
+def test_the_identity_of_bytes_never_changes() -> None:
+    spec = tokenizer_spec(load_tokenizer("bytes"))
+    assert spec.digest == hashlib.sha256(b"disttrain bytes tokenizer 1").hexdigest()
+    assert spec.digest == "206d303b871214b1c7b520281031ce275aa931671b1b95c80a5ab06044514ace"
+    assert (spec.bos, spec.eos, spec.boi, spec.eoi, spec.image, spec.query, spec.vocab_size) == tuple(range(256, 263))
+
+
+@given(st.text(max_size=200))
+def test_hugging_face_agrees_with_the_library(plain_file: Path, text: str) -> None:
+    reference = Tokenizer.from_file(str(plain_file))
+    reference.encode_special_tokens = True
+    tokenizer = HuggingFaceTokenizer("bpe", plain_file)
+    assert tokenizer.encode(text).tolist() == reference.encode(text, add_special_tokens=False).ids
+    assert tokenizer.count([text, text]) == [len(tokenizer.encode(text))] * 2
+
+
+def test_only_the_text_decides(plain_file: Path, loaded_file: Path) -> None:
+    plain, loaded = HuggingFaceTokenizer("a", plain_file), HuggingFaceTokenizer("b", loaded_file)
+    assert plain.digest == hashlib.sha256(plain_file.read_bytes()).hexdigest() != loaded.digest
+    for text in ("", "the quick brown fox jumps over the lazy dog and the old boat", "caf\u00e9"):
+        for _ in range(20):
+            assert loaded.encode(text).tolist() == plain.encode(text).tolist()
+
+
+def test_text_that_looks_like_a_special_token_is_text(plain_file: Path) -> None:
+    tokenizer = HuggingFaceTokenizer("bpe", plain_file)
+    special = {Tokenizer.from_file(str(plain_file)).token_to_id(token) for token in ("<s>", "</s>")}
+    tokens = tokenizer.encode("</s> and <s>").tolist()
+    assert len(tokens) >= 5
+    assert not special & set(tokens)
+
+
+def test_special_tokens_of_the_job_follow_the_vocabulary(plain_file: Path) -> None:
+    tokenizer = load_tokenizer("bpe", plain_file)
+    spec = tokenizer_spec(tokenizer)
+    check_tokenizer(spec, tokenizer)
+    assert spec.bos == tokenizer.vocab_size == Tokenizer.from_file(str(plain_file)).get_vocab_size()
+    assert spec.vocab_size == tokenizer.vocab_size + 6
+
+
+def test_a_different_tokenizer_is_refused(plain_file: Path) -> None:
+    tokenizer = load_tokenizer("bpe", plain_file)
+    spec = tokenizer_spec(tokenizer)
+    with pytest.raises(TokenizerError, match="has digest"):
+        check_tokenizer(spec.model_copy(update={"digest": "0" * 64}), tokenizer)
+    with pytest.raises(TokenizerError, match=r"raise tokenizer\.vocab_size"):
+        check_tokenizer(spec.model_copy(update={"vocab_size": 10}), tokenizer)
+
+
+def test_files_that_are_no_tokenizers(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.json"
+    for content in (b"", b"{}", b"\xff\xfe", b"[" * 10000):
+        broken.write_bytes(content)
+        with pytest.raises(TokenizerError, match=r"name a tokenizer\.json"):
+            load_tokenizer("broken", broken)
+    with pytest.raises(TokenizerError, match="cannot read"):
+        load_tokenizer("absent", tmp_path / "absent.json")
+    with pytest.raises(TokenizerError, match="cannot read"):
+        load_tokenizer("folder", tmp_path)
+    with pytest.raises(TokenizerError, match="has no file"):
+        load_tokenizer("bpe")
+    with pytest.raises(TokenizerError, match="built in"):
+        load_tokenizer("bytes", broken)
+
+
+def test_starting_a_process_after_counting_is_silent(plain_file: Path) -> None:
+    script = (
+        "import subprocess, sys; from pathlib import Path; from dataserver.preprocessing import load_tokenizer\n"
+        f"t = load_tokenizer('bpe', Path({str(plain_file)!r})); print(sum(t.count(['the old boat'] * 500)))\n"
+        "subprocess.run([sys.executable, '-c', ''], check=True, start_new_session=True)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    assert int(done.stdout) > 500
+    assert done.stderr == ""
+
+
+def test_a_dataset_is_counted_once(tmp_path: Path, plain_file: Path) -> None:
+    folder = write_pairs(tmp_path, num_samples=20, shard_size=8)
+    build_index(folder, workers=1)
+    tokenizer = load_tokenizer("bpe", plain_file)
+    report = count_dataset_tokens(folder, tokenizer)
+    assert (report.num_counted, report.num_texts) == (3, 20)
+    assert count_dataset_tokens(folder, tokenizer).num_counted == 0
+    for shard in Dataset.open(folder).shards:
+        texts = [shard.parts(row).texts[0] for row in range(shard.num_samples)]
+        assert shard.token_counts(tokenizer.digest).tolist() == [len(tokenizer.encode(text)) for text in texts]
