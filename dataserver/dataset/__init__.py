@@ -1,7 +1,7 @@
 """Shards, storage and index: input and output, no policy."""
 
 from dataserver.dataset.build import BuildReport, build_index
-from dataserver.dataset.dataset import Dataset, DocumentParts, ImageRef, Shard, ShardSizes
+from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.errors import (
     DatasetError,
     FilterError,
@@ -15,6 +15,7 @@ from dataserver.dataset.errors import (
 from dataserver.dataset.filters import Filter, compile_filter
 from dataserver.dataset.lint import Finding, LintReport, lint
 from dataserver.dataset.quarantine import Quarantine
+from dataserver.dataset.shard import DocumentParts, ImageRef, Shard, ShardSizes
 from dataserver.dataset.tokens import TokensReport, count_tokens
 
 __all__ = [

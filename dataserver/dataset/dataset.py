@@ -1,4 +1,4 @@
-"""Read-only handle of an indexed dataset: sizes, texts and columns from the indexes, image bytes from the shards.
+"""Read-only handle of an indexed dataset: its shards, its fingerprint, and the bytes of its images.
 
 Opening reads the schema of every index and nothing else; columns, text batches and file descriptors are held in small
 bounded caches. All methods may be called from several threads.
@@ -7,276 +7,44 @@ bounded caches. All methods may be called from several threads.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
+from typing import Final
 
 from dataserver.dataset.cache import LruCache
-from dataserver.dataset.errors import DatasetError, OddityReport, ShardReadError
-from dataserver.dataset.filters import Filter
+from dataserver.dataset.errors import DatasetError, ShardReadError
 from dataserver.dataset.headers import MAX_IMAGE_BYTES
-from dataserver.dataset.index import (
-    BATCH_ROWS,
-    META_PREFIX,
-    IndexHeader,
-    read_batch,
-    read_columns,
-    read_oddities,
-)
-from dataserver.dataset.layout import ShardFile, find_shards, read_fresh_schema
+from dataserver.dataset.layout import find_shards, read_fresh_schema
 from dataserver.dataset.quarantine import Quarantine
-from dataserver.dataset.tokens import read_counts
+from dataserver.dataset.shard import IMAGE_COLUMNS, ImageRef, IndexCaches, Shard
 
 SIZES_CACHE_BYTES: Final = 64 << 20
 TEXTS_CACHE_BYTES: Final = 64 << 20
 MAX_OPEN_SHARDS: Final = 128
 
-IMAGE_COLUMNS: Final = ("width", "height")
-"""Filter columns that fall back to the true size of a sample's first image where there is no such sidecar column."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ShardSizes:
-    """What is known of a shard's n samples before decoding: t text parts, m images, all in row and document order."""
-
-    text_offsets: npt.NDArray[np.int64]
-    """int64[n + 1]: row r has the text parts text_offsets[r] .. text_offsets[r + 1]."""
-    image_offsets: npt.NDArray[np.int64]
-    """int64[n + 1]: row r has the images image_offsets[r] .. image_offsets[r + 1]."""
-    kinds: npt.NDArray[np.uint8]
-    """uint8[t + m]: 0 text, 1 image; row r starts at text_offsets[r] + image_offsets[r]."""
-    image_width: npt.NDArray[np.int32]
-    """int32[m], pixels, upright."""
-    image_height: npt.NDArray[np.int32]
-    """int32[m], pixels, upright."""
-    text_bytes: npt.NDArray[np.int32]
-    """int32[t], UTF-8 bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentParts:
-    """The parts of one sample: `kinds` in document order (0 text, 1 image), and its texts."""
-
-    kinds: tuple[int, ...]
-    texts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ImageRef:
-    """Where an image's encoded bytes lie, its upright size in pixels and its EXIF orientation."""
-
-    shard: int
-    """Position in `Dataset.shards`."""
-    offset: int
-    length: int
-    width: int
-    height: int
-    orientation: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """The numeric columns of one shard."""
-
-    sizes: ShardSizes
-    image_offset: npt.NDArray[np.int64]
-    image_length: npt.NDArray[np.int64]
-    orientation: npt.NDArray[np.uint8]
-
-    @property
-    def num_bytes(self) -> int:
-        s = self.sizes
-        arrays = (s.text_offsets, s.image_offsets, s.kinds, s.image_width, s.image_height, s.text_bytes)
-        return sum(a.nbytes for a in (*arrays, self.image_offset, self.image_length, self.orientation))
-
 
 class _Descriptor:
     """A file descriptor that is closed when nobody uses it any more, so that a cache can drop it at any time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, num_bytes: int) -> None:
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        found = os.fstat(self.number).st_size
+        if found != num_bytes:
+            raise ShardReadError(f"{path} has {found} bytes, its index describes {num_bytes}; index it again")
 
     def __del__(self) -> None:
         if hasattr(self, "number"):
             os.close(self.number)
 
 
-@dataclass(frozen=True, slots=True)
-class _Caches:
-    """What the shards of one dataset share."""
-
-    rows: LruCache[_Rows]
-    texts: LruCache[pa.RecordBatch]
-    descriptors: LruCache[_Descriptor]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Shard:
-    """One shard of an open dataset."""
-
-    position: int
-    file: ShardFile
-    header: IndexHeader
-    sidecar_columns: Mapping[str, str]
-    """Sidecar columns of this shard: name -> Arrow type."""
-    known_columns: frozenset[str]
-    """Names of the filter columns that any shard of the dataset has."""
-    _caches: _Caches
-
-    @property
-    def name(self) -> str:
-        """Path relative to the dataset root, with slashes."""
-        return self.file.name
-
-    @property
-    def num_samples(self) -> int:
-        """Usable samples; rows are 0 .. num_samples - 1."""
-        return self.header.num_samples
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        """Filter columns of this shard: name -> Arrow type."""
-        return {**dict.fromkeys(IMAGE_COLUMNS, "int64"), **self.sidecar_columns}
-
-    def keys(self) -> list[str]:
-        """Return the samples' keys in row order."""
-        keys: list[str] = self._read("key").to_pylist()
-        return keys
-
-    def oddities(self) -> OddityReport:
-        """Return what was left out of this shard, and why."""
-        return read_oddities(self.file.index_path)
-
-    def sizes(self) -> ShardSizes:
-        """Return the sizes of all samples; the texts are not touched."""
-        return self._rows().sizes
-
-    def token_counts(self, tokenizer_digest: str) -> npt.NDArray[np.int32]:
-        """Return int32[text parts] in the order of `sizes().text_bytes`.
-
-        Raises:
-            TokensMissingError: this tokenizer's counts are missing; names the command to run.
-        """
-        counts = read_counts(self.file, self.header, tokenizer_digest)
-        num_texts = len(self.sizes().text_bytes)
-        if len(counts) != num_texts:
-            raise DatasetError(
-                f"{self.file.tokens_path(tokenizer_digest)} has {len(counts)} counts for {num_texts} texts;"
-                " remove the file and count again"
-            )
-        return counts
-
-    def parts(self, row: int) -> DocumentParts:
-        """Return the parts of one sample; decompresses the texts of one record batch."""
-        self._check_row(row)
-        number, inner = divmod(row, BATCH_ROWS)
-        batch = self._caches.texts.get(
-            (self.position, number), lambda: read_batch(self.file.index_path, number, ["kinds", "texts"])
-        )
-        kinds, texts = batch.column("kinds")[inner].as_py(), batch.column("texts")[inner].as_py()
-        return DocumentParts(tuple(kinds), tuple(texts))
-
-    def image(self, row: int, i: int) -> ImageRef:
-        """Return where the i-th image of a sample lies.
-
-        Raises:
-            IndexError: there is no such row or image.
-        """
-        self._check_row(row)
-        rows = self._rows()
-        first, end = (int(o) for o in rows.sizes.image_offsets[row : row + 2])
-        if not 0 <= i < end - first:
-            raise IndexError(f"row {row} of shard {self.name} has {end - first} images, image {i} was asked for")
-        at = first + i
-        return ImageRef(
-            shard=self.position,
-            offset=int(rows.image_offset[at]),
-            length=int(rows.image_length[at]),
-            width=int(rows.sizes.image_width[at]),
-            height=int(rows.sizes.image_height[at]),
-            orientation=int(rows.orientation[at]),
-        )
-
-    def column(self, name: str) -> pa.Array:
-        """Return a sidecar column (Arrow array with one value or null per row), or the first image's width or height.
-
-        Raises:
-            KeyError: this shard has no such column.
-        """
-        if name in self.sidecar_columns:
-            return self._read(META_PREFIX + name)
-        if name not in IMAGE_COLUMNS:
-            raise KeyError(name)
-        sizes = self._rows().sizes
-        values = sizes.image_width if name == "width" else sizes.image_height
-        has_image = np.diff(sizes.image_offsets) > 0
-        first = np.zeros(self.num_samples, np.int64)
-        first[has_image] = values[sizes.image_offsets[:-1][has_image]]
-        return pa.array(first, mask=~has_image)
-
-    def keep(self, sample_filter: Filter | None = None, quarantine: Quarantine | None = None) -> npt.NDArray[np.bool_]:
-        """Return bool[num samples]: True where neither the filter nor the quarantine leaves the sample out."""
-        kept = np.ones(self.num_samples, np.bool_)
-        if sample_filter is not None:
-            kept &= sample_filter.mask(self)
-        if quarantine is not None:
-            kept &= quarantine.mask(self)
-        return kept
-
-    def _check_row(self, row: int) -> None:
-        if not 0 <= row < self.num_samples:
-            raise IndexError(f"shard {self.name} has {self.num_samples} samples, row {row} was asked for")
-
-    def _read(self, column: str) -> pa.Array:
-        return read_columns(self.file.index_path, [column]).column(column).combine_chunks()
-
-    def _rows(self) -> _Rows:
-        return self._caches.rows.get(self.position, self._load_rows)
-
-    def _load_rows(self) -> _Rows:
-        table = read_columns(self.file.index_path, ["kinds", "text_bytes", "images"])
-        kinds, texts, images = (_list_column(table, name) for name in ("kinds", "text_bytes", "images"))
-        flat = images.flatten()
-
-        def field(name: str) -> npt.NDArray[Any]:
-            values: npt.NDArray[Any] = flat.field(name).to_numpy(zero_copy_only=False)
-            return values
-
-        sizes = ShardSizes(
-            text_offsets=_offsets(texts),
-            image_offsets=_offsets(images),
-            kinds=kinds.flatten().to_numpy(zero_copy_only=False),
-            image_width=field("width"),
-            image_height=field("height"),
-            text_bytes=texts.flatten().to_numpy(zero_copy_only=False),
-        )
-        return _Rows(sizes, field("offset"), field("length"), field("orientation"))
-
-
-def _list_column(table: pa.Table, name: str) -> pa.ListArray:
-    return table.column(name).combine_chunks()
-
-
-def _offsets(lists: pa.ListArray) -> npt.NDArray[np.int64]:
-    offsets = np.zeros(len(lists) + 1, np.int64)
-    np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False), out=offsets[1:])
-    return offsets
-
-
 class Dataset:
     """An indexed dataset, opened for reading."""
 
-    def __init__(self, shards: tuple[Shard, ...], quarantine: Quarantine | None, caches: _Caches) -> None:
+    def __init__(self, shards: tuple[Shard, ...], quarantine: Quarantine | None) -> None:
         self.shards = shards
         self.quarantine = quarantine
         self.fingerprint = _fingerprint(shards)
         """sha256, hex, of the names, bytes and index columns of all shards; the same for a copy elsewhere."""
-        self._caches = caches
+        self._descriptors: LruCache[_Descriptor] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
 
     @classmethod
     def open(cls, path: Path, index_dir: Path | None = None, quarantine: Path | None = None) -> "Dataset":
@@ -299,16 +67,15 @@ class Dataset:
                 f"the {len(files)} shards at {path} have no usable sample; see what is wrong: dataserver lint {path}"
             )
         known = frozenset(IMAGE_COLUMNS).union(*(columns for _, columns in schemas))
-        caches = _Caches(
+        caches = IndexCaches(
             rows=LruCache(SIZES_CACHE_BYTES, lambda rows: rows.num_bytes),
             texts=LruCache(TEXTS_CACHE_BYTES, lambda batch: int(batch.nbytes)),
-            descriptors=LruCache(MAX_OPEN_SHARDS, lambda _: 1),
         )
         shards = tuple(
             Shard(position, file, header, columns, known, caches)
             for position, (file, (header, columns)) in enumerate(zip(files, schemas, strict=True))
         )
-        return cls(shards, None if quarantine is None else Quarantine.load(quarantine), caches)
+        return cls(shards, None if quarantine is None else Quarantine.load(quarantine))
 
     def read(self, ref: ImageRef) -> bytes:
         """Read an image's encoded bytes.
@@ -320,13 +87,15 @@ class Dataset:
         if not 0 <= ref.length <= MAX_IMAGE_BYTES:
             raise ShardReadError(f"shard {shard.name}: an image of {ref.length} bytes, the limit is {MAX_IMAGE_BYTES}")
         try:
-            descriptor = self._caches.descriptors.get(ref.shard, lambda: _Descriptor(shard.file.path))
+            descriptor = self._descriptors.get(
+                ref.shard, lambda: _Descriptor(shard.file.path, shard.header.shard_bytes)
+            )
             data = os.pread(descriptor.number, ref.length, ref.offset)
         except OSError as error:
-            self._caches.descriptors.drop(ref.shard)
+            self._descriptors.drop(ref.shard)
             raise ShardReadError(f"cannot read {shard.file.path}: {error}; check the storage") from error
         if len(data) != ref.length:
-            self._caches.descriptors.drop(ref.shard)
+            self._descriptors.drop(ref.shard)
             raise ShardReadError(
                 f"{shard.file.path} gave {len(data)} of {ref.length} bytes at {ref.offset}; was it cut? index it again"
             )

@@ -194,20 +194,24 @@ def sweep_temps(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _open(path: Path, columns: Sequence[str] | None) -> Iterator[Any]:
-    """Open an index, reading only `columns`; what cannot be parsed is a StaleIndexError."""
+def _open(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Yield (source, reader) of an index; what cannot be parsed is a StaleIndexError."""
     try:
         with pa.memory_map(str(path)) as source:
-            options = pa.ipc.IpcReadOptions(use_threads=False)
-            reader = pa.ipc.open_file(source, options=options)
-            if columns is not None:
-                names = reader.schema.names
-                included = [names.index(column) for column in columns]
-                options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=included)
-                reader = pa.ipc.open_file(source, options=options)
-            yield reader
+            yield source, pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False))
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
         raise StaleIndexError(f"{path} cannot be read ({error}); remove it and index again") from error
+
+
+@contextlib.contextmanager
+def _open_columns(path: Path, header: IndexHeader, columns: Sequence[str]) -> Iterator[Any]:
+    """Yield a reader of some columns, after checking that the file still is the one whose header was read."""
+    with _open(path) as (source, reader):
+        if (reader.schema.metadata or {}).get(HEADER_KEY) != _canonical(asdict(header)):
+            raise ValueError("another index was written since the dataset was opened; open it again")
+        included = [reader.schema.names.index(column) for column in columns]
+        options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=included)
+        yield pa.ipc.open_file(source, options=options)
 
 
 def read_schema(path: Path) -> tuple[IndexHeader, dict[str, str]]:
@@ -216,7 +220,7 @@ def read_schema(path: Path) -> tuple[IndexHeader, dict[str, str]]:
     Raises:
         StaleIndexError: the file is missing, damaged or of another format version.
     """
-    with _open(path, None) as reader:
+    with _open(path) as (_, reader):
         schema = reader.schema
         fields = json.loads((schema.metadata or {}).get(HEADER_KEY, b"{}"))
         version = fields.get("format_version")
@@ -228,22 +232,26 @@ def read_schema(path: Path) -> tuple[IndexHeader, dict[str, str]]:
 
 def read_oddities(path: Path) -> OddityReport:
     """Return what was odd in the shard of this index."""
-    with _open(path, None) as reader:
+    with _open(path) as (_, reader):
         content = json.loads(reader.schema.metadata[ODDITIES_KEY])
         return OddityReport(content["counts"], tuple(Oddity(*detail) for detail in content["details"]))
 
 
-def read_columns(path: Path, columns: Sequence[str]) -> pa.Table:
-    """Read whole columns; the buffers of the others are neither read nor decompressed."""
-    with _open(path, columns) as reader:
+def read_columns(path: Path, header: IndexHeader, columns: Sequence[str]) -> pa.Table:
+    """Read whole columns; the buffers of the others are neither read nor decompressed.
+
+    Raises:
+        StaleIndexError: the index is damaged, or not the one that `header` was read from.
+    """
+    with _open_columns(path, header, columns) as reader:
         table = reader.read_all().combine_chunks()
         table.validate(full=True)
         return table
 
 
-def read_batch(path: Path, batch: int, columns: Sequence[str]) -> pa.RecordBatch:
-    """Read columns of one record batch: rows `batch * BATCH_ROWS` and following."""
-    with _open(path, columns) as reader:
+def read_batch(path: Path, header: IndexHeader, batch: int, columns: Sequence[str]) -> pa.RecordBatch:
+    """Read columns of one record batch: rows `batch * BATCH_ROWS` and following; raises as `read_columns`."""
+    with _open_columns(path, header, columns) as reader:
         rows = reader.get_batch(batch)
         rows.validate(full=True)
         return rows

@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataserver.dataset.dataset import Dataset, ImageRef, Shard
+from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.errors import SampleError, printable
 from dataserver.dataset.headers import TRANSPOSED, open_image
 from dataserver.dataset.quarantine import Quarantine
+from dataserver.dataset.shard import ImageRef, Shard
 
 UNDECODABLE = "undecodable"
 

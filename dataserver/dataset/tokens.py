@@ -107,7 +107,8 @@ def _missing(shard: ShardFile, digest: str, reason: str) -> TokensMissingError:
 def _count_shard(shard: ShardFile, header: IndexHeader, encode_counts: EncodeCounts) -> npt.NDArray[np.int32]:
     counted: list[npt.NDArray[np.int64]] = []
     for batch in range(-(-header.num_samples // BATCH_ROWS)):
-        texts: list[str] = read_batch(shard.index_path, batch, ["texts"]).column("texts").flatten().to_pylist()
+        rows = read_batch(shard.index_path, header, batch, ["texts"])
+        texts: list[str] = rows.column("texts").flatten().to_pylist()
         counts = np.asarray(encode_counts(texts), dtype=np.int64)
         if counts.shape != (len(texts),):
             raise DatasetError(

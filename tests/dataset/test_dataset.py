@@ -15,8 +15,15 @@ import pytest
 from PIL import Image, ImageOps
 from shards import make_image, write_interleaved, write_pairs, write_tar, write_texts
 
-from dataserver.dataset import Dataset, DatasetError, ShardReadError, StaleIndexError, build_index, compile_filter
-from dataserver.dataset.dataset import ImageRef
+from dataserver.dataset import (
+    Dataset,
+    DatasetError,
+    ImageRef,
+    ShardReadError,
+    StaleIndexError,
+    build_index,
+    compile_filter,
+)
 from dataserver.dataset.headers import MAX_IMAGE_BYTES
 from dataserver.dataset.index import BATCH_ROWS
 from dataserver.dataset.sidecar import MAX_COLUMNS
@@ -230,16 +237,30 @@ def test_storage_trouble_is_a_shard_read_error(tmp_path: Path) -> None:
     shard = folder / "00000.tar"
     refs = [dataset.shards[0].image(row, 0) for row in range(4)]
     content = shard.read_bytes()
+    assert dataset.read(refs[0]) == content[refs[0].offset : refs[0].offset + refs[0].length]
     with shard.open("r+b") as file:
         file.truncate(refs[2].offset + 10)
-    assert dataset.read(refs[0]) == content[refs[0].offset : refs[0].offset + refs[0].length]
     with pytest.raises(ShardReadError, match="gave 10 of"):
         dataset.read(refs[2])
+    with pytest.raises(ShardReadError, match="its index describes"):
+        dataset.read(refs[0])
     shard.unlink()
     with pytest.raises(ShardReadError, match="No such file"):
         dataset.read(refs[3])
     shard.write_bytes(content)
     assert dataset.read(refs[3]) == content[refs[3].offset : refs[3].offset + refs[3].length]
+
+
+def test_an_index_written_anew_is_not_mixed_with_the_open_one(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", [("0.txt", b"first")])
+    build_index(tmp_path, workers=1)
+    dataset = Dataset.open(tmp_path)
+    write_tar(tmp_path / "0.tar", [("0.txt", b"other")])
+    (tmp_path / "0.tar.index").unlink()
+    build_index(tmp_path, workers=1)
+    with pytest.raises(StaleIndexError, match="open it again"):
+        dataset.shards[0].parts(0)
+    assert Dataset.open(tmp_path).shards[0].parts(0).texts == ("other",)
 
 
 def test_an_absurd_reference_is_refused_before_allocating(pairs: Path) -> None:

@@ -1,0 +1,244 @@
+"""One shard of an open dataset: sizes, texts, image positions and columns, all from its index."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dataserver.dataset.cache import LruCache
+from dataserver.dataset.errors import DatasetError, OddityReport
+from dataserver.dataset.filters import Filter
+from dataserver.dataset.index import (
+    BATCH_ROWS,
+    META_PREFIX,
+    IndexHeader,
+    read_batch,
+    read_columns,
+    read_oddities,
+)
+from dataserver.dataset.layout import ShardFile
+from dataserver.dataset.quarantine import Quarantine
+from dataserver.dataset.tokens import read_counts
+
+IMAGE_COLUMNS: Final = ("width", "height")
+"""Filter columns that fall back to the true size of a sample's first image where there is no such sidecar column."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardSizes:
+    """What is known of a shard's n samples before decoding: t text parts, m images, all in row and document order."""
+
+    text_offsets: npt.NDArray[np.int64]
+    """int64[n + 1]: row r has the text parts text_offsets[r] .. text_offsets[r + 1]."""
+    image_offsets: npt.NDArray[np.int64]
+    """int64[n + 1]: row r has the images image_offsets[r] .. image_offsets[r + 1]."""
+    kinds: npt.NDArray[np.uint8]
+    """uint8[t + m]: 0 text, 1 image; row r starts at text_offsets[r] + image_offsets[r]."""
+    image_width: npt.NDArray[np.int32]
+    """int32[m], pixels, upright."""
+    image_height: npt.NDArray[np.int32]
+    """int32[m], pixels, upright."""
+    text_bytes: npt.NDArray[np.int32]
+    """int32[t], UTF-8 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentParts:
+    """The parts of one sample: `kinds` in document order (0 text, 1 image), and its texts."""
+
+    kinds: tuple[int, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRef:
+    """Where an image's encoded bytes lie, its upright size in pixels and its EXIF orientation."""
+
+    shard: int
+    """Position in `Dataset.shards`."""
+    offset: int
+    length: int
+    width: int
+    height: int
+    orientation: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NumericColumns:
+    """The numeric columns of one shard."""
+
+    sizes: ShardSizes
+    image_offset: npt.NDArray[np.int64]
+    image_length: npt.NDArray[np.int64]
+    orientation: npt.NDArray[np.uint8]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays."""
+        s = self.sizes
+        arrays = (s.text_offsets, s.image_offsets, s.kinds, s.image_width, s.image_height, s.text_bytes)
+        return sum(a.nbytes for a in (*arrays, self.image_offset, self.image_length, self.orientation))
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCaches:
+    """What the shards of one dataset share."""
+
+    rows: LruCache[NumericColumns]
+    texts: LruCache[pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """One shard of an open dataset."""
+
+    position: int
+    file: ShardFile
+    header: IndexHeader
+    sidecar_columns: Mapping[str, str]
+    """Sidecar columns of this shard: name -> Arrow type."""
+    known_columns: frozenset[str]
+    """Names of the filter columns that any shard of the dataset has."""
+    caches: IndexCaches
+
+    @property
+    def name(self) -> str:
+        """Path relative to the dataset root, with slashes."""
+        return self.file.name
+
+    @property
+    def num_samples(self) -> int:
+        """Usable samples; rows are 0 .. num_samples - 1."""
+        return self.header.num_samples
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Filter columns of this shard: name -> Arrow type."""
+        return {**dict.fromkeys(IMAGE_COLUMNS, "int64"), **self.sidecar_columns}
+
+    def keys(self) -> list[str]:
+        """Return the samples' keys in row order."""
+        keys: list[str] = self._read("key").to_pylist()
+        return keys
+
+    def oddities(self) -> OddityReport:
+        """Return what was left out of this shard, and why."""
+        return read_oddities(self.file.index_path)
+
+    def sizes(self) -> ShardSizes:
+        """Return the sizes of all samples; the texts are not touched."""
+        return self._rows().sizes
+
+    def token_counts(self, tokenizer_digest: str) -> npt.NDArray[np.int32]:
+        """Return int32[text parts] in the order of `sizes().text_bytes`.
+
+        Raises:
+            TokensMissingError: this tokenizer's counts are missing; names the command to run.
+        """
+        counts = read_counts(self.file, self.header, tokenizer_digest)
+        num_texts = len(self.sizes().text_bytes)
+        if len(counts) != num_texts:
+            raise DatasetError(
+                f"{self.file.tokens_path(tokenizer_digest)} has {len(counts)} counts for {num_texts} texts;"
+                " remove the file and count again"
+            )
+        return counts
+
+    def parts(self, row: int) -> DocumentParts:
+        """Return the parts of one sample; decompresses the texts of one record batch."""
+        self._check_row(row)
+        number, inner = divmod(row, BATCH_ROWS)
+        batch = self.caches.texts.get(
+            (self.position, number), lambda: read_batch(self.file.index_path, self.header, number, ["kinds", "texts"])
+        )
+        kinds, texts = batch.column("kinds")[inner].as_py(), batch.column("texts")[inner].as_py()
+        return DocumentParts(tuple(kinds), tuple(texts))
+
+    def image(self, row: int, i: int) -> ImageRef:
+        """Return where the i-th image of a sample lies.
+
+        Raises:
+            IndexError: there is no such row or image.
+        """
+        self._check_row(row)
+        rows = self._rows()
+        first, end = (int(o) for o in rows.sizes.image_offsets[row : row + 2])
+        if not 0 <= i < end - first:
+            raise IndexError(f"row {row} of shard {self.name} has {end - first} images, image {i} was asked for")
+        at = first + i
+        return ImageRef(
+            shard=self.position,
+            offset=int(rows.image_offset[at]),
+            length=int(rows.image_length[at]),
+            width=int(rows.sizes.image_width[at]),
+            height=int(rows.sizes.image_height[at]),
+            orientation=int(rows.orientation[at]),
+        )
+
+    def column(self, name: str) -> pa.Array:
+        """Return a sidecar column (Arrow array with one value or null per row), or the first image's width or height.
+
+        Raises:
+            KeyError: this shard has no such column.
+        """
+        if name in self.sidecar_columns:
+            return self._read(META_PREFIX + name)
+        if name not in IMAGE_COLUMNS:
+            raise KeyError(name)
+        sizes = self._rows().sizes
+        values = sizes.image_width if name == "width" else sizes.image_height
+        has_image = np.diff(sizes.image_offsets) > 0
+        first = np.zeros(self.num_samples, np.int64)
+        first[has_image] = values[sizes.image_offsets[:-1][has_image]]
+        return pa.array(first, mask=~has_image)
+
+    def keep(self, sample_filter: Filter | None = None, quarantine: Quarantine | None = None) -> npt.NDArray[np.bool_]:
+        """Return bool[num samples]: True where neither the filter nor the quarantine leaves the sample out."""
+        kept = np.ones(self.num_samples, np.bool_)
+        if sample_filter is not None:
+            kept &= sample_filter.mask(self)
+        if quarantine is not None:
+            kept &= quarantine.mask(self)
+        return kept
+
+    def _check_row(self, row: int) -> None:
+        if not 0 <= row < self.num_samples:
+            raise IndexError(f"shard {self.name} has {self.num_samples} samples, row {row} was asked for")
+
+    def _read(self, column: str) -> pa.Array:
+        return read_columns(self.file.index_path, self.header, [column]).column(column).combine_chunks()
+
+    def _rows(self) -> NumericColumns:
+        return self.caches.rows.get(self.position, self._load_rows)
+
+    def _load_rows(self) -> NumericColumns:
+        table = read_columns(self.file.index_path, self.header, ["kinds", "text_bytes", "images"])
+        kinds, texts, images = (_list_column(table, name) for name in ("kinds", "text_bytes", "images"))
+        flat = images.flatten()
+
+        def field(name: str) -> npt.NDArray[Any]:
+            values: npt.NDArray[Any] = flat.field(name).to_numpy(zero_copy_only=False)
+            return values
+
+        sizes = ShardSizes(
+            text_offsets=_offsets(texts),
+            image_offsets=_offsets(images),
+            kinds=kinds.flatten().to_numpy(zero_copy_only=False),
+            image_width=field("width"),
+            image_height=field("height"),
+            text_bytes=texts.flatten().to_numpy(zero_copy_only=False),
+        )
+        return NumericColumns(sizes, field("offset"), field("length"), field("orientation"))
+
+
+def _list_column(table: pa.Table, name: str) -> pa.ListArray:
+    return table.column(name).combine_chunks()
+
+
+def _offsets(lists: pa.ListArray) -> npt.NDArray[np.int64]:
+    offsets = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False), out=offsets[1:])
+    return offsets
