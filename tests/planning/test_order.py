@@ -1,6 +1,7 @@
 """The order of samples against a reference that lays out whole axes, sample by sample."""
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -288,13 +289,6 @@ def test_a_mixture_of_a_thousand_datasets_is_planned_exactly() -> None:
 def test_rows_that_were_left_out_keep_the_numbers_of_the_others() -> None:
     job: Job = make_job(stream={"packing": {"enabled": False}, "global_batch": 3})
     table = make_table(job, np.random.default_rng(0), 3)
-    kept = ShardTable(
-        np.array([4, 7, 9]),
-        table.text_tokens,
-        table.image_offsets,
-        table.image_rows,
-        table.image_columns,
-        table.nominal,
-    )
+    kept = replace(table, row=np.array([4, 7, 9]))
     data = SyntheticDatasets(job, [[kept]])
     assert sorted(sample for _, _, sample in data.ids(0)) == [4, 7, 9]

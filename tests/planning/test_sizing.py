@@ -188,7 +188,7 @@ def test_tasks_differ_between_passes_and_seeds_but_are_only_for_pairs() -> None:
 
 @given(st.lists(st.integers(0, 6), max_size=4))
 def test_concatenate_is_one_after_the_other(sizes: list[int]) -> None:
-    job = make_job()
+    job = make_job(stream={"seq_len": 2048})
     parts = [make_samples(job, n, seed, 3) for seed, n in enumerate(sizes)]
     whole = concatenate(parts)
     assert len(whole) == sum(sizes)
