@@ -32,10 +32,10 @@ class BufferPool:
     """Recycles blocks. Not thread-safe: one thread takes; any thread may let go of what was taken.
 
     What is handed out is not bounded here (a consumer that keeps microbatches must not stop the stream that brings it
-    the next one); what lies idle is bounded by `keep_bytes`.
+    the next one); what lies idle is bounded by `keep_bytes`, or two blocks where these are larger.
     """
 
-    def __init__(self, keep_bytes: int, allocate: "Callable[[int], Bytes] | None" = None) -> None:
+    def __init__(self, keep_bytes: int, allocate: Callable[[int], Bytes] | None = None) -> None:
         if keep_bytes < 0:
             raise ValueError(f"keep_bytes is {keep_bytes}; 0 or more bytes are required")
         self._keep_bytes = keep_bytes
@@ -70,7 +70,7 @@ class BufferPool:
                 self._idle.append(self._returned.get_nowait())
             except Empty:
                 break
-        while self._idle and sum(b.nbytes for b in self._idle) > self._keep_bytes:
+        while len(self._idle) > 2 and sum(b.nbytes for b in self._idle) > self._keep_bytes:
             self._idle.pop(0)
 
 

@@ -71,6 +71,10 @@ class Cancellable(Protocol):
         """End it; its owner sees the status CANCELLED."""
 
 
+class MessageStream(Cancellable, Iterator[bytes], Protocol):
+    """A stream of messages as they are on the wire; iterating raises grpc.RpcError when it fails."""
+
+
 class CallGuard:
     """Lets one thread end what another one waits for: a call, or a pause between calls."""
 
@@ -78,6 +82,7 @@ class CallGuard:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._call: Cancellable | None = None
+        self._interrupted = False
 
     def hold(self, call: Cancellable) -> None:
         """Make a call the one to be ended; it replaces the one before.
@@ -87,6 +92,7 @@ class CallGuard:
         """
         with self._lock:
             self._call = call
+            self._interrupted = False
             if not self._stopped.is_set():
                 return
         call.cancel()
@@ -96,6 +102,7 @@ class CallGuard:
         """End the call in hand; it fails as CANCELLED."""
         with self._lock:
             call = self._call
+            self._interrupted = True
         if call is not None:
             call.cancel()
 
@@ -104,10 +111,12 @@ class CallGuard:
         self._stopped.set()
         self.interrupt()
 
-    @property
-    def stopped(self) -> bool:
-        """Whether everything was stopped."""
-        return self._stopped.is_set()
+    def cause(self) -> ClientError | None:
+        """Why this side ended the call in hand; None if it did not."""
+        with self._lock:
+            if self._stopped.is_set():
+                return ClosedError("the reader was closed")
+            return DeadlineError("no data came for as long as allowed") if self._interrupted else None
 
     def pause(self, seconds: float) -> None:
         """Wait; ClosedError when stopped meanwhile."""
@@ -145,13 +154,11 @@ class Endpoint:
         guard.hold(call)
         try:
             return call.result()
-        except grpc.RpcError as error:
-            raise service_error(self.address, error) from None
-        except grpc.FutureCancelledError:
-            raise self._cancelled(guard) from None
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            raise self.failure(error, guard) from None
 
-    def stream(self, request: StreamMicrobatchesRequest, guard: CallGuard) -> Iterator[bytes]:
-        """Open a stream of messages that are not parsed yet; iterating raises grpc.RpcError."""
+    def stream(self, request: StreamMicrobatchesRequest, guard: CallGuard) -> MessageStream:
+        """Open a stream of microbatches."""
         open_stream: grpc.UnaryStreamMultiCallable[StreamMicrobatchesRequest, bytes] = self.channel().unary_stream(
             STREAM_METHOD, request_serializer=StreamMicrobatchesRequest.SerializeToString, response_deserializer=None
         )
@@ -159,10 +166,14 @@ class Endpoint:
         guard.hold(call)
         return call
 
-    def _cancelled(self, guard: CallGuard) -> ClientError:
-        if guard.stopped:
-            return ClosedError("the reader was closed")
-        return DeadlineError(f"server {self.address} was given up: the wait for data lasted too long")
+    def failure(self, error: Exception, guard: CallGuard) -> ClientError:
+        """The typed form of a call's end, also of one that this side wanted."""
+        cause = guard.cause()
+        if cause is not None:
+            return cause
+        if isinstance(error, grpc.RpcError):
+            return service_error(self.address, error)
+        return DeadlineError(f"a call to server {self.address} was cancelled")
 
     def close(self) -> None:
         """Close this process's channel and with it all calls."""

@@ -1,0 +1,271 @@
+"""A small data server that speaks the protos and misbehaves on demand. No dataset: contents are made from names.
+
+`FakeServer` runs in this process; `python fake_server.py ANSWERS_JSON` runs one as a process of its own and prints its
+address.
+"""
+
+import hashlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import dataclass, field
+from typing import Any
+
+import google_crc32c
+import grpc
+import numpy as np
+import zstandard
+from disttrain.v1 import data_service_pb2 as pb
+from disttrain.v1 import microbatch_pb2 as mb
+from disttrain.v1 import plan_pb2
+from disttrain.v1.data_service_pb2_grpc import DataServiceServicer, add_DataServiceServicer_to_server
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from dataserver.planning.identity import parse_job
+
+NUM_STEPS = 4
+CHUNK_BYTES = 1 << 16
+DIGEST = hashlib.sha256(b"images").hexdigest()
+FINGERPRINT = hashlib.sha256(b"dataset").hexdigest()
+TOKENIZER = hashlib.sha256(b"tokenizer").hexdigest()
+
+
+def job_data(**changes: Any) -> dict[str, Any]:
+    """A job that FakeServer serves; `changes` replace fields of its stream."""
+    stream = {"datasets": [{"name": "pairs"}], "seq_len": 128, "global_batch": 4, **changes}
+    modules = [{"name": "vit", "kind": "encoder"}, {"name": "llm", "kind": "backbone", "dp": 2}]
+    return {"stream": stream, "execution": {"modules": modules, "end": {"steps": NUM_STEPS}}}
+
+
+def num_microbatches(step: int) -> int:
+    """Steps differ in it."""
+    return 2 + step % 2
+
+
+def arrays_of(job_id: str, module: str, rank: int, step: int, microbatch: int) -> dict[str, np.ndarray]:
+    """The tensors of a view: the same from every server."""
+    key = hashlib.sha256(f"{job_id} {module} {rank} {step} {microbatch}".encode()).digest()
+    rng = np.random.Generator(np.random.Philox(int.from_bytes(key[:8], "little")))
+    count = 50 + int(rng.integers(0, 200))
+    return {
+        "patches": rng.integers(0, 256, (count, 588), np.uint8),
+        "labels": rng.integers(0, 9, count, np.int32),
+        "empty": np.zeros((0, 2), np.int32),
+        "half": rng.integers(0, 2**16, (3, 5), np.uint16),
+    }
+
+
+@dataclass
+class Answers:
+    """How the server behaves; the stream behaviours apply to one stream each, in turn, then everything is fine."""
+
+    streams: list[str] = field(default_factory=list)
+    """ok | cut:K | abort:K:REASON | drain:K | hang:K | crc:K | hash:K | skip:K | end:K | huge:K, after K microbatches."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """Fields of GetServerInfoResponse that differ."""
+    forgets_jobs: int = 0
+    """How many streams are answered with JOB_UNKNOWN although the job was brought."""
+    delay_s: float = 0.0
+    """Before each microbatch."""
+    content: str = ""
+    """Anything else makes other plans."""
+
+
+class FakeServer(DataServiceServicer):
+    """One server on a free loopback port."""
+
+    def __init__(self, answers: Answers | None = None, port: int = 0) -> None:
+        self.answers = answers or Answers()
+        self.jobs: set[str] = set()
+        self._stream_ids: dict[str, str] = {}
+        self.requests: list[pb.StreamMicrobatchesRequest] = []
+        self.reports: list[pb.StepTimes] = []
+        self.sent: list[tuple[int, int]] = []
+        self.registrations = 0
+        self.ended = threading.Semaphore(0)
+        self._closing = threading.Event()
+        self._server = grpc.server(futures.ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
+        add_DataServiceServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
+        self._server.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._server.stop(0).wait()
+
+    def __enter__(self) -> "FakeServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def GetServerInfo(self, request, context):  # noqa: N802
+        fields = {"order_versions": [1], "content_versions": [1], "plan_versions": [1], "content_digest": DIGEST}
+        return pb.GetServerInfoResponse(**{"release": "fake", **fields, **self.answers.info})
+
+    def GetDatasetInfo(self, request, context):  # noqa: N802
+        return pb.GetDatasetInfoResponse(
+            datasets=[pb.DatasetInfo(name="pairs", fingerprint=FINGERPRINT)],
+            tokenizers=[pb.TokenizerInfo(name="bytes", digest=TOKENIZER, vocab_size=256)],
+        )
+
+    def GetOrCreateJob(self, request, context):  # noqa: N802
+        job = parse_job(json.loads(request.job_spec_json))
+        if job.spec.stream.datasets[0].fingerprint != FINGERPRINT:
+            fail(context, grpc.StatusCode.FAILED_PRECONDITION, "DATASET_MISMATCH", retriable=False)
+        self.jobs.add(job.job_id)
+        self._stream_ids[job.job_id] = job.stream_id
+        self.registrations += 1
+        return pb.GetOrCreateJobResponse(job_id=job.job_id, stream_id=job.stream_id, num_steps=NUM_STEPS)
+
+    def GetPlan(self, request, context):  # noqa: N802
+        self._require_job(request.job_id, context)
+        return pb.GetPlanResponse(plan=plan_pb2.StepPlan(job_id=request.job_id, step=request.step))
+
+    def ReportStepTimes(self, request, context):  # noqa: N802
+        self._require_job(request.times.job_id, context)
+        self.reports.append(request.times)
+        return pb.ReportStepTimesResponse()
+
+    def StreamMicrobatches(self, request, context):  # noqa: N802
+        self.requests.append(request)
+        self._require_job(request.job_id, context)
+        if self.answers.forgets_jobs:
+            self.answers.forgets_jobs -= 1
+            self.jobs.clear()
+            self._require_job(request.job_id, context)
+        behaviour = self.answers.streams.pop(0) if self.answers.streams else "ok"
+        context.add_callback(self.ended.release)
+        yield from self._stream(request, context, *behaviour.split(":"))
+
+    def _require_job(self, job_id: str, context) -> None:
+        if job_id not in self.jobs:
+            fail(context, grpc.StatusCode.NOT_FOUND, "JOB_UNKNOWN", retriable=True)
+
+    def _stream(self, request, context, kind: str, after: str = "0", reason: str = "") -> Iterator[Any]:
+        left = int(after)
+        for step in range(request.start_step, NUM_STEPS):
+            first = request.start_microbatch if step == request.start_step else 0
+            for microbatch in range(first, num_microbatches(step)):
+                if self.answers.delay_s:
+                    self._closing.wait(self.answers.delay_s)
+                if kind != "ok" and left == 0:
+                    yield from self._misbehave(request, context, kind, reason, step, microbatch)
+                    return
+                left -= 1
+                yield from self._microbatch(request, step, microbatch)
+                self.sent.append((step, microbatch))
+        yield end(pb.EndOfStream.REASON_END_OF_JOB, NUM_STEPS, 0)
+
+    def _misbehave(self, request, context, kind: str, reason: str, step: int, microbatch: int) -> Iterator[Any]:
+        messages = list(self._microbatch(request, step, microbatch))
+        header = messages[0].header
+        match kind:
+            case "cut":
+                yield from messages[:2]
+            case "abort":
+                fail(context, grpc.StatusCode.UNAVAILABLE, reason, retriable=reason != "INTERNAL")
+            case "drain":
+                yield end(pb.EndOfStream.REASON_DRAINING, step, microbatch)
+            case "hang":
+                yield messages[0]
+                self._closing.wait(60)
+            case "crc":
+                header.crc32c ^= 1
+            case "hash":
+                header.plan_hash = b"x" * 32
+            case "skip":
+                messages = list(self._microbatch(request, step + 1, 0))
+            case "end":
+                yield end(pb.EndOfStream.REASON_END_OF_JOB, step, microbatch)
+            case "huge":
+                header.total_bytes = header.tensors[0].encoded_bytes = header.tensors[0].raw_bytes = 1 << 40
+        if kind in ("crc", "hash", "skip", "huge"):
+            yield from messages
+
+    def _microbatch(self, request, step: int, microbatch: int) -> Iterator[pb.StreamMicrobatchesResponse]:
+        arrays = arrays_of(request.job_id, request.module, request.rank, step, microbatch)
+        wanted = {n: a for n, a in arrays.items() if not request.tensors or n in request.tensors}
+        header = mb.MicrobatchHeader(
+            job_id=request.job_id,
+            stream_id=self._stream_ids[request.job_id],
+            plan_hash=hashlib.sha256(f"{self.answers.content}{request.job_id} {step}".encode()).digest(),
+            content_version=1,
+            step=step,
+            microbatch=microbatch,
+            num_microbatches=num_microbatches(step),
+            denominators=mb.Denominators(text_tokens=100 + step, target_patches=7),
+            items=mb.Items(dataset=[0, 0], sample=[step, 1 << 40], valid=[True, False], **{"pass": [0, 1]}),
+            sequence_valid=[True],
+            routings=[
+                mb.Routing(
+                    source_module="vit",
+                    target_module="llm",
+                    source_rank=[0],
+                    source_start=[0],
+                    target_rank=[request.rank],
+                    target_start=[4],
+                    rows=[3],
+                )
+            ],
+        )
+        payload = pack(header, wanted, compress=request.codec == mb.CODEC_ZSTD)
+        yield pb.StreamMicrobatchesResponse(header=header)
+        for first in range(0, len(payload), CHUNK_BYTES):
+            yield pb.StreamMicrobatchesResponse(chunk=payload[first : first + CHUNK_BYTES])
+
+
+def pack(header: mb.MicrobatchHeader, arrays: dict[str, np.ndarray], *, compress: bool) -> bytes:
+    """Fill in a header's tensor table; returns the bytes that follow it."""
+    payload = bytearray()
+    types = {"uint8": mb.DATA_TYPE_UINT8, "int32": mb.DATA_TYPE_INT32, "uint16": mb.DATA_TYPE_BFLOAT16}
+    for name, array in arrays.items():
+        payload += bytes(-len(payload) % 64)
+        raw = array.tobytes()
+        encoded = zstandard.ZstdCompressor().compress(raw) if compress else raw
+        smaller = len(encoded) < len(raw)
+        encoded = encoded if smaller else raw
+        header.tensors.add(
+            name=name,
+            dtype=types[str(array.dtype)],
+            shape=array.shape,
+            offset=len(payload),
+            encoded_bytes=len(encoded),
+            raw_bytes=len(raw),
+            codec=mb.CODEC_ZSTD if smaller else mb.CODEC_UNSPECIFIED,
+        )
+        payload += encoded
+    header.total_bytes = len(payload)
+    header.crc32c = google_crc32c.value(bytes(payload))
+    return bytes(payload)
+
+
+def end(reason: Any, step: int, microbatch: int) -> pb.StreamMicrobatchesResponse:
+    return pb.StreamMicrobatchesResponse(
+        end=pb.EndOfStream(reason=reason, next_step=step, next_microbatch=microbatch)
+    )
+
+
+def fail(context: Any, code: grpc.StatusCode, reason: str, *, retriable: bool) -> None:
+    info = error_details_pb2.ErrorInfo(
+        reason=reason, domain="disttrain", metadata={"retriable": "true" if retriable else "false"}
+    )
+    detail = AnyMessage()
+    detail.Pack(info)
+    status = status_pb2.Status(code=code.value[0], message=f"scripted {reason}", details=[detail])
+    context.abort_with_status(rpc_status.to_status(status))
+
+
+def main(run: Callable[[], object] = threading.Event().wait) -> None:
+    server = FakeServer(Answers(**json.loads(sys.argv[1])))
+    sys.stdout.write(server.address + "\n")
+    sys.stdout.flush()
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Recycled memory: never while anything looks at it, and always afterwards."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainclient.stream.buffers import ALIGNMENT, BufferPool, aligned_block, size_class
+
+KEEP = 1 << 20
+
+
+def views_of(lease: np.ndarray, kind: int) -> object:
+    """One of the many ways to keep looking at a buffer."""
+    words = lease[: len(lease) // 8 * 8].view("<i4").reshape(2, -1)
+    return [
+        lambda: lease[3:],
+        lambda: words.T,
+        lambda: words[:, 1:][None, ...],
+        lambda: memoryview(words)[:1],
+        lambda: torch.from_numpy(words),
+        lambda: torch.from_numpy(lease[5:])[2:].view(torch.int8),
+        lambda: torch.frombuffer(lease, dtype=torch.uint8),
+        lambda: np.asarray(torch.from_numpy(words)),
+        lambda: np.from_dlpack(torch.from_numpy(lease)),
+        lambda: lease.data,
+    ][kind]()
+
+
+NUM_KINDS = 10
+
+
+def content(view: object) -> set[int]:
+    array = view.numpy() if isinstance(view, torch.Tensor) else np.asarray(view)
+    return set(np.ascontiguousarray(array).view(np.uint8).ravel().tolist())
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(16, 40_000), st.integers(0, NUM_KINDS - 1), st.integers(0, 5)), min_size=1, max_size=30
+    )
+)
+def test_live_views_are_never_overwritten(actions: list[tuple[int, int, int]]) -> None:
+    pool = BufferPool(KEEP)
+    held: list[tuple[int, object]] = []
+    for mark, (nbytes, kind, drop) in enumerate(actions):
+        lease = pool.take(nbytes)
+        lease[:] = mark
+        held.append((mark, views_of(lease, kind)))
+        del lease
+        if drop < len(held):
+            del held[drop]
+        for expected, view in held:
+            assert content(view) == {expected}
+
+
+def test_a_block_comes_back_when_the_last_view_dies() -> None:
+    pool = BufferPool(KEEP)
+    lease = pool.take(10_000)
+    address = lease.ctypes.data
+    tensor = torch.from_numpy(lease[64:128].view(np.float32))
+    del lease
+    assert pool.idle_bytes == 0
+    del tensor
+    assert pool.idle_bytes == size_class(10_000)
+    assert pool.take(9_900).ctypes.data == address
+
+
+def test_returned_from_another_thread_and_by_the_collector() -> None:
+    pool = BufferPool(KEEP)
+    box = [pool.take(5000)]
+    thread = threading.Thread(target=box.clear)
+    thread.start()
+    thread.join()
+    assert pool.idle_bytes == size_class(5000)
+    cycle: list[object] = [pool.take(5000)]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert pool.idle_bytes == size_class(5000)
+
+
+def test_idle_memory_is_bounded() -> None:
+    pool = BufferPool(100_000)
+    held = [pool.take(40_000) for _ in range(8)]
+    held.clear()
+    assert pool.idle_bytes <= 100_000
+    large = BufferPool(0)
+    held = [large.take(1_000_000) for _ in range(4)]
+    held.clear()
+    assert large.idle_bytes == 2 * size_class(1_000_000)
+
+
+def test_a_large_block_is_not_spent_on_a_small_microbatch() -> None:
+    pool = BufferPool(10 << 20)
+    pool.take(5 << 20)
+    small = pool.take(10)
+    assert pool.idle_bytes == 5 << 20
+    assert small.nbytes == 10
+
+
+@given(st.integers(0, 1 << 40))
+def test_size_classes_waste_at_most_an_eighth(nbytes: int) -> None:
+    assert nbytes <= size_class(nbytes) <= max(4096, nbytes + nbytes // 8)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 4096, 100_001])
+def test_alignment(nbytes: int) -> None:
+    lease = BufferPool(KEEP).take(nbytes)
+    assert len(lease) == nbytes
+    assert lease.ctypes.data % ALIGNMENT == 0
+    assert lease.flags.writeable
+
+
+def test_blocks_come_from_the_allocator() -> None:
+    asked = []
+    pool = BufferPool(KEEP, lambda nbytes: asked.append(nbytes) or aligned_block(nbytes))
+    pool.take(5000)
+    pool.take(5000)
+    assert asked == [size_class(5000)]

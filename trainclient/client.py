@@ -1,0 +1,306 @@
+"""The data client of a trainer: any server addresses in, torch tensors out.
+
+    with DataClient("data-0:50051,data-1:50051", "job.yaml", module="backbone", rank=0) as client:
+        for batch in client:
+            loss = model(batch.tensors["token_ids"], ...)
+            if batch.last_of_step:
+                ...  # optimizer step
+                checkpoint["data"] = client.state_dict()
+
+All but the tensors is `trainclient.stream`, which does not import torch.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, TracebackType
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import torch
+from disttrain.v1.data_service_pb2 import GetPlanRequest, ReportStepTimesRequest, StepTimes
+from disttrain.v1.plan_pb2 import StepPlan
+from google.protobuf.duration_pb2 import Duration
+
+from dataserver.planning.identity import Job, canonical_json, differing_fields
+from trainclient.stream.buffers import BufferPool, Buffers, Bytes
+from trainclient.stream.endpoint import CallGuard, Timeouts
+from trainclient.stream.errors import ClientError, StateError
+from trainclient.stream.fleet import Fleet
+from trainclient.stream.follower import ViewRequest
+from trainclient.stream.jobs import JobSource, load_job_data, resolve_job
+from trainclient.stream.microbatch import Array, Cursor, Microbatch
+from trainclient.stream.reader import MAX_MICROBATCH_BYTES, PREFETCH_BYTES, MicrobatchReader
+
+STATE_VERSION = 1
+
+Batch: TypeAlias = Microbatch[torch.Tensor]
+"""A microbatch with torch tensors; they share memory that is used again when none of them is alive."""
+
+_log = logging.getLogger(__name__)
+
+
+class DataClient:
+    """Iterates over the microbatches of one (module, rank) as torch tensors, to the end of the job.
+
+    The cursor is the step of the next microbatch: as long as a step has microbatches to come, `state_dict` names that
+    step, and after its last microbatch was handed out the step after it. Take the state on a step boundary, when the
+    optimizer has made use of the step; taken in mid-step it repeats the whole step.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        job: JobSource,
+        module: str,
+        rank: int,
+        *,
+        tensors: Sequence[str] | None = None,
+        compress: bool = False,
+        pin_memory: bool = False,
+        start_step: int = 0,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        max_microbatch_bytes: int = MAX_MICROBATCH_BYTES,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        """Find the servers, fill in and register the job. Data flows from the first `next` on.
+
+        Args:
+            addresses: `host:port` entries, or one text with commas between.
+            job: a YAML or JSON file, JSON text, mapping or JobSpec; fingerprints, quarantines and the tokenizer may be
+                left out.
+            module: name of the module in the job.
+            rank: data-parallel rank within the module.
+            tensors: names of the tensors wanted; all by default.
+            compress: let the servers compress tensors; worth it only where the network is the limit.
+            pin_memory: page-locked memory, so that copies to a GPU may be asynchronous. It is torch's own, which waits
+                for copies under way before it is used again.
+            start_step: first step.
+            prefetch_bytes: received and not yet asked for; one microbatch always may be.
+            max_microbatch_bytes: a larger one is refused before memory is taken for it.
+            timeouts: deadlines of all calls.
+
+        Raises:
+            ValueError: an address, the job, the module, the rank or the step is wrong.
+            ClientError: no server could be reached, or they refuse the job.
+        """
+        self.fleet = Fleet(addresses, key=_spread_key(job, module, rank), timeouts=timeouts)
+        self._reader: MicrobatchReader | None = None
+        self._finished_wait_s = 0.0
+        self._prefetch_bytes = prefetch_bytes
+        self._max_microbatch_bytes = max_microbatch_bytes
+        self._buffers: Buffers = PinnedBuffers() if pin_memory else BufferPool(prefetch_bytes)
+        try:
+            self.job = resolve_job(job, self.fleet)
+            self._view = _view_request(self.job, module, rank, tensors, compress)
+            self.num_steps = self.fleet.register(self.job)
+            self._cursor = self._start_at(start_step)
+        except BaseException:
+            self.fleet.close()
+            raise
+
+    @property
+    def step(self) -> int:
+        """The step of the next microbatch."""
+        return self._cursor.step
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that the caller waited for data in all."""
+        return self._finished_wait_s + (self._reader.wait_s if self._reader is not None else 0.0)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        """The next microbatch; StopIteration after the job's last one.
+
+        Raises:
+            ClientError: no server can go on, or servers disagree.
+        """
+        if self._reader is None:
+            self._reader = MicrobatchReader(
+                self.fleet,
+                self.job,
+                self._view,
+                num_steps=self.num_steps,
+                start=self._cursor,
+                prefetch_bytes=self._prefetch_bytes,
+                max_microbatch_bytes=self._max_microbatch_bytes,
+                buffers=self._buffers,
+            )
+        microbatch = next(self._reader)
+        self._cursor = self._reader.cursor
+        return _as_torch(microbatch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs: {"version", "stream_id", "step", "stream"}, plain values, about a kilobyte.
+
+        `stream` is the canonical JSON that `stream_id` is the hash of, so that a refusal can say what differs.
+        """
+        return {
+            "version": STATE_VERSION,
+            "stream_id": self.job.stream_id,
+            "step": self._cursor.step,
+            "stream": canonical_json(self.job.stream).decode(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state, whatever the layout of the job that it was taken from.
+
+        Raises:
+            StateError: it is of another version or another stream, or lies beyond the end of the job.
+        """
+        if state.get("version") != STATE_VERSION:
+            raise StateError(
+                f"the data state has version {state.get('version')!r}, this release reads version {STATE_VERSION}: "
+                "resume with the release that wrote the checkpoint"
+            )
+        if state.get("stream_id") != self.job.stream_id:
+            raise StateError(
+                f"the checkpoint belongs to stream {state.get('stream_id')}, this job is stream {self.job.stream_id}; "
+                f"it must hold the same samples in the same steps, but differs in {_differences(self.job, state)}: "
+                "restore these fields of the job, or start without the checkpoint"
+            )
+        cursor = self._start_at(state.get("step"))
+        self._end_reader()
+        self._cursor = cursor
+
+    def get_plan(self, step: int) -> StepPlan:
+        """The plan of a step of this job."""
+        request = GetPlanRequest(job_id=self.job.job_id, step=step)
+        return self.fleet.call(lambda stub: stub.GetPlan, request, job=self.job).plan
+
+    def report_step_times(
+        self,
+        step: int,
+        *,
+        step_time_s: float,
+        data_wait_s: float,
+        stage: int = 0,
+        forward_ns: Sequence[int] = (),
+        backward_ns: Sequence[int] = (),
+    ) -> bool:
+        """Tell a server what a step took here. Training does not depend on it: a failure is logged.
+
+        Args:
+            step: the step.
+            step_time_s: wall time of the whole step.
+            data_wait_s: part of it spent waiting for data.
+            stage: pipeline stage within the module.
+            forward_ns: forward time of each microbatch in order.
+            backward_ns: backward time of each microbatch in order.
+
+        Returns:
+            Whether a server took it.
+        """
+        times = StepTimes(
+            job_id=self.job.job_id,
+            step=step,
+            module=self._view.module,
+            rank=self._view.rank,
+            stage=stage,
+            step_time=_duration(step_time_s),
+            data_wait=_duration(data_wait_s),
+            forward_ns=forward_ns,
+            backward_ns=backward_ns,
+        )
+        request, endpoint = ReportStepTimesRequest(times=times), self.fleet.endpoints[self.fleet.current]
+        try:
+            self.fleet.ask(endpoint, lambda stub: stub.ReportStepTimes, request, CallGuard(), self.job)
+        except ClientError as error:
+            _log.warning("the times of step %d were not reported: %s", step, error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """End the stream and all calls; tensors handed out stay valid. Closing again changes nothing."""
+        self._end_reader()
+        self.fleet.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start_at(self, step: Any) -> Cursor:
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= self.num_steps:
+            raise StateError(
+                f"found {step!r} as the step to start with; this job has steps 0 to {self.num_steps - 1} and ends at "
+                f"{self.num_steps}: start at one of them, or raise execution.end"
+            )
+        return Cursor(step)
+
+    def _end_reader(self) -> None:
+        if self._reader is not None:
+            self._finished_wait_s += self._reader.wait_s
+            self._reader.close()
+            self._reader = None
+
+
+class PinnedBuffers:
+    """Page-locked memory from torch's caching allocator, which recycles it when copies to the GPU have finished."""
+
+    def take(self, nbytes: int) -> Bytes:
+        """Uint8 [nbytes] whose base is the torch tensor that owns the memory."""
+        array: Bytes = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return array
+
+
+def _as_torch(microbatch: Microbatch[Array]) -> Batch:
+    tensors = {name: _tensor(array, name in microbatch.bfloat16) for name, array in microbatch.tensors.items()}
+    values = {f.name: getattr(microbatch, f.name) for f in dataclasses.fields(microbatch)}
+    return Microbatch[torch.Tensor](**{**values, "tensors": MappingProxyType(tensors)})
+
+
+def _tensor(array: Array, bfloat16: bool) -> torch.Tensor:
+    """A tensor over an array's memory. Over pinned memory it is a view of the torch tensor that owns it, for only so
+    does torch's allocator know of asynchronous copies from it."""
+    owner = array.base.base if isinstance(array.base, np.ndarray) else None
+    if isinstance(owner, torch.Tensor):
+        start = array.ctypes.data - owner.data_ptr()
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        tensor = owner[start : start + array.nbytes].view(dtype).view(array.shape)
+    else:
+        tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if bfloat16 else tensor
+
+
+def _view_request(job: Job, module: str, rank: int, tensors: Sequence[str] | None, compress: bool) -> ViewRequest:
+    found = job.spec.execution.module(module)
+    if not 0 <= rank < found.dp:
+        raise ValueError(
+            f"rank {rank} of module {module} does not exist; its dp is {found.dp}: ask for 0 to {found.dp - 1}"
+        )
+    if tensors is not None and not tensors:
+        raise ValueError("found an empty list of tensors; name at least one, or leave `tensors` out to get all")
+    return ViewRequest(module, rank, tuple(tensors or ()), compress)
+
+
+def _spread_key(job: JobSource, module: str, rank: int) -> str:
+    """What the first server is chosen by: the job as given, and who asks."""
+    data = load_job_data(job)
+    text = data.job_id if isinstance(data, Job) else json.dumps(data, sort_keys=True, default=str)
+    return f"{hashlib.sha256(text.encode()).hexdigest()}/{module}/{rank}"
+
+
+def _differences(job: Job, state: Mapping[str, Any]) -> str:
+    """The fields in which this job's stream and a state's differ, as text."""
+    try:
+        theirs = json.loads(state.get("stream", ""))
+    except (TypeError, ValueError):
+        theirs = None
+    if not isinstance(theirs, dict):
+        return "fields that the checkpoint does not tell"
+    return "; ".join(differing_fields(job.stream, theirs)) or "no field that this release knows"
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration

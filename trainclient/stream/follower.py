@@ -1,0 +1,183 @@
+"""Follows one view of a job from server to server, and checks that it is one and the same job everywhere."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import grpc
+from disttrain.v1.data_service_pb2 import EndOfStream, StreamMicrobatchesRequest
+from disttrain.v1.microbatch_pb2 import CODEC_UNSPECIFIED, CODEC_ZSTD, MicrobatchHeader
+
+from dataserver.planning.identity import Job
+from trainclient.stream.buffers import Buffers
+from trainclient.stream.endpoint import CallGuard, Endpoint
+from trainclient.stream.errors import (
+    JOB_UNKNOWN,
+    ClientError,
+    ClosedError,
+    CorruptDataError,
+    CutStreamError,
+    DataServiceError,
+    PlanMismatchError,
+    ProtocolError,
+)
+from trainclient.stream.fleet import Fleet, Rotation
+from trainclient.stream.handoff import Handoff
+from trainclient.stream.microbatch import Array, Cursor, Microbatch, read_header, read_table
+from trainclient.stream.receiver import receive_head, receive_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRequest:
+    """The view that a rank asks for."""
+
+    module: str
+    """Name of the module in the job."""
+    rank: int
+    """Data-parallel rank within the module."""
+    tensors: tuple[str, ...] = ()
+    """Names of the tensors wanted; empty for all."""
+    compress: bool = False
+    """Whether the server may compress tensors; worth it only where the network is the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StepInHand:
+    """What all microbatches of a step must agree in, and where it was learnt."""
+
+    step: int
+    plan: tuple[bytes, int, int, int]
+    server: str
+
+
+class Follower:
+    """Receives microbatches in order and leaves them in a handoff; `run` is the body of a thread."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        job: Job,
+        view: ViewRequest,
+        *,
+        num_steps: int,
+        start: Cursor,
+        max_bytes: int,
+        buffers: Buffers,
+        handoff: Handoff,
+        guard: CallGuard,
+    ) -> None:
+        self._fleet = fleet
+        self._job = job
+        self._view = view
+        self._num_steps = num_steps
+        self._cursor = start
+        self._max_bytes = max_bytes
+        self._buffers = buffers
+        self._handoff = handoff
+        self._guard = guard
+        self._in_hand: _StepInHand | None = None
+
+    def run(self) -> None:
+        """Follow the view to the end of the job; whatever ends it earlier is raised where the caller waits."""
+        try:
+            self._follow()
+        except ClosedError:
+            self._handoff.finish(None)
+        except Exception as error:
+            self._handoff.finish(error)
+        else:
+            self._handoff.finish(None)
+
+    def _follow(self) -> None:
+        rotation = Rotation(self._fleet, self._guard)
+        while self._cursor.step < self._num_steps:
+            try:
+                end = self._stream(rotation)
+            except ClientError as error:
+                if self._cursor.step < self._num_steps:
+                    rotation.failed(error)
+            else:
+                if end.reason == EndOfStream.REASON_DRAINING:
+                    rotation.drained()
+
+    def _stream(self, rotation: Rotation) -> EndOfStream:
+        """Read one server's stream to its end, bringing the server the job where it does not know it."""
+        endpoint = rotation.endpoint
+        self._fleet.check(endpoint, self._guard, self._job)
+        try:
+            return self._read(endpoint, rotation)
+        except DataServiceError as error:
+            if error.reason != JOB_UNKNOWN:
+                raise
+        self._fleet.bring(endpoint, self._job, self._guard)
+        return self._read(endpoint, rotation)
+
+    def _read(self, endpoint: Endpoint, rotation: Rotation) -> EndOfStream:
+        call = endpoint.stream(self._request(), self._guard)
+        self._handoff.restart_clock()
+        try:
+            while True:
+                head = receive_head(call)
+                if isinstance(head, EndOfStream):
+                    self._check_end(head)
+                    return head
+                self._receive(head, call, endpoint.address)
+                rotation.succeeded()
+        except grpc.RpcError as error:
+            raise endpoint.failure(error, self._guard) from None
+        except (ProtocolError, CorruptDataError, CutStreamError) as error:
+            raise type(error)(f"server {endpoint.address}: {error}") from None
+        finally:
+            call.cancel()
+
+    def _receive(self, header: MicrobatchHeader, messages: Iterator[bytes], server: str) -> None:
+        table = read_table(header, self._max_bytes)
+        microbatch = read_header(header, table)
+        self._check(microbatch, server)
+        self._handoff.admit(microbatch.nbytes)
+        tensors = receive_tensors(messages, table, self._buffers)
+        self._cursor = microbatch.cursor.after(microbatch.num_microbatches)
+        self._handoff.put(replace(microbatch, tensors=tensors))
+
+    def _request(self) -> StreamMicrobatchesRequest:
+        return StreamMicrobatchesRequest(
+            job_id=self._job.job_id,
+            module=self._view.module,
+            rank=self._view.rank,
+            start_step=self._cursor.step,
+            start_microbatch=self._cursor.microbatch,
+            tensors=self._view.tensors,
+            codec=CODEC_ZSTD if self._view.compress else CODEC_UNSPECIFIED,
+        )
+
+    def _check(self, microbatch: Microbatch[Array], server: str) -> None:
+        """Compare a header with the job, the cursor, and the step's other microbatches."""
+        found = (microbatch.job_id, microbatch.stream_id, microbatch.content_version)
+        wanted = (self._job.job_id, self._job.stream_id, self._job.stream.content_version)
+        if found != wanted:
+            raise ProtocolError(f"it sent a microbatch of (job, stream, content version) {found}, asked was {wanted}")
+        if microbatch.cursor != self._cursor:
+            raise ProtocolError(f"it sent {microbatch.cursor}, the next one is {self._cursor}")
+        plan = (
+            microbatch.plan_hash,
+            microbatch.num_microbatches,
+            microbatch.text_tokens,
+            microbatch.target_patches,
+        )
+        known = self._in_hand
+        if known is None or known.step != microbatch.step:
+            self._in_hand = _StepInHand(microbatch.step, plan, server)
+        elif known.plan != plan:
+            raise PlanMismatchError(
+                f"server {server} plans step {microbatch.step} as {plan[0].hex()} with {plan[1]} microbatches, server "
+                f"{known.server} as {known.plan[0].hex()} with {known.plan[1]}; all views of a step must come from one "
+                "plan: run the same release on all servers, and start again from the last checkpoint"
+            )
+
+    def _check_end(self, end: EndOfStream) -> None:
+        """An end of the job must be where the job ends: training must not stop early without anyone noticing."""
+        if end.reason == EndOfStream.REASON_DRAINING:
+            return
+        if end.reason != EndOfStream.REASON_END_OF_JOB:
+            raise ProtocolError(f"it ended the stream for the unknown reason {end.reason}")
+        if self._cursor != Cursor(self._num_steps):
+            raise ProtocolError(f"it ended the job before {self._cursor}; the job has {self._num_steps} steps")

@@ -1,0 +1,108 @@
+"""Where the receiving thread leaves microbatches for the caller: bounded in bytes, with a watch over stalls."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from trainclient.stream.errors import ClosedError
+from trainclient.stream.microbatch import Array, Microbatch
+
+
+class Handoff:
+    """A queue of received microbatches between two threads.
+
+    The receiver asks for room before it takes memory, and gets it when the queue is empty or the new microbatch fits
+    the bound as well: one microbatch always has a place, however large. While the receiver waits for room, it is not
+    the server that is slow, and the stall clock stands.
+    """
+
+    def __init__(self, limit_bytes: int, stall_s: float) -> None:
+        self._limit_bytes = limit_bytes
+        self._stall_s = stall_s
+        self._changed = threading.Condition()
+        self._ready: deque[Microbatch[Array]] = deque()
+        self._ready_bytes = 0
+        self._stalled_at: float | None = time.monotonic() + stall_s
+        self._finished = False
+        self._error: Exception | None = None
+        self._closed = False
+
+    def restart_clock(self) -> None:
+        """Receiver: a new request was sent."""
+        with self._changed:
+            self._stalled_at = time.monotonic() + self._stall_s
+
+    def admit(self, nbytes: int) -> None:
+        """Receiver: wait until a microbatch of that size may be received.
+
+        Raises:
+            ClosedError: the caller closed the reader.
+        """
+        with self._changed:
+            self._stalled_at = None
+            self._changed.wait_for(lambda: self._closed or not self._ready or self._fits(nbytes))
+            if self._closed:
+                raise ClosedError("the reader was closed")
+            self._stalled_at = time.monotonic() + self._stall_s
+
+    def put(self, microbatch: Microbatch[Array]) -> None:
+        """Receiver: leave a microbatch for the caller."""
+        with self._changed:
+            self._ready.append(microbatch)
+            self._ready_bytes += microbatch.nbytes
+            self._stalled_at = time.monotonic() + self._stall_s
+            self._changed.notify_all()
+
+    def finish(self, error: Exception | None) -> None:
+        """Receiver: nothing follows, because the job ended or because of an error."""
+        with self._changed:
+            self._finished = True
+            self._error = error
+            self._changed.notify_all()
+
+    def take(self, on_stall: Callable[[], None]) -> Microbatch[Array] | None:
+        """Caller: the next microbatch; None at the end of the job.
+
+        Args:
+            on_stall: called when nothing came for too long; it must make the receiver try elsewhere.
+
+        Raises:
+            Exception: what the receiver finished with, after all that it received before.
+            ClosedError: the reader was closed meanwhile.
+        """
+        with self._changed:
+            while not self._ready:
+                if self._closed:
+                    raise ClosedError("the reader was closed; open another one to go on")
+                if self._finished:
+                    if self._error is not None:
+                        raise self._error
+                    return None
+                left = None if self._stalled_at is None else self._stalled_at - time.monotonic()
+                if left is not None and left <= 0:
+                    self._stalled_at = time.monotonic() + self._stall_s
+                    on_stall()
+                else:
+                    self._changed.wait(left)
+            microbatch = self._ready.popleft()
+            self._ready_bytes -= microbatch.nbytes
+            self._changed.notify_all()
+            return microbatch
+
+    def close(self) -> None:
+        """Caller: nothing more is wanted; what is queued is let go of."""
+        with self._changed:
+            self._closed = True
+            self._ready.clear()
+            self._ready_bytes = 0
+            self._changed.notify_all()
+
+    @property
+    def ready_bytes(self) -> int:
+        """Bytes received and not yet taken."""
+        with self._changed:
+            return self._ready_bytes
+
+    def _fits(self, nbytes: int) -> bool:
+        return self._ready_bytes + nbytes <= self._limit_bytes

@@ -1,0 +1,291 @@
+"""A microbatch as the trainer sees it, and how its header is read: checked first, believed afterwards."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from disttrain.v1 import microbatch_pb2 as pb
+from numpy.typing import NDArray
+
+from dataserver.planning.plan import Routing
+from dataserver.planning.samples import I64, U64, Bool
+from trainclient.stream.buffers import ALIGNMENT
+from trainclient.stream.errors import ProtocolError
+
+Array = NDArray[Any]
+TensorT = TypeVar("TensorT")
+
+MAX_TENSORS = 64
+MAX_DIMENSIONS = 8
+
+NUMPY_TYPES: Mapping[int, np.dtype[Any]] = MappingProxyType(
+    {
+        pb.DATA_TYPE_UINT8: np.dtype("<u1"),
+        pb.DATA_TYPE_INT32: np.dtype("<i4"),
+        pb.DATA_TYPE_INT64: np.dtype("<i8"),
+        pb.DATA_TYPE_FLOAT16: np.dtype("<f2"),
+        pb.DATA_TYPE_BFLOAT16: np.dtype("<u2"),
+        pb.DATA_TYPE_FLOAT32: np.dtype("<f4"),
+    }
+)
+"""numpy has no bfloat16: those tensors are uint16 words, and `Microbatch.bfloat16` names them."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cursor:
+    """A microbatch of a job."""
+
+    step: int
+    microbatch: int = 0
+
+    def after(self, num_microbatches: int) -> "Cursor":
+        """The next one, in a step of so many microbatches."""
+        if self.microbatch + 1 < num_microbatches:
+            return Cursor(self.step, self.microbatch + 1)
+        return Cursor(self.step + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """What a view holds, in its order: n samples of a backbone view, n images of an encoder or generator view."""
+
+    dataset: I64
+    """int64 [n]: position in the job's dataset list."""
+    pass_: I64
+    """int64 [n]: pass over the dataset."""
+    sample: U64
+    """uint64 [n]: shard << 32 | row."""
+    image: I64
+    """int64 [n]: number of the image within its sample; [0] in a backbone view."""
+    valid: Bool
+    """bool [n]: False where the item could not be made from its stored bytes."""
+
+    def __len__(self) -> int:
+        return len(self.sample)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceParallelGroup:
+    """Ranks that share one sequence."""
+
+    id: int
+    degree: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch(Generic[TensorT]):
+    """What one (module, rank) gets of one microbatch. The proto tells what each tensor holds."""
+
+    job_id: str
+    stream_id: str
+    plan_hash: bytes
+    """SHA-256 of the step's plan, 32 bytes: the same in every view of the step."""
+    content_version: int
+    step: int
+    microbatch: int
+    num_microbatches: int
+    """Microbatches of this step, equal for all ranks of all modules."""
+    text_tokens: int
+    """Denominator of the text loss: target tokens of the whole step."""
+    target_patches: int
+    """Denominator of the generator's loss: target patches of the whole step."""
+    items: Items
+    sequence_valid: Bool
+    """bool [M]: backbone: whether each sequence slot holds anything; [0] elsewhere."""
+    routings: tuple[Routing, ...]
+    """The ways in and out of this rank in this wave; their `microbatch` is this one's."""
+    sequence_parallel_groups: tuple[SequenceParallelGroup, ...]
+    tensors: Mapping[str, TensorT]
+    """By name, as views of one buffer that is used again when none of them is alive."""
+    bfloat16: frozenset[str]
+    """Tensors of type bfloat16, which numpy shows as uint16."""
+    nbytes: int
+    """Bytes of all tensors."""
+    wait_s: float
+    """Seconds that the caller waited for it."""
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where it stands in the job."""
+        return Cursor(self.step, self.microbatch)
+
+    @property
+    def last_of_step(self) -> bool:
+        """Whether the step ends with it."""
+        return self.microbatch + 1 == self.num_microbatches
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A checked entry of the tensor table."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    """First byte in the concatenated chunks."""
+    encoded_bytes: int
+    raw_bytes: int
+    compressed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTable:
+    """What follows a header."""
+
+    entries: tuple[TensorEntry, ...]
+    total_bytes: int
+    """Of all chunks."""
+    raw_bytes: int
+    """Of all tensors after decoding, each at the next multiple of 64."""
+    crc32c: int
+
+    @property
+    def compressed(self) -> bool:
+        """Whether any tensor must be decoded."""
+        return any(e.compressed for e in self.entries)
+
+
+def read_table(header: pb.MicrobatchHeader, max_bytes: int) -> TensorTable:
+    """Check a header's tensor table before anything is allocated.
+
+    Args:
+        header: as received.
+        max_bytes: the largest microbatch, encoded or decoded, that the client takes.
+
+    Raises:
+        ProtocolError: the table contradicts itself, or exceeds `max_bytes`.
+    """
+    if header.total_bytes > max_bytes:
+        raise ProtocolError(
+            f"it announces a microbatch of {header.total_bytes} bytes, at most {max_bytes} are taken: make "
+            "microbatches smaller (execution.microbatch, seq_len, max_patches) or raise max_microbatch_bytes"
+        )
+    _require(len(header.tensors) <= MAX_TENSORS, f"{len(header.tensors)} tensors, at most {MAX_TENSORS} are allowed")
+    entries = tuple(_entry(t) for t in header.tensors)
+    names = [e.name for e in entries]
+    _require(len(set(names)) == len(names), f"tensor names {names} are not unique")
+    end = raw_end = 0
+    for entry in entries:
+        _require(
+            end <= entry.offset <= header.total_bytes - entry.encoded_bytes,
+            f"tensor {entry.name} lies at {entry.offset} + {entry.encoded_bytes} bytes, which overlaps the one before "
+            f"or the end at {header.total_bytes}",
+        )
+        end = entry.offset + entry.encoded_bytes
+        raw_end = aligned(raw_end) + entry.raw_bytes
+    if raw_end > max_bytes:
+        raise ProtocolError(
+            f"it announces tensors of {raw_end} bytes, at most {max_bytes} are taken: make microbatches smaller "
+            "(execution.microbatch, seq_len, max_patches) or raise max_microbatch_bytes"
+        )
+    return TensorTable(entries, header.total_bytes, raw_end, header.crc32c)
+
+
+def read_items(items: pb.Items) -> Items:
+    """Check and convert the names of a view's items."""
+    lengths = [len(items.dataset), len(getattr(items, "pass")), len(items.sample), len(items.valid)]
+    count = len(items.sample)
+    _require(set(lengths) == {count} and len(items.image) in (0, count), f"item arrays of lengths {lengths} differ")
+    return Items(
+        _int64(items.dataset),
+        _int64(getattr(items, "pass")),
+        np.array(items.sample, np.uint64),
+        _int64(items.image),
+        np.array(items.valid, np.bool_),
+    )
+
+
+def read_routing(routing: pb.Routing, microbatch: int) -> Routing:
+    """Check and convert the ways of one wave."""
+    columns = [
+        _int64(column)
+        for column in (
+            routing.source_rank,
+            routing.source_start,
+            routing.target_rank,
+            routing.target_start,
+            routing.rows,
+        )
+    ]
+    lengths = [len(c) for c in columns]
+    _require(len(set(lengths)) == 1, f"routing arrays of lengths {lengths} differ")
+    wave = np.full(lengths[0], microbatch, np.int64)
+    return Routing(routing.source_module, routing.target_module, wave, *columns)
+
+
+def read_header(header: pb.MicrobatchHeader, table: TensorTable) -> Microbatch[Array]:
+    """Everything of a microbatch but its tensors.
+
+    Raises:
+        ProtocolError: the header contradicts itself.
+    """
+    _require(len(header.plan_hash) == 32, f"a plan hash of {len(header.plan_hash)} bytes, 32 are required")
+    _require(
+        header.microbatch < header.num_microbatches,
+        f"microbatch {header.microbatch} of a step that has {header.num_microbatches}",
+    )
+    return Microbatch(
+        job_id=header.job_id,
+        stream_id=header.stream_id,
+        plan_hash=header.plan_hash,
+        content_version=header.content_version,
+        step=header.step,
+        microbatch=header.microbatch,
+        num_microbatches=header.num_microbatches,
+        text_tokens=header.denominators.text_tokens,
+        target_patches=header.denominators.target_patches,
+        items=read_items(header.items),
+        sequence_valid=np.array(header.sequence_valid, np.bool_),
+        routings=tuple(read_routing(r, header.microbatch) for r in header.routings),
+        sequence_parallel_groups=tuple(
+            SequenceParallelGroup(g.id, g.degree, tuple(g.ranks)) for g in header.sequence_parallel_groups
+        ),
+        tensors=MappingProxyType({}),
+        bfloat16=frozenset(t.name for t in header.tensors if t.dtype == pb.DATA_TYPE_BFLOAT16),
+        nbytes=table.raw_bytes,
+        wait_s=0.0,
+    )
+
+
+def aligned(nbytes: int) -> int:
+    """The next multiple of ALIGNMENT."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _entry(tensor: pb.Tensor) -> TensorEntry:
+    dtype = NUMPY_TYPES.get(tensor.dtype)
+    if dtype is None:
+        raise ProtocolError(f"tensor {tensor.name!r} has the unknown type {tensor.dtype}")
+    shape = tuple(tensor.shape)
+    _require(
+        len(shape) <= MAX_DIMENSIONS and all(extent >= 0 for extent in shape),
+        f"tensor {tensor.name!r} has the impossible shape {shape[:MAX_DIMENSIONS]}",
+    )
+    raw_bytes = dtype.itemsize
+    for extent in shape:
+        raw_bytes *= extent
+    _require(
+        raw_bytes == tensor.raw_bytes,
+        f"tensor {tensor.name!r} of shape {shape} has {tensor.raw_bytes} bytes, {raw_bytes} are required",
+    )
+    _require(tensor.codec in (pb.CODEC_UNSPECIFIED, pb.CODEC_ZSTD), f"tensor {tensor.name!r} has an unknown codec")
+    compressed = tensor.codec == pb.CODEC_ZSTD
+    _require(
+        compressed or tensor.encoded_bytes == raw_bytes,
+        f"tensor {tensor.name!r} is not compressed, but has {tensor.encoded_bytes} bytes instead of {raw_bytes}",
+    )
+    _require(tensor.offset % ALIGNMENT == 0, f"tensor {tensor.name!r} lies at {tensor.offset}, no multiple of 64")
+    return TensorEntry(tensor.name, dtype, shape, tensor.offset, tensor.encoded_bytes, raw_bytes, compressed)
+
+
+def _int64(values: Sequence[int]) -> I64:
+    return np.array(values, np.int64)
+
+
+def _require(holds: bool, found: str) -> None:
+    if not holds:
+        raise ProtocolError(f"it sent {found}")

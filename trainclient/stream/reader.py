@@ -1,0 +1,133 @@
+"""The iterator over one view of a job."""
+
+import os
+import threading
+import time
+import weakref
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from dataserver.planning.identity import Job
+from trainclient.stream.buffers import BufferPool, Buffers
+from trainclient.stream.endpoint import CallGuard
+from trainclient.stream.errors import ClosedError, ForkError
+from trainclient.stream.fleet import Fleet
+from trainclient.stream.follower import Follower, ViewRequest
+from trainclient.stream.handoff import Handoff
+from trainclient.stream.microbatch import Array, Cursor, Microbatch
+
+PREFETCH_BYTES = 256 << 20
+MAX_MICROBATCH_BYTES = 4 << 30
+JOIN_S = 10.0
+
+
+class MicrobatchReader:
+    """Iterates over the microbatches of one (module, rank) in plan order, to the end of the job.
+
+    A thread receives ahead of the caller, so that transfer overlaps computing; a lost server costs a reconnect at the
+    next (step, microbatch). One thread may iterate. Close it, or use it as a context manager; at the exit of the
+    interpreter it closes itself.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        job: Job,
+        view: ViewRequest,
+        *,
+        num_steps: int,
+        start: Cursor | None = None,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        max_microbatch_bytes: int = MAX_MICROBATCH_BYTES,
+        buffers: Buffers | None = None,
+    ) -> None:
+        """Begin to receive.
+
+        Args:
+            fleet: the servers; it stays open when the reader closes.
+            job: with all fields filled in.
+            view: what to ask for.
+            num_steps: steps of the job, as `Fleet.register` returns it.
+            start: first microbatch; the job's first one by default.
+            prefetch_bytes: received and not yet asked for; one microbatch always may be.
+            max_microbatch_bytes: a larger one is refused before memory is taken for it.
+            buffers: where microbatches are put; a pool of its own by default.
+        """
+        self._cursor = start or Cursor(0)
+        self._wait_s = 0.0
+        self._pid = os.getpid()
+        self._guard = CallGuard()
+        self._handoff = Handoff(prefetch_bytes, fleet.timeouts.stall)
+        follower = Follower(
+            fleet,
+            job,
+            view,
+            num_steps=num_steps,
+            start=self._cursor,
+            max_bytes=max_microbatch_bytes,
+            buffers=buffers or BufferPool(prefetch_bytes),
+            handoff=self._handoff,
+            guard=self._guard,
+        )
+        name = f"reader-{view.module}-{view.rank}"
+        # A daemon, because the interpreter joins other threads before anything could tell them to end.
+        thread = threading.Thread(target=follower.run, name=name, daemon=True)
+        self._finalizer = weakref.finalize(self, _stop, self._guard, self._handoff, thread, self._pid)
+        thread.start()
+
+    @property
+    def cursor(self) -> Cursor:
+        """The microbatch that comes next."""
+        return self._cursor
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that the caller waited for data in all."""
+        return self._wait_s
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Microbatch[Array]:
+        """The next microbatch; StopIteration after the job's last one.
+
+        Raises:
+            ClientError: no server can go on, or servers disagree.
+        """
+        if os.getpid() != self._pid:
+            raise ForkError(
+                f"this reader was opened in process {self._pid} and is used in its fork {os.getpid()}, which has no "
+                "receiving thread: open it in the process that reads, or start processes with 'spawn'"
+            )
+        if not self._finalizer.alive:
+            raise ClosedError("the reader was closed; open another one to go on")
+        begin = time.perf_counter()
+        microbatch = self._handoff.take(self._guard.interrupt)
+        waited = time.perf_counter() - begin
+        self._wait_s += waited
+        if microbatch is None:
+            raise StopIteration
+        self._cursor = microbatch.cursor.after(microbatch.num_microbatches)
+        return replace(microbatch, wait_s=waited)
+
+    def close(self) -> None:
+        """End the stream and the thread; microbatches handed out stay valid. Closing again changes nothing."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _stop(guard: CallGuard, handoff: Handoff, thread: threading.Thread, pid: int) -> None:
+    if os.getpid() != pid:
+        return  # a fork inherits the reader, but neither its thread nor its calls
+    guard.stop()
+    handoff.close()
+    if thread is not threading.current_thread() and thread.ident is not None:
+        thread.join(JOIN_S)

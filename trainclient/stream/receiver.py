@@ -1,0 +1,136 @@
+"""From the messages of a stream to tensors: one copy, out of each gRPC message into a recycled buffer.
+
+Messages arrive as they are on the wire. A chunk is one `bytes` field, so its content is found by hand, without the copy
+that a protobuf parser makes; everything else is parsed. Sizes are checked before memory is taken for them.
+"""
+
+from collections.abc import Iterator
+
+import google_crc32c
+import numpy as np
+import zstandard
+from disttrain.v1.data_service_pb2 import EndOfStream, StreamMicrobatchesResponse
+from disttrain.v1.microbatch_pb2 import MicrobatchHeader
+from google.protobuf.message import DecodeError
+
+from trainclient.stream.buffers import Buffers, Bytes
+from trainclient.stream.errors import CorruptDataError, CutStreamError, ProtocolError
+from trainclient.stream.microbatch import Array, TensorEntry, TensorTable, aligned
+
+CHUNK_TAG = 0x12
+"""Field 2 (`chunk`), length-delimited."""
+MAX_WINDOW_BYTES = 128 << 20
+"""Memory that one Zstandard frame may ask for besides its content."""
+
+
+def receive_head(messages: Iterator[bytes]) -> MicrobatchHeader | EndOfStream:
+    """The next header, or the orderly end.
+
+    Raises:
+        CutStreamError: the stream is over without an end message.
+        ProtocolError: something else came.
+    """
+    message = _next(messages, "between microbatches")
+    try:
+        response = StreamMicrobatchesResponse.FromString(message)
+    except DecodeError as error:
+        raise ProtocolError(f"it sent a message that cannot be parsed: {error}") from None
+    match response.WhichOneof("message"):
+        case "header":
+            return response.header
+        case "end":
+            return response.end
+        case other:
+            raise ProtocolError(f"it sent {other or 'an empty message'} where a header or the end is required")
+
+
+def receive_tensors(messages: Iterator[bytes], table: TensorTable, buffers: Buffers) -> dict[str, Array]:
+    """The tensors that follow a header.
+
+    Raises:
+        CorruptDataError: the checksum differs.
+        CutStreamError: the stream is over before the last chunk.
+        ProtocolError: more or other bytes came than the table announces.
+    """
+    received = _receive_chunks(messages, table, buffers)
+    if not table.compressed:
+        return {e.name: _view(received, e, e.offset) for e in table.entries}
+    decoded = buffers.take(table.raw_bytes)
+    tensors, start = {}, 0
+    for entry in table.entries:
+        start = aligned(start)
+        target = decoded[start : start + entry.raw_bytes]
+        source = received[entry.offset : entry.offset + entry.encoded_bytes]
+        if entry.compressed:
+            _decompress(entry.name, source, target)
+        else:
+            target[:] = source
+        tensors[entry.name] = _view(decoded, entry, start)
+        start += entry.raw_bytes
+    return tensors
+
+
+def chunk_content(message: bytes) -> Bytes:
+    """The bytes of a chunk message, as a view of it.
+
+    Raises:
+        ProtocolError: it is no chunk, or holds more than one field.
+    """
+    if not message or message[0] != CHUNK_TAG:
+        raise ProtocolError("it sent another message where a chunk is required")
+    length = shift = 0
+    for position in range(1, min(len(message), 6)):
+        length |= (message[position] & 0x7F) << shift
+        shift += 7
+        if message[position] < 0x80:
+            break
+    else:
+        raise ProtocolError("it sent a chunk whose length cannot be read")
+    if position + 1 + length != len(message):
+        raise ProtocolError(f"it sent a chunk of {length} bytes in a message of {len(message)}")
+    return np.frombuffer(message, np.uint8, length, position + 1)
+
+
+def _receive_chunks(messages: Iterator[bytes], table: TensorTable, buffers: Buffers) -> Bytes:
+    buffer = buffers.take(table.total_bytes)
+    done = checksum = 0
+    while done < table.total_bytes:
+        chunk = chunk_content(_next(messages, f"after {done} of {table.total_bytes} bytes of a microbatch"))
+        if not 0 < len(chunk) <= table.total_bytes - done:
+            raise ProtocolError(f"it sent a chunk of {len(chunk)} bytes where {table.total_bytes - done} are missing")
+        checksum = google_crc32c.extend(checksum, chunk)
+        buffer[done : done + len(chunk)] = chunk
+        done += len(chunk)
+    if checksum != table.crc32c:
+        raise CorruptDataError(
+            f"the bytes of a microbatch have CRC-32C {checksum:08x}, its header says {table.crc32c:08x}"
+        )
+    return buffer
+
+
+def _decompress(name: str, source: Bytes, target: Bytes) -> None:
+    """Decode one frame that must fill `target` exactly."""
+    try:
+        size = zstandard.get_frame_parameters(source.data).content_size
+        if size != target.nbytes:
+            raise ProtocolError(f"tensor {name} holds a frame of {size} bytes, {target.nbytes} are required")
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+        with decompressor.stream_reader(source.data) as reader:
+            done = 0
+            while count := reader.readinto(target[done:].data):
+                done += count
+    except zstandard.ZstdError as error:
+        raise ProtocolError(f"tensor {name} cannot be decoded: {error}") from None
+    if done != target.nbytes:
+        raise ProtocolError(f"tensor {name} decodes to {done} bytes, {target.nbytes} are required")
+
+
+def _view(buffer: Bytes, entry: TensorEntry, start: int) -> Array:
+    return buffer[start : start + entry.raw_bytes].view(entry.dtype).reshape(entry.shape)
+
+
+def _next(messages: Iterator[bytes], where: str) -> bytes:
+    message = next(messages, None)
+    if message is None:
+        raise CutStreamError(f"the stream ended {where}, without an end message")
+    return message
