@@ -29,7 +29,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from dataserver.dataset.headers import TRANSPOSED, sniff_format
 from dataserver.planning.jobspec import Sizing
-from dataserver.preprocessing.limits import MAX_ENCODED_BYTES, MAX_PIXELS, MAX_SCANNED_PIXELS
+from dataserver.preprocessing.limits import DECODER_BYTES_PER_PIXEL, MAX_ENCODED_BYTES, MAX_PIXELS, MAX_SCANNED_PIXELS
 
 U8 = NDArray[np.uint8]
 Box = tuple[float, float, float, float]
@@ -101,12 +101,11 @@ def decode_patches(data: bytes, shape: ImageShape, sizing: Sizing, out: U8) -> b
         pixels = _decode(data, shape, sizing.patch)
     except MemoryError:
         raise
+    except InvalidImageError as error:
+        return _refuse(data, error, out)
     except Exception as error:  # hostile bytes make a third-party decoder raise nearly anything
-        if isinstance(error, OSError) and "out of memory" in str(error):
-            raise MemoryError(str(error)) from error
-        logger.debug("an image of %d bytes cannot be decoded: %s: %s", len(data), type(error).__name__, error)
-        out.fill(0)
-        return False
+        _check_memory(shape)
+        return _refuse(data, error, out)
     write_patches(pixels, sizing, out)
     return True
 
@@ -124,6 +123,20 @@ def write_patches(pixels: U8, sizing: Sizing, out: U8) -> None:
     blocks = lines.reshape(height // (merge * patch), merge, patch, width // (merge * patch), merge)
     target = out.view(line).reshape(blocks.shape[0], blocks.shape[3], merge, merge, patch)
     target[...] = blocks.transpose(0, 3, 1, 4, 2)
+
+
+def _refuse(data: bytes, error: Exception, out: U8) -> bool:
+    logger.debug("an image of %d bytes cannot be decoded: %s: %s", len(data), type(error).__name__, error)
+    out.fill(0)
+    return False
+
+
+def _check_memory(shape: ImageShape) -> None:
+    """Raise MemoryError if a decoder could not have had the memory it needs.
+
+    libjpeg and libwebp report a failed allocation like broken data, and that must not pass for a verdict on the image.
+    """
+    np.empty(shape.width * shape.height * DECODER_BYTES_PER_PIXEL, np.uint8)
 
 
 def _check_target(shape: ImageShape, sizing: Sizing, out: U8) -> None:

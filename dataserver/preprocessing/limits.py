@@ -12,9 +12,12 @@ MAX_ENCODED_BYTES: Final = MAX_IMAGE_BYTES
 """Largest encoded image: the index leaves out larger ones already."""
 
 MAX_PIXELS: Final = 1 << 27
-"""Most pixels of one image. Pillow holds 4 bytes a pixel, so one decode takes at most 0.5 GB (progressive JPEG and WebP
-three times as much). It lies below the 178,956,970 pixels at which some of Pillow's readers refuse an image of their
-own accord, so no version of Pillow decides."""
+"""Most pixels of one image. It lies below the 178,956,970 pixels at which some of Pillow's readers refuse an image of
+their own accord, so no version of Pillow decides."""
+
+DECODER_BYTES_PER_PIXEL: Final = 16
+"""Most memory of one decode: 4 bytes in Pillow, and 12 in libwebp or 8 in libjpeg (progressive CMYK). Together with
+MAX_PIXELS that is 2 GB for the largest image."""
 
 MAX_SCANNED_PIXELS: Final = 1 << 30
 """Most pixels x scans of one JPEG. A progressive file of a few kilobytes can hold thousands of scans, each of which

@@ -1,13 +1,17 @@
 """Bytes that are no image, or a trap."""
 
 import struct
+import subprocess
+import sys
 import tracemalloc
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from preprocessing.pictures import ASTRONAUT, decode, encode, noise, png, png_chunk
 
 from dataserver.planning.jobspec import Sizing
@@ -87,6 +91,36 @@ def test_the_limit_of_pixels() -> None:
     width, height = 1 << 14, MAX_PIXELS >> 14
     assert not refused(bilevel(width, height), ImageShape(width, height, 1, 4, 8))
     assert refused(bilevel(width, height + 1), ImageShape(width, height + 1, 1, 4, 8))
+
+
+SCARCE = """
+import re, resource, sys
+from pathlib import Path
+import numpy as np
+from dataserver.planning.jobspec import Sizing
+from dataserver.preprocessing.images import ImageShape, decode_patches
+
+data, spare_bytes = Path(sys.argv[1]).read_bytes(), int(sys.argv[2])
+used_bytes = int(re.search("VmSize: *([0-9]+)", Path("/proc/self/status").read_text().expandtabs()).group(1)) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (used_bytes + spare_bytes, resource.RLIM_INFINITY))
+try:
+    print(decode_patches(data, ImageShape(5000, 5000, 1, 8, 8), Sizing(patch=4), np.zeros((64, 48), np.uint8)))
+except MemoryError:
+    print("MemoryError")
+"""
+
+
+@pytest.mark.parametrize(
+    ("image_format", "options"), [("JPEG", {"progressive": True}), ("WEBP", {"lossless": True}), ("PNG", {})]
+)
+def test_lack_of_memory_is_no_verdict_on_the_image(tmp_path: Path, image_format: str, options: dict[str, bool]) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(encode(Image.new("RGB", (5000, 5000), "teal"), image_format, **options))
+    verdicts = {}
+    for spare_bytes in (20 << 20, 4 << 30):
+        command = [sys.executable, "-c", SCARCE, str(path), str(spare_bytes)]
+        verdicts[spare_bytes] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert verdicts == {20 << 20: "MemoryError", 4 << 30: "True"}
 
 
 def test_the_limit_of_bytes() -> None:
