@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainclient.client import Batch
 from trainclient.models.backbone import IGNORED_LABEL, BackboneBatch, BackboneStage, StageOutput
-from trainclient.parallel.batches import Batch, incoming, outgoing, stamp_of
+from trainclient.parallel.batches import incoming, outgoing, stamp_of
 from trainclient.parallel.broker import RowBlocks, receive_blocks, send_blocks
 from trainclient.parallel.messages import Kind, Stamp
 from trainclient.parallel.roles import Edge, Role

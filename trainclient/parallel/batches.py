@@ -1,13 +1,9 @@
 """What the executor reads from a microbatch."""
 
-from torch import Tensor
-
 from dataserver.planning.plan import Routing
+from trainclient.client import Batch
 from trainclient.parallel.broker import RoutingError, RowBlocks
 from trainclient.parallel.messages import Stamp
-from trainclient.stream.microbatch import Microbatch
-
-Batch = Microbatch[Tensor]
 
 
 def stamp_of(batch: Batch) -> Stamp:

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainclient.client import Batch
 from trainclient.models.encoder import ImageEncoder
-from trainclient.parallel.batches import Batch, outgoing, stamp_of
+from trainclient.parallel.batches import outgoing, stamp_of
 from trainclient.parallel.broker import RowBlocks, receive_blocks, send_blocks
 from trainclient.parallel.messages import Kind, Stamp
 from trainclient.parallel.roles import Edge, Role

@@ -1,6 +1,5 @@
 """One step of one process: the operations of its pipeline stage, in the order that the planner's simulator scored."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dataserver.planning.pipeline import OperationKind, stage_operations
-from trainclient.parallel.batches import Batch
+from trainclient.client import Batch
 from trainclient.parallel.roles import Role
 
 
@@ -57,12 +56,10 @@ class StepExecutor:
         Raises:
             StreamError: the microbatches are not those of one step.
         """
-        started = time.perf_counter()
         batch = next(batches, None)
         if batch is None:
             return None
         record = StepRecord(batch.step, batch.num_microbatches, batch.text_tokens, batch.target_patches)
-        record.data_wait_s = time.perf_counter() - started
         self._role.begin_step()
         for operation in stage_operations(self._stage, self._num_stages, record.num_microbatches):
             if operation.kind is OperationKind.BACKWARD:
@@ -76,9 +73,7 @@ class StepExecutor:
         return record
 
     def _next(self, batches: Iterator[Batch], record: StepRecord) -> Batch:
-        started = time.perf_counter()
         batch = next(batches, None)
-        record.data_wait_s += time.perf_counter() - started
         if batch is None:
             raise StreamError(f"the stream ended within step {record.step}; every step must be complete")
         return batch
@@ -90,6 +85,7 @@ class StepExecutor:
                 f"{microbatch} was due"
             )
         items = batch.items
+        record.data_wait_s += batch.wait_s
         record.num_items += len(items.valid)
         record.num_invalid += len(items.valid) - int(np.count_nonzero(items.valid))
         record.samples += zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from dataserver.planning.randomness import dataset_key
+from trainclient.client import Batch
 from trainclient.models.generator import ImageGenerator
 from trainclient.models.noise import diffusion_noise, timesteps
-from trainclient.parallel.batches import Batch, incoming, stamp_of
+from trainclient.parallel.batches import incoming, stamp_of
 from trainclient.parallel.broker import RowBlocks, receive_blocks, send_blocks
 from trainclient.parallel.messages import Kind, Stamp
 from trainclient.parallel.roles import Edge, Role
@@ -43,8 +44,6 @@ class Generated:
 
 class GeneratorRole(Role[Generated]):
     """Runs a generator on the conditions that the backbone sends."""
-
-    loss_name = "image"
 
     def __init__(
         self, name: str, generator: ImageGenerator, device: torch.device, before: Edge, key: NoiseKey, weight: float

@@ -6,12 +6,12 @@ gradients of its outputs and sends back those of its inputs. It keeps a microbat
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import nn
 
-from trainclient.parallel.batches import Batch
+from trainclient.client import Batch
 from trainclient.parallel.broker import Link
 from trainclient.parallel.stopwatch import Stopwatch
 
@@ -38,9 +38,6 @@ class Edge:
 
 class Role(ABC, Generic[Kept]):
     """Forward and backward of one process."""
-
-    loss_name: ClassVar[str] = ""
-    """Which loss this role computes: `text`, `image` or none."""
 
     def __init__(self, module: nn.Module, device: torch.device, before: Edge | None, after: Edge | None) -> None:
         self.module = module

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,6 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-
-from dataserver.planning.identity import Job, differing_fields
 
 STATE_VERSION = 1
 _STATE_FILE = "trainer.json"
@@ -37,34 +35,30 @@ class CheckpointError(ValueError):
 class TrainerState:
     """What a checkpoint holds besides tensors."""
 
-    stream_id: str
-    step: int
-    """The first step that is not in the parameters: the cursor."""
-    stream: dict[str, Any]
-    """The stream's specification, to tell what differs from another one."""
+    cursor: dict[str, Any]
+    """`DataClient.state_dict()`: version, stream_id, step, and the stream to tell what differs from another one."""
     modules: dict[str, Any]
     """Sizes of every module by its name."""
     images: int = 0
     """Images of all steps so far."""
     invalid_images: int = 0
     """Images of these that could not be decoded."""
-    version: int = field(default=STATE_VERSION)
+    version: int = STATE_VERSION
 
-    def require_job(self, job: Job, modules: dict[str, Any], where: Path) -> None:
-        """Raise CheckpointError, with the fields that differ, unless the job continues this state."""
-        if self.stream_id != job.stream_id:
-            fields = "; ".join(differing_fields(job.stream, self.stream))
-            raise CheckpointError(
-                f"the checkpoint {where} belongs to another stream of samples ({fields}); resume it with the job it "
-                "was made with, or train into another checkpoint directory"
-            )
+    @property
+    def step(self) -> int:
+        """The first step that is not in the parameters."""
+        return int(self.cursor["step"])
+
+    def require_modules(self, modules: dict[str, Any], where: Path) -> None:
+        """Raise CheckpointError, with what differs, unless all of these models are in the checkpoint."""
         different = [
-            f"{name}.{key}: {sizes[key]!r} here, {self.modules[name].get(key)!r} there"
+            f"{name}.{key}: {value!r} here, {self.modules[name].get(key)!r} there"
             for name, sizes in modules.items()
-            if name in self.modules
-            for key in sizes
-            if sizes[key] != self.modules[name].get(key)
-        ] + [f"no module {name} there" for name in modules if name not in self.modules]
+            for key, value in sizes.items()
+            if name in self.modules and value != self.modules[name].get(key)
+        ]
+        different += [f"no module {name} there, only {list(self.modules)}" for name in modules.keys() - self.modules]
         if different:
             raise CheckpointError(
                 f"the checkpoint {where} has other models ({'; '.join(different)}); give the sizes and module names it "

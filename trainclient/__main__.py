@@ -1,0 +1,7 @@
+"""`python -m trainclient`."""
+
+import sys
+
+from trainclient.cli import main
+
+sys.exit(main())

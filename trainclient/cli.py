@@ -1,0 +1,97 @@
+"""The command line: `trainclient train`."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import tyro
+from pydantic import ValidationError
+
+from trainclient.parallel.transport import PeerLostError
+from trainclient.stream.errors import ClientError
+from trainclient.training.config import TrainConfig, describe, load_config, validate_config
+from trainclient.training.launch import launch
+from trainclient.training.loop import TrainingError
+from trainclient.training.rank import Process, run_rank
+from trainclient.training.signals import StopSignals
+
+_log = logging.getLogger(__name__)
+
+COMMANDS = """usage: trainclient train --job JOB.yaml --servers HOST:PORT,... [OPTIONS]
+
+Runs beside the GPUs: trains the modules of a job on what its data servers send.
+`trainclient train --help` lists the options.
+"""
+DESCRIPTION = """Train a job. Without torchrun, all its processes start on this machine; under torchrun, as many must
+be started as the job's modules have ranks and stages in all. Training resumes from the newest checkpoint in
+--checkpoint.directory. --config FILE.yaml gives the same options in a file; flags overrule it."""
+
+USER_ERROR = 2
+FAILURE = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; an error is one line on stderr and exit code 2 where the user can mend it, otherwise 1."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if not given or given[0] in ("-h", "--help"):
+        sys.stdout.write(COMMANDS)
+        return 0 if given else USER_ERROR
+    if given[0] != "train":
+        return _report("trainclient", ValueError(f"there is no command {given[0]!r}; use train"), USER_ERROR)
+    try:
+        config = _parse(given[1:])
+    except ValueError as error:
+        return _report("trainclient", error, USER_ERROR)
+    if "RANK" in os.environ:
+        return _run_rank(config)
+    try:
+        return launch(config, given)
+    except (ValueError, ClientError) as error:
+        return _report("trainclient", error, USER_ERROR)
+
+
+def _parse(arguments: Sequence[str]) -> TrainConfig:
+    """The configuration from `--config` and the flags."""
+    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    files.add_argument("--config", type=Path)
+    found, flags = files.parse_known_args(arguments)
+    default = validate_config(load_config(found.config)) if found.config is not None else TrainConfig()
+    try:
+        return tyro.cli(
+            TrainConfig,
+            prog="trainclient train",
+            description=DESCRIPTION,
+            args=flags,
+            default=default,
+            config=(tyro.conf.EnumChoicesFromValues,),
+        )
+    except ValidationError as error:
+        raise ValueError(describe(error)) from None
+
+
+def _run_rank(config: TrainConfig) -> int:
+    """Train as one of torchrun's processes."""
+    # The signals stay noted while an error is reported: torchrun ends the others as soon as the first one is gone.
+    with StopSignals(config.stop_grace_s) as stop:
+        name = f"trainclient rank {os.environ['RANK']}"
+        try:
+            run_rank(config, Process.from_environment(os.environ), stop)
+        except TrainingError as error:
+            return _report("trainclient", error, FAILURE) if os.environ["RANK"] == "0" else FAILURE
+        except PeerLostError as error:
+            return FAILURE if stop.requested else _report(name, error, FAILURE)
+        except ValueError as error:
+            return _report(name, error, USER_ERROR)
+        except (RuntimeError, OSError) as error:
+            return _report(name, error, FAILURE)
+    return 0
+
+
+def _report(name: str, error: Exception, code: int) -> int:
+    _log.debug("failed", exc_info=error)
+    sys.stderr.write(f"{name}: {' '.join(str(error).split())}\n")
+    return code

@@ -1,0 +1,120 @@
+"""One process of a run, from torchrun's environment to the end of training."""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+
+from dataserver.planning.identity import Job
+from trainclient.client import DataClient
+from trainclient.parallel.groups import Groups, process_groups
+from trainclient.parallel.layout import Layout
+from trainclient.stream.fleet import Fleet
+from trainclient.stream.jobs import resolve_job
+from trainclient.training.config import ConfigError, Device, TrainConfig
+from trainclient.training.loop import Trainer
+from trainclient.training.metrics import MetricsWriter
+from trainclient.training.modules import ModelConfigs
+from trainclient.training.signals import StopSignals
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Who this process is, as torchrun says."""
+
+    rank: int
+    local_rank: int
+    local_world_size: int
+    world_size: int
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "Process":
+        """Read RANK, LOCAL_RANK, LOCAL_WORLD_SIZE and WORLD_SIZE; ConfigError names one that is missing."""
+        try:
+            names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+            return cls(*(int(environment[name]) for name in names))
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"torchrun's environment is not complete ({error}); start with torchrun, or unset RANK to start all "
+                "processes on this machine"
+            ) from None
+
+
+def prepare(config: TrainConfig) -> tuple[Job, Layout]:
+    """The job, known to a server, and its layout: all that can be wrong before processes start.
+
+    Raises:
+        ValueError: something is wrong with the configuration or the job.
+        ClientError: no server could be reached, or they lack what the job names.
+    """
+    job_file, servers = config.require_inputs()
+    fleet = Fleet(servers)
+    try:
+        job = resolve_job(job_file, fleet)
+        fleet.register(job)
+    finally:
+        fleet.close()
+    layout = Layout.of(job.spec)
+    ModelConfigs.of(config, job.spec)
+    return job, layout
+
+
+def run_rank(config: TrainConfig, process: Process, stop: StopSignals) -> None:
+    """Train as one of the processes."""
+    job, layout = prepare(config)
+    layout.require_world_size(process.world_size)
+    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // process.local_world_size))
+    device = choose_device(config.device, process.local_rank)
+    with process_groups(layout, device, config.timeout_s) as groups:
+        _log.info("global rank %d is %s on %s", groups.rank, groups.place, device)
+        trainer = Trainer(config, job, layout, groups)
+        with _open(config, job, groups, trainer) as client:
+            trainer.resume(client)
+            with closing(_writer(config, groups.rank, client.num_steps)) as writer:
+                trainer.run(client, stop, writer)
+
+
+def _open(config: TrainConfig, job: Job, groups: Groups, trainer: Trainer) -> DataClient:
+    """The stream of this process's views."""
+    place = groups.place
+    return DataClient(
+        config.servers,
+        job,
+        place.module.name,
+        place.rank,
+        tensors=trainer.tensors,
+        pin_memory=groups.device.type == "cuda",
+    )
+
+
+def choose_device(wanted: Device, local_rank: int) -> torch.device:
+    """The device of a process; on CUDA it becomes torch's current one.
+
+    Raises:
+        ConfigError: there are fewer GPUs than processes on this machine.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() and wanted is not Device.CPU else 0
+    if not count:
+        return torch.device("cpu")
+    if local_rank >= count:
+        raise ConfigError(
+            f"this is process {local_rank} of its machine, which has {count} GPUs; start one process for each GPU, or "
+            "use --device cpu"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def _writer(config: TrainConfig, rank: int, num_steps: int) -> MetricsWriter:
+    """Only global rank 0 writes; the others' writer writes nothing."""
+    if rank != 0:
+        return MetricsWriter(None, None, num_steps)
+    console = Console(file=sys.stderr) if config.progress else None
+    return MetricsWriter(config.metrics, console, min(num_steps, config.steps or num_steps))

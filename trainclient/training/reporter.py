@@ -1,0 +1,41 @@
+"""Step times for the servers, sent beside training."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+from trainclient.client import DataClient
+from trainclient.parallel.executor import StepRecord
+
+
+class StepReporter:
+    """Sends each step's times from a thread. While a report is under way the next ones are left out."""
+
+    def __init__(self, client: DataClient, stage: int) -> None:
+        """Report through a client, as a pipeline stage of its module."""
+        self._client = client
+        self._stage = stage
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="step-times")
+        self._under_way: Future[bool] | None = None
+
+    def report(self, record: StepRecord, seconds: float, forward_ns: list[int], backward_ns: list[int]) -> None:
+        """Send the times of a step."""
+        if self._under_way is not None and not self._under_way.done():
+            return
+        self._under_way = self._pool.submit(
+            self._client.report_step_times,
+            record.step,
+            step_time_s=seconds,
+            data_wait_s=record.data_wait_s,
+            stage=self._stage,
+            forward_ns=forward_ns,
+            backward_ns=backward_ns,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
