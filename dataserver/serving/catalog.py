@@ -70,8 +70,8 @@ class Catalog:
         if dataset is None:
             raise DataServiceError(
                 errors_pb2.ERROR_REASON_DATASET_UNKNOWN,
-                f"the job names dataset {name[:128]!r}, there are {sorted(self.datasets)}: correct the name in the job, "
-                f"or add --dataset NAME=PATH to the command",
+                f"the job names dataset {name[:128]!r}, there are {sorted(self.datasets)}: correct the name in the "
+                "job, or add --dataset NAME=PATH to the command",
             )
         return dataset
 

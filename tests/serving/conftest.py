@@ -1,0 +1,25 @@
+"""Indexed shards, made once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from serving.harness import Running, index, running
+from shards import write_interleaved, write_pairs
+
+
+@pytest.fixture(scope="session")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two indexed datasets; nobody changes them."""
+    root = tmp_path_factory.mktemp("serving")
+    return {
+        "pairs": index(write_pairs(root / "pairs", 40, 16, seed=1)),
+        "docs": index(write_interleaved(root / "docs", 24, 8, seed=2)),
+    }
+
+
+@pytest.fixture
+def server(datasets: dict[str, Path]) -> Iterator[Running]:
+    """A fresh server of both datasets."""
+    with running(datasets) as found:
+        yield found

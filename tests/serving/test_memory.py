@@ -1,0 +1,87 @@
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataserver.serving.memory import BufferPool, ByteBudget, size_class
+
+MIB = 1 << 20
+
+
+@given(st.integers(0, 1 << 40))
+def test_size_classes_hold_what_they_are_for_and_waste_at_most_a_quarter(num_bytes: int) -> None:
+    capacity = size_class(num_bytes)
+    assert capacity >= num_bytes
+    assert capacity == 1 << 16 or capacity <= num_bytes * 5 / 4
+    assert size_class(capacity) == capacity
+
+
+def test_a_returned_buffer_is_used_again_and_never_twice() -> None:
+    pool = BufferPool(64 * MIB)
+    first = pool.take(3 * MIB)
+    assert pool.take(3 * MIB) is not first
+    pool.give(first)
+    assert pool.take(3 * MIB - 5) is first
+    assert pool.take(3 * MIB) is not first
+
+
+def test_what_is_kept_is_bounded() -> None:
+    pool = BufferPool(4 * MIB)
+    buffers = [pool.take(MIB) for _ in range(8)]
+    for buffer in buffers:
+        pool.give(buffer)
+        assert pool.free_bytes <= 4 * MIB
+    assert pool.take(MIB) is buffers[-1]
+
+
+def test_a_lone_stream_may_have_the_whole_budget_and_two_share_it() -> None:
+    budget = ByteBudget(100)
+    first = budget.open()
+    assert first.take(60)
+    assert not first.take(41)
+    second = budget.open()
+    assert second.take(40)
+    first.give(60)
+    assert not second.take(20), "half of the budget is the other's"
+    assert first.take(50)
+    second.close()
+    second.give(40)
+    assert budget.used == 50
+
+
+def test_a_stream_may_exceed_its_share_with_one_microbatch() -> None:
+    budget = ByteBudget(100)
+    accounts = [budget.open() for _ in range(4)]
+    assert accounts[0].take(70)
+    assert not accounts[1].take(70)
+    assert accounts[1].take(30)
+    assert not accounts[2].take(1)
+
+
+@pytest.mark.parametrize("num_threads", [2, 8])
+def test_nothing_is_lost_between_threads(num_threads: int) -> None:
+    budget, pool = ByteBudget(1000), BufferPool(MIB)
+    failures: list[int] = []
+
+    def work(seed: int) -> None:
+        rng, account = np.random.default_rng(seed), budget.open()
+        for _ in range(300):
+            size = int(rng.integers(1, 400))
+            if account.take(size):
+                buffer = pool.take(size)
+                buffer[:8] = seed
+                if budget.used > 1000 or not (buffer[:8] == seed).all():
+                    failures.append(size)
+                pool.give(buffer)
+                account.give(size)
+        account.close()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert budget.used == 0

@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import pytest
+
+from dataserver.serving.config import ConfigError, ServerConfig, load_config, split_address
+
+DATASETS = {"datasets": {"d": "/data"}}
+
+
+def test_a_file_is_overridden_by_flags_entry_by_entry(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("datasets: {a: shards/a, b: /abs/b}\nmax_streams: 3\nlisten: 127.0.0.1:1234\n")
+    config = load_config(file, {"datasets": {"b": Path("other")}, "max_streams": 5})
+    assert config.datasets == {"a": tmp_path / "shards/a", "b": Path("other")}
+    assert config.max_streams == 5
+    assert config.listen == "127.0.0.1:1234"
+
+
+def test_every_key_can_stand_in_the_file(tmp_path: Path) -> None:
+    config = load_config(None, {**DATASETS, "tokenizers": {"t": "/t.json"}, "insecure": True})
+    file = tmp_path / "server.yaml"
+    file.write_text(config.model_dump_json())
+    assert load_config(file, {}) == config
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "no dataset is configured"),
+        ({**DATASETS, "prefetch": 3}, "key 'prefetch' is unknown.*prefetch_bytes"),
+        ({**DATASETS, "max_streams": 0}, "'max_streams'.*greater than or equal to 1"),
+        ({**DATASETS, "max_streams": "many"}, "'max_streams'"),
+        ({**DATASETS, "quarantines": {"x": "/q"}}, r"quarantines names \['x'\]"),
+        ({**DATASETS, "tokenizers": {"bytes": "/t"}}, "built in"),
+        ({"datasets": {"../d": "/data"}}, "datasets"),
+        ({**DATASETS, "listen": "127.0.0.1"}, "HOST:PORT"),
+        ({**DATASETS, "listen": "127.0.0.1:99999"}, "HOST:PORT"),
+        ({**DATASETS, "listen": "127.0.0.1:-1"}, "HOST:PORT"),
+        ({**DATASETS, "listen": "0.0.0.0:50051"}, "--insecure"),
+        ({**DATASETS, "listen": "[::]:50051"}, "--insecure"),
+        ({**DATASETS, "listen": "myhost.example:50051"}, "--insecure"),
+    ],
+)
+def test_a_wrong_configuration_names_the_key(data: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(None, data)
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.8.8.8:50051", "localhost:1", "[::1]:50051"])
+def test_loopback_needs_no_permission(listen: str) -> None:
+    assert load_config(None, {**DATASETS, "listen": listen}).listen == listen
+
+
+def test_insecure_permits_any_address() -> None:
+    assert load_config(None, {**DATASETS, "listen": "0.0.0.0:50051", "insecure": True}).insecure
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [", "{1: 2}", "just text", "a: 2001-99-99"])
+def test_a_file_that_is_no_configuration(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=r"server\.yaml"):
+        load_config(file, {})
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no\.yaml cannot be read"):
+        load_config(tmp_path / "no.yaml", {})
+
+
+def test_addresses() -> None:
+    assert split_address("[::1]:80") == ("::1", 80)
+    assert split_address("host:0") == ("host", 0)
+
+
+def test_every_key_is_documented() -> None:
+    assert all(field.description for field in ServerConfig.model_fields.values())
