@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from dataserver.planning.identity import Job, parse_job
+from dataserver.planning.jobspec import BalancePolicy, OrderPolicy
 from dataserver.planning.order import StreamOrder, units_of
 from dataserver.planning.samples import I64, ROW_BITS, ShardTable, StepSamples
 from dataserver.planning.sizing import concatenate, shard_table, size_samples
@@ -122,3 +124,26 @@ def pick(job: Job, tables: Sequence[ShardTable], which: I64, position: I64) -> S
 
 def sample_number(shard: int, row: int) -> int:
     return (shard << ROW_BITS) | row
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
+    """A job of any layout and policy with the samples of one of its steps, from none to more than a batch."""
+    packed, microbatch = draw(st.booleans()), draw(st.integers(1, 3))
+    dp, pp = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    batch = dp * microbatch * draw(st.integers(1, 4))
+    generator = draw(st.integers(0, 3))
+    stream = {
+        "seq_len": 900,
+        "global_batch": batch,
+        "sizing": {"max_patches": 256},
+        "packing": {"enabled": packed},
+        "generation": {"ratio": "0.5" if generator else "0", "query_tokens": draw(st.integers(1, 64))},
+    }
+    policies = {"balance": draw(st.sampled_from(BalancePolicy)), "order": draw(st.sampled_from(OrderPolicy))}
+    execution = {"microbatch": microbatch, "policies": policies}
+    job = make_job(
+        stream=stream, execution=execution, encoder=draw(st.integers(1, 4)), backbone=(dp, pp), generator=generator
+    )
+    count = draw(st.integers(0, 4 * batch if packed else batch))
+    return job, make_samples(job, count, draw(st.integers(0, 2**32)), draw(st.integers(0, 4)))

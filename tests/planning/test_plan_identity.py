@@ -1,0 +1,158 @@
+"""Plans are the same everywhere, and their hash covers all of them."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+from planning.builders import SyntheticDatasets, dataset, make_job, make_samples
+
+from dataserver.planning.expectation import timeline
+from dataserver.planning.identity import Job
+from dataserver.planning.plan import Arrangement, Routing, StepPlan, plan_hash
+from dataserver.planning.planner import plan_step
+from dataserver.planning.samples import ShardTable, StepSamples
+from dataserver.planning.sizing import shard_table
+
+GOLDEN = Path(__file__).with_name("golden.json")
+
+
+def hash_again(plan: StepPlan, **changes: object) -> bytes:
+    names = ("job_id", "step", "samples", "num_microbatches", "arrangements", "routings")
+    return plan_hash(**{n: changes.get(n, getattr(plan, n)) for n in names})
+
+
+def sample_plan() -> StepPlan:
+    job = make_job(
+        stream={"global_batch": 8, "seq_len": 900, "generation": {"ratio": "0.5"}},
+        encoder=2,
+        backbone=(2, 2),
+        generator=2,
+    )
+    return plan_step(job, 5, make_samples(job, 30, 1, 2))
+
+
+def test_the_hash_covers_everything() -> None:
+    plan = sample_plan()
+    hashes = {plan.hash, hash_again(plan, job_id="0" * 64), hash_again(plan, step=6)}
+    assert hash_again(plan) == plan.hash
+    hashes.add(hash_again(plan, num_microbatches=plan.num_microbatches + 1))
+    hashes.add(hash_again(plan, routings=plan.routings[::-1]))
+    expected = 5
+    groups: dict[str, tuple[StepSamples | Arrangement | Routing, ...]] = {
+        "samples": (plan.samples,),
+        "arrangements": plan.arrangements,
+        "routings": plan.routings,
+    }
+    for name, parts in groups.items():
+        for number, part in enumerate(parts):
+            for field in fields(part):
+                value = getattr(part, field.name)
+                other = value + "x" if isinstance(value, str) else _bumped(value)
+                changed = (*parts[:number], replace(part, **{field.name: other}), *parts[number + 1 :])
+                hashes.add(hash_again(plan, **{name: changed[0] if name == "samples" else changed}))
+                expected += 1
+    assert expected == 5 + 10 + 3 * 6 + 2 * 8
+    assert len(hashes) == expected
+
+
+def _bumped(values: np.ndarray) -> np.ndarray:
+    changed = values.copy()
+    changed[-1] += 1
+    return changed
+
+
+def test_every_part_of_a_plan_is_hashed() -> None:
+    """A new field of a plan must enter its hash or follow from what does."""
+    assert {f.name for f in fields(StepPlan)} == {
+        "job_id", "step", "samples", "num_microbatches", "arrangements", "routings",  # hashed
+        "stream_id", "sequences_per_microbatch",  # follow from the job
+        "text_tokens", "target_patches",  # follow from the samples
+        "hash",
+    }  # fmt: skip
+
+
+def test_another_process_makes_the_same_plan() -> None:
+    code = "from planning.test_plan_identity import sample_plan; print(sample_plan().hash.hex())"
+    tests = Path(__file__).resolve().parents[1]
+    for seed in ("0", "4711"):
+        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": f"{tests}:{tests.parent}"}
+        result = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+        )
+        assert result.stdout.strip() == sample_plan().hash.hex()
+
+
+# Golden order and plans of a fixed job. If `order` below changes, the change is order-breaking and must raise
+# order_version; if only `plans` change, it is plan-breaking and must raise plan_version: a running job that is resumed
+# by a new release would otherwise see other samples, or servers of two releases would disagree about one step.
+# Rewrite the file with `python -m planning.test_plan_identity` from tests/, together with the raised version.
+
+
+def golden_job() -> Job:
+    return make_job(
+        stream={
+            "datasets": [dataset("laion", weight="0.7"), dataset("obelics", weight="0.3")],
+            "seq_len": 1024,
+            "global_batch": 16,
+            "generation": {"ratio": "0.25"},
+            "shuffle_window": 2,
+            "seed": 42,
+        },
+        execution={"microbatch": 2, "end": {"passes": 2}},
+        encoder=3,
+        backbone=(2, 2),
+        generator=2,
+    )
+
+
+def golden_table(job: Job, num_samples: int, max_images: int) -> ShardTable:
+    """A shard by arithmetic alone: numpy may change its distributions between releases."""
+    rows = np.arange(num_samples, dtype=np.int64)
+    counts = rows * 5 % (max_images + 1)
+    images = np.arange(int(counts.sum()), dtype=np.int32)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    return shard_table(job.stream, rows, rows * 83 % 311, offsets, 16 + images * 197 % 907, 16 + images * 331 % 601)
+
+
+def golden() -> dict[str, object]:
+    job = golden_job()
+    sizes = (((90, 0, 70, 80), 1), ((40, 50), 3))
+    tables = [[golden_table(job, n, images) for n in shards] for shards, images in sizes]
+    data = SyntheticDatasets(job, tables)
+    found = {step: data.samples(step) for step in (0, 1, 7)}
+    plans = {step: plan_step(job, step, samples) for step, samples in found.items()}
+    return {
+        "order_version": job.stream.order_version,
+        "plan_version": job.spec.execution.plan_version,
+        "job_id": job.job_id,
+        "num_steps": data.order.num_steps,
+        "order": {str(step): [list(sample) for sample in data.ids(step)] for step in found},
+        "plans": {
+            str(step): {
+                "hash": plan.hash.hex(),
+                "num_microbatches": plan.num_microbatches,
+                "backbone": [
+                    plan.arrangement("llm").item.tolist(),
+                    plan.arrangement("llm").rank.tolist(),
+                    plan.arrangement("llm").microbatch.tolist(),
+                ],
+                "text_tokens": plan.text_tokens,
+                "target_patches": plan.target_patches,
+                "makespan_ns": timeline(job.spec, plan).makespan_ns,
+            }
+            for step, plan in plans.items()
+        },
+    }
+
+
+def test_golden_order_and_plans() -> None:
+    expected, found = json.loads(GOLDEN.read_text()), golden()
+    assert found["order"] == expected["order"], "order-breaking: raise order_version"
+    assert found == expected, "plan-breaking: raise plan_version"
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(golden(), separators=(",", ":")) + "\n")
