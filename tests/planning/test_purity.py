@@ -1,0 +1,85 @@
+"""Law 4: the planner imports nothing of ours but itself, and no float or chance takes part in a decision."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dataserver.planning
+
+FOLDER = Path(dataserver.planning.__file__).parent
+MODULES = sorted(FOLDER.glob("*.py"))
+ALLOWED_IMPORTS = {
+    "ast", "bisect", "collections", "dataclasses", "decimal", "enum", "fractions", "functools", "hashlib", "heapq",
+    "itertools", "math", "typing", "numpy", "pydantic", "rfc8785", "dataserver",
+}  # fmt: skip
+FORBIDDEN_AT_RUNTIME = ["grpc", "torch", "PIL", "pyarrow", "google.protobuf", "disttrain", "tokenizers", "yaml"]
+FOR_PEOPLE = {("expectation", "imbalance")}
+"""Functions that may divide: what they return is shown, never decided by."""
+ROUNDED = {"float", "sqrt", "exp", "log", "mean", "std", "average", "random", "default_rng", "shuffle", "true_divide"}
+
+
+def test_importing_all_of_it_loads_nothing_else() -> None:
+    names = [f"dataserver.planning.{m.stem}" for m in MODULES if m.stem != "__init__"]
+    code = f"""
+import importlib, sys
+for name in {names}:
+    importlib.import_module(name)
+print([m for m in {FORBIDDEN_AT_RUNTIME} if m in sys.modules])
+print(sorted(m for m in sys.modules if m.startswith(("dataserver.", "trainclient")) and
+             not m.startswith("dataserver.planning")))
+"""
+    environment = {"PYTHONPATH": str(FOLDER.parents[1])}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.split("\n")[:2] == ["[]", "[]"]
+    assert len(names) > 10
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.stem)
+def test_imports(module: Path) -> None:
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            names = [node.module or ""]
+        else:
+            continue
+        for name in names:
+            assert name.split(".")[0] in ALLOWED_IMPORTS
+            assert not name.startswith("dataserver") or name.startswith("dataserver.planning")
+
+
+def rounded(tree: ast.AST) -> list[tuple[str, int]]:
+    """Every true division, float literal, and call or attribute of a rounded or random function."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div):
+            found.append(("/", node.lineno))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, float):
+            found.append((repr(node.value), node.lineno))
+        elif isinstance(node, ast.Attribute) and (node.attr in ROUNDED or node.attr.startswith("float")):
+            found.append((node.attr, node.lineno))
+        elif isinstance(node, ast.Name) and node.id in ROUNDED:
+            found.append((node.id, node.lineno))
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.stem)
+def test_no_float_takes_part_in_a_decision(module: Path) -> None:
+    tree = ast.parse(module.read_text())
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.FunctionDef) and (module.stem, node.name) in FOR_PEOPLE)
+    ]
+    assert rounded(tree) == []
+
+
+def test_the_check_sees_floats() -> None:
+    code = "x = a / 2; x /= 2; y = float(z); w = np.sqrt(v); u = 0.5; t = v.astype(np.float64); r = np.random"
+    assert [what for what, _ in rounded(ast.parse(code))] != []
+    assert {what for what, _ in rounded(ast.parse(code))} == {"/", "float", "sqrt", "0.5", "float64", "random"}
+    assert rounded(ast.parse("x = a // 2; y = int(z)")) == []
