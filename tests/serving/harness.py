@@ -24,6 +24,9 @@ from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer
 
 TIMEOUT_S = 60
+Options = tuple[tuple[str, int], ...]
+FIXED_WINDOW: Options = (("grpc.http2.bdp_probe", 0),)
+"""For consumers that do not read: the transport takes 64 KiB off the server's hands, not as much as it thinks fit."""
 DTYPES = {microbatch_pb2.DATA_TYPE_UINT8: np.dtype("u1"), microbatch_pb2.DATA_TYPE_INT32: np.dtype("<i4")}
 
 
@@ -87,14 +90,20 @@ class Running:
 
 
 @contextmanager
-def running(datasets: dict[str, Path], **config: Any) -> Iterator[Running]:
-    """A server on a free port; nothing may be open in it when the test has left."""
+def running(datasets: dict[str, Path], options: Options = (), **config: Any) -> Iterator[Running]:
+    """A server on a free port; nothing may be open in it when the test has left.
+
+    Args:
+        datasets: folders by name.
+        options: of the client's channel.
+        config: other keys of the server's configuration.
+    """
     settings = load_config(None, {"datasets": datasets, "listen": "127.0.0.1:0", "decode_threads": 2, **config})
     catalog = Catalog.open(settings)
     server = DataServer(settings, catalog)
     address = server.start()
     try:
-        with grpc.insecure_channel(address) as channel:
+        with grpc.insecure_channel(address, options) as channel:
             yield Running(server, catalog, address, channel, DataServiceStub(channel))
         assert server.streams.wait_until_idle(TIMEOUT_S)
     finally:

@@ -11,7 +11,19 @@ from disttrain.v1 import admin_service_pb2, microbatch_pb2
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
 from disttrain.v1.data_service_pb2 import EndOfStream
-from serving.harness import TIMEOUT_S, VIEWS, Received, Running, index, job_data, reason_of, receive, running, tensors
+from serving.harness import (
+    FIXED_WINDOW,
+    TIMEOUT_S,
+    VIEWS,
+    Received,
+    Running,
+    index,
+    job_data,
+    reason_of,
+    receive,
+    running,
+    tensors,
+)
 from shards import write_pairs
 
 CODE = grpc.StatusCode
@@ -229,7 +241,7 @@ def rest(server: Running) -> None:
 
 @pytest.mark.parametrize("budget", [0, 24 * MIB, 64 * MIB])
 def test_a_consumer_that_does_not_read_holds_its_room_and_the_budget_at_most(photographs: Path, budget: int) -> None:
-    with running({"photos": photographs}, prefetch_bytes=budget) as server:
+    with running({"photos": photographs}, FIXED_WINDOW, prefetch_bytes=budget) as server:
         job_id = server.create(large_job(end={"steps": 20})).job_id
         stream = server.stream(job_id)
         next(stream)
@@ -247,7 +259,7 @@ def test_a_consumer_that_does_not_read_holds_its_room_and_the_budget_at_most(pho
 
 
 def test_streams_do_not_wait_for_each_others_memory(photographs: Path) -> None:
-    with running({"photos": photographs}, prefetch_bytes=16 * MIB) as server:
+    with running({"photos": photographs}, FIXED_WINDOW, prefetch_bytes=16 * MIB) as server:
         job_id = server.create(large_job(end={"steps": 3})).job_id
         greedy = server.stream(job_id)
         next(greedy)
@@ -274,7 +286,7 @@ def test_many_streams_at_once_deliver_what_one_does(datasets: dict[str, Path]) -
 
 
 def test_a_consumer_that_leaves_frees_budget_streams_and_threads(photographs: Path) -> None:
-    with running({"photos": photographs}) as server:
+    with running({"photos": photographs}, FIXED_WINDOW) as server:
         job_id = server.create(large_job(end={"steps": 20})).job_id
         server.read(job_id, "llm")
         before = threading.active_count()
@@ -307,7 +319,7 @@ def test_a_drain_ends_streams_in_order_with_the_next_cursor(server: Running) -> 
 
 
 def test_a_draining_server_refuses_new_streams_and_ends_when_the_last_is_done(photographs: Path) -> None:
-    with running({"photos": photographs}) as server:
+    with running({"photos": photographs}, FIXED_WINDOW) as server:
         job_id = server.create(large_job(end={"steps": 20})).job_id
         held = server.stream(job_id)
         first = next(held)
@@ -323,7 +335,7 @@ def test_a_draining_server_refuses_new_streams_and_ends_when_the_last_is_done(ph
 
 
 def test_a_consumer_that_does_not_read_cannot_hold_a_drain_beyond_its_grace(photographs: Path) -> None:
-    with running({"photos": photographs}) as server:
+    with running({"photos": photographs}, FIXED_WINDOW) as server:
         job_id = server.create(large_job(end={"steps": 20})).job_id
         held = server.stream(job_id)
         next(held)
