@@ -10,12 +10,11 @@
 All but the tensors is `trainclient.stream`, which does not import torch.
 """
 
-import dataclasses
 import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -27,7 +26,7 @@ from google.protobuf.duration_pb2 import Duration
 from dataserver.planning.identity import Job, canonical_json, differing_fields
 from trainclient.stream.buffers import BufferPool, Buffers, Bytes
 from trainclient.stream.endpoint import CallGuard, Timeouts
-from trainclient.stream.errors import ClientError, StateError
+from trainclient.stream.errors import ClientError, ClosedError, StateError
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.follower import ViewRequest
 from trainclient.stream.jobs import JobSource, load_job_data, resolve_job
@@ -89,6 +88,7 @@ class DataClient:
         self.fleet = Fleet(addresses, key=_spread_key(job, module, rank), timeouts=timeouts)
         self._reader: MicrobatchReader | None = None
         self._finished_wait_s = 0.0
+        self._closed = False
         self._prefetch_bytes = prefetch_bytes
         self._max_microbatch_bytes = max_microbatch_bytes
         self._buffers: Buffers = PinnedBuffers() if pin_memory else BufferPool(prefetch_bytes)
@@ -108,7 +108,7 @@ class DataClient:
 
     @property
     def wait_s(self) -> float:
-        """Seconds that the caller waited for data in all."""
+        """Seconds that the caller waited for all microbatches so far."""
         return self._finished_wait_s + (self._reader.wait_s if self._reader is not None else 0.0)
 
     def __iter__(self) -> Self:
@@ -120,6 +120,8 @@ class DataClient:
         Raises:
             ClientError: no server can go on, or servers disagree.
         """
+        if self._closed:
+            raise ClosedError("the client was closed; open another one to go on")
         if self._reader is None:
             self._reader = MicrobatchReader(
                 self.fleet,
@@ -217,6 +219,7 @@ class DataClient:
 
     def close(self) -> None:
         """End the stream and all calls; tensors handed out stay valid. Closing again changes nothing."""
+        self._closed = True
         self._end_reader()
         self.fleet.close()
 
@@ -253,9 +256,9 @@ class PinnedBuffers:
 
 
 def _as_torch(microbatch: Microbatch[Array]) -> Batch:
-    tensors = {name: _tensor(array, name in microbatch.bfloat16) for name, array in microbatch.tensors.items()}
-    values = {f.name: getattr(microbatch, f.name) for f in dataclasses.fields(microbatch)}
-    return Microbatch[torch.Tensor](**{**values, "tensors": MappingProxyType(tensors)})
+    return microbatch.with_tensors(
+        {name: _tensor(array, name in microbatch.bfloat16) for name, array in microbatch.tensors.items()}
+    )
 
 
 def _tensor(array: Array, bfloat16: bool) -> torch.Tensor:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +64,7 @@ class Answers:
     """How the server behaves; the stream behaviours apply to one stream each, in turn, then everything is fine."""
 
     streams: list[str] = field(default_factory=list)
-    """ok | cut:K | abort:K:REASON | drain:K | hang:K | crc:K | hash:K | skip:K | end:K | huge:K, after K microbatches."""
+    """ok, or after K microbatches cut:K, abort:K:REASON, drain:K, hang:K, crc:K, hash:K, skip:K, end:K or huge:K."""
     info: dict[str, Any] = field(default_factory=dict)
     """Fields of GetServerInfoResponse that differ."""
     forgets_jobs: int = 0
@@ -103,11 +103,11 @@ class FakeServer(DataServiceServicer):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def GetServerInfo(self, request, context):  # noqa: N802
+    def GetServerInfo(self, request, context):  # noqa: ARG002, N802
         fields = {"order_versions": [1], "content_versions": [1], "plan_versions": [1], "content_digest": DIGEST}
         return pb.GetServerInfoResponse(**{"release": "fake", **fields, **self.answers.info})
 
-    def GetDatasetInfo(self, request, context):  # noqa: N802
+    def GetDatasetInfo(self, request, context):  # noqa: ARG002, N802
         return pb.GetDatasetInfoResponse(
             datasets=[pb.DatasetInfo(name="pairs", fingerprint=FINGERPRINT)],
             tokenizers=[pb.TokenizerInfo(name="bytes", digest=TOKENIZER, vocab_size=256)],
@@ -132,12 +132,12 @@ class FakeServer(DataServiceServicer):
         return pb.ReportStepTimesResponse()
 
     def StreamMicrobatches(self, request, context):  # noqa: N802
-        self.requests.append(request)
         self._require_job(request.job_id, context)
         if self.answers.forgets_jobs:
             self.answers.forgets_jobs -= 1
             self.jobs.clear()
             self._require_job(request.job_id, context)
+        self.requests.append(request)
         behaviour = self.answers.streams.pop(0) if self.answers.streams else "ok"
         context.add_callback(self.ended.release)
         yield from self._stream(request, context, *behaviour.split(":"))
@@ -245,9 +245,7 @@ def pack(header: mb.MicrobatchHeader, arrays: dict[str, np.ndarray], *, compress
 
 
 def end(reason: Any, step: int, microbatch: int) -> pb.StreamMicrobatchesResponse:
-    return pb.StreamMicrobatchesResponse(
-        end=pb.EndOfStream(reason=reason, next_step=step, next_microbatch=microbatch)
-    )
+    return pb.StreamMicrobatchesResponse(end=pb.EndOfStream(reason=reason, next_step=step, next_microbatch=microbatch))
 
 
 def fail(context: Any, code: grpc.StatusCode, reason: str, *, retriable: bool) -> None:
@@ -260,11 +258,11 @@ def fail(context: Any, code: grpc.StatusCode, reason: str, *, retriable: bool) -
     context.abort_with_status(rpc_status.to_status(status))
 
 
-def main(run: Callable[[], object] = threading.Event().wait) -> None:
+def main() -> None:
     server = FakeServer(Answers(**json.loads(sys.argv[1])))
     sys.stdout.write(server.address + "\n")
     sys.stdout.flush()
-    run()
+    threading.Event().wait()
 
 
 if __name__ == "__main__":

@@ -177,6 +177,7 @@ class Rotation:
         self._guard = guard
         self._position = fleet.current
         self._failures: dict[str, str] = {}
+        self._began = time.monotonic()
         self._failing_since = 0.0
         self._moves = 0
 
@@ -218,8 +219,11 @@ class Rotation:
         if not self._failures:
             self._failing_since = now
         self._failures[self.endpoint.address] = str(error)
-        limit = self._fleet.timeouts.give_up if self._fleet.reached else self._fleet.timeouts.connect
-        left = self._failing_since + limit - now
+        if self._fleet.reached:
+            limit, since = self._fleet.timeouts.give_up, self._failing_since
+        else:
+            limit, since = self._fleet.timeouts.connect, self._began
+        left = since + limit - now
         if left <= 0 and len(self._failures) == len(self._fleet.endpoints):
             raise self._given_up(limit) from None
         _log.warning("%s; going to the next server", error)

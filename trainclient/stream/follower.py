@@ -1,7 +1,7 @@
 """Follows one view of a job from server to server, and checks that it is one and the same job everywhere."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import grpc
 from disttrain.v1.data_service_pb2 import EndOfStream, StreamMicrobatchesRequest
@@ -136,7 +136,7 @@ class Follower:
         self._handoff.admit(microbatch.nbytes)
         tensors = receive_tensors(messages, table, self._buffers)
         self._cursor = microbatch.cursor.after(microbatch.num_microbatches)
-        self._handoff.put(replace(microbatch, tensors=tensors))
+        self._handoff.put(microbatch.with_tensors(tensors))
 
     def _request(self) -> StreamMicrobatchesRequest:
         return StreamMicrobatchesRequest(

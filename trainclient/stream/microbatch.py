@@ -1,7 +1,7 @@
 """A microbatch as the trainer sees it, and how its header is read: checked first, believed afterwards."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +16,7 @@ from trainclient.stream.errors import ProtocolError
 
 Array = NDArray[Any]
 TensorT = TypeVar("TensorT")
+OtherT = TypeVar("OtherT")
 
 MAX_TENSORS = 64
 MAX_DIMENSIONS = 8
@@ -116,6 +117,11 @@ class Microbatch(Generic[TensorT]):
     def last_of_step(self) -> bool:
         """Whether the step ends with it."""
         return self.microbatch + 1 == self.num_microbatches
+
+    def with_tensors(self, tensors: Mapping[str, OtherT]) -> "Microbatch[OtherT]":
+        """The same microbatch with other tensors."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Microbatch(**{**values, "tensors": MappingProxyType(dict(tensors))})
 
 
 @dataclass(frozen=True, slots=True)

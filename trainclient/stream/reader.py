@@ -83,7 +83,7 @@ class MicrobatchReader:
 
     @property
     def wait_s(self) -> float:
-        """Seconds that the caller waited for data in all."""
+        """Seconds that the caller waited for all microbatches so far."""
         return self._wait_s
 
     def __iter__(self) -> Self:
@@ -104,10 +104,10 @@ class MicrobatchReader:
             raise ClosedError("the reader was closed; open another one to go on")
         begin = time.perf_counter()
         microbatch = self._handoff.take(self._guard.interrupt)
-        waited = time.perf_counter() - begin
-        self._wait_s += waited
         if microbatch is None:
             raise StopIteration
+        waited = time.perf_counter() - begin
+        self._wait_s += waited
         self._cursor = microbatch.cursor.after(microbatch.num_microbatches)
         return replace(microbatch, wait_s=waited)
 

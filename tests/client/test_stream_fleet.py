@@ -1,0 +1,143 @@
+"""Addresses, the first contact, and what no other server would mend."""
+
+import socket
+import time
+from collections.abc import Callable
+from concurrent import futures
+
+import grpc
+import pytest
+from client.fake_server import NUM_STEPS, FakeServer, job_data
+from disttrain.v1.data_service_pb2 import GetPlanRequest
+
+from trainclient.stream.endpoint import Timeouts, parse_addresses
+from trainclient.stream.errors import (
+    AddressError,
+    DataServiceError,
+    FleetError,
+    ServerMismatchError,
+)
+from trainclient.stream.fleet import Fleet
+from trainclient.stream.jobs import resolve_job
+
+Serve = Callable[..., FakeServer]
+
+
+def test_addresses() -> None:
+    assert parse_addresses(" a:1 ,b.c-d_e:65535,[::1]:50051") == ("a:1", "b.c-d_e:65535", "[::1]:50051")
+    assert parse_addresses(["127.0.0.1:80"]) == ("127.0.0.1:80",)
+
+
+WRONG = [
+    *("", "host", "host:", "host:0", "host:65536", "host:99999999", "a:1,,b:2", ":1", "http://a:1", "a:1,a:1"),
+    *("a b:1", "::1:5", "a:1/x", []),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_addresses_are_named(wrong: str | list[str]) -> None:
+    with pytest.raises(AddressError, match=r"required|once"):
+        parse_addresses(wrong)
+
+
+def test_wrong_timeouts() -> None:
+    with pytest.raises(ValueError, match="stall is 0"):
+        Timeouts(stall=0)
+
+
+def test_no_server_there_is_one_error_within_seconds(quick: Timeouts) -> None:
+    fleet = Fleet("127.0.0.1:1,nosuchhost.invalid:5", timeouts=quick)
+    begin = time.monotonic()
+    with pytest.raises(FleetError) as raised:
+        fleet.register(resolve_job(job_data(), fleet))
+    assert time.monotonic() - begin < 10
+    assert raised.value.failures.keys() == {"127.0.0.1:1", "nosuchhost.invalid:5"}
+    assert "no server could be reached for 2 s" in str(raised.value)
+    assert "127.0.0.1:1: server 127.0.0.1:1 answered UNAVAILABLE" in str(raised.value)
+    assert "refused" in str(raised.value)
+
+
+def test_a_server_that_says_nothing(quick: Timeouts) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        fleet = Fleet(f"127.0.0.1:{silent.getsockname()[1]}", timeouts=quick)
+        with pytest.raises(FleetError, match="no server could be reached"):
+            resolve_job(job_data(), fleet)
+
+
+def test_another_api_is_said_to_be_one(quick: Timeouts) -> None:
+    other = grpc.server(futures.ThreadPoolExecutor(1))
+    port = other.add_insecure_port("127.0.0.1:0")
+    other.start()
+    fleet = Fleet(f"127.0.0.1:{port}", timeouts=quick)
+    with pytest.raises(DataServiceError, match=r"does not speak this client's API, disttrain\.v1"):
+        resolve_job(job_data(), fleet)
+    fleet.close()
+    other.stop(0)
+
+
+def test_one_dead_server_among_others_is_passed_over(serve: Serve, quick: Timeouts) -> None:
+    server = serve()
+    for key in "abcdef":  # whichever is asked first
+        fleet = Fleet(["127.0.0.1:1", server.address], key=key, timeouts=quick)
+        assert fleet.register(resolve_job(job_data(), fleet)) == NUM_STEPS
+        assert fleet.endpoints[fleet.current].address == server.address
+        fleet.close()
+
+
+def test_ranks_spread_over_the_servers() -> None:
+    addresses = [f"h{i}:1" for i in range(4)]
+    first = [Fleet(addresses, key=f"job/vit/{rank}").current for rank in range(64)]
+    assert first == [Fleet(addresses, key=f"job/vit/{rank}").current for rank in range(64)]
+    assert all(first.count(i) >= 6 for i in range(4))
+
+
+def test_servers_that_decode_differently_are_refused(serve: Serve, quick: Timeouts) -> None:
+    one, two = serve(), serve(info={"content_digest": "other", "release": "2.0"})
+    fleet = Fleet([one.address, two.address], timeouts=quick)
+    job = resolve_job(job_data(), fleet)
+    first = fleet.endpoints[fleet.current].address
+    (one if first == one.address else two).close()
+    fleet.forget(fleet.endpoints[fleet.current])
+    with pytest.raises(ServerMismatchError, match="decode differently") as raised:
+        fleet.register(job)
+    assert one.address in str(raised.value)
+    assert two.address in str(raised.value)
+    fleet.close()
+
+
+@pytest.mark.parametrize("field", ["order_versions", "content_versions", "plan_versions"])
+def test_unsupported_versions_are_named(serve: Serve, quick: Timeouts, field: str) -> None:
+    server = serve(info={field: [2, 3]})
+    fleet = Fleet(server.address, timeouts=quick)
+    with pytest.raises(ServerMismatchError, match=rf"{field.removesuffix('s')} \[2, 3\], the job is pinned to 1"):
+        fleet.register(resolve_job(job_data(), fleet))
+    fleet.close()
+
+
+def test_a_refusal_is_raised_at_once_with_its_reason(serve: Serve, quick: Timeouts) -> None:
+    servers = [serve(), serve()]
+    fleet = Fleet([s.address for s in servers], timeouts=quick)
+    data = job_data(datasets=[{"name": "pairs", "fingerprint": "0" * 64}])
+    with pytest.raises(DataServiceError, match="scripted DATASET_MISMATCH") as raised:
+        fleet.register(resolve_job(data, fleet))
+    assert raised.value.reason == "DATASET_MISMATCH"
+    assert raised.value.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert not raised.value.retriable
+    fleet.close()
+
+
+def test_an_unknown_job_is_brought(serve: Serve, quick: Timeouts) -> None:
+    server = serve()
+    fleet = Fleet(server.address, timeouts=quick)
+    job = resolve_job(job_data(), fleet)
+    plan = fleet.call(lambda stub: stub.GetPlan, GetPlanRequest(job_id=job.job_id, step=3), job=job).plan
+    assert (plan.job_id, plan.step) == (job.job_id, 3)
+    assert server.registrations == 1
+    fleet.close()
+
+
+def test_unknown_job_without_a_specification_to_bring_gives_up(serve: Serve, quick: Timeouts) -> None:
+    fleet = Fleet(serve().address, timeouts=quick)
+    with pytest.raises(FleetError, match="JOB_UNKNOWN"):
+        fleet.call(lambda stub: stub.GetPlan, GetPlanRequest(job_id="f" * 64))
+    fleet.close()

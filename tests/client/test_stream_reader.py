@@ -1,0 +1,356 @@
+"""The reader against servers that fail in every scripted way."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from client import fake_server
+from client.fake_server import NUM_STEPS, FakeServer, arrays_of, job_data, num_microbatches
+
+from dataserver.planning.identity import Job
+from trainclient.stream.endpoint import Timeouts
+from trainclient.stream.errors import (
+    ClosedError,
+    DataServiceError,
+    FleetError,
+    PlanMismatchError,
+    ProtocolError,
+)
+from trainclient.stream.fleet import Fleet
+from trainclient.stream.follower import ViewRequest
+from trainclient.stream.jobs import resolve_job
+from trainclient.stream.microbatch import Array, Cursor, Microbatch
+from trainclient.stream.reader import MicrobatchReader
+
+Serve = Callable[..., FakeServer]
+VIEW = ViewRequest("llm", 1)
+ALL = [(step, m) for step in range(NUM_STEPS) for m in range(num_microbatches(step))]
+
+
+class Opened:
+    """A fleet, a job and a reader over servers, closed together."""
+
+    def __init__(self, addresses: list[str], timeouts: Timeouts, view: ViewRequest = VIEW, **options) -> None:
+        self.fleet = Fleet(addresses, timeouts=timeouts)
+        self.fleet.current = 0
+        self.job: Job = resolve_job(job_data(), self.fleet)
+        self.reader = MicrobatchReader(self.fleet, self.job, view, num_steps=NUM_STEPS, **options)
+
+    def __enter__(self) -> "Opened":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.close()
+        self.fleet.close()
+        assert not receiving_threads()
+
+    def read_all(self) -> list[tuple[int, int]]:
+        """Read to the end, checking every byte; returns the cursors."""
+        found = []
+        for microbatch in self.reader:
+            self.check(microbatch)
+            found.append((microbatch.step, microbatch.microbatch))
+        return found
+
+    def check(self, microbatch: Microbatch[Array]) -> None:
+        expected = arrays_of(self.job.job_id, "llm", 1, microbatch.step, microbatch.microbatch)
+        assert microbatch.tensors.keys() <= expected.keys()
+        for name, array in microbatch.tensors.items():
+            np.testing.assert_array_equal(array, expected[name])
+
+
+def receiving_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("reader-")]
+
+
+def test_a_whole_job(serve: Serve, quick: Timeouts) -> None:
+    server = serve()
+    with Opened([server.address], quick) as opened:
+        assert opened.read_all() == ALL
+        assert next(opened.reader, None) is None
+        assert opened.reader.cursor == Cursor(NUM_STEPS)
+    assert len(server.requests) == 1
+
+
+def test_the_header_as_plain_values(serve: Serve, quick: Timeouts) -> None:
+    with Opened([serve().address], quick, start=Cursor(3, 2)) as opened:
+        got = next(opened.reader)
+    assert (got.job_id, got.stream_id) == (opened.job.job_id, opened.job.stream_id)
+    assert (got.step, got.microbatch, got.num_microbatches, got.last_of_step) == (3, 2, 3, True)
+    assert (got.text_tokens, got.target_patches, got.content_version) == (103, 7, 1)
+    assert got.items.sample.tolist() == [3, 1 << 40]
+    assert got.items.pass_.tolist() == [0, 1]
+    assert got.items.valid.tolist() == [True, False]
+    assert len(got.items) == 2
+    assert got.sequence_valid.tolist() == [True]
+    (routing,) = got.routings
+    assert (routing.source_module, routing.target_module) == ("vit", "llm")
+    assert (routing.microbatch.tolist(), routing.target_rank.tolist(), routing.rows.tolist()) == ([2], [1], [3])
+    assert got.bfloat16 == {"half"}
+    assert len(got.plan_hash) == 32
+    assert got.nbytes >= sum(a.nbytes for a in got.tensors.values())
+
+
+def test_selected_tensors_and_compression(serve: Serve, quick: Timeouts) -> None:
+    server = serve()
+    view = ViewRequest("llm", 1, tensors=("labels", "patches"), compress=True)
+    with Opened([server.address], quick, view) as opened:
+        got = next(opened.reader)
+        assert set(got.tensors) == {"labels", "patches"}
+        opened.check(got)
+        opened.read_all()
+    assert list(server.requests[0].tensors) == ["labels", "patches"]
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 8])
+@pytest.mark.parametrize("kind", ["cut", "crc", "drain", "abort:{}:STORAGE_UNAVAILABLE", "abort:{}:TOO_MANY_STREAMS"])
+def test_a_lost_stream_goes_on_elsewhere(serve: Serve, quick: Timeouts, kind: str, after: int) -> None:
+    behaviour = kind.format(after) if "{}" in kind else f"{kind}:{after}"
+    one, two = serve(streams=[behaviour]), serve()
+    with Opened([one.address, two.address], quick) as opened:
+        assert opened.read_all() == ALL
+    assert len(one.requests) == 1
+    assert [(r.start_step, r.start_microbatch) for r in two.requests] == [ALL[after]]
+
+
+def test_a_single_server_is_asked_again(serve: Serve, quick: Timeouts) -> None:
+    server = serve(streams=["cut:1", "crc:0", "cut:2", "drain:1", "cut:0"])
+    with Opened([server.address], quick) as opened:
+        assert opened.read_all() == ALL
+
+
+def test_a_stalled_server_is_left(serve: Serve, quick: Timeouts) -> None:
+    one, two = serve(streams=["hang:3"]), serve()
+    with Opened([one.address, two.address], quick) as opened:
+        assert opened.read_all() == ALL
+        assert opened.reader.wait_s >= quick.stall
+    assert [(r.start_step, r.start_microbatch) for r in two.requests] == [ALL[3]]
+
+
+def test_all_servers_stall(serve: Serve, quick: Timeouts) -> None:
+    one, two = serve(streams=["hang:0"] * 9), serve(streams=["hang:0"] * 9)
+    with Opened([one.address, two.address], quick) as opened, pytest.raises(FleetError, match="no data came") as raised:
+        opened.read_all()
+    assert raised.value.failures.keys() == {one.address, two.address}
+
+
+def test_a_slow_caller_is_no_stall(serve: Serve) -> None:
+    server = serve()
+    impatient = Timeouts(stall=0.3)
+    with Opened([server.address], impatient, prefetch_bytes=1) as opened:
+        found = []
+        for microbatch in opened.reader:
+            threading.Event().wait(0.4)
+            found.append((microbatch.step, microbatch.microbatch))
+        assert found == ALL
+    assert len(server.requests) == 1
+
+
+def test_an_unknown_job_is_brought_again(serve: Serve, quick: Timeouts) -> None:
+    server = serve(streams=["cut:2"], forgets_jobs=1)
+    with Opened([server.address], quick) as opened:
+        assert opened.read_all() == ALL
+    assert server.registrations == 2
+
+
+def test_draining_refusals_and_all_servers_draining(serve: Serve, quick: Timeouts) -> None:
+    servers = [serve(streams=["drain:1", *["abort:0:DRAINING"] * 50]), serve(streams=["abort:0:DRAINING"] * 50)]
+    with Opened([s.address for s in servers], quick) as opened, pytest.raises(FleetError, match="DRAINING"):
+        opened.read_all()
+
+
+def test_a_defect_of_the_server_is_raised_at_once(serve: Serve, quick: Timeouts) -> None:
+    one, two = serve(streams=["abort:2:INTERNAL"]), serve()
+    with Opened([one.address, two.address], quick) as opened:
+        assert [next(opened.reader).cursor, next(opened.reader).cursor] == [Cursor(0, 0), Cursor(0, 1)]
+        for _ in range(2):
+            with pytest.raises(DataServiceError, match="scripted INTERNAL"):
+                next(opened.reader)
+    assert not two.requests
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "message"),
+    [
+        ("skip:1", r"sent Cursor\(step=1, microbatch=0\), the next one is Cursor\(step=0, microbatch=1\)"),
+        ("end:3", "ended the job before"),
+        ("huge:1", "announces a microbatch of 1099511627776 bytes"),
+    ],
+)
+def test_violations_of_the_protocol(serve: Serve, quick: Timeouts, behaviour: str, message: str) -> None:
+    server = serve(streams=[behaviour])
+    with Opened([server.address], quick) as opened, pytest.raises(ProtocolError, match=message) as raised:
+        opened.read_all()
+    assert server.address in str(raised.value)
+
+
+def test_another_plan_within_a_step(serve: Serve, quick: Timeouts) -> None:
+    server = serve(streams=["hash:3"])
+    with Opened([server.address], quick) as opened, pytest.raises(PlanMismatchError, match="plans step 1 as 78787878"):
+        opened.read_all()
+
+
+def test_another_plan_after_a_reconnect_in_mid_step(serve: Serve, quick: Timeouts) -> None:
+    one, two = serve(streams=["cut:3"]), serve(content="other release")
+    with Opened([one.address, two.address], quick) as opened, pytest.raises(PlanMismatchError) as raised:
+        opened.read_all()
+    assert one.address in str(raised.value)
+    assert two.address in str(raised.value)
+
+
+def test_another_plan_from_the_next_step_on_is_not_seen_here(serve: Serve, quick: Timeouts) -> None:
+    one, two = serve(streams=["drain:2"]), serve(content="other release")
+    with Opened([one.address, two.address], quick) as opened:
+        assert opened.read_all() == ALL  # modules compare hashes with each other before they exchange embeddings
+
+
+def test_prefetch_is_bounded_in_bytes(serve: Serve, quick: Timeouts) -> None:
+    with Opened([serve().address], quick, prefetch_bytes=1) as opened:
+        sizes = [next(opened.reader).nbytes]
+        deadline = threading.Event()
+        for _ in range(20):
+            deadline.wait(0.02)
+            assert opened.reader._handoff.ready_bytes <= 588 * 300
+        assert len(opened.reader._handoff._ready) == 1
+        sizes += [m.nbytes for m in opened.reader]
+        assert len(sizes) == len(ALL)
+
+
+def test_buffers_are_recycled_and_held_microbatches_stay(serve: Serve, quick: Timeouts) -> None:
+    with Opened([serve().address], quick, prefetch_bytes=1) as opened:
+        held = list(opened.reader)
+        for microbatch in held:
+            opened.check(microbatch)
+    addresses = set()
+    with Opened([serve().address], quick, prefetch_bytes=1) as opened:
+        for microbatch in opened.reader:
+            opened.check(microbatch)
+            addresses.add(next(iter(microbatch.tensors.values())).ctypes.data)
+    assert len(addresses) < len(ALL)
+    for microbatch in held:
+        opened.check(microbatch)
+
+
+def test_closing_ends_the_stream_at_the_server(serve: Serve, quick: Timeouts) -> None:
+    server = serve(streams=["hang:1"])
+    with Opened([server.address], quick) as opened:
+        next(opened.reader)
+        opened.reader.close()
+        assert server.ended.acquire(timeout=5)
+        with pytest.raises(ClosedError, match="open another one"):
+            next(opened.reader)
+        opened.reader.close()
+
+
+def test_closing_wakes_a_waiting_caller(serve: Serve) -> None:
+    with Opened([serve(streams=["hang:0"]).address], Timeouts()) as opened:
+        outcome: list[Exception] = []
+
+        def wait() -> None:
+            try:
+                next(opened.reader)
+            except ClosedError as error:
+                outcome.append(error)
+
+        caller = threading.Thread(target=wait)
+        caller.start()
+        opened.reader.close()
+        caller.join(5)
+        assert len(outcome) == 1
+
+
+def test_closing_ends_a_pause_between_tries(serve: Serve) -> None:
+    server = serve(streams=["cut:0"] * 100)
+    with Opened([server.address], Timeouts()) as opened:
+        threading.Event().wait(1.0)  # by now pauses are longer than a moment
+        begin = time.monotonic()
+        opened.reader.close()
+        assert time.monotonic() - begin < 5
+
+
+def test_a_forgotten_reader_ends_its_thread(serve: Serve, quick: Timeouts) -> None:
+    server = serve(streams=["hang:1"])
+    fleet = Fleet(server.address, timeouts=quick)
+    reader = MicrobatchReader(fleet, resolve_job(job_data(), fleet), VIEW, num_steps=NUM_STEPS)
+    next(reader)
+    del reader
+    gc.collect()
+    assert not receiving_threads()
+    fleet.close()
+
+
+def test_a_reader_in_a_fork_raises_and_the_parent_goes_on(serve: Serve, quick: Timeouts, run_python) -> None:
+    server = serve(delay_s=0.05)
+    program = f"""
+import os, sys
+sys.argv = ["x"]
+from client.test_stream_reader import *
+with Opened(["{server.address}"], Timeouts()) as opened:
+    next(opened.reader)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(opened.reader)
+        except ForkError as error:
+            opened.reader.close()
+            sys.exit(7)
+        sys.exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert opened.read_all() == ALL[1:]
+print("child", code)
+"""
+    done = run_python(program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["child", "7"]
+
+
+def test_the_interpreter_exits_with_an_open_reader(serve: Serve, run_python) -> None:
+    server = serve(streams=["hang:1"])
+    program = f"""
+from client.test_stream_reader import *
+fleet = Fleet("{server.address}")
+reader = MicrobatchReader(fleet, resolve_job(job_data(), fleet), VIEW, num_steps=NUM_STEPS)
+print(next(reader).step)
+"""
+    done = run_python(program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+def test_kill_9_in_mid_stream(serve: Serve, quick: Timeouts) -> None:
+    path = [str(Path(fake_server.__file__).parents[1]), str(Path(fake_server.__file__).parents[2])]
+    victim = subprocess.Popen(
+        [sys.executable, fake_server.__file__, '{"delay_s": 0.1}'],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+    )
+    try:
+        assert victim.stdout is not None
+        address = victim.stdout.readline().strip()
+        with Opened([address, serve().address], quick) as opened:
+            found = [next(opened.reader).cursor for _ in range(3)]
+            victim.kill()
+            found += [m.cursor for m in opened.reader]
+            assert found == [Cursor(*c) for c in ALL]
+    finally:
+        victim.kill()
+        victim.wait()
+
+
+def test_the_stream_client_imports_neither_torch_nor_pillow(run_python) -> None:
+    program = """
+import sys
+import trainclient.stream.reader, trainclient.stream.jobs
+heavy = {"torch", "PIL", "pyarrow", "pandas"} & set(sys.modules)
+ours = {m for m in sys.modules if m.startswith("dataserver.")}
+print(sorted(heavy), all(m.startswith("dataserver.planning") for m in ours))
+"""
+    done = run_python(program)
+    assert done.stdout == "[] True\n", done.stderr
