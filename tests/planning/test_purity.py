@@ -22,12 +22,8 @@ ROUNDED = {"float", "sqrt", "exp", "log", "mean", "std", "average", "random", "d
 
 
 def test_importing_all_of_it_loads_nothing_else() -> None:
-    names = [
-        ".".join(("dataserver", "planning", *module.relative_to(FOLDER).with_suffix("").parts)).removesuffix(
-            ".__init__"
-        )
-        for module in MODULES
-    ]
+    parts = [("dataserver", "planning", *module.relative_to(FOLDER).with_suffix("").parts) for module in MODULES]
+    names = [".".join(p).removesuffix(".__init__") for p in parts]
     code = f"""
 import importlib, sys
 for name in {names}:
