@@ -28,7 +28,7 @@ def collect(metrics_file: Path, summaries: Sequence[PlanSummary]) -> dict[str, A
         "image_loss": {"first": steps[0]["image_loss"], "last": steps[-1]["image_loss"]},
         "samples_per_s": sum(s["samples"] for s in settled) / seconds,
         "step_s_median": median(s["seconds"] for s in settled),
-        "data_wait_percent": 100 * sum(s["data_wait_s"] for s in settled) / seconds,
+        "data_wait_percent": sum(s["data_wait_percent"] * s["seconds"] for s in settled) / seconds,
         "imbalance": {
             module: {
                 "before": mean(imbalance(s.loads_before[module].tolist()) for s in summaries),
