@@ -290,8 +290,8 @@ def test_a_reader_in_a_fork_raises_and_the_parent_goes_on(serve: Serve, quick: T
     server = serve(delay_s=0.05)
     program = f"""
 import os, sys
-sys.argv = ["x"]
 from client.test_stream_reader import *
+from trainclient.stream.errors import ForkError
 with Opened(["{server.address}"], Timeouts()) as opened:
     next(opened.reader)
     child = os.fork()
@@ -308,7 +308,7 @@ print("child", code)
 """
     done = run_python(program)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["child", "7"]
+    assert done.stdout.split() == ["child", "7"], done.stderr
 
 
 def test_the_interpreter_exits_with_an_open_reader(serve: Serve, run_python) -> None:
