@@ -52,6 +52,7 @@ class Trainer:
         self._executor = build_executor(layout, groups, self._role)
         self._sizes = {m.name: configs.describe(m) for m in job.spec.execution.modules}
         self._images = self._invalid_images = 0
+        self._lap_start = time.perf_counter()
         self._checkpoints: Checkpoints | None = None
         if config.checkpoint.directory is not None:
             self._checkpoints = Checkpoints(config.checkpoint.directory, config.checkpoint.keep, groups.control)
@@ -87,23 +88,24 @@ class Trainer:
         end = min(client.num_steps, self._config.steps or client.num_steps)
         saved, stopping = client.step, False
         batches = iter(client)
+        self._lap()
         with StepReporter(client, self._groups.place.stage) as reporter:
             while client.step < end and not stopping:
                 stopping = self._step(batches, stop, writer, reporter)
                 if client.step % self._config.checkpoint.every == 0:
                     saved = self._save(client)
+                    self._lap()
         if client.step != saved:
             self._save(client)
 
     def _step(self, batches: Iterator[Batch], stop: StopSignals, writer: MetricsWriter, reporter: StepReporter) -> bool:
         """One update. Returns whether any process was asked to stop."""
-        started = time.perf_counter()
         record = self._executor.run(batches)
         if record is None:
             raise TrainingError("the stream ended before the last step of the job; the servers planned another job")
         fill_missing_gradients(self._module)
         reduce_gradients(self._module, self._groups.data_parallel)
-        seconds = time.perf_counter() - started
+        seconds = self._lap()
         totals = reduce_contribution(self._contribution(record, seconds, stop.requested), self._groups)
         self._count_images(record, totals)
         norm = math.sqrt(totals.gradient_square_sum)
@@ -113,6 +115,11 @@ class Trainer:
             record, seconds, self._role.forward_times.nanoseconds(), self._role.backward_times.nanoseconds()
         )
         return totals.stop
+
+    def _lap(self) -> float:
+        """Seconds since the last call: a step with the optimizer's part of the one before, without checkpoints."""
+        started, self._lap_start = self._lap_start, time.perf_counter()
+        return self._lap_start - started
 
     def _contribution(self, record: StepRecord, seconds: float, stop: bool) -> Contribution:
         place, loss = self._groups.place, float(self._role.loss_sum)

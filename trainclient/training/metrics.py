@@ -102,7 +102,7 @@ class StepMetrics:
     images: int
     invalid_images: int
     seconds: float
-    """From the end of the step before."""
+    """Wall time of the step, of the slowest process."""
     data_wait_percent: float
     """Largest share of the step in which any process waited for data."""
 
@@ -125,7 +125,7 @@ class MetricsWriter:
             self._file.write(json.dumps(asdict(metrics)) + "\n")
             self._file.flush()
         if self._console is not None:
-            self._console.print(_line(metrics, self._num_steps), highlight=False)
+            self._console.print(_line(metrics, self._num_steps), highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Close the file."""

@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM: finish the step in hand, but never stay."""
+"""Ctrl-C, SIGTERM, and the loss of the launcher: finish the step in hand, but never stay."""
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -13,14 +14,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Notes SIGINT and SIGTERM while it is entered, and ends the process if the grace runs out.
+    """Notes SIGINT, SIGTERM and the end of the parent process while it is entered; ends the process after a grace.
 
     A process that waits for another one in a collective runs no Python signal handler. The interpreter's wake-up
     descriptor is written in the C handler, so a thread that reads it learns of the signal in any case.
     """
 
     def __init__(self, grace_s: float) -> None:
-        """Give the process `grace_s` seconds to leave the context after the first signal."""
+        """Give the process `grace_s` seconds to leave the context after the first reason to stop."""
         self._grace_s = grace_s
         self._requested = threading.Event()
         self._left = threading.Event()
@@ -31,7 +32,7 @@ class StopSignals:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal came."""
+        """Whether there was a reason to stop."""
         return self._requested.is_set()
 
     def __enter__(self) -> Self:
@@ -52,13 +53,36 @@ class StopSignals:
         self._reader.close()
 
     def _watch(self) -> None:
-        while received := self._reader.recv(1):
-            if received[0] in _SIGNALS:
-                self._requested.set()
-                if not self._left.wait(self._grace_s):
-                    sys.stderr.write(f"process {os.getpid()} did not finish its step in {self._grace_s:g} s: ended\n")
-                    sys.stderr.flush()
-                    os._exit(128 + received[0])
+        parent = _parent()
+        sources = [self._reader.fileno(), *parent]
+        while True:
+            ready, _, _ = select.select(sources, [], [])
+            if self._reader.fileno() not in ready:
+                self._stop(signal.SIGTERM)
+                sources.remove(parent[0])
+            elif received := self._reader.recv(1):
+                self._stop(received[0])
+            else:
+                break
+        for descriptor in parent:
+            os.close(descriptor)
+
+    def _stop(self, number: int) -> None:
+        if number not in _SIGNALS:
+            return
+        self._requested.set()
+        if not self._left.wait(self._grace_s):
+            sys.stderr.write(f"process {os.getpid()} did not finish its step in {self._grace_s:g} s: ended\n")
+            sys.stderr.flush()
+            os._exit(128 + number)
+
+
+def _parent() -> list[int]:
+    """A descriptor that becomes readable when the parent process ends, where the system has such."""
+    try:
+        return [os.pidfd_open(os.getppid())]
+    except (AttributeError, OSError):
+        return []
 
 
 def _note(number: int, frame: FrameType | None) -> None:
