@@ -8,7 +8,6 @@ Layout of a sample in the backbone (content version 1):
 """
 
 from fractions import Fraction
-from math import isqrt
 
 import numpy as np
 
@@ -42,25 +41,30 @@ def patch_grid(width: int, height: int, sizing: Sizing) -> tuple[int, int]:
     Returns:
         (rows, columns) in patches, both positive multiples of `merge`, rows * columns <= max_patches.
     """
+    rows, columns = patch_grids(np.array([width]), np.array([height]), sizing)
+    return int(rows[0]), int(columns[0])
+
+
+def patch_grids(widths: I32 | I64, heights: I32 | I64, sizing: Sizing) -> tuple[I32, I32]:
+    """`patch_grid` of many images: int32 [m] and int32 [m]. Sides up to 2^31 - 1 overflow nowhere."""
+    width, height = widths.astype(np.int64), heights.astype(np.int64)
     block = sizing.patch * sizing.merge
     limit = sizing.max_patches // sizing.merge**2
-    rows, columns = max(1, _round(height, block)), max(1, _round(width, block))
-    if rows * columns > limit:
-        rows = min(max(1, isqrt(limit * height // width)), limit)
-        columns = max(1, min(limit // rows, _round(rows * width, height)))
-        rows = max(1, min(limit // columns, rows))
-    return rows * sizing.merge, columns * sizing.merge
+    rows, columns = np.maximum(1, _round(height, block)), np.maximum(1, _round(width, block))
+    large = np.flatnonzero(rows * columns > limit)
+    if len(large):
+        width, height = width[large], height[large]
+        squares = np.arange(1, limit + 1, dtype=np.int64) ** 2
+        root = np.searchsorted(squares, limit * height // width, side="right")  # integer square root, at most limit
+        fewer = np.maximum(1, root)
+        columns[large] = np.maximum(1, np.minimum(limit // fewer, _round(fewer * width, height)))
+        rows[large] = np.minimum(limit // columns[large], fewer)
+    return (rows * sizing.merge).astype(np.int32), (columns * sizing.merge).astype(np.int32)
 
 
-def _round(numerator: int, denominator: int) -> int:
-    return (2 * numerator + denominator) // (2 * denominator)
-
-
-def patch_grids(widths: I32, heights: I32, sizing: Sizing) -> tuple[I32, I32]:
-    """`patch_grid` of many images: int32 [m] and int32 [m]."""
-    sizes, index = np.unique(np.stack([widths, heights], axis=1), axis=0, return_inverse=True)
-    grids = np.array([patch_grid(int(w), int(h), sizing) for w, h in sizes], np.int32).reshape(-1, 2)
-    return grids[index.reshape(-1), 0], grids[index.reshape(-1), 1]
+def _round(numerator: I64, denominator: I64 | int) -> I64:
+    rounded: I64 = (2 * numerator + denominator) // (2 * denominator)
+    return rounded
 
 
 def shard_table(

@@ -1,8 +1,9 @@
 from fractions import Fraction
+from math import isqrt
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from planning.builders import make_job, make_samples, make_table
 
@@ -71,11 +72,26 @@ def test_known_grids() -> None:
     assert patch_grid(100_000, 1, sizing) == (2, 512)
 
 
+def grid_by_hand(width: int, height: int, sizing: Sizing) -> tuple[int, int]:
+    """The rule in Python's unbounded integers."""
+    block, limit = sizing.patch * sizing.merge, sizing.max_patches // sizing.merge**2
+    rows, columns = (max(1, (2 * side + block) // (2 * block)) for side in (height, width))
+    if rows * columns > limit:
+        rows = min(max(1, isqrt(limit * height // width)), limit)
+        columns = max(1, min(limit // rows, (2 * rows * width + height) // (2 * height)))
+        rows = min(limit // columns, rows)
+    return rows * sizing.merge, columns * sizing.merge
+
+
+@settings(max_examples=300)
 @given(st.lists(st.tuples(sides, sides), max_size=8), sizings())
+@example([(2**31 - 1, 2**31 - 1), (1, 2**31 - 1), (2**31 - 1, 1)], Sizing(patch=1, merge=1, max_patches=2**20))
 def test_many_grids_are_those_of_each(images: list[tuple[int, int]], sizing: Sizing) -> None:
     pairs = np.array(images, np.int32).reshape(-1, 2)
     rows, columns = patch_grids(pairs[:, 0], pairs[:, 1], sizing)
-    assert list(zip(rows.tolist(), columns.tolist(), strict=True)) == [patch_grid(w, h, sizing) for w, h in images]
+    found = list(zip(rows.tolist(), columns.tolist(), strict=True))
+    assert found == [grid_by_hand(w, h, sizing) for w, h in images]
+    assert found == [patch_grid(w, h, sizing) for w, h in images]
 
 
 def _pair(job, text_tokens: int, width: int = 224, height: int = 224):  # type: ignore[no-untyped-def]
