@@ -43,14 +43,15 @@ class JobPlanner:
             FilterError: a filter does not fit the dataset's columns.
             SampleTooLargeError: a sample cannot fit a sequence.
             DatasetEmptyError: nothing is left of a dataset.
-            ValueError: samples have images to understand but the job has no encoder.
+            ValueError: samples have images to understand but the job has no encoder, or a step is too large to plan.
         """
         self.job = job
         self._datasets = tuple(datasets)
         self._filters = [_compile(s, d) for s, d in zip(job.stream.datasets, datasets, strict=True)]
         self._tables: LruCache[ShardTable] = LruCache(TABLES_CACHE_BYTES, _table_bytes)
-        totals = [self._shard_totals(d) for d in range(len(datasets))]
+        counts, totals = zip(*(self._measure(d) for d in range(len(datasets))), strict=True)
         self._order = StreamOrder(job.stream, job.spec.execution.end, totals)
+        self._order.check_size(counts)
         self._plans = _OnceCache[StepPlan](PLANS_KEPT)
 
     @property
@@ -80,15 +81,18 @@ class JobPlanner:
         picked = _pick(tables, which, position)
         return size_samples(self.job.stream, span.dataset, span.pass_, numbers, picked)
 
-    def _shard_totals(self, dataset: int) -> I64:
+    def _measure(self, dataset: int) -> tuple[int, I64]:
+        """Samples of a dataset, and int64 [shards]: the length of each shard on the dataset's axis."""
         has_encoder = self.job.spec.execution.of_kind(ModuleKind.ENCODER) is not None
         totals = np.zeros(len(self._datasets[dataset].shards), np.int64)
+        count = 0
         for shard in range(len(totals)):
             table = self._table(dataset, shard)
             if not has_encoder:
                 check_encoder(self.job.stream, table, self._where(dataset, shard))
             totals[shard] = units_of(self.job.stream, table).sum()
-        return totals
+            count += len(table.row)
+        return count, totals
 
     def _table(self, dataset: int, shard: int) -> ShardTable:
         return self._tables.get((dataset, shard), lambda: self._load_table(dataset, shard))

@@ -217,3 +217,9 @@ def test_copies_of_a_dataset_give_the_same_plans(pairs: Path, tmp_path: Path) ->
     ours, theirs = planner(Dataset.open(pairs)), planner(Dataset.open(copy))
     assert ours.job.job_id == theirs.job.job_id
     assert [p.hash for p in every_plan(ours)] == [p.hash for p in every_plan(theirs)]
+
+
+def test_steps_that_no_server_could_hold_are_refused(pairs: Path) -> None:
+    huge = {"global_batch": 2**20, "seq_len": 2**22, "packing": {"enabled": True}}
+    with pytest.raises(ValueError, match=r"would hold about \d+ samples; at most 4194304 can be planned"):
+        planner(Dataset.open(pairs), changes=huge)
