@@ -77,10 +77,13 @@ def test_waves_and_starts(step: tuple[Job, StepSamples]) -> None:
                 assert wave == wave_of_sample[int(plan.samples.image_sample[item])]
         rows = sizes.get(arrangement.module, np.full(len(plan.samples.patches), job.stream.generation.query_tokens))
         expected: Counter[tuple[int, int]] = Counter()
+        before: Counter[tuple[int, int]] = Counter()
         for i, item in enumerate(arrangement.item.tolist()):
             key = int(arrangement.rank[i]), int(arrangement.microbatch[i])
             assert arrangement.start[i] == expected[key]
+            assert arrangement.module == "llm" or arrangement.slot[i] == before[key]
             expected[key] += int(rows[item])
+            before[key] += 1
 
 
 def covered(routing: Routing, side: str) -> dict[tuple[int, int], list[int]]:
