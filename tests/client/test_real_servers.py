@@ -1,0 +1,172 @@
+"""The client against `dataserver serve` processes."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from serving.harness import VIEWS, index, job_data
+from shards import write_interleaved, write_pairs
+
+from dataserver.planning.identity import parse_job
+from dataserver.serving.catalog import Catalog, fill_job
+from dataserver.serving.config import load_config
+from trainclient.client import Batch, DataClient
+from trainclient.stream.endpoint import Timeouts
+from trainclient.stream.errors import DataServiceError
+
+Address = str
+Digest = tuple[object, ...]
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("real")
+    return {
+        "pairs": index(write_pairs(root / "pairs", 40, 16, seed=1)),
+        "docs": index(write_interleaved(root / "docs", 24, 8, seed=2)),
+    }
+
+
+@pytest.fixture
+def start(datasets: dict[str, Path]) -> Iterator[Callable[[], tuple[subprocess.Popen[str], Address]]]:
+    """Start server processes; none survives the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def begin() -> tuple[subprocess.Popen[str], Address]:
+        flags = [f for name, path in datasets.items() for f in ("--dataset", f"{name}={path}")]
+        command = [sys.executable, "-m", "dataserver", "serve", "--listen", "127.0.0.1:0", *flags]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout is not None
+        return process, process.stdout.readline().removeprefix("listening on ").strip()
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def digest(batch: Batch) -> Digest:
+    """Everything of a microbatch that must be the same from every server."""
+    return (
+        *(batch.step, batch.microbatch, batch.num_microbatches, batch.plan_hash),
+        *(batch.text_tokens, batch.target_patches),
+        *(tuple(a.tolist()) for a in (batch.items.dataset, batch.items.sample, batch.items.image, batch.items.valid)),
+        *((r.source_module, *(a.tobytes() for a in (r.source_rank, r.target_start, r.rows))) for r in batch.routings),
+        *((name, str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for name, t in batch.tensors.items()),
+    )
+
+
+def test_views_of_one_plan_as_torch_tensors(start) -> None:
+    _, address = start()
+    views: dict[tuple[str, int], list[Batch]] = {}
+    for module, rank in VIEWS:
+        with DataClient(address, job_data(), module, rank) as client:
+            views[module, rank] = list(client)
+            assert client.state_dict()["step"] == client.num_steps == 4
+    hashes = {name: [(b.step, b.microbatch, b.plan_hash) for b in batches] for name, batches in views.items()}
+    assert all(found == hashes["vit", 0] for found in hashes.values())
+    backbone = views["llm", 0][0]
+    assert backbone.tensors["token_ids"].dtype is torch.int32
+    assert len(backbone.tensors["cu_lengths"]) == len(backbone.items) + 1
+    encoder = views["vit", 0][0]
+    rows, columns = encoder.tensors["grid"].T
+    assert int((rows * columns).sum()) == len(encoder.tensors["patches"])
+    ways = [r for r in encoder.routings if r.source_module == "vit"]
+    assert sum(int(r.rows.sum()) for r in ways) * 4 == len(encoder.tensors["patches"])
+
+
+def test_any_number_of_servers_with_and_without_compression_gives_the_same_bytes(start) -> None:
+    servers = [start()[1] for _ in range(2)]
+    found = []
+    for addresses, options in (
+        (servers[:1], {}),
+        (servers[1:], {"compress": True}),
+        (servers, {"prefetch_bytes": 0}),
+    ):
+        with DataClient(addresses, job_data(), "vit", 1, **options) as client:
+            found.append([digest(b) for b in client])
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(("module", "rank"), [("vit", 0), ("llm", 1)])
+def test_losing_a_server_in_mid_stream_changes_no_byte(start, signum: int, module: str, rank: int) -> None:
+    servers = dict(reversed(start()) for _ in range(2))
+    with DataClient(list(servers), job_data(), module, rank) as client:
+        undisturbed = [digest(b) for b in client]
+    with DataClient(list(servers), job_data(), module, rank, prefetch_bytes=0) as client:
+        found = [digest(next(client))]
+        used = client.fleet.endpoints[client.fleet.current].address
+        servers[used].send_signal(signum)
+        servers[used].wait(30)
+        found += [digest(b) for b in client]
+        assert client.fleet.endpoints[client.fleet.current].address != used
+    assert found == undisturbed
+
+
+def test_resume_and_selected_tensors(start) -> None:
+    _, address = start()
+    with DataClient(address, job_data(), "llm", 0, tensors=["labels", "cu_lengths"]) as client:
+        everything = list(client)
+        assert all(set(b.tensors) == {"labels", "cu_lengths"} for b in everything)
+    for step in range(5):
+        with DataClient(address, job_data(), "llm", 0, tensors=["labels", "cu_lengths"], start_step=step) as client:
+            assert [digest(b) for b in client] == [digest(b) for b in everything if b.step >= step]
+
+
+def test_jobs_are_filled_in_as_the_servers_do_it(start, datasets: dict[str, Path]) -> None:
+    _, address = start()
+    catalog = Catalog.open(load_config(None, {"datasets": datasets, "listen": "127.0.0.1:0"}))
+    with DataClient(address, job_data(), "llm", 0) as client:
+        assert client.job == parse_job(fill_job(job_data(), catalog))
+        plan = client.get_plan(1)
+        assert plan.plan_hash == next(b for b in client if b.step == 1).plan_hash
+        assert client.report_step_times(0, step_time_s=1.0, data_wait_s=0.5)
+
+
+def test_refusals_of_a_real_server(start) -> None:
+    _, address = start()
+    wrong = job_data()
+    wrong["stream"]["datasets"][0]["fingerprint"] = "0" * 64
+    with pytest.raises(DataServiceError, match="has fingerprint 000") as raised:
+        DataClient(address, wrong, "llm", 0)
+    assert raised.value.reason == "DATASET_MISMATCH"
+    with (
+        DataClient(address, job_data(), "llm", 0, tensors=["pixels"]) as client,
+        pytest.raises(DataServiceError, match="pixels") as raised,
+    ):
+        next(client)
+    assert raised.value.reason == "TENSOR_UNKNOWN"
+
+
+def test_a_server_that_restarts_at_the_same_address(start, datasets: dict[str, Path]) -> None:
+    process, address = start()
+    with DataClient(address, job_data(), "llm", 0) as client:
+        undisturbed = [digest(b) for b in client]
+    with DataClient(address, job_data(), "llm", 0, prefetch_bytes=0, timeouts=Timeouts(give_up=60)) as client:
+        found = [digest(next(client))]
+        process.kill()
+        process.wait()
+        flags = [f for name, path in datasets.items() for f in ("--dataset", f"{name}={path}")]
+        command = [sys.executable, "-m", "dataserver", "serve", "--listen", address, *flags]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as again:
+            try:
+                found += [digest(b) for b in client]
+            finally:
+                again.kill()
+    assert found == undisturbed
+
+
+def test_labels_are_those_of_the_tokens(start) -> None:
+    _, address = start()
+    with DataClient(address, job_data(generation={"ratio": "0"}), "llm", 0) as client:
+        for batch in client:
+            tokens, labels = batch.tensors["token_ids"].numpy(), batch.tensors["labels"].numpy()
+            kept = np.flatnonzero(labels >= 0)
+            np.testing.assert_array_equal(labels[kept], tokens[kept + 1])
