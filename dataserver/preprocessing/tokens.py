@@ -108,7 +108,7 @@ class HuggingFaceTokenizer:
         """Return the number of tokens of each text."""
         return [
             len(encoding.ids)
-            for batch in _batches(texts)
+            for batch in text_batches(texts)
             for encoding in self._model.encode_batch_fast(batch, add_special_tokens=False)
         ]
 
@@ -178,7 +178,7 @@ def _read_bounded(path: Path) -> bytes:
     return data
 
 
-def _batches(texts: list[str]) -> Iterator[list[str]]:
+def text_batches(texts: list[str]) -> Iterator[list[str]]:
     """Split texts into runs of at most MAX_TEXT_BATCH_BYTES; a longer text stands alone."""
     first = 0
     size = 0

@@ -19,7 +19,6 @@ from dataserver.planning.samples import ROW_BITS
 from dataserver.planning.views import ViewPlan
 from dataserver.preprocessing.images import U8, ImageShape, decode_patches
 from dataserver.preprocessing.layout import TensorSpec, UnknownTensorError, num_patches, total_bytes, view_tensors
-from dataserver.preprocessing.limits import MAX_ENCODED_BYTES
 from dataserver.preprocessing.sequences import TokenizedDocument, backbone_arrays
 from dataserver.preprocessing.tokens import Tokenizer, check_tokenizer
 
@@ -171,7 +170,5 @@ class _ImageTask:
         out = self.out
         if out is None:
             out = np.empty((self.rows * self.columns, self.sizing.patch**2 * 3), np.uint8)
-        # an image over the limit is not worth reading; `decode_patches` finds no image in the empty bytes
-        data = self.dataset.read(ref) if ref.length <= MAX_ENCODED_BYTES else b""
         shape = ImageShape(ref.width, ref.height, ref.orientation, self.rows, self.columns)
-        self.valid[0] = decode_patches(data, shape, self.sizing, out)
+        self.valid[0] = decode_patches(self.dataset.read(ref), shape, self.sizing, out)

@@ -133,18 +133,39 @@ def test_a_png_that_declares_more_than_it_holds_is_invalid() -> None:
     assert refused(png(width=5000, height=5000), ImageShape(5000, 5000, 1, 8, 8))
 
 
-def webp(width: int, height: int) -> bytes:
-    """A WebP whose header claims a canvas of any size."""
-    body = FILES["webp"][12:]
-    header = b"VP8X" + struct.pack("<I", 10) + bytes(4)
-    header += (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
-    return b"RIFF" + struct.pack("<I", 4 + len(header) + len(body)) + b"WEBP" + header + body
+def animation(width: int, height: int) -> bytes:
+    """A WebP of two small frames on a canvas of any size."""
+    frames = [PICTURE, PICTURE.transpose(Image.Transpose.ROTATE_180)]
+    data = encode(frames[0], "WEBP", save_all=True, append_images=frames[1:])
+    return data[:24] + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little") + data[30:]
 
 
-def test_a_webp_canvas_is_compared_before_it_is_allocated() -> None:
-    assert not refused(webp(96, 64))
-    assert refused(webp(16383, 16383))
-    assert refused(webp(96, 65))
+VM_PEAK = """
+import re, sys
+from pathlib import Path
+import numpy as np
+from dataserver.planning.jobspec import Sizing
+from dataserver.preprocessing.images import ImageShape, decode_patches
+
+def peak_kib():
+    return int(re.search("VmPeak: *([0-9]+)", Path("/proc/self/status").read_text().expandtabs()).group(1))
+
+data = Path(sys.argv[1]).read_bytes()
+before = peak_kib()
+valid = decode_patches(data, ImageShape(96, 64, 1, 4, 6), Sizing(patch=4), np.zeros((24, 48), np.uint8))
+print(valid, peak_kib() - before)
+"""
+
+
+def test_a_webp_canvas_is_compared_before_it_is_allocated(tmp_path: Path) -> None:
+    assert not refused(animation(96, 64))
+    path = tmp_path / "canvas.webp"
+    path.write_bytes(animation(11000, 11000))
+    command = [sys.executable, "-c", VM_PEAK, str(path)]
+    valid, grown_kib = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert valid == "False"
+    # two canvases of 4 bytes a pixel would be 945,000 KiB
+    assert int(grown_kib) < 100_000
 
 
 def test_text_and_profile_bombs_in_a_png_are_harmless() -> None:

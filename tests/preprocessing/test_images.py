@@ -156,6 +156,15 @@ def test_any_size_fills_its_grid(width: int, height: int, image_format: str, ori
     assert np.abs(join_patches(patches, rows, columns, 4, 2).astype(int) - [40, 90, 200]).max() <= 4
 
 
+def test_a_scaled_decode_covers_exactly_the_image() -> None:
+    # 17 pixels at scale 1/8 decode to 3, of which only 2.125 belong to the image
+    ramp = np.repeat(np.arange(17, dtype=np.uint8)[None, :, None] * 15, 17, axis=0).repeat(3, axis=2)
+    data = encode(Image.fromarray(ramp), "JPEG", quality=95)
+    valid, patches = decode(data, ImageShape(17, 17, 1, 2, 2), Sizing(patch=1, merge=1))
+    assert valid
+    assert np.abs(patches[:, 0].reshape(2, 2) - np.array([[62, 178]] * 2)).max() < 15
+
+
 def test_only_the_first_frame_of_an_animation_counts() -> None:
     frames = [Image.new("RGB", (24, 16), color) for color in ("red", "lime", "blue")]
     for image_format, options in (("WEBP", {"lossless": True}), ("PNG", {})):

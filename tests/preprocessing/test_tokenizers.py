@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shards import write_pairs
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from dataserver.dataset import Dataset, build_index
+from dataserver.preprocessing.limits import MAX_TEXT_BATCH_BYTES
 from dataserver.preprocessing.tokens import (
     ByteTokenizer,
     HuggingFaceTokenizer,
@@ -23,6 +24,7 @@ from dataserver.preprocessing.tokens import (
     check_tokenizer,
     count_dataset_tokens,
     load_tokenizer,
+    text_batches,
     tokenizer_spec,
 )
 
@@ -152,6 +154,20 @@ def test_starting_a_process_after_counting_is_silent(plain_file: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
     assert int(done.stdout) > 500
     assert done.stderr == ""
+
+
+@given(st.lists(st.integers(0, MAX_TEXT_BATCH_BYTES * 3 // 2), max_size=8))
+@settings(max_examples=20)
+def test_batches_keep_every_text_in_order_and_are_bounded(lengths: list[int]) -> None:
+    texts = [str(i % 10) * length for i, length in enumerate(lengths)]
+    batches = list(text_batches(texts))
+    assert [text for batch in batches for text in batch] == texts
+    assert all(batches)
+    assert all(len(batch) == 1 or sum(map(len, batch)) <= MAX_TEXT_BATCH_BYTES for batch in batches)
+    # no two neighbours would fit into one batch
+    sizes = [sum(map(len, batch)) for batch in batches]
+    firsts = [len(batch[0]) for batch in batches]
+    assert all(size + first > MAX_TEXT_BATCH_BYTES for size, first in zip(sizes, firsts[1:], strict=False))
 
 
 def test_a_dataset_is_counted_once(tmp_path: Path, plain_file: Path) -> None:
