@@ -23,9 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     commands: dict[str, Callable[..., Any]] = {"index": index, "lint": lint, "plan": plan, "serve": serve}
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            commands, prog="dataserver", description=DESCRIPTION, args=arguments, config=(tyro.conf.FlagConversionOff,)
-        )
+        tyro.extras.subcommand_cli_from_dict(commands, prog="dataserver", description=DESCRIPTION, args=arguments)
     except (ValueError, OSError, DataServiceError) as error:
         _log.debug("failed", exc_info=error)
         print(f"dataserver: {' '.join(str(error).split())}", file=sys.stderr)

@@ -1,9 +1,12 @@
 """`dataserver serve`."""
 
 import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Annotated
+from typing import Annotated, Final
 
 import tyro
 
@@ -12,6 +15,9 @@ from dataserver.preprocessing import silence_pillow_warnings
 from dataserver.serving.catalog import Catalog
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer
+
+_ENDED: Final = 0
+"""Stands where the number of a signal does, when the server has ended."""
 
 
 def serve(
@@ -70,17 +76,36 @@ def serve(
     silence_pillow_warnings()
     settings = load_config(config, flags)
     server = DataServer(settings, Catalog.open(settings))
-    signals = 0
+    with _signals() as (numbers, wake):
+        print(f"listening on {server.start()}", flush=True)
+        threading.Thread(target=_when_ended, args=(server, wake), name="ended").start()
+        for count, _ in enumerate(iter(numbers, _ENDED)):
+            if count == 0:
+                server.drain(settings.drain_grace_s)
+            else:
+                server.cut()
 
-    def end(_number: int, _frame: FrameType | None) -> None:
-        nonlocal signals
-        signals += 1
-        if signals == 1:
-            server.drain(settings.drain_grace_s)
-        else:
-            server.cut()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    print(f"listening on {server.start()}", flush=True)
+def _when_ended(server: DataServer, wake: Callable[[], object]) -> None:
     server.wait()
+    wake()
+
+
+@contextmanager
+def _signals() -> Iterator[tuple[Callable[[], int], Callable[[], object]]]:
+    """A function that waits for the next signal that is to end this process, and one that lets it return `_ENDED`.
+
+    Handlers of Python run when the main thread comes by, and a signal that the system gave to another thread does not
+    wake it. The byte that Python writes for each signal does, and no lock can be held where it is acted upon.
+    """
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.setblocking(False)
+        before = signal.set_wakeup_fd(writer.fileno())
+        handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield lambda: reader.recv(1)[0], lambda: writer.send(bytes([_ENDED]))
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(before)

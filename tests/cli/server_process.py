@@ -1,0 +1,90 @@
+"""`dataserver` as its users start it: another process."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataserver.cli import main
+
+TIMEOUT_S = 60
+
+
+def command(*arguments: str | Path) -> list[str]:
+    """The command line of `python -m dataserver`."""
+    return [sys.executable, "-m", "dataserver", *map(str, arguments)]
+
+
+@dataclass
+class Done:
+    """A command that ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    def refusal(self) -> str:
+        """The one line on stderr of a command that the user must put right."""
+        assert self.returncode == 2, self
+        assert "Traceback" not in self.stderr
+        lines = self.stderr.strip().splitlines()
+        assert len(lines) == 1, lines
+        return lines[0]
+
+
+def spawn(*arguments: str | Path) -> Done:
+    """Run a command to its end in another process, which takes a second for its imports alone."""
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def run(*arguments: str | Path) -> Done:
+    """Run a command to its end in this process."""
+    out, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(errors):
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as end:  # of the argument parser
+            code = int(end.code or 0)
+    return Done(code, out.getvalue(), errors.getvalue())
+
+
+def refused(*arguments: str | Path) -> str:
+    """The one line on stderr of a command, run in this process, that the user must put right."""
+    return run(*arguments).refusal()
+
+
+@dataclass
+class ServerProcess:
+    """A server that listens."""
+
+    process: subprocess.Popen[str]
+    address: str
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Send a signal and wait for the end; exit code and stderr."""
+        self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=TIMEOUT_S)
+        return self.process.returncode, errors
+
+
+@contextmanager
+def serving(*arguments: str | Path) -> Iterator[ServerProcess]:
+    """Start `dataserver serve` on a free port and wait until it listens."""
+    line = command("serve", "--listen", "127.0.0.1:0", *arguments)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            found = re.fullmatch(r"listening on (127\.0\.0\.1:\d+)\n", process.stdout.readline())
+            assert found, process.stderr.read() if process.stderr else ""
+            yield ServerProcess(process, found[1])
+        finally:
+            if process.poll() is None:
+                process.kill()

@@ -1,0 +1,156 @@
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from cli.server_process import refused, run, spawn
+from shards import write_pairs
+
+from dataserver.dataset import Dataset
+from dataserver.dataset.quarantine import Quarantine
+
+JOB = {
+    "stream": {"datasets": [{"name": "d"}], "seq_len": 256, "global_batch": 4, "sizing": {"max_patches": 256}},
+    "execution": {
+        "modules": [{"name": "vit", "kind": "encoder"}, {"name": "llm", "kind": "backbone", "dp": 2, "pp": 2}],
+        "end": {"steps": 3},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_pairs(tmp_path_factory.mktemp("cli") / "d", 20, 8)
+    assert run("index", folder).returncode == 0
+    return folder
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(JOB))
+    return file
+
+
+def test_index_prints_what_it_found_and_the_same_fingerprint_again(tmp_path: Path) -> None:
+    folder = write_pairs(tmp_path / "d", 12, 8)
+    first, second = run("index", folder, "--workers", "2"), run("index", folder)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert "2 (2 indexed now)" in first.stdout
+    assert "2 (0 indexed now)" in second.stdout
+    assert first.stdout.splitlines()[-1] == second.stdout.splitlines()[-1]
+    assert "fingerprint" in first.stdout.splitlines()[-1]
+
+
+def test_index_of_a_read_only_dataset_lies_elsewhere(tmp_path: Path) -> None:
+    folder = write_pairs(tmp_path / "d", 4, 4)
+    before = sorted(folder.iterdir())
+    assert run("index", folder, "--index-dir", tmp_path / "i", "--tokenizer", "bytes").returncode == 0
+    assert sorted(folder.iterdir()) == before
+    assert list((tmp_path / "i").iterdir())
+
+
+def test_index_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "nothing-here" in refused("index", tmp_path / "nothing-here")
+    assert "empty" in refused("index", tmp_path / "empty")
+    assert "one by one" in refused("index", "a", "b", "--index-dir", tmp_path)
+    assert "NAME=PATH" in refused("index", "a", "--tokenizer", "llama")
+    assert "no.json" in refused("index", "a", "--tokenizer", "llama=no.json")
+
+
+def test_lint_lists_what_does_not_decode_and_writes_a_quarantine_list(tmp_path: Path) -> None:
+    folder = write_pairs(tmp_path / "d", 6, 6, formats=("PNG",))
+    shard = folder / "00000.tar"
+    assert run("index", folder).returncode == 0
+    ref = Dataset.open(folder).shards[0].image(0, 0)
+    with shard.open("r+b") as file:
+        file.seek(ref.offset + ref.length // 2)
+        file.write(bytes(ref.length // 4))
+    assert run("index", folder).returncode == 0, "the shard changed"
+    found = run("lint", folder, "--decode", "--quarantine-file", tmp_path / "q")
+    assert found.returncode == 0, found.stderr
+    assert "00000.tar\t000000000\tundecodable" in found.stdout
+    quarantine = Quarantine.load(tmp_path / "q")
+    assert quarantine.num_samples == 1
+    assert quarantine.digest in found.stdout
+    assert "nothing odd" in run("lint", folder).stdout
+    assert "--decode" in refused("lint", folder, "--quarantine-file", tmp_path / "q")
+
+
+def test_plan_shows_a_step(indexed: Path, job_file: Path) -> None:
+    shown = run("plan", "--job", job_file, "--step", "1", "--dataset", f"d={indexed}")
+    assert shown.returncode == 0, shown.stderr
+    for expected in ("step 1 of 3", "max / mean", "bubble %", "makespan ms", "understanding"):
+        assert expected in shown.stdout
+
+
+def test_plan_as_json_is_the_same_every_time(indexed: Path, job_file: Path) -> None:
+    line = ("plan", "--job", job_file, "--step", "0", "--dataset", f"d={indexed}", "--json")
+    first, second = run(*line), run(*line)
+    assert first.stdout == second.stdout
+    plan = json.loads(first.stdout)
+    assert len(plan["samples"]["sample"]) == len(plan["samples"]["rank"])
+    assert [load["module"] for load in plan["loads"]] == ["vit", "llm"]
+
+
+def test_plan_refuses_what_makes_no_sense(indexed: Path, job_file: Path, tmp_path: Path) -> None:
+    data = f"d={indexed}"
+    assert "ends after step 2" in refused("plan", "--job", job_file, "--step", "3", "--dataset", data)
+    assert "counted from 0" in refused("plan", "--job", job_file, "--step=-1", "--dataset", data)
+    assert "'d'" in refused("plan", "--job", job_file, "--step", "0", "--dataset", f"other={indexed}")
+    assert "cannot be read" in refused("plan", "--job", tmp_path / "no.yaml", "--step", "0", "--dataset", data)
+    job_file.write_text("stream: [")
+    assert "not valid YAML" in refused("plan", "--job", job_file, "--step", "0", "--dataset", data)
+    job_file.write_text("stream: {colour: 3}")
+    assert "stream.colour" in refused("plan", "--job", job_file, "--step", "0", "--dataset", data)
+
+
+def test_serve_refuses_to_start_without_what_it_needs(indexed: Path, tmp_path: Path) -> None:
+    fresh = write_pairs(tmp_path / "fresh", 4, 4)
+    assert "no dataset" in spawn("serve").refusal()
+    assert "NAME=PATH" in refused("serve", "--dataset", "just-a-path")
+    assert "twice" in refused("serve", "--dataset", "d=a", "--dataset", "d=b")
+    assert "nothing-here" in refused("serve", "--dataset", f"d={tmp_path}/nothing-here")
+    assert f"dataserver index {fresh}" in refused("serve", "--dataset", f"d={fresh}")
+    assert "--insecure" in refused("serve", "--dataset", f"d={indexed}", "--listen", "0.0.0.0:0")
+    assert "no.json" in refused("serve", "--dataset", f"d={indexed}", "--tokenizer", "llama=no.json")
+    assert "no-list" in refused("serve", "--dataset", f"d={indexed}", "--quarantine", "d=no-list")
+
+
+def test_serve_refuses_an_index_that_is_older_than_its_shard(tmp_path: Path) -> None:
+    folder = write_pairs(tmp_path / "d", 4, 4)
+    assert run("index", folder).returncode == 0
+    write_pairs(folder, 6, 4, seed=9)
+    assert f"dataserver index {folder}" in refused("serve", "--dataset", f"d={folder}")
+
+
+def test_serve_refuses_a_port_that_is_taken(indexed: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = refused("serve", "--dataset", f"d={indexed}", "--listen", f"127.0.0.1:{port}")
+    assert "in use" in line
+    assert "--listen" in line
+
+
+def test_serve_names_an_unknown_key_of_its_file(indexed: Path, tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(f"datasets: {{d: {indexed}}}\nprefetch: 3\n")
+    assert "'prefetch' is unknown" in refused("serve", "--config", file)
+
+
+@pytest.mark.parametrize("arguments", [(), ("index",), ("lint",), ("plan",), ("serve",)])
+def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
+    found = run(*arguments, "--help")
+    assert found.returncode == 0
+    assert "usage: dataserver" in found.stdout
+
+
+def test_a_data_server_never_imports_torch() -> None:
+    code = "import sys, dataserver.cli; sys.exit(any(m in sys.modules for m in ('torch', 'trainclient')))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

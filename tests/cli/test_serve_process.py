@@ -1,0 +1,109 @@
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from cli.server_process import TIMEOUT_S, ServerProcess, serving
+from disttrain.v1 import admin_service_pb2
+from disttrain.v1 import data_service_pb2 as pb
+from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
+from disttrain.v1.data_service_pb2 import EndOfStream
+from disttrain.v1.data_service_pb2_grpc import DataServiceStub
+from serving.harness import FIXED_WINDOW, index, job_data, receive
+from shards import write_pairs
+
+from dataserver.serving.catalog import Catalog, fill_job
+from dataserver.serving.config import load_config
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return index(write_pairs(tmp_path_factory.mktemp("served") / "d", 24, 8))
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[ServerProcess]:
+    with serving("--dataset", f"d={folder}") as found:
+        yield found
+
+
+def create(stub: DataServiceStub, folder: Path, steps: int) -> str:
+    catalog = Catalog.open(load_config(None, {"datasets": {"d": folder}}))
+    text = json.dumps(fill_job(job_data(datasets=[{"name": "d"}], end={"steps": steps}), catalog))
+    return stub.GetOrCreateJob(pb.GetOrCreateJobRequest(job_spec_json=text), timeout=TIMEOUT_S).job_id
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_ends_with_success(server: ServerProcess, folder: Path, number: int) -> None:
+    with grpc.insecure_channel(server.address, FIXED_WINDOW) as channel:
+        stub = DataServiceStub(channel)
+        job_id = create(stub, folder, 100_000)
+        stream = stub.StreamMicrobatches(pb.StreamMicrobatchesRequest(job_id=job_id, module="vit"), timeout=TIMEOUT_S)
+        receive(stream, 2)
+        server.process.send_signal(number)
+        found = receive(stream)
+        assert found.end is not None
+        assert found.end.reason == EndOfStream.REASON_DRAINING
+    code, errors = server.process.wait(TIMEOUT_S), server.process.stderr
+    assert code == 0
+    assert errors is not None
+    assert "Traceback" not in errors.read()
+
+
+def test_an_idle_server_ends_at_once(server: ServerProcess) -> None:
+    code, errors = server.end()
+    assert code == 0
+    assert "Traceback" not in errors
+
+
+def test_a_second_signal_cuts_streams_off(folder: Path) -> None:
+    with (
+        serving("--dataset", f"d={folder}", "--drain-grace-s", "3600") as server,
+        grpc.insecure_channel(server.address, FIXED_WINDOW) as channel,
+    ):
+        stub = DataServiceStub(channel)
+        job_id = create(stub, folder, 100_000)
+        stream = stub.StreamMicrobatches(pb.StreamMicrobatchesRequest(job_id=job_id, module="vit"), timeout=TIMEOUT_S)
+        next(stream)
+        AdminServiceStub(channel).Drain(admin_service_pb2.DrainRequest(), timeout=TIMEOUT_S)
+        server.process.send_signal(signal.SIGTERM)
+        code, _ = server.end(signal.SIGINT)  # signals of one kind may be delivered as one
+        assert code == 0
+
+
+def test_a_drain_ends_the_process(server: ServerProcess) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        AdminServiceStub(channel).Drain(admin_service_pb2.DrainRequest(), timeout=TIMEOUT_S)
+    assert server.process.wait(TIMEOUT_S) == 0
+
+
+def test_two_processes_and_a_killed_one_give_the_same_bytes(folder: Path) -> None:
+    with serving("--dataset", f"d={folder}") as one, serving("--dataset", f"d={folder}") as other:
+        with grpc.insecure_channel(one.address) as first, grpc.insecure_channel(other.address) as second:
+            stubs = DataServiceStub(first), DataServiceStub(second)
+            job_id = create(stubs[0], folder, 4)
+            assert create(stubs[1], folder, 4) == job_id
+            request = pb.StreamMicrobatchesRequest(job_id=job_id, module="vit", rank=1)
+            whole = receive(stubs[0].StreamMicrobatches(request, timeout=TIMEOUT_S))
+            part = receive(stubs[0].StreamMicrobatches(request, timeout=TIMEOUT_S), 3)
+            one.process.kill()
+            one.process.wait(TIMEOUT_S)
+            last = part.microbatches[-1][0]
+            request.start_step, request.start_microbatch = last.step, last.microbatch
+            rest = receive(stubs[1].StreamMicrobatches(request, timeout=TIMEOUT_S))
+        assert part.blob()[:-1] + rest.blob() == whole.blob()
+
+
+def test_a_client_that_pings_often_is_not_cut_off(server: ServerProcess, folder: Path) -> None:
+    options = (("grpc.keepalive_time_ms", 1000), ("grpc.keepalive_permit_without_calls", 1), *FIXED_WINDOW)
+    with grpc.insecure_channel(server.address, options) as channel:
+        stub = DataServiceStub(channel)
+        job_id = create(stub, folder, 100_000)
+        stream = stub.StreamMicrobatches(pb.StreamMicrobatchesRequest(job_id=job_id, module="vit"), timeout=TIMEOUT_S)
+        next(stream)
+        with pytest.raises(grpc.FutureTimeoutError):
+            stream.result(timeout=6)  # a default server ends such a call after about four seconds
+        assert stream.is_active()
+        stream.cancel()
