@@ -5,7 +5,6 @@ rank of every stage is a node that runs a fixed list of forward and backward ope
 the lists that are simulated here.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -87,39 +86,33 @@ def simulate(nodes: Sequence[Node], num_stages: int, num_microbatches: int) -> T
     Raises:
         PipelineDeadlockError: the lists wait for each other.
     """
-    lists = [stage_operations(n.stage, num_stages, num_microbatches) for n in nodes]
-    sources = _sources(nodes, num_microbatches)
-    done = [dict[tuple[OperationKind, int], int]() for _ in nodes]
-    starts = [np.zeros(2 * num_microbatches, np.int64) for _ in nodes]
-    position, clock = [0] * len(nodes), [0] * len(nodes)
-    ready = deque(range(len(nodes)))
-    while ready:
-        n = ready.popleft()
-        while position[n] < len(lists[n]):
-            operation = lists[n][position[n]]
-            forward = operation.kind is OperationKind.FORWARD
-            needs = (sources[n] if forward else nodes[n].feeds)[operation.microbatch]
-            times = [done[m].get((operation.kind, operation.microbatch)) for m in needs]
-            if None in times:
-                break
-            start = max([clock[n], *(t for t in times if t is not None)])
-            duration = (nodes[n].forward_ns if forward else nodes[n].backward_ns)[operation.microbatch]
-            starts[n][position[n]], clock[n] = start, start + int(duration)
-            done[n][(operation.kind, operation.microbatch)] = clock[n]
-            position[n] += 1
-            ready.extend((nodes[n].feeds if forward else sources[n])[operation.microbatch])
-    stuck = [n for n in range(len(nodes)) if position[n] < len(lists[n])]
-    if stuck:
-        raise PipelineDeadlockError(f"nodes {stuck[:8]} wait for each other; a plan must not route against the waves")
-    busy = tuple(int(n.forward_ns.sum() + n.backward_ns.sum()) for n in nodes)
-    return Timeline(max(clock, default=0), tuple(starts), busy)
+    from dataserver.planning.kernels.pipeline import run_lists
+
+    if not nodes or not num_microbatches:
+        return Timeline(0, tuple(np.zeros(0, np.int64) for _ in nodes), (0,) * len(nodes))
+    lists = [stage_operations(stage, num_stages, num_microbatches) for stage in range(num_stages)]
+    kinds = np.array([[op.kind is OperationKind.BACKWARD for op in ops] for ops in lists], np.int64)
+    microbatches = np.array([[op.microbatch for op in ops] for ops in lists], np.int64)
+    stages = [n.stage for n in nodes]
+    durations = np.array([[n.forward_ns for n in nodes], [n.backward_ns for n in nodes]], np.int64)
+    edges = [(n, m, target) for n, node in enumerate(nodes) for m, fed in enumerate(node.feeds) for target in fed]
+    source, microbatch, target = np.array(edges, np.int64).reshape(-1, 3).T
+    sources = _grouped(target * num_microbatches + microbatch, source, len(nodes) * num_microbatches)
+    targets = _grouped(source * num_microbatches + microbatch, target, len(nodes) * num_microbatches)
+    starts = run_lists(kinds[stages], microbatches[stages], durations, *sources, *targets)
+    stuck = np.flatnonzero((starts < 0).any(axis=1))
+    if len(stuck):
+        raise PipelineDeadlockError(
+            f"nodes {stuck[:8].tolist()} wait for each other; a plan must not route against the waves"
+        )
+    busy = durations.sum(axis=(0, 2))
+    final = np.array([durations[kinds[s, -1], n, microbatches[s, -1]] for n, s in enumerate(stages)], np.int64)
+    makespan = int((starts[:, -1] + final).max())
+    return Timeline(makespan, tuple(starts), tuple(int(b) for b in busy))
 
 
-def _sources(nodes: Sequence[Node], num_microbatches: int) -> list[list[list[int]]]:
-    """For each node and microbatch the nodes that feed it."""
-    sources: list[list[list[int]]] = [[[] for _ in range(num_microbatches)] for _ in nodes]
-    for number, node in enumerate(nodes):
-        for microbatch, fed in enumerate(node.feeds):
-            for target in fed:
-                sources[target][microbatch].append(number)
-    return sources
+def _grouped(cell: I64, node: I64, num_cells: int) -> tuple[I64, I64]:
+    """The nodes of each cell one after the other, and the offsets of the cells. int64 [e], int64 [num_cells + 1]."""
+    order = np.argsort(cell, kind="stable")
+    counts = np.bincount(cell, minlength=num_cells)
+    return node[order], np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])

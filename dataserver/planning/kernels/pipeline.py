@@ -1,0 +1,286 @@
+"""Compiled loops over pipelines: exact simulation of operation lists, and the search for a placement."""
+
+import numpy as np
+
+from dataserver.planning.kernels import kernel
+from dataserver.planning.samples import I64, U64, Bool
+
+
+@kernel
+def run_lists(
+    kinds: I64, microbatches: I64, durations: I64, sources: I64, source_offsets: I64, targets: I64, target_offsets: I64
+) -> I64:
+    """Start of every operation: each node runs its list in order, an operation waits for those that feed it.
+
+    Args:
+        kinds: int64 [nodes, ops]: 0 forward, 1 backward.
+        microbatches: int64 [nodes, ops].
+        durations: int64 [2, nodes, microbatches].
+        sources: int64 [e]: for each (node, microbatch) the nodes that feed it.
+        source_offsets: int64 [nodes * microbatches + 1].
+        targets: int64 [e]: for each (node, microbatch) the nodes that it feeds.
+        target_offsets: int64 [nodes * microbatches + 1].
+
+    Returns:
+        int64 [nodes, ops] starts, -1 where the lists wait for each other.
+    """
+    num_nodes, num_ops = kinds.shape
+    num_microbatches = durations.shape[2]
+    start = np.full((num_nodes, num_ops), -1, np.int64)
+    end = np.full((2, num_nodes, num_microbatches), -1, np.int64)
+    position = np.zeros(num_nodes, np.int64)
+    clock = np.zeros(num_nodes, np.int64)
+    queue = np.arange(num_nodes)
+    queued = np.ones(num_nodes, np.bool_)
+    head, waiting = 0, num_nodes
+    while waiting > 0:
+        node = queue[head]
+        head = (head + 1) % num_nodes
+        waiting -= 1
+        queued[node] = False
+        while position[node] < num_ops:
+            kind, microbatch = kinds[node, position[node]], microbatches[node, position[node]]
+            needs, offsets = (sources, source_offsets) if kind == 0 else (targets, target_offsets)
+            feeds, feed_offsets = (targets, target_offsets) if kind == 0 else (sources, source_offsets)
+            cell = node * num_microbatches + microbatch
+            time = clock[node]
+            ready = True
+            for i in range(offsets[cell], offsets[cell + 1]):
+                done = end[kind, needs[i], microbatch]
+                if done < 0:
+                    ready = False
+                    break
+                time = max(time, done)
+            if not ready:
+                break
+            start[node, position[node]] = time
+            clock[node] = time + durations[kind, node, microbatch]
+            end[kind, node, microbatch] = clock[node]
+            position[node] += 1
+            for i in range(feed_offsets[cell], feed_offsets[cell + 1]):
+                fed = feeds[i]
+                if not queued[fed]:
+                    queue[(head + waiting) % num_nodes] = fed
+                    waiting += 1
+                    queued[fed] = True
+    return start
+
+
+@kernel
+def island_makespan(
+    encoder: I64, backbone: I64, generator: I64, percent: I64, num_stages: int, extra: int, clock: I64, last: I64
+) -> int:
+    """Makespan of 1F1B in one island: c backbone ranks that share one encoder and one generator node.
+
+    Operations are visited round by round: in round k every stage runs the forward of wave k and then the backward that
+    its list has behind it, so every input is known when it is needed and nothing is queued.
+
+    Args:
+        encoder: int64 [c, waves]: what each rank's microbatches cost in the encoder node; [0, 0] without an encoder.
+        backbone: int64 [c, waves]: forward time of each microbatch in one stage.
+        generator: int64 [c, waves]; [0, 0] without a generator.
+        percent: int64 [3]: backward time in percent of the forward time of encoder, backbone, generator.
+        num_stages: pipeline stages of the backbone.
+        extra: microbatches in flight beyond 1F1B.
+        clock: int64 [c, stages + 2], scratch: encoder and generator in row 0.
+        last: int64 [c, stages + 2], scratch: end of the last backward of each stage.
+    """
+    ranks, waves = backbone.shape
+    has_encoder, has_generator = encoder.shape[0] > 0, generator.shape[0] > 0
+    depth = num_stages + has_encoder + has_generator
+    clock[:] = 0
+    last[:] = 0
+    gate = num_stages + 1
+    for round_ in range(waves + depth - 1 + extra):
+        if round_ < waves:
+            fed = 0
+            if has_encoder:
+                fed = clock[0, 0]
+                for i in range(ranks):
+                    fed += encoder[i, round_]
+                clock[0, 0] = fed
+            latest = 0
+            total = 0
+            for i in range(ranks):
+                time = fed
+                step = backbone[i, round_]
+                for s in range(1, gate):
+                    time = max(time, clock[i, s]) + step
+                    clock[i, s] = time
+                latest = max(latest, time)
+                if has_generator:
+                    total += generator[i, round_]
+            if has_generator:
+                clock[0, gate] = max(clock[0, gate], latest) + total
+        wave = round_ - (depth - 1 + extra)
+        if has_encoder and 0 <= wave < waves:
+            time = clock[0, 0]
+            total = 0
+            for i in range(ranks):
+                time = max(time, last[i, 1])
+                total += encoder[i, wave]
+            clock[0, 0] = time + total * percent[0] // 100
+        for s in range(1, gate):
+            wave = round_ - (depth - 1 - (s - 1 + has_encoder) + extra)
+            if wave < 0 or wave >= waves:
+                continue
+            for i in range(ranks):
+                time = clock[i, s]
+                if s + 1 < gate:
+                    time = max(time, last[i, s + 1])
+                elif has_generator:
+                    time = max(time, last[0, gate])
+                time += backbone[i, wave] * percent[1] // 100
+                clock[i, s] = time
+                last[i, s] = time
+        wave = round_ - extra
+        if has_generator and 0 <= wave < waves:
+            total = 0
+            for i in range(ranks):
+                total += generator[i, wave]
+            clock[0, gate] += total * percent[2] // 100
+            last[0, gate] = clock[0, gate]
+    return int(clock.max())
+
+
+@kernel
+def improve_placement(
+    at: I64,
+    own: I64,
+    base: I64,
+    percent: I64,
+    present: Bool,
+    ranks_per_island: int,
+    num_stages: int,
+    extra: int,
+    words: U64,
+    budget: int,
+) -> tuple[int, int]:
+    """Hill climbing on the slowest island: swaps of sequences within it or with another, and moves of its microbatches.
+
+    A change is kept if no island that it touches becomes slower than the slowest was. Deterministic: the n-th trial is
+    given by the n-th word, and the search ends after `budget` simulated islands or when the words are used up.
+
+    Args:
+        at: int64 [ranks, waves, slots], changed in place: the sequence in each slot, -1 for none.
+        own: int64 [3, sequences + 1]: what each sequence costs in encoder, backbone stage, generator; the last is 0.
+        base: int64 [3]: what a microbatch costs beside its sequences.
+        percent: int64 [3], see `island_makespan`.
+        present: bool [2]: whether there is an encoder, a generator.
+        ranks_per_island: backbone ranks of one island; islands are consecutive.
+        num_stages: pipeline stages of the backbone.
+        extra: microbatches in flight beyond 1F1B.
+        words: uint64 [trials], random.
+        budget: islands to simulate.
+
+    Returns:
+        The makespan of the slowest island before and after.
+    """
+    ranks, waves, slots = at.shape
+    islands = ranks // ranks_per_island
+    time = np.zeros((3, ranks, waves), np.int64)
+    for r in range(ranks):
+        for k in range(waves):
+            for kind in range(3):
+                time[kind, r, k] = base[kind] if kind == 1 or r % ranks_per_island == 0 else 0
+                for m in range(slots):
+                    time[kind, r, k] += own[kind, at[r, k, m]]
+    clock = np.zeros((ranks_per_island, num_stages + 2), np.int64)
+    last = np.zeros_like(clock)
+    makespan = np.zeros(islands, np.int64)
+    for w in range(islands):
+        makespan[w] = _island(time, w, present, ranks_per_island, percent, num_stages, extra, clock, last)
+    before = makespan.max()
+    simulated = islands
+    for word in words:
+        if simulated >= budget:
+            break
+        worst = np.argmax(makespan)
+        bits = np.int64(word >> np.uint64(1))
+        rank = worst * ranks_per_island + bits % ranks_per_island
+        bits //= ranks_per_island
+        first = bits % waves
+        bits //= waves
+        second = bits % waves
+        bits //= waves
+        kind = bits % 4
+        bits //= 4
+        if kind >= 2:
+            if first == second:
+                continue
+            _move(at, time, rank, first, second, kind == 3)
+            now = _island(time, worst, present, ranks_per_island, percent, num_stages, extra, clock, last)
+            simulated += 1
+            if now <= makespan[worst]:
+                makespan[worst] = now
+            else:
+                _move(at, time, rank, second, first, kind == 3)
+            continue
+        other = bits % ranks
+        bits //= ranks
+        slot, other_slot = bits % slots, bits // slots % slots
+        if rank == other and first == second:
+            continue
+        _swap(at, time, own, rank, first, slot, other, second, other_slot)
+        island = other // ranks_per_island
+        now = _island(time, worst, present, ranks_per_island, percent, num_stages, extra, clock, last)
+        simulated += 1
+        there = now
+        if now <= makespan[worst] and island != worst:
+            there = _island(time, island, present, ranks_per_island, percent, num_stages, extra, clock, last)
+            simulated += 1
+        if now <= makespan[worst] and (there < makespan[worst] or island == worst):
+            makespan[worst], makespan[island] = now, there
+        else:
+            _swap(at, time, own, rank, first, slot, other, second, other_slot)
+    return int(before), int(makespan.max())
+
+
+@kernel
+def _island(
+    time: I64,
+    number: int,
+    present: Bool,
+    ranks_per_island: int,
+    percent: I64,
+    num_stages: int,
+    extra: int,
+    clock: I64,
+    last: I64,
+) -> int:
+    """Makespan of one island of the whole job."""
+    first = number * ranks_per_island
+    end = first + ranks_per_island
+    encoder = time[0, first:end] if present[0] else time[0, 0:0]
+    generator = time[2, first:end] if present[1] else time[2, 0:0]
+    return island_makespan(encoder, time[1, first:end], generator, percent, num_stages, extra, clock, last)
+
+
+@kernel
+def _swap(
+    at: I64, time: I64, own: I64, rank: int, wave: int, slot: int, other: int, other_wave: int, other_slot: int
+) -> None:
+    """Exchange the contents of two slots; doing it twice changes nothing."""
+    here, there = at[rank, wave, slot], at[other, other_wave, other_slot]
+    at[rank, wave, slot], at[other, other_wave, other_slot] = there, here
+    for kind in range(3):
+        change = own[kind, there] - own[kind, here]
+        time[kind, rank, wave] += change
+        time[kind, other, other_wave] -= change
+
+
+@kernel
+def _move(at: I64, time: I64, rank: int, first: int, second: int, shift: bool) -> None:
+    """Exchange two microbatches of a rank or, with `shift`, take one out at `first` and insert it at `second`.
+
+    Moving from `second` to `first` undoes it. What a microbatch costs beside its sequences is the same in all of them.
+    """
+    step = 1 if second > first else -1
+    position = first
+    while position != second:
+        target = position + step if shift else second
+        for m in range(at.shape[2]):
+            at[rank, position, m], at[rank, target, m] = at[rank, target, m], at[rank, position, m]
+        for kind in range(3):
+            time[kind, rank, position], time[kind, rank, target] = time[kind, rank, target], time[kind, rank, position]
+        position = target
