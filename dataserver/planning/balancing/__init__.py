@@ -1,5 +1,39 @@
-"""Spreading items over bins so that the heaviest bin is light."""
+"""Spreading items over bins so that the heaviest bin is light.
 
-from dataserver.planning.balancing.greedy import in_runs, longest_first
+All balancers have the signature of `Balancer`: loads, number of bins, and two optional caps in; the bin of each item
+out. `BALANCERS` names them.
+"""
 
-__all__ = ["in_runs", "longest_first"]
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+
+from dataserver.planning.balancing.greedy import differencing, in_runs, longest_first, tokens_then_squares
+from dataserver.planning.balancing.interface import Balancer, Memory, bin_loads, lower_bound
+from dataserver.planning.balancing.padded import padded
+from dataserver.planning.balancing.search import searched
+
+BALANCERS: Mapping[str, Balancer] = MappingProxyType(
+    {
+        "longest_first": longest_first,
+        "differencing": differencing,
+        "searched": searched,
+        "searched_differencing": partial(searched, seed=differencing),
+        "padded": padded,
+    }
+)
+"""Every balancer by name; `searched` is the default."""
+
+__all__ = [
+    "BALANCERS",
+    "Balancer",
+    "Memory",
+    "bin_loads",
+    "differencing",
+    "in_runs",
+    "longest_first",
+    "lower_bound",
+    "padded",
+    "searched",
+    "tokens_then_squares",
+]

@@ -1,42 +1,93 @@
-"""Spreading items over bins so that the heaviest bin is light."""
-
-import heapq
+"""Balancers that place every item once, and the baseline."""
 
 import numpy as np
 
+from dataserver.planning.balancing.interface import Memory, check, plain
 from dataserver.planning.samples import I64
 
 
-def longest_first(loads: I64, num_bins: int, capacity: int | None = None) -> I64:
-    """Longest processing time first with a cap on the items of a bin (DistTrain, Algorithm 1).
+def longest_first(loads: I64, num_bins: int, capacity: int | None = None, memory: Memory | None = None) -> I64:
+    """Longest processing time first with caps on the items and the memory of a bin (DistTrain, Algorithm 1).
 
-    Items, heaviest first, go to the lightest bin that holds fewer than `capacity` items. Without a cap the heaviest bin
-    is at most 4/3 - 1/(3 num_bins) of the optimum (Graham 1969). Ties go to the lower item and the lower bin.
-    O(n log n).
+    Items, heaviest first, go to the lightest bin that has room. Without caps the heaviest bin is at most
+    4/3 - 1/(3 num_bins) of the optimum (Graham 1969). Where that runs out of memory, items go by their memory instead:
+    largest first to the emptiest bin, and if that fails too, to the fullest bin that has room. Ties go to the lower
+    item and the lower bin. O(n log n).
+
+    Arguments, result and errors are those of `Balancer`.
+    """
+    from dataserver.planning.kernels import greedy
+
+    limit = check(loads, num_bins, capacity, memory)
+    loads = plain(loads)
+    order = np.argsort(-loads, kind="stable")
+    if memory is None:
+        return greedy.longest_first(loads, order, num_bins, limit)
+    need = plain(memory.need)
+    bins, item = greedy.longest_first_within(loads, need, order, num_bins, limit, memory.cap)
+    if item < 0:
+        return bins
+    order = np.argsort(-need, kind="stable")
+    bins, item = greedy.longest_first_within(need, need, order, num_bins, limit, memory.cap)
+    if item < 0:
+        return bins
+    bins, item = greedy.fullest_first_within(need, order, num_bins, limit, memory.cap)
+    if item < 0:
+        return bins
+    raise ValueError(
+        f"found no way to place {len(loads)} items within the memory of {num_bins} bins of {memory.cap}: item {item}, "
+        f"which needs {int(memory.need[item])}, is left over; raise the number of bins or their memory"
+    )
+
+
+def tokens_then_squares(lengths: I64, num_bins: int, capacity: int | None = None, tolerance: int = 0) -> I64:
+    """Balance the tokens first and, within a tolerance, the sum of squares (OrchMLLM, section "Post-Balancing").
+
+    Items, longest first, go to that bin with the least sum of squared lengths whose tokens exceed those of the
+    shortest bin with room by `tolerance` at most. A balancer over loads with both terms (`costs.forward_ns`) does
+    better where the coefficients are known. O(n num_bins).
 
     Args:
-        loads: int64 [n], non-negative.
+        lengths: int64 [n], tokens, at most 2^22 each and 2^18 items.
         num_bins: number of bins.
-        capacity: items that a bin may hold; n <= num_bins * capacity is required.
+        capacity: items that a bin may hold.
+        tolerance: tokens.
 
     Returns:
         int64 [n]: the bin of each item.
 
     Raises:
-        ValueError: the items cannot fit.
+        ValueError: the items do not fit, or a sum of squares could overflow.
     """
-    if capacity is not None and len(loads) > num_bins * capacity:
-        raise ValueError(f"{len(loads)} items do not fit {num_bins} bins of {capacity}; raise the number of bins")
-    bins = [(0, b) for b in range(num_bins)]
-    counts = [0] * num_bins
-    placed = np.empty(len(loads), np.int64)
-    for item in np.argsort(-loads, kind="stable"):
-        load, chosen = heapq.heappop(bins)
-        placed[item] = chosen
-        counts[chosen] += 1
-        if counts[chosen] != capacity:
-            heapq.heappush(bins, (load + int(loads[item]), chosen))
-    return placed
+    from dataserver.planning.kernels import greedy
+
+    limit = check(lengths, num_bins, capacity)
+    if len(lengths) and (len(lengths) > 2**18 or lengths.max() > 2**22):
+        raise ValueError(
+            f"{len(lengths)} lengths up to {int(lengths.max())}; squares are summed for 2^18 lengths up to 2^22"
+        )
+    order = np.argsort(-lengths, kind="stable")
+    return greedy.tokens_then_squares(plain(lengths), order, num_bins, limit, tolerance)
+
+
+def differencing(loads: I64, num_bins: int, capacity: int | None = None, memory: Memory | None = None) -> I64:
+    """Balanced largest differencing (Karmarkar and Karp 1982 for equal counts: Michiels et al. 2003, BLDM).
+
+    Items, heaviest first, form partial solutions with one item in each bin; the two with the widest spread are joined,
+    heaviest bin with lightest, until one is left. Bins hold n / num_bins items, rounded up or down. Ties go to the
+    lower item and partial solution. O(n log n).
+
+    Arguments and result are those of `Balancer`.
+
+    Raises:
+        ValueError: the items do not fit, or a memory is given, which differencing knows no way to respect.
+    """
+    from dataserver.planning.kernels import greedy
+
+    if memory is not None:
+        raise ValueError("differencing keeps no memory cap; use longest_first or searched")
+    check(loads, num_bins, capacity)
+    return greedy.differencing(plain(loads), np.argsort(-loads, kind="stable"), num_bins)
 
 
 def in_runs(num_items: int, num_bins: int) -> I64:

@@ -1,44 +1,42 @@
-"""Compiled loops of the planner, int64 arrays in and out.
+"""Compiled loops of the planner: int64 arrays in and out.
 
-A kernel module holds functions under `@numba.njit(cache=True, nogil=True)` (never fastmath or parallel: results must
-not depend on the processor) and is imported only by `load`, inside the functions that call it: importing numba takes
-0.2 s and belongs to the extra `server`, and neither is asked of a trainer, which imports `planning.pipeline`.
+Importing this package imports numba, which takes 0.2 s and belongs to the extra `server`; a trainer has neither to
+spare. So it and its modules are imported only inside the functions that call a kernel, never at the top of a module.
 
 Numba keeps compiled code in __pycache__ beside the module or, where that is not writable, in the user's cache
-directory; NUMBA_CACHE_DIR names another one.
+directory; the variable NUMBA_CACHE_DIR names another one.
 """
 
-import functools
-import importlib
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+from numba.core import event
 
 _log = logging.getLogger(__name__)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-@functools.cache
-def load(module: str) -> Any:  # noqa: ANN401
-    """A module with kernels, for example `load("kernels.search")`; logs a line for every kernel it has to compile.
+def kernel(function: _Function) -> _Function:
+    """Compile a function on its first call, or load it from numba's cache; it runs without the interpreter's lock.
 
-    Args:
-        module: name below `dataserver.planning`.
+    Neither fastmath nor parallel: results must not depend on the processor.
     """
-    _announce_compilation()
-    return importlib.import_module(f"dataserver.planning.{module}")
+    return cast(_Function, numba.njit(cache=True, nogil=True)(function))
 
 
-@functools.cache
-def _announce_compilation() -> None:
-    """Log every kernel that numba compiles because its cache has none for this processor and version."""
-    from numba.core import event
+class _Announcer(event.Listener):
+    """Logs every kernel that is compiled because the cache has none for this processor and version."""
 
-    class Announcer(event.Listener):  # type: ignore[misc]
-        def on_start(self, event: Any) -> None:  # noqa: ANN401
-            function = event.data["dispatcher"].py_func
-            if function.__module__.startswith("dataserver.planning."):
-                _log.info("compiling %s.%s; the next process finds it in numba's cache", function.__module__, function.__name__)
+    def on_start(self, event: Any) -> None:
+        function = event.data["dispatcher"].py_func
+        if function.__module__.startswith("dataserver.planning."):
+            name = f"{function.__module__}.{function.__qualname__}"
+            _log.info("compiling %s; numba caches it for the next process", name)
 
-        def on_end(self, event: Any) -> None:  # noqa: ANN401
-            """Nothing: the start is the news."""
+    def on_end(self, event: Any) -> None:
+        """Nothing: the start is the news."""
 
-    event.register("numba:compile", Announcer())
+
+event.register("numba:compile", _Announcer())  # type: ignore[no-untyped-call]

@@ -1,0 +1,113 @@
+"""What all balancers share: their signature, their checks, and how far they could possibly get."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from dataserver.planning.samples import I64
+
+MAX_TOTAL = 2**61
+"""Largest sum of loads, so that no sum of two overflows int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A second resource of which no bin may hold more than a cap, such as activation bytes or tokens."""
+
+    need: I64
+    """int64 [n]: of each item, non-negative."""
+    cap: int
+    """Of each bin."""
+
+
+class Balancer(Protocol):
+    """Spreads items over bins so that the heaviest bin is light. Pure: the same arguments give the same bins."""
+
+    def __call__(self, loads: I64, num_bins: int, capacity: int | None = None, memory: Memory | None = None) -> I64:
+        """Place every item.
+
+        Args:
+            loads: int64 [n], non-negative, sum at most MAX_TOTAL.
+            num_bins: number of bins.
+            capacity: items that a bin may hold; n <= num_bins * capacity is required. With equality all bins hold
+                equal counts.
+            memory: a second resource.
+
+        Returns:
+            int64 [n]: the bin of each item.
+
+        Raises:
+            ValueError: the items do not fit, or no way to fit them was found.
+        """
+        ...
+
+
+def check(loads: I64, num_bins: int, capacity: int | None = None, memory: Memory | None = None) -> int:
+    """Refuse what no balancer can place; the capacity, or n if there is none.
+
+    Raises:
+        ValueError: a load or need is negative or too large, or the items cannot fit.
+    """
+    count = len(loads)
+    if num_bins < 1:
+        raise ValueError(f"{num_bins} bins; at least 1 is required")
+    if count and (loads.min() < 0 or int(loads.max()) > MAX_TOTAL // count):
+        raise ValueError(
+            f"loads from {int(loads.min())} to {int(loads.max())}; {count} loads must lie in [0, 2^61 / {count}]: "
+            "use a coarser unit"
+        )
+    if capacity is not None and count > num_bins * capacity:
+        raise ValueError(f"{count} items do not fit {num_bins} bins of {capacity}; raise the number of bins")
+    if memory is not None:
+        _check_memory(memory, count, num_bins)
+    return count if capacity is None else capacity
+
+
+def _check_memory(memory: Memory, count: int, num_bins: int) -> None:
+    if len(memory.need) != count:
+        raise ValueError(f"memory of {len(memory.need)} items for loads of {count}; one for each is required")
+    if not count:
+        return
+    item = int(memory.need.argmax())
+    if memory.need.min() < 0 or memory.need[item] > memory.cap:
+        raise ValueError(
+            f"needs of memory from {int(memory.need.min())} to {int(memory.need[item])} (item {item}); each must lie "
+            f"in [0, {memory.cap}], the memory of a bin"
+        )
+    total = sum(memory.need.tolist())
+    if total > num_bins * memory.cap:
+        raise ValueError(
+            f"items need {total} of memory, {num_bins} bins of {memory.cap} have {num_bins * memory.cap}; raise the "
+            "number of bins"
+        )
+
+
+def plain(values: I64) -> I64:
+    """A writable contiguous copy: kernels are compiled for nothing else."""
+    return np.array(values, np.int64)
+
+
+def bin_loads(loads: I64, bins: I64, num_bins: int) -> I64:
+    """The load of each bin. int64 [num_bins]."""
+    total = np.zeros(num_bins, np.int64)
+    np.add.at(total, bins, loads)
+    return total
+
+
+def lower_bound(loads: I64, num_bins: int, capacity: int | None = None) -> int:
+    """A load that the heaviest bin of no assignment falls below.
+
+    The largest of: the mean; and for each k, the k + 1 smallest of the k m + 1 heaviest items (some of the m bins holds
+    so many of these) with the lightest items of all that must fill that bin, since the others hold `capacity` at most.
+    """
+    count = check(loads, num_bins, capacity)
+    if not len(loads):
+        return 0
+    must_hold = len(loads) - (num_bins - 1) * count
+    ordered = np.sort(loads)[::-1]
+    before = np.concatenate(([0], np.cumsum(ordered)))
+    k = np.arange((len(loads) - 1) // num_bins + 1)
+    some = before[k * num_bins + 1] - before[k * num_bins - k]
+    filling = before[-1] - before[len(loads) - np.maximum(must_hold - k - 1, 0)]
+    return max(-(-int(before[-1]) // num_bins), int((some + filling).max()))

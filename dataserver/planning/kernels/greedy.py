@@ -1,0 +1,162 @@
+"""Kernels that place items one by one, and differencing."""
+
+import numpy as np
+
+from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels.heap import sift_down, sift_up
+from dataserver.planning.samples import I64
+
+
+@kernel
+def longest_first(loads: I64, order: I64, num_bins: int, capacity: int) -> I64:
+    """The bin of each item: in `order` to the lightest bin with fewer than `capacity` items, the lower on ties."""
+    bins = np.empty(len(loads), np.int64)
+    heap, load, count = np.arange(num_bins), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
+    size = num_bins
+    for item in order:
+        chosen = heap[0]
+        bins[item] = chosen
+        load[chosen] += loads[item]
+        count[chosen] += 1
+        if count[chosen] == capacity:
+            size -= 1
+            heap[0] = heap[size]
+        sift_down(heap, size, load)
+    return bins
+
+
+@kernel
+def longest_first_within(
+    loads: I64, memory: I64, order: I64, num_bins: int, capacity: int, memory_cap: int
+) -> tuple[I64, int]:
+    """The same, to the lightest bin that has room for the item's memory too.
+
+    Returns:
+        The bin of each item, and the first item for which there was no bin, or -1.
+    """
+    bins = np.full(len(loads), -1, np.int64)
+    heap, aside = np.arange(num_bins), np.empty(num_bins, np.int64)
+    load, count, used = np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
+    size, least = num_bins, memory_cap
+    for item in order:
+        least = min(least, memory[item])
+    for item in order:
+        set_aside = 0
+        while size and used[heap[0]] + memory[item] > memory_cap:
+            aside[set_aside] = heap[0]
+            set_aside += 1
+            size -= 1
+            heap[0] = heap[size]
+            sift_down(heap, size, load)
+        if size == 0:
+            return bins, item
+        chosen = heap[0]
+        bins[item] = chosen
+        load[chosen] += loads[item]
+        count[chosen] += 1
+        used[chosen] += memory[item]
+        if count[chosen] == capacity or used[chosen] + least > memory_cap:  # full for good
+            size -= 1
+            heap[0] = heap[size]
+        sift_down(heap, size, load)
+        for b in aside[:set_aside]:
+            heap[size] = b
+            size += 1
+            sift_up(heap, size, load)
+    return bins, -1
+
+
+@kernel
+def tokens_then_squares(tokens: I64, order: I64, num_bins: int, capacity: int, tolerance: int) -> I64:
+    """The bin of each item: of the bins whose tokens are within `tolerance` of the fewest, the least sum of squares."""
+    bins = np.empty(len(tokens), np.int64)
+    total, squares, count = np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
+    for item in order:
+        fewest = -1
+        for b in range(num_bins):
+            if count[b] < capacity and (fewest < 0 or total[b] < fewest):
+                fewest = total[b]
+        chosen = -1
+        for b in range(num_bins):
+            if count[b] < capacity and total[b] <= fewest + tolerance and (chosen < 0 or squares[b] < squares[chosen]):
+                chosen = b
+        bins[item] = chosen
+        total[chosen] += tokens[item]
+        squares[chosen] += tokens[item] * tokens[item]
+        count[chosen] += 1
+    return bins
+
+
+@kernel
+def differencing(loads: I64, order: I64, num_bins: int) -> I64:
+    """Balanced largest differencing: the bin of each item, ceil(n / num_bins) items at most in each.
+
+    Partial solution t begins as the items [t m, (t + 1) m) of `order`, one in each of its m bins. Its bins stand in
+    load[t], heaviest first, each with a chain of items from head to tail.
+    """
+    parts = -(-len(loads) // num_bins)
+    load = np.zeros((parts, num_bins), np.int64)
+    head, tail = np.full((parts, num_bins), -1, np.int64), np.full((parts, num_bins), -1, np.int64)
+    following = np.full(len(loads), -1, np.int64)
+    for position, item in enumerate(order):
+        part, b = divmod(position, num_bins)
+        load[part, b], head[part, b], tail[part, b] = loads[item], item, item
+    lowest_first = load[:, num_bins - 1] - load[:, 0]  # the widest spread has the least key
+    heap = np.argsort(lowest_first, kind="mergesort")
+    size = parts
+    while size > 1:
+        wide = heap[0]
+        size -= 1
+        heap[0] = heap[size]
+        sift_down(heap, size, lowest_first)
+        into = heap[0]
+        _merge(load, head, tail, following, wide, into)
+        lowest_first[into] = load[into, num_bins - 1] - load[into, 0]
+        sift_down(heap, size, lowest_first)
+    bins = np.empty(len(loads), np.int64)
+    for b in range(num_bins if parts else 0):
+        item = head[heap[0], b]
+        while item >= 0:
+            bins[item] = b
+            item = following[item]
+    return bins
+
+
+@kernel
+def _merge(load: I64, head: I64, tail: I64, following: I64, wide: int, into: int) -> None:
+    """Join the heaviest bin of one partial solution with the lightest of the other, and so on."""
+    num_bins = load.shape[1]
+    for b in range(num_bins):
+        opposite = num_bins - 1 - b
+        load[into, b] += load[wide, opposite]
+        if head[wide, opposite] < 0:
+            continue
+        if head[into, b] < 0:
+            head[into, b] = head[wide, opposite]
+        else:
+            following[tail[into, b]] = head[wide, opposite]
+        tail[into, b] = tail[wide, opposite]
+    by_load = np.argsort(-load[into], kind="mergesort")
+    load[into], head[into], tail[into] = load[into][by_load], head[into][by_load], tail[into][by_load]
+
+
+@kernel
+def fullest_first_within(need: I64, order: I64, num_bins: int, capacity: int, memory_cap: int) -> tuple[I64, int]:
+    """Best fit by memory alone: in `order` to the fullest bin with room, the lower on ties.
+
+    Returns:
+        The bin of each item, and the first item for which there was no bin, or -1.
+    """
+    bins = np.full(len(need), -1, np.int64)
+    count, used = np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
+    for item in order:
+        chosen = -1
+        for b in range(num_bins):
+            if count[b] < capacity and used[b] + need[item] <= memory_cap and (chosen < 0 or used[b] > used[chosen]):
+                chosen = b
+        if chosen < 0:
+            return bins, item
+        bins[item] = chosen
+        count[chosen] += 1
+        used[chosen] += need[item]
+    return bins, -1

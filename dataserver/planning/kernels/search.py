@@ -1,0 +1,255 @@
+"""Local search over an assignment of items to bins: exchanges between the heaviest bin and lighter ones, and kicks."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dataserver.planning.kernels import kernel
+from dataserver.planning.samples import I64
+
+SLACK = 8
+"""Items that a bin may gain beyond those it starts with."""
+
+
+class Items(NamedTuple):
+    """What is to be placed."""
+
+    load: I64
+    """int64 [n]."""
+    memory: I64
+    """int64 [n]: the second resource, zeros if there is none."""
+    order: I64
+    """int64 [n]: the items from the heaviest on."""
+
+
+class Bins(NamedTuple):
+    """An assignment under change. The items of a bin stand together in `member` and `value`, heaviest first."""
+
+    of: I64
+    """int64 [n]: the bin of each item."""
+    start: I64
+    """int64 [m]: where bin b begins in `member`."""
+    room: I64
+    """int64 [m]: entries that it owns there."""
+    held: I64
+    """int64 [m]: entries in use."""
+    member: I64
+    """int64: items."""
+    value: I64
+    """int64: their loads."""
+    load: I64
+    """int64 [m]."""
+    used: I64
+    """int64 [m]: memory."""
+    ranked: I64
+    """int64 [m]: the bins, lightest first."""
+    place: I64
+    """int64 [m]: where each bin is in `ranked`."""
+
+
+@kernel
+def improve(
+    items: Items, seed: I64, num_bins: int, capacity: int, memory_cap: int, targets: I64, budget: int
+) -> tuple[I64, int]:
+    """Lower the heaviest bin by moves, swaps and, where these end, kicks.
+
+    Args:
+        items: what is placed.
+        seed: int64 [n], the bin of each item to start from; within both caps.
+        num_bins: number of bins.
+        capacity: items that a bin may hold.
+        memory_cap: memory that a bin may hold.
+        targets: int64 [t], falling. For each, an exchange that leaves both bins at or under it is taken as soon as it
+            is found, else the best one. The search ends at the last.
+        budget: pairs of items that may be looked at; filling the bins anew counts as n.
+
+    Returns:
+        The best assignment found, and the pairs that were looked at.
+    """
+    bins = _allocate(items, seed, num_bins, capacity)
+    best, lightest, looked, number = seed.copy(), -1, 0, 0
+    while True:
+        _fill(items, best, bins)
+        looked += len(best)
+        if number:
+            _kick(items, bins, number, memory_cap)
+        looked += _descend(items, bins, memory_cap, targets, budget - looked)
+        heaviest = bins.load[bins.ranked[num_bins - 1]]
+        if number == 0 or heaviest < lightest:
+            best[:] = bins.of
+            lightest = heaviest
+        number += 1
+        if lightest <= targets[-1] or looked >= budget:
+            return best, looked
+
+
+@kernel
+def _allocate(items: Items, seed: I64, num_bins: int, capacity: int) -> Bins:
+    count, room, start = np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
+    load, used = np.zeros(num_bins, np.int64), np.empty(num_bins, np.int64)
+    for item, b in enumerate(seed):
+        count[b] += 1
+        load[b] += items.load[item]
+    ranked, place = np.argsort(load, kind="mergesort"), np.empty(num_bins, np.int64)
+    total = 0
+    for b in range(num_bins):
+        start[b] = total
+        room[b] = min(capacity, count[b] + SLACK)
+        total += room[b]
+    member, value = np.empty(total, np.int64), np.empty(total, np.int64)
+    return Bins(seed.copy(), start, room, count, member, value, load, used, ranked, place)
+
+
+@kernel
+def _fill(items: Items, of: I64, bins: Bins) -> None:
+    bins.of[:] = of
+    bins.held[:] = 0
+    bins.load[:] = 0
+    bins.used[:] = 0
+    for item in items.order:
+        b = of[item]
+        entry = bins.start[b] + bins.held[b]
+        bins.member[entry], bins.value[entry] = item, items.load[item]
+        bins.held[b] += 1
+        bins.load[b] += items.load[item]
+        bins.used[b] += items.memory[item]
+    ranked, place, load = bins.ranked, bins.place, bins.load
+    for position in range(len(ranked)):  # by insertion: few bins differ from the last time
+        b, before = ranked[position], position
+        while before and (load[ranked[before - 1]], ranked[before - 1]) > (load[b], b):
+            ranked[before] = ranked[before - 1]
+            place[ranked[before]] = before
+            before -= 1
+        ranked[before], place[b] = b, before
+
+
+@kernel
+def _kick(items: Items, bins: Bins, number: int, memory_cap: int) -> None:
+    """Swap an item of the heaviest bin, and one of another bin, with items of other bins.
+
+    Which ones follows from the number of the kick, by a multiplicative hash (Knuth, The Art of Computer Programming 3,
+    section 6.4): it scatters them, and there is no chance in it.
+    """
+    last = len(bins.ranked) - 1
+    for which in range(2):
+        spread = (2 * number + which) * 2654435761 % (1 << 32)
+        left = bins.ranked[last] if which == 0 else bins.ranked[spread % (last + 1)]
+        right = bins.ranked[(spread >> 8) % max(last, 1)]
+        if left != right and bins.held[left] and bins.held[right]:
+            give, take = (spread >> 16) % bins.held[left], (spread >> 20) % bins.held[right]
+            if _fits(items, bins, left, right, give, take, memory_cap):
+                _exchange(items, bins, left, right, give, take)
+
+
+@kernel
+def _descend(items: Items, bins: Bins, memory_cap: int, targets: I64, budget: int) -> int:
+    """Best exchanges of the heaviest bin until none helps. Returns the pairs that were looked at."""
+    last, looked = len(bins.ranked) - 1, 0
+    for target in targets:
+        while looked < budget and bins.load[bins.ranked[last]] > target:
+            heavy = bins.ranked[last]
+            light, give, take, pairs = _best_exchange(items, bins, heavy, memory_cap, target)
+            looked += pairs
+            if light < 0:
+                break
+            _exchange(items, bins, heavy, light, give, take)
+    return looked
+
+
+@kernel
+def _best_exchange(items: Items, bins: Bins, heavy: int, memory_cap: int, target: int) -> tuple[int, int, int, int]:
+    """The exchange that leaves the heavier of its two bins lightest: (light bin or -1, give, take, pairs looked at).
+
+    `give` and `take` are positions in the two bins; take = held[light] is the empty slot, a move. Lighter bins come
+    first; a bin that could not beat the best exchange even if the two shared their load evenly ends the search. Both
+    bins are sorted, so for each item of the heavy bin the closest partner is found by advancing one pointer.
+    """
+    top = bins.load[heavy]
+    best, light, give, take, looked = top, -1, -1, -1, 1
+    for other in bins.ranked[:-1]:
+        gap = top - bins.load[other]
+        if bins.load[other] + (gap + 1) // 2 >= best:
+            break
+        first, last = bins.start[other], bins.start[other] + bins.held[other]
+        ends = last + 1 if bins.held[other] < bins.room[other] else last
+        at = first
+        for here in range(bins.start[heavy], bins.start[heavy] + bins.held[heavy]):
+            wanted = bins.value[here] - gap // 2  # both bins end equal
+            while at < last and bins.value[at] > wanted:
+                at += 1
+            for there in range(max(first, at - 1), min(ends, at + 1)):
+                moved = bins.value[here] - (bins.value[there] if there < last else 0)
+                heavier = max(top - moved, bins.load[other] + moved)
+                if heavier < best and _fits(
+                    items, bins, heavy, other, here - bins.start[heavy], there - first, memory_cap
+                ):
+                    best, light, give, take = heavier, other, here - bins.start[heavy], there - first
+        looked += bins.held[heavy] + bins.held[other]
+        if best <= target:
+            break
+    return light, give, take, looked
+
+
+@kernel
+def _fits(items: Items, bins: Bins, heavy: int, light: int, give: int, take: int, memory_cap: int) -> bool:
+    """Whether an exchange keeps both bins within the memory cap."""
+    moved = items.memory[bins.member[bins.start[heavy] + give]]
+    if take < bins.held[light]:
+        moved -= items.memory[bins.member[bins.start[light] + take]]
+    return bool(bins.used[heavy] - moved <= memory_cap and bins.used[light] + moved <= memory_cap)
+
+
+@kernel
+def _exchange(items: Items, bins: Bins, heavy: int, light: int, give: int, take: int) -> None:
+    """Carry out an exchange."""
+    here, there = bins.start[heavy] + give, bins.start[light] + take
+    given, taken = bins.member[here], -1
+    if take < bins.held[light]:
+        taken = bins.member[there]
+        _settle(bins, heavy, here, taken, items.load[taken])
+        _settle(bins, light, there, given, items.load[given])
+    else:
+        bins.held[heavy] -= 1
+        for entry in range(here, bins.start[heavy] + bins.held[heavy]):
+            bins.member[entry], bins.value[entry] = bins.member[entry + 1], bins.value[entry + 1]
+        bins.held[light] += 1
+        _settle(bins, light, there, given, items.load[given])
+    for item, source, target in ((given, heavy, light), (taken, light, heavy)):
+        if item >= 0:
+            bins.of[item] = target
+            bins.load[source] -= items.load[item]
+            bins.load[target] += items.load[item]
+            bins.used[source] -= items.memory[item]
+            bins.used[target] += items.memory[item]
+    _rank(bins, heavy)
+    _rank(bins, light)
+
+
+@kernel
+def _settle(bins: Bins, b: int, entry: int, item: int, load: int) -> None:
+    """Put an item where `entry` was and shift others so that bin b stays sorted."""
+    member, value = bins.member, bins.value
+    first, last = bins.start[b], bins.start[b] + bins.held[b] - 1
+    while entry > first and value[entry - 1] < load:
+        member[entry], value[entry] = member[entry - 1], value[entry - 1]
+        entry -= 1
+    while entry < last and value[entry + 1] > load:
+        member[entry], value[entry] = member[entry + 1], value[entry + 1]
+        entry += 1
+    member[entry], value[entry] = item, load
+
+
+@kernel
+def _rank(bins: Bins, b: int) -> None:
+    """Move bin b to where its load belongs."""
+    ranked, place, load = bins.ranked, bins.place, bins.load
+    position, last = place[b], len(ranked) - 1
+    while position > 0 and load[ranked[position - 1]] > load[b]:
+        ranked[position] = ranked[position - 1]
+        place[ranked[position]] = position
+        position -= 1
+    while position < last and load[ranked[position + 1]] < load[b]:
+        ranked[position] = ranked[position + 1]
+        place[ranked[position]] = position
+        position += 1
+    ranked[position], place[b] = b, position
