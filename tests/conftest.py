@@ -3,6 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# No test asserts on time: machines are shared, and a first call may compile a kernel.
+settings.register_profile("disttrain", deadline=None)
+settings.load_profile("disttrain")
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ import numpy as np
 from dataserver.planning.arranging import TASK_OF, images_in_order
 from dataserver.planning.costs import backward_ns, forward_ns
 from dataserver.planning.jobspec import Cost, Execution, JobSpec, ModuleKind, ModuleSpec
-from dataserver.planning.pipeline import Node, Timeline, simulate
-from dataserver.planning.plan import Arrangement, Routing, StepPlan
+from dataserver.planning.pipeline import Pipeline, Timeline, simulate
+from dataserver.planning.plan import Arrangement, StepPlan
 from dataserver.planning.samples import I64
 
 
@@ -54,24 +54,34 @@ def timeline(spec: JobSpec, plan: StepPlan) -> PlannedTimeline:
     """Simulate a plan: every rank of every stage, joined as the routings say."""
     modules = pipeline_modules(spec.execution)
     stages = [_stage_times(m, _times(plan, m)) for m in modules for _ in range(m.pp)]
-    names = [(m.name, r, s) for m in modules for s in range(m.pp) for r in range(m.dp)]
-    number = {name: i for i, name in enumerate(names)}
-    feeds: list[list[set[int]]] = [[set() for _ in range(plan.num_microbatches)] for _ in names]
-    for module, rank, stage in names:
-        if (module, rank, stage + 1) in number:
-            for fed in feeds[number[module, rank, stage]]:
-                fed.add(number[module, rank, stage + 1])
-    last_stage = {m.name: m.pp - 1 for m in modules}
-    for routing in plan.routings:
-        _join(routing, last_stage, number, feeds)
-    nodes = [
-        Node(stage, times.forward[rank], times.backward[rank], tuple(tuple(sorted(f)) for f in feeds[i]))
-        for i, (stage, times, rank) in enumerate(
-            (stage, times, rank) for stage, times in enumerate(stages) for rank in range(times.module.dp)
+    pipeline = Pipeline(
+        num_stages=len(stages),
+        stage=np.repeat(np.arange(len(stages)), [s.module.dp for s in stages]),
+        forward_ns=np.concatenate([s.forward for s in stages]),
+        backward_ns=np.concatenate([s.backward for s in stages]),
+        edges=_edges(modules, plan),
+    )
+    nodes = tuple((m.name, r, s) for m in modules for s in range(m.pp) for r in range(m.dp))
+    return PlannedTimeline(nodes, len(stages), simulate(pipeline), tuple(stages))
+
+
+def _edges(modules: list[ModuleSpec], plan: StepPlan) -> I64:
+    """Edges between nodes that are numbered by module, stage and rank: int64 [e, 3]."""
+    sizes = [m.dp * m.pp for m in modules]
+    first = dict(zip([m.name for m in modules], np.cumsum([0, *sizes]).tolist(), strict=False))
+    last = {m.name: first[m.name] + m.dp * (m.pp - 1) for m in modules}
+    found = []
+    for module in modules:
+        node = first[module.name] + np.arange(module.dp * (module.pp - 1))
+        wave = np.repeat(np.arange(plan.num_microbatches), len(node))
+        node = np.tile(node, plan.num_microbatches)
+        found.append(np.stack([wave, node, node + module.dp], axis=1))
+    for r in plan.routings:
+        edges = np.stack(
+            [r.microbatch, r.source_rank + last[r.source_module], r.target_rank + first[r.target_module]], axis=1
         )
-    ]
-    result = simulate(nodes, len(stages), plan.num_microbatches)
-    return PlannedTimeline(tuple(names), len(stages), result, tuple(stages))
+        found.append(np.unique(edges, axis=0))
+    return np.concatenate(found)
 
 
 def own_times(spec: JobSpec, plan: StepPlan) -> list[StageTimes]:
@@ -117,16 +127,3 @@ def _sums(cost: Cost, sizes: I64, rank: I64, wave: I64, shape: tuple[int, int]) 
 def _stage_times(module: ModuleSpec, times: I64) -> StageTimes:
     forward = times // module.pp
     return StageTimes(module, forward, backward_ns(module.cost, forward))
-
-
-def _join(
-    routing: Routing,
-    last_stage: dict[str, int],
-    number: dict[tuple[str, int, int], int],
-    feeds: list[list[set[int]]],
-) -> None:
-    """Edges of one routing: from the source's last stage to the target's first."""
-    edges = np.unique(np.stack([routing.microbatch, routing.source_rank, routing.target_rank], axis=1), axis=0)
-    for wave, source, target in edges.tolist():
-        giver = number[routing.source_module, source, last_stage[routing.source_module]]
-        feeds[giver][wave].add(number[routing.target_module, target, 0])

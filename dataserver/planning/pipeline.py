@@ -5,7 +5,6 @@ rank of every stage is a node that runs a fixed list of forward and backward ope
 the lists that are simulated here.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -44,16 +43,18 @@ def stage_operations(stage: int, num_stages: int, num_microbatches: int) -> list
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """One data-parallel rank of one stage."""
+class Pipeline:
+    """A joined pipeline: n nodes, each one data-parallel rank of one stage, and who feeds whom."""
 
-    stage: int
+    num_stages: int
+    stage: I64
+    """int64 [n]: the stage of each node."""
     forward_ns: I64
-    """int64 [microbatches]."""
+    """int64 [n, microbatches]."""
     backward_ns: I64
-    """int64 [microbatches]."""
-    feeds: tuple[tuple[int, ...], ...]
-    """For each microbatch the nodes that need this node's output, and give back its gradient."""
+    """int64 [n, microbatches]."""
+    edges: I64
+    """int64 [e, 3]: in this microbatch the target needs the source's output and gives its gradient back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +62,23 @@ class Timeline:
     """Result of a simulation."""
 
     makespan_ns: int
-    start_ns: tuple[I64, ...]
-    """For each node int64 [2 * microbatches]: start of each operation, in the order of its list."""
-    busy_ns: tuple[int, ...]
-    """For each node the time in which it computes."""
+    start_ns: I64
+    """int64 [n, 2 * microbatches]: start of each operation of each node, in the order of its list."""
+    busy_ns: I64
+    """int64 [n]: time in which each node computes."""
 
     @property
     def bubble_ppm(self) -> int:
         """Share of node time that is idle, in millionths."""
         total = self.makespan_ns * len(self.busy_ns)
-        return 0 if total == 0 else (total - sum(self.busy_ns)) * 1_000_000 // total
+        return 0 if total == 0 else (total - int(self.busy_ns.sum())) * 1_000_000 // total
 
 
 class PipelineDeadlockError(RuntimeError):
     """Operation lists that wait for each other."""
 
 
-def simulate(nodes: Sequence[Node], num_stages: int, num_microbatches: int) -> Timeline:
+def simulate(pipeline: Pipeline) -> Timeline:
     """Run the 1F1B lists of all nodes: an operation starts when the node is free and its inputs are there.
 
     A forward needs the forwards of the nodes that feed it; a backward needs its own forward and the backwards of the
@@ -88,27 +89,25 @@ def simulate(nodes: Sequence[Node], num_stages: int, num_microbatches: int) -> T
     """
     from dataserver.planning.kernels.pipeline import run_lists
 
-    if not nodes or not num_microbatches:
-        return Timeline(0, tuple(np.zeros(0, np.int64) for _ in nodes), (0,) * len(nodes))
-    lists = [stage_operations(stage, num_stages, num_microbatches) for stage in range(num_stages)]
-    kinds = np.array([[op.kind is OperationKind.BACKWARD for op in ops] for ops in lists], np.int64)
-    microbatches = np.array([[op.microbatch for op in ops] for ops in lists], np.int64)
-    stages = [n.stage for n in nodes]
-    durations = np.array([[n.forward_ns for n in nodes], [n.backward_ns for n in nodes]], np.int64)
-    edges = [(n, m, target) for n, node in enumerate(nodes) for m, fed in enumerate(node.feeds) for target in fed]
-    source, microbatch, target = np.array(edges, np.int64).reshape(-1, 3).T
-    sources = _grouped(target * num_microbatches + microbatch, source, len(nodes) * num_microbatches)
-    targets = _grouped(source * num_microbatches + microbatch, target, len(nodes) * num_microbatches)
-    starts = run_lists(kinds[stages], microbatches[stages], durations, *sources, *targets)
-    stuck = np.flatnonzero((starts < 0).any(axis=1))
+    num_nodes, num_microbatches = pipeline.forward_ns.shape
+    durations = np.stack([pipeline.forward_ns, pipeline.backward_ns])
+    busy = durations.sum(axis=(0, 2))
+    if not num_nodes or not num_microbatches:
+        return Timeline(0, np.zeros((num_nodes, 0), np.int64), busy)
+    lists = [stage_operations(stage, pipeline.num_stages, num_microbatches) for stage in range(pipeline.num_stages)]
+    kinds = np.array([[op.kind is OperationKind.BACKWARD for op in ops] for ops in lists], np.int64)[pipeline.stage]
+    microbatches = np.array([[op.microbatch for op in ops] for ops in lists], np.int64)[pipeline.stage]
+    microbatch, source, target = pipeline.edges.T
+    sources = _grouped(target * num_microbatches + microbatch, source, num_nodes * num_microbatches)
+    targets = _grouped(source * num_microbatches + microbatch, target, num_nodes * num_microbatches)
+    start = run_lists(kinds, microbatches, durations, *sources, *targets)
+    stuck = np.flatnonzero((start < 0).any(axis=1))
     if len(stuck):
         raise PipelineDeadlockError(
             f"nodes {stuck[:8].tolist()} wait for each other; a plan must not route against the waves"
         )
-    busy = durations.sum(axis=(0, 2))
-    final = np.array([durations[kinds[s, -1], n, microbatches[s, -1]] for n, s in enumerate(stages)], np.int64)
-    makespan = int((starts[:, -1] + final).max())
-    return Timeline(makespan, tuple(starts), tuple(int(b) for b in busy))
+    final = durations[kinds[:, -1], np.arange(num_nodes), microbatches[:, -1]]
+    return Timeline(int((start[:, -1] + final).max()), start, busy)
 
 
 def _grouped(cell: I64, node: I64, num_cells: int) -> tuple[I64, I64]:

@@ -2,21 +2,28 @@
 
 import queue
 import threading
+from typing import NamedTuple
 
-import numpy as np
 from hypothesis import given, settings
 from planning.builders import steps
 
 from dataserver.planning.expectation import timeline
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind
-from dataserver.planning.pipeline import Node, OperationKind, stage_operations
+from dataserver.planning.pipeline import OperationKind, stage_operations
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import StepSamples
 from dataserver.planning.views import view_plan
 
 Channel = tuple[int, int, OperationKind]
+
+
+class Node(NamedTuple):
+    """A node, with the nodes that it feeds in each microbatch."""
+
+    stage: int
+    feeds: tuple[tuple[int, ...], ...]
 
 
 def joined_nodes(job: Job, plan: StepPlan) -> tuple[list[Node], int]:
@@ -34,9 +41,7 @@ def joined_nodes(job: Job, plan: StepPlan) -> tuple[list[Node], int]:
             for routing in view_plan(job.spec, plan, name, rank, wave).routings if last else ():
                 if routing.source_module == name:
                     feeds[wave] |= {names.index((routing.target_module, 0, r)) for r in routing.target_rank.tolist()}
-        zeros = np.zeros(plan.num_microbatches, np.int64)
-        fed = tuple(tuple(sorted(f)) for f in feeds)
-        nodes.append(Node(stages.index((name, stage)), zeros, zeros, fed))
+        nodes.append(Node(stages.index((name, stage)), tuple(tuple(sorted(f)) for f in feeds)))
     return nodes, len(stages)
 
 

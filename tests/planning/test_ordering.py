@@ -1,10 +1,9 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from planning.test_pipeline import chain
+from planning.test_pipeline import chain, run
 
 from dataserver.planning.ordering import disttrain_order
-from dataserver.planning.pipeline import simulate
 
 STAGES, MICROBATCHES = 4, 16
 
@@ -40,7 +39,7 @@ def makespan(encoder: list[int], order: list[int]) -> int:
     first = [encoder[m] for m in order]
     forward = [first] + [[1000] * MICROBATCHES] * (STAGES - 1)
     backward = [[2 * t for t in stage] for stage in forward]
-    return simulate(*chain(forward, backward)).makespan_ns
+    return run(*chain(forward, backward)).makespan_ns
 
 
 def test_on_average_faster_than_random_order() -> None:
