@@ -1,5 +1,6 @@
 """`dataserver serve`."""
 
+import logging
 import signal
 import socket
 import threading
@@ -15,6 +16,8 @@ from dataserver.preprocessing import silence_pillow_warnings
 from dataserver.serving.catalog import Catalog
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer
+
+_log = logging.getLogger(__name__)
 
 _ENDED: Final = 0
 """Stands where the number of a signal does, when the server has ended."""
@@ -75,9 +78,12 @@ def serve(
     )
     silence_pillow_warnings()
     settings = load_config(config, flags)
-    server = DataServer(settings, Catalog.open(settings))
+    catalog = Catalog.open(settings)
+    server = DataServer(settings, catalog)
     with _signals() as (numbers, wake):
         print(f"listening on {server.start()}", flush=True)
+        for name, opened in catalog.datasets.items():
+            _log.info("dataset %s: %d shards, fingerprint %s", name, len(opened.shards), opened.fingerprint)
         threading.Thread(target=_when_ended, args=(server, wake), name="ended").start()
         for count, _ in enumerate(iter(numbers, _ENDED)):
             if count == 0:

@@ -22,12 +22,12 @@ def with_retries(action: Callable[[], Result], stop: threading.Event) -> Result:
     """Do what reads storage, again after a while where that fails; `stop` ends the waiting.
 
     Raises:
-        ShardReadError: every attempt failed, or there was one when `stop` was set.
+        ShardReadError, OSError: every attempt failed, or one did when `stop` was set.
     """
     for attempt in range(READ_ATTEMPTS - 1):
         try:
             return action()
-        except ShardReadError:
+        except (ShardReadError, OSError):
             if stop.wait(READ_BACKOFF_S * 2**attempt):
                 raise
     return action()

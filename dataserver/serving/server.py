@@ -43,7 +43,8 @@ class DataServer:
         self._lock = threading.Lock()
         self._drainer: threading.Thread | None = None
         self._ended = threading.Event()
-        self._grpc = grpc.server(ThreadPoolExecutor(config.max_streams + UNARY_THREADS, "rpc"), options=_OPTIONS)
+        self._handlers = ThreadPoolExecutor(config.max_streams + UNARY_THREADS, "rpc")
+        self._grpc = grpc.server(self._handlers, options=_OPTIONS)
         self._grpc.add_generic_rpc_handlers(
             (
                 service_handler(_DATA, DataService(catalog, self._streams, config)),
@@ -103,6 +104,7 @@ class DataServer:
         self._streams.wait_until_idle(grace_s)
         self._grpc.stop(STOP_GRACE_S).wait()
         self._streams.close()
+        self._handlers.shutdown(wait=False)
         self._ended.set()
 
     def _bind(self, host: str, port: int) -> int:

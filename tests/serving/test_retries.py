@@ -1,0 +1,47 @@
+import threading
+
+import pytest
+
+from dataserver.dataset.errors import ShardReadError
+from dataserver.serving.assembly import READ_ATTEMPTS, with_retries
+
+
+class Storage:
+    """Fails a given number of times."""
+
+    def __init__(self, failures: int, error: Exception) -> None:
+        self.failures, self.error, self.reads = failures, error, 0
+
+    def read(self) -> str:
+        self.reads += 1
+        if self.reads <= self.failures:
+            raise self.error
+        return "data"
+
+
+@pytest.mark.parametrize("error", [ShardReadError("gone"), OSError(5, "gone")])
+def test_storage_that_recovers_is_read(error: Exception) -> None:
+    storage = Storage(READ_ATTEMPTS - 1, error)
+    assert with_retries(storage.read, threading.Event()) == "data"
+
+
+def test_storage_that_does_not_recover_is_given_up() -> None:
+    storage = Storage(99, ShardReadError("gone"))
+    with pytest.raises(ShardReadError):
+        with_retries(storage.read, threading.Event())
+    assert storage.reads == READ_ATTEMPTS
+
+
+def test_a_stream_that_ended_does_not_try_again() -> None:
+    storage, stop = Storage(99, ShardReadError("gone")), threading.Event()
+    stop.set()
+    with pytest.raises(ShardReadError):
+        with_retries(storage.read, stop)
+    assert storage.reads == 1
+
+
+def test_other_errors_are_not_repeated() -> None:
+    storage = Storage(99, KeyError("defect"))
+    with pytest.raises(KeyError):
+        with_retries(storage.read, threading.Event())
+    assert storage.reads == 1
