@@ -85,15 +85,16 @@ class DataClient:
             ValueError: an address, the job, the module, the rank or the step is wrong.
             ClientError: no server could be reached, or they refuse the job.
         """
-        self.fleet = Fleet(addresses, key=_spread_key(job, module, rank), timeouts=timeouts)
+        source = load_job_data(job)
+        self.fleet = Fleet(addresses, key=_spread_key(source, module, rank), timeouts=timeouts)
         self._reader: MicrobatchReader | None = None
         self._finished_wait_s = 0.0
         self._closed = False
         self._prefetch_bytes = prefetch_bytes
         self._max_microbatch_bytes = max_microbatch_bytes
-        self._buffers: Buffers = PinnedBuffers() if pin_memory else BufferPool(prefetch_bytes)
+        self._buffers: Buffers = TorchBuffers(pin_memory=True) if pin_memory else BufferPool(prefetch_bytes)
         try:
-            self.job = resolve_job(job, self.fleet)
+            self.job = resolve_job(source, self.fleet)
             self._view = _view_request(self.job, module, rank, tensors, compress)
             self.num_steps = self.fleet.register(self.job)
             self._cursor = self._start_at(start_step)
@@ -135,7 +136,7 @@ class DataClient:
             )
         microbatch = next(self._reader)
         self._cursor = self._reader.cursor
-        return _as_torch(microbatch)
+        return as_torch(microbatch)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs: {"version", "stream_id", "step", "stream"}, plain values, about a kilobyte.
@@ -246,24 +247,39 @@ class DataClient:
             self._reader = None
 
 
-class PinnedBuffers:
-    """Page-locked memory from torch's caching allocator, which recycles it when copies to the GPU have finished."""
+class TorchBuffers:
+    """Memory from torch's own allocators; page-locked memory is recycled there, after the copies from it have ended."""
+
+    def __init__(self, *, pin_memory: bool) -> None:
+        """Choose the memory.
+
+        Raises:
+            ValueError: page-locked memory is asked for where no GPU is.
+        """
+        if pin_memory and not torch.cuda.is_available():
+            raise ValueError("pin_memory is set, but torch finds no GPU here: leave it out, or install torch with CUDA")
+        self._pin_memory = pin_memory
 
     def take(self, nbytes: int) -> Bytes:
-        """Uint8 [nbytes] whose base is the torch tensor that owns the memory."""
-        array: Bytes = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        """Uint8 [nbytes] over the memory of a torch tensor, which `_tensor` finds again."""
+        memory = torch.empty(max(nbytes, 1), dtype=torch.uint8, pin_memory=self._pin_memory)
+        array: Bytes = memory.numpy()[:nbytes]
         return array
 
 
-def _as_torch(microbatch: Microbatch[Array]) -> Batch:
+def as_torch(microbatch: Microbatch[Array]) -> Batch:
+    """The same microbatch with torch tensors over the same memory."""
     return microbatch.with_tensors(
         {name: _tensor(array, name in microbatch.bfloat16) for name, array in microbatch.tensors.items()}
     )
 
 
 def _tensor(array: Array, bfloat16: bool) -> torch.Tensor:
-    """A tensor over an array's memory. Over pinned memory it is a view of the torch tensor that owns it, for only so
-    does torch's allocator know of asynchronous copies from it."""
+    """A tensor over an array's memory.
+
+    Over the memory of a torch tensor it is a view of that tensor: only then does torch's allocator of page-locked
+    memory learn of asynchronous copies that are still reading when the last reference dies.
+    """
     owner = array.base.base if isinstance(array.base, np.ndarray) else None
     if isinstance(owner, torch.Tensor):
         start = array.ctypes.data - owner.data_ptr()
@@ -285,10 +301,9 @@ def _view_request(job: Job, module: str, rank: int, tensors: Sequence[str] | Non
     return ViewRequest(module, rank, tuple(tensors or ()), compress)
 
 
-def _spread_key(job: JobSource, module: str, rank: int) -> str:
+def _spread_key(job: Job | dict[str, Any], module: str, rank: int) -> str:
     """What the first server is chosen by: the job as given, and who asks."""
-    data = load_job_data(job)
-    text = data.job_id if isinstance(data, Job) else json.dumps(data, sort_keys=True, default=str)
+    text = job.job_id if isinstance(job, Job) else json.dumps(job, sort_keys=True, default=str)
     return f"{hashlib.sha256(text.encode()).hexdigest()}/{module}/{rank}"
 
 

@@ -13,11 +13,13 @@ from client.fake_server import FINGERPRINT, NUM_STEPS, TOKENIZER, FakeServer, ar
 
 from dataserver.planning.identity import JobSpecError, canonical_json, parse_job
 from dataserver.planning.jobspec import JobSpec
-from trainclient.client import DataClient
+from trainclient.client import DataClient, TorchBuffers, as_torch
 from trainclient.stream.endpoint import Timeouts
 from trainclient.stream.errors import ClosedError, FleetError, StateError
 from trainclient.stream.fleet import Fleet
+from trainclient.stream.follower import ViewRequest
 from trainclient.stream.jobs import JobSource, resolve_job
+from trainclient.stream.reader import MicrobatchReader
 
 Serve = Callable[..., FakeServer]
 ALL = [(step, m) for step in range(NUM_STEPS) for m in range(num_microbatches(step))]
@@ -126,8 +128,9 @@ def test_wrong_module_rank_tensors_and_step(connect) -> None:
             connect(start_step=step)
 
 
+@pytest.mark.timeout(20)
 def test_wrong_address_is_one_error(quick: Timeouts) -> None:
-    with pytest.raises(FleetError, match="no server could be reached for 2 s; check the addresses"):
+    with pytest.raises(FleetError, match="no server could be reached for 3 s; check the addresses"):
         DataClient("127.0.0.1:1", job_data(), "llm", 0, timeouts=quick)
 
 
@@ -243,3 +246,27 @@ def test_a_closed_client_says_so(connect) -> None:
 def test_ids_are_those_of_the_planner(connect) -> None:
     client = connect()
     assert client.job == parse_job(JobSpec.model_dump(client.job.spec, mode="json", exclude_none=True))
+
+
+def test_memory_of_torch_stays_memory_of_torch(connect) -> None:
+    client = connect()
+    view = ViewRequest("llm", 0, compress=True)
+    buffers = TorchBuffers(pin_memory=False)
+    with MicrobatchReader(client.fleet, client.job, view, num_steps=NUM_STEPS, buffers=buffers) as reader:
+        for microbatch in reader:
+            batch = as_torch(microbatch)
+            storages = {t.untyped_storage().data_ptr() for t in batch.tensors.values()}
+            assert len(storages) == 1  # every tensor is a view of the one that owns the memory
+            expected = arrays_of(client.job.job_id, "llm", 0, batch.step, batch.microbatch)
+            for name in ("patches", "labels"):
+                np.testing.assert_array_equal(batch.tensors[name].numpy(), expected[name])
+            assert batch.tensors["half"].dtype is torch.bfloat16
+            assert batch.tensors["empty"].shape == (0, 2)
+
+
+def test_pinned_memory(connect) -> None:
+    if torch.cuda.is_available():
+        assert next(connect(pin_memory=True)).tensors["patches"].is_pinned()
+    else:
+        with pytest.raises(ValueError, match="torch finds no GPU here"):
+            connect(pin_memory=True)

@@ -1,7 +1,6 @@
 """Addresses, the first contact, and what no other server would mend."""
 
 import socket
-import time
 from collections.abc import Callable
 from concurrent import futures
 
@@ -45,18 +44,18 @@ def test_wrong_timeouts() -> None:
         Timeouts(stall=0)
 
 
+@pytest.mark.timeout(20)
 def test_no_server_there_is_one_error_within_seconds(quick: Timeouts) -> None:
     fleet = Fleet("127.0.0.1:1,nosuchhost.invalid:5", timeouts=quick)
-    begin = time.monotonic()
     with pytest.raises(FleetError) as raised:
         fleet.register(resolve_job(job_data(), fleet))
-    assert time.monotonic() - begin < 10
     assert raised.value.failures.keys() == {"127.0.0.1:1", "nosuchhost.invalid:5"}
-    assert "no server could be reached for 2 s" in str(raised.value)
-    assert "127.0.0.1:1: server 127.0.0.1:1 answered UNAVAILABLE" in str(raised.value)
+    assert "no server could be reached for 3 s" in str(raised.value)
+    assert "127.0.0.1:1: answered UNAVAILABLE" in str(raised.value)
     assert "refused" in str(raised.value)
 
 
+@pytest.mark.timeout(20)
 def test_a_server_that_says_nothing(quick: Timeouts) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         fleet = Fleet(f"127.0.0.1:{silent.getsockname()[1]}", timeouts=quick)
@@ -141,3 +140,23 @@ def test_unknown_job_without_a_specification_to_bring_gives_up(serve: Serve, qui
     with pytest.raises(FleetError, match="JOB_UNKNOWN"):
         fleet.call(lambda stub: stub.GetPlan, GetPlanRequest(job_id="f" * 64))
     fleet.close()
+
+
+@pytest.mark.parametrize("details", [b"\xff\xff", b"\x08\x05", b""])
+def test_details_that_cannot_be_read_leave_the_code(quick: Timeouts, details: bytes) -> None:
+    def answer(_: bytes, context: grpc.ServicerContext) -> bytes:
+        context.set_trailing_metadata([("grpc-status-details-bin", details)])
+        context.abort(grpc.StatusCode.PERMISSION_DENIED, "go away")
+
+    handler = grpc.method_handlers_generic_handler(
+        "disttrain.v1.DataService", {"GetServerInfo": grpc.unary_unary_rpc_method_handler(answer)}
+    )
+    other = grpc.server(futures.ThreadPoolExecutor(1), handlers=[handler])
+    port = other.add_insecure_port("127.0.0.1:0")
+    other.start()
+    fleet = Fleet(f"127.0.0.1:{port}", timeouts=quick)
+    with pytest.raises(DataServiceError, match="answered PERMISSION_DENIED: go away") as raised:
+        resolve_job(job_data(), fleet)
+    assert raised.value.reason == ""
+    fleet.close()
+    other.stop(0)

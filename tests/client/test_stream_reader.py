@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -143,11 +142,11 @@ def test_all_servers_stall(serve: Serve, quick: Timeouts) -> None:
 
 def test_a_slow_caller_is_no_stall(serve: Serve) -> None:
     server = serve()
-    impatient = Timeouts(stall=0.3)
-    with Opened([server.address], impatient, prefetch_bytes=1) as opened:
+    with Opened([server.address], Timeouts(stall=1.0), prefetch_bytes=1) as opened:
         found = []
         for microbatch in opened.reader:
-            threading.Event().wait(0.4)
+            if len(found) in (0, 4):
+                threading.Event().wait(1.2)
             found.append((microbatch.step, microbatch.microbatch))
         assert found == ALL
     assert len(server.requests) == 1
@@ -211,16 +210,26 @@ def test_another_plan_from_the_next_step_on_is_not_seen_here(serve: Serve, quick
         assert opened.read_all() == ALL  # modules compare hashes with each other before they exchange embeddings
 
 
-def test_prefetch_is_bounded_in_bytes(serve: Serve, quick: Timeouts) -> None:
-    with Opened([serve().address], quick, prefetch_bytes=1) as opened:
-        sizes = [next(opened.reader).nbytes]
-        deadline = threading.Event()
-        for _ in range(20):
-            deadline.wait(0.02)
-            assert opened.reader._handoff.ready_bytes <= 588 * 300
-        assert len(opened.reader._handoff._ready) == 1
-        sizes += [m.nbytes for m in opened.reader]
-        assert len(sizes) == len(ALL)
+def test_prefetch_is_bounded_in_bytes(serve: Serve) -> None:
+    server = serve()
+    for limit, room in ((1, 1), (1 << 30, len(ALL) - 1)):
+        with Opened([server.address], Timeouts(), prefetch_bytes=limit) as opened:
+            sizes = [next(opened.reader).nbytes]
+            most = settled(lambda: opened.reader._handoff.ready_bytes)
+            sizes += [m.nbytes for m in opened.reader]
+        assert most == sum(sizes[1 : 1 + room])
+
+
+def settled(read: Callable[[], int]) -> int:
+    """A number that is above zero and does not change any more."""
+    pause = threading.Event()
+    before, equal = read(), 0
+    while equal < 10:
+        pause.wait(0.05)
+        now = read()
+        equal = equal + 1 if now == before and now > 0 else 0
+        before = now
+    return before
 
 
 def test_buffers_are_recycled_and_held_microbatches_stay(serve: Serve, quick: Timeouts) -> None:
@@ -270,9 +279,8 @@ def test_closing_ends_a_pause_between_tries(serve: Serve) -> None:
     server = serve(streams=["cut:0"] * 100)
     with Opened([server.address], Timeouts()) as opened:
         threading.Event().wait(1.0)  # by now pauses are longer than a moment
-        begin = time.monotonic()
         opened.reader.close()
-        assert time.monotonic() - begin < 5
+        assert not receiving_threads()
 
 
 def test_a_forgotten_reader_ends_its_thread(serve: Serve, quick: Timeouts) -> None:

@@ -1,14 +1,17 @@
 """What can go wrong between a trainer and its servers, each kind as a type of its own."""
 
+import logging
 from collections.abc import Mapping
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 DOMAIN = "disttrain"
 JOB_UNKNOWN = "JOB_UNKNOWN"
 
+_log = logging.getLogger(__name__)
 _TRANSIENT = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -86,7 +89,7 @@ class FleetError(ClientError):
     """Every server was tried for as long as allowed."""
 
     def __init__(self, summary: str, failures: Mapping[str, str]) -> None:
-        listed = "; ".join(f"{address}: {text}" for address, text in failures.items())
+        listed = "; ".join(f"{a}: {text.removeprefix(f'server {a}').lstrip(': ')}" for a, text in failures.items())
         super().__init__(f"{summary}: {listed}")
         self.failures = dict(failures)
         """What went wrong last at each address."""
@@ -126,10 +129,10 @@ def _error_info(call: grpc.Call) -> error_details_pb2.ErrorInfo | None:
     """The ErrorInfo of our domain in a status, or None where there is none that can be read."""
     try:
         status = rpc_status.from_call(call)
-    except ValueError:  # the details contradict the status itself: go by the status
-        return None
-    for detail in status.details if status is not None else ():
-        info = error_details_pb2.ErrorInfo()
-        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == DOMAIN:
-            return info
+        for detail in status.details if status is not None else ():
+            info = error_details_pb2.ErrorInfo()
+            if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == DOMAIN:
+                return info
+    except (ValueError, DecodeError) as error:
+        _log.warning("the details of a status cannot be read, going by its code: %s", error)
     return None

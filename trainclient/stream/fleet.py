@@ -218,7 +218,10 @@ class Rotation:
         now = time.monotonic()
         if not self._failures:
             self._failing_since = now
-        self._failures[self.endpoint.address] = str(error)
+        address, text = self.endpoint.address, str(error)
+        if self._failures.get(address) != text:  # once, however often it is tried
+            _log.warning("%s; going to the next server", text)
+        self._failures[address] = text
         if self._fleet.reached:
             limit, since = self._fleet.timeouts.give_up, self._failing_since
         else:
@@ -226,7 +229,6 @@ class Rotation:
         left = since + limit - now
         if left <= 0 and len(self._failures) == len(self._fleet.endpoints):
             raise self._given_up(limit) from None
-        _log.warning("%s; going to the next server", error)
         self._move()
         rounds, rest = divmod(self._moves, len(self._fleet.endpoints))
         if rest == 0:
