@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from trainclient.training.config import TrainConfig
-from trainclient.training.rank import prepare
+from trainclient.training.rank import check, prepare
 
 LOOPBACK = "127.0.0.1"
 MONITOR_INTERVAL_S = 0.2
@@ -26,9 +27,11 @@ def launch(config: TrainConfig, arguments: Sequence[str]) -> int:
     Job, servers and models are checked here first, so that what is wrong with them is said once.
 
     Returns:
-        0 if training ended in order, also after a signal; otherwise an exit code of the process that failed first.
+        0 if training ended in order; 128 + the signal's number after one; otherwise the exit code of the process that
+        failed first.
     """
-    _, layout = prepare(config)
+    job, layout = prepare(config)
+    check(config, job)
     # Worker processes talk over loopback only: host names of a laptop or container often do not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
@@ -48,9 +51,11 @@ def launch(config: TrainConfig, arguments: Sequence[str]) -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         _log.debug("the processes failed", exc_info=error)
-        sys.stderr.write(f"trainclient: training failed; process {rank} ended first, with code {failure.exitcode}\n")
-        return failure.exitcode if failure.exitcode > 0 else 1
-    except SignalException as signal:
-        sys.stderr.write(f"trainclient: stopped by {signal.sigval.name}\n")
-        return 128 + signal.sigval
+        if failure.exitcode > 0:  # the process has said why
+            return failure.exitcode
+        sys.stderr.write(f"trainclient: rank {rank} was killed by {signal.Signals(-failure.exitcode).name}\n")
+        return 1
+    except SignalException as stopped:
+        sys.stderr.write(f"trainclient: stopped by {stopped.sigval.name}\n")
+        return 128 + stopped.sigval
     return 0

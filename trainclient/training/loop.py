@@ -3,6 +3,8 @@
 import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind
@@ -37,6 +39,24 @@ class TrainingError(RuntimeError):
     """Training cannot go on. All processes raise it in the same step with the same message."""
 
 
+def continue_from(path: Path, client: DataClient, sizes: dict[str, Any]) -> TrainerState:
+    """Set a client to where a checkpoint ended.
+
+    Args:
+        path: the checkpoint.
+        client: of any view of the job.
+        sizes: of every module (`ModelConfigs.describe_all`).
+
+    Raises:
+        StateError: the checkpoint belongs to another stream.
+        CheckpointError: it belongs to other models, or cannot be read.
+    """
+    state = read_state(path)
+    client.load_state_dict(state.cursor)
+    state.require_modules(sizes, path)
+    return state
+
+
 class Trainer:
     """One process of a run: its module, its optimizer, and its part of every step."""
 
@@ -50,7 +70,7 @@ class Trainer:
         self._optimizer = Optimizer(self._module, config.optimizer)
         self._role = build_role(job.spec, layout, groups, self._module, weights)
         self._executor = build_executor(layout, groups, self._role)
-        self._sizes = {m.name: configs.describe(m) for m in job.spec.execution.modules}
+        self._sizes = configs.describe_all(job.spec)
         self._images = self._invalid_images = 0
         self._lap_start = time.perf_counter()
         self._checkpoints: Checkpoints | None = None
@@ -63,18 +83,11 @@ class Trainer:
         return self._role.tensors
 
     def resume(self, client: DataClient) -> None:
-        """Continue from the newest checkpoint, if there is one.
-
-        Raises:
-            StateError: it belongs to another stream.
-            CheckpointError: it belongs to other models, or cannot be read.
-        """
+        """Continue from the newest checkpoint, if there is one; errors as in `continue_from`."""
         path = self._checkpoints.latest() if self._checkpoints is not None else None
         if path is None or self._checkpoints is None:
             return
-        state = read_state(path)
-        client.load_state_dict(state.cursor)
-        state.require_modules(self._sizes, path)
+        state = continue_from(path, client, self._sizes)
         self._checkpoints.load(path, self._optimizer.tensors(self._groups.place.module.name))
         self._optimizer.publish()
         self._images, self._invalid_images = state.images, state.invalid_images

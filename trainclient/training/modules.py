@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from dataserver.planning.jobspec import JobSpec, ModuleKind, ModuleSpec
+from dataserver.planning.jobspec import JobSpec, ModuleKind
 from trainclient.models.backbone import BackboneConfig, BackboneStage, stage_layers
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
@@ -48,14 +48,14 @@ class ModelConfigs:
             ),
         )
 
-    def describe(self, module: ModuleSpec) -> dict[str, Any]:
-        """The sizes of a module as plain values: what a checkpoint must agree with."""
+    def describe_all(self, spec: JobSpec) -> dict[str, Any]:
+        """The sizes of every module of a job as plain values: what a checkpoint must agree with."""
         by_kind: dict[ModuleKind, EncoderConfig | BackboneConfig | GeneratorConfig] = {
             ModuleKind.ENCODER: self.encoder,
             ModuleKind.BACKBONE: self.backbone,
             ModuleKind.GENERATOR: self.generator,
         }
-        return {"kind": str(module.kind), **asdict(by_kind[module.kind])}
+        return {m.name: {"kind": str(m.kind), **asdict(by_kind[m.kind])} for m in spec.execution.modules}
 
 
 def build_module(configs: ModelConfigs, place: Place, config: TrainConfig, device: torch.device) -> nn.Module:

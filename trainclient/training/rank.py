@@ -16,8 +16,9 @@ from trainclient.parallel.groups import Groups, process_groups
 from trainclient.parallel.layout import Layout
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.jobs import resolve_job
+from trainclient.training.checkpoint import complete_checkpoints
 from trainclient.training.config import ConfigError, Device, TrainConfig
-from trainclient.training.loop import Trainer
+from trainclient.training.loop import Trainer, continue_from
 from trainclient.training.metrics import MetricsWriter
 from trainclient.training.modules import ModelConfigs
 from trainclient.training.signals import StopSignals
@@ -48,7 +49,7 @@ class Process:
 
 
 def prepare(config: TrainConfig) -> tuple[Job, Layout]:
-    """The job, known to a server, and its layout: all that can be wrong before processes start.
+    """The job and its layout.
 
     Raises:
         ValueError: something is wrong with the configuration or the job.
@@ -58,12 +59,23 @@ def prepare(config: TrainConfig) -> tuple[Job, Layout]:
     fleet = Fleet(servers)
     try:
         job = resolve_job(job_file, fleet)
-        fleet.register(job)
     finally:
         fleet.close()
-    layout = Layout.of(job.spec)
-    ModelConfigs.of(config, job.spec)
-    return job, layout
+    return job, Layout.of(job.spec)
+
+
+def check(config: TrainConfig, job: Job) -> None:
+    """Find out in one process what would be wrong in all of them: the servers' view of the job, models, checkpoint.
+
+    Raises:
+        ValueError: something is wrong with the job, the models or the checkpoint.
+        ClientError: the servers refuse the job.
+    """
+    sizes = ModelConfigs.of(config, job.spec).describe_all(job.spec)
+    found = complete_checkpoints(config.checkpoint.directory) if config.checkpoint.directory is not None else []
+    with DataClient(config.servers, job, job.spec.execution.backbone.name, 0) as client:
+        if found:
+            continue_from(found[-1], client, sizes)
 
 
 def run_rank(config: TrainConfig, process: Process, stop: StopSignals) -> None:

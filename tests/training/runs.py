@@ -1,0 +1,83 @@
+"""`trainclient train` as its users start it, over a real server."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from parallel.runtime_cases import Degrees, job_data
+
+TIMEOUT_S = 150
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run reads and writes."""
+
+    servers: str
+    folder: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def command(self, degrees: Degrees, *options: str, stream: dict[str, Any] | None = None) -> list[str]:
+        """The command line of a run in float64 that saves every step."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        job = self.folder / "job.yaml"
+        data = job_data(degrees, **(stream or {}))
+        data["execution"]["end"] = {"steps": 1000}
+        job.write_text(yaml.safe_dump(data))
+        common = ["--job", str(job), "--servers", self.servers, "--metrics", str(self.folder / "metrics.jsonl")]
+        common += ["--dtype", "float64", "--optimizer.lr", "0.01", "--threads", "1"]
+        common += ["--checkpoint.directory", str(self.checkpoints), "--checkpoint.every", "1"]
+        return [sys.executable, "-m", "trainclient", "train", *common, *options]
+
+    def start(self, command: Sequence[str]) -> subprocess.Popen[str]:
+        """Start a run."""
+        environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+
+    def train(self, degrees: Degrees, *options: str, stream: dict[str, Any] | None = None) -> tuple[int, str]:
+        """Run to the end; exit code and stderr."""
+        process = self.start(self.command(degrees, *options, stream=stream))
+        try:
+            _, errors = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            kill_tree(process)
+        return process.returncode, errors
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All steps, in the order in which they were run."""
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The processes of a run besides the launcher: one for each rank, in order."""
+    return sorted(psutil.Process(process.pid).children(recursive=True), key=lambda p: int(p.environ()["RANK"]))
+
+
+def kill_tree(process: subprocess.Popen[str]) -> None:
+    """Leave nothing behind, whatever happened."""
+    if process.poll() is None:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+    process.wait()
+
+
+def read_until(process: subprocess.Popen[str], beginning: str) -> None:
+    """Wait for a line on stderr."""
+    assert process.stderr is not None
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if line.startswith(beginning):
+            return
+    raise AssertionError("".join(seen))

@@ -1,0 +1,130 @@
+"""Whole runs: resuming, losing a process, stopping, refusals."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from parallel.conftest import Fleet
+from parallel.runtime_cases import Degrees
+from training.runs import TIMEOUT_S, Run, descendants, kill_tree, read_until
+
+FIRST = Degrees(1, 1, 2, 1)
+SECOND = Degrees(2, 2, 1, 1)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def assert_same_steps(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """The same samples step by step, and losses that differ by rounding only."""
+    assert [m["step"] for m in found] == [m["step"] for m in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in ("samples", "sample_digest", "images"):
+            assert ours[name] == theirs[name]
+        for name in ("text_loss", "image_loss", "grad_norm"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-9), (name, ours["step"])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Metrics of the first steps of a run that nothing happens to."""
+    run = Run(fleet.address, tmp_path_factory.mktemp("undisturbed"))
+    code, errors = run.train(FIRST, "--steps", "5")
+    assert code == 0, errors
+    assert len(run.metrics()) == 5
+    return run.metrics()
+
+
+def test_resume_after_every_step_in_either_layout(
+    fleet: Fleet, tmp_path: Path, undisturbed: list[dict[str, Any]]
+) -> None:
+    run = Run(fleet.address, tmp_path)
+    for end, degrees in ((1, FIRST), (2, FIRST), (3, SECOND), (4, SECOND), (5, FIRST)):
+        code, errors = run.train(degrees, "--steps", str(end))
+        assert code == 0, errors
+    assert_same_steps(run.metrics(), undisturbed)
+    kept = sorted(path.name for path in run.checkpoints.iterdir())
+    assert kept == [f"step-{step:08d}" for step in (3, 4, 5)]
+
+
+def test_killed_process_ends_the_run_and_it_resumes(
+    fleet: Fleet, tmp_path: Path, undisturbed: list[dict[str, Any]]
+) -> None:
+    run = Run(fleet.address, tmp_path)
+    process = run.start(run.command(SECOND))
+    try:
+        read_until(process, "step 2/")
+        ranks = descendants(process)
+        assert len(ranks) == SECOND.world_size
+        ranks[3].kill()
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 1
+        assert "trainclient: rank 3 was killed by SIGKILL" in errors.splitlines()
+        psutil.wait_procs(ranks, timeout=TIMEOUT_S)
+        assert not any(rank.is_running() for rank in ranks)
+    finally:
+        kill_tree(process)
+    done = len(run.metrics())
+    code, errors = run.train(FIRST, "--steps", str(done + 1))
+    assert code == 0, errors
+    steps = [m["step"] for m in run.metrics()]
+    assert steps[-1] == done
+    assert set(steps) == set(range(done + 1))
+    by_step = {m["step"]: m for m in run.metrics()}
+    assert_same_steps([by_step[step] for step in range(min(done + 1, 5))], undisturbed[: done + 1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_saves_and_ends(fleet: Fleet, tmp_path: Path, number: signal.Signals) -> None:
+    run = Run(fleet.address, tmp_path)
+    process = run.start(run.command(Degrees(1, 1, 1, 1), "--checkpoint.every", "1000"))
+    try:
+        read_until(process, "step 1/")
+        ranks = descendants(process)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 128 + number, errors
+        assert not any(rank.is_running() for rank in ranks)
+    finally:
+        kill_tree(process)
+    assert "Traceback" not in errors
+    assert errors.strip().splitlines()[-1] == f"trainclient: stopped by {number.name}"
+    (saved,) = run.checkpoints.iterdir()
+    assert saved.name == f"step-{len(run.metrics()):08d}"
+
+
+def test_lost_launcher_ends_the_processes(fleet: Fleet, tmp_path: Path) -> None:
+    run = Run(fleet.address, tmp_path)
+    process = run.start(run.command(Degrees(1, 1, 1, 1)))
+    try:
+        read_until(process, "step 1/")
+        ranks = descendants(process)
+        process.kill()
+        gone, alive = psutil.wait_procs(ranks, timeout=TIMEOUT_S)
+        assert len(gone) == 3
+        assert not alive
+    finally:
+        kill_tree(process)
+
+
+def test_refusals(fleet: Fleet, tmp_path: Path) -> None:
+    """Another stream, other models, too many bad images: one line each, and nothing is trained."""
+    degrees = Degrees(1, 1, 1, 1)
+    run = Run(fleet.address, tmp_path)
+    assert run.train(degrees, "--steps", "1")[0] == 0
+    code, errors = run.train(degrees, "--steps", "2", stream={"seed": 8})
+    assert code == 2
+    assert len(errors.splitlines()) == 1
+    assert "seed: 8 here, 7 there" in errors
+    code, errors = run.train(degrees, "--steps", "2", "--encoder.layers", "3")
+    assert code == 2
+    assert len(errors.splitlines()) == 1
+    assert "vit.layers: 3 here, 2 there" in errors
+    assert len(run.metrics()) == 1
+    broken = Run(fleet.address, tmp_path / "broken")
+    code, errors = broken.train(degrees, "--max-invalid-ratio", "0", stream={"dataset": "understanding"})
+    assert code == 1
+    assert len(errors.splitlines()) == 1
+    assert "1 of 23 images up to step 0 could not be decoded" in errors
+    assert not (broken.folder / "metrics.jsonl").read_text()
