@@ -1,11 +1,14 @@
 """Law 7: the trainer's queues are bounded, and no plan blocks on them."""
 
 import queue
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import numpy as np
 from hypothesis import given, settings
 from planning.builders import steps
+from planning.test_pipeline import Node as TimedNode
+from planning.test_pipeline import run
 
 from dataserver.planning.expectation import timeline
 from dataserver.planning.identity import Job
@@ -45,45 +48,68 @@ def joined_nodes(job: Job, plan: StepPlan) -> tuple[list[Node], int]:
     return nodes, len(stages)
 
 
-def run_node(number: int, nodes: list[Node], num_stages: int, queues: dict[Channel, queue.Queue[int]]) -> int:
-    """Run one node's list: take from every channel of the wave, then give to every channel of the wave."""
+def run_node(
+    number: int, nodes: list[Node], num_stages: int, queues: dict[Channel, queue.Queue[int]], patience_s: float
+) -> int:
+    """Run one node's list: take from every channel of the wave, then give to every channel of the wave.
+
+    Returns the operations done until the list ends, or a channel stays empty or full.
+    """
     feeds = nodes[number].feeds
-    waves = len(feeds)
-    sources = [[m for m, node in enumerate(nodes) if number in node.feeds[w]] for w in range(waves)]
-    done = 0
-    for operation in stage_operations(nodes[number].stage, num_stages, waves):
+    sources = [[m for m, node in enumerate(nodes) if number in node.feeds[w]] for w in range(len(feeds))]
+    operations = stage_operations(nodes[number].stage, num_stages, len(feeds))
+    for done, operation in enumerate(operations):
         forward, wave = operation.kind is OperationKind.FORWARD, operation.microbatch
         gives, takes = (feeds[wave], sources[wave]) if forward else (sources[wave], feeds[wave])
-        for other in takes:
-            assert queues[other, number, operation.kind].get(timeout=20) == wave
-        for other in gives:
-            queues[number, other, operation.kind].put(wave, timeout=20)
-        done += 1
-    return done
+        try:
+            received = [queues[other, number, operation.kind].get(timeout=patience_s) for other in takes]
+            for other in gives:
+                queues[number, other, operation.kind].put(wave, timeout=patience_s)
+        except (queue.Empty, queue.Full):
+            return done
+        if received != [wave] * len(takes):
+            return done
+    return len(operations)
 
 
-@settings(max_examples=40, deadline=None)
+def run_all(nodes: list[Node], num_stages: int, patience_s: float) -> list[int]:
+    """One thread for each node, room for one message between any two in each direction; operations done by each."""
+    pairs = {(n, m) for n, node in enumerate(nodes) for fed in node.feeds for m in fed}
+    queues: dict[Channel, queue.Queue[int]] = {}
+    for source, target in pairs:
+        queues[source, target, OperationKind.FORWARD] = queue.Queue(maxsize=1)
+        queues[target, source, OperationKind.BACKWARD] = queue.Queue(maxsize=1)
+    with ThreadPoolExecutor(max_workers=len(nodes)) as pool:
+        futures = [pool.submit(run_node, n, nodes, num_stages, queues, patience_s) for n in range(len(nodes))]
+        return [future.result() for future in futures]
+
+
+@settings(max_examples=40)
 @given(steps())
 def test_every_plan_finishes_on_bounded_queues(step: tuple[Job, StepSamples]) -> None:
-    """Law 7: one thread for each node, and room for a single message between any two. A deadlock would time out."""
+    """A deadlock would leave nodes short of the end of their lists."""
     job, samples = step
     plan = plan_step(job, 0, samples)
     nodes, num_stages = joined_nodes(job, plan)
-    channels = {(n, m, k) for n, node in enumerate(nodes) for fed in node.feeds for m in fed for k in OperationKind}
-    queues: dict[Channel, queue.Queue[int]] = {
-        ((n, m, k) if k is OperationKind.FORWARD else (m, n, k)): queue.Queue(maxsize=1) for n, m, k in channels
-    }
-    finished = [0] * len(nodes)
+    assert run_all(nodes, num_stages, patience_s=20) == [2 * plan.num_microbatches] * len(nodes)
 
-    def run(number: int) -> None:
-        finished[number] = run_node(number, nodes, num_stages, queues)
 
-    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(nodes))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-    assert finished == [2 * plan.num_microbatches] * len(nodes)
-    assert all(q.empty() for q in queues.values())
-    # The simulator joins the same nodes in the same way.
-    assert timeline(job.spec, plan).num_stages == num_stages
+def test_the_run_notices_a_deadlock() -> None:
+    # The last stage's list in front: it waits for a gradient that the other gives back only after one more forward.
+    nodes = [Node(1, ((1,), (1,))), Node(0, ((), ()))]
+    assert run_all(nodes, 2, patience_s=0.2) != [4, 4]
+
+
+@settings(max_examples=60)
+@given(steps())
+def test_the_simulator_joins_the_nodes_as_the_views_do(step: tuple[Job, StepSamples]) -> None:
+    job, samples = step
+    plan = plan_step(job, 0, samples)
+    nodes, num_stages = joined_nodes(job, plan)
+    simulated = timeline(job.spec, plan)
+    times = [(s.forward[r], s.backward[r]) for s in simulated.stages for r in range(s.module.dp)]
+    timed = [TimedNode(n.stage, *t, n.feeds) for n, t in zip(nodes, times, strict=True)]
+    expected = run(timed, num_stages, plan.num_microbatches)
+    assert simulated.num_stages == num_stages
+    assert simulated.makespan_ns == expected.makespan_ns
+    assert np.array_equal(simulated.timeline.start_ns, expected.start_ns)

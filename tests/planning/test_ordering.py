@@ -29,6 +29,16 @@ def test_equal_microbatches_keep_their_ties_in_order() -> None:
     assert disttrain_order(same, same) == [0, 3, 4, 5, 1, 2]
 
 
+def test_intervals_are_filled_by_the_closest_fit() -> None:
+    # Two stages, the second takes 10 forward and 10 backward. Smallest first: 3 (1), next smallest last: 0 (2).
+    # While microbatch 3 is on stage 1 (20), the closest is 4 (19). While 4 is (20, less its backward 9 here: 11), the
+    # closest is 1 (12). While 1 is (20 - 5 = 15), the closest is 5 (14), and 2 (7) remains.
+    first = np.array([2, 12, 7, 1, 19, 14])
+    backward = np.array([1, 5, 3, 0, 9, 7])
+    second = np.array([10] * 6)
+    assert disttrain_order([first, second], [backward, second]) == [3, 4, 1, 5, 2, 0]
+
+
 def lognormal(words: np.ndarray, mean: int) -> list[int]:
     """Encoder times of a log-normal with coefficient of variation 1 (sigma^2 = ln 2), scaled to the mean."""
     times = np.exp(words * np.sqrt(np.log(2)))

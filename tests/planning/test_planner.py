@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from planning.builders import make_job, make_samples, steps
 
+from dataserver.planning.costs import forward_ns
 from dataserver.planning.expectation import imbalance, module_loads, timeline
 from dataserver.planning.identity import Job
-from dataserver.planning.jobspec import ModuleKind
+from dataserver.planning.jobspec import BalancePolicy, ModuleKind
 from dataserver.planning.plan import Routing, StepPlan
 from dataserver.planning.planner import explain, plan_step
 from dataserver.planning.samples import StepSamples, Task
@@ -147,6 +148,25 @@ def test_routings_are_bijections_of_rows(step: tuple[Job, StepSamples]) -> None:
 
 def _rows(job: Job, plan: StepPlan, image: int, into: bool) -> int:
     return int(plan.samples.patches[image]) // 4 if into else job.stream.generation.query_tokens
+
+
+@settings(max_examples=80, deadline=None)
+@given(steps())
+def test_images_of_each_wave_are_spread_evenly(step: tuple[Job, StepSamples]) -> None:
+    """Greedy: no rank is above the mean of its wave by more than its last, so by more than the largest image."""
+    job, plan = planned(step)
+    if job.spec.execution.policies.balance is not BalancePolicy.LPT:
+        return
+    for module in job.spec.execution.modules:
+        if module.kind is ModuleKind.BACKBONE:
+            continue
+        arrangement = plan.arrangement(module.name)
+        times = forward_ns(module.cost, plan.samples.patches[arrangement.item])
+        loads = np.zeros((module.dp, plan.num_microbatches), np.int64)
+        np.add.at(loads, (arrangement.rank, arrangement.microbatch), times)
+        for wave in range(plan.num_microbatches):
+            largest = times[arrangement.microbatch == wave].max(initial=0)
+            assert loads[:, wave].max() * module.dp <= loads[:, wave].sum() + (module.dp - 1) * largest
 
 
 @settings(max_examples=80, deadline=None)
