@@ -1,73 +1,57 @@
-"""The open streams: each prepares microbatches ahead of its consumer, within memory that all of them share.
-
-A stream never waits for another one's memory: it owns room for one microbatch, and what lies in the shared budget only
-lets it work further ahead. A microbatch leaves memory when its last chunk was handed to gRPC, and that is when the
-stream looks for further work: a consumer that does not read stops its stream.
-"""
+"""The open streams of a server: their number, what they share, and the end of them all."""
 
 import threading
-from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from disttrain.v1 import errors_pb2
-from disttrain.v1.data_service_pb2 import EndOfStream
 
-from dataserver.serving.assembly import Assembly, with_retries
 from dataserver.serving.config import ServerConfig
-from dataserver.serving.errors import DataServiceError, service_error
+from dataserver.serving.errors import DataServiceError
 from dataserver.serving.memory import BufferPool, ByteBudget
-from dataserver.serving.source import Layout, ViewSource
-from dataserver.serving.wire import end_of_stream
+from dataserver.serving.source import ViewSource
+from dataserver.serving.stream import MicrobatchStream, Shared
 
-MAX_AHEAD: Final = 8
-"""Microbatches that a stream prepares ahead, however small they are: plans are kept for a few steps only."""
 PREPARE_THREADS: Final = 4
-"""Threads that plan and tokenize; decoding has its own, so that a new stream's plan need not wait for images."""
 
 
 class Streams:
-    """All open streams, and what they share: threads, memory, the limit of their number and the end of them all."""
+    """All open streams."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self.max_streams = config.max_streams
-        self.stream_bytes = config.stream_bytes
-        self.budget = ByteBudget(config.prefetch_bytes)
-        self.buffers = BufferPool(config.prefetch_bytes + config.stream_bytes)
-        self.decoding = ThreadPoolExecutor(config.decode_threads, "decode")
-        self.preparing = ThreadPoolExecutor(PREPARE_THREADS, "prepare")
+        self.shared = Shared(
+            stream_bytes=config.stream_bytes,
+            budget=ByteBudget(config.prefetch_bytes),
+            buffers=BufferPool(config.prefetch_bytes + config.stream_bytes),
+            preparing=ThreadPoolExecutor(PREPARE_THREADS, "prepare"),
+            decoding=ThreadPoolExecutor(config.decode_threads, "decode"),
+            draining=threading.Event(),
+        )
+        self._max_streams = config.max_streams
         self._changed = threading.Condition()
         self._open: set[MicrobatchStream] = set()
-        self._draining = False
 
     @property
     def draining(self) -> bool:
         """Whether streams are to end."""
-        return self._draining
+        return self.shared.draining.is_set()
 
-    @property
-    def num_open(self) -> int:
-        """Streams open at present."""
-        with self._changed:
-            return len(self._open)
-
-    def open(self, source: ViewSource, step: int, microbatch: int) -> "MicrobatchStream":
+    def open(self, source: ViewSource, step: int, microbatch: int) -> MicrobatchStream:
         """Open a stream that starts at (step, microbatch), and let it begin to prepare.
 
         Raises:
             DataServiceError: DRAINING or TOO_MANY_STREAMS, at once.
         """
         with self._changed:
-            if self._draining:
+            if self.draining:
                 raise DataServiceError(errors_pb2.ERROR_REASON_DRAINING, "this server is draining; go to another one")
-            if len(self._open) >= self.max_streams:
+            if len(self._open) >= self._max_streams:
                 raise DataServiceError(
                     errors_pb2.ERROR_REASON_TOO_MANY_STREAMS,
-                    f"this server has {self.max_streams} streams open, as many as it may; go to another one, or raise "
+                    f"this server has {self._max_streams} streams open, as many as it may; go to another one, or raise "
                     "max_streams",
                 )
-            stream = MicrobatchStream(self, source, step, microbatch)
+            stream = MicrobatchStream(self.shared, source, step, microbatch, self._forget)
             self._open.add(stream)
         stream.start()
         return stream
@@ -75,7 +59,7 @@ class Streams:
     def drain(self) -> int:
         """Let every stream end after the microbatch in hand, and refuse new ones; the number that were open."""
         with self._changed:
-            self._draining = True
+            self.shared.draining.set()
             streams = tuple(self._open)
         for stream in streams:
             stream.wake()
@@ -96,204 +80,10 @@ class Streams:
     def close(self) -> None:
         """Close all streams and end the threads."""
         self.cut()
-        self.preparing.shutdown(cancel_futures=True)
-        self.decoding.shutdown(cancel_futures=True)
+        self.shared.preparing.shutdown(cancel_futures=True)
+        self.shared.decoding.shutdown(cancel_futures=True)
 
-    def closed(self, stream: "MicrobatchStream") -> None:
-        """Take note that a stream was closed."""
+    def _forget(self, stream: MicrobatchStream) -> None:
         with self._changed:
             self._open.discard(stream)
             self._changed.notify_all()
-
-
-class MicrobatchStream:
-    """One open stream: an iterator of messages for one consumer, and the work ahead of it."""
-
-    def __init__(self, shared: Streams, source: ViewSource, step: int, microbatch: int) -> None:
-        self._shared = shared
-        self._source = source
-        self._account = shared.budget.open()
-        self._condition = threading.Condition()
-        self._stop = threading.Event()
-        self._position = (step, microbatch)
-        """First microbatch that the consumer was not given."""
-        self._cursor = (step, microbatch)
-        """Next microbatch to prepare."""
-        self._pending: Layout | None = None
-        """Layout of that microbatch, where it waits for memory."""
-        self._queue: deque[Assembly] = deque()
-        self._settled: set[Assembly] = set()
-        self._own_room: Assembly | None = None
-        """The assembly in this stream's own room; the others are in the shared budget."""
-        self._preparing = False
-        self._exhausted = False
-        self._failure: DataServiceError | None = None
-        self._closed = False
-
-    def start(self) -> None:
-        """Begin to prepare."""
-        self._prepare_more()
-
-    def messages(self) -> Iterator[bytes]:
-        """The messages of the stream in order; ends early, without a last message, when the stream is closed.
-
-        Raises:
-            DataServiceError: the next microbatch cannot be made.
-        """
-        try:
-            while (assembly := self._take()) is not None:
-                try:
-                    if assembly.error is not None:
-                        raise service_error(assembly.error)
-                    if assembly.encoded is not None:
-                        yield from assembly.encoded.messages()
-                finally:
-                    self._release(assembly)
-                self._prepare_more()
-            if not self._closed:
-                yield self._end()
-        finally:
-            self.close()
-
-    def wake(self) -> None:
-        """Look again whether the server drains."""
-        with self._condition:
-            self._condition.notify_all()
-
-    def close(self) -> None:
-        """Give up what is prepared and being prepared. May be called from any thread, and again."""
-        with self._condition:
-            if self._closed:
-                return
-            self._closed = True
-            abandoned = tuple(self._queue)
-            made = [a for a in abandoned if a in self._settled]
-            self._queue.clear()
-            self._condition.notify_all()
-        self._stop.set()
-        for assembly in abandoned:
-            assembly.cancel()
-        for assembly in made:
-            self._release(assembly)
-        self._account.close()
-        self._shared.closed(self)
-
-    def _take(self) -> Assembly | None:
-        """The next microbatch when it is settled; None at the end of the stream."""
-        with self._condition:
-            self._condition.wait_for(self._has_news)
-            if self._closed or self._shared.draining:
-                return None
-            if not self._queue:
-                if self._failure is not None:
-                    raise self._failure
-                return None
-            assembly = self._queue.popleft()
-            self._position = _following(assembly.layout)
-            return assembly
-
-    def _has_news(self) -> bool:
-        if self._closed or self._shared.draining:
-            return True
-        return self._queue[0] in self._settled if self._queue else self._exhausted
-
-    def _end(self) -> bytes:
-        at_end = self._position == (self._source.num_steps, 0)
-        reason = EndOfStream.REASON_END_OF_JOB if at_end else EndOfStream.REASON_DRAINING
-        return end_of_stream(reason, *self._position)
-
-    def _prepare_more(self) -> None:
-        with self._condition:
-            if self._preparing or self._closed or self._exhausted or len(self._queue) >= MAX_AHEAD:
-                return
-            self._preparing = True
-            self._shared.preparing.submit(self._prepare_next)
-
-    def _prepare_next(self) -> None:
-        """Begin the next microbatch, if there is memory for it, in one of the preparing threads."""
-        try:
-            layout = self._next_layout()
-        except Exception as error:
-            self._exhaust(service_error(error))
-            return
-        if layout is None:
-            self._exhaust(None)
-            return
-        with self._condition:
-            assembly = self._admit(layout)
-            if assembly is None:
-                self._preparing = False
-                return
-        assembly.start(self._source, self._shared.decoding)
-        with self._condition:
-            self._preparing = False
-        self._prepare_more()
-
-    def _exhaust(self, failure: DataServiceError | None) -> None:
-        with self._condition:
-            self._exhausted, self._failure, self._preparing = True, failure, False
-            self._condition.notify_all()
-
-    def _next_layout(self) -> Layout | None:
-        if self._pending is not None:
-            return self._pending
-        step, microbatch = self._cursor
-        if step >= self._source.num_steps:
-            return None
-        plan = with_retries(lambda: self._source.plan(step), self._stop)
-        if microbatch >= plan.num_microbatches:
-            raise DataServiceError(
-                errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
-                f"microbatch {microbatch} of step {step} was asked for; the step has {plan.num_microbatches}",
-            )
-        layout = self._source.lay_out(plan, microbatch)
-        if layout.num_bytes > self._shared.stream_bytes:
-            raise DataServiceError(
-                errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
-                f"microbatch {microbatch} of step {step} has {layout.num_bytes} bytes for module "
-                f"{self._source.module}; a stream of this server may take {self._shared.stream_bytes}: lower "
-                "execution.microbatch or sizing.max_patches, or raise the server's stream_bytes",
-            )
-        return layout
-
-    def _admit(self, layout: Layout) -> Assembly | None:
-        """An assembly in the queue, with memory; None if there is none left or the stream was closed."""
-        self._pending = layout
-        if self._closed:
-            return None
-        buffer = self._shared.buffers.take(layout.num_bytes)
-        assembly = Assembly(layout, buffer, self._settle)
-        if self._own_room is None:
-            self._own_room = assembly
-        elif not self._account.take(buffer.nbytes):
-            self._shared.buffers.give(buffer)
-            return None
-        self._pending = None
-        self._cursor = _following(layout)
-        self._queue.append(assembly)
-        return assembly
-
-    def _settle(self, assembly: Assembly) -> None:
-        with self._condition:
-            self._settled.add(assembly)
-            abandoned = self._closed
-            self._condition.notify_all()
-        if abandoned:
-            self._release(assembly)
-
-    def _release(self, assembly: Assembly) -> None:
-        """Give the memory of a settled assembly back, once."""
-        with self._condition:
-            if assembly not in self._settled:
-                return
-            self._settled.discard(assembly)
-            if self._own_room is assembly:
-                self._own_room = None
-            else:
-                self._account.give(assembly.buffer.nbytes)
-        self._shared.buffers.give(assembly.buffer)
-
-
-def _following(layout: Layout) -> tuple[int, int]:
-    step, after = layout.plan.step, layout.view.microbatch + 1
-    return (step, after) if after < layout.plan.num_microbatches else (step + 1, 0)

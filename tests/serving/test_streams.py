@@ -231,9 +231,9 @@ def test_a_microbatch_over_the_limit_is_an_error_that_says_so(photographs: Path)
 
 def rest(server: Running) -> None:
     """Wait until the server has nothing left to do for its open streams, through the pools' own queues."""
-    streams = server.server.streams
+    shared = server.server.streams.shared
     for _ in range(50):
-        for pool in (streams.preparing, streams.decoding):
+        for pool in (shared.preparing, shared.decoding):
             barrier = threading.Barrier(pool._max_workers)
             for future in [pool.submit(barrier.wait, TIMEOUT_S) for _ in range(pool._max_workers)]:
                 future.result(TIMEOUT_S)
@@ -248,14 +248,14 @@ def test_a_consumer_that_does_not_read_holds_its_room_and_the_budget_at_most(pho
         rest(server)
         (opened,) = server.server.streams._open
         held = sum(assembly.buffer.nbytes for assembly in opened._queue)
-        assert server.server.streams.budget.used <= budget
+        assert server.server.streams.shared.budget.used <= budget
         assert held <= budget + 16 * MIB
         assert opened._position == (0, 1), "nothing was sent that was not asked for"
         assert (len(opened._queue) > 0) == (budget > 0)
         stream.cancel()
         assert server.server.streams.wait_until_idle(TIMEOUT_S)
         rest(server)
-        assert server.server.streams.budget.used == 0
+        assert server.server.streams.shared.budget.used == 0
 
 
 def test_streams_do_not_wait_for_each_others_memory(photographs: Path) -> None:
@@ -296,8 +296,8 @@ def test_a_consumer_that_leaves_frees_budget_streams_and_threads(photographs: Pa
             stream.cancel()
         assert server.server.streams.wait_until_idle(TIMEOUT_S)
         rest(server)
-        assert server.server.streams.budget.used == 0
-        pools = server.server.streams.decoding._max_workers + server.server.streams.preparing._max_workers
+        assert server.server.streams.shared.budget.used == 0
+        pools = server.server.streams.shared.decoding._max_workers + server.server.streams.shared.preparing._max_workers
         assert threading.active_count() <= before + pools + 5
 
 
