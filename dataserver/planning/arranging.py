@@ -1,84 +1,61 @@
 """Arrangements of a step's samples and images, and the routings between them."""
 
+import heapq
+
 import numpy as np
 
-from dataserver.planning.balancing import in_runs, longest_first
-from dataserver.planning.costs import forward_ns
-from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec, Stream
-from dataserver.planning.packing import number_by_first
+from dataserver.planning.jobspec import ModuleSpec, Stream
+from dataserver.planning.placing import Placement
 from dataserver.planning.plan import Arrangement, Routing
 from dataserver.planning.samples import I64, Bool, StepSamples, Task
 
-TASK_OF = {ModuleKind.ENCODER: Task.UNDERSTANDING, ModuleKind.GENERATOR: Task.GENERATION}
-"""The task whose images a module handles."""
 
-
-def spread(policy: BalancePolicy, loads: I64, num_bins: int, capacity: int | None = None) -> I64:
-    """The bin of each item by the policy. int64 [n]."""
-    if policy is BalancePolicy.NONE:
-        return in_runs(len(loads), num_bins)
-    return longest_first(loads, num_bins, capacity)
-
-
-def place_sequences(
-    policy: BalancePolicy, loads: I64, dp: int, num_microbatches: int, microbatch: int
-) -> tuple[I64, I64, I64]:
-    """Rank, microbatch and slot of each sequence, int64 [s] each.
-
-    Ranks hold equal counts, empty slots counted. The microbatches of a rank stand in the canonical order of their first
-    sequences: balancing leaves them sorted by load, which is a bad order for a pipeline.
-    """
-    rank = spread(policy, loads, dp, num_microbatches * microbatch)
-    wave, slot = np.zeros_like(rank), np.zeros_like(rank)
-    for r in range(dp):
-        mine = np.flatnonzero(rank == r)
-        wave[mine] = number_by_first(spread(policy, loads[mine], num_microbatches, microbatch))
-        for w in range(num_microbatches):
-            here = mine[wave[mine] == w]
-            slot[here] = np.arange(len(here))
-    return rank, wave, slot
-
-
-def arrange_samples(
-    module: ModuleSpec, samples: StepSamples, sequence: I64, rank: I64, wave: I64, slot: I64
-) -> Arrangement:
-    """The backbone's arrangement.
-
-    Args:
-        module: the backbone.
-        samples: the step's samples.
-        sequence: int64 [n], the sequence of each sample.
-        rank: int64 [s], where each sequence is.
-        wave: int64 [s].
-        slot: int64 [s].
-    """
-    ranks, waves, slots = rank[sequence], wave[sequence], slot[sequence]
+def arrange_samples(module: ModuleSpec, samples: StepSamples, sequence: I64, placement: Placement) -> Arrangement:
+    """The backbone's arrangement, `sequence` int64 [n] being the sequence of each sample."""
+    ranks, waves, slots = placement.rank[sequence], placement.wave[sequence], placement.slot[sequence]
     order = np.lexsort((np.arange(len(sequence)), slots, waves, ranks))
     return _arrangement(module.name, order, ranks[order], waves[order], slots[order], samples.tokens[order])
 
 
-def arrange_images(
-    policy: BalancePolicy, module: ModuleSpec, images: I64, sizes: I64, rows: I64, wave: I64, num_microbatches: int
-) -> Arrangement:
-    """Spread the images of each wave over the ranks of an encoder or generator.
+def arrange_images(module: ModuleSpec, images: I64, rank: I64, wave: I64, rows: I64) -> Arrangement:
+    """The arrangement of an encoder or generator.
 
     Args:
-        policy: how.
         module: the encoder or generator.
         images: int64 [k], the images it handles, in backbone order.
-        sizes: int64 [k], patches of each.
-        rows: int64 [k], rows of its output (embeddings) or input (conditions).
+        rank: int64 [k], the rank of the module that gets each.
         wave: int64 [k], the wave of each.
-        num_microbatches: waves of the step.
+        rows: int64 [k], rows of its output (embeddings) or input (conditions).
     """
-    rank = np.zeros(len(images), np.int64)
-    loads = forward_ns(module.cost, sizes)
-    for w in range(num_microbatches):
-        here = np.flatnonzero(wave == w)
-        rank[here] = spread(policy, loads[here], module.dp)
     order = np.lexsort((np.arange(len(images)), wave, rank))
     position = _within_groups(rank[order], wave[order], np.ones(len(order), np.int64))
     return _arrangement(module.name, images[order], rank[order], wave[order], position, rows[order])
+
+
+def spread_images(module: ModuleSpec, loads: I64, backbone_rank: I64, wave: I64, dp: int, islands: int) -> I64:
+    """The rank of each image: wave by wave, longest first, to the rank of its island that would finish it first.
+
+    Finish times run on from wave to wave, so that the largest image of every wave does not always meet the same rank.
+
+    Args:
+        module: the encoder or generator.
+        loads: int64 [k], nanoseconds of each image.
+        backbone_rank: int64 [k], where each image's sample is.
+        wave: int64 [k].
+        dp: backbone ranks.
+        islands: independent groups of ranks; it divides both degrees.
+    """
+    width = module.dp // islands
+    island = backbone_rank * islands // dp
+    rank = island * width
+    if width == 1:
+        return rank
+    finish = [[(0, r) for r in range(i * width, (i + 1) * width)] for i in range(islands)]
+    for image in np.lexsort((np.arange(len(loads)), -loads, wave)).tolist():
+        time, chosen = finish[island[image]][0]
+        rank[image] = chosen
+        heapq.heapreplace(finish[island[image]], (time + int(loads[image]), chosen))
+    return rank
 
 
 def _arrangement(name: str, item: I64, rank: I64, wave: I64, slot: I64, rows: I64) -> Arrangement:

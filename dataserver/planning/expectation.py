@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataserver.planning.arranging import TASK_OF, images_in_order
 from dataserver.planning.costs import backward_ns, forward_ns
 from dataserver.planning.jobspec import Cost, Execution, JobSpec, ModuleKind, ModuleSpec
 from dataserver.planning.pipeline import Pipeline, Timeline, simulate
@@ -82,26 +81,6 @@ def _edges(modules: list[ModuleSpec], plan: StepPlan) -> I64:
         )
         found.append(np.unique(edges, axis=0))
     return np.concatenate(found)
-
-
-def own_times(spec: JobSpec, plan: StepPlan) -> list[StageTimes]:
-    """For each stage of the joined pipeline the times that each backbone microbatch's own samples cause there.
-
-    int64 [backbone dp, microbatches]. The images of a wave are spread over all ranks of an encoder or generator, so a
-    backbone rank's own images count there in proportion to the two degrees.
-    """
-    backbone = spec.execution.backbone
-    arrangement = plan.arrangement(backbone.name)
-    stages = []
-    for module in pipeline_modules(spec.execution):
-        if module.kind is ModuleKind.BACKBONE:
-            times = _times(plan, module)
-        else:
-            image, rank, wave = images_in_order(plan.samples, arrangement, TASK_OF[module.kind])
-            own = _sums(module.cost, plan.samples.patches[image], rank, wave, (backbone.dp, plan.num_microbatches))
-            times = own * backbone.dp // module.dp
-        stages += [_stage_times(module, times)] * module.pp
-    return stages
 
 
 def pipeline_modules(execution: Execution) -> list[ModuleSpec]:

@@ -266,6 +266,9 @@ class OrderPolicy(StrEnum):
 
     DISTTRAIN = "disttrain"
     """DistTrain, Algorithm 2, kept only where the simulator finds the step faster than in the order before it."""
+    SEARCH = "search"
+    """Bounded search over assignment, composition and order of all microbatches together, scored by the simulator and
+    started from the best of the others."""
     NONE = "none"
     """As they come: the baseline."""
 
@@ -275,7 +278,7 @@ class Policies(_Model):
 
     balance: BalancePolicy = BalancePolicy.LPT
     """Spread over data-parallel ranks, in every module."""
-    order: OrderPolicy = OrderPolicy.DISTTRAIN
+    order: OrderPolicy = OrderPolicy.SEARCH
     """Order of microbatches within a backbone rank."""
 
 

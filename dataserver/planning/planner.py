@@ -2,20 +2,27 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from dataserver.planning import arranging
-from dataserver.planning.arranging import TASK_OF
 from dataserver.planning.costs import forward_ns
-from dataserver.planning.expectation import PlannedTimeline, module_loads, own_times, timeline
+from dataserver.planning.expectation import PlannedTimeline, module_loads, timeline
 from dataserver.planning.identity import Job, identify
 from dataserver.planning.jobspec import BalancePolicy, Execution, ModuleKind, OrderPolicy, Policies
-from dataserver.planning.ordering import disttrain_order
 from dataserver.planning.packing import best_fit_decreasing, one_per_sequence
+from dataserver.planning.placing import (
+    TASK_OF,
+    Placement,
+    PlacementProblem,
+    balanced,
+    in_disttrain_order,
+    placement_problem,
+    searched,
+    stratified,
+)
 from dataserver.planning.plan import Arrangement, Routing, StepPlan, plan_hash
 from dataserver.planning.samples import I64, StepSamples, Task
 
-_BASELINE = Policies(balance=BalancePolicy.NONE, order=OrderPolicy.NONE)
+BASELINE = Policies(balance=BalancePolicy.NONE, order=OrderPolicy.NONE)
+"""Canonical order, an image in the encoder and generator rank that stands beside its backbone rank."""
 
 
 def plan_step(job: Job, step: int, samples: StepSamples) -> StepPlan:
@@ -42,46 +49,51 @@ class _Planner:
         stream, samples, execution = self._job.stream, self._samples, self._execution
         packed = stream.packing.enabled
         sequence = best_fit_decreasing(samples.tokens, stream.seq_len) if packed else one_per_sequence(samples.tokens)
-        loads = self._sequence_loads(sequence)
-        slots = execution.backbone.dp * execution.microbatch
-        waves = -(-max(stream.global_batch, len(loads)) // slots)
-        candidates = []
-        for policy in dict.fromkeys((self._policies.balance, BalancePolicy.NONE)):
-            rank, wave, slot = arranging.place_sequences(
-                policy, loads, execution.backbone.dp, waves, execution.microbatch
-            )
-            candidates.append(self._assemble(waves, sequence, rank, wave, slot))
+        num_sequences = int(sequence.max(initial=-1)) + 1
+        waves = -(-max(stream.global_batch, num_sequences) // (execution.backbone.dp * execution.microbatch))
+        problem = placement_problem(execution, samples, sequence, num_sequences, waves)
+        unplanned = self._policies == BASELINE
+        groups = (1,) if unplanned or problem.islands == 1 else (problem.islands, 1)
+        plans: list[tuple[int, Placement, StepPlan]] = []
+
+        def consider(placement: Placement) -> None:
+            for islands in groups:
+                plan = self._assemble(problem, sequence, placement, islands)
+                plans.append((timeline(self._job.spec, plan).makespan_ns, placement, plan))
+
+        seeds = [balanced(problem, p) for p in dict.fromkeys((self._policies.balance, BalancePolicy.NONE))]
+        if self._policies.order is OrderPolicy.SEARCH:
+            seeds.append(stratified(problem))
+        for seed in seeds:
+            consider(seed)
             if self._policies.order is not OrderPolicy.NONE:
-                wave = self._ordered(candidates[-1], rank, wave)
-                candidates.append(self._assemble(waves, sequence, rank, wave, slot))
-        if len(candidates) == 1:
-            return candidates[0]
-        return min(candidates, key=lambda plan: timeline(self._job.spec, plan).makespan_ns)
+                consider(in_disttrain_order(problem, seed))
+        if self._policies.order is OrderPolicy.SEARCH:
+            _, best, _ = min(plans, key=lambda found: found[0])
+            consider(searched(problem, best, self._step, stream.seed))
+        return min(plans, key=lambda found: found[0])[2]
 
-    def _sequence_loads(self, sequence: I64) -> I64:
-        times = forward_ns(self._execution.backbone.cost, self._samples.tokens)
-        loads = np.zeros(int(sequence.max(initial=-1)) + 1, np.int64)
-        np.add.at(loads, sequence, times)
-        return loads
-
-    def _assemble(self, waves: int, sequence: I64, rank: I64, wave: I64, slot: I64) -> StepPlan:
+    def _assemble(self, problem: PlacementProblem, sequence: I64, placement: Placement, islands: int) -> StepPlan:
         job, samples, execution = self._job, self._samples, self._execution
-        backbone = arranging.arrange_samples(execution.backbone, samples, sequence, rank, wave, slot)
+        backbone = arranging.arrange_samples(execution.backbone, samples, sequence, placement)
         arrangements, routings = {backbone.module: backbone}, []
         for module in execution.modules:
             if module.kind is ModuleKind.BACKBONE:
                 continue
             task = TASK_OF[module.kind]
-            images, image_rank, image_wave = arranging.images_in_order(samples, backbone, task)
+            images, image_rank, wave = arranging.images_in_order(samples, backbone, task)
             rows = arranging.image_rows(job.stream, samples, images, task)
-            patches = samples.patches[images]
-            arrangement = arranging.arrange_images(
-                self._policies.balance, module, images, patches, rows, image_wave, waves
-            )
+            if self._policies.balance is BalancePolicy.NONE:
+                rank = image_rank * module.dp // execution.backbone.dp
+            else:
+                loads = forward_ns(module.cost, samples.patches[images])
+                rank = arranging.spread_images(module, loads, image_rank, wave, execution.backbone.dp, islands)
+            arrangement = arranging.arrange_images(module, images, rank, wave, rows)
             arrangements[module.name] = arrangement
             into = module.kind is ModuleKind.ENCODER
-            routings.append(arranging.route(backbone, arrangement, images, image_rank, image_wave, rows, into))
-        return self._finish(waves, tuple(arrangements[m.name] for m in execution.modules), tuple(routings))
+            routings.append(arranging.route(backbone, arrangement, images, image_rank, wave, rows, into))
+        ordered = tuple(arrangements[m.name] for m in execution.modules)
+        return self._finish(problem.num_waves, ordered, tuple(routings))
 
     def _finish(self, waves: int, arrangements: tuple[Arrangement, ...], routings: tuple[Routing, ...]) -> StepPlan:
         job, samples = self._job, self._samples
@@ -100,18 +112,6 @@ class _Planner:
             hash=plan_hash(job.job_id, self._step, samples, waves, arrangements, routings),
         )
 
-    def _ordered(self, plan: StepPlan, rank: I64, wave: I64) -> I64:
-        """The wave of each sequence after ordering the microbatches of each rank."""
-        stages = own_times(self._job.spec, plan)
-        new_wave = np.empty_like(wave)
-        for r in range(self._execution.backbone.dp):
-            order = disttrain_order([s.forward[r] for s in stages], [s.backward[r] for s in stages])
-            position = np.empty(len(order), np.int64)
-            position[order] = np.arange(len(order))
-            mine = rank == r
-            new_wave[mine] = position[wave[mine]]
-        return new_wave
-
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
@@ -126,7 +126,7 @@ class PlanSummary:
 
 def explain(job: Job, plan: StepPlan) -> PlanSummary:
     """What a plan gains over the baseline, as the simulator sees it."""
-    execution = job.spec.execution.model_copy(update={"policies": _BASELINE})
+    execution = job.spec.execution.model_copy(update={"policies": BASELINE})
     baseline_job = identify(job.spec.model_copy(update={"execution": execution}))
     baseline = plan_step(baseline_job, plan.step, plan.samples)
     return PlanSummary(

@@ -42,6 +42,8 @@ class Operator(IntEnum):
     """Noise added to a target image."""
     DIFFUSION_TIME = 5
     """Diffusion time of a target image."""
+    PLAN_SEARCH = 6
+    """Trials of the planner's search; the `sample` word is the step."""
 
 
 def dataset_key(name: str) -> int:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from planning.builders import make_job, make_samples, steps
 
 from dataserver.planning.costs import forward_ns
-from dataserver.planning.expectation import imbalance, module_loads, timeline
+from dataserver.planning.expectation import timeline
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind
 from dataserver.planning.plan import Routing, StepPlan
@@ -223,8 +223,6 @@ def test_policies_make_a_skewed_step_faster_and_never_slower() -> None:
         assert summary.after.makespan_ns <= summary.before.makespan_ns
         assert sum(summary.loads_after["llm"].tolist()) == sum(summary.loads_before["llm"].tolist())
         gains.append(summary.before.makespan_ns - summary.after.makespan_ns)
-        loads = module_loads(job.spec, plan)
-        assert imbalance(loads["llm"].tolist()) <= imbalance(summary.loads_before["llm"].tolist())
     assert sum(gains) > 0
 
 
