@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from planning.builders import make_job, make_samples, steps
 
-from dataserver.planning.costs import forward_ns
+from dataserver.planning.arranging import spread_images
 from dataserver.planning.expectation import timeline
 from dataserver.planning.identity import Job
-from dataserver.planning.jobspec import BalancePolicy, ModuleKind
+from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.plan import Routing, StepPlan
 from dataserver.planning.planner import explain, plan_step
 from dataserver.planning.samples import StepSamples, Task
@@ -150,23 +151,21 @@ def _rows(job: Job, plan: StepPlan, image: int, into: bool) -> int:
     return int(plan.samples.patches[image]) // 4 if into else job.stream.generation.query_tokens
 
 
-@settings(max_examples=80, deadline=None)
-@given(steps())
-def test_images_of_each_wave_are_spread_evenly(step: tuple[Job, StepSamples]) -> None:
-    """Greedy: no rank is above the mean of its wave by more than its last, so by more than the largest image."""
-    job, plan = planned(step)
-    if job.spec.execution.policies.balance is not BalancePolicy.LPT:
-        return
-    for module in job.spec.execution.modules:
-        if module.kind is ModuleKind.BACKBONE:
-            continue
-        arrangement = plan.arrangement(module.name)
-        times = forward_ns(module.cost, plan.samples.patches[arrangement.item])
-        loads = np.zeros((module.dp, plan.num_microbatches), np.int64)
-        np.add.at(loads, (arrangement.rank, arrangement.microbatch), times)
-        for wave in range(plan.num_microbatches):
-            largest = times[arrangement.microbatch == wave].max(initial=0)
-            assert loads[:, wave].max() * module.dp <= loads[:, wave].sum() + (module.dp - 1) * largest
+@settings(max_examples=80)
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.data())
+def test_images_are_spread_evenly_over_their_island(islands: int, width: int, ranks: int, data: st.DataObject) -> None:
+    """Greedy: up to any wave no rank is above its island's mean by more than the largest image."""
+    module = ModuleSpec(name="vit", kind=ModuleKind.ENCODER, dp=islands * width)
+    images = st.tuples(st.integers(0, islands * ranks - 1), st.integers(0, 3), st.integers(0, 1000))
+    drawn = sorted(data.draw(st.lists(images, max_size=40)))
+    backbone_rank, wave, loads = np.array(drawn, np.int64).reshape(-1, 3).T
+    rank = spread_images(module, loads, backbone_rank, wave, islands * ranks, islands)
+    assert np.array_equal(rank // width, backbone_rank // ranks)
+    for island in range(islands):
+        for last in range(4):
+            mine = (rank // width == island) & (wave <= last)
+            finish = np.bincount(rank[mine] - island * width, loads[mine], minlength=width).astype(np.int64)
+            assert finish.max() * width <= finish.sum() + (width - 1) * loads[mine].max(initial=0)
 
 
 @settings(max_examples=80, deadline=None)
