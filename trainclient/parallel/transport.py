@@ -1,15 +1,34 @@
 """Transfers of bytes between two processes, in one direction of the pipeline."""
 
+import re
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+_PLACE = re.compile(r"^\[[^\]]*\]\s*")
+"""Where in its own source a backend raised an error."""
+
 
 class PeerLostError(RuntimeError):
     """Another process ended, or did not answer in time."""
+
+
+@contextmanager
+def contact(peers: str) -> Iterator[None]:
+    """Turn what a backend raises when the other end is gone into PeerLostError."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = _PLACE.sub("", str(error)).split(". ")[0].splitlines()
+        raise PeerLostError(
+            f"lost contact to {peers} ({reason[0] if reason else type(error).__name__}); see what the process that "
+            "ended first has reported"
+        ) from error
 
 
 class Channel:
@@ -27,21 +46,17 @@ class Channel:
 
     def send(self, peer: int, message: Tensor, microbatch: int) -> None:
         """Begin to send a uint8 tensor [n] to a global rank; `microbatch` is when its buffer may be released."""
-        try:
+        with contact(f"rank {peer}"):
             work = dist.isend(message, peer, group=self._group)
-        except RuntimeError as error:
-            raise self._lost(peer, error) from error
         if work is None:
-            raise PeerLostError(f"global rank {self.rank} is not a member of the group it sends in")
+            raise ValueError(f"rank {self.rank} cannot send in a group that it is no member of")
         self._pending.append((microbatch, peer, work, message))
 
     def receive(self, peer: int, num_bytes: int) -> Tensor:
         """Wait for the next message of a global rank, uint8 [num_bytes]."""
         message = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
-        try:
+        with contact(f"rank {peer}"):
             dist.recv(message, peer, group=self._group)
-        except RuntimeError as error:
-            raise self._lost(peer, error) from error
         return message
 
     def release(self, microbatch: int | None = None) -> None:
@@ -51,14 +66,6 @@ class Channel:
         """
         while self._pending and (microbatch is None or self._pending[0][0] <= microbatch):
             _, peer, work, _ = self._pending[0]
-            try:
+            with contact(f"rank {peer}"):
                 work.wait()
-            except RuntimeError as error:
-                raise self._lost(peer, error) from error
             self._pending.popleft()
-
-    def _lost(self, peer: int, error: RuntimeError) -> PeerLostError:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return PeerLostError(
-            f"global rank {self.rank} lost global rank {peer}: {reason}; see what that rank reported before it ended"
-        )

@@ -9,6 +9,8 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -90,7 +93,8 @@ class Checkpoints:
             self._directory.mkdir(parents=True, exist_ok=True)
             _sweep(self._directory)
         dist.barrier(self._group)
-        save(tensors, checkpoint_id=partial, process_group=self._group)
+        with _explained(f"the checkpoint {target} cannot be written"):
+            save(tensors, checkpoint_id=partial, process_group=self._group)
         if self._leads:
             _write_durably(partial / _STATE_FILE, json.dumps(asdict(state), sort_keys=True, indent=1).encode())
             _publish(partial, target)
@@ -132,7 +136,8 @@ class Checkpoints:
                     f"the checkpoint {path} holds {there} for {name}, and {list(tensor.shape)} is needed; give the "
                     "sizes and module names it was made with"
                 )
-        load(tensors, checkpoint_id=path, process_group=self._group)
+        with _explained(f"the checkpoint {path} cannot be read"):
+            load(tensors, checkpoint_id=path, process_group=self._group)
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
@@ -162,6 +167,16 @@ def read_state(path: Path) -> TrainerState:
             "with the release that made it"
         )
     return state
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn what torch collects from all processes, a BaseException with a page of text, into a line."""
+    try:
+        yield
+    except CheckpointException as error:
+        reasons = {f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items()}
+        raise CheckpointError(f"{what} ({'; '.join(sorted(reasons)[:4])}); check the storage and its space") from error
 
 
 def _step_of(path: Path) -> int:

@@ -30,6 +30,8 @@ def launch(config: TrainConfig, arguments: Sequence[str]) -> int:
         0 if training ended in order; 128 + the signal's number after one; otherwise the exit code of the process that
         failed first.
     """
+    # Every try that fails here is told in the error that ends the tries.
+    logging.getLogger("trainclient.stream").setLevel(logging.ERROR)
     job, layout = prepare(config)
     check(config, job)
     # Worker processes talk over loopback only: host names of a laptop or container often do not resolve.

@@ -16,6 +16,7 @@ from trainclient.parallel.gradients import reduce_gradients, scale_gradients, sq
 from trainclient.parallel.groups import Groups
 from trainclient.parallel.layout import Layout
 from trainclient.parallel.roles import LossWeights
+from trainclient.parallel.transport import contact
 from trainclient.training.checkpoint import Checkpoints, TrainerState, read_state
 from trainclient.training.config import TrainConfig
 from trainclient.training.metrics import (
@@ -117,9 +118,10 @@ class Trainer:
         if record is None:
             raise TrainingError("the stream ended before the last step of the job; the servers planned another job")
         fill_missing_gradients(self._module)
-        reduce_gradients(self._module, self._groups.data_parallel)
-        seconds = self._lap()
-        totals = reduce_contribution(self._contribution(record, seconds, stop.requested), self._groups)
+        with contact("other ranks"):
+            reduce_gradients(self._module, self._groups.data_parallel)
+            seconds = self._lap()
+            totals = reduce_contribution(self._contribution(record, seconds, stop.requested), self._groups)
         self._count_images(record, totals)
         norm = math.sqrt(totals.gradient_square_sum)
         self._update(record.step, norm)
@@ -177,7 +179,8 @@ class Trainer:
         """Write a checkpoint if there is a place for it; returns the first step that is not in it."""
         if self._checkpoints is not None:
             state = TrainerState(client.state_dict(), self._sizes, self._images, self._invalid_images)
-            self._checkpoints.save(self._optimizer.tensors(self._groups.place.module.name), state)
+            with contact("other ranks"):
+                self._checkpoints.save(self._optimizer.tensors(self._groups.place.module.name), state)
         return client.step
 
 

@@ -1,0 +1,76 @@
+"""Which process is which."""
+
+from typing import Any
+
+import pytest
+from parallel.runtime_cases import Degrees, job_data
+
+from dataserver.planning.identity import Job, parse_job
+from trainclient.parallel.layout import Layout, LayoutError
+
+
+def parsed(data: dict[str, Any]) -> Job:
+    data["stream"]["datasets"][0]["fingerprint"] = "0" * 64
+    ids = {name: 256 + i for i, name in enumerate(("bos", "eos", "boi", "eoi", "image", "query"))}
+    data["stream"]["tokenizer"] = {"digest": "0" * 64, "vocab_size": 262, **ids}
+    return parse_job(data)
+
+
+def layout(degrees: Degrees) -> Layout:
+    return Layout.of(parsed(job_data(degrees)).spec)
+
+
+def test_ranks_are_dealt_module_by_module() -> None:
+    found = layout(Degrees(2, 2, 2, 1))
+    names = [(place.module.name, place.rank, place.stage) for place in found.places]
+    assert names == [
+        ("vit", 0, 0),
+        ("vit", 1, 0),
+        ("llm", 0, 0),
+        ("llm", 0, 1),
+        ("llm", 1, 0),
+        ("llm", 1, 1),
+        ("dit", 0, 0),
+    ]
+    assert [found.pipeline_stage(place) for place in found.places] == [0, 0, 1, 2, 1, 2, 3]
+    assert found.world_size == 7
+
+
+def test_neighbours() -> None:
+    found = layout(Degrees(2, 2, 2, 1))
+    sources = [found.sources(place) for place in found.places]
+    targets = [found.targets(place) for place in found.places]
+    assert sources == [(), (), (0, 1), (2,), (0, 1), (4,), (3, 5)]
+    assert targets == [(2, 4), (2, 4), (3,), (6,), (5,), (6,), ()]
+
+
+def test_every_way_has_two_ends() -> None:
+    found = layout(Degrees(3, 4, 2, 2))
+    for rank, place in enumerate(found.places):
+        for peer in found.targets(place):
+            assert rank in found.sources(found.places[peer])
+
+
+def test_modules_may_be_missing() -> None:
+    only = layout(Degrees(1, 1, 1, 1))
+    assert len(only.pipeline) == 3
+    data = job_data(Degrees(0, 2, 2, 0), generation={"ratio": "0"})
+    found = Layout.of(parsed(data).spec)
+    assert [found.pipeline_stage(place) for place in found.places] == [0, 1, 0, 1]
+    assert found.sources(found.places[0]) == ()
+    assert found.targets(found.places[3]) == ()
+
+
+def test_wrong_number_of_processes_names_the_command() -> None:
+    found = layout(Degrees(1, 2, 2, 1))
+    found.require_world_size(6)
+    with pytest.raises(LayoutError, match=r"WORLD_SIZE is 4 .* needs 6 .*torchrun --standalone --nproc-per-node 6"):
+        found.require_world_size(4)
+
+
+@pytest.mark.parametrize("degree", ["tp", "sp"])
+def test_unsupported_degrees_are_refused(degree: str) -> None:
+    data = job_data(Degrees())
+    data["execution"]["modules"][1][degree] = 2
+    with pytest.raises(LayoutError, match=f"module llm has {degree} 2"):
+        Layout.of(parsed(data).spec)

@@ -1,0 +1,77 @@
+"""Configuration from YAML and flags, and what is said when it is wrong."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainclient.cli import main
+from trainclient.training.config import ConfigError, TrainConfig, load_config, validate_config
+
+
+def test_yaml_and_flags_are_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text("servers: a:1\noptimizer: {lr: 0.5}\nencoder: {preset: vit-h, layers: 2}\ndtype: bfloat16\n")
+    config = validate_config(load_config(file))
+    assert config.optimizer.lr == 0.5
+    assert (config.encoder.preset, config.encoder.layers) == ("vit-h", 2)
+    assert config.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("optimizer: {learning_rate: 1}", r"optimizer.learning_rate: Extra inputs"),
+        ("sevrers: a:1", r"sevrers: Extra inputs"),
+        ("optimizer: {lr: 0}", r"optimizer.lr: Input should be greater than 0"),
+        ("dtype: float8", r"dtype: Input should be"),
+        ("- a", r"holds a list; a mapping of options is required"),
+        ("a: [", r"cannot be read"),
+    ],
+)
+def test_errors_name_the_key(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        validate_config(load_config(file))
+
+
+def test_required_inputs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--job"):
+        TrainConfig().require_inputs()
+    with pytest.raises(ConfigError, match="no job file"):
+        TrainConfig(job=tmp_path / "none.yaml").require_inputs()
+    (tmp_path / "job.yaml").write_text("")
+    with pytest.raises(ConfigError, match="--servers"):
+        TrainConfig(job=tmp_path / "job.yaml").require_inputs()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "trainclient: there is no command 'trian'; use train\n"),
+        (["train"], "trainclient: no job is given; add --job JOB.yaml"),
+        (["train", "--config", "none.yaml"], "trainclient: the configuration none.yaml cannot be read"),
+    ],
+)
+def test_one_line_for_user_errors(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert main(arguments) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(message)
+    assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_wrong_address_is_one_line(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("stream: {datasets: [{name: a}]}\nexecution: {}\n")
+    command = [sys.executable, "-m", "trainclient", "train", "--job", str(job), "--servers", "127.0.0.1:1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("trainclient: ")
+    assert "127.0.0.1:1" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
