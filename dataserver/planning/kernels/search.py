@@ -49,9 +49,9 @@ class Bins(NamedTuple):
 
 @kernel
 def improve(
-    items: Items, seed: I64, num_bins: int, capacity: int, memory_cap: int, targets: I64, budget: int
+    items: Items, seed: I64, num_bins: int, capacity: int, memory_cap: int, targets: I64, budget: int, beyond: bool
 ) -> tuple[I64, int]:
-    """Lower the heaviest bin by moves, swaps and, where these end, kicks.
+    """Lower the heaviest bin by moves, swaps and, where these end, kicks; or all heavy bins, one after the other.
 
     Args:
         items: what is placed.
@@ -62,6 +62,7 @@ def improve(
         targets: int64 [t], falling. For each, an exchange that leaves both bins at or under it is taken as soon as it
             is found, else the best one. The search ends at the last.
         budget: pairs of items that may be looked at; filling the bins anew counts as n.
+        beyond: where no exchange helps the heaviest bin, leave it and go on with the next heaviest, without kicks.
 
     Returns:
         The best assignment found, and the pairs that were looked at.
@@ -73,13 +74,13 @@ def improve(
         looked += len(best)
         if number:
             _kick(items, bins, number, memory_cap)
-        looked += _descend(items, bins, memory_cap, targets, budget - looked)
+        looked += _descend(items, bins, memory_cap, targets, budget - looked, beyond)
         heaviest = bins.load[bins.ranked[num_bins - 1]]
         if number == 0 or heaviest < lightest:
             best[:] = bins.of
             lightest = heaviest
         number += 1
-        if lightest <= targets[-1] or looked >= budget:
+        if beyond or lightest <= targets[-1] or looked >= budget:
             return best, looked
 
 
@@ -142,31 +143,37 @@ def _kick(items: Items, bins: Bins, number: int, memory_cap: int) -> None:
 
 
 @kernel
-def _descend(items: Items, bins: Bins, memory_cap: int, targets: I64, budget: int) -> int:
+def _descend(items: Items, bins: Bins, memory_cap: int, targets: I64, budget: int, beyond: bool) -> int:
     """Best exchanges of the heaviest bin until none helps. Returns the pairs that were looked at."""
-    last, looked = len(bins.ranked) - 1, 0
+    looked = 0
     for target in targets:
-        while looked < budget and bins.load[bins.ranked[last]] > target:
-            heavy = bins.ranked[last]
-            light, give, take, pairs = _best_exchange(items, bins, heavy, memory_cap, target)
+        top = len(bins.ranked) - 1
+        while looked < budget and top and bins.load[bins.ranked[top]] > target:
+            heavy = bins.ranked[top]
+            light, give, take, pairs = _best_exchange(items, bins, top, memory_cap, target)
             looked += pairs
-            if light < 0:
+            if light >= 0:
+                _exchange(items, bins, heavy, light, give, take)
+            elif beyond:
+                top -= 1
+            else:
                 break
-            _exchange(items, bins, heavy, light, give, take)
     return looked
 
 
 @kernel
-def _best_exchange(items: Items, bins: Bins, heavy: int, memory_cap: int, target: int) -> tuple[int, int, int, int]:
-    """The exchange that leaves the heavier of its two bins lightest: (light bin or -1, give, take, pairs looked at).
+def _best_exchange(items: Items, bins: Bins, at_rank: int, memory_cap: int, target: int) -> tuple[int, int, int, int]:
+    """The exchange of the bin at a rank that leaves the heavier of its two bins lightest.
 
+    Returns (light bin or -1, give, take, pairs looked at).
     `give` and `take` are positions in the two bins; take = held[light] is the empty slot, a move. Lighter bins come
     first; a bin that could not beat the best exchange even if the two shared their load evenly ends the search. Both
     bins are sorted, so for each item of the heavy bin the closest partner is found by advancing one pointer.
     """
+    heavy = bins.ranked[at_rank]
     top = bins.load[heavy]
     best, light, give, take, looked = top, -1, -1, -1, 1
-    for other in bins.ranked[:-1]:
+    for other in bins.ranked[:at_rank]:
         gap = top - bins.load[other]
         if bins.load[other] + (gap + 1) // 2 >= best:
             break

@@ -1,0 +1,1 @@
+"""Rows of the planner's benchmark, one module for each part."""
