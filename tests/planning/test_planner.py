@@ -12,7 +12,7 @@ from planning.builders import make_job, make_samples, steps
 from dataserver.planning.arranging import spread_images
 from dataserver.planning.expectation import timeline
 from dataserver.planning.identity import Job
-from dataserver.planning.jobspec import ModuleKind
+from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.plan import Routing, StepPlan
 from dataserver.planning.planner import explain, plan_step
 from dataserver.planning.samples import StepSamples, Task
