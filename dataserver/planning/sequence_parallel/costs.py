@@ -37,7 +37,7 @@ class Cluster:
             raise ValueError(f"a cluster of {self.num_devices} devices of {self.device_bytes} bytes: both must be >= 1")
         for degree, bandwidth in self.bandwidths:
             if degree < 2 or degree & (degree - 1) or bandwidth < 1:
-                raise ValueError(f"bandwidth of degree {degree}: {bandwidth}; needs a power of two >= 2 and >= 1 byte/s")
+                raise ValueError(f"bandwidth of degree {degree}: {bandwidth} bytes/s; needs a power of two >= 2, >= 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +119,21 @@ class GroupCosts:
         Raises:
             ValueError: a sequence is empty, or longer than the largest group holds.
         """
-        if len(lengths) and (lengths.min() < 1 or lengths.max() > min(MAX_TOKENS, self.device_tokens * self.degrees[-1])):
-            limit = min(MAX_TOKENS, self.device_tokens * self.degrees[-1])
-            wrong = int(np.flatnonzero((lengths < 1) | (lengths > limit))[0])
+        limit = min(MAX_TOKENS, self.device_tokens * self.degrees[-1])
+        wrong = np.flatnonzero((lengths < 1) | (lengths > limit))
+        if len(wrong):
             raise ValueError(
-                f"sequence {wrong} has {int(lengths[wrong])} tokens; {self.name} on {self.num_devices} devices holds 1 to "
-                f"{limit} in a group of {self.degrees[-1]} ({self.device_tokens} per device): filter or split it, or add "
-                "devices"
+                f"sequence {wrong[0]} has {lengths[wrong[0]]} tokens; {self.name} on {self.num_devices} devices holds 1"
+                f" to {limit} in a group of {self.degrees[-1]} ({self.device_tokens} per device): filter or split it, or"
+                " add devices"
             )
         limits = self.device_tokens * np.array(self.degrees, np.int64)
         return np.searchsorted(limits, lengths).astype(np.int64)
 
 
-def group_costs(model: ModelProfile, cluster: Cluster, min_degree: int = 1, max_degree: int | None = None) -> GroupCosts:
+def group_costs(
+    model: ModelProfile, cluster: Cluster, min_degree: int = 1, max_degree: int | None = None
+) -> GroupCosts:
     """Costs of a model's groups of `min_degree` to `max_degree` devices on a cluster.
 
     The public code of FlexSP drops degree 1, its paper's plans have it; it is allowed here.

@@ -1,12 +1,13 @@
-"""Compiled loops of the sequence-parallel planner. Import only inside the functions that need them: numba is heavy.
+"""Compiled loops of the sequence-parallel planner. Import only inside the functions that call them: numba is heavy.
 
 Sequences come sorted, longest first. `times` is int64 [n, degrees]: nanoseconds of a sequence in a group of degree
-`min_degree << column`. `floors` is int64 [n]: the first column whose group holds the sequence. A group of column j
-holds `room << j` tokens and weighs `1 << j` units; `units` is the cluster in that unit. Nothing here overflows while
-the time of a whole batch on one unit, times the units, stays under 2^63 ns.
+`min_degree << column`. `floors` is int64 [n]: the first column whose group holds the sequence. The cluster has `units`
+of `min_degree` devices; a unit holds `room` tokens. A composition is int64 [degrees], its groups are numbered smallest
+degree first. The caller makes sure that times of a whole batch, multiplied by the units, stay in int64.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dataserver.planning.kernels import kernel
 from dataserver.planning.samples import I64
@@ -36,7 +37,7 @@ def chunk_bounds(lengths: I64, num_chunks: int) -> I64:
         previous = best.copy()
         cut = chunk - 1
         for end in range(chunk, n + 1):
-            # As the cut moves on, the last chunk's sum falls and what is before it rises: the best cut never moves back.
+            # As the cut moves on, the last chunk falls and what is before it rises: the best cut never moves back.
             while cut + 1 < end and max(previous[cut + 1], prefix[end] - prefix[cut + 1]) < max(
                 previous[cut], prefix[end] - prefix[cut]
             ):
@@ -51,166 +52,234 @@ def chunk_bounds(lengths: I64, num_chunks: int) -> I64:
 
 
 @kernel
+def bucket_ends(lengths: I64, num_buckets: int) -> I64:
+    """Ends of the buckets of least error; see bucketing.bucket_ends. int64 [num_buckets]."""
+    n = len(lengths)
+    prefix = np.zeros(n + 1, np.int64)
+    prefix[1:] = np.cumsum(lengths)
+    error = np.full(n + 1, NEVER, np.int64)
+    error[0] = 0
+    cuts = np.zeros((num_buckets, n + 1), np.int64)
+    for bucket in range(num_buckets):
+        previous = error.copy()
+        error[:] = NEVER
+        for end in range(bucket + 1, n + 1):
+            for start in range(bucket, end):
+                value = previous[start] + lengths[end - 1] * (end - start) - (prefix[end] - prefix[start])
+                if value < error[end]:
+                    error[end], cuts[bucket, end] = value, start
+    ends = np.empty(num_buckets, np.int64)
+    end = n
+    for bucket in range(num_buckets - 1, -1, -1):
+        ends[bucket] = end
+        end = cuts[bucket, end]
+    return ends
+
+
+@kernel
+def _least_work(times: I64, floors: I64) -> int:
+    """Time on one unit that the sequences take at least, each in its best degree, rounded down."""
+    n, columns = times.shape
+    work = 0
+    for k in range(n):
+        least = times[k, floors[k]] << floors[k]
+        for j in range(floors[k] + 1, columns):
+            least = min(least, times[k, j] << j)
+        work += int(least)
+    return work - (n << (columns - 1))  # every time may have lost a nanosecond
+
+
+@kernel
+def _token_limits(lengths: I64, times: I64, floors: I64, room: int, limit: int) -> I64:
+    """Tokens that a group of each degree takes by `limit`, as it has memory, at the pace of the shortest sequence."""
+    last, columns = len(lengths) - 1, times.shape[1]
+    limits = np.empty(columns, np.int64)
+    for j in range(columns):
+        limits[j] = room << j
+        if j >= floors[last] and times[last, j] > 0 and limit // times[last, j] < 1 << 20:
+            limits[j] = min(limits[j], (((limit << 10) // times[last, j] + 1) * lengths[last] >> 10) + 1)
+    return limits
+
+
+@kernel
+def _least_exchange(tokens: I64, left: I64, penalties: I64) -> int:
+    """Exchange time that tokens add at least to the least work, ps on one unit; NEVER if there is no room.
+
+    Tokens [degrees], by the smallest degree open to them, go to the cheapest degree with room `left`, those of the
+    longest sequences first: a minimum-weight basis, because the sets of open degrees are nested. Changes `left`.
+    """
+    penalty = 0
+    for f in range(len(tokens) - 1, -1, -1):
+        rest = tokens[f]
+        for j in range(f, len(tokens)):
+            taken = min(rest, left[j])
+            left[j] -= taken
+            rest -= taken
+            penalty += taken * (penalties[j] - penalties[f])
+        if rest > 0:
+            return NEVER
+    return penalty
+
+
+@kernel
 def composition_bounds(
     lengths: I64, times: I64, floors: I64, room: int, penalties: I64, compositions: I64, units: int, limit: int
 ) -> I64:
-    """A lower bound of each composition's makespan if that is to stay under `limit`; NEVER where it cannot. int64.
+    """A lower bound of each composition's makespan if that is to stay under `limit`; NEVER where it cannot.
 
-    Tokens go, those of the longest sequences first, to the cheapest degree that may hold them, as far as its groups have
-    memory and, at the rate of the shortest sequence, time. That is the least communication (a minimum-weight basis: the
-    degrees open to a sequence are nested). Work is spread over all units evenly.
+    The work and the exchange that cannot be avoided, spread evenly over all units, and the longest sequence alone.
+
+    Args:
+        lengths: int64 [n], n >= 1.
+        times: int64 [n, degrees].
+        floors: int64 [n].
+        room: tokens of a unit.
+        penalties: int64 [degrees], ascending: no larger degree takes less unit time per token, ps.
+        compositions: int64 [compositions, degrees].
+        units: of the cluster.
+        limit: ns.
+
+    Returns:
+        int64 [compositions], ns.
     """
     num, columns = compositions.shape
-    n = len(lengths)
+    work = _least_work(times, floors)
+    limits = _token_limits(lengths, times, floors, room, limit)
     tokens = np.zeros(columns, np.int64)
-    base, single = np.int64(0), np.int64(0)
-    for k in range(n):
+    for k in range(len(lengths)):
         tokens[floors[k]] += lengths[k]
-        base += times[k, floors[k]] << floors[k]
-    base -= n << (columns - 1)  # times are rounded down
-    pace = np.zeros(columns, np.int64)
-    for j in range(floors[n - 1], columns):
-        pace[j] = (((limit << 10) // times[n - 1, j] + 1) * lengths[n - 1] >> 10) + 1
-    bounds = np.empty(num, np.int64)
-    left = np.empty(columns, np.int64)
+    bounds = np.full(num, NEVER, np.int64)
     for c in range(num):
-        for j in range(columns):
-            left[j] = compositions[c, j] * min(room << j, pace[j])
-        single, penalty, fits = NEVER, np.int64(0), True
+        single = NEVER
         for j in range(floors[0], columns):
             if compositions[c, j]:
                 single = min(single, times[0, j])
-        for f in range(columns - 1, -1, -1):
-            rest = tokens[f]
-            for j in range(f, columns):
-                taken = min(rest, left[j])
-                left[j] -= taken
-                rest -= taken
-                penalty += taken * (penalties[j] - penalties[f])
-                if rest == 0:
-                    break
-            if rest > 0:
-                fits = False
-                break
-        bounds[c] = max((base + penalty // 1000) // units, single) if fits else NEVER
+        exchange = _least_exchange(tokens, compositions[c] * limits, penalties)
+        if exchange < NEVER:
+            bounds[c] = max((work + exchange // 1000) // units, single)
     return bounds
 
 
 @kernel
-def place(
-    lengths: I64,
-    times: I64,
-    floors: I64,
-    room: int,
-    composition: I64,
-    units: int,
-    limit: int,
+def _choose(
+    length: int,
+    time: I64,
+    floor: int,
+    starts: I64,
     loads: I64,
     free: I64,
     order: I64,
-    group: I64,
-) -> int:
+    limit: int,
+) -> tuple[int, int]:
+    """Position in `order` and column of the group that would finish first, before `limit`; -1 if there is none."""
+    chosen, column, finish = -1, -1, limit
+    for j in range(floor, len(starts) - 1):
+        for position in range(starts[j], starts[j + 1]):
+            g = order[position]
+            if loads[g] + time[j] >= finish:
+                break
+            if free[g] >= length:
+                chosen, column, finish = position, j, loads[g] + time[j]
+                break
+    return chosen, column
+
+
+@kernel
+def place(
+    lengths: I64, times: I64, floors: I64, room: int, composition: I64, spare: int, limit: int
+) -> tuple[int, I64, I64, I64]:
     """Longest first to the group that finishes first and has room; ties to the smaller degree, then the lower group.
 
-    Groups are numbered by column, smallest degree first. Fills `loads` and `free` [groups] and `group` [n].
+    Given up as soon as a sequence would end at `limit`, or groups larger than needed have used up the `spare` time that
+    the units have until then beside the least work.
 
     Returns:
-        The makespan, or UNPLACED when it would reach `limit` or a sequence finds no room.
+        (makespan or UNPLACED, int64 [groups] loads, int64 [groups] free tokens, int64 [n] group of each sequence).
     """
-    columns = len(composition)
-    starts = np.zeros(columns + 1, np.int64)
+    columns, num = len(composition), composition.sum()
+    loads, free, order = np.zeros(num, np.int64), np.empty(num, np.int64), np.arange(num)
+    group = np.empty(len(lengths), np.int64)
+    starts = np.zeros(columns + 1, np.int64)  # groups of column j: order[starts[j] : starts[j + 1]], by load
     for j in range(columns):
         starts[j + 1] = starts[j] + composition[j]
-        for g in range(starts[j], starts[j + 1]):
-            loads[g], free[g], order[g] = 0, room << j, g
-    smallest = np.full(columns, columns, np.int64)
-    for j in range(columns - 1, -1, -1):
-        smallest[j] = j if composition[j] else (smallest[j + 1] if j + 1 < columns else columns)
-    remaining, used, makespan = 0, 0, 0
+        free[starts[j] : starts[j + 1]] = room << j
+    makespan = 0
     for k in range(len(lengths)):
-        if smallest[floors[k]] == columns:
-            return UNPLACED
-        remaining += times[k, smallest[floors[k]]] << smallest[floors[k]]
-    for k in range(len(lengths)):
-        chosen, finish, column = -1, limit, -1
-        for j in range(smallest[floors[k]], columns):
-            for position in range(starts[j], starts[j + 1]):
-                g = order[position]
-                if loads[g] + times[k, j] >= finish:
-                    break
-                if free[g] >= lengths[k]:
-                    chosen, finish, column = position, loads[g] + times[k, j], j
-                    break
-        if chosen < 0:
-            return UNPLACED
-        g = order[chosen]
-        loads[g] = finish
+        position, column = _choose(lengths[k], times[k], floors[k], starts, loads, free, order, limit)
+        if position < 0:
+            return UNPLACED, loads, free, group
+        g = order[position]
+        loads[g] += times[k, column]
         free[g] -= lengths[k]
         group[k] = g
-        makespan = max(makespan, finish)
-        remaining -= times[k, smallest[floors[k]]] << smallest[floors[k]]
-        used += times[k, column] << column
-        if used + remaining >= limit * units:
-            return UNPLACED
-        while chosen + 1 < starts[column + 1] and loads[order[chosen + 1]] < finish:
-            order[chosen] = order[chosen + 1]
-            chosen += 1
-        order[chosen] = g
-    return makespan
+        makespan = max(makespan, loads[g])
+        spare -= (times[k, column] << column) - (times[k, floors[k]] << floors[k])
+        if spare <= 0:
+            return UNPLACED, loads, free, group
+        while position + 1 < starts[column + 1] and loads[order[position + 1]] < loads[g]:
+            order[position] = order[position + 1]
+            position += 1
+        order[position] = g
+    return makespan, loads, free, group
+
+
+@kernel
+def _best_change(
+    lengths: I64, times: I64, floors: I64, column: I64, loads: I64, free: I64, group: I64, last: int
+) -> tuple[int, int, int]:
+    """The move or swap after which group `last` and its partner end soonest, earlier than `last` does now.
+
+    Returns:
+        (sequence of `last`, sequence that it is swapped with or -1, partner); the first is -1 if nothing helps.
+    """
+    n, mine = len(lengths), column[last]
+    best, first, second, target = loads[last], -1, -1, -1
+    for k in range(n):
+        if group[k] != last:
+            continue
+        rest = loads[last] - times[k, mine]
+        for g in range(len(loads)):
+            if g == last or column[g] < floors[k] or free[g] < lengths[k]:
+                continue
+            value = max(rest, loads[g] + times[k, column[g]])
+            if value < best:
+                best, first, second, target = value, k, -1, g
+        for m in range(n):
+            g = group[m]
+            more = lengths[k] - lengths[m]
+            if g == last or more > free[g] or -more > free[last]:
+                continue
+            value = max(rest + times[m, mine], loads[g] - times[m, column[g]] + times[k, column[g]])
+            if value < best:
+                best, first, second, target = value, k, m, g
+    return first, second, target
 
 
 @kernel
 def improve(
-    lengths: I64, times: I64, room: int, composition: I64, loads: I64, free: I64, group: I64, max_moves: int
+    lengths: I64, times: I64, floors: I64, composition: I64, loads: I64, free: I64, group: I64, max_moves: int
 ) -> int:
-    """Moves and swaps that relieve the group that finishes last, each the best of its kind, at most `max_moves`.
+    """Moves and swaps that relieve the group that finishes last, each the best there is, at most `max_moves`.
 
     Changes `loads`, `free` and `group`.
 
     Returns:
         The makespan.
     """
-    n, num = len(lengths), 0
-    column = np.empty(len(loads), np.int64)
-    for j in range(len(composition)):
-        for _ in range(composition[j]):
-            column[num] = j
-            num += 1
+    column = np.repeat(np.arange(len(composition)), composition)
     for _ in range(max_moves):
-        last = np.argmax(loads[:num])
-        jl = column[last]
-        best, first, second, target = loads[last], -1, -1, -1
-        for k in range(n):
-            if group[k] != last:
-                continue
-            for g in range(num):
-                if g != last and free[g] >= lengths[k]:
-                    value = max(loads[last] - times[k, jl], loads[g] + times[k, column[g]])
-                    if value < best:
-                        best, first, second, target = value, k, -1, g
-            for m in range(n):
-                g = group[m]
-                if g == last or free[g] + lengths[m] < lengths[k] or free[last] + lengths[k] < lengths[m]:
-                    continue
-                value = max(
-                    loads[last] - times[k, jl] + times[m, jl], loads[g] - times[m, column[g]] + times[k, column[g]]
-                )
-                if value < best:
-                    best, first, second, target = value, k, m, g
+        last = np.argmax(loads)
+        first, second, target = _best_change(lengths, times, floors, column, loads, free, group, int(last))
         if first < 0:
             break
-        loads[last] -= times[first, jl]
-        free[last] += lengths[first]
-        loads[target] += times[first, column[target]]
-        free[target] -= lengths[first]
-        group[first] = target
-        if second >= 0:
-            loads[target] -= times[second, column[target]]
-            free[target] += lengths[second]
-            loads[last] += times[second, jl]
-            free[last] -= lengths[second]
-            group[second] = last
-    return loads[:num].max()
+        for k, source, sink in ((first, last, target), (second, target, last)):
+            if k >= 0:
+                loads[source] -= times[k, column[source]]
+                free[source] += lengths[k]
+                loads[sink] += times[k, column[sink]]
+                free[sink] -= lengths[k]
+                group[k] = sink
+    return int(loads.max())
 
 
 @kernel
@@ -228,33 +297,28 @@ def best_grouping(
     """The composition and placement that finish first: greedy placement of each composition, then local improvement.
 
     Compositions are tried by ascending bound and given up as soon as they cannot beat the best one; the search ends
-    when none can beat it by more than 1/2^CLOSE. Ties go to the earlier composition.
+    when none can beat it by more than 1/2^CLOSE. Ties go to the earlier composition. Arguments as those of
+    `composition_bounds`.
 
     Returns:
         (makespan, composition, int64 [n] group of each sequence); composition is -1 if nothing stays under `limit`.
     """
-    n = len(lengths)
-    loads = np.empty(units, np.int64)
-    free = np.empty(units, np.int64)
-    order = np.empty(units, np.int64)
-    group = np.empty(n, np.int64)
-    best_group = np.full(n, -1, np.int64)
-    chosen = -1
-    best = np.int64(1)
-    for k in range(n):
-        best += times[k, floors[k] :].max()
-    best = min(best, limit)
+    best_group = np.full(len(lengths), -1, np.int64)
+    chosen, whole = -1, 0
+    for k in range(len(lengths)):
+        whole += times[k, floors[k] :].max()  # no placement takes longer than the sum
+    best, work = min(limit, 2 * whole + 2), _least_work(times, floors)
     for look in range(2):
         bounds = composition_bounds(lengths, times, floors, room, penalties, compositions, units, best)
         for position, c in enumerate(np.argsort(bounds, kind="mergesort")):
             if bounds[c] + (bounds[c] >> CLOSE) >= best or (look == 0 and position == FIRST_LOOK):
                 break
-            makespan = place(lengths, times, floors, room, compositions[c], units, best, loads, free, order, group)
+            spare = best * units - work
+            makespan, loads, free, group = place(lengths, times, floors, room, compositions[c], spare, best)
             if makespan == UNPLACED:
                 continue
-            best = improve(lengths, times, room, compositions[c], loads, free, group, max_moves)
-            chosen = c
-            best_group[:] = group
+            best = improve(lengths, times, floors, compositions[c], loads, free, group, max_moves)
+            chosen, best_group = c, group
     return best, chosen, best_group
 
 
@@ -269,29 +333,24 @@ def fill(
     extra_times: I64,
     extra_floors: I64,
     deadline: int,
-) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+) -> NDArray[np.bool_]:
     """Adds sequences of another microbatch, longest first, where a group still ends by `deadline`.
 
-    Each goes to the smallest degree that takes it, there to the group that is done first. `lengths`, `times` and `group`
-    describe the microbatch, `extra_*` the candidates.
+    Each goes to the smallest degree that takes it, there to the group that is done first. `lengths`, `times` and
+    `group` describe the microbatch, `extra_*` the candidates.
 
     Returns:
         bool [extra], those that found a place.
     """
-    num = composition.sum()
-    loads, free, column = np.zeros(num, np.int64), np.empty(num, np.int64), np.empty(num, np.int64)
-    g = 0
-    for j in range(len(composition)):
-        for _ in range(composition[j]):
-            column[g], free[g] = j, room << j
-            g += 1
+    column = np.repeat(np.arange(len(composition)), composition)
+    loads, free = np.zeros(len(column), np.int64), room << column
     for k in range(len(lengths)):
         loads[group[k]] += times[k, column[group[k]]]
         free[group[k]] -= lengths[k]
     taken = np.zeros(len(extra_lengths), np.bool_)
     for k in range(len(extra_lengths)):
         chosen = -1
-        for g in range(num):
+        for g in range(len(column)):
             j = column[g]
             if chosen >= 0 and column[chosen] < j:
                 break

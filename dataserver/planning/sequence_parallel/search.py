@@ -6,6 +6,7 @@ for time, and a microbatch that has idle groups takes sequences from another one
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -32,11 +33,13 @@ class Budget:
     """Local improvements of one placement."""
     cuts: int = 24
     """Other cuts tried for each cut between microbatches."""
+    rounds: int = 3
+    """Times that all cuts are gone through, if there are several."""
     transfers: int = 8
     """Pairs of microbatches between which sequences are moved."""
 
     def __post_init__(self) -> None:
-        if self.microbatch_counts < 1 or min(self.moves, self.cuts, self.transfers) < 0:
+        if self.microbatch_counts < 1 or min(self.moves, self.cuts, self.rounds, self.transfers) < 0:
             raise ValueError(f"{self} needs microbatch_counts >= 1 and no negative field")
 
 
@@ -57,18 +60,22 @@ class Grouping:
 class Batch:
     """A batch's sequences, longest first, with their times."""
 
-    def __init__(self, lengths: I64, costs: GroupCosts) -> None:
+    def __init__(self, lengths: I64, costs: GroupCosts, compositions: I64 | None = None) -> None:
         self.costs = costs
         self.lengths = lengths
         self.times = costs.times_ns(lengths)
         self.floors = costs.floors(lengths)
         self.units = costs.num_devices // costs.degrees[0]
         self.room = costs.device_tokens * costs.degrees[0]
-        self.compositions = group_compositions(costs.num_devices, costs.degrees[0], costs.degrees[-1])
+        if compositions is None:
+            compositions = group_compositions(costs.num_devices, costs.degrees[0], costs.degrees[-1])
+        self.compositions = compositions
+        _refuse_overflow(lengths, self.times, costs)
         self.prefix = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         work = self.times << np.arange(len(costs.degrees))
         fits = np.arange(len(costs.degrees)) >= self.floors[:, None]
-        self._work = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(fits, work, UNLIMITED << 8).min(axis=1))])
+        least = np.where(fits, work, UNLIMITED << 10).min(axis=1)
+        self._work = np.concatenate([np.zeros(1, np.int64), np.cumsum(least)])
         # A degree may exchange faster than a smaller one; the bound takes the best that is as large or larger.
         self._penalties = np.minimum.accumulate(np.array(costs.token_ps, np.int64)[::-1])[::-1].copy()
 
@@ -125,11 +132,27 @@ class Batch:
         return others[taken]
 
 
+def _refuse_overflow(lengths: I64, times: I64, costs: GroupCosts) -> None:
+    """The kernels multiply sums of times by units, and tokens by picoseconds, in int64."""
+    slowest = int(times.max(initial=0)) * len(lengths) * costs.num_devices
+    exchange = int(lengths.sum()) * max(costs.token_ps)
+    if slowest >= UNLIMITED << 10 or exchange >= 1 << 62:
+        raise ValueError(
+            f"{costs.name}: {len(lengths)} sequences with up to {int(lengths.max())} tokens take too much time to count"
+            " in int64 nanoseconds; are the cost coefficients in their units (fs, ps, ns)?"
+        )
+
+
 def search(batch: Batch, budget: Budget) -> list[Grouping]:
     """The best microbatches found for a batch.
 
     Numbers of microbatches are tried from the fewest that memory allows; one whose bound cannot win is left out.
+
+    Raises:
+        ValueError: a sequence does not fit any group of the batch's compositions.
     """
+    if not len(batch.lengths):
+        return []
     best: list[Grouping] | None = None
     best_ns = UNLIMITED
     count, tried = batch.fewest, 0
@@ -145,7 +168,10 @@ def search(batch: Batch, budget: Budget) -> list[Grouping]:
                 best, best_ns = found, total
         count += 1
     if best is None:
-        raise ValueError(f"no grouping of {len(batch.lengths)} sequences found on {batch.costs.num_devices} devices")
+        raise ValueError(
+            f"{len(batch.lengths)} sequences, the longest of {int(batch.lengths[0])} tokens, do not fit the groups allowed "
+            f"on {batch.costs.num_devices} devices of {batch.costs.device_tokens} tokens: allow larger groups"
+        )
     return best
 
 
@@ -160,17 +186,15 @@ class _Cuts:
         """Microbatches of equal tokens (eq. 24), then each cut moved as long as that saves time."""
         bounds = [int(b) for b in chunk_bounds(self._batch.lengths, count)]
         chunks: list[Grouping] = []
-        for start, end in zip(bounds, bounds[1:], strict=False):
+        for start, end in pairwise(bounds):
             chunk = self._chunk(start, end, UNLIMITED)
             if chunk is None:
                 return None
             chunks.append(chunk)
-        improved = True
-        while improved:
-            improved = False
-            for cut in range(1, count):
-                improved |= self._move(bounds, chunks, cut)
-            improved = improved and count > 2
+        for _ in range(self._budget.rounds if count > 2 else 1):
+            moved = [self._move(bounds, chunks, cut) for cut in range(1, count)]
+            if not any(moved):
+                break
         return chunks
 
     def _move(self, bounds: list[int], chunks: list[Grouping], cut: int) -> bool:
@@ -220,7 +244,8 @@ def _transfer(batch: Batch, groupings: list[Grouping], budget: Budget) -> list[G
             continue
         left = np.setdiff1d(result[giver].members, taken, assume_unique=True)
         fewer = batch.group(left, result[giver].time_ns, budget.moves)
-        more = batch.group(np.union1d(result[taker].members, taken), result[taker].time_ns + 1, budget.moves)
-        if fewer is not None and more is not None:
+        more = batch.group(np.union1d(result[taker].members, taken), 2 * result[taker].time_ns, budget.moves)
+        before = result[giver].time_ns + result[taker].time_ns
+        if fewer is not None and more is not None and fewer.time_ns + more.time_ns < before:
             result[giver], result[taker] = fewer, more
     return result

@@ -1,0 +1,66 @@
+"""Plans of heterogeneous sequence-parallel groups for one batch: the entry point of this package."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from dataserver.planning.samples import I64
+from dataserver.planning.sequence_parallel.costs import GroupCosts
+from dataserver.planning.sequence_parallel.plan import GroupedMicrobatch, SequenceGroup, SequencePlan
+from dataserver.planning.sequence_parallel.search import Batch, Budget, Grouping, search
+
+DEFAULT_BUDGET = Budget()
+"""Tens of milliseconds for 512 sequences on 64 devices."""
+
+
+def plan_groups(
+    lengths: I64, costs: GroupCosts, *, budget: Budget = DEFAULT_BUDGET, solver: Literal["search", "milp"] = "search"
+) -> SequencePlan:
+    """Spread a batch over microbatches, and each of them over groups of devices of different degrees.
+
+    Every sequence is placed once, no device holds more tokens than it has room for, and the groups of a microbatch make
+    up the whole cluster. The plan depends on the arguments alone; with `milp` on the version of HiGHS as well.
+
+    Args:
+        lengths: int64 [n], tokens of each sequence.
+        costs: of the model on the cluster.
+        budget: what bounds the search. The MILP uses its `microbatch_counts` only.
+        solver: `search` (this project's), or `milp`, the paper's programme for chunks of equal tokens; needs highspy.
+
+    Raises:
+        ValueError: a sequence fits no group, no composition exists, or the MILP found nothing within its nodes.
+        ModuleNotFoundError: `milp` without highspy.
+    """
+    lengths = np.ascontiguousarray(lengths, np.int64)
+    costs.floors(lengths)  # names a sequence that is too long by its place in the batch
+    order = np.argsort(-lengths, kind="stable")
+    batch = Batch(lengths[order], costs)
+    if solver == "milp":
+        from dataserver.planning.sequence_parallel.milp import solve
+
+        groupings = solve(batch, budget.microbatch_counts)
+    else:
+        groupings = search(batch, budget)
+    return assemble(batch, order, groupings)
+
+
+def assemble(batch: Batch, order: I64, groupings: Sequence[Grouping]) -> SequencePlan:
+    """The plan of some groupings; `order` [n] is the batch's index of each sorted sequence."""
+    costs = batch.costs
+    microbatches = tuple(_microbatch(batch, order, g) for g in groupings)
+    bound = batch.fewest * costs.fixed_ns + batch.bound(0, len(batch.lengths))
+    return SequencePlan(microbatches, sum(m.time_ns for m in microbatches), bound)
+
+
+def _microbatch(batch: Batch, order: I64, grouping: Grouping) -> GroupedMicrobatch:
+    """Ranks from the largest group down: every group then starts at a multiple of its degree."""
+    columns = np.repeat(np.arange(len(grouping.composition)), grouping.composition)
+    groups, rank = [], 0
+    for number in range(len(columns) - 1, -1, -1):
+        degree = batch.costs.degrees[columns[number]]
+        members = grouping.members[grouping.group == number]
+        time = int(batch.times[members, columns[number]].sum())
+        groups.append(SequenceGroup(rank, degree, tuple(int(i) for i in order[members]), time))
+        rank += degree
+    return GroupedMicrobatch(tuple(groups), batch.costs.fixed_ns + max(g.time_ns for g in groups))
