@@ -51,19 +51,19 @@ def collect(metrics_file: Path, summaries: Sequence[PlanSummary]) -> dict[str, A
 def print_table(figures: dict[str, Any]) -> None:
     """The short table."""
     table = Table(title=f"{figures['steps']} steps", title_justify="left")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
+    table.add_column("figure", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
     for name, key in (("text loss (backbone)", "text_loss"), ("image loss (generator)", "image_loss")):
         loss = figures[key]
-        table.add_row(f"{name}, first -> last", f"{loss['first']:.3f} -> {loss['last']:.3f}")
+        table.add_row(f"{name}, first -> last step", f"{loss['first']:.3f} -> {loss['last']:.3f}")
     table.add_row("samples per second", f"{figures['samples_per_s']:.1f}")
-    table.add_row("trainer's wait for data, share of step time", f"{figures['data_wait_percent']:.1f} %")
+    table.add_row("trainer's wait for data, share of the step", f"{figures['data_wait_percent']:.1f} %")
     for module, found in figures["imbalance"].items():
         table.add_row(
-            f"DP imbalance of {module}, max / mean, before -> after balancing",
+            f"{module}: DP imbalance (max / mean), before -> after",
             f"{found['before']:.3f} -> {found['after']:.3f}",
         )
     bubble, step = figures["bubble_percent"], figures["simulated_step_ms"]
-    table.add_row("simulated bubble, before -> after planning", f"{bubble['before']:.1f} % -> {bubble['after']:.1f} %")
-    table.add_row("simulated step, before -> after planning", f"{step['before']:.1f} ms -> {step['after']:.1f} ms")
+    table.add_row("simulated pipeline bubble, before -> after", f"{bubble['before']:.1f} % -> {bubble['after']:.1f} %")
+    table.add_row("simulated step, before -> after", f"{step['before']:.1f} ms -> {step['after']:.1f} ms")
     Console().print(table)

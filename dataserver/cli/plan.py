@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dataserver.cli.arguments import Pairs, given, named_paths
+from dataserver.cli.pictures import draw_plan
 from dataserver.planning.expectation import imbalance
 from dataserver.planning.identity import parse_job
+from dataserver.planning.planner import explain
 from dataserver.serving.catalog import Catalog, fill_job
 from dataserver.serving.config import MAX_CONFIG_BYTES, load_config
 from dataserver.serving.plan_message import plan_message
@@ -31,6 +33,7 @@ def plan(
     tokenizer: Pairs = (),
     config: Path | None = None,
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    plot: Path | None = None,
 ) -> None:
     """Show one step of a job: its samples, the loads of the ranks and the pipeline, before and after planning.
 
@@ -46,6 +49,7 @@ def plan(
         tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
         config: YAML file of a server, for the same names.
         json: Print the plan as JSON (message disttrain.v1.StepPlan), all samples included.
+        plot: Draw loads and pipeline, before and after, to this .png, .svg or .pdf file.
     """
     if step < 0:
         raise ValueError(f"--step is {step}; steps are counted from 0")
@@ -60,7 +64,11 @@ def plan(
     datasets = catalog.find_datasets(parsed.stream)
     catalog.find_tokenizer(parsed.stream.tokenizer)
     planner = make_planner(parsed, datasets)
-    message = plan_message(parsed, planner.plan(step))
+    planned = planner.plan(step)
+    summary = explain(parsed, planned)
+    message = plan_message(parsed, planned, summary)
+    if plot is not None:
+        draw_plan(summary, f"step {step} of job {parsed.job_id[:12]}, as simulated", plot)
     if json:
         print(MessageToJson(message, preserving_proto_field_name=True))
     else:
@@ -127,7 +135,7 @@ def _samples(samples: plan_pb2.PlannedSamples) -> Table:
         shard, row = divmod(samples.sample[i], 1 << 32)
         task = plan_pb2.Task.Name(samples.task[i]).removeprefix("TASK_").lower()
         table.add_row(
-            str(samples.dataset[i]), str(getattr(samples, "pass")[i]), str(shard), str(row), task,
+            str(samples.dataset[i]), str(samples.pass_number[i]), str(shard), str(row), task,
             str(samples.tokens[i]), str(samples.truncated_tokens[i]), str(samples.images[i]),
             str(samples.rank[i]), str(samples.microbatch[i]), str(samples.slot[i]),
         )  # fmt: skip

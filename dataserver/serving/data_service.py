@@ -17,6 +17,7 @@ from dataserver.planning.jobspec import (
     SUPPORTED_PLAN_VERSIONS,
     ModuleSpec,
 )
+from dataserver.planning.planner import explain
 from dataserver.preprocessing import content_digest
 from dataserver.serving.catalog import Catalog, quarantine_digest
 from dataserver.serving.config import ServerConfig
@@ -25,8 +26,11 @@ from dataserver.serving.plan_message import plan_message
 from dataserver.serving.registry import JobRegistry, ServedJob, parse_job_json
 from dataserver.serving.source import ViewSource
 from dataserver.serving.streams import Streams
+from dataserver.serving.wire import MAX_MESSAGE_BYTES
 
 MAX_TENSOR_NAMES: Final = 64
+MESSAGE_MARGIN_BYTES: Final = 1024
+"""Room in a message of the largest size for what wraps a plan."""
 MAX_TENSOR_NAME_CHARS: Final = 64
 MAX_REPORT_BYTES: Final = 64 << 10
 """Of one report of step times: a few thousand microbatches."""
@@ -74,7 +78,15 @@ class DataService:
     def GetPlan(self, request: pb.GetPlanRequest, _: grpc.ServicerContext) -> pb.GetPlanResponse:
         """Plan one step and say what the plan gains."""
         served = self._jobs.get(request.job_id)
-        return pb.GetPlanResponse(plan=plan_message(served.job, served.planner.plan(request.step)))
+        plan = served.planner.plan(request.step)
+        message = plan_message(served.job, plan, explain(served.job, plan))
+        if message.ByteSize() > MAX_MESSAGE_BYTES - MESSAGE_MARGIN_BYTES:
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_REQUEST_INVALID,
+                f"the plan of step {plan.step} names {len(plan.samples)} samples, more than a message of "
+                f"{MAX_MESSAGE_BYTES} bytes holds; look at it where the data is, with dataserver plan",
+            )
+        return pb.GetPlanResponse(plan=message)
 
     def ReportStepTimes(
         self, request: pb.ReportStepTimesRequest, _: grpc.ServicerContext

@@ -1,24 +1,18 @@
 """A step's plan as a message, with what the simulator expects of it."""
 
 import numpy as np
-from disttrain.v1 import errors_pb2, plan_pb2
+from disttrain.v1 import plan_pb2
 
 from dataserver.planning.identity import Job
 from dataserver.planning.plan import StepPlan
-from dataserver.planning.planner import explain
+from dataserver.planning.planner import PlanSummary
 from dataserver.planning.samples import I64
-from dataserver.serving.errors import DataServiceError
-from dataserver.serving.wire import MAX_MESSAGE_BYTES, denominators
+from dataserver.serving.wire import denominators
 
 
-def plan_message(job: Job, plan: StepPlan) -> plan_pb2.StepPlan:
-    """The message of one plan.
-
-    Raises:
-        DataServiceError: REQUEST_INVALID, the plan has more samples than one message may name.
-    """
-    summary = explain(job, plan)
-    message = plan_pb2.StepPlan(
+def plan_message(job: Job, plan: StepPlan, summary: PlanSummary) -> plan_pb2.StepPlan:
+    """The message of one plan, `summary` being what `explain` says of it."""
+    return plan_pb2.StepPlan(
         job_id=plan.job_id,
         stream_id=plan.stream_id,
         step=plan.step,
@@ -39,20 +33,14 @@ def plan_message(job: Job, plan: StepPlan) -> plan_pb2.StepPlan:
         bubble_before_ppm=summary.before.timeline.bubble_ppm,
         bubble_after_ppm=summary.after.timeline.bubble_ppm,
     )
-    if message.ByteSize() > MAX_MESSAGE_BYTES - 1024:
-        raise DataServiceError(
-            errors_pb2.ERROR_REASON_REQUEST_INVALID,
-            f"the plan of step {plan.step} names {len(plan.samples)} samples, more than a message of "
-            f"{MAX_MESSAGE_BYTES} bytes holds; look at it where the data is, with dataserver plan",
-        )
-    return message
 
 
 def _samples(job: Job, plan: StepPlan) -> plan_pb2.PlannedSamples:
     samples = plan.samples
     rank, microbatch, slot = _placement(job, plan)
-    message = plan_pb2.PlannedSamples(
+    return plan_pb2.PlannedSamples(
         dataset=samples.dataset.tolist(),
+        pass_number=samples.pass_.tolist(),
         sample=samples.sample.tolist(),
         task=samples.task.tolist(),
         tokens=samples.tokens.tolist(),
@@ -62,8 +50,6 @@ def _samples(job: Job, plan: StepPlan) -> plan_pb2.PlannedSamples:
         microbatch=microbatch.tolist(),
         slot=slot.tolist(),
     )
-    getattr(message, "pass").extend(samples.pass_.tolist())  # a keyword of Python
-    return message
 
 
 def _placement(job: Job, plan: StepPlan) -> tuple[I64, I64, I64]:

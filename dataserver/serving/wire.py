@@ -159,14 +159,13 @@ def _encode_in_place(
 def _items(plan: StepPlan, view: ViewPlan, valid: Bool) -> microbatch_pb2.Items:
     samples, backbone = plan.samples, view.kind is ModuleKind.BACKBONE
     index = view.items if backbone else samples.image_sample[view.items]
-    items = microbatch_pb2.Items(
+    return microbatch_pb2.Items(
         dataset=samples.dataset[index].tolist(),
+        pass_number=samples.pass_[index].tolist(),
         sample=samples.sample[index].tolist(),
         image=[] if backbone else samples.image_number[view.items].tolist(),
         valid=valid.tolist(),
     )
-    getattr(items, "pass").extend(samples.pass_[index].tolist())  # a keyword of Python
-    return items
 
 
 def _sequence_valid(plan: StepPlan, view: ViewPlan) -> list[bool]:

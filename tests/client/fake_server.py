@@ -199,7 +199,7 @@ class FakeServer(DataServiceServicer):
             microbatch=microbatch,
             num_microbatches=num_microbatches(step),
             denominators=mb.Denominators(text_tokens=100 + step, target_patches=7),
-            items=mb.Items(dataset=[0, 0], sample=[step, 1 << 40], valid=[True, False], **{"pass": [0, 1]}),
+            items=mb.Items(dataset=[0, 0], sample=[step, 1 << 40], valid=[True, False], pass_number=[0, 1]),
             sequence_valid=[True],
             routings=[
                 mb.Routing(

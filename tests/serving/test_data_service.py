@@ -189,10 +189,10 @@ def test_a_plan_names_every_sample_once_and_agrees_with_the_stream(server: Runni
                 assert header.plan_hash == plan.plan_hash
                 assert header.num_microbatches == plan.num_microbatches
                 assert header.denominators == plan.denominators
-                names = zip(header.items.dataset, getattr(header.items, "pass"), header.items.sample, strict=True)
+                names = zip(header.items.dataset, header.items.pass_number, header.items.sample, strict=True)
                 placed.update(dict.fromkeys(names, (rank, header.microbatch)))
     s = plan.samples
-    planned = zip(s.dataset, getattr(s, "pass"), s.sample, s.rank, s.microbatch, strict=True)
+    planned = zip(s.dataset, s.pass_number, s.sample, s.rank, s.microbatch, strict=True)
     assert placed == {(d, p, n): (r, m) for d, p, n, r, m in planned}
     assert [load.module for load in plan.loads] == ["vit", "llm", "gen"]
     for load in plan.loads:

@@ -56,7 +56,7 @@ def test_a_stream_delivers_every_microbatch_of_every_step_and_says_that_it_ended
     for header, body in found.microbatches:
         views = tensors(header, body)
         count = len(header.items.sample)
-        assert len(header.items.valid) == len(header.items.dataset) == len(getattr(header.items, "pass")) == count
+        assert len(header.items.valid) == len(header.items.dataset) == len(header.items.pass_number) == count
         assert all(header.items.valid)
         if module == "llm":
             assert len(views["cu_lengths"]) == count + 1
@@ -79,7 +79,7 @@ def test_the_views_of_a_step_name_the_same_samples_and_plan(server: Running) -> 
             for h, _ in headers:
                 if h.step == step:
                     items = h.items
-                    names[module] += zip(items.dataset, getattr(items, "pass"), items.sample, strict=True)
+                    names[module] += zip(items.dataset, items.pass_number, items.sample, strict=True)
         assert len(names["llm"]) == len(set(names["llm"]))
         assert set(names["vit"]) | set(names["gen"]) == set(names["llm"])
 

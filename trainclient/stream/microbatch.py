@@ -193,12 +193,12 @@ def read_table(header: pb.MicrobatchHeader, max_bytes: int) -> TensorTable:
 
 def read_items(items: pb.Items) -> Items:
     """Check and convert the names of a view's items."""
-    lengths = [len(items.dataset), len(getattr(items, "pass")), len(items.sample), len(items.valid)]
+    lengths = [len(items.dataset), len(items.pass_number), len(items.sample), len(items.valid)]
     count = len(items.sample)
     _require(set(lengths) == {count} and len(items.image) in (0, count), f"item arrays of lengths {lengths} differ")
     return Items(
         _int64(items.dataset),
-        _int64(getattr(items, "pass")),
+        _int64(items.pass_number),
         np.array(items.sample, np.uint64),
         _int64(items.image),
         np.array(items.valid, np.bool_),

@@ -159,13 +159,17 @@ class Items(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DATASET_FIELD_NUMBER: _builtins.int
-    PASS_FIELD_NUMBER: _builtins.int
+    PASS_NUMBER_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     VALID_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def dataset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Position of the dataset in the job's list."""
+
+    @_builtins.property
+    def pass_number(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Pass over that dataset."""
 
     @_builtins.property
     def sample(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -185,13 +189,14 @@ class Items(_message.Message):
         self,
         *,
         dataset: _abc.Iterable[_builtins.int] | None = ...,
+        pass_number: _abc.Iterable[_builtins.int] | None = ...,
         sample: _abc.Iterable[_builtins.int] | None = ...,
         image: _abc.Iterable[_builtins.int] | None = ...,
         valid: _abc.Iterable[_builtins.bool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "image", b"image", "pass", b"pass", "sample", b"sample", "valid", b"valid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "image", b"image", "pass_number", b"pass_number", "sample", b"sample", "valid", b"valid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
