@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 
+from dataserver.planning.balancing.composing import Hop, Placement, compose
 from dataserver.planning.balancing.greedy import differencing, in_runs, longest_first, tokens_then_squares
 from dataserver.planning.balancing.interface import Balancer, Memory, bin_loads, lower_bound
 from dataserver.planning.balancing.padded import padded
+from dataserver.planning.balancing.relabelling import bytes_between_nodes, relabel, traffic_between
 from dataserver.planning.balancing.search import searched
 
 BALANCERS: Mapping[str, Balancer] = MappingProxyType(
@@ -27,13 +29,19 @@ BALANCERS: Mapping[str, Balancer] = MappingProxyType(
 __all__ = [
     "BALANCERS",
     "Balancer",
+    "Hop",
     "Memory",
+    "Placement",
     "bin_loads",
+    "bytes_between_nodes",
+    "compose",
     "differencing",
     "in_runs",
     "longest_first",
     "lower_bound",
     "padded",
+    "relabel",
     "searched",
     "tokens_then_squares",
+    "traffic_between",
 ]

@@ -24,14 +24,12 @@ def longest_first(loads: I64, num_bins: int, capacity: int | None = None, memory
     if memory is None:
         return greedy.longest_first(loads, order, num_bins, limit)
     need = plain(memory.need)
+    by_need = np.argsort(-need, kind="stable")
     bins, item = greedy.longest_first_within(loads, need, order, num_bins, limit, memory.cap)
-    if item < 0:
-        return bins
-    order = np.argsort(-need, kind="stable")
-    bins, item = greedy.longest_first_within(need, need, order, num_bins, limit, memory.cap)
-    if item < 0:
-        return bins
-    bins, item = greedy.fullest_first_within(need, order, num_bins, limit, memory.cap)
+    if item >= 0:
+        bins, item = greedy.longest_first_within(need, need, by_need, num_bins, limit, memory.cap)
+    if item >= 0:
+        bins, item = greedy.fullest_first_within(need, by_need, num_bins, limit, memory.cap)
     if item < 0:
         return bins
     raise ValueError(

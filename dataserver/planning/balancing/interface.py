@@ -98,16 +98,29 @@ def bin_loads(loads: I64, bins: I64, num_bins: int) -> I64:
 def lower_bound(loads: I64, num_bins: int, capacity: int | None = None) -> int:
     """A load that the heaviest bin of no assignment falls below.
 
-    The largest of: the mean; and for each k, the k + 1 smallest of the k m + 1 heaviest items (some of the m bins holds
-    so many of these) with the lightest items of all that must fill that bin, since the others hold `capacity` at most.
+    j bins hold at least n - (m - j) x capacity items between them, since the other bins hold `capacity` at most. So the
+    heaviest bin is at least
+
+    - for every k, the k + 1 lightest of the k m + 1 heaviest items (some bin holds so many of these) with the lightest
+      items that must fill that bin;
+    - for every j, the mean of the bins of the j heaviest items with the lightest items that must fill them, or, if two
+      of these items share a bin, the two lightest of them and the lightest items that must fill it. With j = m this is
+      the mean, with j = 1 the largest item + the (count - 1) smallest.
     """
-    count = check(loads, num_bins, capacity)
-    if not len(loads):
+    limit, count = check(loads, num_bins, capacity), len(loads)
+    if not count:
         return 0
-    must_hold = len(loads) - (num_bins - 1) * count
     ordered = np.sort(loads)[::-1]
     before = np.concatenate(([0], np.cumsum(ordered)))
-    k = np.arange((len(loads) - 1) // num_bins + 1)
-    some = before[k * num_bins + 1] - before[k * num_bins - k]
-    filling = before[-1] - before[len(loads) - np.maximum(must_hold - k - 1, 0)]
-    return max(-(-int(before[-1]) // num_bins), int((some + filling).max()))
+
+    def lightest(number: I64) -> I64:
+        found: I64 = before[-1] - before[count - np.maximum(number, 0)]
+        return found
+
+    must_hold = count - (num_bins - 1) * limit
+    k = np.arange((count - 1) // num_bins + 1)
+    crowded = before[k * num_bins + 1] - before[k * num_bins - k] + lightest(must_hold - k - 1)
+    j = np.arange(1, min(num_bins, count) + 1)
+    apart = -(-(before[j] + lightest(count - (num_bins - j) * limit - j)) // j)
+    apart[1:] = np.minimum(apart[1:], ordered[j[1:] - 2] + ordered[j[1:] - 1] + lightest(np.array([must_hold - 2])))
+    return max(-(-int(before[-1]) // num_bins), int(crowded.max()), int(apart.max()))

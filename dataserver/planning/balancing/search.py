@@ -50,5 +50,7 @@ def searched(
     )
     targets = np.array([bound + (bound >> 12), bound + (bound >> CLOSE)], np.int64)
     spend = BUDGET + BUDGET_PER_ITEM * len(loads) if budget is None else budget
-    best, _ = search.improve(items, plain(bins), num_bins, limit, 0 if memory is None else memory.cap, targets, spend)
+    best, _ = search.improve(
+        items, plain(bins), num_bins, limit, 0 if memory is None else memory.cap, targets, spend, False
+    )
     return best

@@ -31,20 +31,28 @@ def longest_first_within(
 ) -> tuple[I64, int]:
     """The same, to the lightest bin that has room for the item's memory too.
 
+    Bins without such room wait in `aside`, a heap by memory in use, for smaller items.
+
     Returns:
         The bin of each item, and the first item for which there was no bin, or -1.
     """
     bins = np.full(len(loads), -1, np.int64)
     heap, aside = np.arange(num_bins), np.empty(num_bins, np.int64)
     load, count, used = np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
-    size, least = num_bins, memory_cap
+    size, num_aside = num_bins, 0
     for item in order:
-        least = min(least, memory[item])
-    for item in order:
-        set_aside = 0
-        while size and used[heap[0]] + memory[item] > memory_cap:
-            aside[set_aside] = heap[0]
-            set_aside += 1
+        used_at_most = memory_cap - memory[item]
+        while num_aside and used[aside[0]] <= used_at_most:  # what was too full for larger items
+            heap[size] = aside[0]
+            size += 1
+            sift_up(heap, size, load)
+            num_aside -= 1
+            aside[0] = aside[num_aside]
+            sift_down(aside, num_aside, used)
+        while size and used[heap[0]] > used_at_most:
+            aside[num_aside] = heap[0]
+            num_aside += 1
+            sift_up(aside, num_aside, used)
             size -= 1
             heap[0] = heap[size]
             sift_down(heap, size, load)
@@ -55,14 +63,10 @@ def longest_first_within(
         load[chosen] += loads[item]
         count[chosen] += 1
         used[chosen] += memory[item]
-        if count[chosen] == capacity or used[chosen] + least > memory_cap:  # full for good
+        if count[chosen] == capacity:
             size -= 1
             heap[0] = heap[size]
         sift_down(heap, size, load)
-        for b in aside[:set_aside]:
-            heap[size] = b
-            size += 1
-            sift_up(heap, size, load)
     return bins, -1
 
 

@@ -10,30 +10,31 @@ from dataserver.planning.samples import I64
 def best_fit(tokens: I64, order: I64, seq_len: int) -> I64:
     """The sequence of each sample: in `order` to the fullest one with room, the lower on ties, else a new one.
 
-    Open sequences stand in `room` and `number`, sorted; those without room for the least sample are dropped.
+    Open sequences stand sorted in `key`, room << 32 | number; those without room for the least sample are dropped.
     """
     sequence = np.empty(len(tokens), np.int64)
-    room, number = np.empty(len(tokens), np.int64), np.empty(len(tokens), np.int64)
-    open_, opened, least = 0, 0, seq_len
+    key = np.empty(len(tokens), np.int64)
+    held, opened, least = 0, 0, seq_len
     for item in order:
         least = min(least, tokens[item])
     for item in order:
-        fit = np.searchsorted(room[:open_], tokens[item])
-        if fit < open_:
-            left, chosen = room[fit] - tokens[item], number[fit]
+        fit = np.searchsorted(key[:held], tokens[item] << 32)
+        if fit < held:
+            left, chosen = (key[fit] >> 32) - tokens[item], key[fit] & 0xFFFFFFFF
         else:
             left, chosen = seq_len - tokens[item], opened
             opened += 1
-            open_ += 1
+            held += 1
         sequence[item] = chosen
-        while fit > 0 and (room[fit - 1], number[fit - 1]) > (left, chosen):
-            room[fit], number[fit] = room[fit - 1], number[fit - 1]
-            fit -= 1
-        room[fit], number[fit] = left, chosen
-        if left < least:  # it stands first, and nothing fits it any more
-            open_ -= 1
-            for entry in range(fit, open_):
-                room[entry], number[entry] = room[entry + 1], number[entry + 1]
+        if left < least:
+            held -= 1
+            for entry in range(fit, held):
+                key[entry] = key[entry + 1]
+            continue
+        place = np.searchsorted(key[:fit], left << 32 | chosen)
+        for entry in range(fit, place, -1):
+            key[entry] = key[entry - 1]
+        key[place] = left << 32 | chosen
     return sequence
 
 

@@ -1,0 +1,271 @@
+"""All balancers: caps, theorems, brute force, published checks."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dataserver.planning.balancing import (
+    BALANCERS,
+    Memory,
+    bin_loads,
+    differencing,
+    longest_first,
+    lower_bound,
+    padded,
+    searched,
+    tokens_then_squares,
+)
+from dataserver.planning.samples import I64
+
+LOADS = st.lists(st.integers(0, 60), max_size=7)
+NAMES = st.sampled_from(sorted(BALANCERS))
+
+
+def assignments(count: int, num_bins: int, capacity: int) -> list[tuple[int, ...]]:
+    every = product(range(num_bins), repeat=count)
+    return [bins for bins in every if all(bins.count(b) <= capacity for b in set(bins))]
+
+
+def heaviest(loads: list[int] | I64, bins: tuple[int, ...] | I64, num_bins: int) -> int:
+    return int(bin_loads(np.array(loads, np.int64), np.array(bins, np.int64), num_bins).max())
+
+
+def padded_cost(loads: list[int], bins: tuple[int, ...] | list[int], num_bins: int) -> int:
+    groups = [[load for load, b in zip(loads, bins, strict=True) if b == k] for k in range(num_bins)]
+    return max(len(group) * max(group, default=0) for group in groups)
+
+
+@given(NAMES, st.lists(st.integers(0, 10**15), max_size=40), st.integers(1, 8), st.none() | st.integers(0, 3))
+def test_every_item_is_placed_and_counts_are_capped(name: str, loads: list[int], m: int, spare: int | None) -> None:
+    capacity = None if spare is None else -(-len(loads) // m) + spare
+    given_loads = np.array(loads, np.int64)
+    given_loads.flags.writeable = False
+    bins = BALANCERS[name](given_loads, m, capacity)
+    assert bins.dtype == np.int64
+    assert len(bins) == len(loads)
+    counts = np.bincount(bins, minlength=m)
+    assert len(counts) == m
+    assert capacity is None or counts.max() <= capacity
+    if spare == 0 and len(loads) % m == 0:
+        assert len(set(counts.tolist())) == 1
+
+
+@given(NAMES, LOADS, st.integers(1, 3), st.integers(0, 2))
+@settings(max_examples=150)
+def test_bounds_and_search_against_every_assignment(name: str, loads: list[int], m: int, spare: int) -> None:
+    capacity = -(-len(loads) // m) + spare
+    optimum = min(heaviest(loads, bins, m) for bins in assignments(len(loads), m, capacity))
+    bound = lower_bound(np.array(loads, np.int64), m, capacity)
+    found = heaviest(loads, BALANCERS[name](np.array(loads, np.int64), m, capacity), m)
+    assert bound <= optimum <= found
+    if name.startswith("searched"):
+        assert found == optimum  # with these sizes the budget lets no optimum escape
+
+
+@given(LOADS, st.integers(1, 3))
+@settings(max_examples=60)
+def test_bound_without_a_cap(loads: list[int], m: int) -> None:
+    optimum = min(heaviest(loads, bins, m) for bins in assignments(len(loads), m, len(loads)))
+    assert lower_bound(np.array(loads, np.int64), m) <= optimum
+
+
+@pytest.mark.parametrize(
+    ("loads", "num_bins", "capacity", "bound"),
+    [
+        ([5, 4, 3, 3, 3], 2, None, 9),  # the mean
+        ([9, 1, 1, 1], 2, 2, 10),  # the largest and the one smallest that must join it
+        ([4, 4, 4], 2, None, 8),  # two of three share a bin
+        ([10, 10, 1, 2, 3, 3], 2, 3, 15),  # the mean again
+        ([10, 10, 1, 1, 3, 3], 3, 2, 11),
+        ([20, 19, 1, 2, 9, 9], 3, 2, 21),  # both large ones need a partner: 20 + 1 and 19 + 2
+        ([20, 20, 1, 3, 9, 9], 3, 2, 22),  # (20 + 20 + 1 + 3) / 2, though 20 + 1 = 21
+    ],
+)
+def test_bounds_by_hand(loads: list[int], num_bins: int, capacity: int | None, bound: int) -> None:
+    assert lower_bound(np.array(loads), num_bins, capacity) == bound
+
+
+@given(st.lists(st.integers(0, 1000), max_size=60), st.integers(1, 9), st.booleans(), st.integers(0, 5000))
+def test_search_never_worsens_its_seed(loads: list[int], m: int, equal: bool, budget: int) -> None:
+    capacity = -(-len(loads) // m) if equal else None
+    given_loads = np.array(loads, np.int64)
+    for seed in (longest_first, differencing):
+        before = heaviest(loads, seed(given_loads, m, capacity), m)
+        assert heaviest(loads, searched(given_loads, m, capacity, seed=seed, budget=budget), m) <= before
+
+
+def test_search_ends_close_to_the_bound() -> None:
+    draw = np.random.default_rng(5)
+    for sigma in (0.75, 1.2):
+        loads = (draw.lognormal(0, sigma, 2048) * 1_000_000).astype(np.int64)
+        bound = lower_bound(loads, 128, 16)
+        assert heaviest(loads, longest_first(loads, 128, 16), 128) >= bound
+        assert heaviest(loads, searched(loads, 128, 16), 128) <= bound + bound // 2000
+
+
+@given(st.lists(st.integers(0, 30), min_size=2, max_size=12))
+def test_differencing_of_two_bins_by_its_definition(loads: list[int]) -> None:
+    """With two bins BLDM joins differences: pairs in falling order, then the two widest until one is left."""
+    ordered = sorted(loads, reverse=True) + [0] * (len(loads) % 2)
+    differences = sorted((a - b for a, b in zip(ordered[::2], ordered[1::2], strict=True)), reverse=True)
+    while len(differences) > 1:
+        differences = sorted([differences[0] - differences[1], *differences[2:]], reverse=True)
+    bins = differencing(np.array(loads), 2)
+    loads_of = bin_loads(np.array(loads), bins, 2)
+    assert abs(int(loads_of[0] - loads_of[1])) == differences[0]
+    assert np.bincount(bins, minlength=2).max() <= -(-len(loads) // 2)
+
+
+def test_differencing_finds_what_lpt_misses() -> None:
+    loads = np.array([8, 7, 6, 5, 4, 2])
+    assert heaviest(loads, longest_first(loads, 2, 3), 2) == 17
+    assert heaviest(loads, differencing(loads, 2), 2) == 16
+
+
+@given(st.lists(st.integers(0, 20), max_size=7), st.integers(1, 3), st.integers(0, 4))
+@settings(max_examples=100)
+def test_padded_batches_are_optimal(loads: list[int], m: int, spare: int) -> None:
+    """Against every assignment, contiguous or not."""
+    capacity = -(-len(loads) // m) + spare
+    optimum = min(padded_cost(loads, bins, m) for bins in assignments(len(loads), m, capacity))
+    found = padded(np.array(loads, np.int64), m, capacity)
+    assert padded_cost(loads, found.tolist(), m) == optimum
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.integers(1, 3))
+@settings(max_examples=50)
+def test_padded_batches_with_a_quadratic_term(lengths: list[int], m: int) -> None:
+    def cost(count: int, longest: int) -> int:
+        return 3 * count * longest + 2 * count * longest**2
+
+    def slowest(bins: tuple[int, ...] | list[int]) -> int:
+        groups = [[x for x, b in zip(lengths, bins, strict=True) if b == k] for k in range(m)]
+        return max(cost(len(group), max(group, default=0)) for group in groups)
+
+    optimum = min(slowest(bins) for bins in assignments(len(lengths), m, len(lengths)))
+    tokens = np.array(lengths, np.int64)
+    assert slowest(padded(3 * tokens + 2 * tokens**2, m).tolist()) == optimum
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), min_size=1, max_size=30),
+    st.integers(1, 5),
+    st.integers(0, 30),
+    st.booleans(),
+)
+def test_memory_is_kept(items: list[tuple[int, int]], m: int, spare: int, equal: bool) -> None:
+    loads, need = (np.array(column, np.int64) for column in zip(*items, strict=True))
+    memory = Memory(need, max(int(need.max()), -(-int(need.sum()) // m)) + spare)
+    capacity = -(-len(items) // m) if equal else None
+    try:
+        first = longest_first(loads, m, capacity, memory)
+    except ValueError as error:
+        assume("found no way" not in str(error))
+        raise
+    for bins in (first, searched(loads, m, capacity, memory)):
+        assert bin_loads(need, bins, m).max() <= memory.cap
+        assert capacity is None or np.bincount(bins).max() <= capacity
+    assert heaviest(loads, bins, m) <= heaviest(loads, first, m)
+
+
+def test_memory_that_is_met_in_one_way_only() -> None:
+    """By load the two halves would go apart; by need 6 + 4 and 5 + 3 + 2 alone fit 10."""
+    memory = Memory(np.array([6, 5, 4, 3, 2]), 10)
+    bins = longest_first(np.array([1, 1, 9, 9, 9]), 2, None, memory)
+    assert bins[0] == bins[2] != bins[1] == bins[3] == bins[4]
+    found = searched(np.array([1, 1, 9, 9, 9]), 2, None, memory)
+    assert bin_loads(memory.need, found, 2).tolist() == [10, 10]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1, 2, 3], 1, 2), "3 items do not fit 1 bins of 2; raise the number of bins"),
+        (([1, -2], 2), r"loads from -2 to 1; 2 loads must lie in \[0,"),
+        (([2**61, 2**61], 2), "use a coarser unit"),
+        (([1], 0), "0 bins; at least 1"),
+        (([1, 1], 2, None, Memory(np.array([1]), 4)), "memory of 1 items for loads of 2"),
+        (([1, 1], 2, None, Memory(np.array([1, 5]), 4)), r"\(item 1\); each must lie in \[0, 4\], the memory of a bin"),
+        (([1, 1, 1], 2, None, Memory(np.array([4, 4, 4]), 5)), "items need 12 of memory, 2 bins of 5 have 10"),
+        (([1, 1, 1], 2, None, Memory(np.array([3, 3, 3]), 5)), "item 2, which needs 3, is left over"),
+    ],
+)
+def test_refusals(arguments: tuple, message: str) -> None:  # type: ignore[type-arg]
+    for balancer in (longest_first, searched):
+        with pytest.raises(ValueError, match=message):
+            balancer(np.array(arguments[0], np.int64), *arguments[1:])
+
+
+@pytest.mark.parametrize("balancer", [differencing, padded])
+def test_balancers_without_a_memory_cap_say_so(balancer) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match="no memory cap"):
+        balancer(np.ones(2, np.int64), 2, None, Memory(np.ones(2, np.int64), 4))
+
+
+def test_tokens_then_squares() -> None:
+    """4 goes where there are fewer squares: with tolerance 2 to 5 + 5 (50) rather than to 8 (64)."""
+    lengths = np.array([8, 5, 5, 4])
+    assert tokens_then_squares(lengths, 2, tolerance=0).tolist() == [0, 1, 1, 0]
+    assert tokens_then_squares(lengths, 2, tolerance=2).tolist() == [0, 1, 1, 1]
+    assert tokens_then_squares(lengths, 2, 2, tolerance=2).tolist() == [0, 1, 1, 0]
+    with pytest.raises(ValueError, match="squares are summed for"):
+        tokens_then_squares(np.array([2**22 + 1]), 2)
+
+
+@given(st.lists(st.integers(0, 100), max_size=30), st.integers(1, 5))
+def test_tokens_then_squares_without_tolerance_is_lpt(lengths: list[int], m: int) -> None:
+    found = tokens_then_squares(np.array(lengths, np.int64), m)
+    assert heaviest(lengths, found, m) == heaviest(lengths, longest_first(np.array(lengths, np.int64), m), m)
+
+
+@given(st.permutations([200, 400, 600, 800, 1000] * 8), st.sampled_from(["longest_first", "searched"]))
+def test_veomnis_check(lengths: list[int], name: str) -> None:
+    loads = np.array(lengths, np.int64) ** 2
+    assert bin_loads(loads, BALANCERS[name](loads, 8), 8).tolist() == [2_200_000] * 8
+
+
+@given(st.lists(st.integers(0, 50), max_size=50), st.integers(1, 7), st.integers(0, 4))
+def test_the_heap_gives_what_a_scan_for_the_lightest_gives(loads: list[int], m: int, spare: int) -> None:
+    capacity = -(-len(loads) // m) + spare
+    total, count, expected = [0] * m, [0] * m, [0] * len(loads)
+    for item in sorted(range(len(loads)), key=lambda i: (-loads[i], i)):
+        chosen = min((b for b in range(m) if count[b] < capacity), key=lambda b: (total[b], b))
+        expected[item] = chosen
+        total[chosen] += loads[item]
+        count[chosen] += 1
+    assert longest_first(np.array(loads, np.int64), m, capacity).tolist() == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), min_size=1, max_size=40), st.integers(1, 7))
+def test_the_memory_heap_gives_what_a_scan_gives(items: list[tuple[int, int]], m: int) -> None:
+    from dataserver.planning.kernels import greedy
+
+    loads, need = (np.array(column, np.int64) for column in zip(*items, strict=True))
+    cap = max(int(need.max()), -(-int(need.sum()) // m))
+    total, used, expected, failed = [0] * m, [0] * m, [-1] * len(items), -1
+    order = np.argsort(-loads, kind="stable")
+    for item in order.tolist():
+        open_bins = [b for b in range(m) if used[b] + need[item] <= cap]
+        if not open_bins:
+            failed = item
+            break
+        expected[item] = chosen = min(open_bins, key=lambda b: (total[b], b))
+        total[chosen] += int(loads[item])
+        used[chosen] += int(need[item])
+    bins, left_over = greedy.longest_first_within(loads, need, order, m, len(items), cap)
+    assert (bins.tolist(), left_over) == (expected, failed)
+
+
+def test_pools_are_worse_than_all_ranks_together() -> None:
+    """Libra's law for pools of P of D ranks: on average at most 1 + CV / sqrt(P) x sqrt(2 ln(D / P))."""
+    pooled, together = [], []
+    for seed in range(10):
+        loads = (np.random.default_rng(seed).lognormal(0, 0.75, 2048) * 1e6).astype(np.int64)
+        pooled.append(loads.reshape(16, 128).sum(axis=1).max() * 16 / loads.sum())
+        together.append(heaviest(loads, searched(loads, 128, 16), 128) * 128 / loads.sum())
+    variation = np.sqrt(np.exp(0.75**2) - 1) / 4
+    assert 1.05 < np.mean(pooled) <= 1 + variation / np.sqrt(8) * np.sqrt(2 * np.log(16))
+    assert max(together) < min(pooled)
