@@ -1,0 +1,143 @@
+"""A fleet that loses servers: every rank of every module receives the bytes of an undisturbed run."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from cli.server_process import ServerProcess, serving
+from e2e.streams import (
+    Clients,
+    Digest,
+    View,
+    break_image,
+    dataset_flags,
+    digest,
+    read_views,
+    start_servers,
+    used_address,
+)
+from serving.harness import index, job_data
+from shards import write_interleaved, write_pairs
+
+from dataserver.planning.identity import Job, parse_job
+from dataserver.serving.catalog import Catalog, fill_job
+from dataserver.serving.config import load_config
+
+Received = dict[View, list[Digest]]
+BROKEN_SHARD, BROKEN_ROW = 1, 3
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pairs, one of them with a broken image, and documents."""
+    root = tmp_path_factory.mktemp("fleet")
+    sound = index(write_pairs(root / "sound", 40, 10, seed=1, median_size=160, formats=("PNG", "JPEG", "WEBP", "PNG")))
+    return {
+        "pairs": break_image(sound, root / "pairs", BROKEN_SHARD, BROKEN_ROW),
+        "docs": index(write_interleaved(root / "docs", 16, 8, seed=2, median_size=160)),
+    }
+
+
+@pytest.fixture(scope="module")
+def job(folders: dict[str, Path]) -> Job:
+    """Six steps of four or more microbatches, in which every pair occurs."""
+    data = job_data(seq_len=640, global_batch=8, end={"steps": 6}, generation={"ratio": "0.5", "query_tokens": 8})
+    return parse_job(fill_job(data, Catalog.open(load_config(None, {"datasets": folders}))))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folders: dict[str, Path], job: Job) -> Received:
+    """What one server sends."""
+    with ExitStack() as stack:
+        return read_views([*start_servers(stack, folders, 1)], job, digest)
+
+
+def test_the_broken_image_is_invalid_wherever_it_occurs(undisturbed: Received) -> None:
+    invalid = {
+        (dataset, sample)
+        for batches in undisturbed.values()
+        for batch in batches
+        for (dataset, _, sample), valid in zip(batch.samples, batch.valid, strict=True)
+        if not valid
+    }
+    assert invalid == {(0, BROKEN_SHARD << 32 | BROKEN_ROW)}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_any_number_of_servers_sends_the_same_bytes(
+    folders: dict[str, Path], job: Job, undisturbed: Received, count: int
+) -> None:
+    asked: set[str] = set()
+    with ExitStack() as stack:
+        servers = start_servers(stack, folders, count)
+        found = read_views(
+            [*servers], job, digest, {2: lambda clients: asked.update(map(used_address, clients.values()))}
+        )
+    assert found == undisturbed
+    assert len(asked) > 1, "one server did all the work"
+
+
+class Killer:
+    """Kills servers while streams come from them, and knows which streams those are."""
+
+    def __init__(self, servers: dict[str, ServerProcess]) -> None:
+        self.servers = servers
+        self.orphans: dict[str, list[View]] = {}
+
+    def kill_busiest(self, clients: Clients) -> str:
+        used = {view: used_address(client) for view, client in clients.items()}
+        addresses = [*used.values()]
+        victim = max(self.servers, key=addresses.count)
+        self.servers.pop(victim).end(9)
+        self.orphans[victim] = [view for view, address in used.items() if address == victim]
+        return victim
+
+
+def test_kill_9_in_mid_step_while_all_ranks_stream(folders: dict[str, Path], job: Job, undisturbed: Received) -> None:
+    moved: list[bool] = []
+    with ExitStack() as stack:
+        killer = Killer(start_servers(stack, folders, 2))
+        found = read_views(
+            [*killer.servers],
+            job,
+            digest,
+            {
+                1: lambda clients: killer.kill_busiest(clients) and None,
+                4: lambda clients: moved.extend(used_address(c) in killer.servers for c in clients.values()),
+            },
+        )
+    assert found == undisturbed
+    (orphans,) = killer.orphans.values()
+    assert orphans
+    assert len(moved) == len(undisturbed)
+    assert all(moved)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_each_server_is_killed_once_and_one_comes_back(
+    folders: dict[str, Path], job: Job, undisturbed: Received, stack: ExitStack
+) -> None:
+    killer = Killer(start_servers(stack, folders, 2))
+    addresses = [*killer.servers]
+
+    def replace(clients: Clients) -> None:
+        victim = killer.kill_busiest(clients)
+        again = stack.enter_context(serving(*dataset_flags(folders), "--listen", victim))
+        assert again.address == victim
+        killer.servers[victim] = again
+
+    def kill_the_older(clients: Clients) -> None:
+        (older,) = (a for a in addresses if a not in killer.orphans)
+        killer.servers.pop(older).end(9)
+
+    assert read_views(addresses, job, digest, {1: replace, 3: kill_the_older}) == undisturbed
+    (survivor,) = killer.servers.values()
+    code, errors = survivor.end()
+    assert code == 0, errors
+    assert "Traceback" not in errors
