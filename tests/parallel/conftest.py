@@ -1,4 +1,4 @@
-"""A server process with a sound dataset and two in which one image of step 0 cannot be decoded."""
+"""A server process with two sound datasets, and three in which one image of step 0 cannot be decoded."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cli.server_process import serving
 from parallel.runtime_cases import SINGLE, Degrees, job_data
 from serving.harness import index
-from shards import write_pairs
+from shards import write_interleaved, write_pairs
 
 from dataserver.dataset import Dataset
 from dataserver.planning.identity import Job, parse_job
@@ -45,24 +46,27 @@ class Fleet:
 
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """PNG, because a flipped byte in the pixels of a JPEG is often not noticed."""
+    """The server; of the documents with a broken image, the victim has several images."""
     root = tmp_path_factory.mktemp("runtime")
-    sound = index(write_pairs(root / "pairs", 120, 40, seed=3, median_size=64, formats=("PNG",)))
-    folders, victims = {"pairs": sound}, {}
-    for task in Task:
-        name = task.name.lower()
+    pairs = index(write_pairs(root / "pairs", 120, 40, seed=3, median_size=64, formats=("PNG",)))
+    docs = index(write_interleaved(root / "docs", 48, 16, seed=4, median_size=48))
+    folders, victims = {"pairs": pairs, "docs": docs}, {}
+    sources = {"understanding": pairs, "generation": pairs, "documents": docs}
+    for name, folder in sources.items():
         folders[name] = root / name
-        victims[name] = _break_one_image(Fleet("", {name: sound}, {}), sound, folders[name], task)
+        victims[name] = _break_one_image(folder, folders[name], name)
     arguments = [part for name, folder in folders.items() for part in ("--dataset", f"{name}={folder}")]
     with serving(*arguments) as server:
         yield Fleet(server.address, folders, victims)
 
 
-def _break_one_image(fleet: Fleet, folder: Path, copy: Path, task: Task) -> int:
-    """Copy a dataset so that the first sample of step 0 with that task has a broken image; returns the sample."""
+def _break_one_image(folder: Path, copy: Path, name: str) -> int:
+    """Copy a dataset so that one sample of step 0 has an image that cannot be decoded; returns the sample."""
     dataset = Dataset.open(folder)
-    samples = JobPlanner(fleet.job(SINGLE, dataset=task.name.lower()), (dataset,)).plan(0).samples
-    victim = int(samples.sample[samples.task == task][0])
+    samples = JobPlanner(Fleet("", {name: folder}, {}).job(SINGLE, dataset=name), (dataset,)).plan(0).samples
+    task = Task.GENERATION if name == "generation" else Task.UNDERSTANDING
+    several = np.diff(samples.image_offsets) > (1 if name == "documents" else 0)
+    victim = int(samples.sample[(samples.task == task) & several][0])
     shard, row = divmod(victim, 1 << ROW_BITS)
     image = dataset.shards[shard].image(row, 0)
     copy.mkdir()
@@ -71,8 +75,15 @@ def _break_one_image(fleet: Fleet, folder: Path, copy: Path, task: Task) -> int:
             shutil.copy(path, copy)
     tar = copy / dataset.shards[shard].name
     data = bytearray(tar.read_bytes())
-    middle, end = image.offset + image.length // 2, image.offset + image.length
-    data[middle:end] = bytes(255 - byte for byte in data[middle:end])
+    _break(memoryview(data)[image.offset : image.offset + image.length])
     tar.write_bytes(data)
     index(copy)
     return victim
+
+
+def _break(image: memoryview) -> None:
+    """Leave the header as it is, and make the rest impossible: pixels of a PNG, Huffman tables of a JPEG."""
+    content = bytes(image)
+    start = content.find(b"\xff\xc4") + 5 if content.startswith(b"\xff\xd8") else len(content) // 2
+    end = start + 16 if content.startswith(b"\xff\xd8") else len(content)
+    image[start:end] = bytes(255 - byte for byte in content[start:end])

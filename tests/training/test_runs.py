@@ -6,6 +6,7 @@ from typing import Any
 
 import psutil
 import pytest
+from cli.server_process import serving
 from parallel.conftest import Fleet
 from parallel.runtime_cases import Degrees
 from training.runs import TIMEOUT_S, Run, descendants, kill_tree, read_until
@@ -73,6 +74,21 @@ def test_killed_process_ends_the_run_and_it_resumes(
     assert set(steps) == set(range(done + 1))
     by_step = {m["step"]: m for m in run.metrics()}
     assert_same_steps([by_step[step] for step in range(min(done + 1, 5))], undisturbed[: done + 1])
+
+
+def test_killed_server_changes_nothing(fleet: Fleet, tmp_path: Path, undisturbed: list[dict[str, Any]]) -> None:
+    arguments = ["--dataset", f"pairs={fleet.folders['pairs']}"]
+    with serving(*arguments) as one, serving(*arguments) as other:
+        run = Run(f"{one.address},{other.address}", tmp_path)
+        process = run.start(run.command(FIRST, "--steps", "5"))
+        try:
+            read_until(process, "step 1/")
+            one.process.kill()
+            _, errors = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            kill_tree(process)
+    assert process.returncode == 0, errors
+    assert_same_steps(run.metrics(), undisturbed)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
