@@ -124,8 +124,8 @@ class GroupCosts:
         if len(wrong):
             raise ValueError(
                 f"sequence {wrong[0]} has {lengths[wrong[0]]} tokens; {self.name} on {self.num_devices} devices holds 1"
-                f" to {limit} in a group of {self.degrees[-1]} ({self.device_tokens} per device): filter or split it, or"
-                " add devices"
+                f" to {limit} in a group of {self.degrees[-1]} ({self.device_tokens} per device): filter or split it,"
+                " or add devices"
             )
         limits = self.device_tokens * np.array(self.degrees, np.int64)
         return np.searchsorted(limits, lengths).astype(np.int64)

@@ -79,14 +79,14 @@ def bucket_ends(lengths: I64, num_buckets: int) -> I64:
 @kernel
 def _least_work(times: I64, floors: I64) -> int:
     """Time on one unit that the sequences take at least, each in its best degree, rounded down."""
-    n, columns = times.shape
+    n, columns = len(floors), times.shape[1]
     work = 0
     for k in range(n):
         least = times[k, floors[k]] << floors[k]
         for j in range(floors[k] + 1, columns):
             least = min(least, times[k, j] << j)
         work += int(least)
-    return work - (n << (columns - 1))  # every time may have lost a nanosecond
+    return work - (n << (int(columns) - 1))  # every time may have lost a nanosecond
 
 
 @kernel

@@ -169,8 +169,8 @@ def search(batch: Batch, budget: Budget) -> list[Grouping]:
         count += 1
     if best is None:
         raise ValueError(
-            f"{len(batch.lengths)} sequences, the longest of {int(batch.lengths[0])} tokens, do not fit the groups allowed "
-            f"on {batch.costs.num_devices} devices of {batch.costs.device_tokens} tokens: allow larger groups"
+            f"{len(batch.lengths)} sequences, the longest of {int(batch.lengths[0])} tokens, do not fit the groups"
+            f" allowed on {batch.costs.num_devices} devices of {batch.costs.device_tokens} tokens: allow larger groups"
         )
     return best
 
