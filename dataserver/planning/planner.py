@@ -52,26 +52,26 @@ class _Planner:
         num_sequences = int(sequence.max(initial=-1)) + 1
         waves = -(-max(stream.global_batch, num_sequences) // (execution.backbone.dp * execution.microbatch))
         problem = placement_problem(execution, samples, sequence, num_sequences, waves)
-        unplanned = self._policies == BASELINE
-        groups = (1,) if unplanned or problem.islands == 1 else (problem.islands, 1)
-        plans: list[tuple[int, Placement, StepPlan]] = []
+        groups = (1,) if self._policies == BASELINE or problem.islands == 1 else (problem.islands, 1)
+        plans = [
+            self._assemble(problem, sequence, placement, islands)
+            for placement in self._placements(problem)
+            for islands in groups
+        ]
+        return min(plans, key=lambda plan: timeline(self._job.spec, plan).makespan_ns) if len(plans) > 1 else plans[0]
 
-        def consider(placement: Placement) -> None:
-            for islands in groups:
-                plan = self._assemble(problem, sequence, placement, islands)
-                plans.append((timeline(self._job.spec, plan).makespan_ns, placement, plan))
-
-        seeds = [balanced(problem, p) for p in dict.fromkeys((self._policies.balance, BalancePolicy.NONE))]
-        if self._policies.order is OrderPolicy.SEARCH:
-            seeds.append(stratified(problem))
-        for seed in seeds:
-            consider(seed)
-            if self._policies.order is not OrderPolicy.NONE:
-                consider(in_disttrain_order(problem, seed))
-        if self._policies.order is OrderPolicy.SEARCH:
-            _, best, _ = min(plans, key=lambda found: found[0])
-            consider(searched(problem, best, self._step, stream.seed))
-        return min(plans, key=lambda found: found[0])[2]
+    def _placements(self, problem: PlacementProblem) -> list[Placement]:
+        """The candidates among which the simulator of whole plans chooses; canonical order is always one of them."""
+        order = self._policies.order
+        seeds = [balanced(problem, p) for p in dict.fromkeys((BalancePolicy.NONE, self._policies.balance))]
+        if order is OrderPolicy.NONE:
+            return seeds
+        seeds += [in_disttrain_order(problem, seed) for seed in seeds]
+        if order is OrderPolicy.DISTTRAIN:
+            return seeds
+        spread = stratified(problem)
+        starts = [*seeds, spread, in_disttrain_order(problem, spread)]
+        return [seeds[0], searched(problem, starts, self._step, self._job.stream.seed)]
 
     def _assemble(self, problem: PlacementProblem, sequence: I64, placement: Placement, islands: int) -> StepPlan:
         job, samples, execution = self._job, self._samples, self._execution
