@@ -21,6 +21,8 @@ from dataserver.planning.samples import I64, StepSamples, Task
 
 SEARCH_OPERATIONS = 48_000_000
 """Operations that one search may simulate: less than 0.1 s on one core."""
+TRIALS_PER_SEQUENCE = 256
+"""Islands that one search may simulate for each sequence; small steps gain nothing from more."""
 
 TASK_OF = {ModuleKind.ENCODER: Task.UNDERSTANDING, ModuleKind.GENERATOR: Task.GENERATION}
 """The task whose images a module handles."""
@@ -173,7 +175,8 @@ def searched(problem: PlacementProblem, starts: list[Placement], step: int, seed
     from dataserver.planning.kernels.pipeline import improve_placement
 
     depth = problem.num_stages * problem.ranks_per_island + sum(problem.present)
-    budget = SEARCH_OPERATIONS // (2 * depth * (problem.num_waves + problem.num_stages + sum(problem.present)))
+    operations = 2 * depth * (problem.num_waves + problem.num_stages + sum(problem.present))
+    budget = min(SEARCH_OPERATIONS // operations, TRIALS_PER_SEQUENCE * problem.num_sequences)
     words = draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget)
 
     def improve(slots: I64, trials: int) -> int:
