@@ -89,8 +89,8 @@ def balanced(tokens: I64, loads: I64, seq_len: int, num_sequences: int | None = 
             )
         seed = fullest
     bound = lower_bound(costs, bins)
-    mean = -(-int(costs.sum()) // bins)
-    targets = np.array([bound + (bound >> 12), mean + (mean >> 12)], np.int64)
+    share = -(-int(costs.sum()) // bins)
+    targets = np.array([bound + (bound >> 12), share + (share >> 12)], np.int64)
     items = search.Items(costs, tokens, by_cost)
     budget = _LOOKS_PER_SAMPLE * len(tokens)
     packed, _ = search.improve(items, seed, bins, len(tokens), seq_len, targets, budget, True)

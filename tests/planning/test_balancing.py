@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataserver.planning.arranging import place_sequences
+from dataserver.planning import placing
 from dataserver.planning.balancing import in_runs, longest_first
 from dataserver.planning.costs import backward_ns, forward_ns
 from dataserver.planning.jobspec import BalancePolicy, Cost
+from dataserver.planning.placing import PlacementProblem
 
 
 def heaviest(loads: list[int], bins: list[int] | tuple[int, ...], num_bins: int) -> int:
@@ -76,7 +77,12 @@ def test_runs_are_consecutive_and_even(num_items: int, num_bins: int) -> None:
 @given(st.sampled_from(BalancePolicy), st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.data())
 def test_places_are_distinct_slots(policy: BalancePolicy, dp: int, waves: int, microbatch: int, data) -> None:  # type: ignore[no-untyped-def]
     loads = data.draw(st.lists(st.integers(0, 1000), max_size=dp * waves * microbatch))
-    rank, wave, slot = place_sequences(policy, np.array(loads, np.int64), dp, waves, microbatch)
+    own = np.zeros((3, len(loads) + 1), np.int64)
+    own[1, :-1] = loads
+    nothing = np.zeros(3, np.int64)
+    problem = PlacementProblem(dp, waves, microbatch, 1, 1, (False, False), own, nothing, nothing)
+    placement = placing.balanced(problem, policy)
+    rank, wave, slot = placement.rank, placement.wave, placement.slot
     places = list(zip(rank.tolist(), wave.tolist(), slot.tolist(), strict=True))
     assert len(set(places)) == len(loads)
     assert all(0 <= r < dp and 0 <= w < waves and 0 <= s < microbatch for r, w, s in places)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dataserver.planning.balancing import (
     Hop,
-    Placement,
+    Places,
     bytes_between_nodes,
     compose,
     longest_first,
@@ -88,7 +88,7 @@ def test_refusals() -> None:
         relabel(np.array([[0, 0], [0, -1]]), node, node)
 
 
-def placements(data: st.DataObject, items: list[int], ranks: int) -> Placement:
+def placements(data: st.DataObject, items: list[int], ranks: int) -> Places:
     """Items in any order on ranks, positions of a rank distinct but not dense."""
     places = data.draw(
         st.lists(
@@ -100,7 +100,7 @@ def placements(data: st.DataObject, items: list[int], ranks: int) -> Placement:
     )
     order = data.draw(st.permutations(items))
     columns = np.array(places, np.int64).reshape(-1, 2)
-    return Placement(np.array(order, np.int64), columns[:, 0].copy(), columns[:, 1].copy())
+    return Places(np.array(order, np.int64), columns[:, 0].copy(), columns[:, 1].copy())
 
 
 def carried(hop: Hop, buffers: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
@@ -116,7 +116,7 @@ def carried(hop: Hop, buffers: dict[tuple[int, int], int]) -> dict[tuple[int, in
 def test_one_hop_is_two_hops(items: list[int], first_ranks: int, second_ranks: int, data: st.DataObject) -> None:
     """Encoder layout -> sampling layout -> backbone layout, and encoder layout -> backbone layout; and back."""
     encoder, backbone = placements(data, items, first_ranks), placements(data, items, second_ranks)
-    sampling = Placement(np.array(items, np.int64), np.zeros(len(items), np.int64), np.arange(len(items)))
+    sampling = Places(np.array(items, np.int64), np.zeros(len(items), np.int64), np.arange(len(items)))
     places = zip(encoder.rank.tolist(), encoder.position.tolist(), strict=True)
     start = dict(zip(places, encoder.item.tolist(), strict=True))
     hop = compose(encoder, backbone)
@@ -127,8 +127,8 @@ def test_one_hop_is_two_hops(items: list[int], first_ranks: int, second_ranks: i
 
 
 def test_placements_that_do_not_compose() -> None:
-    def place(item: list[int], rank: list[int], position: list[int]) -> Placement:
-        return Placement(np.array(item), np.array(rank), np.array(position))
+    def place(item: list[int], rank: list[int], position: list[int]) -> Places:
+        return Places(np.array(item), np.array(rank), np.array(position))
 
     good = place([4, 5], [0, 1], [0, 0])
     for bad, message in (

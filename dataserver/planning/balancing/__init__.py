@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 
-from dataserver.planning.balancing.composing import Hop, Placement, compose
+from dataserver.planning.balancing.composing import Hop, Places, compose
 from dataserver.planning.balancing.greedy import differencing, in_runs, longest_first, tokens_then_squares
 from dataserver.planning.balancing.interface import Balancer, Memory, bin_loads, lower_bound
 from dataserver.planning.balancing.padded import padded
@@ -31,7 +31,7 @@ __all__ = [
     "Balancer",
     "Hop",
     "Memory",
-    "Placement",
+    "Places",
     "bin_loads",
     "bytes_between_nodes",
     "compose",
