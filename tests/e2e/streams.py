@@ -30,9 +30,9 @@ def dataset_flags(folders: Mapping[str, Path]) -> list[str]:
     return [part for name, folder in folders.items() for part in ("--dataset", f"{name}={folder}")]
 
 
-def start_servers(stack: ExitStack, folders: Mapping[str, Path], count: int) -> dict[str, ServerProcess]:
+def start_servers(stack: ExitStack, flags: Sequence[str], count: int) -> dict[str, ServerProcess]:
     """Start that many server processes, which end with the stack; by address."""
-    servers = [stack.enter_context(serving(*dataset_flags(folders))) for _ in range(count)]
+    servers = [stack.enter_context(serving(*flags)) for _ in range(count)]
     return {server.address: server for server in servers}
 
 

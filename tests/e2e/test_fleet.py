@@ -50,7 +50,7 @@ def job(folders: dict[str, Path]) -> Job:
 def undisturbed(folders: dict[str, Path], job: Job) -> Received:
     """What one server sends."""
     with ExitStack() as stack:
-        return read_views([*start_servers(stack, folders, 1)], job, digest)
+        return read_views([*start_servers(stack, dataset_flags(folders), 1)], job, digest)
 
 
 def test_the_broken_image_is_invalid_wherever_it_occurs(undisturbed: Received) -> None:
@@ -70,7 +70,7 @@ def test_any_number_of_servers_sends_the_same_bytes(
 ) -> None:
     asked: set[str] = set()
     with ExitStack() as stack:
-        servers = start_servers(stack, folders, count)
+        servers = start_servers(stack, dataset_flags(folders), count)
         found = read_views(
             [*servers], job, digest, {2: lambda clients: asked.update(map(used_address, clients.values()))}
         )
@@ -97,7 +97,7 @@ class Killer:
 def test_kill_9_in_mid_step_while_all_ranks_stream(folders: dict[str, Path], job: Job, undisturbed: Received) -> None:
     moved: list[bool] = []
     with ExitStack() as stack:
-        killer = Killer(start_servers(stack, folders, 2))
+        killer = Killer(start_servers(stack, dataset_flags(folders), 2))
         found = read_views(
             [*killer.servers],
             job,
@@ -123,7 +123,7 @@ def stack() -> Iterator[ExitStack]:
 def test_each_server_is_killed_once_and_one_comes_back(
     folders: dict[str, Path], job: Job, undisturbed: Received, stack: ExitStack
 ) -> None:
-    killer = Killer(start_servers(stack, folders, 2))
+    killer = Killer(start_servers(stack, dataset_flags(folders), 2))
     addresses = [*killer.servers]
 
     def replace(clients: Clients) -> None:
