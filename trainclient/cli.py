@@ -74,21 +74,34 @@ def _parse(arguments: Sequence[str]) -> TrainConfig:
 
 
 def _run_rank(config: TrainConfig) -> int:
-    """Train as one of torchrun's processes."""
-    # The signals stay noted while an error is reported: torchrun ends the others as soon as the first one is gone.
+    """Train as one of torchrun's processes.
+
+    After a failure the process ends at once: an orderly exit may wait for processes that are gone. Signals stay noted
+    until then, because torchrun ends the others as soon as the first one is gone.
+    """
     with StopSignals(config.stop_grace_s) as stop:
-        name = f"trainclient rank {os.environ['RANK']}"
         try:
             run_rank(config, Process.from_environment(os.environ), stop)
-        except TrainingError as error:
-            return _report("trainclient", error, FAILURE) if os.environ["RANK"] == "0" else FAILURE
-        except PeerLostError as error:
-            return FAILURE if stop.requested else _report(name, error, FAILURE)
-        except ValueError as error:
-            return _report(name, error, USER_ERROR)
-        except (RuntimeError, OSError) as error:
-            return _report(name, error, FAILURE)
+        except Exception as error:
+            code = _explain(error, os.environ["RANK"], stop)
+            sys.stderr.flush()
+            os._exit(code)
     return 0
+
+
+def _explain(error: Exception, rank: str, stop: StopSignals) -> int:
+    """Say on stderr why a rank fails, unless another rank or the user has the reason; returns the exit code."""
+    name = f"trainclient rank {rank}"
+    if isinstance(error, TrainingError):  # all ranks raise it
+        return _report("trainclient", error, FAILURE) if rank == "0" else FAILURE
+    if isinstance(error, PeerLostError) and stop.requested:
+        return FAILURE
+    if isinstance(error, ValueError):
+        return _report(name, error, USER_ERROR)
+    if isinstance(error, RuntimeError | OSError):
+        return _report(name, error, FAILURE)
+    _log.critical("%s has a defect", name, exc_info=error)
+    return FAILURE
 
 
 def _report(name: str, error: Exception, code: int) -> int:

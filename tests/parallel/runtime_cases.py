@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -160,10 +161,15 @@ def main(script: Path) -> None:
                 batches = (replace(batch, plan_hash=bytes(32)) for batch in batches)
             assert build_executor(layout, groups, role).run(batches) is not None
             fill_missing_gradients(module)
-            reduce_gradients(module, groups.data_parallel)
+            reduce_gradients(module, groups.data_parallel, bucket_bytes=100_000)
             found = {f"{place.module.name}.{key}": p.grad for key, p in module.named_parameters()}
             torch.save(found, script.parent / f"{case.name}.{groups.rank}.pt")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # as the trainer does: an orderly exit may wait for the others

@@ -38,11 +38,12 @@ class StepRecord:
 class StepExecutor:
     """Runs steps of one process."""
 
-    def __init__(self, role: Role[Any], stage: int, num_stages: int) -> None:
+    def __init__(self, role: Role[Any], stage: int, num_stages: int, extra_in_flight: int) -> None:
         """Make an executor for a stage of the joined pipeline."""
         self._role = role
         self._stage = stage
         self._num_stages = num_stages
+        self._extra_in_flight = extra_in_flight
 
     def run(self, batches: Iterator[Batch]) -> StepRecord | None:
         """Run the forward and backward passes of the next step; gradients accumulate in the role's module.
@@ -61,7 +62,8 @@ class StepExecutor:
             return None
         record = StepRecord(batch.step, batch.num_microbatches, batch.text_tokens, batch.target_patches)
         self._role.begin_step()
-        for operation in stage_operations(self._stage, self._num_stages, record.num_microbatches):
+        operations = stage_operations(self._stage, self._num_stages, record.num_microbatches, self._extra_in_flight)
+        for operation in operations:
             if operation.kind is OperationKind.BACKWARD:
                 self._role.backward(operation.microbatch)
                 continue

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from trainclient.parallel.layout import Layout, Place
-from trainclient.parallel.transport import Channel
+from trainclient.parallel.transport import Channel, contact
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +38,8 @@ class Groups:
 def process_groups(layout: Layout, device: torch.device, timeout_s: float) -> Iterator[Groups]:
     """Join the other processes, which are found through torchrun's environment variables.
 
+    After an error nothing is taken down, for that may wait for processes that are gone: the process must just exit.
+
     Args:
         layout: must have as many places as there are processes.
         device: where the tensors of this process live; NCCL on CUDA, gloo elsewhere.
@@ -46,30 +48,28 @@ def process_groups(layout: Layout, device: torch.device, timeout_s: float) -> It
     backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(backend, timeout=timeout, device_id=device if device.type == "cuda" else None)
-    try:
-        rank, world = dist.get_rank(), dist.group.WORLD
-        if world is None:
-            raise RuntimeError("torch.distributed has no default process group right after it was made")
-        place = layout.places[rank]
-        own = layout.ranks(place.module, place.stage)
-        made = {
-            ranks: dist.new_group(ranks, timeout=timeout)
-            for ranks in (layout.ranks(module, stage) for module, stage in layout.pipeline)
-        }
-        groups = Groups(
-            rank=rank,
-            place=place,
-            device=device,
-            world=world,
-            data_parallel=made[own],
-            control=dist.new_group(backend="gloo", timeout=timeout),
-            forward=Channel(dist.new_group(timeout=timeout), rank, device),
-            backward=Channel(dist.new_group(timeout=timeout), rank, device),
-        )
+    rank, world = dist.get_rank(), dist.group.WORLD
+    if world is None:
+        raise RuntimeError("torch.distributed has no default process group right after it was made")
+    place = layout.places[rank]
+    made = {
+        ranks: dist.new_group(ranks, timeout=timeout)
+        for ranks in (layout.ranks(module, stage) for module, stage in layout.pipeline)
+    }
+    groups = Groups(
+        rank=rank,
+        place=place,
+        device=device,
+        world=world,
+        data_parallel=made[layout.ranks(place.module, place.stage)],
+        control=dist.new_group(backend="gloo", timeout=timeout),
+        forward=Channel(dist.new_group(timeout=timeout), rank, device),
+        backward=Channel(dist.new_group(timeout=timeout), rank, device),
+    )
+    with contact("other ranks"):
         connect(layout, groups)
-        yield groups
-    finally:
-        dist.destroy_process_group()
+    yield groups
+    dist.destroy_process_group()
 
 
 def connect(layout: Layout, groups: Groups) -> None:
