@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dataserver.planning.expectation import PlannedTimeline, imbalance
-from dataserver.planning.pipeline import OperationKind, stage_operations
+from dataserver.planning.pipeline import OperationKind
 from dataserver.planning.planner import PlanSummary
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _modules(timeline: PlannedTimeline) -> list[str]:
 
 def _rows(timeline: PlannedTimeline) -> list[int]:
     """Nodes to draw, rank by rank within each stage."""
-    most_ranks = max(1, MOST_ROWS // timeline.num_stages)
+    most_ranks = max(1, MOST_ROWS // len(timeline.stages))
     return [i for i, (_, rank, _) in enumerate(timeline.nodes) if rank < most_ranks]
 
 
@@ -77,14 +77,13 @@ def _draw_loads(axes: "Axes", loads: dict[str, list[int]]) -> None:
 def _draw_timeline(axes: "Axes", planned: PlannedTimeline, rows: list[int]) -> None:
     modules = _modules(planned)
     numbers = len(planned.stages[0].forward[0])
-    stage_of = _stage_numbers(planned)
+    lists = planned.pipeline.lists
     for row, node in enumerate(rows):
         module, rank, _ = planned.nodes[node]
-        stage = stage_of[node]
+        stage = int(planned.pipeline.stage[node])
         axes.barh(row, planned.makespan_ns / 1e6, color=BUBBLE, height=0.9)
         times = planned.stages[stage]
-        operations = stage_operations(stage, planned.num_stages, numbers)
-        for operation, start in zip(operations, planned.timeline.start_ns[node], strict=True):
+        for operation, start in zip(lists[stage], planned.timeline.start_ns[node], strict=True):
             forward = operation.kind is OperationKind.FORWARD
             width = (times.forward if forward else times.backward)[rank, operation.microbatch] / 1e6
             colour = COLOURS[modules.index(module) % len(COLOURS)]
@@ -97,11 +96,6 @@ def _draw_timeline(axes: "Axes", planned: PlannedTimeline, rows: list[int]) -> N
     axes.set_yticks(range(len(rows)), [_label(planned, node) for node in rows])
     axes.invert_yaxis()
     axes.set_xlabel("simulated time, ms (dark: forward, light: backward, grey: idle)")
-
-
-def _stage_numbers(planned: PlannedTimeline) -> list[int]:
-    """The joined pipeline's stage of each node."""
-    return [number for number, stage in enumerate(planned.stages) for _ in range(stage.module.dp)]
 
 
 def _label(planned: PlannedTimeline, node: int) -> str:

@@ -27,10 +27,10 @@ class PlannedTimeline:
 
     nodes: tuple[tuple[str, int, int], ...]
     """Module, rank and pipeline stage within the module, of each node of the timeline."""
-    num_stages: int
-    """Stages of the joined pipeline."""
+    pipeline: Pipeline
     timeline: Timeline
     stages: tuple[StageTimes, ...]
+    """One for each stage of the joined pipeline."""
 
     @property
     def makespan_ns(self) -> int:
@@ -59,9 +59,10 @@ def timeline(spec: JobSpec, plan: StepPlan) -> PlannedTimeline:
         forward_ns=np.concatenate([s.forward for s in stages]),
         backward_ns=np.concatenate([s.backward for s in stages]),
         edges=_edges(modules, plan),
+        extra_in_flight=spec.execution.extra_in_flight,
     )
     nodes = tuple((m.name, r, s) for m in modules for s in range(m.pp) for r in range(m.dp))
-    return PlannedTimeline(nodes, len(stages), simulate(pipeline), tuple(stages))
+    return PlannedTimeline(nodes, pipeline, simulate(pipeline), tuple(stages))
 
 
 def _edges(modules: list[ModuleSpec], plan: StepPlan) -> I64:

@@ -315,6 +315,8 @@ class Execution(_Model):
     """The modules; this version plans one backbone, at most one encoder and at most one generator."""
     microbatch: Annotated[int, Field(ge=1, le=65536)] = 1
     """Sequences of one microbatch of one backbone rank."""
+    extra_in_flight: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Microbatches that each pipeline stage may hold beyond those of 1F1B: less waiting, more activation memory."""
     policies: Policies = Policies()
     """Planning policies."""
     end: End

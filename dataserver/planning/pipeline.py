@@ -28,14 +28,15 @@ class Operation:
     microbatch: int
 
 
-def stage_operations(stage: int, num_stages: int, num_microbatches: int) -> list[Operation]:
+def stage_operations(stage: int, num_stages: int, num_microbatches: int, extra_in_flight: int = 0) -> list[Operation]:
     """The 1F1B list of one stage (PipeDream-Flush, Narayanan et al. 2021, section 2.2).
 
-    `num_stages - 1 - stage` forwards (at most `num_microbatches`) fill the pipeline, then forwards and backwards
-    alternate, then the remaining backwards drain it. Waves go in order in both directions, so that queues of one wave
-    between neighbours never deadlock.
+    `num_stages - 1 - stage + extra_in_flight` forwards (at most `num_microbatches`) fill the pipeline, then forwards
+    and backwards alternate, then the remaining backwards drain it. More in flight smooths over microbatches of unequal
+    size and costs their activations. Waves go in order in both directions, so that queues of one wave between
+    neighbours never deadlock.
     """
-    warmup = min(num_stages - 1 - stage, num_microbatches)
+    warmup = min(num_stages - 1 - stage + extra_in_flight, num_microbatches)
     forward = [Operation(OperationKind.FORWARD, m) for m in range(num_microbatches)]
     backward = [Operation(OperationKind.BACKWARD, m) for m in range(num_microbatches)]
     steady = [op for pair in zip(forward[warmup:], backward, strict=False) for op in pair]
@@ -55,6 +56,14 @@ class Pipeline:
     """int64 [n, microbatches]."""
     edges: I64
     """int64 [e, 3]: in this microbatch the target needs the source's output and gives its gradient back."""
+    extra_in_flight: int = 0
+    """See `stage_operations`."""
+
+    @property
+    def lists(self) -> list[list[Operation]]:
+        """The operations of each stage."""
+        count = self.forward_ns.shape[1]
+        return [stage_operations(s, self.num_stages, count, self.extra_in_flight) for s in range(self.num_stages)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +103,7 @@ def simulate(pipeline: Pipeline) -> Timeline:
     busy = durations.sum(axis=(0, 2))
     if not num_nodes or not num_microbatches:
         return Timeline(0, np.zeros((num_nodes, 0), np.int64), busy)
-    lists = [stage_operations(stage, pipeline.num_stages, num_microbatches) for stage in range(pipeline.num_stages)]
+    lists = pipeline.lists
     kinds = np.array([[op.kind is OperationKind.BACKWARD for op in ops] for ops in lists], np.int64)[pipeline.stage]
     microbatches = np.array([[op.microbatch for op in ops] for ops in lists], np.int64)[pipeline.stage]
     microbatch, source, target = pipeline.edges.T

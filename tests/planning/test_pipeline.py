@@ -31,7 +31,7 @@ class Node(NamedTuple):
     feeds: tuple[tuple[int, ...], ...]
 
 
-def run(nodes: Sequence[Node], stages: int, microbatches: int) -> Timeline:
+def run(nodes: Sequence[Node], stages: int, microbatches: int, extra: int = 0) -> Timeline:
     edges = [(m, n, fed) for n, node in enumerate(nodes) for m, targets in enumerate(node.feeds) for fed in targets]
     return simulate(
         Pipeline(
@@ -40,6 +40,7 @@ def run(nodes: Sequence[Node], stages: int, microbatches: int) -> Timeline:
             forward_ns=np.array([n.forward_ns for n in nodes], np.int64).reshape(len(nodes), microbatches),
             backward_ns=np.array([n.backward_ns for n in nodes], np.int64).reshape(len(nodes), microbatches),
             edges=np.array(edges, np.int64).reshape(-1, 3),
+            extra_in_flight=extra,
         )
     )
 
@@ -97,20 +98,20 @@ def test_hand_drawn_join_of_two_encoders() -> None:
     assert result.makespan_ns == 18
 
 
-@given(st.integers(0, 9), st.integers(1, 10), st.integers(1, 12))
-def test_lists_are_1f1b(stage: int, stages: int, microbatches: int) -> None:
+@given(st.integers(0, 9), st.integers(1, 10), st.integers(1, 12), st.integers(0, 3))
+def test_lists_are_1f1b(stage: int, stages: int, microbatches: int, extra: int) -> None:
     stage %= stages
-    operations = stage_operations(stage, stages, microbatches)
+    operations = stage_operations(stage, stages, microbatches, extra)
     assert [o.microbatch for o in operations if o.kind is F] == list(range(microbatches))
     assert [o.microbatch for o in operations if o.kind is B] == list(range(microbatches))
-    warmup = min(stages - 1 - stage, microbatches)
+    warmup = min(stages - 1 - stage + extra, microbatches)
     in_flight = most = 0
     for number, operation in enumerate(operations):
         in_flight += 1 if operation.kind is F else -1
         most = max(most, in_flight)
         assert number >= warmup or operation.kind is F
         assert in_flight >= 0
-    assert most == min(stages - stage, microbatches)  # activations held: what 1F1B is for
+    assert most == min(stages - stage + extra, microbatches)  # activations held: what 1F1B is for
 
 
 def test_lists_by_hand() -> None:
@@ -120,9 +121,9 @@ def test_lists_by_hand() -> None:
     assert kinds == "fffbfbbb"
 
 
-def fixed_point(nodes: Sequence[Node], stages: int, microbatches: int) -> Timeline:
+def fixed_point(nodes: Sequence[Node], stages: int, microbatches: int, extra: int) -> Timeline:
     """Start times as the least solution of 'not before any input is there', found by raising them until all agree."""
-    lists = [stage_operations(n.stage, stages, microbatches) for n in nodes]
+    lists = [stage_operations(n.stage, stages, microbatches, extra) for n in nodes]
     index = [{(o.kind, o.microbatch): i for i, o in enumerate(operations)} for operations in lists]
     starts = [np.zeros(2 * microbatches, np.int64) for _ in nodes]
 
@@ -164,9 +165,9 @@ def joined(draw: st.DrawFn) -> tuple[list[Node], int, int]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(joined())
-def test_equals_the_reference(pipeline: tuple[list[Node], int, int]) -> None:
-    found, expected = run(*pipeline), fixed_point(*pipeline)
+@given(joined(), st.integers(0, 3))
+def test_equals_the_reference(pipeline: tuple[list[Node], int, int], extra: int) -> None:
+    found, expected = run(*pipeline, extra), fixed_point(*pipeline, extra)
     assert found.makespan_ns == expected.makespan_ns
     assert np.array_equal(found.busy_ns, expected.busy_ns)
     assert np.array_equal(found.start_ns, expected.start_ns)

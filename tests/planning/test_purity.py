@@ -28,6 +28,8 @@ FORBIDDEN_AT_RUNTIME = [
     "tokenizers",
     "yaml",
 ]
+REFERENCES = {"sequence_parallel/milp.py"}
+"""Published methods kept for comparison, which no job can select; they may use a solver that computes in floats."""
 FOR_PEOPLE = {("expectation", "imbalance")}
 """Functions that may divide: what they return is shown, never decided by."""
 ROUNDED = {"float", "sqrt", "exp", "log", "mean", "std", "average", "random", "default_rng", "shuffle", "true_divide"}
@@ -71,7 +73,8 @@ def test_imports(module: Path) -> None:
             if top == "dataserver":
                 assert name.startswith("dataserver.planning")
             else:
-                assert top in LIBRARIES | (sys.stdlib_module_names - IMPURE)
+                solver = {"highspy"} if module.relative_to(FOLDER).as_posix() in REFERENCES else set()
+                assert top in LIBRARIES | solver | (sys.stdlib_module_names - IMPURE)
 
 
 def rounded(tree: ast.AST) -> list[tuple[str, int]]:
@@ -95,7 +98,7 @@ def test_no_float_takes_part_in_a_decision(module: Path) -> None:
     tree.body = [
         node for node in tree.body if not (isinstance(node, ast.FunctionDef) and (module.stem, node.name) in FOR_PEOPLE)
     ]
-    assert rounded(tree) == []
+    assert rounded(tree) == [] or module.relative_to(FOLDER).as_posix() in REFERENCES
 
 
 def test_the_check_sees_floats() -> None:
