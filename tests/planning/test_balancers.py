@@ -269,3 +269,19 @@ def test_pools_are_worse_than_all_ranks_together() -> None:
     variation = np.sqrt(np.exp(0.75**2) - 1) / 4
     assert 1.05 < np.mean(pooled) <= 1 + variation / np.sqrt(8) * np.sqrt(2 * np.log(16))
     assert max(together) < min(pooled)
+
+
+def test_memory_capped_search_against_every_assignment() -> None:
+    """Exchanges between two bins need not reach the optimum under a tight cap; with few items they nearly always do."""
+    draw, optimal = np.random.default_rng(0), 0
+    for _ in range(200):
+        count, m = int(draw.integers(3, 8)), int(draw.integers(2, 4))
+        loads, need = draw.integers(0, 60, count), draw.integers(1, 20, count)
+        memory = Memory(need, max(int(need.max()), -(-int(need.sum()) // m)) + 6)
+        possible = [
+            heaviest(loads, bins, m) for bins in assignments(count, m, count) if heaviest(need, bins, m) <= memory.cap
+        ]
+        found = heaviest(loads, searched(loads, m, None, memory), m)
+        assert found >= min(possible)
+        optimal += found == min(possible)
+    assert optimal >= 190
