@@ -79,17 +79,28 @@ def test_places_are_distinct_slots(policy: BalancePolicy, dp: int, waves: int, m
     loads = data.draw(st.lists(st.integers(0, 1000), max_size=dp * waves * microbatch))
     own = np.zeros((3, len(loads) + 1), np.int64)
     own[1, :-1] = loads
-    nothing = np.zeros(3, np.int64)
-    problem = PlacementProblem(dp, waves, microbatch, 1, 1, (False, False), own, nothing, nothing)
-    placement = placing.balanced(problem, policy)
-    rank, wave, slot = placement.rank, placement.wave, placement.slot
-    places = list(zip(rank.tolist(), wave.tolist(), slot.tolist(), strict=True))
-    assert len(set(places)) == len(loads)
-    assert all(0 <= r < dp and 0 <= w < waves and 0 <= s < microbatch for r, w, s in places)
-    for r in range(dp):
-        for w in range(waves):
-            taken = sorted(s for rr, ww, s in places if (rr, ww) == (r, w))
-            assert taken == list(range(len(taken)))
+    problem = PlacementProblem(
+        dp=dp,
+        num_waves=waves,
+        slots=microbatch,
+        islands=1,
+        num_stages=2,
+        extra_in_flight=0,
+        present=(False, False),
+        own=own,
+        base=np.zeros(3, np.int64),
+        percent=np.full(3, 200),
+    )
+    balanced = placing.balanced(problem, policy)
+    for placement in (balanced, placing.in_disttrain_order(problem, balanced), placing.stratified(problem)):
+        rank, wave, slot = placement.rank, placement.wave, placement.slot
+        places = list(zip(rank.tolist(), wave.tolist(), slot.tolist(), strict=True))
+        assert len(set(places)) == len(loads)
+        assert all(0 <= r < dp and 0 <= w < waves and 0 <= s < microbatch for r, w, s in places)
+        for r in range(dp):
+            for w in range(waves):
+                taken = sorted(s for rr, ww, s in places if (rr, ww) == (r, w))
+                assert taken == list(range(len(taken)))
 
 
 @given(st.integers(0, 2**22), st.integers(0, 10**11), st.integers(0, 10**8), st.integers(0, 1000))
