@@ -85,7 +85,7 @@ def test_gradients_without_encoder(fleet: Fleet, tmp_path: Path) -> None:
 def test_another_plan_ends_all_ranks(fleet: Fleet, tmp_path: Path) -> None:
     ours, _ = fleet.pair_of_jobs(Degrees(1, 1, 1, 0), generation={"ratio": "0", "query_tokens": 4})
     results = finish_workers(start_workers([Case("other", fleet.address, ours, other_plan_rank=0)], tmp_path))
-    assert all(code != 0 for code, _ in results)
+    assert all(code != 0 for code, _ in results), results
     (mismatch,) = (line for _, errors in results for line in errors.splitlines() if "BrokerMismatchError: " in line)
     assert "rank 1 waited for embeddings" in mismatch
     assert f"plan {'0' * 16}" in mismatch
