@@ -52,7 +52,9 @@ class Degrees:
 SINGLE = Degrees(1, 1, 1, 1)
 
 
-def job_data(degrees: Degrees, *, dataset: str = "pairs", balanced: bool = True, **stream: Any) -> dict[str, Any]:
+def job_data(
+    degrees: Degrees, *, dataset: str = "pairs", balanced: bool = True, extra_in_flight: int = 0, **stream: Any
+) -> dict[str, Any]:
     """A small job; what it leaves out is for the servers to fill in."""
     modules = [
         {"name": "vit", "kind": "encoder", "dp": degrees.encoder},
@@ -72,6 +74,7 @@ def job_data(degrees: Degrees, *, dataset: str = "pairs", balanced: bool = True,
         "execution": {
             "modules": [module for module in modules if module["dp"]],
             "policies": {} if balanced else {"balance": "none", "order": "none"},
+            "extra_in_flight": extra_in_flight,
             "end": {"steps": 6},
         },
     }

@@ -38,12 +38,14 @@ def test_losses_weigh_alike(fleet: Fleet) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("degrees", [Degrees(1, 2, 2, 1), Degrees(2, 2, 1, 2)], ids=str)
-def test_gradients_equal_the_reference(fleet: Fleet, tmp_path: Path, degrees: Degrees) -> None:
+@pytest.mark.parametrize(("degrees", "extra"), [(Degrees(1, 2, 2, 1), 0), (Degrees(2, 2, 1, 2), 2)], ids=str)
+def test_gradients_equal_the_reference(fleet: Fleet, tmp_path: Path, degrees: Degrees, extra: int) -> None:
     cases = {name: Case(name, fleet.address, {}, **WEIGHTS) for name in fleet.folders}
     datasets = {**{name: name for name in fleet.folders}, "float32": "pairs"}
     cases["float32"] = Case("float32", fleet.address, {}, dtype="float32", **WEIGHTS)
-    jobs = {name: fleet.pair_of_jobs(degrees, dataset=dataset) for name, dataset in datasets.items()}
+    jobs = {
+        name: fleet.pair_of_jobs(degrees, dataset=dataset, extra_in_flight=extra) for name, dataset in datasets.items()
+    }
     found = run_workers([replace(case, job=jobs[name][0]) for name, case in cases.items()], tmp_path)
     for name, case in cases.items():
         skipped = {fleet.victims[name]} if name in fleet.victims else set()
