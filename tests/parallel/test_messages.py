@@ -97,3 +97,15 @@ def test_blocks_that_cover_the_rows() -> None:
 def test_blocks_that_do_not(found: RowBlocks, message: str) -> None:
     with pytest.raises(RoutingError, match=message):
         found.check(6, 2, "embeddings")
+
+
+def test_blocks_are_items() -> None:
+    offsets = np.array([0, 3, 5, 6], np.int64)
+    assert blocks([0, 1, 0], [3, 0, 5], [2, 3, 1]).items(offsets, "embeddings").tolist() == [1, 0, 2]
+    assert blocks([], [], []).items(np.zeros(1, np.int64), "embeddings").tolist() == []
+
+
+@pytest.mark.parametrize("found", [blocks([0, 0], [0, 4], [4, 2]), blocks([0], [0], [6]), blocks([0], [9], [1])])
+def test_blocks_that_are_no_items(found: RowBlocks) -> None:
+    with pytest.raises(RoutingError, match="within an image"):
+        found.items(np.array([0, 3, 5, 6], np.int64), "embeddings")

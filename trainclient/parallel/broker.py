@@ -53,6 +53,20 @@ class RowBlocks:
                 "ranks must be started with the job that the servers plan"
             )
 
+    def items(self, offsets: I64, what: str) -> Tensor:
+        """The item of each block, int64 [r], given the first row of each item and the end.
+
+        Raises:
+            RoutingError: a block is not exactly one item.
+        """
+        found = np.searchsorted(offsets[:-1], self.start)
+        inside = found < len(offsets) - 1
+        if not inside.all() or (offsets[found] != self.start).any() or (np.diff(offsets)[found] != self.rows).any():
+            raise RoutingError(
+                f"the routing cuts {what} within an image; the server's plan and view do not belong together"
+            )
+        return torch.from_numpy(found)
+
 
 class Link:
     """This rank's end of the transfers between two neighbouring stages."""

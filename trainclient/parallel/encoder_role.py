@@ -49,7 +49,7 @@ class EncoderRole(Role[Encoded]):
         blocks = outgoing(batch, self._name, self._backbone.module)
         blocks.check(len(embeddings), len(self._backbone.forward.peers), "embeddings")
         valid = torch.from_numpy(np.array(batch.items.valid, dtype=np.bool_))
-        block_valid = valid[torch.from_numpy(np.searchsorted(starts[:-1], blocks.start))]
+        block_valid = valid[blocks.items(starts, "embeddings")]
         row_valid = valid.repeat_interleave(torch.from_numpy(np.diff(starts)))[:, None].to(self.device)
         sent = embeddings.detach().masked_fill(~row_valid, 0)
         send_blocks(self._backbone.forward, Kind.EMBEDDINGS, stamp, blocks, sent, block_valid)

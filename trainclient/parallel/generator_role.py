@@ -71,7 +71,7 @@ class GeneratorRole(Role[Generated]):
         received, valid = receive_blocks(self._backbone.forward, Kind.CONDITIONS, stamp, blocks, num_rows, width)
         conditions = received.requires_grad_()
         mask = tensors["loss_mask"].bool()
-        mask[torch.from_numpy(np.searchsorted(offsets[:-1].numpy(), blocks.start))] &= valid
+        mask[blocks.items(offsets.numpy().astype(np.int64), "conditions")] &= valid
         with self.forward_times.lap():
             loss_sum = self._generator(
                 patches, tensors["grid"], tensors["cu_patches"], conditions, offsets, noise, time, mask
