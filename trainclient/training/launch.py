@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -27,8 +27,8 @@ def launch(config: TrainConfig, arguments: Sequence[str]) -> int:
     Job, servers and models are checked here first, so that what is wrong with them is said once.
 
     Returns:
-        0 if training ended in order; 128 + the signal's number after one; otherwise the exit code of the process that
-        failed first.
+        0 if training ended in order; 128 + the signal's number after one; 2 if a rank was refused something that the
+        user can mend; otherwise 1.
     """
     # Every try that fails here is told in the error that ends the tries.
     logging.getLogger("trainclient.stream").setLevel(logging.ERROR)
@@ -51,13 +51,21 @@ def launch(config: TrainConfig, arguments: Sequence[str]) -> int:
     try:
         elastic_launch(settings, sys.executable)("-m", "trainclient", *arguments)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
         _log.debug("the processes failed", exc_info=error)
-        if failure.exitcode > 0:  # the process has said why
-            return failure.exitcode
-        sys.stderr.write(f"trainclient: rank {rank} was killed by {signal.Signals(-failure.exitcode).name}\n")
-        return 1
+        return _explain({rank: failure.exitcode for rank, failure in error.failures.items()})
     except SignalException as stopped:
         sys.stderr.write(f"trainclient: stopped by {stopped.sigval.name}\n")
         return 128 + stopped.sigval
     return 0
+
+
+def _explain(codes: Mapping[int, int]) -> int:
+    """Name the ranks that could not say themselves why they ended; returns the exit code.
+
+    What is left of a run that lost a rank fails within moments, so which one was first is not known. Those that the
+    launcher itself ended have SIGTERM.
+    """
+    for rank, code in sorted(codes.items()):
+        if code < 0 and code != -signal.SIGTERM:
+            sys.stderr.write(f"trainclient: rank {rank} was killed by {signal.Signals(-code).name}\n")
+    return max([1, *codes.values()])
