@@ -124,8 +124,16 @@ def _loads(message: plan_pb2.StepPlan) -> Table:
 def _pipeline(message: plan_pb2.StepPlan) -> Table:
     table = Table("", "before", "after", title="simulated pipeline")
     table.add_row("makespan ms", f"{message.makespan_before_ns / 1e6:.3f}", f"{message.makespan_after_ns / 1e6:.3f}")
+    table.add_row(
+        "above lower bound %", *(_above(t, message) for t in (message.makespan_before_ns, message.makespan_after_ns))
+    )
     table.add_row("bubble %", f"{message.bubble_before_ppm / 1e4:.2f}", f"{message.bubble_after_ppm / 1e4:.2f}")
     return table
+
+
+def _above(time_ns: int, message: plan_pb2.StepPlan) -> str:
+    bound = message.lower_bound_ns
+    return f"{100 * (time_ns - bound) / bound:.1f}" if bound else "-"
 
 
 def _samples(samples: plan_pb2.PlannedSamples) -> Table:

@@ -17,7 +17,7 @@ from dataserver.planning.jobspec import BalancePolicy, Execution, ModuleKind, Mo
 from dataserver.planning.ordering import disttrain_order
 from dataserver.planning.packing import number_by_first
 from dataserver.planning.randomness import Operator, draws
-from dataserver.planning.samples import I64, StepSamples, Task
+from dataserver.planning.samples import I64, U64, StepSamples, Task
 
 SEARCH_OPERATIONS = 48_000_000
 """Operations that one search may simulate: less than 0.1 s on one core."""
@@ -175,36 +175,62 @@ def searched(problem: PlacementProblem, starts: list[Placement], step: int, seed
 
     Assignment, composition and order change together (`kernels.pipeline.improve_placement`).
     """
-    from dataserver.planning.kernels.pipeline import improve_placement
-
     depth = problem.num_stages * problem.ranks_per_island + sum(problem.present)
     operations = 2 * depth * (problem.num_waves + problem.num_stages + sum(problem.present))
     budget = min(SEARCH_OPERATIONS // operations, TRIALS_PER_SEQUENCE * problem.num_sequences)
-    words = draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget)
-
-    def improve(slots: I64, trials: int) -> int:
-        before, _ = improve_placement(
-            slots,
-            problem.own,
-            problem.base,
-            problem.percent,
-            np.array(problem.present),
-            problem.ranks_per_island,
-            problem.num_stages,
-            problem.extra_in_flight,
-            words[: 2 * trials],
-            trials,
-        )
-        return before
-
-    tables = [_slots(problem, start) for start in starts]
-    best = tables[min(range(len(tables)), key=lambda t: improve(tables[t], 0))]
-    improve(best, budget)
+    best = _slots(problem, min(starts, key=lambda start: makespan_ns(problem, start)))
+    _improve(problem, best, draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget), budget)
     rank, wave, slot = np.nonzero(best >= 0)
     found = Placement(*(np.empty(problem.num_sequences, np.int64) for _ in range(3)))
     placed = best[rank, wave, slot]
     found.rank[placed], found.wave[placed], found.slot[placed] = rank, wave, slot
     return found
+
+
+def makespan_ns(problem: PlacementProblem, placement: Placement) -> int:
+    """Simulated time of the slowest island."""
+    return _improve(problem, _slots(problem, placement), np.zeros(0, np.uint64), 0)
+
+
+def lower_bound_ns(problem: PlacementProblem) -> int:
+    """A time that no placement can beat.
+
+    Some rank of each stage has at least the mean work of the stage, and between its first forward and its last backward
+    nothing else; before the one and after the other a sequence passes through all earlier stages.
+    """
+    both = 100 + problem.percent
+    own = problem.own[:, :-1] * both[:, None] // 100
+    base = problem.base * both // 100
+    share = (1, problem.ranks_per_island, 1)
+    rows = [0] * problem.present[0] + [1] * problem.num_stages + [2] * problem.present[1]
+    full = problem.num_sequences == problem.dp * problem.num_waves * problem.slots
+    smallest = own if full and problem.num_sequences else np.zeros((3, 1), np.int64)
+    before = np.zeros(smallest.shape[1], np.int64)
+    bound = 0
+    for row in rows:
+        mean = int(own[row].sum()) // (problem.islands * share[row]) + int(base[row]) * problem.num_waves
+        bound = max(bound, mean + int(before.min()))
+        before = before + smallest[row] + base[row]
+    return bound
+
+
+def _improve(problem: PlacementProblem, slots: I64, words: U64, budget: int) -> int:
+    """Improve `slots` in place with at most `budget` simulated islands; the makespan that it had."""
+    from dataserver.planning.kernels.pipeline import improve_placement
+
+    before, _ = improve_placement(
+        slots,
+        problem.own,
+        problem.base,
+        problem.percent,
+        np.array(problem.present),
+        problem.ranks_per_island,
+        problem.num_stages,
+        problem.extra_in_flight,
+        words,
+        budget,
+    )
+    return before
 
 
 def _slots(problem: PlacementProblem, placement: Placement) -> I64:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from dataserver.planning import arranging
 from dataserver.planning.costs import forward_ns
 from dataserver.planning.expectation import PlannedTimeline, module_loads, timeline
@@ -14,6 +16,7 @@ from dataserver.planning.placing import (
     PlacementProblem,
     balanced,
     in_disttrain_order,
+    lower_bound_ns,
     placement_problem,
     searched,
     stratified,
@@ -122,6 +125,8 @@ class PlanSummary:
     loads_after: dict[str, I64]
     before: PlannedTimeline
     after: PlannedTimeline
+    bound_ns: int
+    """A time that no placement of the same sequences can beat."""
 
 
 def explain(job: Job, plan: StepPlan) -> PlanSummary:
@@ -134,4 +139,16 @@ def explain(job: Job, plan: StepPlan) -> PlanSummary:
         loads_after=module_loads(job.spec, plan),
         before=timeline(job.spec, baseline),
         after=timeline(job.spec, plan),
+        bound_ns=lower_bound_ns(_problem_of(job, plan)),
     )
+
+
+def _problem_of(job: Job, plan: StepPlan) -> PlacementProblem:
+    """The placement problem that a plan solves."""
+    execution = job.spec.execution
+    backbone = plan.arrangement(execution.backbone.name)
+    place = (backbone.rank * plan.num_microbatches + backbone.microbatch) * execution.microbatch + backbone.slot
+    used, of_item = np.unique(place, return_inverse=True)
+    sequence = np.empty(len(place), np.int64)
+    sequence[backbone.item] = of_item
+    return placement_problem(execution, plan.samples, sequence, len(used), plan.num_microbatches)

@@ -32,6 +32,7 @@ def plan_message(job: Job, plan: StepPlan, summary: PlanSummary) -> plan_pb2.Ste
         makespan_after_ns=summary.after.makespan_ns,
         bubble_before_ppm=summary.before.timeline.bubble_ppm,
         bubble_after_ppm=summary.after.timeline.bubble_ppm,
+        lower_bound_ns=summary.bound_ns,
     )
 
 

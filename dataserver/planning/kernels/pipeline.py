@@ -1,4 +1,4 @@
-"""Compiled loops over pipelines: exact simulation of operation lists, and the search for a placement."""
+"""Compiled loops over pipelines: the makespan of one island, and the search for a placement."""
 
 import numpy as np
 
@@ -7,68 +7,8 @@ from dataserver.planning.samples import I64, U64, Bool
 
 
 @kernel
-def run_lists(
-    kinds: I64, microbatches: I64, durations: I64, sources: I64, source_offsets: I64, targets: I64, target_offsets: I64
-) -> I64:
-    """Start of every operation: each node runs its list in order, an operation waits for those that feed it.
-
-    Args:
-        kinds: int64 [nodes, ops]: 0 forward, 1 backward.
-        microbatches: int64 [nodes, ops].
-        durations: int64 [2, nodes, microbatches].
-        sources: int64 [e]: for each (node, microbatch) the nodes that feed it.
-        source_offsets: int64 [nodes * microbatches + 1].
-        targets: int64 [e]: for each (node, microbatch) the nodes that it feeds.
-        target_offsets: int64 [nodes * microbatches + 1].
-
-    Returns:
-        int64 [nodes, ops] starts, -1 where the lists wait for each other.
-    """
-    num_nodes, num_ops = kinds.shape
-    num_microbatches = durations.shape[2]
-    start = np.full((num_nodes, num_ops), -1, np.int64)
-    end = np.full((2, num_nodes, num_microbatches), -1, np.int64)
-    position = np.zeros(num_nodes, np.int64)
-    clock = np.zeros(num_nodes, np.int64)
-    queue = np.arange(num_nodes)
-    queued = np.ones(num_nodes, np.bool_)
-    head, waiting = 0, num_nodes
-    while waiting > 0:
-        node = queue[head]
-        head = (head + 1) % num_nodes
-        waiting -= 1
-        queued[node] = False
-        while position[node] < num_ops:
-            kind, microbatch = kinds[node, position[node]], microbatches[node, position[node]]
-            needs, offsets = (sources, source_offsets) if kind == 0 else (targets, target_offsets)
-            feeds, feed_offsets = (targets, target_offsets) if kind == 0 else (sources, source_offsets)
-            cell = node * num_microbatches + microbatch
-            time = clock[node]
-            ready = True
-            for i in range(offsets[cell], offsets[cell + 1]):
-                done = end[kind, needs[i], microbatch]
-                if done < 0:
-                    ready = False
-                    break
-                time = max(time, done)
-            if not ready:
-                break
-            start[node, position[node]] = time
-            clock[node] = time + durations[kind, node, microbatch]
-            end[kind, node, microbatch] = clock[node]
-            position[node] += 1
-            for i in range(feed_offsets[cell], feed_offsets[cell + 1]):
-                fed = feeds[i]
-                if not queued[fed]:
-                    queue[(head + waiting) % num_nodes] = fed
-                    waiting += 1
-                    queued[fed] = True
-    return start
-
-
-@kernel
 def island_makespan(
-    encoder: I64, backbone: I64, generator: I64, percent: I64, num_stages: int, extra: int, clock: I64, last: I64
+    encoder: I64, backbone: I64, generator: I64, percent: I64, num_stages: int, extra: int, clock: I64, ends: I64
 ) -> int:
     """Makespan of 1F1B in one island: c backbone ranks that share one encoder and one generator node.
 
@@ -81,15 +21,14 @@ def island_makespan(
         generator: int64 [c, waves]; [0, 0] without a generator.
         percent: int64 [3]: backward time in percent of the forward time of encoder, backbone, generator.
         num_stages: pipeline stages of the backbone.
-        extra: microbatches in flight beyond 1F1B.
+        extra: microbatches in flight beyond 1F1B (`pipeline.stage_operations`).
         clock: int64 [c, stages + 2], scratch: encoder and generator in row 0.
-        last: int64 [c, stages + 2], scratch: end of the last backward of each stage.
+        ends: int64 [c, stages + 2, waves], scratch: end of every backward.
     """
     ranks, waves = backbone.shape
     has_encoder, has_generator = encoder.shape[0] > 0, generator.shape[0] > 0
     depth = num_stages + has_encoder + has_generator
     clock[:] = 0
-    last[:] = 0
     gate = num_stages + 1
     for round_ in range(waves + depth - 1 + extra):
         if round_ < waves:
@@ -117,29 +56,29 @@ def island_makespan(
             time = clock[0, 0]
             total = 0
             for i in range(ranks):
-                time = max(time, last[i, 1])
+                time = max(time, ends[i, 1, wave])
                 total += encoder[i, wave]
             clock[0, 0] = time + total * percent[0] // 100
         for s in range(1, gate):
-            wave = round_ - (depth - 1 - (s - 1 + has_encoder) + extra)
+            behind = depth - s - has_encoder
+            wave = round_ - (behind + extra if behind > 0 else 0)
             if wave < 0 or wave >= waves:
                 continue
             for i in range(ranks):
                 time = clock[i, s]
                 if s + 1 < gate:
-                    time = max(time, last[i, s + 1])
+                    time = max(time, ends[i, s + 1, wave])
                 elif has_generator:
-                    time = max(time, last[0, gate])
+                    time = max(time, ends[0, gate, wave])
                 time += backbone[i, wave] * percent[1] // 100
                 clock[i, s] = time
-                last[i, s] = time
-        wave = round_ - extra
-        if has_generator and 0 <= wave < waves:
+                ends[i, s, wave] = time
+        if has_generator and round_ < waves:
             total = 0
             for i in range(ranks):
-                total += generator[i, wave]
+                total += generator[i, round_]
             clock[0, gate] += total * percent[2] // 100
-            last[0, gate] = clock[0, gate]
+            ends[0, gate, round_] = clock[0, gate]
     return int(clock.max())
 
 
@@ -186,10 +125,10 @@ def improve_placement(
                 for m in range(slots):
                     time[kind, r, k] += own[kind, at[r, k, m]]
     clock = np.zeros((ranks_per_island, num_stages + 2), np.int64)
-    last = np.zeros_like(clock)
+    ends = np.zeros((ranks_per_island, num_stages + 2, waves), np.int64)
     makespan = np.zeros(islands, np.int64)
     for w in range(islands):
-        makespan[w] = _island(time, w, present, ranks_per_island, percent, num_stages, extra, clock, last)
+        makespan[w] = _island(time, w, present, ranks_per_island, percent, num_stages, extra, clock, ends)
     before = makespan.max()
     simulated = islands
     for word in words:
@@ -209,7 +148,7 @@ def improve_placement(
             if first == second:
                 continue
             _move(at, time, rank, first, second, kind == 3)
-            now = _island(time, worst, present, ranks_per_island, percent, num_stages, extra, clock, last)
+            now = _island(time, worst, present, ranks_per_island, percent, num_stages, extra, clock, ends)
             simulated += 1
             if now <= makespan[worst]:
                 makespan[worst] = now
@@ -223,11 +162,11 @@ def improve_placement(
             continue
         _swap(at, time, own, rank, first, slot, other, second, other_slot)
         island = other // ranks_per_island
-        now = _island(time, worst, present, ranks_per_island, percent, num_stages, extra, clock, last)
+        now = _island(time, worst, present, ranks_per_island, percent, num_stages, extra, clock, ends)
         simulated += 1
         there = now
         if now <= makespan[worst] and island != worst:
-            there = _island(time, island, present, ranks_per_island, percent, num_stages, extra, clock, last)
+            there = _island(time, island, present, ranks_per_island, percent, num_stages, extra, clock, ends)
             simulated += 1
         if now <= makespan[worst] and (there < makespan[worst] or island == worst):
             makespan[worst], makespan[island] = now, there
@@ -246,14 +185,14 @@ def _island(
     num_stages: int,
     extra: int,
     clock: I64,
-    last: I64,
+    ends: I64,
 ) -> int:
     """Makespan of one island of the whole job."""
     first = number * ranks_per_island
     end = first + ranks_per_island
     encoder = time[0, first:end] if present[0] else time[0, 0:0]
     generator = time[2, first:end] if present[1] else time[2, 0:0]
-    return island_makespan(encoder, time[1, first:end], generator, percent, num_stages, extra, clock, last)
+    return island_makespan(encoder, time[1, first:end], generator, percent, num_stages, extra, clock, ends)
 
 
 @kernel

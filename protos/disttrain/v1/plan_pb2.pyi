@@ -174,6 +174,7 @@ class StepPlan(_message.Message):
     MAKESPAN_AFTER_NS_FIELD_NUMBER: _builtins.int
     BUBBLE_BEFORE_PPM_FIELD_NUMBER: _builtins.int
     BUBBLE_AFTER_PPM_FIELD_NUMBER: _builtins.int
+    LOWER_BOUND_NS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Job."""
     stream_id: _builtins.str
@@ -192,6 +193,8 @@ class StepPlan(_message.Message):
     """Share of the simulated step in which pipeline stages idle, in millionths, in canonical order."""
     bubble_after_ppm: _builtins.int
     """The same as planned."""
+    lower_bound_ns: _builtins.int
+    """A time that no placement of the step's sequences can beat, nanoseconds: what is left to gain lies above it."""
     @_builtins.property
     def denominators(self) -> _microbatch_pb2.Denominators:
         """Denominators of the losses."""
@@ -219,10 +222,11 @@ class StepPlan(_message.Message):
         makespan_after_ns: _builtins.int = ...,
         bubble_before_ppm: _builtins.int = ...,
         bubble_after_ppm: _builtins.int = ...,
+        lower_bound_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["denominators", b"denominators", "samples", b"samples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bubble_after_ppm", b"bubble_after_ppm", "bubble_before_ppm", b"bubble_before_ppm", "denominators", b"denominators", "job_id", b"job_id", "loads", b"loads", "makespan_after_ns", b"makespan_after_ns", "makespan_before_ns", b"makespan_before_ns", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "samples", b"samples", "step", b"step", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bubble_after_ppm", b"bubble_after_ppm", "bubble_before_ppm", b"bubble_before_ppm", "denominators", b"denominators", "job_id", b"job_id", "loads", b"loads", "lower_bound_ns", b"lower_bound_ns", "makespan_after_ns", b"makespan_after_ns", "makespan_before_ns", b"makespan_before_ns", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "samples", b"samples", "step", b"step", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
