@@ -16,6 +16,14 @@ END_S = 20.0
 """Time for a process to end by itself after a signal."""
 
 
+class CommandFailedError(Exception):
+    """A command of the demo failed, and has said why on this terminal."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+
+
 class Processes:
     """Starts processes, and ends all that run when the block is left."""
 
@@ -47,12 +55,15 @@ class Processes:
         """Run a command to its end on this terminal.
 
         Raises:
-            RuntimeError: it failed.
+            CommandFailedError: it failed, with a message of its own.
+            RuntimeError: a signal killed it.
         """
         process = self._start(command)
         code = process.wait()
-        if code != 0:
-            raise RuntimeError(f"{what} failed with exit code {code}; its own message stands above")
+        if code > 0:
+            raise CommandFailedError(code)
+        if code < 0:
+            raise RuntimeError(f"{what} was killed by {signal.Signals(-code).name}; is there enough memory?")
 
     def serve(self, command: Sequence[Any], log_file: Path) -> str:
         """Start a data server and return the address it listens on.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from demo_processes import Processes
+from demo_processes import CommandFailedError, Processes
 from demo_report import collect, print_table
 from make_demo_shards import make_shards
 
@@ -137,6 +137,8 @@ def main() -> int:
         except KeyboardInterrupt:
             print("\ninterrupted; stopping all processes", file=sys.stderr)
             return 130
+        except CommandFailedError as error:
+            return error.code
         except (ValueError, OSError, RuntimeError) as error:
             print(f"scripts/demo: {error}", file=sys.stderr)
             return 1
