@@ -5,12 +5,24 @@ There is one definition, this one; `protos/disttrain/v1/job_spec.schema.json` is
 No floats: fractions are decimal strings, times are integers.
 """
 
+from dataclasses import asdict
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from dataserver.planning.costs import hardware
 
 MAX_INTEGER = 2**53 - 1
 """Largest integer that every JSON implementation carries exactly (RFC 8785, section 3.2.2.3)."""
@@ -194,10 +206,9 @@ class ModuleKind(StrEnum):
 
 
 class Cost(_Model):
-    """Time of one microbatch in a whole module: the sum over its items of constant + linear n + quadratic n^2.
+    """Time of one microbatch in a whole module: the sum over its items of linear n + quadratic n^2, and a constant.
 
-    An item is an image of n patches (encoder, generator) or a sample of n tokens (backbone). The defaults are of the
-    order of ViT-H, Llama 7B and a 1B generator at 40 % of an H100; only their ratios matter to a plan.
+    An item is an image of n patches (encoder, generator) or a sample of n tokens (backbone).
     """
 
     microbatch_ns: Annotated[int, Field(ge=0, le=10**12)] = 0
@@ -210,10 +221,47 @@ class Cost(_Model):
     """Backward time in percent of the forward time; 0 for a frozen module that passes no gradient on."""
 
 
+class ModelCost(_Model):
+    """A cost by the names of a model and a device; parsing a job turns it into the integers of `Cost`."""
+
+    model: Name
+    """A named model of the module's kind: vit-h; llama3-7b, llama3-13b, llama3-70b; dit-1b; tiny of every kind."""
+    device: Name
+    """Device that it runs on: a800, h100 or h200. The work of a rank is divided by the module's tp x sp."""
+    efficiency: DecimalString
+    """Share of the device's dense bf16 peak that is reached."""
+    frozen: bool = False
+    """Whether its weights are not trained."""
+    input_gradient: bool = True
+    """Whether a module before a frozen one is trained, so that gradients must pass; before an encoder nothing is."""
+    checkpoint: bool = False
+    """Whether activations are computed again in the backward pass."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not 0 < Fraction(self.efficiency) <= 1:
+            raise ValueError(f"efficiency is {self.efficiency}; a value in (0, 1] is required")
+        return self
+
+    def fields_of(self, kind: ModuleKind, degree: int) -> dict[str, int]:
+        """The fields of the `Cost` of a module of that kind, whose work `degree` devices share.
+
+        Raises:
+            ValueError: an unknown name.
+        """
+        found = hardware.coefficients(kind, self.model, self.device, Fraction(self.efficiency), degree)
+        backward = hardware.backward_percent(
+            frozen=self.frozen,
+            input_gradient=self.input_gradient and kind is not ModuleKind.ENCODER,
+            checkpoint=self.checkpoint,
+        )
+        return {**asdict(found), "backward_percent": backward}
+
+
 DEFAULT_COSTS = {
-    ModuleKind.ENCODER: Cost(microbatch_ns=20_000, linear_ps=3_150_000, quadratic_fs=410_000),
-    ModuleKind.BACKBONE: Cost(microbatch_ns=50_000, linear_ps=34_000_000, quadratic_fs=1_300_000),
-    ModuleKind.GENERATOR: Cost(microbatch_ns=20_000, linear_ps=5_000_000, quadratic_fs=520_000),
+    ModuleKind.ENCODER: ModelCost(model="vit-h", device="h100", efficiency="0.4"),
+    ModuleKind.BACKBONE: ModelCost(model="llama3-7b", device="h100", efficiency="0.4"),
+    ModuleKind.GENERATOR: ModelCost(model="dit-1b", device="h100", efficiency="0.4"),
 }
 
 
@@ -232,15 +280,25 @@ class ModuleSpec(_Model):
     """Pipeline stages; only a backbone has more than one."""
     sp: Annotated[int, Field(ge=1, le=1024)] = 1
     """Sequence-parallel degree; peers of one rank get the same view."""
-    cost: Cost
-    """Time model; the default depends on the kind."""
+    cost: Annotated[Cost, Field(default=None, validate_default=True)]
+    """Time model, by numbers or by names; the default depends on the kind."""
 
-    @model_validator(mode="before")
+    @field_validator("cost", mode="before", json_schema_input_type=Cost | ModelCost | None)
     @classmethod
-    def _default_cost(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("cost") is None and data.get("kind") in tuple(ModuleKind):
-            return {**data, "cost": DEFAULT_COSTS[ModuleKind(data["kind"])]}
-        return data
+    def _named_cost(cls, value: Any, info: ValidationInfo) -> Any:
+        """Names become integers, so that a job's identity holds nothing that another release may reckon anew."""
+        if not {"kind", "tp", "sp"} <= info.data.keys():  # one of them is wrong, and reported
+            return value
+        kind, degree = info.data["kind"], info.data["tp"] * info.data["sp"]
+        if value is None:
+            return DEFAULT_COSTS[kind].fields_of(kind, degree)
+        if isinstance(value, dict) and "model" in value:
+            try:
+                value = ModelCost.model_validate(value)
+            except ValidationError as error:
+                problems = [(*e["loc"], e["msg"].removeprefix("Value error, ")) for e in error.errors()]
+                raise ValueError("; ".join(": ".join(map(str, p)) for p in problems)) from None
+        return value.fields_of(kind, degree) if isinstance(value, ModelCost) else value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -273,8 +331,22 @@ class OrderPolicy(StrEnum):
     """As they come: the baseline."""
 
 
+class PackingPolicy(StrEnum):
+    """How samples are packed into sequences."""
+
+    BALANCED = "balanced"
+    """Into as many sequences as there are slots, of equal backbone cost (linear and quadratic) rather than full."""
+    BEST_FIT = "best_fit"
+    """Best-fit decreasing: few, full sequences."""
+    FIRST_FIT = "first_fit"
+    """First-fit decreasing."""
+
+
 class Policies(_Model):
     """Choices that never change a step's samples."""
+
+    packing: PackingPolicy = PackingPolicy.BALANCED
+    """Which sequence holds each sample, where the stream packs at all."""
 
     balance: BalancePolicy = BalancePolicy.LPT
     """Spread over data-parallel ranks, in every module."""

@@ -1,0 +1,132 @@
+"""Coefficients of named models on named devices, from their floating-point operations, in exact integers.
+
+A matrix product with a weight takes two operations for each weight and row; attention takes 4 x width operations for
+each layer and pair of rows (queries x keys, then probabilities x values), of which a causal mask leaves half.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+Value = TypeVar("Value")
+
+LAYER_NS: Final = 10_000
+"""Time of a layer that no row causes: about ten kernels that begin and end, 1 us each. An assumption, to be fitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What the operations of a transformer depend on."""
+
+    layers: int
+    width: int
+    mlp_width: int
+    heads: int
+    groups: int
+    """Heads of keys and values."""
+    vocab_size: int = 0
+    """Rows of a backbone's output head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Forward time of a microbatch: a constant, and a part for each row and for each pair of rows of one item."""
+
+    microbatch_ns: int
+    linear_ps: int
+    quadratic_fs: int
+
+
+# Sizes of `trainclient.models.presets`, restated because the planner imports nothing of ours; a test holds them equal.
+# ViT-Huge: arXiv 2010.11929, table 1. Backbones: DistTrain (arXiv 2408.04275), table 2, with Llama 3's vocabulary.
+MODELS: Final[Mapping[str, Mapping[str, ModelSize]]] = MappingProxyType(
+    {
+        "encoder": MappingProxyType(
+            {
+                "tiny": ModelSize(2, 64, 256, 4, 4),
+                "vit-h": ModelSize(32, 1280, 5120, 16, 16),
+            }
+        ),
+        "backbone": MappingProxyType(
+            {
+                "tiny": ModelSize(4, 64, 192, 4, 2, 262),
+                "llama3-7b": ModelSize(32, 4096, 11008, 32, 32, 128_256),
+                "llama3-13b": ModelSize(40, 5120, 13824, 40, 40, 128_256),
+                "llama3-70b": ModelSize(80, 8192, 28672, 64, 8, 128_256),
+            }
+        ),
+        "generator": MappingProxyType(
+            {
+                "tiny": ModelSize(2, 64, 256, 4, 4),
+                "dit-1b": ModelSize(26, 1536, 6144, 24, 24),
+            }
+        ),
+    }
+)
+
+# Dense bf16 peak of the SXM boards in 10^9 operations per second, from NVIDIA's data sheets: the A800 computes like the
+# A100, the H200 like the H100.
+PEAK_GIGAFLOPS: Final[Mapping[str, int]] = MappingProxyType({"a800": 312_000, "h100": 989_400, "h200": 989_400})
+
+
+def linear_flops(kind: str, size: ModelSize) -> int:
+    """Forward operations of one row (patch or token): twice the weights that it is multiplied with.
+
+    Left out, a few percent for the large models and images of hundreds of patches: an encoder's patch embedding and
+    merger; a generator's ends, its modulation, and the keys and values of its conditions, whose rows are not patches.
+    """
+    width, keys = size.width, size.width // size.heads * size.groups
+    attention = 2 * width * (width + keys)
+    if kind == "backbone":  # a gated MLP, and the output head
+        return 2 * (size.layers * (attention + 3 * width * size.mlp_width) + width * size.vocab_size)
+    queries = 2 * width * width if kind == "generator" else 0  # into and out of the attention to the conditions
+    return 2 * size.layers * (attention + queries + 2 * width * size.mlp_width)
+
+
+def pair_flops(kind: str, size: ModelSize) -> int:
+    """Forward operations of attention for each of the n^2 pairs of an item's rows; a backbone's mask leaves half."""
+    return 4 * size.layers * size.width // (2 if kind == "backbone" else 1)
+
+
+def coefficients(kind: str, model: str, device: str, efficiency: Fraction, degree: int = 1) -> Coefficients:
+    """Coefficients of a named model, rounded up.
+
+    Args:
+        kind: encoder, backbone or generator.
+        model: a name in `MODELS[kind]`.
+        device: a name in `PEAK_GIGAFLOPS`.
+        efficiency: share of the device's peak that is reached, in (0, 1].
+        degree: devices that share each row's work (tensor x sequence parallelism); the constant is not divided.
+
+    Raises:
+        ValueError: an unknown name; the message lists the known ones.
+    """
+    size, peak = _named(kind, MODELS[kind], model), _named("device", PEAK_GIGAFLOPS, device)
+    rate = efficiency * peak * degree  # operations per nanosecond
+    return Coefficients(
+        microbatch_ns=size.layers * LAYER_NS,
+        linear_ps=_divided_up(linear_flops(kind, size) * 1_000, rate),
+        quadratic_fs=_divided_up(pair_flops(kind, size) * 1_000_000, rate),
+    )
+
+
+def backward_percent(*, frozen: bool, input_gradient: bool, checkpoint: bool) -> int:
+    """Backward time in percent of the forward time.
+
+    The gradient of the data costs a forward, that of the weights another. A frozen module needs the first alone, and
+    not even that when nothing before it is trained. Activation checkpointing computes the forward again.
+    """
+    gradients = (100 if input_gradient else 0) if frozen else 200
+    return gradients + 100 if checkpoint and gradients else gradients
+
+
+def _divided_up(operations: int, rate: Fraction) -> int:
+    return -(-operations // rate)
+
+
+def _named(what: str, known: Mapping[str, Value], name: str) -> Value:
+    if name not in known:
+        raise ValueError(f"there is no {what} named {name!r}; choose one of {', '.join(sorted(known))}")
+    return known[name]

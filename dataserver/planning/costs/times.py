@@ -1,0 +1,51 @@
+"""Planned times, int64 nanoseconds."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dataserver.planning.samples import I64
+
+if TYPE_CHECKING:  # the job's specification uses this package for the costs of named models
+    from dataserver.planning.jobspec import Cost
+
+
+def forward_ns(cost: "Cost", sizes: I64) -> I64:
+    """Forward time of each item in the whole module: linear + quadratic in its patches or tokens.
+
+    Args:
+        cost: the module's time model.
+        sizes: int64 [n], patches or tokens of each item, at most 2^22 (so that nothing overflows).
+
+    Returns:
+        int64 [n], nanoseconds.
+    """
+    thousands, rest = np.divmod(sizes * sizes, 1_000)
+    quadratic = thousands * cost.quadratic_fs // 1_000 + rest * cost.quadratic_fs // 1_000_000
+    time: I64 = sizes * cost.linear_ps // 1_000 + quadratic
+    return time
+
+
+def backward_ns(cost: "Cost", forward: I64) -> I64:
+    """Backward time for a forward time, int64 of the same shape."""
+    time: I64 = forward * cost.backward_percent // 100
+    return np.asarray(time, np.int64)
+
+
+def padded_ns(cost: "Cost", sizes: I64, microbatch: I64, num_microbatches: int) -> I64:
+    """Forward time of microbatches whose items are padded to the longest: the constant + count x longest item.
+
+    Args:
+        cost: the module's time model.
+        sizes: int64 [n], patches or tokens of each item, at most 2^22.
+        microbatch: int64 [n], the microbatch of each item, in [0, num_microbatches).
+        num_microbatches: how many there are; one without items takes the constant alone.
+
+    Returns:
+        int64 [num_microbatches], nanoseconds.
+    """
+    longest = np.zeros(num_microbatches, np.int64)
+    np.maximum.at(longest, microbatch, sizes)
+    count = np.bincount(microbatch, minlength=num_microbatches).astype(np.int64)
+    time: I64 = cost.microbatch_ns + count * forward_ns(cost, longest)
+    return time
