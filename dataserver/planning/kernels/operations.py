@@ -1,0 +1,130 @@
+"""Compiled loops over graphs of operations: when each starts, and how long many orders of microbatches take."""
+
+import numpy as np
+
+from dataserver.planning.kernels import kernel
+from dataserver.planning.samples import I64, Bool
+
+
+@kernel
+def run_operations(
+    durations: I64, follows: Bool, offsets: I64, after: I64, delay: I64, waits: I64
+) -> tuple[I64, I64, I64]:
+    """Start every operation as soon as all that it waits for have ended.
+
+    Args:
+        durations: int64 [ops].
+        follows: bool [ops]: whether operation i + 1 waits for operation i without delay.
+        offsets: int64 [ops + 1], see `after`.
+        after: int64 [d]: after[offsets[i] : offsets[i + 1]] wait for operation i too.
+        delay: int64 [d]: how long after its end.
+        waits: int64 [ops]: how many each waits for, negative for none that is ever run; changed.
+
+    Returns:
+        int64 [ops] starts, -1 if never; int64 [ops] the operation that each waited for last, -1 for none; int64 [run]
+        the operations that were run, in an order in which none stands before what it waits for.
+    """
+    start = np.full(len(durations), -1, np.int64)
+    cause = np.full(len(durations), -1, np.int64)
+    order = np.empty(len(durations), np.int64)
+    known = 0
+    for i in range(len(durations)):
+        if waits[i] == 0:
+            start[i] = 0
+            order[known] = i
+            known += 1
+    run = 0
+    while run < known:
+        i = order[run]
+        run += 1
+        end = start[i] + durations[i]
+        if follows[i]:
+            waits[i + 1] -= 1
+            if end > start[i + 1]:
+                start[i + 1], cause[i + 1] = end, i
+            if waits[i + 1] == 0:
+                order[known] = i + 1
+                known += 1
+        for d in range(offsets[i], offsets[i + 1]):
+            other = after[d]
+            waits[other] -= 1
+            if end + delay[d] > start[other]:
+                start[other], cause[other] = end + delay[d], i
+            if waits[other] == 0:
+                order[known] = other
+                known += 1
+    for i in range(len(durations)):
+        if waits[i] > 0:
+            start[i] = -1
+    return start, cause, order[:known]
+
+
+LANES = 16
+"""Orders that are swept together: the processor works on several at once, and the graph is read once for all."""
+
+
+@kernel
+def run_orders(
+    cell: I64,
+    fixed: I64,
+    previous: I64,
+    offsets: I64,
+    needs: I64,
+    delay: I64,
+    rows: I64,
+    line: I64,
+    times: I64,
+    orders: I64,
+) -> I64:
+    """Makespan of each order: one sweep over operations that stand behind all that they wait for.
+
+    Args:
+        cell: int64 [ops]: kind * blocks * passes + block * passes + pass, or -1.
+        fixed: int64 [ops]: duration beside that of the pass.
+        previous: int64 [ops]: the operation before it on its node, or -1.
+        offsets: int64 [ops + 1], see `needs`.
+        needs: int64 [d]: operation i waits for needs[offsets[i] : offsets[i + 1]].
+        delay: int64 [d]: how long after their ends.
+        rows: int64 [blocks + 1]: the rows of each block.
+        line: int64 [r]: the line of each row.
+        times: int64 [2, r, microbatches].
+        orders: int64 [k, lines, passes]: the microbatch of each pass.
+
+    Returns:
+        int64 [k].
+    """
+    count, lines, passes = orders.shape
+    blocks = len(rows) - 1
+    found = np.empty(count, np.int64)
+    end = np.zeros((len(cell), LANES), np.int64)
+    latest = np.zeros(LANES, np.int64)
+    at = np.zeros((lines, passes, LANES), np.int64)
+    for first in range(0, count, LANES):
+        used = min(LANES, count - first)
+        for o in range(used):
+            for j in range(lines):
+                for k in range(passes):
+                    at[j, k, o] = orders[first + o, j, k]
+        latest[:] = 0
+        for i in range(len(cell)):
+            mine = end[i]
+            if previous[i] >= 0:
+                mine[:] = end[previous[i]]
+            else:
+                mine[:] = 0
+            for d in range(offsets[i], offsets[i + 1]):
+                other, later = end[needs[d]], delay[d]
+                for o in range(LANES):
+                    mine[o] = max(mine[o], other[o] + later)
+            if cell[i] >= 0:
+                kind = cell[i] // (blocks * passes)
+                block = cell[i] // passes % blocks
+                for r in range(rows[block], rows[block + 1]):
+                    time, microbatch = times[kind, r], at[line[r], cell[i] % passes]
+                    for o in range(LANES):
+                        mine[o] += time[microbatch[o]]
+            for o in range(LANES):
+                mine[o] += fixed[i]
+                latest[o] = max(latest[o], mine[o])
+        found[first : first + used] = latest[:used]
+    return found
