@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from dataserver.planning.jobspec import Name
 
@@ -101,15 +102,17 @@ def load_config(file: Path | None, overrides: Mapping[str, Any]) -> ServerConfig
     try:
         return ServerConfig.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError("; ".join(_problem(e["loc"], e["msg"], e["type"]) for e in error.errors())) from None
+        raise ConfigError("; ".join(_problem(e) for e in error.errors(include_url=False))) from None
 
 
-def _problem(location: tuple[int | str, ...], message: str, kind: str) -> str:
-    key = ".".join(str(part) for part in location)
-    if kind == "extra_forbidden":
+def _problem(error: ErrorDetails) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
         return f"configuration key {key!r} is unknown; the keys are {', '.join(ServerConfig.model_fields)}"
-    text = message.removeprefix("Value error, ")
-    return f"configuration key {key!r}: {text}" if key else text
+    text = error["msg"].removeprefix("Value error, ")
+    if not key:
+        return text
+    return f"configuration key {key!r} is {str(error['input'])[:128]}: {text}"
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -221,7 +221,6 @@ def test_texts_are_those_of_the_tar(folders: dict[str, Path], address: str) -> N
     assert found == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "case", "num_samples", "num_images"),
     [

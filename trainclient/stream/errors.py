@@ -45,8 +45,8 @@ class DataServiceError(ClientError):
     """A server refused a call, or the call did not reach it."""
 
     def __init__(self, server: str, code: grpc.StatusCode, reason: str, message: str, *, retriable: bool) -> None:
-        label = reason or code.name
-        super().__init__(f"server {server} answered {label}: {message}")
+        what = f"answered {reason}" if reason else f"failed with {code.name}"
+        super().__init__(f"server {server} {what}: {message}")
         self.server = server
         self.code = code
         self.reason = reason
@@ -122,6 +122,8 @@ def service_error(server: str, error: grpc.RpcError) -> ClientError:
             f"it does not speak this client's API, disttrain.v1 ({message}); "
             "point the client at a `dataserver serve` of a matching release"
         )
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        message = "it gave no answer in time; is it overloaded, or something else than `dataserver serve`?"
     return DataServiceError(server, code, "", message, retriable=code in _TRANSIENT)
 
 
