@@ -51,7 +51,7 @@ def test_no_server_there_is_one_error_within_seconds(quick: Timeouts) -> None:
         fleet.register(resolve_job(job_data(), fleet))
     assert raised.value.failures.keys() == {"127.0.0.1:1", "nosuchhost.invalid:5"}
     assert "no server could be reached for 3 s" in str(raised.value)
-    assert "127.0.0.1:1: answered UNAVAILABLE" in str(raised.value)
+    assert "127.0.0.1:1: failed with UNAVAILABLE" in str(raised.value)
     assert "refused" in str(raised.value)
 
 
@@ -155,7 +155,7 @@ def test_details_that_cannot_be_read_leave_the_code(quick: Timeouts, details: by
     port = other.add_insecure_port("127.0.0.1:0")
     other.start()
     fleet = Fleet(f"127.0.0.1:{port}", timeouts=quick)
-    with pytest.raises(DataServiceError, match="answered PERMISSION_DENIED: go away") as raised:
+    with pytest.raises(DataServiceError, match="failed with PERMISSION_DENIED: go away") as raised:
         resolve_job(job_data(), fleet)
     assert raised.value.reason == ""
     fleet.close()
