@@ -114,7 +114,9 @@ ADDRESSES = {
         "trainclient train --job {job} --servers no-such-host.invalid:50051",
         ("no-such-host.invalid:50051", "check the addresses"),
     ),
-    "a server that does not speak": Bad("trainclient train --job {job} --servers {silent}", ("{silent}", "no answer in time")),
+    "a server that does not speak": Bad(
+        "trainclient train --job {job} --servers {silent}", ("{silent}", "no answer in time")
+    ),
     "a server of another API": Bad(
         "trainclient train --job {job} --servers {other_api}", ("{other_api}", "disttrain.v1", "matching release")
     ),

@@ -1,0 +1,161 @@
+"""The demo as a newcomer runs it, and the shards that it makes."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+DEMO_S = 400
+END_S = 60
+"""The demo gives its processes 20 s to end; more than this is a hang."""
+IMG2DATASET_COLUMNS = {
+    *("caption", "url", "key", "status", "error_message", "width", "height", "original_width", "original_height"),
+    *("exif", "sha256"),
+}
+
+
+@contextmanager
+def demo(output: Path, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """Run the demo as a session of its own; whatever it leaves behind is killed."""
+    command = [sys.executable, SCRIPTS / "run_demo.py", "--output", output, *arguments]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **streams, text=True, env=environment, start_new_session=True)  # type: ignore[call-overload]
+    try:
+        yield process
+    finally:
+        for survivor in (process, *mentioning(output)):
+            survivor.kill()
+        process.wait()
+
+
+def mentioning(folder: Path) -> list[psutil.Process]:
+    """Living processes that have this folder in their command line: all that a demo starts, besides the launcher."""
+    return [
+        p
+        for p in psutil.process_iter(["cmdline", "status"])
+        if p.info["status"] != psutil.STATUS_ZOMBIE and any(str(folder) in word for word in p.info["cmdline"] or ())
+    ]
+
+
+def sessions(processes: list[psutil.Process]) -> set[psutil.Process]:
+    """The processes with all that they started."""
+    return {child for p in processes for child in (p, *p.children(recursive=True))}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(DEMO_S + 60)
+def test_the_demo_on_real_photographs(shared_data: Path, tmp_path: Path) -> None:
+    report, output = tmp_path / "report.json", tmp_path / "output"
+    with demo(output, "--steps", "3", "--dataset", shared_data / "laion-mini", "--report", report) as process:
+        shown, errors = process.communicate(timeout=DEMO_S)
+        assert process.returncode == 0, errors
+        assert not mentioning(output), "processes survived"
+    assert "Traceback" not in errors
+    figures = json.loads(report.read_text())
+    assert figures["steps"] == len(figures["per_step"]) == 3
+    for name in ("text_loss", "image_loss"):
+        losses = [step[name] for step in figures["per_step"]]
+        assert all(math.isfinite(loss) and loss > 0 for loss in losses)
+        assert len(set(losses)) == 3, "nothing was learnt"
+        assert (figures[name]["first"], figures[name]["last"]) == (losses[0], losses[-1])
+    assert figures["text_loss"]["last"] < figures["text_loss"]["first"]
+    assert figures["samples_per_s"] > 0
+    assert 0 <= figures["data_wait_percent"] <= 100
+    for before_after in (*figures["imbalance"].values(), figures["bubble_percent"], figures["simulated_step_ms"]):
+        assert before_after["after"] > 0
+    assert figures["simulated_step_ms"]["after"] <= figures["simulated_step_ms"]["before"]
+    for words in ("text loss", "image loss", "samples per second", "wait for data", "imbalance", "bubble"):
+        assert words in shown
+    with Image.open(output / "plan.png") as picture:
+        assert picture.format == "PNG"
+        picture.load()
+        assert len(set(picture.convert("L").resize((64, 64)).tobytes())) > 8, "the picture is blank"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(DEMO_S + 60)
+def test_ctrl_c_in_mid_training_ends_everything(shared_data: Path, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with demo(output, "--steps", "500", "--dataset", shared_data / "laion-mini") as process:
+        assert process.stderr is not None
+        seen = []
+        for line in process.stderr:
+            seen.append(line)
+            if line.startswith("step 2/"):
+                break
+        else:
+            raise AssertionError("".join(seen))
+        family = sessions([psutil.Process(process.pid), *mentioning(output)])
+        assert len(family) >= 1 + 2 + 1 + 6, "demo, servers, launcher and trainers"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=END_S)
+        assert process.returncode == 130, errors
+        assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        assert not mentioning(output)
+    assert "Traceback" not in "".join(seen) + errors
+    assert "interrupted" in errors
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The demo's shards, made twice at the same time by two processes."""
+    folders = (tmp_path_factory.mktemp("one") / "shards", tmp_path_factory.mktemp("two") / "shards")
+    command = [sys.executable, SCRIPTS / "make_demo_shards.py"]
+    makers = [subprocess.Popen([*command, folder], stdout=subprocess.DEVNULL) for folder in folders]
+    assert [maker.wait(DEMO_S) for maker in makers] == [0, 0]
+    return folders
+
+
+@pytest.mark.slow
+def test_the_same_shards_every_time(shards: tuple[Path, Path]) -> None:
+    one, two = ({p.name: p.read_bytes() for p in sorted(folder.iterdir())} for folder in shards)
+    assert one == two
+
+
+@pytest.mark.slow
+def test_shards_in_img2dataset_layout_and_skewed_as_in_laion(shards: tuple[Path, Path]) -> None:
+    folder = shards[0]
+    tars = sorted(folder.glob("*.tar"))
+    assert len(tars) >= 4
+    assert {p.name for p in folder.iterdir()} == {
+        f"{tar.stem}{end}" for tar in tars for end in (".tar", ".parquet", "_stats.json")
+    }
+    widths, words = [], []
+    for tar in tars:
+        rows = pq.read_table(tar.with_suffix(".parquet")).to_pylist()
+        assert set(rows[0]) == IMG2DATASET_COLUMNS
+        with tarfile.open(tar) as opened:
+            members = {m.name: opened.extractfile(m) for m in opened.getmembers()}
+            assert [*members] == [f"{row['key']}.{end}" for row in rows for end in ("jpg", "json", "txt")]
+            for row in rows:
+                image, metadata, text = (members[f"{row['key']}.{end}"] for end in ("jpg", "json", "txt"))
+                assert image is not None
+                assert metadata is not None
+                assert text is not None
+                assert json.load(metadata) == row
+                assert text.read().decode() == row["caption"]
+                with Image.open(image) as picture:
+                    assert (picture.format, *picture.size) == ("JPEG", row["width"], row["height"])
+                widths.append(row["width"])
+                words.append(len(row["caption"].split()))
+        stats = json.loads((folder / f"{tar.stem}_stats.json").read_text())
+        assert stats["successes"] == len(rows)
+    assert len(widths) == 600
+    for found, wanted in zip(np.percentile(widths, [10, 50, 90]), (256, 512, 1200), strict=True):
+        assert abs(found - wanted) <= 0.2 * wanted
+    assert 2 <= min(words) <= 4
+    assert 60 <= max(words) <= 300
