@@ -51,15 +51,12 @@ def gpipe_operations(num_microbatches: int) -> list[Operation]:
     return forward + backward
 
 
-def interleaved_operations(
-    stage: int, num_stages: int, num_chunks: int, num_microbatches: int, extra_in_flight: int = 0
-) -> list[Operation]:
+def interleaved_operations(stage: int, num_stages: int, num_chunks: int, num_microbatches: int) -> list[Operation]:
     """The interleaved 1F1B list of one stage (Narayanan et al. 2021, section 2.2, in Megatron-LM's order).
 
     Each of the `num_stages` stages holds `num_chunks` model chunks, virtual stages `stage + chunk * num_stages`. Runs
     of `num_stages` microbatches go through one chunk, then through the next. With equal times the bubble is
-    (num_stages - 1) / (num_chunks x num_microbatches + num_stages - 1) of the makespan. The last stage has no extra
-    ones in flight.
+    (num_stages - 1) / (num_chunks x num_microbatches + num_stages - 1) of the makespan.
 
     Raises:
         ValueError: the microbatches are no multiple of the stages.
@@ -75,7 +72,7 @@ def interleaved_operations(
     backward = [Operation(OperationKind.BACKWARD, m, c) for run in runs for c in reversed(chunks) for m in run]
     behind = num_stages - 1 - stage
     ahead = 2 * behind + (num_chunks - 1) * num_stages if num_chunks > 1 else behind
-    return _alternating(forward, backward, ahead + extra_in_flight if behind else ahead)
+    return _alternating(forward, backward, ahead)
 
 
 def batch_sync_operations(stage: int, num_stages: int, group_size: int, num_groups: int) -> list[Operation]:
@@ -98,15 +95,16 @@ def distmm_operations(
     Every contrastive group keeps its barrier, but while one sits there the stages work on the next: after the forwards
     of the first group, backwards of one group and forwards of the next alternate. DISTMM halves its microbatches for
     this, since two groups share the memory (`contrastive.distmm_max_batch`). The paper prints no lists; here as many
-    forwards as 1F1B begins with run ahead into the next group, at most the whole of it, which fills the time that
-    features and gradients take to the last stage and back.
+    forwards as 1F1B begins with run ahead of the first group, which fills the time that features and gradients take to
+    the last stage and back. So a stage holds up to `group_size + num_stages - 1 - stage + extra_in_flight`
+    microbatches, no more than two groups if a group has as many as there are stages.
 
     Every group is a contrastive batch of its own. The two halves of one batch cannot be interleaved so: no backward of
     either may start before all forwards of both.
     """
     forward, backward = _passes(group_size * num_groups)
     behind = num_stages - 1 - stage
-    ahead = min(behind + extra_in_flight if behind else 0, group_size)
+    ahead = behind + extra_in_flight if behind else 0
     operations = _alternating(forward, backward, group_size - 1 + ahead)
     return _with_interactions(operations, group_size) if stage == num_stages - 1 else operations
 

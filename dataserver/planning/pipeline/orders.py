@@ -115,7 +115,7 @@ class OrderScorer:
         from dataserver.planning.kernels.operations import run_orders
 
         lines = int(times.line.max(initial=0)) + 1
-        orders = np.ascontiguousarray(orders, np.int64).reshape(len(orders), -1, self.shape[1])
+        orders = np.array(orders if orders.ndim == 3 else orders[:, None], np.int64)
         self._check(times, orders, lines)
         by_block = np.argsort(times.block, kind="stable")
         rows = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(times.block, minlength=self.shape[0]))])
@@ -127,10 +127,11 @@ class OrderScorer:
 
     def _check(self, times: OrderTimes, orders: I64, lines: int) -> None:
         blocks, microbatches = self.shape
-        if orders.shape[1] != lines or times.forward_ns.shape[1] != microbatches:
+        wanted = len(times.block), microbatches
+        if orders.shape[1:] != (lines, microbatches) or {times.forward_ns.shape, times.backward_ns.shape} != {wanted}:
             raise ValueError(
-                f"orders of {orders.shape[1]} lines and times of {times.forward_ns.shape[1]} microbatches; {lines} "
-                f"lines and {microbatches} microbatches are required"
+                f"orders of shape {orders.shape}, times of shapes {times.forward_ns.shape}, {times.backward_ns.shape}; "
+                f"(k, {lines}, {microbatches}) and twice {wanted} are required"
             )
         if not np.array_equal(np.unique(times.block), np.arange(blocks)):
             raise ValueError(f"times name blocks {np.unique(times.block).tolist()}; each of {blocks} needs a row")
