@@ -1,4 +1,4 @@
-"""The command line: `dataserver index | lint | plan | serve`."""
+"""The command line: `dataserver index | lint | plan | fit | serve`."""
 
 import logging
 import sys
@@ -7,6 +7,7 @@ from typing import Any
 
 import tyro
 
+from dataserver.cli.fit import fit_costs
 from dataserver.cli.index import index
 from dataserver.cli.lint import lint
 from dataserver.cli.plan import plan
@@ -21,7 +22,13 @@ DESCRIPTION = "CPU side of a multimodal training job: shards in, balanced steps 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; what the user can put right is one line on stderr and exit code 2."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    commands: dict[str, Callable[..., Any]] = {"index": index, "lint": lint, "plan": plan, "serve": serve}
+    commands: dict[str, Callable[..., Any]] = {
+        "index": index,
+        "lint": lint,
+        "plan": plan,
+        "fit": fit_costs,
+        "serve": serve,
+    }
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="dataserver", description=DESCRIPTION, args=arguments)
     except (ValueError, OSError, DataServiceError) as error:
