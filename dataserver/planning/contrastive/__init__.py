@@ -1,0 +1,40 @@
+"""Contrastive (CLIP-type) training: towers whose samples all meet in one loss (DISTMM, NSDI 2024).
+
+The loss of a contrastive batch couples all its samples, so its group is a barrier: no sample moves to another group,
+and no backward starts before all forwards of the group are done, on all ranks of all towers.
+"""
+
+from dataserver.planning.contrastive.groups import GroupedArrangement, balance_groups, contrastive_groups
+from dataserver.planning.contrastive.memory import distmm_max_batch, pipeline_max_microbatch
+from dataserver.planning.contrastive.schedules import ContrastiveSchedule, TowerTimes, contrastive_pipeline
+from dataserver.planning.contrastive.towers import (
+    TowerChoice,
+    TowerCluster,
+    TowerDegree,
+    TowerPlacement,
+    TowerPlan,
+    TowerProfile,
+    choose_towers,
+    place_in_parallel,
+    share_time,
+)
+
+__all__ = [
+    "ContrastiveSchedule",
+    "GroupedArrangement",
+    "TowerChoice",
+    "TowerCluster",
+    "TowerDegree",
+    "TowerPlacement",
+    "TowerPlan",
+    "TowerProfile",
+    "TowerTimes",
+    "balance_groups",
+    "choose_towers",
+    "contrastive_groups",
+    "contrastive_pipeline",
+    "distmm_max_batch",
+    "pipeline_max_microbatch",
+    "place_in_parallel",
+    "share_time",
+]

@@ -1,0 +1,198 @@
+"""Contrastive groups, memory formulas, and the choice of replicas for towers."""
+
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataserver.planning.balancing import BALANCERS, bin_loads, in_runs
+from dataserver.planning.contrastive import (
+    ContrastiveSchedule,
+    TowerChoice,
+    TowerCluster,
+    TowerDegree,
+    TowerPlacement,
+    TowerProfile,
+    TowerTimes,
+    balance_groups,
+    choose_towers,
+    contrastive_groups,
+    contrastive_pipeline,
+    distmm_max_batch,
+    pipeline_max_microbatch,
+    place_in_parallel,
+    share_time,
+)
+from dataserver.planning.pipeline import OperationKind, simulate
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.sampled_from(sorted(BALANCERS)),
+    st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_no_sample_crosses_a_group(
+    groups: int, ranks: int, microbatches: int, samples: int, balancer: str, seed: int
+) -> None:
+    """Every group keeps its samples, spread evenly over its own microbatches of all ranks; whatever balances them."""
+    random = np.random.default_rng(seed)
+    batch = ranks * microbatches * samples
+    group = random.permutation(contrastive_groups(groups * batch, batch))
+    loads = random.integers(0, 1_000, len(group))
+    found = balance_groups(loads, group, ranks, microbatches, BALANCERS[balancer])
+    assert np.array_equal(found.microbatch // microbatches, group)
+    cells, counts = np.unique(np.stack([found.rank, found.microbatch]), axis=1, return_counts=True)
+    assert cells.shape[1] == ranks * microbatches * groups
+    assert set(counts.tolist()) == {samples}
+
+
+def test_groups_are_balanced_inside() -> None:
+    random = np.random.default_rng(0)
+    loads, group = random.lognormal(10, 1, 4 * 512).astype(np.int64), contrastive_groups(4 * 512, 512)
+    found = balance_groups(loads, group, num_ranks=8, microbatches_per_group=4)
+    for number in range(4):
+        mine = group == number
+        heaviest = bin_loads(loads[mine], found.rank[mine], 8).max()
+        assert heaviest <= 1.001 * loads[mine].sum() / 8
+        assert heaviest < bin_loads(loads[mine], in_runs(512, 8), 8).max()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: contrastive_groups(10, 4), "10 items do not divide into contrastive batches of 4"),
+        (
+            lambda: balance_groups(np.ones(6, np.int64), np.zeros(6, np.int64), 2, 2),
+            "group 0 has 6 items.*multiple of 4",
+        ),
+        (lambda: balance_groups(np.ones(4, np.int64), np.array([0, 0, 2, 2]), 2, 1), "group 1 has 0 items"),
+        (lambda: balance_groups(np.ones(4, np.int64), np.array([0, 0, -1, 0]), 2, 1), "found group -1"),
+        (lambda: balance_groups(np.ones(4, np.int64), np.zeros(3, np.int64), 2, 1), "4 loads and 3 groups"),
+    ],
+)
+def test_groups_that_cannot_be_balanced(call, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@given(st.integers(1, 1_000), st.integers(0, 1_000), st.integers(1, 50), st.integers(1, 64))
+def test_memory_formulas(memory: int, states: int, activations: int, stages: int) -> None:
+    """Check 18, against what the schedules hold: P microbatches on P stages, and two groups of DISTMM-Pipe."""
+    if memory * stages <= states:
+        with pytest.raises(ValueError, match="fill the memory"):
+            pipeline_max_microbatch(memory, states, activations, stages)
+        return
+    share = Fraction(states, stages)
+    plain = pipeline_max_microbatch(memory, states, activations, stages)
+    assert plain == (memory - share) / Fraction(activations, stages) / stages
+    assert share + stages * plain * Fraction(activations, stages) == memory
+    batch = distmm_max_batch(memory, states, activations, stages)
+    assert batch == Fraction(memory * stages - states, 2 * activations)
+    assert share + 2 * batch * Fraction(activations, stages) == memory
+    more = distmm_max_batch(memory, states, activations, stages + 1)
+    assert more - batch == Fraction(memory, 2 * activations)  # linear in the stages
+
+
+def test_memory_formulas_refuse_nonsense() -> None:
+    with pytest.raises(ValueError, match="0 stages"):
+        distmm_max_batch(1, 0, 1, 0)
+    with pytest.raises(ValueError, match="activations of 0"):
+        pipeline_max_microbatch(1, 0, 0, 1)
+
+
+def every_choice(tower: TowerProfile, cluster: TowerCluster, batch: int) -> list[TowerChoice]:
+    found = []
+    for d, replicas in product(tower.degrees, range(1, cluster.num_devices + 1)):
+        if cluster.devices_per_node % d.tp or batch % replicas or d.tp * replicas > cluster.num_devices:
+            continue
+        b = batch // replicas
+        time, memory = d.fixed_ns + b * d.sample_ps // 1_000, d.state_bytes + b * d.sample_bytes
+        found.append(TowerChoice(tower.name, d.tp, replicas, b, time, memory))
+    return [c for c in found if c.device_bytes <= cluster.device_bytes]
+
+
+@st.composite
+def tower_problems(draw: st.DrawFn) -> tuple[list[TowerProfile], TowerCluster, int]:
+    def tower(name: str) -> TowerProfile:
+        numbers = st.integers(0, 30)
+        return TowerProfile(
+            name,
+            tuple(
+                TowerDegree(tp, draw(numbers), 1_000 * draw(numbers), draw(numbers), draw(st.integers(0, 5)))
+                for tp in draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=3, unique=True))
+            ),
+        )
+
+    towers = [tower(f"tower{i}") for i in range(draw(st.integers(1, 3)))]
+    return towers, TowerCluster(draw(st.integers(1, 8)), 4, draw(st.integers(1, 90))), draw(st.sampled_from([4, 6, 8]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(tower_problems())
+def test_towers_equal_trying_everything(problem: tuple[list[TowerProfile], TowerCluster, int]) -> None:
+    towers, cluster, batch = problem
+    plans = list(product(*(every_choice(t, cluster, batch) for t in towers)))
+    parallel = [max(c.step_ns for c in p) for p in plans if sum(c.devices for c in p) <= cluster.num_devices]
+    shared = [sum(c.step_ns for c in p) for p in plans if sum(c.device_bytes for c in p) <= cluster.device_bytes]
+    for place, times in ((place_in_parallel, parallel), (share_time, shared), (choose_towers, parallel + shared)):
+        if not times:
+            with pytest.raises(ValueError, match=r"devices|bytes"):
+                place(towers, cluster, batch)
+            continue
+        plan = place(towers, cluster, batch)
+        assert plan.step_ns == min(times)
+        assert plan.towers in plans
+        used = [c.step_ns for c in plan.towers]
+        if plan.placement is TowerPlacement.PARALLEL:
+            assert plan.step_ns == max(used)
+            assert sum(c.devices for c in plan.towers) <= cluster.num_devices
+        else:
+            assert plan.step_ns == sum(used)
+            assert sum(c.device_bytes for c in plan.towers) <= cluster.device_bytes
+
+
+def test_a_light_tower_gets_fewer_replicas() -> None:
+    """The example of DISTMM: a heavy image tower with tensor parallelism, a light text tower beside it."""
+    image = TowerProfile("image", (TowerDegree(1, 0, 9_000_000, 50, 4), TowerDegree(4, 0, 2_500_000, 15, 1)))
+    text = TowerProfile("text", (TowerDegree(1, 1_000, 1_000_000, 5, 1),))
+    plan = place_in_parallel([image, text], TowerCluster(32, 8, 60), batch=96)
+    heavy, light = plan.towers
+    assert (heavy.tp, heavy.replicas, heavy.batch) == (4, 6, 16)
+    assert (light.replicas, light.batch) == (3, 32)
+    assert plan.step_ns == max(heavy.step_ns, light.step_ns) == 40_000
+
+
+def test_towers_that_do_not_fit_are_named() -> None:
+    towers = [
+        TowerProfile("image", (TowerDegree(1, 1, 1, 70, 1),)),
+        TowerProfile("text", (TowerDegree(1, 1, 1, 70, 1),)),
+    ]
+    with pytest.raises(ValueError, match=r"tower image fits no device.*at least 71 bytes of the 60"):
+        choose_towers(towers, TowerCluster(8, 8, 60), 8)
+    with pytest.raises(ValueError, match=r"need at least .* devices of their own.*together need more than 100 bytes"):
+        choose_towers(towers, TowerCluster(1, 8, 100), 8)
+
+
+def test_the_light_tower_waits_at_the_barrier_less_with_distmm_pipe() -> None:
+    def times(ranks: int, stages: int, forward: int) -> TowerTimes:
+        spent = np.full((ranks, stages, 16), forward)
+        return TowerTimes(spent, 2 * spent)
+
+    towers, interaction = [times(2, 3, 30), times(1, 2, 20)], np.full(4, 15)
+    found = {s: simulate(contrastive_pipeline(towers, interaction, s)) for s in ContrastiveSchedule}
+    sync, pipe = found[ContrastiveSchedule.BATCH_SYNC], found[ContrastiveSchedule.DISTMM_PIPE]
+    assert sync.makespan_ns == 4 * ((4 + 3 - 1) * 90 + 15)
+    assert pipe.makespan_ns < sync.makespan_ns
+    assert pipe.makespan_ns >= 16 * 90 + 4 * 15  # the last stage of the heavy tower does all this
+    pipeline = contrastive_pipeline(towers, interaction, ContrastiveSchedule.DISTMM_PIPE)
+    meets = [any(o.kind is OperationKind.INTERACTION for o in pipeline.lists[s]) for s in pipeline.stage.tolist()]
+    assert meets == [False, False, True] * 2 + [False, True]
+
+
+def test_towers_must_agree_on_microbatches() -> None:
+    one, two = (TowerTimes(*np.ones((2, 1, 1, count), np.int64)) for count in (4, 6))
+    with pytest.raises(ValueError, match=r"towers of \[4, 6\] microbatches and 2 contrastive groups"):
+        contrastive_pipeline([one, two], np.ones(2, np.int64), ContrastiveSchedule.BATCH_SYNC)
