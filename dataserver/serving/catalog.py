@@ -82,13 +82,7 @@ class Catalog:
             DataServiceError: TOKENIZER_UNKNOWN or TOKENIZER_MISMATCH.
             TokenizerError: it has more ids than the job's vocabulary.
         """
-        tokenizer = self.tokenizers.get(spec.name)
-        if tokenizer is None:
-            raise DataServiceError(
-                errors_pb2.ERROR_REASON_TOKENIZER_UNKNOWN,
-                f"the job names tokenizer {spec.name!r}; this server has {sorted(self.tokenizers)}: correct the name, "
-                f"or start the server with --tokenizer {spec.name}=FILE",
-            )
+        tokenizer = self.named_tokenizer(spec.name)
         if tokenizer.digest != spec.digest:
             raise DataServiceError(
                 errors_pb2.ERROR_REASON_TOKENIZER_MISMATCH,
@@ -96,6 +90,21 @@ class Catalog:
                 f"{tokenizer.digest}: serve the same file, or start a new job with the server's digest",
             )
         check_tokenizer(spec, tokenizer)
+        return tokenizer
+
+    def named_tokenizer(self, name: str) -> Tokenizer:
+        """The tokenizer of that name.
+
+        Raises:
+            DataServiceError: TOKENIZER_UNKNOWN.
+        """
+        tokenizer = self.tokenizers.get(name)
+        if tokenizer is None:
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_TOKENIZER_UNKNOWN,
+                f"the job names tokenizer {name[:128]!r}, there are {sorted(self.tokenizers)}: correct the name in the "
+                f"job, or add --tokenizer {name[:128]}=FILE to the command",
+            )
         return tokenizer
 
 
@@ -110,7 +119,7 @@ def fill_job(data: Any, catalog: Catalog) -> Any:
     What is there stays; what has not the form of a job is returned as it is, for `parse_job` to refuse.
 
     Raises:
-        DataServiceError: DATASET_UNKNOWN, a dataset that leaves something out is not in the catalog.
+        DataServiceError: DATASET_UNKNOWN or TOKENIZER_UNKNOWN, one that leaves something out is not in the catalog.
     """
     if not isinstance(data, dict) or not isinstance(data.get("stream"), dict):
         return data
@@ -118,10 +127,9 @@ def fill_job(data: Any, catalog: Catalog) -> Any:
     if isinstance(stream.get("datasets"), list):
         stream["datasets"] = [_filled_dataset(entry, catalog) for entry in stream["datasets"]]
     block = stream.get("tokenizer") or {}
-    if isinstance(block, dict):
-        tokenizer = catalog.tokenizers.get(str(block.get("name", BYTES)))
-        if tokenizer is not None:
-            stream["tokenizer"] = {**tokenizer_spec(tokenizer).model_dump(mode="json"), **block}
+    if isinstance(block, dict) and not block.keys() >= TokenizerSpec.model_fields.keys():
+        tokenizer = catalog.named_tokenizer(str(block.get("name", BYTES)))
+        stream["tokenizer"] = {**tokenizer_spec(tokenizer).model_dump(mode="json"), **block}
     return {**data, "stream": stream}
 
 

@@ -20,6 +20,7 @@ from serving.harness import index
 from shards import write_interleaved, write_pairs, write_tar
 
 from dataserver.dataset.build import build_index
+from trainclient.client import DataClient
 
 HANG_S = 60
 """Every case ends within seconds; this is what tells a hang from a busy machine."""
@@ -101,12 +102,14 @@ COMMANDS = {
     "no job": Bad("trainclient train --servers {server}", ("--job",)),
     "no job file": Bad("trainclient train --job {missing} --servers {server}", ("{missing}", "--job")),
     "a job that is no YAML": Bad("trainclient train --job {bad} --servers {server}", ("{bad}",), files={"bad": "a: ["}),
-    "plan of a job that is no YAML": Bad("dataserver plan --job {bad} --step 0", ("{bad}",), files={"bad": "a: ["}),
+    "plan of a job that is no YAML": Bad(
+        "dataserver plan --job {bad} --step 0 --dataset d={pairs}", ("{bad}",), files={"bad": "a: ["}
+    ),
     "no servers": Bad("trainclient train --job {job}", ("--servers",)),
     "no address at all": Bad("trainclient train --job {job} --servers localhost", ("'localhost'", "HOST:PORT")),
     "a step beyond the end": Bad(PLAN.replace("--step 0", "--step 3"), ("step 3", "ends after step 2")),
 }
-ADDRESSES = {
+UNREACHABLE = {
     "nobody listens": Bad(
         "trainclient train --job {job} --servers " + UNUSED_ADDRESS, (UNUSED_ADDRESS, "check the addresses")
     ),
@@ -115,8 +118,10 @@ ADDRESSES = {
         ("no-such-host.invalid:50051", "check the addresses"),
     ),
     "a server that does not speak": Bad(
-        "trainclient train --job {job} --servers {silent}", ("{silent}", "no answer in time")
+        "trainclient train --job {job} --servers {silent}", ("{silent}", "check the addresses")
     ),
+}
+OTHER_SERVERS = {
     "a server of another API": Bad(
         "trainclient train --job {job} --servers {other_api}", ("{other_api}", "disttrain.v1", "matching release")
     ),
@@ -146,7 +151,7 @@ JOBS = {
     "a batch smaller than the ranks": ({MODULES: [{**BACKBONE, "dp": 16}]}, ("global_batch 8", "multiple of 16")),
     "a sample that cannot fit": (
         {"stream.datasets": [{"name": "docs"}], "stream.seq_len": 40},
-        ("docs", "seq_len 40", "max_patches"),
+        ("docs", "seq_len is 40", "raise seq_len, lower sizing.max_patches"),
     ),
     "images without an encoder": ({MODULES: [{**BACKBONE, "dp": 2}]}, ("pairs", "encoder")),
     "generation without a generator": ({"stream.generation": {"ratio": "0.5"}}, ("generator", "ratio")),
@@ -158,7 +163,7 @@ JOBS = {
 TRAINER = {
     "tokens not counted": Bad(
         TRAIN,
-        ("not counted", "dataserver index {uncounted} --tokenizer bytes"),
+        ("not counted", "dataserver index {uncounted}", "--tokenizer bytes"),
         {"stream.datasets": [{"name": "uncounted"}]},
     ),
     "more stages than layers": Bad(TRAIN, ("4 layers", "lower pp"), {MODULES: [ENCODER, {**BACKBONE, "pp": 100}]}),
@@ -291,16 +296,35 @@ def test_commands_and_files(world: World, tmp_path: Path, name: str) -> None:
     world.check(COMMANDS[name], tmp_path)
 
 
-@pytest.mark.parametrize("name", ADDRESSES)
-def test_addresses(world: World, tmp_path: Path, name: str) -> None:
-    world.check(ADDRESSES[name], tmp_path)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNREACHABLE)
+def test_addresses_where_no_server_is(world: World, tmp_path: Path, name: str) -> None:
+    world.check(UNREACHABLE[name], tmp_path)
 
 
-@pytest.mark.parametrize("command", ["plan", "train"])
+@pytest.mark.parametrize("name", OTHER_SERVERS)
+def test_servers_of_other_releases(world: World, tmp_path: Path, name: str) -> None:
+    world.check(OTHER_SERVERS[name], tmp_path)
+
+
 @pytest.mark.parametrize("name", JOBS)
-def test_jobs(world: World, tmp_path: Path, name: str, command: str) -> None:
+def test_plans_of_jobs(world: World, tmp_path: Path, name: str) -> None:
     changes, says = JOBS[name]
-    world.check(Bad(PLAN if command == "plan" else TRAIN, says, changes), tmp_path)
+    world.check(Bad(PLAN, says, changes), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
+def test_training_of_jobs(world: World, tmp_path: Path, name: str) -> None:
+    changes, says = JOBS[name]
+    world.check(Bad(TRAIN, says, changes), tmp_path)
+
+
+@pytest.mark.parametrize(("module", "rank"), [("llm", 2), ("llm", -1), ("vit", 1), ("dit", 0)])
+def test_ranks_and_modules_that_the_job_has_not(world: World, module: str, rank: int) -> None:
+    with pytest.raises(ValueError, match=module) as raised:
+        DataClient(world.names["server"], JOB, module, rank)
+    assert ("its dp is" in str(raised.value)) or ("it has ['vit', 'llm']" in str(raised.value))
 
 
 @pytest.mark.parametrize("name", TRAINER)
