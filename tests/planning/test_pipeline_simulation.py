@@ -1,7 +1,11 @@
 """The simulator on any lists: against a slow reference, memory from the times, the critical path, other orders."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -201,6 +205,30 @@ def test_orders_score_as_the_simulator_has_them(
             forward[block] += times.forward_ns[row, order[line]]
             backward[block] += times.backward_ns[row, order[line]]
         assert score == simulate(replace(pipeline, forward_ns=forward, backward_ns=backward)).makespan_ns
+
+
+def test_compiled_and_interpreted_kernels_agree() -> None:
+    program = """
+import numpy as np
+from dataserver.planning.pipeline import OrderScorer, OrderTimes, Pipeline, chain_edges, simulate
+random = np.random.default_rng(1)
+forward, backward = random.integers(0, 2**50, (2, 4, 9))
+pipeline = Pipeline(4, np.arange(4), forward, backward, chain_edges(4, 9), extra_in_flight=1)
+orders = random.permuted(np.tile(np.arange(9), (40, 1)), axis=1)
+print(OrderScorer.of(pipeline).makespans(OrderTimes.of(pipeline), orders).tolist(), simulate(pipeline))
+"""
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "NUMBA_DISABLE_JIT": disabled},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        ).stdout
+        for disabled in "01"
+    ]
+    assert outputs[0] == outputs[1] != ""
 
 
 def test_orders_that_cannot_be_scored() -> None:

@@ -161,9 +161,10 @@ def _options(tower: TowerProfile, cluster: TowerCluster, batch: int) -> list[Tow
     ]
     fitting = [option for option in found if option.device_bytes <= cluster.device_bytes]
     if not fitting:
+        least = min((option.device_bytes for option in found), default=0)
         raise ValueError(
             f"tower {tower.name} fits no device: degrees {[d.tp for d in tower.degrees]} of which {len(degrees)} "
             f"divide a node of {cluster.devices_per_node}; a batch of {batch} on {cluster.num_devices} devices takes "
-            f"at least {min((o.device_bytes for o in found), default=0)} bytes of the {cluster.device_bytes} that each has"
+            f"at least {least} bytes of the {cluster.device_bytes} that each has"
         )
     return fitting
