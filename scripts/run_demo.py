@@ -5,6 +5,7 @@ Makes demo shards from photographs that scikit-image carries, unless --dataset n
 
 import argparse
 import json
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -69,16 +70,25 @@ def job_spec(fingerprint: str, steps: int) -> dict[str, Any]:
     }
 
 
+def demo_shards(output: Path) -> Path:
+    """The demo's own shards, made unless an earlier run has finished making them."""
+    folder, unfinished = output / "shards", output / "shards.unfinished"
+    if not folder.is_dir():
+        print("Making about 600 demo samples ...", flush=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        make_shards(unfinished).rename(folder)
+    return folder
+
+
 def run(arguments: argparse.Namespace, processes: Processes) -> None:
     """The demo, from shards to report."""
     output: Path = arguments.output
     output.mkdir(parents=True, exist_ok=True)
+    if arguments.report:  # before training, lest a wrong path waste it
+        arguments.report.parent.mkdir(parents=True, exist_ok=True)
     dataset_path = arguments.dataset
     if dataset_path is None:
-        dataset_path = output / "shards"
-        if not list(dataset_path.glob("*.tar")):
-            print("Making about 600 demo samples ...", flush=True)
-            make_shards(dataset_path)
+        dataset_path = demo_shards(output)
     index_dir = output / "index" / dataset_path.resolve().name
     command = [BIN / "dataserver", "index", dataset_path, "--index-dir", index_dir, "--tokenizer", "bytes"]
     processes.run("index", command)
@@ -130,7 +140,8 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Run the demo; whatever happens, no process of it survives."""
     arguments = parse()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background jobs with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     with Processes() as processes:
         try:
             run(arguments, processes)
