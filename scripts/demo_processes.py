@@ -37,10 +37,10 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End everything, the trainers before the servers."""
+        """End everything, the trainers before the servers: they need them to finish the step in hand."""
         for process in reversed(self._running):
-            _signal_group(process, signal.SIGINT)
-        for process in reversed(self._running):
+            # To the leader alone, which tells its children; SIGTERM, because Python answers SIGINT with a traceback.
+            process.terminate()
             try:
                 process.wait(END_S)
             except subprocess.TimeoutExpired:
