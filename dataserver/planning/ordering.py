@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from dataserver.planning.samples import I64
 
 
@@ -20,30 +22,9 @@ def disttrain_order(forward_ns: Sequence[I64], backward_ns: Sequence[I64]) -> li
     Returns:
         A permutation of range(l).
     """
-    num_stages, count = len(forward_ns), len(forward_ns[0])
-    size = [int(sum(f[m] for f in forward_ns)) for m in range(count)]
-    both = [[int(f[m] + b[m]) for m in range(count)] for f, b in zip(forward_ns, backward_ns, strict=True)]
-    ascending = sorted(range(count), key=lambda m: (size[m], m))
-    if count <= num_stages or num_stages == 1:
-        return ascending
-    order, rear, middle = ascending[:1], ascending[1:num_stages], ascending[num_stages:]
-    interval = sum(stage[order[0]] for stage in both[1:])
-    for place in range(num_stages - 1):
-        if middle:
-            share = interval // (num_stages - 1 - place)
-            order.append(_closest(middle, forward_ns[0], share))
-            interval -= int(forward_ns[0][order[-1]])
-    for number in range(1, count):
-        if not middle:
-            break
-        follows = order[number]
-        interval = max(stage[follows] for stage in both[1:]) - int(backward_ns[0][follows])
-        order.append(_closest(middle, forward_ns[0], interval))
-    return order + rear
+    from dataserver.planning.kernels import ordering
 
-
-def _closest(candidates: list[int], time_ns: I64, wanted: int) -> int:
-    """Take the candidate whose time is closest to the wanted one."""
-    best = min(candidates, key=lambda m: (abs(int(time_ns[m]) - wanted), m))
-    candidates.remove(best)
-    return best
+    forward, backward = np.array(forward_ns, np.int64), np.array(backward_ns, np.int64)
+    ascending = np.argsort(forward.sum(axis=0), kind="stable")
+    order: list[int] = ordering.disttrain_order(forward, backward, ascending).tolist()
+    return order

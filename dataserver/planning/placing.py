@@ -19,10 +19,9 @@ from dataserver.planning.packing import number_by_first
 from dataserver.planning.randomness import Operator, draws
 from dataserver.planning.samples import I64, U64, StepSamples, Task
 
-SEARCH_OPERATIONS = 48_000_000
-"""Operations that one search may simulate: less than 0.1 s on one core."""
-TRIALS_PER_SEQUENCE = 256
-"""Islands that one search may simulate for each sequence; small steps gain nothing from more."""
+SEARCH_OPERATIONS = 5_000
+"""Operations that a search may simulate for each sequence and pipeline stage: in all about 10 us for each of them, so
+that planning time grows with the step and no faster."""
 
 TASK_OF = {ModuleKind.ENCODER: Task.UNDERSTANDING, ModuleKind.GENERATOR: Task.GENERATION}
 """The task whose images a module handles."""
@@ -175,9 +174,11 @@ def searched(problem: PlacementProblem, starts: list[Placement], step: int, seed
 
     Assignment, composition and order change together (`kernels.pipeline.improve_placement`).
     """
-    depth = problem.num_stages * problem.ranks_per_island + sum(problem.present)
-    operations = 2 * depth * (problem.num_waves + problem.num_stages + sum(problem.present))
-    budget = min(SEARCH_OPERATIONS // operations, TRIALS_PER_SEQUENCE * problem.num_sequences)
+    present = sum(problem.present)
+    in_island = 2 * (problem.num_stages * problem.ranks_per_island + present)
+    rounds = problem.num_waves + problem.num_stages + present
+    allowed = SEARCH_OPERATIONS * problem.num_sequences * (problem.num_stages + present)
+    budget = allowed // (in_island * rounds)
     best = _slots(problem, min(starts, key=lambda start: makespan_ns(problem, start)))
     _improve(problem, best, draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget), budget)
     rank, wave, slot = np.nonzero(best >= 0)
@@ -208,8 +209,8 @@ def lower_bound_ns(problem: PlacementProblem) -> int:
     before = np.zeros(smallest.shape[1], np.int64)
     bound = 0
     for row in rows:
-        mean = int(own[row].sum()) // (problem.islands * share[row]) + int(base[row]) * problem.num_waves
-        bound = max(bound, mean + int(before.min()))
+        share_of_one = int(own[row].sum()) // (problem.islands * share[row]) + int(base[row]) * problem.num_waves
+        bound = max(bound, share_of_one + int(before.min()))
         before = before + smallest[row] + base[row]
     return bound
 

@@ -8,8 +8,9 @@ from dataserver.planning import arranging
 from dataserver.planning.costs import forward_ns
 from dataserver.planning.expectation import PlannedTimeline, module_loads, timeline
 from dataserver.planning.identity import Job, identify
-from dataserver.planning.jobspec import BalancePolicy, Execution, ModuleKind, OrderPolicy, Policies
-from dataserver.planning.packing import best_fit_decreasing, one_per_sequence
+from dataserver.planning.jobspec import BalancePolicy, Execution, ModuleKind, OrderPolicy, PackingPolicy, Policies
+from dataserver.planning.packing import balanced as balanced_packing
+from dataserver.planning.packing import best_fit_decreasing, first_fit_decreasing, one_per_sequence
 from dataserver.planning.placing import (
     TASK_OF,
     Placement,
@@ -24,7 +25,7 @@ from dataserver.planning.placing import (
 from dataserver.planning.plan import Arrangement, Routing, StepPlan, plan_hash
 from dataserver.planning.samples import I64, StepSamples, Task
 
-BASELINE = Policies(balance=BalancePolicy.NONE, order=OrderPolicy.NONE)
+BASELINE = Policies(packing=PackingPolicy.BEST_FIT, balance=BalancePolicy.NONE, order=OrderPolicy.NONE)
 """Canonical order, an image in the encoder and generator rank that stands beside its backbone rank."""
 
 
@@ -49,12 +50,9 @@ class _Planner:
         self._policies = self._execution.policies
 
     def plan(self) -> StepPlan:
-        stream, samples, execution = self._job.stream, self._samples, self._execution
-        packed = stream.packing.enabled
-        sequence = best_fit_decreasing(samples.tokens, stream.seq_len) if packed else one_per_sequence(samples.tokens)
+        sequence, waves = self._pack()
         num_sequences = int(sequence.max(initial=-1)) + 1
-        waves = -(-max(stream.global_batch, num_sequences) // (execution.backbone.dp * execution.microbatch))
-        problem = placement_problem(execution, samples, sequence, num_sequences, waves)
+        problem = placement_problem(self._execution, self._samples, sequence, num_sequences, waves)
         groups = (1,) if self._policies == BASELINE or problem.islands == 1 else (problem.islands, 1)
         plans = [
             self._assemble(problem, sequence, placement, islands)
@@ -62,6 +60,20 @@ class _Planner:
             for islands in groups
         ]
         return min(plans, key=lambda plan: timeline(self._job.spec, plan).makespan_ns) if len(plans) > 1 else plans[0]
+
+    def _pack(self) -> tuple[I64, int]:
+        """The sequence of each sample, int64 [n], and the microbatches of each rank."""
+        stream, tokens, policy = self._job.stream, self._samples.tokens, self._policies.packing
+        slots = self._execution.backbone.dp * self._execution.microbatch
+        if not stream.packing.enabled:
+            return one_per_sequence(tokens), -(-max(stream.global_batch, len(tokens)) // slots)
+        pack = first_fit_decreasing if policy is PackingPolicy.FIRST_FIT else best_fit_decreasing
+        sequence = pack(tokens, stream.seq_len)
+        waves = -(-max(stream.global_batch, int(sequence.max(initial=-1)) + 1) // slots)
+        if policy is PackingPolicy.BALANCED:
+            loads = forward_ns(self._execution.backbone.cost, tokens)
+            sequence = balanced_packing(tokens, loads, stream.seq_len, waves * slots)
+        return sequence, waves
 
     def _placements(self, problem: PlacementProblem) -> list[Placement]:
         """The candidates among which the simulator of whole plans chooses; canonical order is always one of them."""

@@ -78,12 +78,15 @@ def run_node(
 
 
 def run_all(nodes: list[Node], num_stages: int, extra: int, patience_s: float) -> list[int]:
-    """One thread for each node, room for one message between any two in each direction; operations done by each."""
+    """One thread for each node, room for 1 + extra messages between any two in each direction; operations done by each.
+
+    With more in flight the last stage, which holds nothing back, may be that many backwards ahead of the one before it.
+    """
     pairs = {(n, m) for n, node in enumerate(nodes) for fed in node.feeds for m in fed}
     queues: dict[Channel, queue.Queue[int]] = {}
     for source, target in pairs:
-        queues[source, target, OperationKind.FORWARD] = queue.Queue(maxsize=1)
-        queues[target, source, OperationKind.BACKWARD] = queue.Queue(maxsize=1)
+        queues[source, target, OperationKind.FORWARD] = queue.Queue(maxsize=1 + extra)
+        queues[target, source, OperationKind.BACKWARD] = queue.Queue(maxsize=1 + extra)
     with ThreadPoolExecutor(max_workers=len(nodes)) as pool:
         futures = [pool.submit(run_node, n, nodes, num_stages, extra, queues, patience_s) for n in range(len(nodes))]
         return [future.result() for future in futures]

@@ -65,7 +65,7 @@ class StepExecutor:
         operations = stage_operations(self._stage, self._num_stages, record.num_microbatches, self._extra_in_flight)
         for operation in operations:
             if operation.kind is OperationKind.BACKWARD:
-                self._role.backward(operation.microbatch)
+                self._role.backward(operation.microbatch, self._extra_in_flight)
                 continue
             if batch is None:
                 batch = self._next(batches, record)

@@ -34,8 +34,8 @@ def stage_operations(stage: int, num_stages: int, num_microbatches: int, extra_i
     `num_stages - 1 - stage` forwards fill the pipeline, then forwards and backwards alternate, then the remaining
     backwards drain it. With `extra_in_flight`, every stage but the last begins with as many forwards more: that smooths
     over microbatches of unequal size and costs their activations. The last stage always runs a backward as soon as it
-    can, or all others would wait for it. Waves go in order in both directions, so that queues of one wave between
-    neighbours never deadlock.
+    can, or all others would wait for it. Waves go in order in both directions, so that queues of
+    1 + `extra_in_flight` waves between neighbours never deadlock.
     """
     forward, backward = _passes(num_microbatches)
     behind = num_stages - 1 - stage
