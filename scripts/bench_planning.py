@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from planning_rows import balancing, flexsp, optimiser, steps
+from planning_rows import balancing, flexsp, optimiser, pipeline, steps
 from planning_rows.row import Row
 from rich.console import Console
 from rich.table import Table
@@ -21,10 +21,11 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="folder with laion-mini and flexsp")
-    parser.add_argument("--only", help="part to measure", choices=["balancing", "optimiser", "steps", "flexsp"])
+    parser.add_argument("--only", help="part to measure", choices=["balancing", "pipeline", "optimiser", "steps", "flexsp"])
     arguments = parser.parse_args()
     parts: dict[str, Callable[[], list[Row]]] = {
         "balancing": balancing.rows,
+        "pipeline": pipeline.rows,
         "optimiser": optimiser.rows,
         "steps": lambda: [*steps.scenario_b(arguments.data / "laion-mini"), *steps.planning_time()],
         "flexsp": flexsp.rows,
