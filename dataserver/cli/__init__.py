@@ -1,4 +1,4 @@
-"""The command line: `dataserver index | lint | plan | fit | serve`."""
+"""The command line: `dataserver index | lint | plan | simulate | fit | serve`."""
 
 import logging
 import sys
@@ -12,6 +12,7 @@ from dataserver.cli.index import index
 from dataserver.cli.lint import lint
 from dataserver.cli.plan import plan
 from dataserver.cli.serve import serve
+from dataserver.cli.simulate import simulate
 from dataserver.serving.errors import DataServiceError
 
 _log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "index": index,
         "lint": lint,
         "plan": plan,
+        "simulate": simulate,
         "fit": fit_costs,
         "serve": serve,
     }

@@ -1,20 +1,26 @@
 """The picture of a plan: loads per rank and the pipeline's timeline, before and after planning."""
 
+import io
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from dataserver.cli.timelines import Bar, bars_of, modules_of, node_label
 from dataserver.planning.expectation import PlannedTimeline, imbalance
-from dataserver.planning.pipeline import OperationKind
 from dataserver.planning.planner import PlanSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-COLOURS = ("#4477AA", "#EE7733", "#228833", "#AA3377", "#66CCEE", "#CCBB44")
+COLOURS: Final = ("#4477AA", "#EE7733", "#228833", "#AA3377", "#66CCEE", "#CCBB44")
 """One for each module, in pipeline order; distinguishable without colour vision (Tol's bright scheme)."""
-BUBBLE = "#E8E8E8"
-MOST_ROWS = 48
+BUBBLE: Final = "#E8E8E8"
+INK: Final = "#111111"
+BACKWARD_ALPHA: Final = 0.55
+MOST_ROWS: Final = 48
 """Nodes drawn; of a wider job the first ranks of each stage are shown."""
+MOST_NUMBERED: Final = 16
+"""Microbatches up to which their numbers are written."""
 
 
 def draw_plan(summary: PlanSummary, title: str, path: Path) -> None:
@@ -23,15 +29,47 @@ def draw_plan(summary: PlanSummary, title: str, path: Path) -> None:
     Raises:
         ValueError: matplotlib is not installed, or does not know the suffix.
     """
+    _require_matplotlib()
+    from matplotlib import rc_context
+
+    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "disttrain"}):
+        _figure(summary, title).savefig(path, dpi=110, metadata=dates)
+
+
+def svg_of_plan(summary: PlanSummary) -> str:
+    """The same picture as an <svg> element that stands in a page.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    _require_matplotlib()
+    from matplotlib import rc_context
+
+    drawn = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "disttrain"}):
+        _figure(summary, "").savefig(drawn, format="svg", metadata=nothing)
+    text = drawn.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _require_matplotlib() -> None:
     try:
-        from matplotlib.figure import Figure
+        import matplotlib  # noqa: F401
     except ImportError:
         raise ValueError(
             "drawing needs matplotlib, which is not installed; run: pip install 'disttrain[plot]'"
         ) from None
+
+
+def _figure(summary: PlanSummary, title: str) -> "Figure":
+    from matplotlib.figure import Figure
+
     rows = _rows(summary.after)
     figure = Figure(figsize=(13, 3.4 + 0.44 * len(rows)), layout="constrained")
-    figure.suptitle(title)
+    if title:
+        figure.suptitle(title)
     grid = figure.add_gridspec(2, 2, width_ratios=[1, 5])
     longest = max(summary.before.makespan_ns, summary.after.makespan_ns)
     for line, (name, timeline, loads) in enumerate(
@@ -40,18 +78,14 @@ def draw_plan(summary: PlanSummary, title: str, path: Path) -> None:
             ("after: planned", summary.after, summary.loads_after),
         )
     ):
-        _draw_loads(figure.add_subplot(grid[line, 0]), {m: [int(v) for v in loads[m]] for m in _modules(timeline)})
+        _draw_loads(figure.add_subplot(grid[line, 0]), {m: loads[m].tolist() for m in modules_of(timeline)})
         axes = figure.add_subplot(grid[line, 1])
         _draw_timeline(axes, timeline, rows)
-        axes.set_xlim(0, longest / 1e6)
+        axes.set_xlim(0, max(longest, 1) / 1e6)
         axes.set_title(
             f"{name}: {timeline.makespan_ns / 1e6:.1f} ms, {timeline.timeline.bubble_ppm / 1e4:.1f} % bubble"
         )
-    figure.savefig(path, dpi=110)
-
-
-def _modules(timeline: PlannedTimeline) -> list[str]:
-    return list(dict.fromkeys(module for module, _, _ in timeline.nodes))
+    return figure
 
 
 def _rows(timeline: PlannedTimeline) -> list[int]:
@@ -75,30 +109,37 @@ def _draw_loads(axes: "Axes", loads: dict[str, list[int]]) -> None:
 
 
 def _draw_timeline(axes: "Axes", planned: PlannedTimeline, rows: list[int]) -> None:
-    modules = _modules(planned)
-    numbers = len(planned.stages[0].forward[0])
-    lists = planned.pipeline.lists
+    bars, modules = bars_of(planned), modules_of(planned)
+    numbered = len(planned.stages[0].forward[0]) <= MOST_NUMBERED
     for row, node in enumerate(rows):
-        module, rank, _ = planned.nodes[node]
-        stage = int(planned.pipeline.stage[node])
         axes.barh(row, planned.makespan_ns / 1e6, color=BUBBLE, height=0.9)
-        times = planned.stages[stage]
-        for operation, start in zip(lists[stage], planned.timeline.start_ns[node], strict=True):
-            forward = operation.kind is OperationKind.FORWARD
-            width = (times.forward if forward else times.backward)[rank, operation.microbatch] / 1e6
-            colour = COLOURS[modules.index(module) % len(COLOURS)]
-            bar = axes.barh(
-                row, width, left=start / 1e6, color=colour, alpha=1.0 if forward else 0.55, height=0.9,
-                edgecolor="white", linewidth=0.4,
-            )  # fmt: skip
-            if numbers <= 16 and width > planned.makespan_ns / 1e6 / 90:
-                axes.bar_label(bar, [str(operation.microbatch)], label_type="center", fontsize=6, color="white")
-    axes.set_yticks(range(len(rows)), [_label(planned, node) for node in rows])
-    axes.invert_yaxis()
-    axes.set_xlabel("simulated time, ms (dark: forward, light: backward, grey: idle)")
+        colour = COLOURS[modules.index(planned.nodes[node][0]) % len(COLOURS)]
+        _draw_node(axes, row, bars[node], colour)
+        for bar in bars[node] if numbered else ():
+            if bar.end_ns - bar.start_ns > planned.makespan_ns / 90:
+                axes.text(
+                    (bar.start_ns + bar.end_ns) / 2e6, row, str(bar.microbatch),
+                    ha="center", va="center", fontsize=6, color="white" if bar.forward else INK,
+                )  # fmt: skip
+    axes.set_yticks(range(len(rows)), [node_label(planned, node) for node in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlabel("simulated time, ms (dark: forward, light: backward, grey: idle, outlined: critical path)")
 
 
-def _label(planned: PlannedTimeline, node: int) -> str:
-    module, rank, stage = planned.nodes[node]
-    stages = sum(1 for m, r, _ in planned.nodes if (m, r) == (module, rank))
-    return f"{module} {rank}" + (f", stage {stage}" if stages > 1 else "")
+def _draw_node(axes: "Axes", row: int, bars: list[Bar], colour: str) -> None:
+    from matplotlib.colors import to_rgba
+
+    dark, light = to_rgba(colour), to_rgba(colour, BACKWARD_ALPHA)
+    for outlined in (False, True):  # outlines over the edges of their neighbours
+        chosen = [bar for bar in bars if bar.critical or not outlined]
+        if not chosen:
+            continue
+        axes.barh(
+            [row] * len(chosen),
+            [(bar.end_ns - bar.start_ns) / 1e6 for bar in chosen],
+            left=[bar.start_ns / 1e6 for bar in chosen],
+            color="none" if outlined else [dark if bar.forward else light for bar in chosen],
+            height=0.9,
+            edgecolor=INK if outlined else "white",
+            linewidth=0.9 if outlined else 0.4,
+        )

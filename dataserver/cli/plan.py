@@ -12,12 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from dataserver.cli.arguments import Pairs, given, named_paths
+from dataserver.cli.pages import write_page
 from dataserver.cli.pictures import draw_plan
+from dataserver.cli.trace import write_trace
 from dataserver.planning.expectation import imbalance
 from dataserver.planning.identity import parse_job
 from dataserver.planning.planner import explain
 from dataserver.serving.catalog import Catalog, fill_job
 from dataserver.serving.config import MAX_CONFIG_BYTES, load_config
+from dataserver.serving.jobs import JobPlanner
 from dataserver.serving.plan_message import plan_message
 from dataserver.serving.registry import make_planner
 
@@ -34,6 +37,7 @@ def plan(
     config: Path | None = None,
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     plot: Path | None = None,
+    trace: Path | None = None,
 ) -> None:
     """Show one step of a job: its samples, the loads of the ranks and the pipeline, before and after planning.
 
@@ -49,10 +53,37 @@ def plan(
         tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
         config: YAML file of a server, for the same names.
         json: Print the plan as JSON (message disttrain.v1.StepPlan), all samples included.
-        plot: Draw loads and pipeline, before and after, to this .png, .svg or .pdf file.
+        plot: Draw loads and pipeline, before and after, to this .png, .svg, .pdf or .html file.
+        trace: Write the planned pipeline's operations to this JSON file, which ui.perfetto.dev opens.
     """
     if step < 0:
         raise ValueError(f"--step is {step}; steps are counted from 0")
+    planner = open_job(job, dataset, index_dir, quarantine, tokenizer, config)
+    parsed = planner.job
+    planned = planner.plan(step)
+    summary = explain(parsed, planned)
+    message = plan_message(parsed, planned, summary)
+    if trace is not None:
+        write_trace(parsed, planned, summary.after, trace)
+    if plot is not None and plot.suffix.lower() == ".html":
+        write_page(parsed, planned, summary, plot)
+    elif plot is not None:
+        draw_plan(summary, f"step {step} of job {parsed.job_id[:12]}, as simulated", plot)
+    if json:
+        print(MessageToJson(message, preserving_proto_field_name=True))
+    else:
+        show(Console(), message, planner.num_steps)
+
+
+def open_job(
+    job: Path, dataset: Pairs, index_dir: Pairs, quarantine: Pairs, tokenizer: Pairs, config: Path | None
+) -> JobPlanner:
+    """The planner of the job in a file, over the datasets and tokenizers that the flags name.
+
+    Raises:
+        ValueError: the file, a flag, or what they name cannot be used.
+        DataServiceError: the job does not fit the datasets.
+    """
     flags = given(
         datasets=named_paths("dataset", dataset),
         index_dirs=named_paths("index-dir", index_dir),
@@ -63,16 +94,7 @@ def plan(
     parsed = parse_job(fill_job(read_job(job), catalog))
     datasets = catalog.find_datasets(parsed.stream)
     catalog.find_tokenizer(parsed.stream.tokenizer)
-    planner = make_planner(parsed, datasets)
-    planned = planner.plan(step)
-    summary = explain(parsed, planned)
-    message = plan_message(parsed, planned, summary)
-    if plot is not None:
-        draw_plan(summary, f"step {step} of job {parsed.job_id[:12]}, as simulated", plot)
-    if json:
-        print(MessageToJson(message, preserving_proto_field_name=True))
-    else:
-        show(Console(), message, planner.num_steps)
+    return make_planner(parsed, datasets)
 
 
 def read_job(file: Path) -> Any:
