@@ -139,12 +139,11 @@ def _table(modules: Sequence[str], wide: bool) -> Table:
 
 def _cells(outcome: Outcome, own: Outcome, packed: bool) -> list[str]:
     choice = outcome.choice
-    name = "*" if outcome is own else " "
     if choice.extra_in_flight == own.choice.extra_in_flight:
         packing = f"{choice.policies.packing}, " if packed else ""
-        name += f"{packing}{choice.policies.balance}, {choice.policies.order}"
+        name = f"{packing}{choice.policies.balance}, {choice.policies.order}" + (" *" if outcome is own else "")
     else:
-        name += f"as *, extra_in_flight {choice.extra_in_flight}"
+        name = f"as *, extra_in_flight {choice.extra_in_flight}"
     return [
         name,
         f"{outcome.step_ns / 1e6:.1f}",
