@@ -13,8 +13,9 @@ from PIL.WebPImagePlugin import WebPImageFile
 from dataserver.dataset.errors import SampleError
 
 MAX_IMAGE_BYTES: Final = 64 << 20
-MAX_IMAGE_PIXELS: Final = 1 << 28
-"""Width x height of one image; 2**28 RGB pixels are 0.8 GB decoded."""
+MAX_IMAGE_PIXELS: Final = 1 << 27
+"""Width x height of one image, 0.4 GB of RGB. It lies below the 178,956,970 pixels at which some of Pillow's readers
+refuse an image of their own accord, so no version of Pillow decides."""
 
 FORMATS: Final = ("jpeg", "png", "webp")
 """Image formats; an index stores the position in this tuple."""

@@ -67,7 +67,7 @@ def parse_job(data: Any) -> Job:
         spec = JobSpec.model_validate(data)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in e['loc']) or 'job'}: {e['msg'].removeprefix('Value error, ')}"
+            f"{'.'.join(str(part) for part in e['loc']) or 'job'}: {_problem(e['type'], e['msg'])}"
             for e in error.errors(include_url=False)
         )
         raise JobSpecError(f"the job is not valid: {problems}") from None
@@ -82,6 +82,12 @@ def parse_job(data: Any) -> Job:
                 "run servers of the release that made the job, or start a new job"
             )
     return identify(spec)
+
+
+def _problem(kind: str, message: str) -> str:
+    if kind == "extra_forbidden":
+        return "this key is unknown; correct its spelling, or use the release that the job was written for"
+    return message.removeprefix("Value error, ")
 
 
 def differing_fields(ours: Stream, theirs: dict[str, Any]) -> list[str]:

@@ -6,14 +6,13 @@ same on every server of a fleet.
 
 from typing import Final
 
-from dataserver.dataset.headers import MAX_IMAGE_BYTES
+from dataserver.dataset.headers import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 
 MAX_ENCODED_BYTES: Final = MAX_IMAGE_BYTES
 """Largest encoded image: the index leaves out larger ones already."""
 
-MAX_PIXELS: Final = 1 << 27
-"""Most pixels of one image. It lies below the 178,956,970 pixels at which some of Pillow's readers refuse an image of
-their own accord, so no version of Pillow decides."""
+MAX_PIXELS: Final = MAX_IMAGE_PIXELS
+"""Most pixels of one image: the index leaves out larger ones already."""
 
 DECODER_BYTES_PER_PIXEL: Final = 16
 """Most memory of one decode: 4 bytes in Pillow, and 12 in libwebp or 8 in libjpeg (progressive CMYK). Together with

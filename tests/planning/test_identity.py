@@ -192,7 +192,7 @@ def test_every_field_counts() -> None:
 
 MODULE = ("execution", "modules", 0)
 BAD = [
-    (("stream", "bogus"), 1, "stream.bogus: Extra inputs are not permitted"),
+    (("stream", "bogus"), 1, "stream.bogus: this key is unknown"),
     (("execution", "policies"), {"balanse": "lpt"}, "execution.policies.balanse"),
     (("execution", "policies"), {"balance": "best"}, "execution.policies.balance"),
     ((*MODULE, "dp"), 0, "execution.modules.0.dp"),

@@ -91,7 +91,7 @@ def test_a_hostile_specification_gives_a_bounded_message(server: Running) -> Non
         ({"modules": [{"name": "vit", "kind": "encoder"}]}, "one backbone"),
         ({"modules": [{"name": "llm", "kind": "backbone", "dp": 0}]}, "modules.0.dp"),
         ({"modules": [{"name": "llm", "kind": "backbone"}], "generation": {"ratio": "0"}}, "no module of kind encoder"),
-        ({"colour": 3}, "stream.colour: Extra inputs"),
+        ({"colour": 3}, "stream.colour: this key is unknown"),
     ],
 )
 def test_impossible_jobs_name_what_to_change(server: Running, changes: dict[str, Any], message: str) -> None:

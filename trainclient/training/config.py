@@ -192,7 +192,13 @@ def validate_config(data: dict[str, Any]) -> TrainConfig:
 def describe(error: ValidationError) -> str:
     """One line for all that pydantic found."""
     problems = [
-        f"{'.'.join(str(part) for part in e['loc']) or 'options'}: {e['msg'].removeprefix('Value error, ')}"
+        f"{'.'.join(str(part) for part in e['loc']) or 'options'}: {_problem(e['type'], e['msg'])}"
         for e in error.errors(include_url=False)
     ]
     return f"the configuration is not valid: {'; '.join(problems)}"
+
+
+def _problem(kind: str, message: str) -> str:
+    if kind == "extra_forbidden":
+        return "this option is unknown; `trainclient train --help` lists the options"
+    return message.removeprefix("Value error, ")
