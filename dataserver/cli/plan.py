@@ -126,6 +126,8 @@ def show(console: Console, message: plan_pb2.StepPlan, num_steps: int) -> None:
     )
     console.print(_loads(message))
     console.print(_pipeline(message))
+    if message.candidates:
+        console.print(_candidates(message))
     console.print(_samples(samples))
     if len(samples.sample) > MAX_SAMPLES_SHOWN:
         console.print(f"... and {len(samples.sample) - MAX_SAMPLES_SHOWN} more samples: --json has them all")
@@ -156,6 +158,15 @@ def _pipeline(message: plan_pb2.StepPlan) -> Table:
 def _above(time_ns: int, message: plan_pb2.StepPlan) -> str:
     bound = message.lower_bound_ns
     return f"{100 * (time_ns - bound) / bound:.1f}" if bound else "-"
+
+
+def _candidates(message: plan_pb2.StepPlan) -> Table:
+    table = Table("plans compared, the first was chosen", "makespan ms", "slower %", title="choice")
+    fastest = message.candidates[0].makespan_ns
+    for candidate in message.candidates:
+        slower = 100 * (candidate.makespan_ns - fastest) / fastest if fastest else 0.0
+        table.add_row(candidate.name, f"{candidate.makespan_ns / 1e6:.3f}", f"{slower:.2f}")
+    return table
 
 
 def _samples(samples: plan_pb2.PlannedSamples) -> Table:

@@ -57,6 +57,16 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """One of the plans that were compared."""
+
+    name: str
+    """How the sequences were placed and the images spread."""
+    makespan_ns: int
+    """Simulated time of the step."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """Everything that is decided about one step."""
 
@@ -78,6 +88,8 @@ class StepPlan:
     """Denominator of the generator's loss: target patches of the whole step."""
     hash: bytes
     """SHA-256 of all the above, 32 bytes."""
+    candidates: tuple[Candidate, ...] = ()
+    """The plans that were compared, fastest first: this one and why. Empty where the policies leave no choice."""
 
     def arrangement(self, module: str) -> Arrangement:
         """The arrangement of a module that the job has."""

@@ -1,6 +1,6 @@
 """One step: from sized samples to a plan, and what it gains."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from dataserver.planning.placing import (
     searched,
     stratified,
 )
-from dataserver.planning.plan import Arrangement, Routing, StepPlan, plan_hash
+from dataserver.planning.plan import Arrangement, Candidate, Routing, StepPlan, plan_hash
 from dataserver.planning.samples import I64, StepSamples, Task
 
 BASELINE = Policies(packing=PackingPolicy.BEST_FIT, balance=BalancePolicy.NONE, order=OrderPolicy.NONE)
@@ -55,11 +55,15 @@ class _Planner:
         problem = placement_problem(self._execution, self._samples, sequence, num_sequences, waves)
         groups = (1,) if self._policies == BASELINE or problem.islands == 1 else (problem.islands, 1)
         plans = [
-            self._assemble(problem, sequence, placement, islands)
-            for placement in self._placements(problem)
-            for islands in groups
+            (f"{name}, images within {islands} islands" if islands > 1 else f"{name}, images over all ranks", plan)
+            for name, placement in self._placements(problem).items()
+            for islands, plan in ((i, self._assemble(problem, sequence, placement, i)) for i in groups)
         ]
-        return min(plans, key=lambda plan: timeline(self._job.spec, plan).makespan_ns) if len(plans) > 1 else plans[0]
+        if len(plans) == 1:
+            return plans[0][1]
+        scored = [(timeline(self._job.spec, plan).makespan_ns, number) for number, (_, plan) in enumerate(plans)]
+        ranked = tuple(Candidate(plans[number][0], makespan) for makespan, number in sorted(scored))
+        return replace(plans[min(scored)[1]][1], candidates=ranked)
 
     def _pack(self) -> tuple[I64, int]:
         """The sequence of each sample, int64 [n], and the microbatches of each rank."""
@@ -75,18 +79,22 @@ class _Planner:
             sequence = balanced_packing(tokens, loads, stream.seq_len, waves * slots)
         return sequence, waves
 
-    def _placements(self, problem: PlacementProblem) -> list[Placement]:
-        """The candidates among which the simulator of whole plans chooses; canonical order is always one of them."""
+    def _placements(self, problem: PlacementProblem) -> dict[str, Placement]:
+        """The placements among which the simulator of whole plans chooses; canonical order is always one of them."""
         order = self._policies.order
-        seeds = [balanced(problem, p) for p in dict.fromkeys((BalancePolicy.NONE, self._policies.balance))]
+        seeds = {"canonical order": balanced(problem, BalancePolicy.NONE)}
+        if self._policies.balance is BalancePolicy.LPT:
+            seeds["longest first"] = balanced(problem, BalancePolicy.LPT)
         if order is OrderPolicy.NONE:
             return seeds
-        seeds += [in_disttrain_order(problem, seed) for seed in seeds]
+        if order is OrderPolicy.SEARCH:
+            seeds["stratified"] = stratified(problem)
+        ordered = {f"{name} + Algorithm 2": in_disttrain_order(problem, seed) for name, seed in seeds.items()}
         if order is OrderPolicy.DISTTRAIN:
-            return seeds
-        spread = stratified(problem)
-        starts = [*seeds, spread, in_disttrain_order(problem, spread)]
-        return [seeds[0], searched(problem, starts, self._step, self._job.stream.seed)]
+            return seeds | ordered
+        starts = [*seeds.values(), *ordered.values()]
+        best = searched(problem, starts, self._step, self._job.stream.seed)
+        return {"canonical order": seeds["canonical order"], "search": best}
 
     def _assemble(self, problem: PlacementProblem, sequence: I64, placement: Placement, islands: int) -> StepPlan:
         job, samples, execution = self._job, self._samples, self._execution

@@ -33,6 +33,7 @@ def plan_message(job: Job, plan: StepPlan, summary: PlanSummary) -> plan_pb2.Ste
         bubble_before_ppm=summary.before.timeline.bubble_ppm,
         bubble_after_ppm=summary.after.timeline.bubble_ppm,
         lower_bound_ns=summary.bound_ns,
+        candidates=[plan_pb2.Candidate(name=c.name, makespan_ns=c.makespan_ns) for c in plan.candidates],
     )
 
 

@@ -70,7 +70,7 @@ def test_every_part_of_a_plan_is_hashed() -> None:
         "job_id", "step", "samples", "num_microbatches", "arrangements", "routings",  # hashed
         "stream_id", "sequences_per_microbatch",  # follow from the job
         "text_tokens", "target_patches",  # follow from the samples
-        "hash",
+        "hash", "candidates",  # say how it was made
     }  # fmt: skip
 
 

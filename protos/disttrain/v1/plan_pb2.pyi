@@ -157,6 +157,32 @@ class ModuleLoad(_message.Message):
 Global___ModuleLoad: _TypeAlias = ModuleLoad  # noqa: Y015
 
 @_typing.final
+class Candidate(_message.Message):
+    """One of the plans that were compared."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MAKESPAN_NS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """How the sequences were placed and the images spread."""
+    makespan_ns: _builtins.int
+    """Simulated time of the step, nanoseconds."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        makespan_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["makespan_ns", b"makespan_ns", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Candidate: _TypeAlias = Candidate  # noqa: Y015
+
+@_typing.final
 class StepPlan(_message.Message):
     """The plan of one step."""
 
@@ -175,6 +201,7 @@ class StepPlan(_message.Message):
     BUBBLE_BEFORE_PPM_FIELD_NUMBER: _builtins.int
     BUBBLE_AFTER_PPM_FIELD_NUMBER: _builtins.int
     LOWER_BOUND_NS_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Job."""
     stream_id: _builtins.str
@@ -207,6 +234,10 @@ class StepPlan(_message.Message):
     def loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModuleLoad]:
         """Loads of every module."""
 
+    @_builtins.property
+    def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]:
+        """The plans that were compared, fastest first: the first is this one. Empty where the policies leave no choice."""
+
     def __init__(
         self,
         *,
@@ -223,10 +254,11 @@ class StepPlan(_message.Message):
         bubble_before_ppm: _builtins.int = ...,
         bubble_after_ppm: _builtins.int = ...,
         lower_bound_ns: _builtins.int = ...,
+        candidates: _abc.Iterable[Global___Candidate] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["denominators", b"denominators", "samples", b"samples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bubble_after_ppm", b"bubble_after_ppm", "bubble_before_ppm", b"bubble_before_ppm", "denominators", b"denominators", "job_id", b"job_id", "loads", b"loads", "lower_bound_ns", b"lower_bound_ns", "makespan_after_ns", b"makespan_after_ns", "makespan_before_ns", b"makespan_before_ns", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "samples", b"samples", "step", b"step", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bubble_after_ppm", b"bubble_after_ppm", "bubble_before_ppm", b"bubble_before_ppm", "candidates", b"candidates", "denominators", b"denominators", "job_id", b"job_id", "loads", b"loads", "lower_bound_ns", b"lower_bound_ns", "makespan_after_ns", b"makespan_after_ns", "makespan_before_ns", b"makespan_before_ns", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "samples", b"samples", "step", b"step", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
