@@ -7,7 +7,6 @@ from typing import Self, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from trainclient.models.checks import require_integers, require_shape
 
@@ -123,6 +122,8 @@ def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, keys: Segments, *, causal: bool
 ) -> Tensor:
     """`packed_attention` as one kernel call, for half-precision tensors on CUDA with rows and keys."""
+    from torch.nn.attention.varlen import varlen_attn  # brings the compiler: a second that a CPU need not pay
+
     out = varlen_attn(
         query,
         key,
