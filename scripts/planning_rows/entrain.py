@@ -1,0 +1,113 @@
+"""Rows about Entrain (arXiv 2605.27918): how evenly microbatches come out where encoder and backbone work disagree.
+
+Its data set and kernel times are not public, so sizes are synthetic: two kinds of images, texts of their own.
+
+Alone, from the folder scripts: python -m planning_rows.entrain
+"""
+
+from statistics import median
+
+import numpy as np
+
+from dataserver.planning.balancing import longest_first
+from dataserver.planning.jobspec import BalancePolicy
+from dataserver.planning.placing import (
+    Placement,
+    PlacementProblem,
+    balanced,
+    in_disttrain_order,
+    lower_bound_ns,
+    makespan_ns,
+    searched,
+    stratified,
+)
+from dataserver.planning.samples import I64
+from planning_rows.row import Row
+
+SEEDS = range(20)
+DP, MICROBATCHES, SLOTS, STAGES = 4, 32, 4, 4
+COUNT = DP * MICROBATCHES * SLOTS
+"""512 samples in 128 microbatches of four, as in the paper."""
+EXCHANGES = 40_000
+"""Tried to make microbatches alike."""
+
+
+def rows() -> list[Row]:
+    """All rows of this part; takes about ten seconds."""
+    made = []
+    name = "two kinds of images, 512 samples in 128 microbatches on 4 ranks x 4 stages"
+    for label, method in (("Alg. 1 + 2", _disttrain), ("microbatches made alike", _alike), ("ours", _default)):
+        ratios, encoder, backbone = [], [], []
+        for seed in SEEDS:
+            problem = _problem(seed)
+            placement, baseline = method(problem, seed), _disttrain(problem, seed)
+            ratios.append(makespan_ns(problem, placement) / lower_bound_ns(problem))
+            for row, found in enumerate((encoder, backbone)):
+                found.append(_spread(problem, baseline, row) / _spread(problem, placement, row))
+        text = (
+            f"{median(ratios):.3f} x bound (worst {max(ratios):.3f}); standard deviation of a microbatch's time / "
+            f"{median(encoder):.1f} (encoder), / {median(backbone):.1f} (backbone) of Alg. 1 + 2"
+        )
+        made.append(Row(f"{name}, {label}", text, "", None))
+    return made
+
+
+def _problem(seed: int) -> PlacementProblem:
+    """Seven small images for three large ones; texts log-normal; forward times of a small encoder and backbone."""
+    rng = np.random.default_rng(seed)
+    large = rng.random(COUNT) < 0.3
+    patches = np.where(large, rng.normal(3_000, 300, COUNT), rng.normal(600, 100, COUNT)).clip(100)
+    tokens = patches / 4 + np.exp(rng.normal(6, 0.6, COUNT))
+    own = np.zeros((3, COUNT + 1), np.int64)
+    own[0, :-1] = patches * 1_000
+    own[1, :-1] = tokens * 2_000
+    percent = np.array([200, 200, 0])
+    none = np.zeros(3, np.int64)
+    return PlacementProblem(DP, MICROBATCHES, SLOTS, DP, STAGES, 0, (True, False), own, none, percent)
+
+
+def _disttrain(problem: PlacementProblem, seed: int) -> Placement:
+    """Algorithm 1 over ranks, microbatches as they come, Algorithm 2."""
+    rank = longest_first(problem.own[:, :-1].sum(axis=0), DP, MICROBATCHES * SLOTS)
+    shuffled = np.random.default_rng([seed, 1]).permutation(COUNT)
+    place = np.empty(COUNT, np.int64)
+    place[shuffled[np.argsort(rank[shuffled], kind="stable")]] = np.arange(COUNT)
+    within = place % (MICROBATCHES * SLOTS)
+    return in_disttrain_order(problem, Placement(rank, within // SLOTS, within % SLOTS))
+
+
+def _alike(problem: PlacementProblem, seed: int) -> Placement:
+    """Exchanges between microbatches that make them alike in both times, then Algorithm 2: Entrain's aim."""
+    rng = np.random.default_rng([seed, 2])
+    work = problem.own[:2, :-1] / problem.own[:2, :-1].mean(axis=1, keepdims=True)
+    group = rng.permutation(COUNT) // SLOTS
+    load = np.stack([np.bincount(group, w) for w in work])
+    for a, b in rng.integers(0, COUNT, (EXCHANGES, 2)):
+        change = (work[:, b] - work[:, a]) * (group[a] != group[b])
+        if (change * (load[:, group[a]] - load[:, group[b]] + change)).sum() < 0:
+            load[:, group[a]] += change
+            load[:, group[b]] -= change
+            group[a], group[b] = group[b], group[a]
+    place = np.empty(COUNT, np.int64)
+    place[np.argsort(group, kind="stable")] = np.arange(COUNT)
+    wave = place // SLOTS % MICROBATCHES
+    return in_disttrain_order(problem, Placement(place // (SLOTS * MICROBATCHES), wave, place % SLOTS))
+
+
+def _default(problem: PlacementProblem, seed: int) -> Placement:
+    """What the default policies do."""
+    seeds = [balanced(problem, policy) for policy in (BalancePolicy.NONE, BalancePolicy.LPT)]
+    seeds.append(stratified(problem))
+    return searched(problem, [*seeds, *(in_disttrain_order(problem, s) for s in seeds)], seed, seed)
+
+
+def _spread(problem: PlacementProblem, placement: Placement, row: int) -> float:
+    """Standard deviation over all microbatches of the time of one row of the problem."""
+    times: I64 = np.zeros((DP, MICROBATCHES), np.int64)
+    np.add.at(times, (placement.rank, placement.wave), problem.own[row, :-1])
+    return float(times.std())
+
+
+if __name__ == "__main__":
+    for row in rows():
+        print(f"{row.name} | {row.measured} | {row.target} | {row.reached}")
