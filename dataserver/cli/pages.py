@@ -36,7 +36,7 @@ def write_page(job: Job, plan: StepPlan, summary: PlanSummary, path: Path) -> No
         f"Policies: packing {policies.packing}, balance {policies.balance}, order {policies.order}; "
         f"{job.spec.execution.extra_in_flight} extra in flight."
     )
-    tables = "".join((_pipeline(summary), _path(summary), _loads(summary)))
+    tables = _pipeline(summary) + _path(summary) + _loads(summary) + (_choice(plan) if plan.candidates else "")
     path.write_text(
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head>\n<body><h1>{escape(title)}, as simulated</h1>\n<p>{escape(facts)}<br>"
@@ -78,6 +78,15 @@ def _loads(summary: PlanSummary) -> str:
         rows.append([module, str(len(loads[0])), *largest, *(f"{imbalance(values):.3f}" for values in loads)])
     head = ("", "ranks", "largest ms before", "after", "max / mean before", "after")
     return _table("Forward loads of the ranks", head, rows)
+
+
+def _choice(plan: StepPlan) -> str:
+    fastest = max(plan.candidates[0].makespan_ns, 1)
+    rows = (
+        [c.name, f"{c.makespan_ns / 1e6:.3f}", f"{100 * (c.makespan_ns - fastest) / fastest:.2f}"]
+        for c in plan.candidates
+    )
+    return _table("Plans compared, the first was chosen", ("", "makespan ms", "slower %"), rows)
 
 
 def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

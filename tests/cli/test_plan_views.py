@@ -155,7 +155,7 @@ def test_a_page_holds_tables_and_picture_and_fetches_nothing(
     assert run(*line, "--plot", tmp_path / "p.html").returncode == 0
     text = (tmp_path / "p.html").read_text()
     page = Page(text)
-    assert page.tags.count("table") == 3
+    assert page.tags.count("table") == 4
     assert page.tags.count("svg") == 1
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert all(reference.startswith("#") for reference in page.references)
@@ -163,6 +163,7 @@ def test_a_page_holds_tables_and_picture_and_fetches_nothing(
     for key in ("makespan_before_ns", "makespan_after_ns"):
         assert f"{int(plan[key]) / 1e6:.3f}" in page.cells
     assert {"vit", "llm", "dit"} <= set(page.cells)
+    assert {candidate["name"] for candidate in plan["candidates"]} <= set(page.cells)
     assert plan["job_id"] in text
     ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
 
