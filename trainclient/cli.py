@@ -31,6 +31,7 @@ be started as the job's modules have ranks and stages in all. Training resumes f
 
 USER_ERROR = 2
 FAILURE = 1
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return launch(config, given)
     except (ValueError, ClientError) as error:
         return _report("trainclient", error, USER_ERROR)
+    except KeyboardInterrupt:
+        sys.stderr.write("trainclient: interrupted\n")
+        return INTERRUPTED
 
 
 def _parse(arguments: Sequence[str]) -> TrainConfig:

@@ -1,6 +1,7 @@
 """Whole runs: resuming, losing a process, stopping, refusals."""
 
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,25 @@ def test_signal_saves_and_ends(fleet: Fleet, tmp_path: Path, number: signal.Sign
     assert saved.name == f"step-{len(run.metrics()):08d}"
 
 
+def test_signal_while_ranks_are_started_leaves_none(fleet: Fleet, tmp_path: Path) -> None:
+    """Torch forgets the processes that it has started when a signal interrupts it in starting the others."""
+    run = Run(fleet.address, tmp_path)
+    process = run.start(run.command(Degrees(2, 2, 2, 2)))
+    try:
+        while not (ranks := psutil.Process(process.pid).children()):
+            assert process.poll() is None
+        process.terminate()
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+        left = [p for p in psutil.process_iter(["cmdline"]) if str(run.checkpoints) in (p.info["cmdline"] or [])]
+    finally:
+        kill_tree(process)
+    for rank in left:
+        rank.kill()
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert not left
+    assert not any(rank.is_running() for rank in ranks)
+
+
 def test_lost_launcher_ends_the_processes(fleet: Fleet, tmp_path: Path) -> None:
     run = Run(fleet.address, tmp_path)
     process = run.start(run.command(Degrees(1, 1, 1, 1)))
@@ -122,6 +142,21 @@ def test_lost_launcher_ends_the_processes(fleet: Fleet, tmp_path: Path) -> None:
         assert not alive
     finally:
         kill_tree(process)
+
+
+def test_interrupt_before_there_are_ranks_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(TIMEOUT_S)
+        run = Run(f"127.0.0.1:{silent.getsockname()[1]}", tmp_path)
+        process = run.start(run.command(Degrees(1, 1, 1, 1)))
+        try:
+            connection, _ = silent.accept()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=TIMEOUT_S)
+            connection.close()
+        finally:
+            kill_tree(process)
+    assert (process.returncode, errors) == (130, "trainclient: interrupted\n")
 
 
 def test_refusals(fleet: Fleet, tmp_path: Path) -> None:

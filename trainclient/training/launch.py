@@ -1,5 +1,6 @@
 """All processes of a run on this machine, as `torchrun --standalone` would start them."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -7,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 
+import psutil
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -56,7 +58,21 @@ def launch(config: TrainConfig, arguments: Sequence[str]) -> int:
     except SignalException as stopped:
         sys.stderr.write(f"trainclient: stopped by {stopped.sigval.name}\n")
         return 128 + stopped.sigval
+    finally:
+        _end_forgotten()
     return 0
+
+
+def _end_forgotten() -> None:
+    """End the processes that torch started and does not know of: a signal while it starts them makes it lose them.
+
+    They have sessions of their own, so nothing else would end them; and they are at their start, so nothing is lost.
+    """
+    forgotten = psutil.Process().children(recursive=True)
+    for process in forgotten:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(forgotten)
 
 
 def _explain(codes: Mapping[int, int]) -> int:
