@@ -1,0 +1,218 @@
+"""Balanced arrangements of all phases, the names of their ranks, and the hops between them."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dataserver.planning.balancing import (
+    Memory,
+    Places,
+    bytes_between_nodes,
+    compose,
+    lower_bound,
+    padded,
+    relabel,
+    searched,
+    traffic_between,
+)
+from dataserver.planning.balancing.interface import check
+from dataserver.planning.phases.interface import Link, Phase, PhaseArrangement, PhasePlan, PhaseRouting, total_by_rank
+from dataserver.planning.plan import Routing
+from dataserver.planning.samples import I64
+
+ROUNDS = 16
+"""Times that all phases are named anew at most; two or three are usual."""
+
+
+def arrange_phases(phases: Sequence[Phase], links: Sequence[Link], node: I64) -> PhasePlan:
+    """Plan a colocated step (OrchMLLM, sections "Post-Balancing", "Node-wise All-to-All", "Global Orchestrator").
+
+    Every phase is balanced alone: packed by longest first + local search, padded by optimal runs. Then its batches get
+    the ranks with which the fewest bytes cross between nodes, loads unchanged. Last, the arrangements at both ends of
+    a link are composed into one routing; the backward pass takes it from target to source.
+
+    Args:
+        phases: distinct names.
+        links: between phases that are given, at most one for each (source, target).
+        node: int64 [ranks]: node of each rank.
+
+    Raises:
+        ValueError: items do not fit (naming phase, item and sample), or phases and links do not fit each other.
+    """
+    _check(phases, links, len(node))
+    batches = {p.name: _spread(p, len(node)) for p in phases}
+    traffic = [_traffic(link, batches, len(node)) for link in links]
+    identity = {p.name: np.arange(len(node), dtype=np.int64) for p in phases}
+    names = _name_ranks(identity, links, traffic, node)
+    arrangements = {p.name: _arrangement(p, names[p.name][batches[p.name]], len(node)) for p in phases}
+    routings = []
+    for link, moved in zip(links, traffic, strict=True):
+        routing, entry = _route(link, arrangements[link.source].places, arrangements[link.target].places)
+        before, after = (
+            bytes_between_nodes(moved, node[n[link.source]], node, n[link.target]) for n in (identity, names)
+        )
+        routings.append(PhaseRouting(routing, entry, before, after))
+    return PhasePlan(tuple(arrangements.values()), tuple(routings))
+
+
+def _check(phases: Sequence[Phase], links: Sequence[Link], num_ranks: int) -> None:
+    """Refuse what does not fit together."""
+    counts = {p.name: len(p.loads) for p in phases}
+    pairs = {(link.source, link.target) for link in links}
+    if num_ranks < 1 or len(counts) < len(phases) or len(pairs) < len(links):
+        raise ValueError(
+            f"{num_ranks} ranks, phases {[p.name for p in phases]}, links {[(k.source, k.target) for k in links]}; at "
+            "least one rank, distinct names of phases and distinct pairs of links are required"
+        )
+    for phase in phases:
+        if len(phase.sample) != len(phase.loads):
+            raise ValueError(
+                f"phase {phase.name} has {len(phase.loads)} loads and {len(phase.sample)} samples; each item needs one"
+            )
+    for link in links:
+        where = f"link from {link.source} to {link.target}"
+        if link.source == link.target or not {link.source, link.target} <= counts.keys():
+            raise ValueError(f"{where}: it must join two of the phases {list(counts)}")
+        if not len(link.source_item) == len(link.target_item) == len(link.rows):
+            raise ValueError(f"{where}: source items, target items and rows differ in length; each entry needs all")
+        if link.row_bytes < 0 or link.rows.min(initial=0) < 0:
+            raise ValueError(f"{where}: {link.rows.min(initial=0)} rows of {link.row_bytes} bytes; neither is negative")
+        for name, item in ((link.source, link.source_item), (link.target, link.target_item)):
+            if len(item) and not 0 <= item.min() <= item.max() < counts[name]:
+                raise ValueError(
+                    f"{where}: items {item.min()} to {item.max()} of {name}; it has items 0 to {counts[name] - 1}"
+                )
+
+
+def _spread(phase: Phase, num_ranks: int) -> I64:
+    """The batch of each item, int64 [k]."""
+    capacity, memory = _capacity(phase, num_ranks), phase.memory
+    _check_items(phase)
+    try:
+        if not phase.padded:
+            return searched(phase.loads, num_ranks, capacity, memory)
+        batch = padded(phase.loads, num_ranks, capacity)
+        return batch if memory is None else _padded_within(batch, memory, num_ranks, capacity)
+    except ValueError as error:
+        raise ValueError(f"phase {phase.name}: {error}") from error
+
+
+def _check_items(phase: Phase) -> None:
+    """Refuse an item that fits no rank, by its sample; the balancers refuse the rest."""
+    memory = phase.memory
+    if memory is None or len(memory.need) != len(phase.loads) or not len(phase.loads):
+        return
+    item = int(memory.need.argmax())
+    if memory.need[item] > memory.cap:
+        raise ValueError(
+            f"phase {phase.name}: item {item} of sample {phase.sample[item]} alone needs {memory.need[item]} of "
+            f"memory, but a rank has {memory.cap}; raise the memory, or leave such samples out"
+        )
+
+
+def _padded_within(batch: I64, memory: Memory, num_ranks: int, capacity: int | None) -> I64:
+    """The batches if they keep the memory of a rank, else those whose largest need is the least there is."""
+    check(memory.need, num_ranks, capacity, memory)
+    for kept in (batch, padded(memory.need, num_ranks, capacity)):
+        need = int(total_by_rank(memory.need, kept, num_ranks, padded=True).max())
+        if need <= memory.cap:
+            return kept
+    raise ValueError(
+        f"{len(memory.need)} padded items need {need} of memory on one of {num_ranks} ranks however they are arranged, "
+        f"but a rank has {memory.cap}; raise the number of ranks or their memory"
+    )
+
+
+def _capacity(phase: Phase, num_ranks: int) -> int | None:
+    return -(-len(phase.loads) // num_ranks) if phase.equal_counts else None
+
+
+def _arrangement(phase: Phase, rank: I64, num_ranks: int) -> PhaseArrangement:
+    capacity = _capacity(phase, num_ranks)
+    if phase.padded:
+        best = total_by_rank(phase.loads, padded(phase.loads, num_ranks, capacity), num_ranks, padded=True)
+        bound = int(best.max())
+    else:
+        bound = lower_bound(phase.loads, num_ranks, capacity)
+    item = np.arange(len(rank), dtype=np.int64)
+    places = Places(item, rank, _count_within(rank, item))
+    return PhaseArrangement(phase.name, places, phase.rank_loads(rank, num_ranks), phase.constant_ns + bound)
+
+
+def _traffic(link: Link, batches: Mapping[str, I64], num_ranks: int) -> I64:
+    """Bytes from each batch of the source to each of the target. int64 [ranks, ranks]."""
+    source, target = batches[link.source][link.source_item], batches[link.target][link.target_item]
+    return traffic_between(source, target, link.rows * link.row_bytes, num_ranks, num_ranks)
+
+
+def _name_ranks(
+    identity: Mapping[str, I64], links: Sequence[Link], traffic: Sequence[I64], node: I64
+) -> dict[str, I64]:
+    """The rank of each batch of each phase.
+
+    One phase after the other gets the best names there are while all others keep theirs (optimal assignment against
+    the phases before and after it together), until no phase alone can save a byte. The first to be named are the
+    targets, against the phases before them.
+    """
+    names = dict(identity)
+    targets = {link.target for link in links}
+    order = sorted(identity, key=lambda name: name not in targets)
+    for _ in range(ROUNDS):
+        saved = False
+        for name in order:
+            parts = [
+                (moved, names[link.source]) if link.target == name else (moved.T, names[link.target])
+                for link, moved in zip(links, traffic, strict=True)
+                if name in (link.source, link.target)
+            ]
+            if not parts:
+                continue
+            incoming = np.concatenate([part for part, _ in parts])
+            there = np.concatenate([node[other] for _, other in parts])
+            better = relabel(incoming, there, node)
+            old, new = (bytes_between_nodes(incoming, there, node, n) for n in (names[name], better))
+            if new < old:
+                names[name], saved = better, True
+        if not saved:
+            break
+    return names
+
+
+def _route(link: Link, source: Places, target: Places) -> tuple[Routing, I64]:
+    """The routing of a link, and the link's entry behind each of the routing's."""
+    here, there = _entries(link.source_item, source), _entries(link.target_item, target)
+    hop = compose(here, there)
+    entry = np.lexsort((here.position, here.rank)).astype(np.int64)
+    rows = link.rows[entry]
+    routing = Routing(
+        link.source,
+        link.target,
+        microbatch=np.zeros(len(rows), np.int64),
+        source_rank=hop.source_rank,
+        source_start=_rows_before(hop.source_rank, hop.source_position, rows),
+        target_rank=hop.target_rank,
+        target_start=_rows_before(hop.target_rank, hop.target_position, rows),
+        rows=rows,
+    )
+    return routing, entry
+
+
+def _entries(item: I64, places: Places) -> Places:
+    """The places of a link's entries, `item` int64 [k] being the item of each."""
+    rank = places.rank[item]
+    return Places(np.arange(len(item), dtype=np.int64), rank, _count_within(rank, places.position[item]))
+
+
+def _count_within(rank: I64, key: I64) -> I64:
+    """How many entries of the same rank have a lower key, or the same and a lower index. int64 [k]."""
+    return _rows_before(rank, key, np.ones(len(rank), np.int64))
+
+
+def _rows_before(rank: I64, key: I64, rows: I64) -> I64:
+    """Rows of the entries that stand before each in its rank, by (key, index). int64 [k]."""
+    order = np.lexsort((key, rank))
+    ranks = rank[order]
+    before = np.cumsum(rows[order]) - rows[order]
+    start = np.empty(len(rank), np.int64)
+    start[order] = before - before[np.searchsorted(ranks, ranks)] if len(rank) else before
+    return start
