@@ -71,6 +71,8 @@ class Answers:
     """How many streams are answered with JOB_UNKNOWN although the job was brought."""
     delay_s: float = 0.0
     """Before each microbatch."""
+    job_delay_s: float = 0.0
+    """Before a job is known."""
     content: str = ""
     """Anything else makes other plans."""
 
@@ -117,6 +119,7 @@ class FakeServer(DataServiceServicer):
         job = parse_job(json.loads(request.job_spec_json))
         if job.spec.stream.datasets[0].fingerprint != FINGERPRINT:
             fail(context, grpc.StatusCode.FAILED_PRECONDITION, "DATASET_MISMATCH", retriable=False)
+        self._closing.wait(self.answers.job_delay_s)
         self.jobs.add(job.job_id)
         self._stream_ids[job.job_id] = job.stream_id
         self.registrations += 1

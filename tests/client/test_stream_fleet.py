@@ -63,6 +63,14 @@ def test_a_server_that_says_nothing(quick: Timeouts) -> None:
             resolve_job(job_data(), fleet)
 
 
+def test_a_job_may_take_longer_than_other_calls(serve: Serve) -> None:
+    server = serve(job_delay_s=1.5)
+    fleet = Fleet(server.address, timeouts=Timeouts(call=1.0, give_up=0.1))
+    assert fleet.register(resolve_job(job_data(), fleet)) == NUM_STEPS
+    assert server.registrations == 1
+    fleet.close()
+
+
 def test_another_api_is_said_to_be_one(quick: Timeouts) -> None:
     other = grpc.server(futures.ThreadPoolExecutor(1))
     port = other.add_insecure_port("127.0.0.1:0")

@@ -32,13 +32,16 @@ class Timeouts:
     """Until a server has answered its first call; before any server ever answered, also for all tries together."""
     call: float = 60.0
     """One unary call; planning a job's first step may take a while."""
+    register: float = 1800.0
+    """Making a job known: a server sizes every sample first, minutes for a billion. One that is lost meanwhile is
+    noticed at once all the same."""
     stall: float = 300.0
     """One microbatch, from the request for it to its last byte."""
     give_up: float = 120.0
     """All tries together after a server was lost, until the error is raised."""
 
     def __post_init__(self) -> None:
-        for name in ("connect", "call", "stall", "give_up"):
+        for name in ("connect", "call", "register", "stall", "give_up"):
             if not 0 < getattr(self, name) <= 86400:
                 raise ValueError(f"timeout {name} is {getattr(self, name)} s; a value in (0, 86400] is required")
 

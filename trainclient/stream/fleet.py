@@ -124,7 +124,7 @@ class Fleet:
         """
         self.check(endpoint, guard, job)
         request = GetOrCreateJobRequest(job_spec_json=canonical_json(job.spec).decode())
-        response = endpoint.unary(lambda stub: stub.GetOrCreateJob, request, self.timeouts.call, guard)
+        response = endpoint.unary(lambda stub: stub.GetOrCreateJob, request, self.timeouts.register, guard)
         if (response.job_id, response.stream_id) != (job.job_id, job.stream_id):
             raise ProtocolError(
                 f"server {endpoint.address} names the job {response.job_id} (stream {response.stream_id}), this client "
