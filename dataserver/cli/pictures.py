@@ -4,7 +4,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from dataserver.cli.timelines import Bar, bars_of, modules_of, node_label
+from dataserver.cli.timelines import Bar, bars_of, labels_of, modules_of
 from dataserver.planning.expectation import PlannedTimeline, imbalance
 from dataserver.planning.planner import PlanSummary
 
@@ -18,7 +18,7 @@ BUBBLE: Final = "#E8E8E8"
 INK: Final = "#111111"
 BACKWARD_ALPHA: Final = 0.55
 MOST_ROWS: Final = 48
-"""Nodes drawn; of a wider job the first ranks of each stage are shown."""
+"""Nodes drawn; of a wider job some ranks of each stage are shown, those of the critical path before others."""
 MOST_NUMBERED: Final = 16
 """Microbatches up to which their numbers are written."""
 
@@ -66,21 +66,21 @@ def _require_matplotlib() -> None:
 def _figure(summary: PlanSummary, title: str) -> "Figure":
     from matplotlib.figure import Figure
 
-    rows = _rows(summary.after)
-    figure = Figure(figsize=(13, 3.4 + 0.44 * len(rows)), layout="constrained")
+    panels = (
+        ("before: canonical order", summary.before, summary.loads_before),
+        ("after: planned", summary.after, summary.loads_after),
+    )
+    bars = [bars_of(timeline) for _, timeline, _ in panels]
+    rows = [_rows(timeline, found) for (_, timeline, _), found in zip(panels, bars, strict=True)]
+    figure = Figure(figsize=(13, 3.4 + 0.44 * len(rows[0])), layout="constrained")
     if title:
         figure.suptitle(title)
     grid = figure.add_gridspec(2, 2, width_ratios=[1, 5])
     longest = max(summary.before.makespan_ns, summary.after.makespan_ns)
-    for line, (name, timeline, loads) in enumerate(
-        (
-            ("before: canonical order", summary.before, summary.loads_before),
-            ("after: planned", summary.after, summary.loads_after),
-        )
-    ):
+    for line, (name, timeline, loads) in enumerate(panels):
         _draw_loads(figure.add_subplot(grid[line, 0]), {m: loads[m].tolist() for m in modules_of(timeline)})
         axes = figure.add_subplot(grid[line, 1])
-        _draw_timeline(axes, timeline, rows)
+        _draw_timeline(axes, timeline, bars[line], rows[line])
         axes.set_xlim(0, max(longest, 1) / 1e6)
         axes.set_title(
             f"{name}: {timeline.makespan_ns / 1e6:.1f} ms, {timeline.timeline.bubble_ppm / 1e4:.1f} % bubble"
@@ -88,10 +88,16 @@ def _figure(summary: PlanSummary, title: str) -> "Figure":
     return figure
 
 
-def _rows(timeline: PlannedTimeline) -> list[int]:
+def _rows(planned: PlannedTimeline, bars: list[list[Bar]]) -> list[int]:
     """Nodes to draw, rank by rank within each stage."""
-    most_ranks = max(1, MOST_ROWS // len(timeline.stages))
-    return [i for i, (_, rank, _) in enumerate(timeline.nodes) if rank < most_ranks]
+    most_ranks = max(1, MOST_ROWS // len(planned.stages))
+    stage = planned.pipeline.stage.tolist()
+    taken, rows = [0] * len(planned.stages), []
+    for node in sorted(range(len(bars)), key=lambda n: (not any(bar.critical for bar in bars[n]), n)):
+        if taken[stage[node]] < most_ranks:
+            taken[stage[node]] += 1
+            rows.append(node)
+    return sorted(rows)
 
 
 def _draw_loads(axes: "Axes", loads: dict[str, list[int]]) -> None:
@@ -108,8 +114,8 @@ def _draw_loads(axes: "Axes", loads: dict[str, list[int]]) -> None:
     axes.set_title("load; max / mean", fontsize="medium")
 
 
-def _draw_timeline(axes: "Axes", planned: PlannedTimeline, rows: list[int]) -> None:
-    bars, modules = bars_of(planned), modules_of(planned)
+def _draw_timeline(axes: "Axes", planned: PlannedTimeline, bars: list[list[Bar]], rows: list[int]) -> None:
+    labels, modules = labels_of(planned), modules_of(planned)
     numbered = len(planned.stages[0].forward[0]) <= MOST_NUMBERED
     for row, node in enumerate(rows):
         axes.barh(row, planned.makespan_ns / 1e6, color=BUBBLE, height=0.9)
@@ -121,7 +127,7 @@ def _draw_timeline(axes: "Axes", planned: PlannedTimeline, rows: list[int]) -> N
                     (bar.start_ns + bar.end_ns) / 2e6, row, str(bar.microbatch),
                     ha="center", va="center", fontsize=6, color="white" if bar.forward else INK,
                 )  # fmt: skip
-    axes.set_yticks(range(len(rows)), [node_label(planned, node) for node in rows])
+    axes.set_yticks(range(len(rows)), [labels[node] for node in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel("simulated time, ms (dark: forward, light: backward, grey: idle, outlined: critical path)")
 

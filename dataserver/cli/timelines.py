@@ -41,11 +41,10 @@ def modules_of(planned: PlannedTimeline) -> list[str]:
     return list(dict.fromkeys(module for module, _, _ in planned.nodes))
 
 
-def node_label(planned: PlannedTimeline, node: int) -> str:
-    """Module and rank, and the stage where the module has several."""
-    module, rank, stage = planned.nodes[node]
-    stages = 1 + max(s for m, _, s in planned.nodes if m == module)
-    return f"{module} {rank}" + (f", stage {stage}" if stages > 1 else "")
+def labels_of(planned: PlannedTimeline) -> list[str]:
+    """What each node is called: module and rank, and the stage where the module has several."""
+    several = {module for module, _, stage in planned.nodes if stage}
+    return [f"{m} {rank}" + (f", stage {stage}" if m in several else "") for m, rank, stage in planned.nodes]
 
 
 def critical_ns(planned: PlannedTimeline) -> dict[str, int]:

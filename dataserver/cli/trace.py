@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dataserver.cli.timelines import bars_of, modules_of, node_label
+from dataserver.cli.timelines import bars_of, labels_of, modules_of
 from dataserver.planning.expectation import PlannedTimeline
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
@@ -39,9 +39,9 @@ def _names(planned: PlannedTimeline) -> list[Event]:
     for process, module in enumerate(modules):
         found.append(_about("process_name", process, 0, name=module))
         found.append(_about("process_sort_index", process, 0, sort_index=process))
-    for node, (module, _, _) in enumerate(planned.nodes):
-        process = modules.index(module)
-        found.append(_about("thread_name", process, node, name=node_label(planned, node)))
+    for node, label in enumerate(labels_of(planned)):
+        process = modules.index(planned.nodes[node][0])
+        found.append(_about("thread_name", process, node, name=label))
         found.append(_about("thread_sort_index", process, node, sort_index=node))
     return [*found, _about("thread_name", len(modules) - 1, 0, name=CRITICAL_PATH)]
 
@@ -53,7 +53,7 @@ def _about(what: str, process: int, thread: int, **values: Any) -> Event:
 def _operations(job: Job, plan: StepPlan, planned: PlannedTimeline) -> list[Event]:
     modules = modules_of(planned)
     sizes = {module: microbatch_sizes(plan, job.spec.execution.module(module)) for module in modules}
-    found = []
+    found, labels = [], labels_of(planned)
     for node, bars in enumerate(bars_of(planned)):
         module, rank, stage = planned.nodes[node]
         for bar in bars:
@@ -71,7 +71,7 @@ def _operations(job: Job, plan: StepPlan, planned: PlannedTimeline) -> list[Even
             }
             found.append(event)
             if bar.critical:
-                title = f"{node_label(planned, node)}: {name}"
+                title = f"{labels[node]}: {name}"
                 found.append({**event, "name": title, "cat": "critical", "pid": len(modules), "tid": 0})
     return found
 

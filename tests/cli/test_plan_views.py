@@ -3,6 +3,7 @@
 import json
 import re
 from collections import defaultdict
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,11 @@ import yaml
 from cli.server_process import refused, run
 from PIL import Image
 from shards import write_interleaved, write_pairs
+
+from dataserver.cli.pictures import svg_of_plan
+from dataserver.cli.plan import open_job
+from dataserver.cli.timelines import bars_of, labels_of
+from dataserver.planning.planner import explain
 
 JOB = {
     "stream": {
@@ -180,6 +186,27 @@ def test_pictures_outline_the_critical_path(
     assert bars == 2 * len(complete(trace))
     for title in ("before: canonical order", "after: planned", f"{int(plan['makespan_after_ns']) / 1e6:.1f} ms"):
         assert title in text
+
+
+def test_a_wide_job_shows_the_ranks_of_the_critical_path(line: tuple[str | Path, ...], tmp_path: Path) -> None:
+    """96 nodes, of which 48 are drawn."""
+    modules = [{"name": m, "kind": k, "dp": 16} for m, k in (("e", "encoder"), ("b", "backbone"), ("g", "generator"))]
+    modules[1]["pp"] = 4
+    file = tmp_path / "wide.yaml"
+    execution = {"modules": modules, "end": {"steps": 1}}
+    file.write_text(yaml.safe_dump({"stream": {**JOB["stream"], "global_batch": 32, "seed": 1}, "execution": execution}))
+    datasets = tuple(str(part) for part in line[6::2])
+    planner = open_job(file, datasets, (), (), (), None)
+    summary = explain(planner.job, planner.plan(0))
+    summary = replace(summary, before=summary.after, loads_before=summary.loads_after)
+    bars = bars_of(summary.after)
+    critical = {node for node, found in enumerate(bars) for bar in found if bar.critical}
+    assert max(summary.after.nodes[node][1] for node in critical) >= 8, "its first ranks would do"
+    text = svg_of_plan(summary)
+    outlined = len(re.findall(r'style="fill: none; stroke: #111111', text))
+    assert outlined == 2 * sum(bar.critical for found in bars for bar in found)
+    assert {labels_of(summary.after)[node] for node in critical} <= set(re.findall(r">([^<]+)</text>", text))
+    assert sum(text.count(f">{label}</text>") for label in labels_of(summary.after)) == 2 * 48
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".html", ".pdf", ".png"])
