@@ -193,8 +193,9 @@ def test_a_wide_job_shows_the_ranks_of_the_critical_path(line: tuple[str | Path,
     modules = [{"name": m, "kind": k, "dp": 16} for m, k in (("e", "encoder"), ("b", "backbone"), ("g", "generator"))]
     modules[1]["pp"] = 4
     file = tmp_path / "wide.yaml"
-    execution = {"modules": modules, "end": {"steps": 1}}
-    file.write_text(yaml.safe_dump({"stream": {**JOB["stream"], "global_batch": 32, "seed": 1}, "execution": execution}))
+    job = {"stream": {**JOB["stream"], "global_batch": 32, "seed": 1}}
+    job["execution"] = {"modules": modules, "end": {"steps": 1}}
+    file.write_text(yaml.safe_dump(job))
     datasets = tuple(str(part) for part in line[6::2])
     planner = open_job(file, datasets, (), (), (), None)
     summary = explain(planner.job, planner.plan(0))
