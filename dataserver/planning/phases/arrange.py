@@ -20,8 +20,8 @@ from dataserver.planning.phases.interface import Link, Phase, PhaseArrangement, 
 from dataserver.planning.plan import Routing
 from dataserver.planning.samples import I64
 
-ROUNDS = 16
-"""Times that all phases are named anew at most; two or three are usual."""
+ROUNDS = 8
+"""Times that all phases are named anew at most: the first saves nearly all there is, those after the fourth 0.5 %."""
 
 
 def arrange_phases(phases: Sequence[Phase], links: Sequence[Link], node: I64) -> PhasePlan:
@@ -151,8 +151,8 @@ def _name_ranks(
     """The rank of each batch of each phase.
 
     One phase after the other gets the best names there are while all others keep theirs (optimal assignment against
-    the phases before and after it together), until no phase alone can save a byte. The first to be named are the
-    targets, against the phases before them.
+    the phases before and after it together), until no phase alone can save a byte or the rounds are spent. Phases that
+    others hand rows to are named before those that only hand on.
     """
     names = dict(identity)
     targets = {link.target for link in links}
