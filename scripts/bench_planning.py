@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from planning_rows import balancing, flexsp, optimiser, pipeline, steps
+from planning_rows import balancing, entrain, flexsp, optimiser, pipeline, steps
 from planning_rows.row import Row
 from rich.console import Console
 from rich.table import Table
@@ -21,13 +21,16 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="folder with laion-mini and flexsp")
-    parser.add_argument("--only", help="part to measure", choices=["balancing", "pipeline", "optimiser", "steps", "flexsp"])
+    parser.add_argument(
+        "--only", help="part to measure", choices=["balancing", "pipeline", "optimiser", "steps", "entrain", "flexsp"]
+    )
     arguments = parser.parse_args()
     parts: dict[str, Callable[[], list[Row]]] = {
         "balancing": balancing.rows,
         "pipeline": pipeline.rows,
         "optimiser": optimiser.rows,
         "steps": lambda: [*steps.scenario_b(arguments.data / "laion-mini"), *steps.planning_time()],
+        "entrain": entrain.rows,
         "flexsp": flexsp.rows,
     }
     rows = [row for name, part in parts.items() if arguments.only in (None, name) for row in part()]
