@@ -57,11 +57,12 @@ def colocated_phases(
     backbone = execution.backbone
     if sequence is None:
         sequence = np.arange(len(samples), dtype=np.int64)
+    count = _count_sequences(samples, sequence)
     phases, links = [], []
     for module in execution.modules:
         chosen = options.get(module.name, PhaseOptions())
         if module.kind is ModuleKind.BACKBONE:
-            phases.append(_backbone_phase(module, samples, sequence, chosen))
+            phases.append(_backbone_phase(module, samples, sequence, count, chosen))
             continue
         task = TASK_OF[module.kind]
         images = np.flatnonzero(samples.task[samples.image_sample] == task)
@@ -86,14 +87,19 @@ def _check_colocated(execution: Execution, options: Mapping[str, PhaseOptions]) 
         raise ValueError(f"options for {unknown}; the job has modules {list(degrees)}")
 
 
-def _backbone_phase(module: ModuleSpec, samples: StepSamples, sequence: I64, chosen: PhaseOptions) -> Phase:
-    """The phase whose items are sequences; attention stays within a sample, so their loads add up."""
+def _count_sequences(samples: StepSamples, sequence: I64) -> int:
+    """How many there are; refuses numbers that do not fit the samples."""
     count = int(sequence.max(initial=-1)) + 1
     if len(sequence) != len(samples) or sequence.min(initial=0) < 0 or len(np.unique(sequence)) != count:
         raise ValueError(
             f"{len(sequence)} samples are in {count} sequences, the step has {len(samples)} samples; each needs a "
             "sequence, and these are numbered from 0 without gaps"
         )
+    return count
+
+
+def _backbone_phase(module: ModuleSpec, samples: StepSamples, sequence: I64, count: int, chosen: PhaseOptions) -> Phase:
+    """The phase whose items are sequences; attention stays within a sample, so their loads add up."""
     if chosen.padded and count < len(samples):
         raise ValueError(f"module {module.name} is padded but sequences hold several samples; pad or pack, not both")
     loads = bin_loads(forward_ns(module.cost, samples.tokens), sequence, count)
