@@ -19,11 +19,13 @@ SETTLED = 2
 def collect(metrics_file: Path, summaries: Sequence[PlanSummary]) -> dict[str, Any]:
     """All figures of a run, from the trainer's metrics and the plans of its steps."""
     steps = [json.loads(line) for line in metrics_file.read_text().splitlines()]
-    settled = steps[SETTLED:] or steps
+    left_out = SETTLED if len(steps) > SETTLED else 0
+    settled = steps[left_out:]
     seconds = sum(s["seconds"] for s in settled)
     modules = list(summaries[0].loads_after)
     return {
         "steps": len(steps),
+        "steps_left_out_of_speed": left_out,
         "text_loss": {"first": steps[0]["text_loss"], "last": steps[-1]["text_loss"]},
         "image_loss": {"first": steps[0]["image_loss"], "last": steps[-1]["image_loss"]},
         "samples_per_s": sum(s["samples"] for s in settled) / seconds,
@@ -50,7 +52,8 @@ def collect(metrics_file: Path, summaries: Sequence[PlanSummary]) -> dict[str, A
 
 def print_table(figures: dict[str, Any]) -> None:
     """The short table."""
-    table = Table(title=f"{figures['steps']} steps", title_justify="left")
+    first = figures["steps_left_out_of_speed"] + 1
+    table = Table(title=f"{figures['steps']} steps; speed and wait from step {first} on", title_justify="left")
     table.add_column("figure", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     for name, key in (("text loss (backbone)", "text_loss"), ("image loss (generator)", "image_loss")):

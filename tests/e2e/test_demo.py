@@ -74,6 +74,7 @@ def test_the_demo_on_real_photographs(shared_data: Path, tmp_path: Path) -> None
         assert (figures[name]["first"], figures[name]["last"]) == (losses[0], losses[-1])
     assert figures["text_loss"]["last"] < figures["text_loss"]["first"]
     assert figures["samples_per_s"] > 0
+    assert "3 steps; speed and wait from step 3 on" in shown
     assert 0 <= figures["data_wait_percent"] <= 100
     for before_after in (*figures["imbalance"].values(), figures["bubble_percent"], figures["simulated_step_ms"]):
         assert before_after["after"] > 0
