@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from planning_rows import balancing, entrain, flexsp, optimiser, pipeline, steps
+from planning_rows import balancing, entrain, flexsp, optimiser, phases, pipeline, steps
 from planning_rows.row import Row
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +22,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="folder with laion-mini and flexsp")
     parser.add_argument(
-        "--only", help="part to measure", choices=["balancing", "pipeline", "optimiser", "steps", "entrain", "flexsp"]
+        "--only",
+        help="part to measure",
+        choices=["balancing", "pipeline", "optimiser", "steps", "entrain", "flexsp", "phases"],
     )
     arguments = parser.parse_args()
     parts: dict[str, Callable[[], list[Row]]] = {
@@ -32,6 +34,7 @@ def main() -> int:
         "steps": lambda: [*steps.scenario_b(arguments.data / "laion-mini"), *steps.planning_time()],
         "entrain": entrain.rows,
         "flexsp": flexsp.rows,
+        "phases": phases.rows,
     }
     rows = [row for name, part in parts.items() if arguments.only in (None, name) for row in part()]
     Console(width=180).print(table(rows))

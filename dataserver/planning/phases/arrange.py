@@ -21,7 +21,7 @@ from dataserver.planning.plan import Routing
 from dataserver.planning.samples import I64
 
 ROUNDS = 8
-"""Times that all phases are named anew at most: the first saves nearly all there is, those after the fourth 0.5 %."""
+"""Times that all phases are named anew at most: the first saves most there is, those after the fourth under 1 %."""
 
 
 def arrange_phases(phases: Sequence[Phase], links: Sequence[Link], node: I64) -> PhasePlan:
