@@ -188,6 +188,8 @@ class DataClient:
     ) -> bool:
         """Tell a server what a step took here. Training does not depend on it: a failure is logged.
 
+        A server that does not know the job does not learn it by this, which could take minutes: the stream brings it.
+
         Args:
             step: the step.
             step_time_s: wall time of the whole step.
@@ -212,7 +214,7 @@ class DataClient:
         )
         request, endpoint = ReportStepTimesRequest(times=times), self.fleet.endpoints[self.fleet.current]
         try:
-            self.fleet.ask(endpoint, lambda stub: stub.ReportStepTimes, request, CallGuard(), self.job)
+            self.fleet.ask(endpoint, lambda stub: stub.ReportStepTimes, request, CallGuard())
         except ClientError as error:
             _log.warning("the times of step %d were not reported: %s", step, error)
             return False

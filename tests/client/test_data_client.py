@@ -225,6 +225,9 @@ def test_step_times_are_reported(connect) -> None:
     assert (times.job_id, times.step, times.module, times.rank, times.stage) == (client.job.job_id, 2, "llm", 1, 1)
     assert (times.step_time.ToNanoseconds(), times.data_wait.ToNanoseconds()) == (1_500_000_000, 250_000_000)
     assert (list(times.forward_ns), list(times.backward_ns)) == ([1, 2], [3])
+    connect.server.jobs.clear()
+    assert not client.report_step_times(2, step_time_s=1.0, data_wait_s=0.0)
+    assert connect.server.registrations == 1, "a report does not wait for a server to size the job"
     connect.server.close()
     assert not client.report_step_times(3, step_time_s=1.0, data_wait_s=0.0)
 
