@@ -58,9 +58,7 @@ def _require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ValueError(
-            "drawing needs matplotlib, which is not installed; run: pip install 'disttrain[plot]'"
-        ) from None
+        raise ValueError("drawing needs matplotlib, which is not installed; run: pip install matplotlib") from None
 
 
 def _figure(summary: PlanSummary, title: str) -> "Figure":
