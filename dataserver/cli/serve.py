@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import tyro
 
 from dataserver.cli.arguments import Pairs, given, named_paths
+from dataserver.planning.warmup import warm_up
 from dataserver.preprocessing import silence_pillow_warnings
 from dataserver.serving.catalog import Catalog
 from dataserver.serving.config import load_config
@@ -85,6 +86,7 @@ def serve(
         for name, opened in catalog.datasets.items():
             _log.info("dataset %s: %d shards, fingerprint %s", name, len(opened.shards), opened.fingerprint)
         threading.Thread(target=_when_ended, args=(server, wake), name="ended").start()
+        threading.Thread(target=warm_up, name="warm-up").start()
         for count, _ in enumerate(iter(numbers, _ENDED)):
             if count == 0:
                 server.drain(settings.drain_grace_s)

@@ -43,8 +43,9 @@ class DataServer:
         self._lock = threading.Lock()
         self._drainer: threading.Thread | None = None
         self._ended = threading.Event()
-        self._handlers = ThreadPoolExecutor(config.max_streams + UNARY_THREADS, "rpc")
-        self._grpc = grpc.server(self._handlers, options=_OPTIONS)
+        threads = config.max_streams + UNARY_THREADS
+        self._handlers = ThreadPoolExecutor(threads, "rpc")
+        self._grpc = grpc.server(self._handlers, options=_OPTIONS, maximum_concurrent_rpcs=threads)
         self._grpc.add_generic_rpc_handlers(
             (
                 service_handler(_DATA, DataService(catalog, self._streams, config)),

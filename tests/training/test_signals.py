@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from trainclient.training.signals import LAUNCHER_PID
+
 SCRIPT = """
 import ctypes, sys
 from trainclient.training.signals import StopSignals
@@ -43,3 +45,11 @@ def test_a_process_that_is_stuck() -> None:
     assert process.returncode == 128 + signal.SIGTERM
     assert output == ""
     assert errors == f"process {process.pid} did not finish its step in 0.2 s: ended\n"
+
+
+def test_a_launcher_that_is_gone_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    monkeypatch.setenv(LAUNCHER_PID, str(gone.pid))
+    output, errors = start("60", "free").communicate(timeout=60)
+    assert (output, errors) == ("left\n", "")

@@ -15,6 +15,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from trainclient.training.config import TrainConfig
 from trainclient.training.rank import check, prepare
+from trainclient.training.signals import LAUNCHER_PID
 
 LOOPBACK = "127.0.0.1"
 MONITOR_INTERVAL_S = 0.2
@@ -38,6 +39,7 @@ def launch(config: TrainConfig, arguments: Sequence[str]) -> int:
     check(config, job)
     # Worker processes talk over loopback only: host names of a laptop or container often do not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ[LAUNCHER_PID] = str(os.getpid())
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     settings = LaunchConfig(
         min_nodes=1,

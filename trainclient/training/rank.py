@@ -89,6 +89,8 @@ def run_rank(config: TrainConfig, process: Process, stop: StopSignals) -> None:
         trainer = Trainer(config, job, layout, groups)
         with _open(config, job, groups, trainer) as client:
             trainer.resume(client)
+            if client.step and groups.rank == 0:
+                sys.stderr.write(f"resumed: {client.step} of {client.num_steps} steps are done\n")
             with closing(_writer(config, groups.rank, client.num_steps)) as writer:
                 trainer.run(client, stop, writer)
 

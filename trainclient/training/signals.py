@@ -10,6 +10,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Self
 
+LAUNCHER_PID = "DISTTRAIN_LAUNCHER_PID"
+"""Environment variable that names the launcher's process; without it the parent is taken, who may be another by now."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -53,7 +55,11 @@ class StopSignals:
         self._reader.close()
 
     def _watch(self) -> None:
-        parent = _parent()
+        try:
+            parent = _parent()
+        except ProcessLookupError:
+            self._stop(signal.SIGTERM)
+            parent = []
         sources = [self._reader.fileno(), *parent]
         while True:
             ready, _, _ = select.select(sources, [], [])
@@ -78,11 +84,14 @@ class StopSignals:
 
 
 def _parent() -> list[int]:
-    """A descriptor that becomes readable when the parent process ends, where the system has such."""
-    try:
-        return [os.pidfd_open(os.getppid())]
-    except (AttributeError, OSError):
+    """A descriptor that becomes readable when the process that started this one ends, where the system has such.
+
+    Raises:
+        ProcessLookupError: it ended already.
+    """
+    if not hasattr(os, "pidfd_open"):
         return []
+    return [os.pidfd_open(int(os.environ.get(LAUNCHER_PID, os.getppid())))]
 
 
 def _note(number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,31 @@
+"""What a server loads before the first job comes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CODE = """
+import logging
+logging.basicConfig(level=logging.INFO)
+from dataserver.planning.warmup import warm_up
+warm_up()
+logging.info("warm")
+from planning.test_plan_identity import sample_plan
+print(sample_plan().hash.hex())
+"""
+
+
+@pytest.mark.slow
+def test_after_the_warm_up_nothing_is_compiled(tmp_path: Path) -> None:
+    tests = Path(__file__).resolve().parents[1]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": f"{tests}:{tests.parent}"}
+    for expected in (True, False):  # the second process finds all of it in the cache of the first
+        result = subprocess.run(
+            [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, timeout=110, check=True
+        )
+        before, _, after = result.stderr.partition("warm")
+        assert ("compiling" in before) == expected
+        assert "compiling" not in after
