@@ -71,7 +71,7 @@ def _parse(arguments: Sequence[str]) -> TrainConfig:
             description=DESCRIPTION,
             args=flags,
             default=default,
-            config=(tyro.conf.EnumChoicesFromValues,),
+            config=(tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone),
         )
     except ValidationError as error:
         raise ValueError(describe(error)) from None

@@ -32,7 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "serve": serve,
     }
     try:
-        tyro.extras.subcommand_cli_from_dict(commands, prog="dataserver", description=DESCRIPTION, args=arguments)
+        tyro.extras.subcommand_cli_from_dict(
+            commands,
+            prog="dataserver",
+            description=DESCRIPTION,
+            args=arguments,
+            config=(tyro.conf.DisallowNone,),
+        )
     except (ValueError, OSError, DataServiceError) as error:
         _log.debug("failed", exc_info=error)
         print(f"dataserver: {' '.join(str(error).split())}", file=sys.stderr)

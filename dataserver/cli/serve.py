@@ -54,13 +54,13 @@ def serve(
         listen: HOST:PORT; 127.0.0.1:50051 by default, port 0 for a free one.
         config: YAML file.
         insecure: Permit an address that others can reach, though there is no encryption and no authentication yet.
-        max_streams: Streams open at once; one more is refused.
-        stream_bytes: Largest microbatch in bytes.
-        prefetch_bytes: Memory that all streams together use to work ahead.
+        max_streams: Streams open at once, 64 by default; one more is refused.
+        stream_bytes: Largest microbatch in bytes; 256 MiB by default.
+        prefetch_bytes: Bytes that all streams together use to work ahead; 1 GiB by default.
         decode_threads: Threads that decode images; one for each core by default.
-        max_jobs: Jobs kept in memory.
-        zstd_level: Compression level for clients that ask for it.
-        drain_grace_s: Seconds that open streams get to finish the microbatch in hand.
+        max_jobs: Jobs kept in memory; 64 by default.
+        zstd_level: Zstandard level for clients that ask for compression; 1 by default.
+        drain_grace_s: Seconds that open streams get to finish the microbatch in hand; 30 by default.
     """
     flags = given(
         datasets=named_paths("dataset", dataset),
