@@ -21,8 +21,8 @@ from dataserver.planning.sizing import check_encoder, concatenate, shard_table, 
 
 Value = TypeVar("Value")
 
-TABLES_CACHE_BYTES: Final = 256 << 20
-"""Sized tables of shards kept per job: 80 bytes a sample, so about three million samples."""
+TABLES_CACHE_BYTES: Final = 512 << 20
+"""Sized tables of shards that a server keeps for all jobs: 80 bytes a sample, so about six million samples."""
 
 PLANS_KEPT: Final = 16
 """Plans kept per job: streams of one job are rarely more than a few steps apart."""
@@ -31,12 +31,13 @@ PLANS_KEPT: Final = 16
 class JobPlanner:
     """Plans the steps of one job, each once, for all streams. Thread-safe."""
 
-    def __init__(self, job: Job, datasets: Sequence[Dataset]) -> None:
+    def __init__(self, job: Job, datasets: Sequence[Dataset], tables: LruCache[ShardTable] | None = None) -> None:
         """Size every shard of the job's datasets once, to lay out the axes.
 
         Args:
             job: the job.
             datasets: the open datasets, in the order of the job's list, with matching fingerprints.
+            tables: sized shards, shared by the jobs of a server; by default this planner's own (`table_cache`).
 
         Raises:
             TokensMissingError: a dataset is not counted for the job's tokenizer; names the command.
@@ -48,7 +49,7 @@ class JobPlanner:
         self.job = job
         self._datasets = tuple(datasets)
         self._filters = [_compile(s, d) for s, d in zip(job.stream.datasets, datasets, strict=True)]
-        self._tables: LruCache[ShardTable] = LruCache(TABLES_CACHE_BYTES, _table_bytes)
+        self._tables = table_cache() if tables is None else tables
         counts, totals = zip(*(self._measure(d) for d in range(len(datasets))), strict=True)
         self._order = StreamOrder(job.stream, job.spec.execution.end, totals)
         self._order.check_size(counts)
@@ -95,7 +96,7 @@ class JobPlanner:
         return count, totals
 
     def _table(self, dataset: int, shard: int) -> ShardTable:
-        return self._tables.get((dataset, shard), lambda: self._load_table(dataset, shard))
+        return self._tables.get((self.job.stream_id, dataset, shard), lambda: self._load_table(dataset, shard))
 
     def _load_table(self, dataset: int, shard: int) -> ShardTable:
         spec, opened = self.job.stream.datasets[dataset], self._datasets[dataset]
@@ -144,6 +145,11 @@ class _OnceCache(Generic[Value]):
                     self._futures.pop(key, None)
                 future.set_exception(error)
         return future.result()
+
+
+def table_cache() -> LruCache[ShardTable]:
+    """A cache of sized shards; they depend on the stream of a job alone."""
+    return LruCache(TABLES_CACHE_BYTES, _table_bytes)
 
 
 def _compile(spec: DatasetSpec, dataset: Dataset) -> Filter | None:

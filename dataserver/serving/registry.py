@@ -9,12 +9,14 @@ from typing import Any, Final, NoReturn
 
 from disttrain.v1 import data_service_pb2, errors_pb2
 
+from dataserver.dataset.cache import LruCache
 from dataserver.dataset.dataset import Dataset
 from dataserver.planning.identity import Job, JobSpecError, parse_job
+from dataserver.planning.samples import ShardTable
 from dataserver.preprocessing.tokens import Tokenizer
 from dataserver.serving.catalog import Catalog
 from dataserver.serving.errors import DataServiceError, service_error
-from dataserver.serving.jobs import JobPlanner
+from dataserver.serving.jobs import JobPlanner, table_cache
 
 MAX_JOB_SPEC_BYTES: Final = 1 << 20
 JOB_TIMEOUT_S: Final = 3600.0
@@ -66,6 +68,7 @@ class JobRegistry:
         self._max_jobs = max_jobs
         self._lock = threading.Lock()
         self._jobs: OrderedDict[str, Future[ServedJob]] = OrderedDict()
+        self._tables = table_cache()
 
     def get_or_create(self, job: Job) -> ServedJob:
         """The job, made by the first caller while others that ask for the same one wait.
@@ -113,17 +116,17 @@ class JobRegistry:
     def _make(self, job: Job) -> ServedJob:
         datasets = self._catalog.find_datasets(job.stream)
         tokenizer = self._catalog.find_tokenizer(job.stream.tokenizer)
-        return ServedJob(job, datasets, tokenizer, make_planner(job, datasets))
+        return ServedJob(job, datasets, tokenizer, make_planner(job, datasets, self._tables))
 
 
-def make_planner(job: Job, datasets: tuple[Dataset, ...]) -> JobPlanner:
-    """The planner of a job.
+def make_planner(job: Job, datasets: tuple[Dataset, ...], tables: LruCache[ShardTable] | None = None) -> JobPlanner:
+    """The planner of a job; `tables` as in `JobPlanner`.
 
     Raises:
         DataServiceError: with the reason why the job cannot be planned over these datasets.
     """
     try:
-        return JobPlanner(job, datasets)
+        return JobPlanner(job, datasets, tables)
     except ValueError as error:
         known = service_error(JobSpecError(str(error))) if type(error) is ValueError else service_error(error)
         raise known from error
