@@ -117,13 +117,7 @@ def improve_placement(
     """
     ranks, waves, slots = at.shape
     islands = ranks // ranks_per_island
-    time = np.zeros((3, ranks, waves), np.int64)
-    for r in range(ranks):
-        for k in range(waves):
-            for kind in range(3):
-                time[kind, r, k] = base[kind] if kind == 1 or r % ranks_per_island == 0 else 0
-                for m in range(slots):
-                    time[kind, r, k] += own[kind, at[r, k, m]]
+    time = _times(at, own, base, ranks_per_island)
     clock = np.zeros((ranks_per_island, num_stages + 2), np.int64)
     ends = np.zeros((ranks_per_island, num_stages + 2, waves), np.int64)
     makespan = np.zeros(islands, np.int64)
@@ -173,6 +167,20 @@ def improve_placement(
         else:
             _swap(at, time, own, rank, first, slot, other, second, other_slot)
     return int(before), int(makespan.max())
+
+
+@kernel
+def _times(at: I64, own: I64, base: I64, ranks_per_island: int) -> I64:
+    """int64 [3, ranks, waves]: what each microbatch costs; what no sequence causes counts for one rank of an island."""
+    ranks, waves, slots = at.shape
+    time = np.zeros((3, ranks, waves), np.int64)
+    for r in range(ranks):
+        for k in range(waves):
+            for kind in range(3):
+                time[kind, r, k] = base[kind] if kind == 1 or r % ranks_per_island == 0 else 0
+                for m in range(slots):
+                    time[kind, r, k] += own[kind, at[r, k, m]]
+    return time
 
 
 @kernel
