@@ -55,3 +55,12 @@ def test_a_launcher_that_is_gone_already(monkeypatch: pytest.MonkeyPatch) -> Non
     assert process.stdout is not None
     assert process.stdout.read() == "left\n"  # not communicate: it would miss what readline has buffered
     assert process.wait(timeout=60) == 0
+
+
+def test_signals_work_where_the_launcher_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LAUNCHER_PID, "-1")  # refused by the system, as pidfd_open is in some containers
+    process = start("60", "free")
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None
+    assert process.stdout.read() == "left\n"
+    assert process.wait(timeout=60) == 0

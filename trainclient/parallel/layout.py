@@ -29,11 +29,6 @@ class Place:
         """Whether the module's inputs enter here."""
         return self.stage == 0
 
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether the module's outputs leave here."""
-        return self.stage == self.module.pp - 1
-
     def __str__(self) -> str:
         stage = f" stage {self.stage}" if self.module.pp > 1 else ""
         return f"{self.module.name} rank {self.rank}{stage}"

@@ -89,9 +89,12 @@ def _parent() -> list[int]:
     Raises:
         ProcessLookupError: it ended already.
     """
-    if not hasattr(os, "pidfd_open"):
+    try:
+        return [os.pidfd_open(int(os.environ.get(LAUNCHER_PID, os.getppid())))]
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):  # other systems, old kernels, containers that forbid the call
         return []
-    return [os.pidfd_open(int(os.environ.get(LAUNCHER_PID, os.getppid())))]
 
 
 def _note(number: int, frame: FrameType | None) -> None:
