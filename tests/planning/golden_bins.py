@@ -6,7 +6,7 @@ import sys
 import numpy as np
 
 from dataserver.planning import packing
-from dataserver.planning.balancing import BALANCERS, Memory, relabel, searched
+from dataserver.planning.balancing import BALANCERS, Memory, relabel
 
 
 def digest() -> str:
@@ -15,7 +15,9 @@ def digest() -> str:
     for name in sorted(BALANCERS):
         for bins, capacity in ((8, 12), (8, None), (7, 14), (32, 3)):
             found.update(BALANCERS[name](loads, bins, capacity).astype("<i8").tobytes())
-    found.update(searched(loads, 8, 14, Memory(loads % 97, 700)).astype("<i8").tobytes())
+    for name, memory in (("lpt", 512), ("karmarkar_karp", 520), ("lpt_search", 700), ("karmarkar_karp_search", 512)):
+        found.update(BALANCERS[name](loads, 8, 14, Memory(loads % 97, memory)).astype("<i8").tobytes())
+    found.update(BALANCERS["padded"](loads, 8, None, Memory(loads // 97 + 5, 836)).astype("<i8").tobytes())
     for pack in (packing.first_fit_decreasing, packing.best_fit_decreasing):
         found.update(pack(loads + 1, 20000).astype("<i8").tobytes())
     found.update(packing.balanced(loads + 1, loads + loads**2 // 5000, 20000, 26).astype("<i8").tobytes())

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dataserver.planning.balancing import (
     BALANCERS,
+    Balancer,
     Memory,
     bin_loads,
     differencing,
@@ -61,7 +62,7 @@ def test_bounds_and_search_against_every_assignment(name: str, loads: list[int],
     bound = lower_bound(np.array(loads, np.int64), m, capacity)
     found = heaviest(loads, BALANCERS[name](np.array(loads, np.int64), m, capacity), m)
     assert bound <= optimum <= found
-    if name.startswith("searched"):
+    if name.endswith("_search"):
         assert found == optimum  # with these sizes the budget lets no optimum escape
 
 
@@ -150,6 +151,36 @@ def test_padded_batches_with_a_quadratic_term(lengths: list[int], m: int) -> Non
     assert slowest(padded(3 * tokens + 2 * tokens**2, m).tolist()) == optimum
 
 
+@given(st.lists(st.integers(0, 20), max_size=6), st.integers(1, 3), st.none() | st.integers(0, 2), st.integers(0, 80))
+@settings(max_examples=150)
+def test_padded_batches_within_a_memory_are_optimal(sizes: list[int], m: int, spare: int | None, cap: int) -> None:
+    """Against every assignment; refused exactly if none keeps the cap, with the memory that would do."""
+    loads, needs = [3 * size + size * size for size in sizes], [size // 2 + 1 for size in sizes]  # needs tie, loads not
+    capacity = None if spare is None else -(-len(sizes) // m) + spare
+    memory = Memory(np.array(needs, np.int64), max(cap, *needs, -(-sum(needs) // m)) if needs else cap)
+    every = assignments(len(sizes), m, len(sizes) if capacity is None else capacity)
+    possible = [bins for bins in every if padded_cost(needs, bins, m) <= memory.cap]
+    if possible:
+        found = padded(np.array(loads, np.int64), m, capacity, memory).tolist()
+        assert found in [list(bins) for bins in possible]
+        assert padded_cost(loads, found, m) == min(padded_cost(loads, bins, m) for bins in possible)
+    else:
+        least = min(padded_cost(needs, bins, m) for bins in every)
+        with pytest.raises(ValueError, match=f"padded items need {least} of memory .* a bin has {memory.cap};"):
+            padded(np.array(loads, np.int64), m, capacity, memory)
+
+
+def test_padded_batches_whose_loads_tie() -> None:
+    """Loads of 5 with needs of 9, 1, 1, 1: of these the largest need comes first, so that it is alone."""
+    bins = padded(np.array([5, 5, 5, 5]), 2, None, Memory(np.array([1, 1, 9, 1]), 10))
+    assert bins.tolist() == [1, 1, 0, 1]
+
+
+def test_padded_batches_need_needs_that_follow_the_loads() -> None:
+    with pytest.raises(ValueError, match="item 1 has load 9 and needs 2 of memory, item 2 has load 7 and needs 3"):
+        padded(np.array([1, 9, 7]), 2, None, Memory(np.array([1, 2, 3]), 10))
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), min_size=1, max_size=30),
     st.integers(1, 5),
@@ -160,15 +191,44 @@ def test_memory_is_kept(items: list[tuple[int, int]], m: int, spare: int, equal:
     loads, need = (np.array(column, np.int64) for column in zip(*items, strict=True))
     memory = Memory(need, max(int(need.max()), -(-int(need.sum()) // m)) + spare)
     capacity = -(-len(items) // m) if equal else None
-    try:
-        first = longest_first(loads, m, capacity, memory)
-    except ValueError as error:
-        assume("found no way" not in str(error))
-        raise
-    for bins in (first, searched(loads, m, capacity, memory)):
-        assert bin_loads(need, bins, m).max() <= memory.cap
-        assert capacity is None or np.bincount(bins).max() <= capacity
-    assert heaviest(loads, bins, m) <= heaviest(loads, first, m)
+    for seed in (longest_first, differencing):
+        try:
+            first = seed(loads, m, capacity, memory)
+        except ValueError as error:
+            assume("found no way" not in str(error))
+            raise
+        best = searched(loads, m, capacity, memory, seed=seed)
+        for bins in (first, best):
+            assert bin_loads(need, bins, m).max() <= memory.cap
+            assert capacity is None or np.bincount(bins).max() <= capacity
+        assert heaviest(loads, best, m) <= heaviest(loads, first, m)
+
+
+@pytest.mark.parametrize("balancer", [longest_first, differencing])
+def test_a_way_to_keep_the_memory_is_found_where_there_is_one(balancer: Balancer) -> None:
+    """Against every assignment, under caps that leave little or no room."""
+    draw, tight = np.random.default_rng(0), 0
+    for _ in range(300):
+        count, m = int(draw.integers(3, 8)), int(draw.integers(2, 4))
+        loads, need = draw.integers(0, 60, count), draw.integers(1, 20, count)
+        capacity = (count, -(-count // m))[int(draw.integers(0, 2))]
+        memory = Memory(need, max(int(need.max()), -(-int(need.sum()) // m)) + int(draw.integers(0, 3)))
+        if any(heaviest(need, bins, m) <= memory.cap for bins in assignments(count, m, capacity)):
+            assert heaviest(need, balancer(loads, m, capacity, memory), m) <= memory.cap
+            tight += heaviest(need, balancer(loads, m, capacity), m) > memory.cap
+        else:
+            with pytest.raises(ValueError, match=r"found no way|alone|bins of \d+ have"):
+                balancer(loads, m, capacity, memory)
+    assert tight > 100  # without a memory they would have exceeded it
+
+
+def test_memory_that_is_kept_already_changes_nothing() -> None:
+    draw = np.random.default_rng(4)
+    loads, need = draw.integers(0, 1000, 60), draw.integers(0, 1000, 60)
+    for balancer in (longest_first, differencing):
+        bins = balancer(loads, 6, 10)
+        roomy = Memory(need, int(bin_loads(need, bins, 6).max()))
+        assert balancer(loads, 6, 10, roomy).tolist() == bins.tolist()
 
 
 def test_memory_that_is_met_in_one_way_only() -> None:
@@ -188,21 +248,19 @@ def test_memory_that_is_met_in_one_way_only() -> None:
         (([2**61, 2**61], 2), "use a coarser unit"),
         (([1], 0), "0 bins; at least 1"),
         (([1, 1], 2, None, Memory(np.array([1]), 4)), "memory of 1 items for loads of 2"),
+        (([], 1, None, Memory(np.array([], np.int64), -1)), "bins have -1 of memory"),
         (([1, 1], 2, None, Memory(np.array([1, 5]), 4)), r"\(item 1\); each must lie in \[0, 4\], the memory of a bin"),
         (([1, 1, 1], 2, None, Memory(np.array([4, 4, 4]), 5)), "items need 12 of memory, 2 bins of 5 have 10"),
-        (([1, 1, 1], 2, None, Memory(np.array([3, 3, 3]), 5)), "item 2, which needs 3, is left over"),
+        (
+            ([1, 1, 1], 2, None, Memory(np.array([3, 3, 3]), 5)),
+            "found no way to place 3 items within the memory of 2 bins of 5: one of them would need 6",
+        ),
     ],
 )
 def test_refusals(arguments: tuple, message: str) -> None:  # type: ignore[type-arg]
-    for balancer in (longest_first, searched):
+    for balancer in (longest_first, differencing, searched):
         with pytest.raises(ValueError, match=message):
             balancer(np.array(arguments[0], np.int64), *arguments[1:])
-
-
-@pytest.mark.parametrize("balancer", [differencing, padded])
-def test_balancers_without_a_memory_cap_say_so(balancer) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match="no memory cap"):
-        balancer(np.ones(2, np.int64), 2, None, Memory(np.ones(2, np.int64), 4))
 
 
 def test_tokens_then_squares() -> None:
@@ -221,7 +279,7 @@ def test_tokens_then_squares_without_tolerance_is_lpt(lengths: list[int], m: int
     assert heaviest(lengths, found, m) == heaviest(lengths, longest_first(np.array(lengths, np.int64), m), m)
 
 
-@given(st.permutations([200, 400, 600, 800, 1000] * 8), st.sampled_from(["longest_first", "searched"]))
+@given(st.permutations([200, 400, 600, 800, 1000] * 8), st.sampled_from(["lpt", "lpt_search", "karmarkar_karp_search"]))
 def test_veomnis_check(lengths: list[int], name: str) -> None:
     loads = np.array(lengths, np.int64) ** 2
     assert bin_loads(loads, BALANCERS[name](loads, 8), 8).tolist() == [2_200_000] * 8

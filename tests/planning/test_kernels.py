@@ -8,7 +8,7 @@ from pathlib import Path
 from planning.golden_bins import digest
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = "571bd18bc2315b82ad04117285e61332f7c0cbc75539b19c6f5f7a63581a58de"
+GOLDEN = "610b4a7437edfbc65783aa634b64f82a87b14aaae018281e3864681221f8551c"
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

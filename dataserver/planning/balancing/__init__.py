@@ -17,14 +17,14 @@ from dataserver.planning.balancing.search import searched
 
 BALANCERS: Mapping[str, Balancer] = MappingProxyType(
     {
-        "longest_first": longest_first,
-        "differencing": differencing,
-        "searched": searched,
-        "searched_differencing": partial(searched, seed=differencing),
+        "lpt": longest_first,
+        "karmarkar_karp": differencing,
+        "lpt_search": searched,
+        "karmarkar_karp_search": partial(searched, seed=differencing),
         "padded": padded,
     }
 )
-"""Every balancer by name; `searched` is the default."""
+"""Every balancer by the name a job gives it; `padded` is for modules whose items are padded, and for those alone."""
 
 __all__ = [
     "BALANCERS",

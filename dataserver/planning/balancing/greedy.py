@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dataserver.planning.balancing.interface import Memory, check, plain
+from dataserver.planning.balancing.interface import Memory, bin_loads, check, plain, search_budget
 from dataserver.planning.samples import I64
 
 
@@ -10,9 +10,8 @@ def longest_first(loads: I64, num_bins: int, capacity: int | None = None, memory
     """Longest processing time first with caps on the items and the memory of a bin (DistTrain, Algorithm 1).
 
     Items, heaviest first, go to the lightest bin that has room. Without caps the heaviest bin is at most
-    4/3 - 1/(3 num_bins) of the optimum (Graham 1969). Where that runs out of memory, items go by their memory instead:
-    largest first to the emptiest bin, and if that fails too, to the fullest bin that has room. Ties go to the lower
-    item and the lower bin. O(n log n).
+    4/3 - 1/(3 num_bins) of the optimum (Graham 1969). Ties go to the lower item and the lower bin. O(n log n). Where
+    an item finds no bin with enough memory left, all are placed as if there were no memory, and repaired (`_repaired`).
 
     Arguments, result and errors are those of `Balancer`.
     """
@@ -21,21 +20,12 @@ def longest_first(loads: I64, num_bins: int, capacity: int | None = None, memory
     limit = check(loads, num_bins, capacity, memory)
     loads = plain(loads)
     order = np.argsort(-loads, kind="stable")
-    if memory is None:
-        return greedy.longest_first(loads, order, num_bins, limit)
-    need = plain(memory.need)
-    by_need = np.argsort(-need, kind="stable")
-    bins, item = greedy.longest_first_within(loads, need, order, num_bins, limit, memory.cap)
-    if item >= 0:
-        bins, item = greedy.longest_first_within(need, need, by_need, num_bins, limit, memory.cap)
-    if item >= 0:
-        bins, item = greedy.fullest_first_within(need, by_need, num_bins, limit, memory.cap)
-    if item < 0:
-        return bins
-    raise ValueError(
-        f"found no way to place {len(loads)} items within the memory of {num_bins} bins of {memory.cap}: item {item}, "
-        f"which needs {int(memory.need[item])}, is left over; raise the number of bins or their memory"
-    )
+    if memory is not None:
+        bins, left_over = greedy.longest_first_within(loads, plain(memory.need), order, num_bins, limit, memory.cap)
+        if left_over < 0:
+            return bins
+    bins = greedy.longest_first(loads, order, num_bins, limit)
+    return bins if memory is None else _repaired(bins, num_bins, limit, memory)
 
 
 def tokens_then_squares(lengths: I64, num_bins: int, capacity: int | None = None, tolerance: int = 0) -> I64:
@@ -75,17 +65,42 @@ def differencing(loads: I64, num_bins: int, capacity: int | None = None, memory:
     heaviest bin with lightest, until one is left. Bins hold n / num_bins items, rounded up or down. Ties go to the
     lower item and partial solution. O(n log n).
 
-    Arguments and result are those of `Balancer`.
+    Differencing itself knows no memory: with one, its bins are repaired (`_repaired`).
 
-    Raises:
-        ValueError: the items do not fit, or a memory is given, which differencing knows no way to respect.
+    Arguments, result and errors are those of `Balancer`.
     """
     from dataserver.planning.kernels import greedy
 
-    if memory is not None:
-        raise ValueError("differencing keeps no memory cap; use longest_first or searched")
-    check(loads, num_bins, capacity)
-    return greedy.differencing(plain(loads), np.argsort(-loads, kind="stable"), num_bins)
+    limit = check(loads, num_bins, capacity, memory)
+    bins = greedy.differencing(plain(loads), np.argsort(-loads, kind="stable"), num_bins)
+    return bins if memory is None else _repaired(bins, num_bins, limit, memory)
+
+
+def _repaired(bins: I64, num_bins: int, capacity: int, memory: Memory) -> I64:
+    """The bins, changed by moves and swaps until all keep the memory.
+
+    The search of `searched`, with the needs as loads, until no bin exceeds the cap; it looks at `search_budget(n)`
+    pairs at most. If that fails, once more from the needs placed longest first. Bins that keep the cap stay as they
+    are.
+
+    Raises:
+        ValueError: neither led to bins that keep the memory. There may be some: this is bin packing.
+    """
+    from dataserver.planning.kernels import greedy, search
+
+    need = plain(memory.need)
+    order = np.argsort(-need, kind="stable")
+    items, cap = search.Items(need, np.zeros(len(need), np.int64), order), np.array([memory.cap], np.int64)
+    least = memory.cap
+    for start in (bins, greedy.longest_first(need, order, num_bins, capacity)):
+        found, _ = search.improve(items, start, num_bins, capacity, 0, cap, search_budget(len(need)), False)
+        least = int(bin_loads(need, found, num_bins).max())
+        if least <= memory.cap:
+            return found
+    raise ValueError(
+        f"found no way to place {len(need)} items within the memory of {num_bins} bins of {memory.cap}: one of them "
+        f"would need {least}; raise the number of bins or their memory"
+    )
 
 
 def in_runs(num_items: int, num_bins: int) -> I64:

@@ -67,6 +67,8 @@ def check(loads: I64, num_bins: int, capacity: int | None = None, memory: Memory
 def _check_memory(memory: Memory, count: int, num_bins: int) -> None:
     if len(memory.need) != count:
         raise ValueError(f"memory of {len(memory.need)} items for loads of {count}; one for each is required")
+    if memory.cap < 0:
+        raise ValueError(f"bins have {memory.cap} of memory; at least 0 is required")
     if not count:
         return
     item = int(memory.need.argmax())
@@ -86,6 +88,11 @@ def _check_memory(memory: Memory, count: int, num_bins: int) -> None:
 def plain(values: I64) -> I64:
     """A writable contiguous copy: kernels are compiled for nothing else."""
     return np.array(values, np.int64)
+
+
+def search_budget(num_items: int) -> int:
+    """Pairs of items that a search looks at by default: a constant and so many for each item."""
+    return 2**14 + 64 * num_items
 
 
 def bin_loads(loads: I64, bins: I64, num_bins: int) -> I64:

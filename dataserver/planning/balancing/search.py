@@ -3,13 +3,11 @@
 import numpy as np
 
 from dataserver.planning.balancing.greedy import longest_first
-from dataserver.planning.balancing.interface import Balancer, Memory, check, lower_bound, plain
+from dataserver.planning.balancing.interface import Balancer, Memory, check, lower_bound, plain, search_budget
 from dataserver.planning.samples import I64
 
 CLOSE = 16
 """The search ends at 2^-16 above the lower bound: 0.0015 %, far below what any cost model knows."""
-BUDGET, BUDGET_PER_ITEM = 2**14, 64
-"""Pairs of items that the search looks at by default: a constant and so many for each item."""
 
 
 def searched(
@@ -36,7 +34,7 @@ def searched(
         capacity: items that a bin may hold.
         memory: a second resource.
         seed: the balancer to begin with.
-        budget: pairs of items to look at; about a nanosecond each.
+        budget: pairs of items to look at, `search_budget(n)` unless given; about a nanosecond each.
     """
     from dataserver.planning.kernels import search
 
@@ -49,7 +47,7 @@ def searched(
         order=np.argsort(-loads, kind="stable"),
     )
     targets = np.array([bound + (bound >> 12), bound + (bound >> CLOSE)], np.int64)
-    spend = BUDGET + BUDGET_PER_ITEM * len(loads) if budget is None else budget
+    spend = search_budget(len(loads)) if budget is None else budget
     best, _ = search.improve(
         items, plain(bins), num_bins, limit, 0 if memory is None else memory.cap, targets, spend, False
     )

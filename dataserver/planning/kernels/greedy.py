@@ -142,25 +142,3 @@ def _merge(load: I64, head: I64, tail: I64, following: I64, wide: int, into: int
         tail[into, b] = tail[wide, opposite]
     by_load = np.argsort(-load[into], kind="mergesort")
     load[into], head[into], tail[into] = load[into][by_load], head[into][by_load], tail[into][by_load]
-
-
-@kernel
-def fullest_first_within(need: I64, order: I64, num_bins: int, capacity: int, memory_cap: int) -> tuple[I64, int]:
-    """Best fit by memory alone: in `order` to the fullest bin with room, the lower on ties.
-
-    Returns:
-        The bin of each item, and the first item for which there was no bin, or -1.
-    """
-    bins = np.full(len(need), -1, np.int64)
-    count, used = np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
-    for item in order:
-        chosen = -1
-        for b in range(num_bins):
-            if count[b] < capacity and used[b] + need[item] <= memory_cap and (chosen < 0 or used[b] > used[chosen]):
-                chosen = b
-        if chosen < 0:
-            return bins, item
-        bins[item] = chosen
-        count[chosen] += 1
-        used[chosen] += need[item]
-    return bins, -1
