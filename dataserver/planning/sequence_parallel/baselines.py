@@ -10,14 +10,19 @@ from dataserver.planning.sequence_parallel.plan import SequencePlan
 from dataserver.planning.sequence_parallel.planner import DEFAULT_BUDGET, assemble
 from dataserver.planning.sequence_parallel.search import Batch, Budget, Grouping, search
 
+SPREAD_FROM = 16
+"""Least degree whose groups share the last microbatch evenly, as in the public code of FlexSP."""
+
 
 def homogeneous_plan(
     lengths: I64, costs: GroupCosts, degree: int | None = None, fill_percent: int = 90
 ) -> SequencePlan:
     """Sequences packed best-fit decreasing into groups of one degree: a static plan, as DeepSpeed-Ulysses has it.
 
-    A bin is what one group holds in one microbatch, filled to `fill_percent` of its tokens (a longer sequence has its
-    own). Bins that take long run together.
+    As the public code of FlexSP has it (methods `static` and `adaptive` of its solver): a bin is what one group holds
+    in one microbatch, filled to `fill_percent` of its tokens, or to the longest sequence if that is more. Bins run in
+    the order in which they were opened. Groups that the last microbatch leaves idle take one sequence each from groups
+    before them; from degree `SPREAD_FROM` on, the groups of that microbatch then share its tokens evenly.
 
     Args:
         lengths: int64 [n], tokens of each sequence.
@@ -45,16 +50,11 @@ def homogeneous_plan(
         )
     order = np.argsort(-lengths, kind="stable")
     batch = Batch(lengths[order], costs)
-    bins = _best_fit(batch.lengths, degree * costs.device_tokens, fill_percent)
-    loads = np.zeros(int(bins.max(initial=-1)) + 1, np.int64)
-    np.add.at(loads, bins, batch.times[:, column])
-    place = np.empty(len(loads), np.int64)
-    place[np.argsort(-loads, kind="stable")] = np.arange(len(loads))
     per = costs.num_devices // degree
+    microbatch, group = np.divmod(_packed(lengths, order, degree, costs, fill_percent)[order], per)
     composition = _composition(costs, degree)
-    microbatch, group = np.divmod(place[bins], per)
     groupings = []
-    for number in range(-(-len(loads) // per)):
+    for number in range(int(microbatch.max(initial=-1)) + 1):
         members = np.flatnonzero(microbatch == number)
         ends = np.bincount(group[members], batch.times[members, column]).max()
         groupings.append(Grouping(members, composition, group[members], int(ends)))
@@ -105,17 +105,58 @@ def _composition(costs: GroupCosts, degree: int) -> I64:
     return np.array([costs.num_devices // degree if d == degree else 0 for d in costs.degrees], np.int64)
 
 
-def _best_fit(lengths: I64, room: int, fill_percent: int) -> I64:
-    """Bin of each length (descending): the fullest that has room up to the percentage, the first of those."""
-    limit = room * fill_percent // 100
+def _packed(lengths: I64, order: I64, degree: int, costs: GroupCosts, fill_percent: int) -> I64:
+    """The bin of each sequence, bin b being group b % per of microbatch b // per. int64 [n]."""
+    limit = max(degree * costs.device_tokens * fill_percent // 100, int(lengths.max(initial=0)))
+    per = costs.num_devices // degree
+    groups = _best_fit(lengths, order, limit)
+    idle = -len(groups) % per
+    _give_idle_groups_one(groups, idle)
+    if idle and degree >= SPREAD_FROM:
+        _share_evenly(groups[-per:], lengths.tolist(), limit)
+    bins = np.empty(len(lengths), np.int64)
+    for b, members in enumerate(groups):
+        bins[members] = b
+    return bins
+
+
+def _best_fit(lengths: I64, order: I64, limit: int) -> list[list[int]]:
+    """The sequences of each bin, ascending; in `order` to the fullest that has room, the first of those."""
     free: list[tuple[int, int]] = []
-    bins, number = np.empty(len(lengths), np.int64), 0
-    for item, length in enumerate(lengths.tolist()):
+    bins: list[list[int]] = []
+    for item in order.tolist():
+        length = int(lengths[item])
         at = bisect_left(free, (length, 0))
         if at == len(free):
-            left, bins[item], number = max(limit - length, 0), number, number + 1
+            left, chosen = limit - length, len(bins)
+            bins.append([])
         else:
-            left, bins[item] = free[at][0] - length, free[at][1]
+            left, chosen = free[at][0] - length, free[at][1]
             del free[at]
-        insort(free, (left, int(bins[item])))
-    return bins
+        bins[chosen].append(item)
+        insort(free, (left, chosen))
+    return [sorted(members) for members in bins]
+
+
+def _give_idle_groups_one(groups: list[list[int]], idle: int) -> None:
+    """Append so many groups, each with the first sequence of the last group before them that has several."""
+    used = groups.copy()
+    for _ in range(idle):
+        giver = next((members for members in reversed(used) if len(members) > 1), None)
+        groups.append([giver.pop(0)] if giver else [])
+
+
+def _share_evenly(groups: list[list[int]], lengths: list[int], limit: int) -> None:
+    """Move sequences from groups above the mean of the tokens to later ones below it."""
+    tokens = [sum(lengths[k] for k in members) for members in groups]
+    mean = sum(tokens) // len(groups)
+    for taker in range(1, len(groups)):
+        for giver in range(taker):
+            for k in sorted(groups[giver]):
+                if tokens[taker] >= mean or tokens[giver] <= mean or len(groups[giver]) == 1:
+                    break
+                if tokens[taker] + lengths[k] <= limit:
+                    groups[giver].remove(k)
+                    groups[taker].append(k)
+                    tokens[giver] -= lengths[k]
+                    tokens[taker] += lengths[k]
