@@ -196,7 +196,7 @@ def test_a_long_sequence_raises_what_all_bins_hold() -> None:
 
 
 def test_groups_of_a_last_microbatch_share_it_from_degree_16_on() -> None:
-    """On 64 devices a group of 16 would hold all, one of 8 36 of them and another 4, of which three fill idle groups."""
+    """A group of 16 would hold all; one of 8 holds 36 and another 4, of which three fill idle groups, then others."""
     lengths = np.full(40, 1_280)
     shared, apart = homogeneous_plan(lengths, A100, 16), homogeneous_plan(lengths, A100, 8)
     for plan in (shared, apart):
