@@ -11,7 +11,7 @@ import numpy as np
 
 from dataserver.planning.expectation import imbalance
 from dataserver.planning.identity import Job, identify
-from dataserver.planning.jobspec import BalancePolicy, OrderPolicy, PackingPolicy, Policies
+from dataserver.planning.jobspec import BalancePolicy, OrderPolicy, PackingPolicy, PipelineLayout
 from dataserver.planning.planner import explain, plan_step
 from dataserver.planning.samples import StepSamples
 from dataserver.serving.jobs import JobPlanner
@@ -24,8 +24,10 @@ EXTRA_IN_FLIGHT: Final = (0, 1, 2)
 class Choice:
     """One way to plan a job's steps."""
 
-    policies: Policies
-    extra_in_flight: int
+    packing: PackingPolicy | None
+    balance: BalancePolicy
+    order: OrderPolicy
+    extra_in_flight: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +69,16 @@ def choices_of(job: Job) -> list[Choice]:
 
     Packing is left alone where the stream packs nothing.
     """
-    execution = job.spec.execution
-    own = Choice(execution.policies, execution.extra_in_flight)
-    packings = list(PackingPolicy) if job.stream.packing.enabled else [own.policies.packing]
+    execution, layout = job.spec.execution, job.spec.execution.layout
+    assert isinstance(layout, PipelineLayout)
+    backbone = execution.backbone
+    own = Choice(backbone.packing, backbone.balance, layout.order, layout.extra_in_flight)
+    packings = list(PackingPolicy) if job.stream.packing.enabled else [own.packing]
     found = [
-        Choice(Policies(packing=packing, balance=balance, order=order), own.extra_in_flight)
-        for packing, balance, order in product(packings, BalancePolicy, OrderPolicy)
+        Choice(packing, balance, order, own.extra_in_flight)
+        for packing, balance, order in product(packings, (BalancePolicy.NONE, BalancePolicy.LPT), OrderPolicy)
     ]
-    found += [Choice(own.policies, extra) for extra in EXTRA_IN_FLIGHT]
+    found += [Choice(own.packing, own.balance, own.order, extra) for extra in EXTRA_IN_FLIGHT]
     return list(dict.fromkeys([own, *found]))
 
 
@@ -100,8 +104,14 @@ def compare(planner: JobPlanner, steps: Sequence[int], report: Callable[[int, in
 
 
 def _job_with(job: Job, choice: Choice) -> Job:
-    changes = {"policies": choice.policies, "extra_in_flight": choice.extra_in_flight}
-    return identify(job.spec.model_copy(update={"execution": job.spec.execution.model_copy(update=changes)}))
+    execution = job.spec.execution
+    modules = tuple(
+        m.model_copy(update={"balance": choice.balance, **({"packing": choice.packing} if m.packing else {})})
+        for m in execution.modules
+    )
+    layout = execution.layout.model_copy(update={"order": choice.order, "extra_in_flight": choice.extra_in_flight})
+    changed = execution.model_copy(update={"modules": modules, "layout": layout})
+    return identify(job.spec.model_copy(update={"execution": changed}))
 
 
 def _plan(job: Job, step: int, samples: StepSamples) -> _Step:

@@ -29,12 +29,11 @@ def write_page(job: Job, plan: StepPlan, summary: PlanSummary, path: Path) -> No
         ValueError: matplotlib is not installed.
     """
     title = f"Step {plan.step} of job {job.job_id[:12]}"
-    policies, samples = job.spec.execution.policies, plan.samples
+    samples = plan.samples
     facts = (
         f"{len(samples)} samples, {len(samples.image_rows)} images, {int(samples.tokens.sum())} tokens, "
         f"{int(samples.truncated_tokens.sum())} cut; {plan.num_microbatches} microbatches per rank. "
-        f"Policies: packing {policies.packing}, balance {policies.balance}, order {policies.order}; "
-        f"{job.spec.execution.extra_in_flight} extra in flight."
+        f"Layout: {job.spec.execution.layout.kind}."
     )
     tables = _pipeline(summary) + _path(summary) + _loads(summary) + (_choice(plan) if plan.candidates else "")
     path.write_text(

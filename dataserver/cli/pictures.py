@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dataserver.cli.timelines import Bar, bars_of, labels_of, modules_of
-from dataserver.planning.expectation import PlannedTimeline, imbalance
+from dataserver.planning.expectation import imbalance
+from dataserver.planning.layouts import PlannedTimeline
 from dataserver.planning.planner import PlanSummary
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ def _figure(summary: PlanSummary, title: str) -> "Figure":
 
 def _rows(planned: PlannedTimeline, bars: list[list[Bar]]) -> list[int]:
     """Nodes to draw, rank by rank within each stage."""
-    most_ranks = max(1, MOST_ROWS // len(planned.stages))
+    most_ranks = max(1, MOST_ROWS // planned.pipeline.num_stages)
     stage = planned.pipeline.stage.tolist()
-    taken, rows = [0] * len(planned.stages), []
+    taken, rows = [0] * planned.pipeline.num_stages, []
     for node in sorted(range(len(bars)), key=lambda n: (not any(bar.critical for bar in bars[n]), n)):
         if taken[stage[node]] < most_ranks:
             taken[stage[node]] += 1
@@ -114,11 +115,11 @@ def _draw_loads(axes: "Axes", loads: dict[str, list[int]]) -> None:
 
 def _draw_timeline(axes: "Axes", planned: PlannedTimeline, bars: list[list[Bar]], rows: list[int]) -> None:
     labels, modules = labels_of(planned), modules_of(planned)
-    numbered = len(planned.stages[0].forward[0]) <= MOST_NUMBERED
+    numbered = planned.pipeline.forward_ns.shape[1] <= MOST_NUMBERED
     for row, node in enumerate(rows):
         axes.barh(row, planned.makespan_ns / 1e6, color=BUBBLE, height=0.9)
-        colour = COLOURS[modules.index(planned.nodes[node][0]) % len(COLOURS)]
-        _draw_node(axes, row, bars[node], colour)
+        colours = {module: COLOURS[i % len(COLOURS)] for i, module in enumerate(modules)}
+        _draw_node(axes, row, bars[node], colours)
         for bar in bars[node] if numbered else ():
             if bar.end_ns - bar.start_ns > planned.makespan_ns / 90:
                 axes.text(
@@ -130,10 +131,9 @@ def _draw_timeline(axes: "Axes", planned: PlannedTimeline, bars: list[list[Bar]]
     axes.set_xlabel("simulated time, ms (dark: forward, light: backward, grey: idle, outlined: critical path)")
 
 
-def _draw_node(axes: "Axes", row: int, bars: list[Bar], colour: str) -> None:
+def _draw_node(axes: "Axes", row: int, bars: list[Bar], colours: dict[str, str]) -> None:
     from matplotlib.colors import to_rgba
 
-    dark, light = to_rgba(colour), to_rgba(colour, BACKWARD_ALPHA)
     for outlined in (False, True):  # outlines over the edges of their neighbours
         chosen = [bar for bar in bars if bar.critical or not outlined]
         if not chosen:
@@ -142,7 +142,9 @@ def _draw_node(axes: "Axes", row: int, bars: list[Bar], colour: str) -> None:
             [row] * len(chosen),
             [(bar.end_ns - bar.start_ns) / 1e6 for bar in chosen],
             left=[bar.start_ns / 1e6 for bar in chosen],
-            color="none" if outlined else [dark if bar.forward else light for bar in chosen],
+            color="none"
+            if outlined
+            else [to_rgba(colours[b.module], 1 if b.forward else BACKWARD_ALPHA) for b in chosen],
             height=0.9,
             edgecolor=INK if outlined else "white",
             linewidth=0.9 if outlined else 0.4,

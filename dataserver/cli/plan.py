@@ -170,14 +170,13 @@ def _candidates(message: plan_pb2.StepPlan) -> Table:
 
 
 def _samples(samples: plan_pb2.PlannedSamples) -> Table:
-    names = ("set", "pass", "shard", "row", "task", "tokens", "cut", "images", "rank", "mb", "slot")
-    table = Table(*names, title="samples in canonical order (mb: microbatch)", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    names = ("set", "pass", "shard", "row", "task", "tokens", "cut", "images")
+    table = Table(*names, title="samples in canonical order", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for i in range(min(len(samples.sample), MAX_SAMPLES_SHOWN)):
         shard, row = divmod(samples.sample[i], 1 << 32)
         task = plan_pb2.Task.Name(samples.task[i]).removeprefix("TASK_").lower()
         table.add_row(
             str(samples.dataset[i]), str(samples.pass_number[i]), str(shard), str(row), task,
             str(samples.tokens[i]), str(samples.truncated_tokens[i]), str(samples.images[i]),
-            str(samples.rank[i]), str(samples.microbatch[i]), str(samples.slot[i]),
         )  # fmt: skip
     return table

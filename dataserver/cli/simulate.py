@@ -2,6 +2,7 @@
 
 import json as json_format
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any, Final
@@ -88,8 +89,7 @@ def _about(planner: JobPlanner, steps: range) -> dict[str, Any]:
 def _row(outcome: Outcome, own: Outcome) -> dict[str, Any]:
     """A row as JSON."""
     return {
-        **outcome.choice.policies.model_dump(mode="json"),
-        "extra_in_flight": outcome.choice.extra_in_flight,
+        **asdict(outcome.choice),
         "own": outcome is own,
         "step_ns": outcome.step_ns,
         "slower_than_own_percent": _beyond(outcome.step_ns, own.step_ns),
@@ -119,7 +119,7 @@ def _show(console: Console, job: Job, about: dict[str, Any], outcomes: Sequence[
     same = [o for o in outcomes if o.choice.extra_in_flight == own.choice.extra_in_flight]
     other = [o for o in outcomes if o not in same]
     table = _table([m.name for m in job.spec.execution.modules], console.width >= WIDTH)
-    for group in sorted(same, key=lambda o: o.step_ns), sorted(other, key=lambda o: o.choice.extra_in_flight):
+    for group in sorted(same, key=lambda o: o.step_ns), sorted(other, key=lambda o: o.choice.extra_in_flight or 0):
         for outcome in group:
             style = "bold" if outcome is own else ""
             table.add_row(*_cells(outcome, own, packed), style=style, end_section=outcome is group[-1])
@@ -140,8 +140,8 @@ def _table(modules: Sequence[str], wide: bool) -> Table:
 def _cells(outcome: Outcome, own: Outcome, packed: bool) -> list[str]:
     choice = outcome.choice
     if choice.extra_in_flight == own.choice.extra_in_flight:
-        packing = f"{choice.policies.packing}, " if packed else ""
-        name = f"{packing}{choice.policies.balance}, {choice.policies.order}" + (" *" if outcome is own else "")
+        packing = f"{choice.packing}, " if packed else ""
+        name = f"{packing}{choice.balance}, {choice.order}" + (" *" if outcome is own else "")
     else:
         name = f"as *, extra_in_flight {choice.extra_in_flight}"
     return [
@@ -162,6 +162,7 @@ def _verdict(best: Outcome, own: Outcome, packed: bool) -> str:
     gain = -_beyond(best.step_ns, own.step_ns)
     if gain < WORTHWHILE_PERCENT:
         return f"the job's own policies are the fastest, or within {WORTHWHILE_PERCENT} % of it"
-    policies = best.choice.policies.model_dump(mode="json", exclude=set() if packed else {"packing"})
+    policies = {"packing": best.choice.packing} if packed else {}
+    policies |= {"balance": best.choice.balance, "order": best.choice.order}
     chosen = ", ".join(f"{name}: {value}" for name, value in policies.items())
     return f"{gain:.1f} % less time than the job's own: policies: {{{chosen}}}"

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from dataserver.planning.expectation import PlannedTimeline
+from dataserver.planning.layouts import PlannedTimeline
 from dataserver.planning.pipeline import OperationKind, critical_path
 
 
@@ -12,6 +12,7 @@ class Bar:
     """One operation of one node."""
 
     forward: bool
+    module: str
     microbatch: int
     start_ns: int
     end_ns: int
@@ -26,10 +27,11 @@ def bars_of(planned: PlannedTimeline) -> list[list[Bar]]:
     starts, ends = planned.timeline.start_ns.tolist(), planned.timeline.end_ns.tolist()
     found = []
     for node, stage in enumerate(planned.pipeline.stage.tolist()):
+        modules = planned.nodes[node].modules
         times = zip(lists[stage], starts[node], ends[node], strict=False)
         found.append(
             [
-                Bar(o.kind is OperationKind.FORWARD, o.microbatch, start, end, (node, o) in critical)
+                Bar(o.kind is OperationKind.FORWARD, modules[o.chunk], o.microbatch, start, end, (node, o) in critical)
                 for o, start, end in times
             ]
         )
@@ -38,18 +40,22 @@ def bars_of(planned: PlannedTimeline) -> list[list[Bar]]:
 
 def modules_of(planned: PlannedTimeline) -> list[str]:
     """The modules in pipeline order."""
-    return list(dict.fromkeys(module for module, _, _ in planned.nodes))
+    return list(dict.fromkeys(module for node in planned.nodes for module in node.modules))
 
 
 def labels_of(planned: PlannedTimeline) -> list[str]:
     """What each node is called: module and rank, and the stage where the module has several."""
-    several = {module for module, _, stage in planned.nodes if stage}
-    return [f"{m} {rank}" + (f", stage {stage}" if m in several else "") for m, rank, stage in planned.nodes]
+    several = {node.modules for node in planned.nodes if node.stage}
+    return [
+        f"{' + '.join(dict.fromkeys(node.modules))} {node.rank}"
+        + (f", stage {node.stage}" if node.modules in several else "")
+        for node in planned.nodes
+    ]
 
 
 def critical_ns(planned: PlannedTimeline) -> dict[str, int]:
     """Time that the critical path spends in each module, nanoseconds; in all the makespan."""
     spent: Counter[str] = Counter(dict.fromkeys(modules_of(planned), 0))
     for operation in critical_path(planned.pipeline, planned.timeline):
-        spent[planned.nodes[operation.node][0]] += operation.end_ns - operation.start_ns
+        spent[planned.nodes[operation.node].modules[operation.operation.chunk]] += operation.end_ns - operation.start_ns
     return dict(spent)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from dataserver.cli.timelines import bars_of, labels_of, modules_of
-from dataserver.planning.expectation import PlannedTimeline
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
+from dataserver.planning.layouts import PlannedTimeline
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64
 
@@ -40,7 +40,7 @@ def _names(planned: PlannedTimeline) -> list[Event]:
         found.append(_about("process_name", process, 0, name=module))
         found.append(_about("process_sort_index", process, 0, sort_index=process))
     for node, label in enumerate(labels_of(planned)):
-        process = modules.index(planned.nodes[node][0])
+        process = modules.index(planned.nodes[node].modules[0])
         found.append(_about("thread_name", process, node, name=label))
         found.append(_about("thread_sort_index", process, node, sort_index=node))
     return [*found, _about("thread_name", len(modules) - 1, 0, name=CRITICAL_PATH)]
@@ -55,8 +55,9 @@ def _operations(job: Job, plan: StepPlan, planned: PlannedTimeline) -> list[Even
     sizes = {module: microbatch_sizes(plan, job.spec.execution.module(module)) for module in modules}
     found, labels = [], labels_of(planned)
     for node, bars in enumerate(bars_of(planned)):
-        module, rank, stage = planned.nodes[node]
+        rank, stage = planned.nodes[node].rank, planned.nodes[node].stage
         for bar in bars:
+            module = bar.module
             values = dict(zip(SIZES, sizes[module][:, rank, bar.microbatch].tolist(), strict=True))
             name = f"{'F' if bar.forward else 'B'} {bar.microbatch}"
             event = {

@@ -110,5 +110,5 @@ def route(
     (source, source_start), (target, target_start) = (there, here) if to_backbone else (here, there)
     order = np.lexsort((source_start, source, wave))
     names = (other.module, backbone.module) if to_backbone else (backbone.module, other.module)
-    arrays = (wave, source, source_start, target, target_start, rows)
+    arrays = (wave, source, source_start, wave, target, target_start, rows)
     return Routing(*names, *(a[order] for a in arrays))

@@ -51,8 +51,9 @@ class PlacementProblem:
     islands: int
     num_stages: int
     """Pipeline stages of the backbone."""
-    extra_in_flight: int
-    """Microbatches in flight beyond 1F1B."""
+    in_flight: I64
+    """int64 [stages + 2]: microbatches that encoder, backbone stages and generator hold at most, never rising; those of
+    an absent module mean nothing."""
     present: tuple[bool, bool]
     """Whether the job has an encoder, a generator."""
     own: I64
@@ -75,10 +76,10 @@ class PlacementProblem:
 
 
 def placement_problem(
-    execution: Execution, samples: StepSamples, sequence: I64, num_sequences: int, num_waves: int
+    execution: Execution, in_flight: I64, samples: StepSamples, sequence: I64, num_sequences: int, num_waves: int
 ) -> PlacementProblem:
     """The problem of one step, `sequence` int64 [n] being the sequence of each sample."""
-    modules = [execution.of_kind(kind) for kind in _KINDS]
+    modules = [next(iter(execution.of_kind(kind)), None) for kind in _KINDS]
     islands = gcd(*(m.dp for m in modules if m is not None))
     own, base = np.zeros((3, num_sequences + 1), np.int64), np.zeros(3, np.int64)
     percent = np.zeros(3, np.int64)
@@ -97,7 +98,7 @@ def placement_problem(
         slots=execution.microbatch,
         islands=islands,
         num_stages=execution.backbone.pp,
-        extra_in_flight=execution.extra_in_flight,
+        in_flight=in_flight,
         present=(modules[0] is not None, modules[2] is not None),
         own=own,
         base=base,
@@ -226,8 +227,7 @@ def _improve(problem: PlacementProblem, slots: I64, words: U64, budget: int) -> 
         problem.percent,
         np.array(problem.present),
         problem.ranks_per_island,
-        problem.num_stages,
-        problem.extra_in_flight,
+        problem.in_flight,
         words,
         budget,
     )

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from dataserver.planning.samples import I64, StepSamples
+from dataserver.planning.identity import Job
+from dataserver.planning.samples import I64, StepSamples, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +41,69 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Rows that move from one module's output to another's input, in every wave of the step.
+    """Rows that move from one module's output to another's input, over the whole step.
 
-    All arrays are int64 [r], sorted by (microbatch, source_rank, source_start). One entry for each image: its
-    embeddings (encoder to backbone) or its conditions (backbone to generator).
+    All arrays are int64 [r], sorted by (source_microbatch, source_rank, source_start). One entry for each image: its
+    embeddings (encoder to backbone) or its conditions (backbone to generator). In a pipeline both microbatches are the
+    wave; only colocated modules, whose phases run alone, have different ones.
     """
 
     source_module: str
     target_module: str
-    microbatch: I64
+    source_microbatch: I64
     source_rank: I64
     source_start: I64
+    """First row in the output of the source rank's microbatch."""
+    target_microbatch: I64
     target_rank: I64
     target_start: I64
+    """First row in the input of the target rank's microbatch."""
     rows: I64
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSchedule:
+    """How many microbatches the stages of a module hold at most between forward and backward.
+
+    A stage begins with that many forwards less one; then forwards and backwards alternate
+    (`pipeline.stage_operations`).
+    """
+
+    module: str
+    in_flight: I64
+    """int64 [pp], at least 1 each."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroups:
+    """Groups of backbone ranks that share the sequences of one microbatch; g in the whole step.
+
+    All arrays are int64 [g], sorted by (microbatch, first_rank). The groups of a microbatch make up all ranks. The
+    arrangement names the first rank of a group; the others get the same view.
+    """
+
+    microbatch: I64
+    first_rank: I64
+    degree: I64
+
+    def of(self, microbatch: int) -> slice:
+        """The groups of one microbatch."""
+        first, last = np.searchsorted(self.microbatch, [microbatch, microbatch + 1])
+        return slice(int(first), int(last))
+
+
+NO_GROUPS = RankGroups(*(np.zeros(0, np.int64) for _ in range(3)))
+"""Every rank has its own sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One thing that was decided, and why."""
+
+    subject: str
+    """What it is about: a module, or the step."""
+    chosen: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +131,11 @@ class StepPlan:
     arrangements: tuple[Arrangement, ...]
     """One for each module, in the order of the job's module list."""
     routings: tuple[Routing, ...]
-    """Encoder to backbone, backbone to generator, as far as the job has them."""
+    """Encoders to backbone, backbone to generators, as far as the job has them."""
+    schedules: tuple[ModuleSchedule, ...]
+    """One for each module, in the order of the job's module list."""
+    groups: RankGroups
+    """Sequence-parallel groups of the backbone; `NO_GROUPS` without."""
     text_tokens: int
     """Denominator of the text loss: target tokens of the whole step."""
     target_patches: int
@@ -89,11 +143,17 @@ class StepPlan:
     hash: bytes
     """SHA-256 of all the above, 32 bytes."""
     candidates: tuple[Candidate, ...] = ()
-    """The plans that were compared, fastest first: this one and why. Empty where the policies leave no choice."""
+    """The plans that were compared, fastest first: the first is this one. Empty where the policies leave no choice."""
+    decisions: tuple[Decision, ...] = ()
+    """What else was decided, and why."""
 
     def arrangement(self, module: str) -> Arrangement:
         """The arrangement of a module that the job has."""
         return next(a for a in self.arrangements if a.module == module)
+
+    def in_flight(self, module: str) -> I64:
+        """int64 [pp]: microbatches that each stage of a module holds at most."""
+        return next(s.in_flight for s in self.schedules if s.module == module)
 
 
 def plan_hash(
@@ -103,10 +163,13 @@ def plan_hash(
     num_microbatches: int,
     arrangements: tuple[Arrangement, ...],
     routings: tuple[Routing, ...],
+    schedules: tuple[ModuleSchedule, ...],
+    groups: RankGroups,
 ) -> bytes:
     """SHA-256 over job, step and every array of a plan as little-endian 64-bit words, each preceded by its length."""
     digest = hashlib.sha256(f"disttrain plan 1\n{job_id}\n{step}\n{num_microbatches}\n".encode())
-    parts: tuple[StepSamples | Arrangement | Routing, ...] = (samples, *arrangements, *routings)
+    parts: tuple[StepSamples | Arrangement | Routing | ModuleSchedule | RankGroups, ...]
+    parts = (samples, *arrangements, *routings, *schedules, groups)
     for part in parts:
         for field in fields(part):
             name, value = field.name, getattr(part, field.name)
@@ -116,3 +179,34 @@ def plan_hash(
                 digest.update(f"{name} {len(value)}\n".encode())
                 digest.update(np.ascontiguousarray(value).astype("<u8").tobytes())
     return digest.digest()
+
+
+def make_plan(
+    job: Job,
+    step: int,
+    samples: StepSamples,
+    *,
+    num_microbatches: int,
+    sequences_per_microbatch: int,
+    arrangements: tuple[Arrangement, ...],
+    routings: tuple[Routing, ...],
+    schedules: tuple[ModuleSchedule, ...],
+    groups: RankGroups = NO_GROUPS,
+) -> StepPlan:
+    """A plan with what follows from its parts: the denominators of the losses, and its hash."""
+    generated = samples.task == Task.GENERATION
+    return StepPlan(
+        job_id=job.job_id,
+        stream_id=job.stream_id,
+        step=step,
+        samples=samples,
+        num_microbatches=num_microbatches,
+        sequences_per_microbatch=sequences_per_microbatch,
+        arrangements=arrangements,
+        routings=routings,
+        schedules=schedules,
+        groups=groups,
+        text_tokens=int((samples.text_tokens[~generated] + 1).sum()),
+        target_patches=int(samples.patches[generated[samples.image_sample]].sum()),
+        hash=plan_hash(job.job_id, step, samples, num_microbatches, arrangements, routings, schedules, groups),
+    )

@@ -20,6 +20,7 @@ class Task(IntEnum):
 
     UNDERSTANDING = 1
     GENERATION = 2
+    CONTRASTIVE = 3
 
 
 @dataclass(frozen=True, slots=True)

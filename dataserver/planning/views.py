@@ -1,6 +1,6 @@
 """Views: what one (module, rank) gets of a microbatch, cut from the plan. Shapes and bytes only, no content."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -60,15 +60,9 @@ def view_plan(spec: JobSpec, plan: StepPlan, module: str, rank: int, microbatch:
 
 
 def _of_rank(routing: Routing, module: str, rank: int, microbatch: int) -> Routing:
-    """The entries of one wave that concern one rank."""
-    first, last = np.searchsorted(routing.microbatch, [microbatch, microbatch + 1])
-    side = routing.source_rank if routing.source_module == module else routing.target_rank
-    picked = np.arange(first, last)[side[first:last] == rank]
-    return Routing(
-        routing.source_module,
-        routing.target_module,
-        *(
-            getattr(routing, f)[picked]
-            for f in ("microbatch", "source_rank", "source_start", "target_rank", "target_start", "rows")
-        ),
-    )
+    """The entries of one microbatch that concern one rank."""
+    side = "source" if routing.source_module == module else "target"
+    ranks, microbatches = getattr(routing, f"{side}_rank"), getattr(routing, f"{side}_microbatch")
+    picked = np.flatnonzero((microbatches == microbatch) & (ranks == rank))
+    arrays = [f.name for f in fields(Routing) if not f.name.endswith("_module")]
+    return Routing(routing.source_module, routing.target_module, *(getattr(routing, f)[picked] for f in arrays))

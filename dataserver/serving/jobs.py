@@ -84,7 +84,7 @@ class JobPlanner:
 
     def _measure(self, dataset: int) -> tuple[int, I64]:
         """Samples of a dataset, and int64 [shards]: the length of each shard on the dataset's axis."""
-        has_encoder = self.job.spec.execution.of_kind(ModuleKind.ENCODER) is not None
+        has_encoder = self.job.spec.module_of_dataset(ModuleKind.ENCODER)[dataset] is not None
         totals = np.zeros(len(self._datasets[dataset].shards), np.int64)
         count = 0
         for shard in range(len(totals)):

@@ -3,11 +3,11 @@
 import numpy as np
 from disttrain.v1 import plan_pb2
 
+from dataserver.planning.expectation import padding_ppm
 from dataserver.planning.identity import Job
-from dataserver.planning.plan import StepPlan
+from dataserver.planning.plan import Arrangement, StepPlan
 from dataserver.planning.planner import PlanSummary
-from dataserver.planning.samples import I64
-from dataserver.serving.wire import denominators
+from dataserver.serving.wire import denominators, schedules
 
 
 def plan_message(job: Job, plan: StepPlan, summary: PlanSummary) -> plan_pb2.StepPlan:
@@ -19,12 +19,13 @@ def plan_message(job: Job, plan: StepPlan, summary: PlanSummary) -> plan_pb2.Ste
         plan_hash=plan.hash,
         num_microbatches=plan.num_microbatches,
         denominators=denominators(plan),
-        samples=_samples(job, plan),
+        samples=_samples(plan),
         loads=[
             plan_pb2.ModuleLoad(
                 module=module.name,
                 before_ns=summary.loads_before[module.name].tolist(),
                 after_ns=summary.loads_after[module.name].tolist(),
+                padding_ppm=padding_ppm(module, plan),
             )
             for module in job.spec.execution.modules
         ],
@@ -34,12 +35,15 @@ def plan_message(job: Job, plan: StepPlan, summary: PlanSummary) -> plan_pb2.Ste
         bubble_after_ppm=summary.after.timeline.bubble_ppm,
         lower_bound_ns=summary.bound_ns,
         candidates=[plan_pb2.Candidate(name=c.name, makespan_ns=c.makespan_ns) for c in plan.candidates],
+        decisions=[plan_pb2.Decision(subject=d.subject, chosen=d.chosen, reason=d.reason) for d in plan.decisions],
+        arrangements=[_arrangement(a) for a in plan.arrangements],
+        schedules=schedules(plan),
+        groups=_groups(plan),
     )
 
 
-def _samples(job: Job, plan: StepPlan) -> plan_pb2.PlannedSamples:
+def _samples(plan: StepPlan) -> plan_pb2.PlannedSamples:
     samples = plan.samples
-    rank, microbatch, slot = _placement(job, plan)
     return plan_pb2.PlannedSamples(
         dataset=samples.dataset.tolist(),
         pass_number=samples.pass_.tolist(),
@@ -48,14 +52,25 @@ def _samples(job: Job, plan: StepPlan) -> plan_pb2.PlannedSamples:
         tokens=samples.tokens.tolist(),
         truncated_tokens=samples.truncated_tokens.tolist(),
         images=np.diff(samples.image_offsets).tolist(),
-        rank=rank.tolist(),
-        microbatch=microbatch.tolist(),
-        slot=slot.tolist(),
     )
 
 
-def _placement(job: Job, plan: StepPlan) -> tuple[I64, I64, I64]:
-    """Backbone rank, microbatch and slot of each sample, int64 [n], in canonical order."""
-    arrangement = plan.arrangement(job.spec.execution.backbone.name)
-    order = np.argsort(arrangement.item)
-    return arrangement.rank[order], arrangement.microbatch[order], arrangement.slot[order]
+def _arrangement(arrangement: Arrangement) -> plan_pb2.ModuleArrangement:
+    return plan_pb2.ModuleArrangement(
+        module=arrangement.module,
+        item=arrangement.item.tolist(),
+        rank=arrangement.rank.tolist(),
+        microbatch=arrangement.microbatch.tolist(),
+        slot=arrangement.slot.tolist(),
+    )
+
+
+def _groups(plan: StepPlan) -> plan_pb2.PlannedGroups | None:
+    groups = plan.groups
+    if not len(groups.degree):
+        return None
+    return plan_pb2.PlannedGroups(
+        microbatch=groups.microbatch.tolist(),
+        first_rank=groups.first_rank.tolist(),
+        degree=groups.degree.tolist(),
+    )

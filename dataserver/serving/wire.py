@@ -98,6 +98,8 @@ def encode_microbatch(
         items=_items(plan, view, valid),
         sequence_valid=_sequence_valid(plan, view),
         routings=[_routing(r) for r in view.routings],
+        sequence_parallel_groups=_groups(plan, view),
+        schedules=schedules(plan),
         tensors=table,
         total_bytes=total,
         crc32c=google_crc32c.value(payload),
@@ -121,6 +123,20 @@ def end_of_stream(reason: data_service_pb2.EndOfStream.Reason.ValueType, step: i
 def denominators(plan: StepPlan) -> microbatch_pb2.Denominators:
     """What the step's losses are divided by."""
     return microbatch_pb2.Denominators(text_tokens=plan.text_tokens, target_patches=plan.target_patches)
+
+
+def schedules(plan: StepPlan) -> list[microbatch_pb2.ModuleSchedule]:
+    """What the stages of all modules do."""
+    return [microbatch_pb2.ModuleSchedule(module=s.module, in_flight=s.in_flight.tolist()) for s in plan.schedules]
+
+
+def _groups(plan: StepPlan, view: ViewPlan) -> list[microbatch_pb2.SequenceParallelGroup]:
+    here = plan.groups.of(view.microbatch)
+    pairs = zip(plan.groups.first_rank[here].tolist(), plan.groups.degree[here].tolist(), strict=True)
+    return [
+        microbatch_pb2.SequenceParallelGroup(id=i, degree=degree, ranks=range(first, first + degree))
+        for i, (first, degree) in enumerate(pairs)
+    ]
 
 
 def _encode_in_place(
@@ -184,6 +200,8 @@ def _routing(routing: Routing) -> microbatch_pb2.Routing:
         target_rank=routing.target_rank.tolist(),
         target_start=routing.target_start.tolist(),
         rows=routing.rows.tolist(),
+        source_microbatch=routing.source_microbatch.tolist(),
+        target_microbatch=routing.target_microbatch.tolist(),
     )
 
 

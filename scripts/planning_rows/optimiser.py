@@ -11,6 +11,7 @@ import numpy as np
 
 from dataserver.planning.balancing import longest_first
 from dataserver.planning.jobspec import BalancePolicy
+from dataserver.planning.pipeline import one_f_one_b_in_flight
 from dataserver.planning.placing import (
     Placement,
     PlacementProblem,
@@ -46,7 +47,7 @@ def scenario_a(variation: float, extra: int, seed: int) -> PlacementProblem:
         slots=1,
         islands=DP,
         num_stages=STAGES,
-        extra_in_flight=extra,
+        in_flight=one_f_one_b_in_flight(STAGES + 2, extra),
         present=(True, True),
         own=nanoseconds,
         base=np.zeros(3, np.int64),

@@ -21,8 +21,8 @@ from dataserver.planning.pipeline import (
     batch_sync_operations,
     chain_edges,
     distmm_operations,
-    gpipe_operations,
     interleaved_operations,
+    one_f_one_b_in_flight,
     simulate,
     stage_operations,
 )
@@ -70,7 +70,7 @@ def _chain_problem(seed: int, extra: int) -> Problem:
         forward_ns=forward,
         backward_ns=2 * forward,
         edges=chain_edges(STAGES, MICROBATCHES),
-        extra_in_flight=extra,
+        in_flight=one_f_one_b_in_flight(STAGES, extra),
     )
     orders = random.permuted(np.tile(np.arange(MICROBATCHES), (ORDERS, 1)), axis=1)
     return pipeline, OrderTimes.of(pipeline), orders
@@ -152,7 +152,10 @@ def _closed_forms() -> Row:
     wrong, checked = 0, 0
     for stages in range(1, 9):
         for count in range(1, 33):
-            lists = [gpipe_operations(count)] * stages, [stage_operations(s, stages, count) for s in range(stages)]
+            lists = (
+                [stage_operations(count, count)] * stages,
+                [stage_operations(stages - s, count) for s in range(stages)],
+            )
             found = [simulate(_equal(x, count)).makespan_ns for x in lists]
             wrong += sum(makespan != 3 * (count + stages - 1) for makespan in found)
             checked += 2
@@ -166,7 +169,7 @@ def _closed_forms() -> Row:
 
 
 def _chunkflow() -> Row:
-    pipeline = _equal([stage_operations(s, 4, 4) for s in range(4)], 4)
+    pipeline = _equal([stage_operations(4 - s, 4) for s in range(4)], 4)
     lengths = np.tile(np.array([4, 2, 1, 1]), (4, 1))
     unequal = replace(pipeline, forward_ns=lengths, backward_ns=2 * lengths)
     found = [simulate(p).bubble_ppm for p in (pipeline, unequal)]

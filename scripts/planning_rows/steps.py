@@ -4,7 +4,6 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,16 @@ PLANNERS = {
 }
 
 
-def make_job(policies: dict[str, Any], dp: int, batch: int, images_dp: int, packed: bool = True) -> Job:
+def make_job(
+    dp: int,
+    batch: int,
+    images_dp: int,
+    *,
+    packing: str = "balanced",
+    order: str = "search",
+    balance: str = "lpt",
+    packed: bool = True,
+) -> Job:
     """ViT-H, Llama 7B and a 1B generator."""
     tokenizer = dict.fromkeys(("bos", "eos", "boi", "eoi", "image", "query"), 0)
     return parse_job(
@@ -41,11 +49,11 @@ def make_job(policies: dict[str, Any], dp: int, batch: int, images_dp: int, pack
             },
             "execution": {
                 "modules": [
-                    {"name": "encoder", "kind": "encoder", "dp": images_dp},
-                    {"name": "backbone", "kind": "backbone", "dp": dp, "pp": 8},
-                    {"name": "generator", "kind": "generator", "dp": images_dp},
+                    {"name": "encoder", "kind": "encoder", "dp": images_dp, "balance": balance},
+                    {"name": "backbone", "kind": "backbone", "dp": dp, "pp": 8, "packing": packing, "balance": balance},
+                    {"name": "generator", "kind": "generator", "dp": images_dp, "balance": balance},
                 ],
-                "policies": policies,
+                "layout": {"kind": "pipeline", "order": order},
                 "end": {"steps": 1},
             },
         }
@@ -84,10 +92,10 @@ def scenario_b(folder: Path) -> list[Row]:
     times: dict[str, list[int]] = {name: [] for name in PLANNERS}
     ratios: dict[str, list[float]] = {name: [] for name in PLANNERS}
     for seed in SEEDS:
-        samples = resampled(make_job({}, 16, 16, 16), sizes, 1920, seed)
+        samples = resampled(make_job(16, 16, 16), sizes, 1920, seed)
         batch = 16 * -(-int(samples.tokens.sum()) * 100 // (97 * SEQ_LEN * 16))
         for name, policies in PLANNERS.items():
-            job = make_job(policies, 16, batch, 16)
+            job = make_job(16, batch, 16, **policies)
             summary = explain(job, plan_step(job, seed, samples))
             times[name].append(summary.after.makespan_ns)
             ratios[name].append(summary.after.makespan_ns / summary.bound_ns)
@@ -110,13 +118,13 @@ def planning_time() -> list[Row]:
         np.exp(rng.normal(6.24, 0.6, 4096)).astype(np.int32),
         np.exp(rng.normal(6.0, 0.6, 4096)).astype(np.int32),
     )
-    job = make_job({}, dp=128, batch=1920, images_dp=32, packed=False)
+    job = make_job(dp=128, batch=1920, images_dp=32, packed=False)
     times = [_seconds(job, resampled(job, sizes, 1920, seed)) for seed in SEEDS]
     text = f"{median(times) * 1e3:.0f} ms, worst {max(times) * 1e3:.0f} ms"
     rows = [Row("a plan: 1,920 sequences on 128 ranks x 8 stages", text, "< 250 ms", max(times) < 0.25)]
     per_sample = {}
     for count in (1_000, 4_000, 16_000, 64_000):
-        job = make_job({}, dp=8, batch=max(8, count // 20 // 8 * 8), images_dp=8)
+        job = make_job(dp=8, batch=max(8, count // 20 // 8 * 8), images_dp=8)
         per_sample[count] = median(_seconds(job, resampled(job, sizes, count, seed)) for seed in range(5)) / count
     spread = max(per_sample.values()) / min(per_sample.values())
     text = ", ".join(f"{count:,}: {seconds * 1e6:.0f} us" for count, seconds in per_sample.items())

@@ -204,12 +204,15 @@ class FakeServer(DataServiceServicer):
             denominators=mb.Denominators(text_tokens=100 + step, target_patches=7),
             items=mb.Items(dataset=[0, 0], sample=[step, 1 << 40], valid=[True, False], pass_number=[0, 1]),
             sequence_valid=[True],
+            schedules=[mb.ModuleSchedule(module="vit", in_flight=[2]), mb.ModuleSchedule(module="llm", in_flight=[1])],
             routings=[
                 mb.Routing(
                     source_module="vit",
                     target_module="llm",
+                    source_microbatch=[microbatch],
                     source_rank=[0],
                     source_start=[0],
+                    target_microbatch=[microbatch],
                     target_rank=[request.rank],
                     target_start=[4],
                     rows=[3],

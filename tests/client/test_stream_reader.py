@@ -91,7 +91,7 @@ def test_the_header_as_plain_values(serve: Serve, quick: Timeouts) -> None:
     assert got.sequence_valid.tolist() == [True]
     (routing,) = got.routings
     assert (routing.source_module, routing.target_module) == ("vit", "llm")
-    assert (routing.microbatch.tolist(), routing.target_rank.tolist(), routing.rows.tolist()) == ([2], [1], [3])
+    assert (routing.target_microbatch.tolist(), routing.target_rank.tolist(), routing.rows.tolist()) == ([2], [1], [3])
     assert got.bfloat16 == {"half"}
     assert len(got.plan_hash) == 32
     assert got.nbytes >= sum(a.nbytes for a in got.tensors.values())

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from trainclient.stream.buffers import BufferPool, Bytes
 from trainclient.stream.errors import ClientError, CorruptDataError, CutStreamError, ProtocolError
-from trainclient.stream.microbatch import Cursor, read_header, read_items, read_routing, read_table
+from trainclient.stream.microbatch import Cursor, read_header, read_items, read_routing, read_schedules, read_table
 from trainclient.stream.receiver import chunk_content, receive_head, receive_tensors
 
 MAX_BYTES = 1 << 20
@@ -218,7 +218,9 @@ def test_items_and_routings_must_be_parallel() -> None:
     with pytest.raises(ProtocolError, match="item arrays"):
         read_items(mb.Items(dataset=[1], sample=[1, 2]))
     with pytest.raises(ProtocolError, match="routing arrays"):
-        read_routing(mb.Routing(source_rank=[1], rows=[1, 2]), 0)
+        read_routing(mb.Routing(source_rank=[1], rows=[1, 2]))
+    with pytest.raises(ProtocolError, match="schedules"):
+        read_schedules(mb.MicrobatchHeader(schedules=[mb.ModuleSchedule(module="llm", in_flight=[2, 0])]))
 
 
 def test_cursor_order() -> None:

@@ -61,6 +61,8 @@ def job_data(
         {"name": "llm", "kind": "backbone", "dp": degrees.backbone, "pp": degrees.stages},
         {"name": "dit", "kind": "generator", "dp": degrees.generator},
     ]
+    for module in modules:
+        module["balance"] = "lpt" if balanced else "none"
     return {
         "stream": {
             "datasets": [{"name": dataset}],
@@ -73,8 +75,11 @@ def job_data(
         },
         "execution": {
             "modules": [module for module in modules if module["dp"]],
-            "policies": {} if balanced else {"balance": "none", "order": "none"},
-            "extra_in_flight": extra_in_flight,
+            "layout": {
+                "kind": "pipeline",
+                "order": "search" if balanced else "none",
+                "extra_in_flight": extra_in_flight,
+            },
             "end": {"steps": 6},
         },
     }
@@ -162,7 +167,7 @@ def main(script: Path) -> None:
             batches = case.batches(place.module.name, place.rank, role.tensors)
             if groups.rank == case.other_plan_rank:
                 batches = (replace(batch, plan_hash=bytes(32)) for batch in batches)
-            assert build_executor(spec, layout, groups, role).run(batches) is not None
+            assert build_executor(layout, groups, role).run(batches) is not None
             fill_missing_gradients(module)
             reduce_gradients(module, groups.data_parallel, bucket_bytes=100_000)
             found = {f"{place.module.name}.{key}": p.grad for key, p in module.named_parameters()}

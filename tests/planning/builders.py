@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import BalancePolicy, OrderPolicy
 from dataserver.planning.order import StreamOrder, units_of
+from dataserver.planning.pipeline import Operation, one_f_one_b_in_flight, stage_operations
 from dataserver.planning.samples import I64, ROW_BITS, ShardTable, StepSamples
 from dataserver.planning.sizing import concatenate, shard_table, size_samples
 
@@ -36,13 +37,17 @@ def job_data(
     encoder: int = 1,
     backbone: tuple[int, int] = (1, 1),
     generator: int = 0,
+    balance: str | None = None,
 ) -> dict[str, Any]:
-    """A job's data: degrees of its modules (dp; dp and pp for the backbone; 0 leaves it out) and changed fields."""
+    """A job's data: degrees of its modules (dp; dp and pp for the backbone; 0 leaves it out), their
+    balance, and changed fields."""
     modules: list[dict[str, Any]] = [{"name": "llm", "kind": "backbone", "dp": backbone[0], "pp": backbone[1]}]
     if encoder:
         modules.insert(0, {"name": "vit", "kind": "encoder", "dp": encoder})
     if generator:
         modules.append({"name": "dit", "kind": "generator", "dp": generator})
+    if balance is not None:
+        modules = [{**m, "balance": balance} for m in modules]
     return {
         "stream": {
             "datasets": [dataset()],
@@ -122,6 +127,11 @@ def pick(job: Job, tables: Sequence[ShardTable], which: I64, position: I64) -> S
     )
 
 
+def one_f_one_b(stage: int, num_stages: int, num_microbatches: int, extra: int = 0) -> list[Operation]:
+    """The 1F1B list of one stage."""
+    return stage_operations(int(one_f_one_b_in_flight(num_stages, extra)[stage]), num_microbatches)
+
+
 def sample_number(shard: int, row: int) -> int:
     return (shard << ROW_BITS) | row
 
@@ -140,10 +150,19 @@ def steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
         "packing": {"enabled": packed},
         "generation": {"ratio": "0.5" if generator else "0", "query_tokens": draw(st.integers(1, 64))},
     }
-    policies = {"balance": draw(st.sampled_from(BalancePolicy)), "order": draw(st.sampled_from(OrderPolicy))}
-    execution = {"microbatch": microbatch, "policies": policies, "extra_in_flight": draw(st.integers(0, 2))}
+    layout = {
+        "kind": "pipeline",
+        "order": draw(st.sampled_from(OrderPolicy)),
+        "extra_in_flight": draw(st.integers(0, 2)),
+    }
+    execution = {"microbatch": microbatch, "layout": layout}
     job = make_job(
-        stream=stream, execution=execution, encoder=draw(st.integers(1, 4)), backbone=(dp, pp), generator=generator
+        stream=stream,
+        execution=execution,
+        encoder=draw(st.integers(1, 4)),
+        backbone=(dp, pp),
+        generator=generator,
+        balance=draw(st.sampled_from(BalancePolicy)),
     )
     count = draw(st.integers(0, 4 * batch if packed else batch))
     return job, make_samples(job, count, draw(st.integers(0, 2**32)), draw(st.integers(0, 4)))

@@ -85,7 +85,7 @@ def test_places_are_distinct_slots(policy: BalancePolicy, dp: int, waves: int, m
         slots=microbatch,
         islands=1,
         num_stages=2,
-        extra_in_flight=0,
+        in_flight=np.array([1, 2, 1, 1]),
         present=(False, False),
         own=own,
         base=np.zeros(3, np.int64),

@@ -6,16 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 from hypothesis import given, settings
-from planning.builders import steps
+from planning.builders import one_f_one_b, steps
 from planning.test_pipeline import Node as TimedNode
 from planning.test_pipeline import run
 
-from dataserver.planning.expectation import timeline
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind
-from dataserver.planning.pipeline import OperationKind, stage_operations
+from dataserver.planning.pipeline import OperationKind
 from dataserver.planning.plan import StepPlan
-from dataserver.planning.planner import plan_step
+from dataserver.planning.planner import plan_step, timeline
 from dataserver.planning.samples import StepSamples
 from dataserver.planning.views import view_plan
 
@@ -62,7 +61,7 @@ def run_node(
     """
     feeds = nodes[number].feeds
     sources = [[m for m, node in enumerate(nodes) if number in node.feeds[w]] for w in range(len(feeds))]
-    operations = stage_operations(nodes[number].stage, num_stages, len(feeds), extra)
+    operations = one_f_one_b(nodes[number].stage, num_stages, len(feeds), extra)
     for done, operation in enumerate(operations):
         forward, wave = operation.kind is OperationKind.FORWARD, operation.microbatch
         gives, takes = (feeds[wave], sources[wave]) if forward else (sources[wave], feeds[wave])
@@ -99,7 +98,7 @@ def test_every_plan_finishes_on_bounded_queues(step: tuple[Job, StepSamples]) ->
     job, samples = step
     plan = plan_step(job, 0, samples)
     nodes, num_stages = joined_nodes(job, plan)
-    extra = job.spec.execution.extra_in_flight
+    extra = job.spec.execution.layout.extra_in_flight
     assert run_all(nodes, num_stages, extra, patience_s=20) == [2 * plan.num_microbatches] * len(nodes)
 
 
@@ -116,9 +115,9 @@ def test_the_simulator_joins_the_nodes_as_the_views_do(step: tuple[Job, StepSamp
     plan = plan_step(job, 0, samples)
     nodes, num_stages = joined_nodes(job, plan)
     simulated = timeline(job.spec, plan)
-    times = [(s.forward[r], s.backward[r]) for s in simulated.stages for r in range(s.module.dp)]
+    times = zip(simulated.pipeline.forward_ns, simulated.pipeline.backward_ns, strict=True)
     timed = [TimedNode(n.stage, *t, n.feeds) for n, t in zip(nodes, times, strict=True)]
-    expected = run(timed, num_stages, plan.num_microbatches, job.spec.execution.extra_in_flight)
+    expected = run(timed, num_stages, plan.num_microbatches, job.spec.execution.layout.extra_in_flight)
     assert simulated.pipeline.num_stages == num_stages
     assert simulated.makespan_ns == expected.makespan_ns
     assert np.array_equal(simulated.timeline.start_ns, expected.start_ns)

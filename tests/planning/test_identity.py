@@ -56,7 +56,7 @@ def test_golden_ids() -> None:
     """A change here changes the identity of running jobs: do not make one."""
     job = parse_job(yaml.safe_load(GOLDEN_JOB))
     assert job.stream_id == "5b3fd955141cfb47540a727d409960a177e0e3cb89186db52051cfdb5412319e"
-    assert job.job_id == "5206c2a83b47723d1a99ed3270292544b335329158eac374177872916d6d1bb6"
+    assert job.job_id == "5eb0131fb76ee25284e5bb1229e1afe1d299ec77c533fdbfe16ec4450c0b1056"
 
 
 def test_ids_are_hashes_of_canonical_json() -> None:
@@ -193,19 +193,20 @@ def test_every_field_counts() -> None:
 MODULE = ("execution", "modules", 0)
 BAD = [
     (("stream", "bogus"), 1, "stream.bogus: this key is unknown"),
-    (("execution", "policies"), {"balanse": "lpt"}, "execution.policies.balanse"),
-    (("execution", "policies"), {"balance": "best"}, "execution.policies.balance"),
+    (("execution", "layout"), {"kind": "pipeline", "odrer": "none"}, "execution.layout.pipeline.odrer"),
+    (("execution", "layout"), {"kind": "pipeline", "order": "best"}, "execution.layout.pipeline.order"),
+    (("execution", "layout"), {"kind": "ring"}, "execution.layout"),
     ((*MODULE, "dp"), 0, "execution.modules.0.dp"),
     ((*MODULE, "dp"), -1, "execution.modules.0.dp"),
     ((*MODULE, "tp"), 0, "execution.modules.0.tp"),
     ((*MODULE, "sp"), 1.5, "execution.modules.0.sp"),
     ((*MODULE, "dp"), "many", "execution.modules.0.dp"),
     ((*MODULE, "dp"), 10**30, "execution.modules.0.dp"),
-    ((*MODULE, "pp"), 2, r"module vit \(encoder\) has pp 2; only a backbone has stages, set pp to 1"),
+    ((*MODULE, "pp"), 2, r"module vit \(encoder\) has pp 2; only backbone and tower modules have it, leave it out"),
     ((*MODULE, "kind"), "decoder", "execution.modules.0.kind"),
     ((*MODULE, "kind"), [], "execution.modules.0.kind"),
     ((*MODULE, "kind"), {}, "execution.modules.0.kind"),
-    ((*MODULE, "kind"), "backbone", "one backbone, at most one encoder"),
+    ((*MODULE, "kind"), "backbone", "a pipeline layout has one backbone, any number of encoders"),
     ((*MODULE, "name"), "llm", r"module names \['llm', 'llm'\] are not unique"),
     ((*MODULE, "name"), "../x", "execution.modules.0.name"),
     ((*MODULE, "name"), "x\n", "execution.modules.0.name"),

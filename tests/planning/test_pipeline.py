@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning.builders import one_f_one_b
 from planning.pipeline_reference import fixed_point
 
 from dataserver.planning.pipeline import (
@@ -15,6 +16,7 @@ from dataserver.planning.pipeline import (
     Pipeline,
     PipelineDeadlockError,
     Timeline,
+    one_f_one_b_in_flight,
     simulate,
     stage_operations,
 )
@@ -40,7 +42,7 @@ def build(nodes: Sequence[Node], stages: int, microbatches: int, extra: int = 0)
         forward_ns=np.array([n.forward_ns for n in nodes], np.int64).reshape(len(nodes), microbatches),
         backward_ns=np.array([n.backward_ns for n in nodes], np.int64).reshape(len(nodes), microbatches),
         edges=np.array(edges, np.int64).reshape(-1, 3),
-        extra_in_flight=extra,
+        in_flight=one_f_one_b_in_flight(stages, extra),
     )
 
 
@@ -104,7 +106,7 @@ def test_hand_drawn_join_of_two_encoders() -> None:
 @given(st.integers(0, 9), st.integers(1, 10), st.integers(1, 12), st.integers(0, 3))
 def test_lists_are_1f1b(stage: int, stages: int, microbatches: int, extra: int) -> None:
     stage %= stages
-    operations = stage_operations(stage, stages, microbatches, extra)
+    operations = one_f_one_b(stage, stages, microbatches, extra)
     assert [o.microbatch for o in operations if o.kind is F] == list(range(microbatches))
     assert [o.microbatch for o in operations if o.kind is B] == list(range(microbatches))
     warmup = min(stages - 1 - stage + extra if stage < stages - 1 else 0, microbatches)
@@ -118,9 +120,9 @@ def test_lists_are_1f1b(stage: int, stages: int, microbatches: int, extra: int) 
 
 
 def test_lists_by_hand() -> None:
-    assert stage_operations(1, 2, 2) == [Operation(F, 0), Operation(B, 0), Operation(F, 1), Operation(B, 1)]
-    assert stage_operations(0, 3, 1) == [Operation(F, 0), Operation(B, 0)]
-    kinds = "".join(o.kind.value[0] for o in stage_operations(0, 3, 4))
+    assert stage_operations(1, 2) == [Operation(F, 0), Operation(B, 0), Operation(F, 1), Operation(B, 1)]
+    assert stage_operations(3, 1) == [Operation(F, 0), Operation(B, 0)]
+    kinds = "".join(o.kind.value[0] for o in stage_operations(3, 4))
     assert kinds == "fffbfbbb"
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning.builders import one_f_one_b
 
 from dataserver.planning.pipeline import (
     Operation,
@@ -18,7 +19,6 @@ from dataserver.planning.pipeline import (
     batch_sync_operations,
     chain_edges,
     distmm_operations,
-    gpipe_operations,
     interleaved_operations,
     simulate,
     stage_operations,
@@ -58,7 +58,7 @@ def shares(timeline: Timeline, idle: Fraction) -> None:
 
 @given(st.integers(1, 6), st.integers(1, 10), st.integers(1, 50), st.integers(1, 50))
 def test_gpipe(stages: int, count: int, forward: int, backward: int) -> None:
-    result = simulate(chain([gpipe_operations(count)] * stages, count, forward, backward))
+    result = simulate(chain([stage_operations(count, count)] * stages, count, forward, backward))
     assert result.makespan_ns == (count + stages - 1) * (forward + backward)
     shares(result, Fraction(stages - 1, count + stages - 1))
     assert result.stage_bubble_ppm == (result.bubble_ppm,) * stages
@@ -67,14 +67,14 @@ def test_gpipe(stages: int, count: int, forward: int, backward: int) -> None:
 
 @given(st.integers(2, 6), st.integers(1, 10), st.integers(0, 4))
 def test_memory_of_1f1b(stages: int, count: int, extra: int) -> None:
-    result = simulate(chain([stage_operations(s, stages, count, extra) for s in range(stages)], count, 1, 2))
+    result = simulate(chain([one_f_one_b(s, stages, count, extra) for s in range(stages)], count, 1, 2))
     held = [min(stages - s + extra, count) for s in range(stages - 1)]
     assert result.peak_bytes.tolist() == [*held, 1]
 
 
 def test_memory_of_a_frozen_stage_is_that_of_one_microbatch() -> None:
     frozen = [Operation(F, m) for m in range(4)]
-    pipeline = chain([frozen, stage_operations(1, 2, 4)], 4, 1, 2)
+    pipeline = chain([frozen, one_f_one_b(1, 2, 4)], 4, 1, 2)
     assert simulate(pipeline).peak_bytes.tolist() == [1, 1]
 
 
@@ -99,7 +99,7 @@ def test_interleaving_as_megatron_does_it() -> None:
 
 
 def test_one_chunk_is_1f1b() -> None:
-    assert interleaved_operations(1, 4, 1, 8) == stage_operations(1, 4, 8)
+    assert interleaved_operations(1, 4, 1, 8) == one_f_one_b(1, 4, 8)
 
 
 def test_interleaving_needs_whole_runs() -> None:
@@ -111,7 +111,7 @@ def test_chunkflows_unequal_toy() -> None:
     # ChunkFlow (2503.02356): 4 sequences of unequal length on 4 stages leave 57.14 % of the time idle, equal ones
     # 42.8 %. Lengths 4, 2, 1 and 1 with backward = 2 forward give that number.
     lengths = np.array([4, 2, 1, 1])
-    pipeline = chain([stage_operations(s, 4, 4) for s in range(4)], 4, 1, 2)
+    pipeline = chain([one_f_one_b(s, 4, 4) for s in range(4)], 4, 1, 2)
     times = np.tile(lengths, (4, 1))
     unequal = simulate(Pipeline(4, pipeline.stage, times, 2 * times, pipeline.edges))
     assert unequal.makespan_ns == 56

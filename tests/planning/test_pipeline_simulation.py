@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning.builders import one_f_one_b
 from planning.pipeline_reference import B, Definitions, F, I, fixed_point, peak_bytes, pipelines
 
 from dataserver.planning.pipeline import (
@@ -21,7 +22,6 @@ from dataserver.planning.pipeline import (
     PipelineDeadlockError,
     chain_edges,
     critical_path,
-    gpipe_operations,
     interleaved_operations,
     simulate,
     stage_operations,
@@ -143,13 +143,13 @@ def test_a_backward_needs_its_forward_and_a_barrier_its_group() -> None:
         ({"edges": np.array([[4, 0, 1]])}, r"microbatches of edges lie in \[4, 4\]; \[0, 4\)"),
         ({"edges": np.array([[0, 0, 2]])}, "blocks of edges"),
         ({"stage": np.array([0, 2])}, "stages lie in"),
-        ({"operations": [gpipe_operations(4)]}, "1 operation lists for 2 stages"),
+        ({"operations": [stage_operations(4, 4)]}, "1 operation lists for 2 stages"),
         ({"interaction_ns": np.ones((2, 3), np.int64)}, "4 microbatches do not divide into 3 contrastive groups"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        simulate(replace(chain([gpipe_operations(4)] * 2, 4), **change))  # type: ignore[arg-type]
+        simulate(replace(chain([stage_operations(4, 4)] * 2, 4), **change))  # type: ignore[arg-type]
 
 
 @st.composite
@@ -172,7 +172,7 @@ def order_problems(draw: st.DrawFn) -> tuple[Pipeline, OrderTimes, I64]:
         block = np.concatenate([block, [front] * ranks, [front + 1] * ranks])
         line = np.concatenate([line, np.arange(ranks), np.arange(ranks)])
         stage = np.concatenate([stage + 1, [0, total - 1]])
-    lists = [stage_operations(s, total, count, extra) for s in range(total)]
+    lists = [one_f_one_b(s, total, count, extra) for s in range(total)]
     if chunks > 1:
         lists = [interleaved_operations(s, stages, chunks, count) for s in range(stages)]
     joins = np.concatenate(edges)
@@ -213,7 +213,7 @@ import numpy as np
 from dataserver.planning.pipeline import OrderScorer, OrderTimes, Pipeline, chain_edges, simulate
 random = np.random.default_rng(1)
 forward, backward = random.integers(0, 2**50, (2, 4, 9))
-pipeline = Pipeline(4, np.arange(4), forward, backward, chain_edges(4, 9), extra_in_flight=1)
+pipeline = Pipeline(4, np.arange(4), forward, backward, chain_edges(4, 9), np.array([5, 4, 3, 1]))
 orders = random.permuted(np.tile(np.arange(9), (40, 1)), axis=1)
 print(OrderScorer.of(pipeline).makespans(OrderTimes.of(pipeline), orders).tolist(), simulate(pipeline))
 """
@@ -232,7 +232,7 @@ print(OrderScorer.of(pipeline).makespans(OrderTimes.of(pipeline), orders).tolist
 
 
 def test_orders_that_cannot_be_scored() -> None:
-    pipeline = chain([gpipe_operations(4)] * 2, 4)
+    pipeline = chain([stage_operations(4, 4)] * 2, 4)
     scorer, times = OrderScorer.of(pipeline), OrderTimes.of(pipeline)
     with pytest.raises(ValueError, match="no permutation of 4 microbatches"):
         scorer.makespans(times, np.array([[0, 1, 2, 2]]))

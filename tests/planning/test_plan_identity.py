@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 from planning.builders import SyntheticDatasets, dataset, make_job, make_samples
 
-from dataserver.planning.expectation import timeline
 from dataserver.planning.identity import Job
-from dataserver.planning.plan import Arrangement, Routing, StepPlan, plan_hash
-from dataserver.planning.planner import plan_step
+from dataserver.planning.plan import Arrangement, ModuleSchedule, RankGroups, Routing, StepPlan, plan_hash
+from dataserver.planning.planner import plan_step, timeline
 from dataserver.planning.samples import ShardTable, StepSamples
 from dataserver.planning.sizing import shard_table
 
@@ -20,7 +19,7 @@ GOLDEN = Path(__file__).with_name("golden.json")
 
 
 def hash_again(plan: StepPlan, **changes: object) -> bytes:
-    names = ("job_id", "step", "samples", "num_microbatches", "arrangements", "routings")
+    names = ("job_id", "step", "samples", "num_microbatches", "arrangements", "routings", "schedules", "groups")
     return plan_hash(**{n: changes.get(n, getattr(plan, n)) for n in names})
 
 
@@ -41,10 +40,12 @@ def test_the_hash_covers_everything() -> None:
     hashes.add(hash_again(plan, num_microbatches=plan.num_microbatches + 1))
     hashes.add(hash_again(plan, routings=plan.routings[::-1]))
     expected = 5
-    groups: dict[str, tuple[StepSamples | Arrangement | Routing, ...]] = {
+    groups: dict[str, tuple[StepSamples | Arrangement | Routing | ModuleSchedule | RankGroups, ...]] = {
         "samples": (plan.samples,),
         "arrangements": plan.arrangements,
         "routings": plan.routings,
+        "schedules": plan.schedules,
+        "groups": (plan.groups,),
     }
     for name, parts in groups.items():
         for number, part in enumerate(parts):
@@ -52,25 +53,23 @@ def test_the_hash_covers_everything() -> None:
                 value = getattr(part, field.name)
                 other = value + "x" if isinstance(value, str) else _bumped(value)
                 changed = (*parts[:number], replace(part, **{field.name: other}), *parts[number + 1 :])
-                hashes.add(hash_again(plan, **{name: changed[0] if name == "samples" else changed}))
+                hashes.add(hash_again(plan, **{name: changed[0] if name in ("samples", "groups") else changed}))
                 expected += 1
-    assert expected == 5 + 10 + 3 * 6 + 2 * 8
+    assert expected == 5 + 10 + 3 * 6 + 2 * 9 + 3 * 2 + 3
     assert len(hashes) == expected
 
 
 def _bumped(values: np.ndarray) -> np.ndarray:
-    changed = values.copy()
-    changed[-1] += 1
-    return changed
+    return np.append(values[:-1], values[-1:] + 1) if len(values) else np.ones(1, np.int64)
 
 
 def test_every_part_of_a_plan_is_hashed() -> None:
     """A new field of a plan must enter its hash or follow from what does."""
     assert {f.name for f in fields(StepPlan)} == {
-        "job_id", "step", "samples", "num_microbatches", "arrangements", "routings",  # hashed
+        "job_id", "step", "samples", "num_microbatches", "arrangements", "routings", "schedules", "groups",  # hashed
         "stream_id", "sequences_per_microbatch",  # follow from the job
         "text_tokens", "target_patches",  # follow from the samples
-        "hash", "candidates",  # say how it was made
+        "hash", "candidates", "decisions",  # say how it was made
     }  # fmt: skip
 
 

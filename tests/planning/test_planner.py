@@ -1,7 +1,7 @@
 """Whole plans of random steps: nothing lost, equal counts, routings that cover both sides."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from planning.builders import make_job, make_samples, steps
 
 from dataserver.planning.arranging import spread_images
-from dataserver.planning.expectation import timeline
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.plan import Routing, StepPlan
-from dataserver.planning.planner import explain, plan_step
+from dataserver.planning.planner import explain, plan_step, timeline
 from dataserver.planning.samples import StepSamples, Task
 from dataserver.planning.sizing import concatenate
 from dataserver.planning.views import view_plan
@@ -92,7 +91,7 @@ def covered(routing: Routing, side: str) -> dict[tuple[int, int], list[int]]:
     """For each (rank, wave) of one side the rows that the routing names, sorted."""
     rows: dict[tuple[int, int], list[int]] = {}
     ranks, starts = getattr(routing, f"{side}_rank"), getattr(routing, f"{side}_start")
-    for rank, wave, start, count in zip(ranks, routing.microbatch, starts, routing.rows, strict=True):
+    for rank, wave, start, count in zip(ranks, routing.source_microbatch, starts, routing.rows, strict=True):
         rows.setdefault((int(rank), int(wave)), []).extend(range(int(start), int(start + count)))
     return {key: sorted(found) for key, found in rows.items()}
 
@@ -139,11 +138,11 @@ def test_routings_are_bijections_of_rows(step: tuple[Job, StepSamples]) -> None:
                 getattr(routing, f"{other_side}_start"),
             ),
         )
-        for k, (wave, count) in enumerate(zip(routing.microbatch.tolist(), routing.rows.tolist(), strict=True)):
+        for k, (wave, count) in enumerate(zip(routing.source_microbatch.tolist(), routing.rows.tolist(), strict=True)):
             image = here[int(ours[0][k]), wave, int(ours[1][k])]
             assert image == there[int(theirs[0][k]), wave, int(theirs[1][k])]
             assert count == rows[image]
-        order = np.lexsort((routing.source_start, routing.source_rank, routing.microbatch))
+        order = np.lexsort((routing.source_start, routing.source_rank, routing.source_microbatch))
         assert order.tolist() == list(range(len(order)))
 
 
@@ -195,7 +194,7 @@ def test_views_cover_the_plan_once(step: tuple[Job, StepSamples]) -> None:
 
 
 def _entries(routings: list[Routing]) -> list[tuple[int, ...]]:
-    names = ("microbatch", "source_rank", "source_start", "target_rank", "target_start", "rows")
+    names = [f.name for f in fields(Routing) if not f.name.endswith("_module")]
     return [entry for r in routings for entry in zip(*(getattr(r, n).tolist() for n in names), strict=True)]
 
 
@@ -226,9 +225,12 @@ def test_policies_make_a_skewed_step_faster_and_never_slower() -> None:
 
 
 def test_policies_none_deal_the_samples_out_in_canonical_order() -> None:
-    policies = {"balance": "none", "order": "none"}
+    layout = {"kind": "pipeline", "order": "none"}
     job = make_job(
-        stream={"global_batch": 8, "packing": {"enabled": False}}, execution={"policies": policies}, backbone=(2, 1)
+        stream={"global_batch": 8, "packing": {"enabled": False}},
+        execution={"layout": layout},
+        backbone=(2, 1),
+        balance="none",
     )
     plan = plan_step(job, 0, make_samples(job, 8))
     backbone = plan.arrangement("llm")

@@ -192,7 +192,10 @@ def test_a_plan_names_every_sample_once_and_agrees_with_the_stream(server: Runni
                 names = zip(header.items.dataset, header.items.pass_number, header.items.sample, strict=True)
                 placed.update(dict.fromkeys(names, (rank, header.microbatch)))
     s = plan.samples
-    planned = zip(s.dataset, s.pass_number, s.sample, s.rank, s.microbatch, strict=True)
+    placed_by_plan = next(a for a in plan.arrangements if a.module == "llm")
+    names = list(zip(s.dataset, s.pass_number, s.sample, strict=True))
+    places = zip(placed_by_plan.item, placed_by_plan.rank, placed_by_plan.microbatch, strict=True)
+    planned = [(*names[item], rank, microbatch) for item, rank, microbatch in places]
     assert placed == {(d, p, n): (r, m) for d, p, n, r, m in planned}
     assert [load.module for load in plan.loads] == ["vit", "llm", "gen"]
     for load in plan.loads:

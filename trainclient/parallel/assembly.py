@@ -40,10 +40,10 @@ def build_role(spec: JobSpec, layout: Layout, groups: Groups, module: nn.Module,
     raise LayoutError(f"{place} has no backbone beside it in the pipeline; add one to the job's modules")
 
 
-def build_executor(spec: JobSpec, layout: Layout, groups: Groups, role: Role[Any]) -> StepExecutor:
+def build_executor(layout: Layout, groups: Groups, role: Role[Any]) -> StepExecutor:
     """The executor of this process's stage of the joined pipeline."""
     stage = layout.pipeline_stage(groups.place)
-    return StepExecutor(role, stage, len(layout.pipeline), spec.execution.extra_in_flight)
+    return StepExecutor(role, layout.pipeline[stage], layout.pipeline[stage - 1] if stage else None)
 
 
 def _edge(layout: Layout, groups: Groups, direction: int, dtype: torch.dtype) -> Edge | None:

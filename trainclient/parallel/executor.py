@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dataserver.planning.jobspec import ModuleSpec
 from dataserver.planning.pipeline import OperationKind, stage_operations
 from trainclient.client import Batch
 from trainclient.parallel.roles import Role
@@ -35,15 +36,18 @@ class StepRecord:
     """(dataset, pass, sample) of every item."""
 
 
+Stage = tuple[ModuleSpec, int]
+"""A module and the number of one of its stages."""
+
+
 class StepExecutor:
     """Runs steps of one process."""
 
-    def __init__(self, role: Role[Any], stage: int, num_stages: int, extra_in_flight: int) -> None:
-        """Make an executor for a stage of the joined pipeline."""
+    def __init__(self, role: Role[Any], stage: Stage, before: Stage | None) -> None:
+        """Make an executor for a stage of the joined pipeline; `before` is the one that feeds it."""
         self._role = role
         self._stage = stage
-        self._num_stages = num_stages
-        self._extra_in_flight = extra_in_flight
+        self._before = before
 
     def run(self, batches: Iterator[Batch]) -> StepRecord | None:
         """Run the forward and backward passes of the next step; gradients accumulate in the role's module.
@@ -62,10 +66,11 @@ class StepExecutor:
             return None
         record = StepRecord(batch.step, batch.num_microbatches, batch.text_tokens, batch.target_patches)
         self._role.begin_step()
-        operations = stage_operations(self._stage, self._num_stages, record.num_microbatches, self._extra_in_flight)
-        for operation in operations:
+        held = _in_flight(batch, self._stage)
+        held_before = held if self._before is None else _in_flight(batch, self._before)
+        for operation in stage_operations(held, record.num_microbatches):
             if operation.kind is OperationKind.BACKWARD:
-                self._role.backward(operation.microbatch, self._extra_in_flight)
+                self._role.backward(operation.microbatch, operation.microbatch - 1 - held_before + held)
                 continue
             if batch is None:
                 batch = self._next(batches, record)
@@ -92,3 +97,12 @@ class StepExecutor:
         record.num_invalid += len(items.valid) - int(np.count_nonzero(items.valid))
         record.samples += zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True)
         self._role.forward(batch)
+
+
+def _in_flight(batch: Batch, stage: Stage) -> int:
+    """Microbatches that a stage holds at most in the step of a microbatch; StreamError if the header does not say."""
+    module, number = stage
+    held = batch.in_flight.get(module.name, ())
+    if number >= len(held):
+        raise StreamError(f"step {batch.step} says nothing of stage {number} of {module.name}; its header has {held}")
+    return held[number]

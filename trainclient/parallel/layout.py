@@ -7,7 +7,7 @@ the stage, so that the stages of one pipeline are neighbours and share a node.
 from dataclasses import dataclass
 from typing import Self
 
-from dataserver.planning.jobspec import JobSpec, ModuleKind, ModuleSpec
+from dataserver.planning.jobspec import Execution, JobSpec, ModuleKind, ModuleSpec, PipelineLayout
 
 
 class LayoutError(ValueError):
@@ -50,16 +50,10 @@ class Layout:
         Raises:
             LayoutError: the job asks for a parallelism that this trainer does not have.
         """
+        _require_supported(spec.execution)
         modules = spec.execution.modules
-        for module in modules:
-            for name, degree in (("tp", module.tp), ("sp", module.sp)):
-                if degree > 1:
-                    raise LayoutError(
-                        f"module {module.name} has {name} {degree}; this trainer runs data and pipeline parallelism "
-                        f"only, set {name} to 1 and raise dp or pp instead"
-                    )
         order = (ModuleKind.ENCODER, ModuleKind.BACKBONE, ModuleKind.GENERATOR)
-        found = [m for m in map(spec.execution.of_kind, order) if m is not None]
+        found = [m for kind in order for m in spec.execution.of_kind(kind)]
         return cls(
             pipeline=tuple((m, stage) for m in found for stage in range(m.pp)),
             places=tuple(Place(m, rank, stage) for m in modules for rank in range(m.dp) for stage in range(m.pp)),
@@ -111,3 +105,25 @@ class Layout:
         module, stage = self.pipeline[other]
         ranks = self.ranks(module, stage)
         return (ranks[place.rank],) if module == place.module else ranks
+
+
+def _require_supported(execution: Execution) -> None:
+    """Refuse what servers plan and serve, but this trainer does not run."""
+    layout = execution.layout
+    if not isinstance(layout, PipelineLayout) or layout.chunks > 1:
+        kind = f"{layout.kind} with {layout.chunks} chunks" if isinstance(layout, PipelineLayout) else layout.kind
+        raise LayoutError(f"the job's layout is {kind}; this trainer runs pipelines of one chunk for each stage")
+    for kind in (ModuleKind.ENCODER, ModuleKind.GENERATOR):
+        names = [m.name for m in execution.of_kind(kind)]
+        if len(names) > 1:
+            raise LayoutError(f"the job has the {kind} modules {names}; this trainer runs one of a kind")
+    for module in execution.modules:
+        for name, degree in (("tp", module.tp), ("sp", module.sp)):
+            if degree > 1:
+                raise LayoutError(
+                    f"module {module.name} has {name} {degree}; this trainer runs data and pipeline parallelism only, "
+                    f"set {name} to 1 and raise dp or pp instead"
+                )
+        if module.sequence_groups is not None or module.padded:
+            what = "padded" if module.padded else "sequence_groups"
+            raise LayoutError(f"module {module.name} has {what}; this trainer neither shares nor pads sequences")

@@ -65,18 +65,22 @@ class Role(ABC, Generic[Kept]):
         """Run the forward pass of a microbatch, transfers included."""
         self._kept[batch.microbatch] = self._forward(batch)
 
-    def backward(self, microbatch: int, extra_in_flight: int) -> None:
+    def backward(self, microbatch: int, taken: int) -> None:
         """Run its backward pass, transfers included.
 
-        Afterwards the gradients of what was sent forward have arrived, so those buffers are free. And the stage before
-        has taken the gradients of the microbatch two (and as many as are in flight beyond 1F1B) before this one, or it
-        could not have sent what this one's forward needed; in the drain of the pipeline it waits for nothing but them.
+        Afterwards the gradients of what was sent forward have arrived, so those buffers are free.
+
+        Args:
+            microbatch: the microbatch.
+            taken: the last microbatch whose gradients the stage before must have taken by now. Holding h microbatches
+                it has, before it sends what this stage's newest forward needed, run the backward h before that one; so
+                releasing those buffers waits for nothing.
         """
         self._backward(self._kept.pop(microbatch))
         if self._after is not None:
             self._after.forward.channel.release(microbatch)
         if self._before is not None:
-            self._before.backward.channel.release(microbatch - 2 - extra_in_flight)
+            self._before.backward.channel.release(taken)
 
     def end_step(self) -> None:
         """Wait until all that was sent has left."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import prod
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +21,7 @@ OtherT = TypeVar("OtherT")
 
 MAX_TENSORS = 64
 MAX_DIMENSIONS = 8
+MAX_ELEMENTS = 1 << 48
 
 NUMPY_TYPES: Mapping[int, np.dtype[Any]] = MappingProxyType(
     {
@@ -69,7 +71,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class SequenceParallelGroup:
-    """Ranks that share one sequence."""
+    """Backbone ranks that share the sequences of a microbatch; all of them get the same view."""
 
     id: int
     degree: int
@@ -97,8 +99,10 @@ class Microbatch(Generic[TensorT]):
     sequence_valid: Bool
     """bool [M]: backbone: whether each sequence slot holds anything; [0] elsewhere."""
     routings: tuple[Routing, ...]
-    """The ways in and out of this rank in this wave; their `microbatch` is this one's."""
+    """The ways in and out of this rank's microbatch."""
     sequence_parallel_groups: tuple[SequenceParallelGroup, ...]
+    in_flight: Mapping[str, tuple[int, ...]]
+    """By module: microbatches that each of its stages holds at most between forward and backward in this step."""
     tensors: Mapping[str, TensorT]
     """By name, as views of one buffer that is used again when none of them is alive."""
     bfloat16: frozenset[str]
@@ -205,13 +209,15 @@ def read_items(items: pb.Items) -> Items:
     )
 
 
-def read_routing(routing: pb.Routing, microbatch: int) -> Routing:
-    """Check and convert the ways of one wave."""
+def read_routing(routing: pb.Routing) -> Routing:
+    """Check and convert the ways in or out of a microbatch."""
     columns = [
         _int64(column)
         for column in (
+            routing.source_microbatch,
             routing.source_rank,
             routing.source_start,
+            routing.target_microbatch,
             routing.target_rank,
             routing.target_start,
             routing.rows,
@@ -219,8 +225,17 @@ def read_routing(routing: pb.Routing, microbatch: int) -> Routing:
     ]
     lengths = [len(c) for c in columns]
     _require(len(set(lengths)) == 1, f"routing arrays of lengths {lengths} differ")
-    wave = np.full(lengths[0], microbatch, np.int64)
-    return Routing(routing.source_module, routing.target_module, wave, *columns)
+    return Routing(routing.source_module, routing.target_module, *columns)
+
+
+def read_schedules(header: pb.MicrobatchHeader) -> Mapping[str, tuple[int, ...]]:
+    """Check and convert what the stages of all modules do."""
+    found = {s.module: tuple(s.in_flight) for s in header.schedules}
+    _require(
+        len(found) == len(header.schedules) and all(held and min(held) >= 1 for held in found.values()),
+        f"schedules {[(s.module, list(s.in_flight)) for s in header.schedules]}; each module needs one with 1 or more",
+    )
+    return MappingProxyType(found)
 
 
 def read_header(header: pb.MicrobatchHeader, table: TensorTable) -> Microbatch[Array]:
@@ -246,10 +261,11 @@ def read_header(header: pb.MicrobatchHeader, table: TensorTable) -> Microbatch[A
         target_patches=header.denominators.target_patches,
         items=read_items(header.items),
         sequence_valid=np.array(header.sequence_valid, np.bool_),
-        routings=tuple(read_routing(r, header.microbatch) for r in header.routings),
+        routings=tuple(read_routing(r) for r in header.routings),
         sequence_parallel_groups=tuple(
             SequenceParallelGroup(g.id, g.degree, tuple(g.ranks)) for g in header.sequence_parallel_groups
         ),
+        in_flight=read_schedules(header),
         tensors=MappingProxyType({}),
         bfloat16=frozenset(t.name for t in header.tensors if t.dtype == pb.DATA_TYPE_BFLOAT16),
         nbytes=table.raw_bytes,
@@ -267,8 +283,9 @@ def _entry(tensor: pb.Tensor) -> TensorEntry:
     if dtype is None:
         raise ProtocolError(f"tensor {tensor.name!r} has the unknown type {tensor.dtype}")
     shape = tuple(tensor.shape)
+    spanned = prod(max(extent, 1) for extent in shape[:MAX_DIMENSIONS])  # numpy multiplies them even if one is 0
     _require(
-        len(shape) <= MAX_DIMENSIONS and all(extent >= 0 for extent in shape),
+        len(shape) <= MAX_DIMENSIONS and all(extent >= 0 for extent in shape) and spanned < MAX_ELEMENTS,
         f"tensor {tensor.name!r} has the impossible shape {shape[:MAX_DIMENSIONS]}",
     )
     raw_bytes = dtype.itemsize

@@ -63,6 +63,13 @@ MODELS: Final[Mapping[str, Mapping[str, ModelSize]]] = MappingProxyType(
                 "dit-1b": ModelSize(26, 1536, 6144, 24, 24),
             }
         ),
+        "tower": MappingProxyType(
+            {
+                "tiny": ModelSize(2, 64, 256, 4, 4),
+                "vit-h": ModelSize(32, 1280, 5120, 16, 16),
+                "clip-text-h": ModelSize(24, 1024, 4096, 16, 16),
+            }
+        ),
     }
 )
 

@@ -8,29 +8,30 @@ from dataserver.planning.samples import I64, U64, Bool
 
 @kernel
 def island_makespan(
-    encoder: I64, backbone: I64, generator: I64, percent: I64, num_stages: int, extra: int, clock: I64, ends: I64
+    encoder: I64, backbone: I64, generator: I64, percent: I64, in_flight: I64, clock: I64, ends: I64
 ) -> int:
-    """Makespan of 1F1B in one island: c backbone ranks that share one encoder and one generator node.
+    """Makespan of one island: c backbone ranks that share one encoder and one generator node.
 
     Operations are visited round by round: in round k every stage runs the forward of wave k and then the backward that
-    its list has behind it, so every input is known when it is needed and nothing is queued.
+    its list has behind it (`pipeline.stage_operations`), first stages first and last stages first. So every input is
+    known when it is needed and nothing is queued.
 
     Args:
         encoder: int64 [c, waves]: what each rank's microbatches cost in the encoder node; [0, 0] without an encoder.
         backbone: int64 [c, waves]: forward time of each microbatch in one stage.
         generator: int64 [c, waves]; [0, 0] without a generator.
         percent: int64 [3]: backward time in percent of the forward time of encoder, backbone, generator.
-        num_stages: pipeline stages of the backbone.
-        extra: microbatches in flight beyond 1F1B (`pipeline.stage_operations`).
+        in_flight: int64 [stages + 2]: microbatches that encoder, backbone stages and generator hold at most; never
+            rising, those of absent modules are not read.
         clock: int64 [c, stages + 2], scratch: encoder and generator in row 0.
         ends: int64 [c, stages + 2, waves], scratch: end of every backward.
     """
     ranks, waves = backbone.shape
     has_encoder, has_generator = encoder.shape[0] > 0, generator.shape[0] > 0
-    depth = num_stages + has_encoder + has_generator
     clock[:] = 0
-    gate = num_stages + 1
-    for round_ in range(waves + depth - 1 + extra):
+    gate = len(in_flight) - 1
+    deepest = in_flight[0] if has_encoder else in_flight[1]
+    for round_ in range(waves + deepest - 1):
         if round_ < waves:
             fed = 0
             if has_encoder:
@@ -51,17 +52,16 @@ def island_makespan(
                     total += generator[i, round_]
             if has_generator:
                 clock[0, gate] = max(clock[0, gate], latest) + total
-        wave = round_ - (depth - 1 + extra)
-        if has_encoder and 0 <= wave < waves:
-            time = clock[0, 0]
-            total = 0
-            for i in range(ranks):
-                time = max(time, ends[i, 1, wave])
-                total += encoder[i, wave]
-            clock[0, 0] = time + total * percent[0] // 100
-        for s in range(1, gate):
-            behind = depth - s - has_encoder
-            wave = round_ - (behind + extra if behind > 0 else 0)
+        if has_generator:
+            wave = round_ + 1 - in_flight[gate]
+            if 0 <= wave < waves:
+                total = 0
+                for i in range(ranks):
+                    total += generator[i, wave]
+                clock[0, gate] += total * percent[2] // 100
+                ends[0, gate, wave] = clock[0, gate]
+        for s in range(gate - 1, 0, -1):
+            wave = round_ + 1 - in_flight[s]
             if wave < 0 or wave >= waves:
                 continue
             for i in range(ranks):
@@ -73,12 +73,15 @@ def island_makespan(
                 time += backbone[i, wave] * percent[1] // 100
                 clock[i, s] = time
                 ends[i, s, wave] = time
-        if has_generator and round_ < waves:
-            total = 0
-            for i in range(ranks):
-                total += generator[i, round_]
-            clock[0, gate] += total * percent[2] // 100
-            ends[0, gate, round_] = clock[0, gate]
+        if has_encoder:
+            wave = round_ + 1 - in_flight[0]
+            if 0 <= wave < waves:
+                time = clock[0, 0]
+                total = 0
+                for i in range(ranks):
+                    time = max(time, ends[i, 1, wave])
+                    total += encoder[i, wave]
+                clock[0, 0] = time + total * percent[0] // 100
     return int(clock.max())
 
 
@@ -90,8 +93,7 @@ def improve_placement(
     percent: I64,
     present: Bool,
     ranks_per_island: int,
-    num_stages: int,
-    extra: int,
+    in_flight: I64,
     words: U64,
     budget: int,
 ) -> tuple[int, int]:
@@ -107,8 +109,7 @@ def improve_placement(
         percent: int64 [3], see `island_makespan`.
         present: bool [2]: whether there is an encoder, a generator.
         ranks_per_island: backbone ranks of one island; islands are consecutive.
-        num_stages: pipeline stages of the backbone.
-        extra: microbatches in flight beyond 1F1B.
+        in_flight: int64 [stages + 2], see `island_makespan`.
         words: uint64 [trials], random.
         budget: islands to simulate.
 
@@ -118,11 +119,11 @@ def improve_placement(
     ranks, waves, slots = at.shape
     islands = ranks // ranks_per_island
     time = _times(at, own, base, ranks_per_island)
-    clock = np.zeros((ranks_per_island, num_stages + 2), np.int64)
-    ends = np.zeros((ranks_per_island, num_stages + 2, waves), np.int64)
+    clock = np.zeros((ranks_per_island, len(in_flight)), np.int64)
+    ends = np.zeros((ranks_per_island, len(in_flight), waves), np.int64)
     makespan = np.zeros(islands, np.int64)
     for w in range(islands):
-        makespan[w] = _island(time, w, present, ranks_per_island, percent, num_stages, extra, clock, ends)
+        makespan[w] = _island(time, w, present, ranks_per_island, percent, in_flight, clock, ends)
     before = makespan.max()
     simulated = islands
     for word in words:
@@ -142,7 +143,7 @@ def improve_placement(
             if first == second:
                 continue
             _move(at, time, rank, first, second, kind == 3)
-            now = _island(time, worst, present, ranks_per_island, percent, num_stages, extra, clock, ends)
+            now = _island(time, worst, present, ranks_per_island, percent, in_flight, clock, ends)
             simulated += 1
             if now <= makespan[worst]:
                 makespan[worst] = now
@@ -156,11 +157,11 @@ def improve_placement(
             continue
         _swap(at, time, own, rank, first, slot, other, second, other_slot)
         island = other // ranks_per_island
-        now = _island(time, worst, present, ranks_per_island, percent, num_stages, extra, clock, ends)
+        now = _island(time, worst, present, ranks_per_island, percent, in_flight, clock, ends)
         simulated += 1
         there = now
         if now <= makespan[worst] and island != worst:
-            there = _island(time, island, present, ranks_per_island, percent, num_stages, extra, clock, ends)
+            there = _island(time, island, present, ranks_per_island, percent, in_flight, clock, ends)
             simulated += 1
         if now <= makespan[worst] and (there < makespan[worst] or island == worst):
             makespan[worst], makespan[island] = now, there
@@ -190,8 +191,7 @@ def _island(
     present: Bool,
     ranks_per_island: int,
     percent: I64,
-    num_stages: int,
-    extra: int,
+    in_flight: I64,
     clock: I64,
     ends: I64,
 ) -> int:
@@ -200,7 +200,7 @@ def _island(
     end = first + ranks_per_island
     encoder = time[0, first:end] if present[0] else time[0, 0:0]
     generator = time[2, first:end] if present[1] else time[2, 0:0]
-    return island_makespan(encoder, time[1, first:end], generator, percent, num_stages, extra, clock, ends)
+    return island_makespan(encoder, time[1, first:end], generator, percent, in_flight, clock, ends)
 
 
 @kernel

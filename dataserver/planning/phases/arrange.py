@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dataserver.planning.balancing import (
-    Memory,
     Places,
     bytes_between_nodes,
     compose,
@@ -15,8 +14,7 @@ from dataserver.planning.balancing import (
     searched,
     traffic_between,
 )
-from dataserver.planning.balancing.interface import check
-from dataserver.planning.phases.interface import Link, Phase, PhaseArrangement, PhasePlan, PhaseRouting, total_by_rank
+from dataserver.planning.phases.interface import Link, Phase, PhaseArrangement, PhasePlan, PhaseRouting
 from dataserver.planning.plan import Routing
 from dataserver.planning.samples import I64
 
@@ -89,10 +87,7 @@ def _spread(phase: Phase, num_ranks: int) -> I64:
     capacity, memory = _capacity(phase, num_ranks), phase.memory
     _check_items(phase)
     try:
-        if not phase.padded:
-            return searched(phase.loads, num_ranks, capacity, memory)
-        batch = padded(phase.loads, num_ranks, capacity)
-        return batch if memory is None else _padded_within(batch, memory, num_ranks, capacity)
+        return (padded if phase.padded else searched)(phase.loads, num_ranks, capacity, memory)
     except ValueError as error:
         raise ValueError(f"phase {phase.name}: {error}") from error
 
@@ -110,33 +105,18 @@ def _check_items(phase: Phase) -> None:
         )
 
 
-def _padded_within(batch: I64, memory: Memory, num_ranks: int, capacity: int | None) -> I64:
-    """The batches if they keep the memory of a rank, else those whose largest need is the least there is."""
-    check(memory.need, num_ranks, capacity, memory)
-    for kept in (batch, padded(memory.need, num_ranks, capacity)):
-        need = int(total_by_rank(memory.need, kept, num_ranks, padded=True).max())
-        if need <= memory.cap:
-            return kept
-    raise ValueError(
-        f"{len(memory.need)} padded items need {need} of memory on one of {num_ranks} ranks however they are arranged, "
-        f"but a rank has {memory.cap}; raise the number of ranks or their memory"
-    )
-
-
 def _capacity(phase: Phase, num_ranks: int) -> int | None:
     return -(-len(phase.loads) // num_ranks) if phase.equal_counts else None
 
 
 def _arrangement(phase: Phase, rank: I64, num_ranks: int) -> PhaseArrangement:
-    capacity = _capacity(phase, num_ranks)
-    if phase.padded:
-        best = total_by_rank(phase.loads, padded(phase.loads, num_ranks, capacity), num_ranks, padded=True)
-        bound = int(best.max())
-    else:
-        bound = lower_bound(phase.loads, num_ranks, capacity)
     item = np.arange(len(rank), dtype=np.int64)
     places = Places(item, rank, _count_within(rank, item))
-    return PhaseArrangement(phase.name, places, phase.rank_loads(rank, num_ranks), phase.constant_ns + bound)
+    loads = phase.rank_loads(rank, num_ranks)
+    if phase.padded:  # the runs are optimal
+        return PhaseArrangement(phase.name, places, loads, int(loads.max()))
+    bound = phase.constant_ns + lower_bound(phase.loads, num_ranks, _capacity(phase, num_ranks))
+    return PhaseArrangement(phase.name, places, loads, bound)
 
 
 def _traffic(link: Link, batches: Mapping[str, I64], num_ranks: int) -> I64:
@@ -187,9 +167,10 @@ def _route(link: Link, source: Places, target: Places) -> tuple[Routing, I64]:
     routing = Routing(
         link.source,
         link.target,
-        microbatch=np.zeros(len(rows), np.int64),
+        source_microbatch=np.zeros(len(rows), np.int64),
         source_rank=hop.source_rank,
         source_start=_rows_before(hop.source_rank, hop.source_position, rows),
+        target_microbatch=np.zeros(len(rows), np.int64),
         target_rank=hop.target_rank,
         target_start=_rows_before(hop.target_rank, hop.target_position, rows),
         rows=rows,

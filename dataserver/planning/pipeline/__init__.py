@@ -12,8 +12,9 @@ from dataserver.planning.pipeline.operations import (
     OperationKind,
     batch_sync_operations,
     distmm_operations,
-    gpipe_operations,
+    gpipe_in_flight,
     interleaved_operations,
+    one_f_one_b_in_flight,
     stage_operations,
 )
 from dataserver.planning.pipeline.orders import OrderScorer, OrderTimes
@@ -32,8 +33,9 @@ __all__ = [
     "chain_edges",
     "critical_path",
     "distmm_operations",
-    "gpipe_operations",
+    "gpipe_in_flight",
     "interleaved_operations",
+    "one_f_one_b_in_flight",
     "simulate",
     "stage_operations",
 ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataserver.planning.pipeline.operations import Operation, stage_operations
+from dataserver.planning.pipeline.operations import Operation, one_f_one_b_in_flight, stage_operations
 from dataserver.planning.samples import I64
 
 
@@ -26,10 +26,10 @@ class Pipeline:
     """int64 [blocks, microbatches]."""
     edges: I64
     """int64 [e, 3]: in this microbatch the target block needs the source's output and gives its gradient back."""
-    extra_in_flight: int = 0
-    """See `stage_operations`."""
+    in_flight: I64 | None = None
+    """int64 [stages]: microbatches that each stage holds at most (`stage_operations`); without it 1F1B."""
     operations: Sequence[Sequence[Operation]] | None = None
-    """What each stage does, any lists; without them 1F1B."""
+    """What each stage does, any lists, instead of `in_flight`."""
     num_chunks: int = 1
     """Model chunks of each node."""
     transfer_ns: I64 | None = None
@@ -48,7 +48,8 @@ class Pipeline:
         if self.operations is not None:
             return self.operations
         count = self.forward_ns.shape[1]
-        return [stage_operations(s, self.num_stages, count, self.extra_in_flight) for s in range(self.num_stages)]
+        held = one_f_one_b_in_flight(self.num_stages) if self.in_flight is None else self.in_flight
+        return [stage_operations(number, count) for number in held.tolist()]
 
     @property
     def num_groups(self) -> int:
@@ -69,6 +70,7 @@ class Pipeline:
             ("transfer_ns", self.transfer_ns, (len(self.edges),)),
             ("interaction_ns", self.interaction_ns, (len(self.stage), self.num_groups)),
             ("activation_bytes", self.activation_bytes, (blocks, microbatches)),
+            ("in_flight", self.in_flight, (self.num_stages,)),
         ):
             if values is not None and values.shape != shape:
                 raise ValueError(

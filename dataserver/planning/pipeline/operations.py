@@ -7,6 +7,10 @@ was simulated.
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
+from dataserver.planning.samples import I64
+
 
 class OperationKind(StrEnum):
     """What an operation does."""
@@ -28,27 +32,35 @@ class Operation:
     """Which of the stage's model chunks; a stage has several where virtual stages are interleaved."""
 
 
-def stage_operations(stage: int, num_stages: int, num_microbatches: int, extra_in_flight: int = 0) -> list[Operation]:
-    """The 1F1B list of one stage (PipeDream-Flush, Narayanan et al. 2021, section 2.2).
+def stage_operations(in_flight: int, num_microbatches: int) -> list[Operation]:
+    """The list of one stage that holds at most `in_flight` microbatches between forward and backward.
 
-    `num_stages - 1 - stage` forwards fill the pipeline, then forwards and backwards alternate, then the remaining
-    backwards drain it. With `extra_in_flight`, every stage but the last begins with as many forwards more: that smooths
-    over microbatches of unequal size and costs their activations. The last stage always runs a backward as soon as it
-    can, or all others would wait for it. Waves go in order in both directions, so that queues of
-    1 + `extra_in_flight` waves between neighbours never deadlock.
+    `in_flight - 1` forwards fill the pipeline, then forwards and backwards alternate, then the remaining backwards
+    drain it (PipeDream-Flush, Narayanan et al. 2021, section 2.2). Waves go in order in both directions. No stage may
+    hold more than the one before it, or it would wait for what that one cannot send yet.
     """
     forward, backward = _passes(num_microbatches)
-    behind = num_stages - 1 - stage
-    return _alternating(forward, backward, behind + extra_in_flight if behind else 0)
+    return _alternating(forward, backward, in_flight - 1)
 
 
-def gpipe_operations(num_microbatches: int) -> list[Operation]:
-    """The GPipe list of any stage (Huang et al. 2019, section 2.3): all forwards, then all backwards.
+def one_f_one_b_in_flight(num_stages: int, extra: int = 0) -> I64:
+    """Microbatches that each stage holds under 1F1B, int64 [stages]: one on the last stage, one more on each before.
+
+    With `extra`, every stage but the last holds as many more: that smooths over microbatches of unequal size and costs
+    their activations. The last stage always runs a backward as soon as it can, or all others would wait for it.
+    Queues of 1 + `extra` waves between neighbours never deadlock.
+    """
+    held = np.arange(num_stages, 0, -1)
+    held[:-1] += extra
+    return held
+
+
+def gpipe_in_flight(num_stages: int, num_microbatches: int) -> I64:
+    """The same under GPipe (Huang et al. 2019, section 2.3): all forwards, then all backwards. int64 [stages].
 
     Every microbatch is in flight at once. Backwards go in wave order, as everywhere here.
     """
-    forward, backward = _passes(num_microbatches)
-    return forward + backward
+    return np.full(num_stages, num_microbatches)
 
 
 def interleaved_operations(stage: int, num_stages: int, num_chunks: int, num_microbatches: int) -> list[Operation]:

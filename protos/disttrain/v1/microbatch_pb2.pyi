@@ -20,6 +20,8 @@ backbone: the sequences of one microbatch, concatenated.
   cu_sequences    INT32 [M + 1]  first token of each sequence; an empty slot has length 0
   embedding_slots INT32 [E]      token that row j of the received image embeddings replaces
   condition_slots INT32 [Q]      token whose last hidden state is row j of the conditions sent to the generator
+tower of images: as for the encoder.
+tower of texts: token_ids, position_ids, cu_lengths as for the backbone; a text is BOS, its tokens, EOS.
 generator: the target images of this wave.
   patches, grid, cu_patches       as for the encoder
   loss_mask         UINT8 [I]     1 where the image counts
@@ -204,10 +206,10 @@ Global___Items: _TypeAlias = Items  # noqa: Y015
 
 @_typing.final
 class Routing(_message.Message):
-    """Rows that move from one module's output to another's input in this wave, parallel arrays: rows [source_start,
-    source_start + rows) of the source rank's output become rows [target_start, target_start + rows) of the target rank's
-    input. Backward, gradients take the same way back. A view carries the entries that concern its rank, sorted by
-    (source_rank, source_start).
+    """Rows that move from one module's output to another's input, parallel arrays: rows [source_start, source_start + rows)
+    of the output of the source rank's microbatch become rows [target_start, target_start + rows) of the input of the
+    target rank's microbatch. Backward, gradients take the same way back. A view carries the entries that concern its rank
+    and microbatch, sorted by (source_microbatch, source_rank, source_start).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -219,6 +221,8 @@ class Routing(_message.Message):
     TARGET_RANK_FIELD_NUMBER: _builtins.int
     TARGET_START_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    SOURCE_MICROBATCH_FIELD_NUMBER: _builtins.int
+    TARGET_MICROBATCH_FIELD_NUMBER: _builtins.int
     source_module: _builtins.str
     """Module that makes the rows."""
     target_module: _builtins.str
@@ -243,6 +247,16 @@ class Routing(_message.Message):
     def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Number of rows: the embeddings of one image, or the conditions of one image."""
 
+    @_builtins.property
+    def source_microbatch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Microbatch whose output they are. In a pipeline it is the microbatch of the view, as is the target's; where modules
+        are colocated, each has an arrangement of its own over the whole step.
+        """
+
+    @_builtins.property
+    def target_microbatch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Microbatch whose input they become."""
+
     def __init__(
         self,
         *,
@@ -253,10 +267,12 @@ class Routing(_message.Message):
         target_rank: _abc.Iterable[_builtins.int] | None = ...,
         target_start: _abc.Iterable[_builtins.int] | None = ...,
         rows: _abc.Iterable[_builtins.int] | None = ...,
+        source_microbatch: _abc.Iterable[_builtins.int] | None = ...,
+        target_microbatch: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "source_module", b"source_module", "source_rank", b"source_rank", "source_start", b"source_start", "target_module", b"target_module", "target_rank", b"target_rank", "target_start", b"target_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "source_microbatch", b"source_microbatch", "source_module", b"source_module", "source_rank", b"source_rank", "source_start", b"source_start", "target_microbatch", b"target_microbatch", "target_module", b"target_module", "target_rank", b"target_rank", "target_start", b"target_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -264,7 +280,9 @@ Global___Routing: _TypeAlias = Routing  # noqa: Y015
 
 @_typing.final
 class SequenceParallelGroup(_message.Message):
-    """Ranks that share one sequence."""
+    """Backbone ranks that share the sequences of one microbatch. All of them get the same view, and each works on its part
+    of every sequence.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -272,12 +290,12 @@ class SequenceParallelGroup(_message.Message):
     DEGREE_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """Number within the microbatch."""
+    """Number within the microbatch, by first rank."""
     degree: _builtins.int
     """Ranks of the group."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Their sequence-parallel ranks within the module."""
+        """The ranks, consecutive."""
 
     def __init__(
         self,
@@ -293,6 +311,38 @@ class SequenceParallelGroup(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SequenceParallelGroup: _TypeAlias = SequenceParallelGroup  # noqa: Y015
+
+@_typing.final
+class ModuleSchedule(_message.Message):
+    """Microbatches that the pipeline stages of a module hold at most between forward and backward. A stage begins with that
+    many forwards less one; then forwards and backwards alternate until the forwards are used up; the backwards that are
+    left come last. Both go in the order of the microbatches. (With several model chunks in a stage, the order is that of
+    interleaved 1F1B instead.)
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODULE_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    module: _builtins.str
+    """Name of the module."""
+    @_builtins.property
+    def in_flight(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One number for each stage, at least 1 each."""
+
+    def __init__(
+        self,
+        *,
+        module: _builtins.str = ...,
+        in_flight: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "module", b"module"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModuleSchedule: _TypeAlias = ModuleSchedule  # noqa: Y015
 
 @_typing.final
 class Denominators(_message.Message):
@@ -341,6 +391,7 @@ class MicrobatchHeader(_message.Message):
     TENSORS_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
+    SCHEDULES_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Job."""
     stream_id: _builtins.str
@@ -379,11 +430,15 @@ class MicrobatchHeader(_message.Message):
 
     @_builtins.property
     def sequence_parallel_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceParallelGroup]:
-        """Sequence-parallel groups, if sequences are shared between ranks."""
+        """The sequence-parallel groups of this microbatch, if sequences are shared between backbone ranks."""
 
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
         """The tensors, in order of offset."""
+
+    @_builtins.property
+    def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModuleSchedule]:
+        """What every stage of every module does in this step, in the order of the job's module list."""
 
     def __init__(
         self,
@@ -403,10 +458,11 @@ class MicrobatchHeader(_message.Message):
         tensors: _abc.Iterable[Global___Tensor] | None = ...,
         total_bytes: _builtins.int = ...,
         crc32c: _builtins.int = ...,
+        schedules: _abc.Iterable[Global___ModuleSchedule] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["denominators", b"denominators", "items", b"items"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_version", b"content_version", "crc32c", b"crc32c", "denominators", b"denominators", "items", b"items", "job_id", b"job_id", "microbatch", b"microbatch", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "routings", b"routings", "sequence_parallel_groups", b"sequence_parallel_groups", "sequence_valid", b"sequence_valid", "step", b"step", "stream_id", b"stream_id", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_version", b"content_version", "crc32c", b"crc32c", "denominators", b"denominators", "items", b"items", "job_id", b"job_id", "microbatch", b"microbatch", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "routings", b"routings", "schedules", b"schedules", "sequence_parallel_groups", b"sequence_parallel_groups", "sequence_valid", b"sequence_valid", "step", b"step", "stream_id", b"stream_id", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,6 +20,8 @@ backbone: the sequences of one microbatch, concatenated.
   cu_sequences    INT32 [M + 1]  first token of each sequence; an empty slot has length 0
   embedding_slots INT32 [E]      token that row j of the received image embeddings replaces
   condition_slots INT32 [Q]      token whose last hidden state is row j of the conditions sent to the generator
+tower of images: as for the encoder.
+tower of texts: token_ids, position_ids, cu_lengths as for the backbone; a text is BOS, its tokens, EOS.
 generator: the target images of this wave.
   patches, grid, cu_patches       as for the encoder
   loss_mask         UINT8 [I]     1 where the image counts

@@ -32,6 +32,8 @@ class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType],
     """Images, then text: the loss is on the text."""
     TASK_GENERATION: _Task.ValueType  # 2
     """Text, then query tokens: the loss is the generator's."""
+    TASK_CONTRASTIVE: _Task.ValueType  # 3
+    """Image and text, each for a tower of its own: the loss is contrastive."""
 
 class Task(_Task, metaclass=_TaskEnumTypeWrapper):
     """What a sample trains."""
@@ -42,6 +44,8 @@ TASK_UNDERSTANDING: Task.ValueType  # 1
 """Images, then text: the loss is on the text."""
 TASK_GENERATION: Task.ValueType  # 2
 """Text, then query tokens: the loss is the generator's."""
+TASK_CONTRASTIVE: Task.ValueType  # 3
+"""Image and text, each for a tower of its own: the loss is contrastive."""
 Global___Task: _TypeAlias = Task  # noqa: Y015
 
 @_typing.final
@@ -57,9 +61,6 @@ class PlannedSamples(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     TRUNCATED_TOKENS_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
-    RANK_FIELD_NUMBER: _builtins.int
-    MICROBATCH_FIELD_NUMBER: _builtins.int
-    SLOT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def dataset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Position of the dataset in the job's list."""
@@ -88,18 +89,6 @@ class PlannedSamples(_message.Message):
     def images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Images."""
 
-    @_builtins.property
-    def rank(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Backbone rank."""
-
-    @_builtins.property
-    def microbatch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Microbatch."""
-
-    @_builtins.property
-    def slot(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sequence slot within the microbatch."""
-
     def __init__(
         self,
         *,
@@ -110,17 +99,98 @@ class PlannedSamples(_message.Message):
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         truncated_tokens: _abc.Iterable[_builtins.int] | None = ...,
         images: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "images", b"images", "pass_number", b"pass_number", "sample", b"sample", "task", b"task", "tokens", b"tokens", "truncated_tokens", b"truncated_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedSamples: _TypeAlias = PlannedSamples  # noqa: Y015
+
+@_typing.final
+class ModuleArrangement(_message.Message):
+    """Where the items of one module are, parallel arrays sorted by (rank, microbatch, slot)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODULE_FIELD_NUMBER: _builtins.int
+    ITEM_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    MICROBATCH_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    module: _builtins.str
+    """Name of the module."""
+    @_builtins.property
+    def item(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Position of the item in PlannedSamples (backbone, tower of texts), or of the image in the concatenated images of all
+        of them (elsewhere).
+        """
+
+    @_builtins.property
+    def rank(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Rank."""
+
+    @_builtins.property
+    def microbatch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Microbatch."""
+
+    @_builtins.property
+    def slot(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Backbone: sequence slot within the microbatch. Elsewhere: position within the microbatch."""
+
+    def __init__(
+        self,
+        *,
+        module: _builtins.str = ...,
+        item: _abc.Iterable[_builtins.int] | None = ...,
         rank: _abc.Iterable[_builtins.int] | None = ...,
         microbatch: _abc.Iterable[_builtins.int] | None = ...,
         slot: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "images", b"images", "microbatch", b"microbatch", "pass_number", b"pass_number", "rank", b"rank", "sample", b"sample", "slot", b"slot", "task", b"task", "tokens", b"tokens", "truncated_tokens", b"truncated_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["item", b"item", "microbatch", b"microbatch", "module", b"module", "rank", b"rank", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PlannedSamples: _TypeAlias = PlannedSamples  # noqa: Y015
+Global___ModuleArrangement: _TypeAlias = ModuleArrangement  # noqa: Y015
+
+@_typing.final
+class PlannedGroups(_message.Message):
+    """The sequence-parallel groups of a step, parallel arrays sorted by (microbatch, first_rank)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MICROBATCH_FIELD_NUMBER: _builtins.int
+    FIRST_RANK_FIELD_NUMBER: _builtins.int
+    DEGREE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def microbatch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Microbatch."""
+
+    @_builtins.property
+    def first_rank(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """First backbone rank of the group, which the arrangement names."""
+
+    @_builtins.property
+    def degree(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ranks of the group."""
+
+    def __init__(
+        self,
+        *,
+        microbatch: _abc.Iterable[_builtins.int] | None = ...,
+        first_rank: _abc.Iterable[_builtins.int] | None = ...,
+        degree: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degree", b"degree", "first_rank", b"first_rank", "microbatch", b"microbatch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedGroups: _TypeAlias = PlannedGroups  # noqa: Y015
 
 @_typing.final
 class ModuleLoad(_message.Message):
@@ -131,8 +201,13 @@ class ModuleLoad(_message.Message):
     MODULE_FIELD_NUMBER: _builtins.int
     BEFORE_NS_FIELD_NUMBER: _builtins.int
     AFTER_NS_FIELD_NUMBER: _builtins.int
+    PADDING_PPM_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """Name of the module."""
+    padding_ppm: _builtins.int
+    """Share of the planned work that is padding to the largest item of a microbatch, in millionths; 0 unless the module is
+    padded.
+    """
     @_builtins.property
     def before_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Planned forward time of each rank over the step, nanoseconds, in canonical order without balancing."""
@@ -147,10 +222,11 @@ class ModuleLoad(_message.Message):
         module: _builtins.str = ...,
         before_ns: _abc.Iterable[_builtins.int] | None = ...,
         after_ns: _abc.Iterable[_builtins.int] | None = ...,
+        padding_ppm: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_ns", b"after_ns", "before_ns", b"before_ns", "module", b"module"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_ns", b"after_ns", "before_ns", b"before_ns", "module", b"module", "padding_ppm", b"padding_ppm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -183,6 +259,36 @@ class Candidate(_message.Message):
 Global___Candidate: _TypeAlias = Candidate  # noqa: Y015
 
 @_typing.final
+class Decision(_message.Message):
+    """One thing that was decided, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    """What it is about: the name of a module, or `step`."""
+    chosen: _builtins.str
+    """What was chosen."""
+    reason: _builtins.str
+    """Why."""
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        chosen: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "reason", b"reason", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Decision: _TypeAlias = Decision  # noqa: Y015
+
+@_typing.final
 class StepPlan(_message.Message):
     """The plan of one step."""
 
@@ -202,6 +308,10 @@ class StepPlan(_message.Message):
     BUBBLE_AFTER_PPM_FIELD_NUMBER: _builtins.int
     LOWER_BOUND_NS_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    ARRANGEMENTS_FIELD_NUMBER: _builtins.int
+    SCHEDULES_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Job."""
     stream_id: _builtins.str
@@ -238,6 +348,22 @@ class StepPlan(_message.Message):
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]:
         """The plans that were compared, fastest first: the first is this one. Empty where the policies leave no choice."""
 
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
+        """What else was decided, and why."""
+
+    @_builtins.property
+    def arrangements(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModuleArrangement]:
+        """Where every item is, one for each module in the order of the job's module list."""
+
+    @_builtins.property
+    def schedules(self) -> _containers.RepeatedCompositeFieldContainer[_microbatch_pb2.ModuleSchedule]:
+        """What every stage of every module does in this step, in the same order."""
+
+    @_builtins.property
+    def groups(self) -> Global___PlannedGroups:
+        """Sequence-parallel groups, if the job has any."""
+
     def __init__(
         self,
         *,
@@ -255,10 +381,14 @@ class StepPlan(_message.Message):
         bubble_after_ppm: _builtins.int = ...,
         lower_bound_ns: _builtins.int = ...,
         candidates: _abc.Iterable[Global___Candidate] | None = ...,
+        decisions: _abc.Iterable[Global___Decision] | None = ...,
+        arrangements: _abc.Iterable[Global___ModuleArrangement] | None = ...,
+        schedules: _abc.Iterable[_microbatch_pb2.ModuleSchedule] | None = ...,
+        groups: Global___PlannedGroups | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["denominators", b"denominators", "samples", b"samples"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["denominators", b"denominators", "groups", b"groups", "samples", b"samples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bubble_after_ppm", b"bubble_after_ppm", "bubble_before_ppm", b"bubble_before_ppm", "candidates", b"candidates", "denominators", b"denominators", "job_id", b"job_id", "loads", b"loads", "lower_bound_ns", b"lower_bound_ns", "makespan_after_ns", b"makespan_after_ns", "makespan_before_ns", b"makespan_before_ns", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "samples", b"samples", "step", b"step", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrangements", b"arrangements", "bubble_after_ppm", b"bubble_after_ppm", "bubble_before_ppm", b"bubble_before_ppm", "candidates", b"candidates", "decisions", b"decisions", "denominators", b"denominators", "groups", b"groups", "job_id", b"job_id", "loads", b"loads", "lower_bound_ns", b"lower_bound_ns", "makespan_after_ns", b"makespan_after_ns", "makespan_before_ns", b"makespan_before_ns", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "samples", b"samples", "schedules", b"schedules", "step", b"step", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,75 @@
+"""Time models of modules, by numbers or by names."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from dataserver.planning.costs import hardware
+from dataserver.planning.jobspec.values import DecimalString, ModuleKind, Name, SpecModel
+
+
+class Cost(SpecModel):
+    """Time of one microbatch in a whole module: the sum over its items of linear n + quadratic n^2, and a constant.
+
+    An item is an image of n patches (encoder, generator) or a sample of n tokens (backbone).
+    """
+
+    microbatch_ns: Annotated[int, Field(ge=0, le=10**12)] = 0
+    """Nanoseconds of a forward pass that no item causes."""
+    linear_ps: Annotated[int, Field(ge=0, le=10**11)]
+    """Picoseconds of a forward pass for each patch or token."""
+    quadratic_fs: Annotated[int, Field(ge=0, le=10**8)]
+    """Femtoseconds of a forward pass for each pair of patches or tokens of one item (attention)."""
+    backward_percent: Annotated[int, Field(ge=0, le=1000)] = 200
+    """Backward time in percent of the forward time; 0 for a frozen module that passes no gradient on."""
+
+
+class ModelCost(SpecModel):
+    """A cost by the names of a model and a device; parsing a job turns it into the integers of `Cost`."""
+
+    model: Name
+    """A named model of the module's kind: vit-h; llama3-7b, llama3-13b, llama3-70b; dit-1b; tiny of every kind."""
+    device: Name
+    """Device that it runs on: a800, h100 or h200. The work of a rank is divided by the module's tp x sp."""
+    efficiency: DecimalString
+    """Share of the device's dense bf16 peak that is reached."""
+    frozen: bool = False
+    """Whether its weights are not trained."""
+    input_gradient: bool = True
+    """Whether a module before a frozen one is trained, so that gradients must pass; before an encoder nothing is."""
+    checkpoint: bool = False
+    """Whether activations are computed again in the backward pass."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not 0 < Fraction(self.efficiency) <= 1:
+            raise ValueError(f"efficiency is {self.efficiency}; a value in (0, 1] is required")
+        return self
+
+    def fields_of(self, kind: ModuleKind, degree: int) -> dict[str, int]:
+        """The fields of the `Cost` of a module of that kind, whose work `degree` devices share.
+
+        Raises:
+            ValueError: an unknown name.
+        """
+        found = hardware.coefficients(kind, self.model, self.device, Fraction(self.efficiency), degree)
+        backward = hardware.backward_percent(
+            frozen=self.frozen,
+            input_gradient=self.input_gradient and kind is not ModuleKind.ENCODER,
+            checkpoint=self.checkpoint,
+        )
+        return {**asdict(found), "backward_percent": backward}
+
+
+DEFAULT_COSTS: Mapping[ModuleKind, ModelCost] = MappingProxyType(
+    {
+        ModuleKind.ENCODER: ModelCost(model="vit-h", device="h100", efficiency="0.4"),
+        ModuleKind.BACKBONE: ModelCost(model="llama3-7b", device="h100", efficiency="0.4"),
+        ModuleKind.GENERATOR: ModelCost(model="dit-1b", device="h100", efficiency="0.4"),
+        ModuleKind.TOWER: ModelCost(model="vit-h", device="h100", efficiency="0.4"),
+    }
+)

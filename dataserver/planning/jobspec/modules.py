@@ -1,0 +1,199 @@
+"""Modules: what they compute, on how many devices, and how their items are spread."""
+
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from dataserver.planning.jobspec.cost import DEFAULT_COSTS, Cost, ModelCost
+from dataserver.planning.jobspec.values import ModuleKind, Name, Natural, Positive, SpecModel
+
+
+class BalancePolicy(StrEnum):
+    """How a module's items are spread over its ranks; all but `none` even out what the ranks have to do."""
+
+    NONE = "none"
+    """Canonical order, dealt out in runs: the baseline."""
+    LPT = "lpt"
+    """Longest processing time first (Graham 1969; DistTrain, Algorithm 1)."""
+    KARMARKAR_KARP = "karmarkar_karp"
+    """Largest differencing with equal counts (Karmarkar and Karp 1982)."""
+    LPT_SEARCH = "lpt_search"
+    """Bounded moves and swaps on top of `lpt`."""
+    KARMARKAR_KARP_SEARCH = "karmarkar_karp_search"
+    """Bounded moves and swaps on top of `karmarkar_karp`."""
+
+
+class PackingPolicy(StrEnum):
+    """How samples are packed into sequences."""
+
+    BALANCED = "balanced"
+    """Into as many sequences as there are slots, of equal backbone cost (linear and quadratic) rather than full."""
+    BEST_FIT = "best_fit"
+    """Best-fit decreasing: few, full sequences."""
+    FIRST_FIT = "first_fit"
+    """First-fit decreasing."""
+
+
+class GroupPolicy(StrEnum):
+    """How sequence-parallel groups are chosen."""
+
+    SEARCH = "search"
+    """Groups of unequal degrees for each microbatch, by this planner's bounded search."""
+    MILP = "milp"
+    """The same by the integer programme of FlexSP (section 3.3) with HiGHS: seconds for each step, for comparison."""
+    HOMOGENEOUS = "homogeneous"
+    """The best single degree of each step (FlexSP-BatchAda)."""
+    STATIC = "static"
+    """The largest degree always: the baseline."""
+
+
+class Modality(StrEnum):
+    """What a tower reads."""
+
+    IMAGE = "image"
+    TEXT = "text"
+
+
+class Memory(SpecModel):
+    """Memory for activations on each device of a stage. Plans keep within it."""
+
+    room_bytes: Positive
+    """What parameters, gradients and optimizer states leave of the device."""
+    unit_bytes: Positive
+    """What one patch (encoder, generator) or token (backbone) holds on a device of a stage from its forward to its
+    backward."""
+
+    @property
+    def units(self) -> int:
+        """Patches or tokens that a device holds at once."""
+        return self.room_bytes // self.unit_bytes
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.units:
+            raise ValueError(f"room_bytes {self.room_bytes} holds no unit of unit_bytes {self.unit_bytes}; raise it")
+        return self
+
+
+class Exchange(SpecModel):
+    """What the all-to-alls of one sequence-parallel degree cost."""
+
+    degree: Annotated[int, Field(ge=2, le=65536)]
+    """Ranks of the group, a power of two."""
+    unit_ps: Natural
+    """Picoseconds for each token of a rank, forward and backward together."""
+
+
+class SequenceGroups(SpecModel):
+    """Ranks that share sequences, in groups that are chosen anew for each microbatch (FlexSP, arXiv 2412.01523).
+
+    The module's `dp` counts all devices, its `memory` says how many tokens each of them holds.
+    """
+
+    policy: GroupPolicy = GroupPolicy.SEARCH
+    """How groups are chosen."""
+    max_degree: Annotated[int, Field(ge=1, le=65536)]
+    """Ranks of the largest group, a power of two."""
+    exchange: tuple[Exchange, ...] = ()
+    """One for each power of two from 2 to `max_degree`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        degrees = [e.degree for e in self.exchange]
+        wanted = [1 << p for p in range(1, self.max_degree.bit_length())]
+        if self.max_degree & (self.max_degree - 1) or sorted(degrees) != wanted:
+            raise ValueError(
+                f"max_degree is {self.max_degree} and exchange has degrees {degrees}; a power of two and one entry for "
+                f"each of {wanted} are required"
+            )
+        return self
+
+
+_OF_KINDS = {
+    "pp": (ModuleKind.BACKBONE, ModuleKind.TOWER),
+    "packing": (ModuleKind.BACKBONE,),
+    "sequence_groups": (ModuleKind.BACKBONE,),
+    "datasets": (ModuleKind.ENCODER, ModuleKind.GENERATOR),
+    "modality": (ModuleKind.TOWER,),
+}
+"""Fields that only modules of some kinds have, beside those of all."""
+
+
+class ModuleSpec(SpecModel):
+    """One module, the degrees of its parallelism, and its policies."""
+
+    name: Name
+    """Name that clients ask for."""
+    kind: ModuleKind
+    """What it computes."""
+    dp: Annotated[int, Field(ge=1, le=65536)] = 1
+    """Data-parallel ranks."""
+    tp: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Tensor-parallel degree; peers of one rank get the same view."""
+    pp: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Pipeline stages; only a backbone or a tower has more than one."""
+    sp: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Sequence-parallel degree; peers of one rank get the same view."""
+    datasets: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
+    """Encoder, generator: the datasets whose images it handles; by default those that no other module of its kind
+    names."""
+    modality: Modality | None = None
+    """Tower: what it reads."""
+    cost: Annotated[Cost, Field(default=None, validate_default=True)]
+    """Time model, by numbers or by names; the default depends on the kind."""
+    memory: Memory | None = None
+    """Memory for activations; without it a plan takes it as endless."""
+    balance: BalancePolicy = BalancePolicy.LPT
+    """How its items are spread over ranks and microbatches."""
+    padded: bool = False
+    """Whether the items of a microbatch are padded to the largest, so that each costs as much as that one."""
+    packing: Annotated[PackingPolicy | None, Field(default=None, validate_default=True)]
+    """Backbone: which sequence holds each sample, where the stream packs at all; by default `balanced`."""
+    sequence_groups: SequenceGroups | None = None
+    """Backbone: groups of ranks that share sequences; without it each rank has its own."""
+
+    @field_validator("cost", mode="before", json_schema_input_type=Cost | ModelCost | None)
+    @classmethod
+    def _named_cost(cls, value: Any, info: ValidationInfo) -> Any:
+        """Names become integers, so that a job's identity holds nothing that another release may reckon anew."""
+        if not {"kind", "tp", "sp"} <= info.data.keys():  # one of them is wrong, and reported
+            return value
+        kind, degree = info.data["kind"], info.data["tp"] * info.data["sp"]
+        if value is None:
+            return DEFAULT_COSTS[kind].fields_of(kind, degree)
+        if isinstance(value, dict) and "model" in value:
+            try:
+                value = ModelCost.model_validate(value)
+            except ValidationError as error:
+                problems = [(*e["loc"], e["msg"].removeprefix("Value error, ")) for e in error.errors()]
+                raise ValueError("; ".join(": ".join(map(str, p)) for p in problems)) from None
+        return value.fields_of(kind, degree) if isinstance(value, ModelCost) else value
+
+    @field_validator("packing", mode="after")
+    @classmethod
+    def _default_packing(cls, value: PackingPolicy | None, info: ValidationInfo) -> PackingPolicy | None:
+        return PackingPolicy.BALANCED if value is None and info.data.get("kind") is ModuleKind.BACKBONE else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for field, kinds in _OF_KINDS.items():
+            value = getattr(self, field)
+            if self.kind not in kinds and value not in (None, 1):
+                raise ValueError(
+                    f"module {self.name} ({self.kind}) has {field} {value}; only {' and '.join(kinds)} modules have "
+                    "it, leave it out"
+                )
+        if self.kind is ModuleKind.TOWER and self.modality is None:
+            raise ValueError(f"tower {self.name} has no modality; set it to one of {[str(m) for m in Modality]}")
+        if self.sequence_groups is not None:
+            self._check_groups(self.sequence_groups)
+        return self
+
+    def _check_groups(self, groups: SequenceGroups) -> None:
+        if self.memory is None or (self.pp, self.sp) != (1, 1) or self.padded or groups.max_degree > self.dp:
+            raise ValueError(
+                f"module {self.name} has sequence_groups up to {groups.max_degree} ranks with dp {self.dp}, pp "
+                f"{self.pp}, sp {self.sp}, padded {self.padded}, memory {self.memory}; groups need memory, pp 1, sp 1, "
+                "no padding, and a dp of at least their largest degree"
+            )

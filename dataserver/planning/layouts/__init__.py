@@ -1,0 +1,21 @@
+"""How modules share the devices and the time of a step: one module for each layout that a job can have.
+
+A layout plans steps, knows its baseline, and simulates its plans (`LayoutPlanner`).
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from dataserver.planning.jobspec import Layout
+from dataserver.planning.layouts import pipelined
+from dataserver.planning.layouts.interface import LayoutPlanner, Node, PlannedTimeline
+
+_PLANNERS: Mapping[str, LayoutPlanner] = MappingProxyType({"pipeline": pipelined.PLANNER})
+
+
+def layout_planner(layout: Layout) -> LayoutPlanner:
+    """The planner of a layout."""
+    return _PLANNERS[layout.kind]
+
+
+__all__ = ["LayoutPlanner", "Node", "PlannedTimeline", "layout_planner"]
