@@ -21,19 +21,19 @@ def plan_step(job: Job, step: int, samples: StepSamples) -> StepPlan:
     Raises:
         ValueError: a module's memory cannot hold a sample; names it and the limit.
     """
-    return layout_planner(job.spec.execution.layout).plan(job, step, samples)
+    return layout_planner(job.spec.execution).plan(job, step, samples)
 
 
 def baseline_plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     """The same step in canonical order: unbalanced and unordered."""
     execution = job.spec.execution
-    without = layout_planner(execution.layout).baseline(execution)
+    without = layout_planner(execution).baseline(execution)
     return plan_step(identify(job.spec.model_copy(update={"execution": without})), step, samples)
 
 
 def timeline(spec: JobSpec, plan: StepPlan) -> PlannedTimeline:
     """Simulate a plan: every rank of every stage."""
-    return layout_planner(spec.execution.layout).timeline(spec, plan)
+    return layout_planner(spec.execution).timeline(spec, plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,5 +57,5 @@ def explain(job: Job, plan: StepPlan) -> PlanSummary:
         loads_after=module_loads(job.spec, plan),
         before=timeline(job.spec, baseline),
         after=timeline(job.spec, plan),
-        bound_ns=layout_planner(job.spec.execution.layout).lower_bound_ns(job, plan),
+        bound_ns=layout_planner(job.spec.execution).lower_bound_ns(job, plan),
     )

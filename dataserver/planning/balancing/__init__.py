@@ -12,7 +12,13 @@ from dataserver.planning.balancing.composing import Hop, Places, compose
 from dataserver.planning.balancing.greedy import differencing, in_runs, longest_first, tokens_then_squares
 from dataserver.planning.balancing.interface import Balancer, Memory, bin_loads, lower_bound
 from dataserver.planning.balancing.padded import padded
-from dataserver.planning.balancing.relabelling import bytes_between_nodes, relabel, traffic_between
+from dataserver.planning.balancing.relabelling import (
+    bytes_between_nodes,
+    lower_peaks,
+    peak_between_nodes,
+    relabel,
+    traffic_between,
+)
 from dataserver.planning.balancing.search import searched
 
 BALANCERS: Mapping[str, Balancer] = MappingProxyType(
@@ -39,7 +45,9 @@ __all__ = [
     "in_runs",
     "longest_first",
     "lower_bound",
+    "lower_peaks",
     "padded",
+    "peak_between_nodes",
     "relabel",
     "searched",
     "tokens_then_squares",

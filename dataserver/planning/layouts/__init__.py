@@ -6,16 +6,16 @@ A layout plans steps, knows its baseline, and simulates its plans (`LayoutPlanne
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from dataserver.planning.jobspec import Layout
+from dataserver.planning.jobspec import Execution
 from dataserver.planning.layouts import pipelined
 from dataserver.planning.layouts.interface import LayoutPlanner, Node, PlannedTimeline
 
 _PLANNERS: Mapping[str, LayoutPlanner] = MappingProxyType({"pipeline": pipelined.PLANNER})
 
 
-def layout_planner(layout: Layout) -> LayoutPlanner:
-    """The planner of a layout."""
-    return _PLANNERS[layout.kind]
+def layout_planner(execution: Execution) -> LayoutPlanner:
+    """The planner of a job's layout."""
+    return _PLANNERS[execution.layout.kind]
 
 
 __all__ = ["LayoutPlanner", "Node", "PlannedTimeline", "layout_planner"]

@@ -89,6 +89,10 @@ class PhaseRouting:
     """Bytes between nodes if every batch kept the rank that its number names."""
     bytes_between_nodes: int
     """Bytes between nodes as planned."""
+    identity_peak_bytes: int
+    """Most bytes that one node sends or takes, if every batch kept the rank that its number names."""
+    peak_bytes: int
+    """Most bytes that one node sends or takes, as planned. Nodes do both at once: it bounds the time of the hop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,16 @@ class PhasePlan:
     def bytes_between_nodes(self) -> int:
         """Bytes between nodes of all links; never above `identity_bytes`."""
         return sum(r.bytes_between_nodes for r in self.routings)
+
+    @property
+    def identity_peak_bytes(self) -> int:
+        """Sum of the links' peaks before ranks were named anew; the hops of links follow each other."""
+        return sum(r.identity_peak_bytes for r in self.routings)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Sum of the links' peaks; never above `identity_peak_bytes`."""
+        return sum(r.peak_bytes for r in self.routings)
 
     def arrangement(self, name: str) -> PhaseArrangement:
         """The arrangement of a phase; ValueError names the ones there are."""
