@@ -162,7 +162,7 @@ def _verdict(best: Outcome, own: Outcome, packed: bool) -> str:
     gain = -_beyond(best.step_ns, own.step_ns)
     if gain < WORTHWHILE_PERCENT:
         return f"the job's own policies are the fastest, or within {WORTHWHILE_PERCENT} % of it"
-    policies = {"packing": best.choice.packing} if packed else {}
+    policies: dict[str, str | None] = {"packing": best.choice.packing} if packed else {}
     policies |= {"balance": best.choice.balance, "order": best.choice.order}
     chosen = ", ".join(f"{name}: {value}" for name, value in policies.items())
     return f"{gain:.1f} % less time than the job's own: policies: {{{chosen}}}"
