@@ -1,16 +1,31 @@
 """Arrangements of a step's samples and images, and the routings between them."""
 
-import heapq
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dataserver.planning.jobspec import ModuleSpec, Stream
-from dataserver.planning.placing import Placement
+from dataserver.planning.balancing import BALANCERS, Memory, bin_loads
+from dataserver.planning.costs import forward_ns, padded_ns
+from dataserver.planning.jobspec import BalancePolicy, JobSpec, ModuleKind, ModuleSpec, Stream
 from dataserver.planning.plan import Arrangement, Routing
 from dataserver.planning.samples import I64, Bool, StepSamples, Task
 
+if TYPE_CHECKING:  # placing asks here which images a module handles
+    from dataserver.planning.placing import Placement
 
-def arrange_samples(module: ModuleSpec, samples: StepSamples, sequence: I64, placement: Placement) -> Arrangement:
+TASK_OF: Mapping[ModuleKind, Task] = MappingProxyType(
+    {ModuleKind.ENCODER: Task.UNDERSTANDING, ModuleKind.GENERATOR: Task.GENERATION}
+)
+"""The task whose images a module handles."""
+
+
+class WaveTooLargeError(ValueError):
+    """Images of one wave that the memory of a module's ranks cannot hold together."""
+
+
+def arrange_samples(module: ModuleSpec, samples: StepSamples, sequence: I64, placement: "Placement") -> Arrangement:
     """The backbone's arrangement, `sequence` int64 [n] being the sequence of each sample."""
     ranks, waves, slots = placement.rank[sequence], placement.wave[sequence], placement.slot[sequence]
     order = np.lexsort((np.arange(len(sequence)), slots, waves, ranks))
@@ -32,30 +47,99 @@ def arrange_images(module: ModuleSpec, images: I64, rank: I64, wave: I64, rows: 
     return _arrangement(module.name, images[order], rank[order], wave[order], position, rows[order])
 
 
-def spread_images(module: ModuleSpec, loads: I64, backbone_rank: I64, wave: I64, dp: int, islands: int) -> I64:
-    """The rank of each image: wave by wave, longest first, to the rank of its island that would finish it first.
+def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64, dp: int, islands: int) -> I64:
+    """The rank of each image of an encoder or generator, as its balance, padding and memory ask for. int64 [k].
 
-    Finish times run on from wave to wave, so that the largest image of every wave does not always meet the same rank.
+    - `none`: the rank beside that of the image's sample.
+    - `lpt`: wave by wave, longest first, to the rank of its island that would finish it first. Finish times run on from
+      wave to wave, so that the largest image of every wave does not always meet the same rank.
+    - the others, and padded modules: every wave of every island is balanced by itself (`balancing.BALANCERS`), and its
+      heaviest batch goes to the rank that could begin it first.
 
     Args:
         module: the encoder or generator.
-        loads: int64 [k], nanoseconds of each image.
+        sizes: int64 [k], patches of each image.
         backbone_rank: int64 [k], where each image's sample is.
         wave: int64 [k].
         dp: backbone ranks.
         islands: independent groups of ranks; it divides both degrees.
+
+    Raises:
+        WaveTooLargeError: no way was found to keep every rank's part of every wave within the module's memory.
     """
     width = module.dp // islands
     island = backbone_rank * islands // dp
-    rank = island * width
-    if width == 1:
-        return rank
-    finish = [[(0, r) for r in range(i * width, (i + 1) * width)] for i in range(islands)]
-    for image in np.lexsort((np.arange(len(loads)), -loads, wave)).tolist():
-        time, chosen = finish[island[image]][0]
-        rank[image] = chosen
-        heapq.heapreplace(finish[island[image]], (time + int(loads[image]), chosen))
+    if module.balance is BalancePolicy.NONE:
+        rank = backbone_rank * module.dp // dp
+    elif width == 1:
+        rank = island * width
+    elif module.padded:
+        return _balanced_waves(module, "padded", sizes, wave, island, islands)
+    elif module.balance is BalancePolicy.LPT:
+        return _first_to_finish(module, sizes, wave, island, islands)
+    else:
+        return _balanced_waves(module, module.balance.value, sizes, wave, island, islands)
+    _check_memory(module, sizes, rank, wave)
     return rank
+
+
+def _first_to_finish(module: ModuleSpec, sizes: I64, wave: I64, island: I64, islands: int) -> I64:
+    """`lpt`; where that runs out of memory, LPT of each wave by itself, which is repaired by exchanges."""
+    from dataserver.planning.kernels.spreading import first_to_finish
+
+    loads = forward_ns(module.cost, sizes)
+    order = np.lexsort((np.arange(len(loads)), -loads, wave))
+    need, room = (np.zeros_like(sizes), 0) if module.memory is None else (sizes, module.memory.units)
+    rank, left_over = first_to_finish(loads, need, order, wave, island, islands, module.dp // islands, room)
+    return rank if left_over < 0 else _balanced_waves(module, "lpt", sizes, wave, island, islands)
+
+
+def _balanced_waves(module: ModuleSpec, balancer: str, sizes: I64, wave: I64, island: I64, islands: int) -> I64:
+    """Every wave of every island by a balancer of that name."""
+    width = module.dp // islands
+    loads, rank = forward_ns(module.cost, sizes), np.empty_like(sizes)
+    finish = np.zeros((islands, width), np.int64)
+    key = wave * islands + island
+    order = np.argsort(key, kind="stable")
+    for group in np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else ():
+        here = int(island[group[0]])
+        memory = None if module.memory is None else Memory(sizes[group], module.memory.units)
+        try:
+            batch = BALANCERS[balancer](loads[group], width, None, memory)
+        except ValueError as error:
+            raise WaveTooLargeError(
+                f"module {module.name}, wave {wave[group[0]]}: {len(group)} images on {width} of its ranks: {error}"
+            ) from error
+        if module.padded:
+            times = padded_ns(module.cost, sizes[group], batch, width)
+        else:
+            times = bin_loads(loads[group], batch, width)
+        rank_of = np.empty(width, np.int64)
+        rank_of[np.argsort(-times, kind="stable")] = np.argsort(finish[here], kind="stable")
+        finish[here, rank_of] += times
+        rank[group] = here * width + rank_of[batch]
+    return rank
+
+
+def _check_memory(module: ModuleSpec, sizes: I64, rank: I64, wave: I64) -> None:
+    """Refuse a rank's part of a wave that its memory does not hold."""
+    if module.memory is None or not len(sizes):
+        return
+    batches, batch = np.unique(wave * module.dp + rank, return_inverse=True)
+    if module.padded:
+        largest = np.zeros(len(batches), np.int64)
+        np.maximum.at(largest, batch, sizes)
+        held = largest * np.bincount(batch)
+    else:
+        held = bin_loads(sizes, batch, len(batches))
+    worst = int(held.argmax())
+    if held[worst] > module.memory.units:
+        at_wave, at_rank = divmod(int(batches[worst]), module.dp)
+        raise WaveTooLargeError(
+            f"module {module.name}, wave {at_wave}: the images of rank {at_rank} have {held[worst]} patches"
+            f"{', padding included' if module.padded else ''}, but its memory holds {module.memory.units}; take "
+            "smaller microbatches, a balance other than none, more ranks, or more memory"
+        )
 
 
 def _arrangement(name: str, item: I64, rank: I64, wave: I64, slot: I64, rows: I64) -> Arrangement:
@@ -71,14 +155,27 @@ def _within_groups(rank: I64, wave: I64, rows: I64) -> I64:
     return (before - base).astype(np.int64)
 
 
-def images_in_order(samples: StepSamples, backbone: Arrangement, of_task: Task) -> tuple[I64, I64, I64]:
-    """The images of one task in backbone order, with the backbone rank and wave of each. int64 [k] each."""
+def module_images(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> I64:
+    """The images that an encoder or generator handles: by the task of their samples, and by dataset.
+
+    Returns:
+        int64 [k], ascending indices into the step's images.
+    """
+    datasets = np.array([m is not None and m.name == module.name for m in spec.module_of_dataset(module.kind)])
+    handled: Bool = (samples.task == TASK_OF[module.kind]) & datasets[samples.dataset]
+    return np.flatnonzero(handled[samples.image_sample])
+
+
+def images_in_order(samples: StepSamples, backbone: Arrangement, images: I64) -> tuple[I64, I64, I64]:
+    """Some of the step's images in backbone order, with the backbone rank and wave of each. int64 [k] each."""
     counts = np.diff(samples.image_offsets)[backbone.item]
     firsts = samples.image_offsets[backbone.item]
     total = int(counts.sum())
     within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
     image = np.repeat(firsts, counts) + within
-    keep: Bool = np.repeat(samples.task[backbone.item] == of_task, counts)
+    wanted = np.zeros(len(samples.image_rows), np.bool_)
+    wanted[images] = True
+    keep: Bool = wanted[image]
     return image[keep], np.repeat(backbone.rank, counts)[keep], np.repeat(backbone.microbatch, counts)[keep]
 
 

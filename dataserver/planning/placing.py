@@ -11,20 +11,18 @@ from math import gcd
 
 import numpy as np
 
+from dataserver.planning.arranging import TASK_OF
 from dataserver.planning.balancing import in_runs, longest_first
 from dataserver.planning.costs import forward_ns
 from dataserver.planning.jobspec import BalancePolicy, Execution, ModuleKind, ModuleSpec
 from dataserver.planning.ordering import disttrain_order
 from dataserver.planning.packing import number_by_first
 from dataserver.planning.randomness import Operator, draws
-from dataserver.planning.samples import I64, U64, StepSamples, Task
+from dataserver.planning.samples import I64, U64, StepSamples
 
 SEARCH_OPERATIONS = 5_000
 """Operations that a search may simulate for each sequence and pipeline stage: in all about 10 us for each of them, so
 that planning time grows with the step and no faster."""
-
-TASK_OF = {ModuleKind.ENCODER: Task.UNDERSTANDING, ModuleKind.GENERATOR: Task.GENERATION}
-"""The task whose images a module handles."""
 
 _KINDS = (ModuleKind.ENCODER, ModuleKind.BACKBONE, ModuleKind.GENERATOR)
 

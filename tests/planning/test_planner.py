@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from planning.builders import make_job, make_samples, steps
 
 from dataserver.planning.arranging import spread_images
+from dataserver.planning.costs import forward_ns
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.plan import Routing, StepPlan
@@ -157,8 +158,9 @@ def test_images_are_spread_evenly_over_their_island(islands: int, width: int, ra
     module = ModuleSpec(name="vit", kind=ModuleKind.ENCODER, dp=islands * width)
     images = st.tuples(st.integers(0, islands * ranks - 1), st.integers(0, 3), st.integers(0, 1000))
     drawn = sorted(data.draw(st.lists(images, max_size=40)))
-    backbone_rank, wave, loads = np.array(drawn, np.int64).reshape(-1, 3).T
-    rank = spread_images(module, loads, backbone_rank, wave, islands * ranks, islands)
+    backbone_rank, wave, sizes = np.array(drawn, np.int64).reshape(-1, 3).T
+    loads = forward_ns(module.cost, sizes)
+    rank = spread_images(module, sizes, backbone_rank, wave, islands * ranks, islands)
     assert np.array_equal(rank // width, backbone_rank // ranks)
     for island in range(islands):
         for last in range(4):

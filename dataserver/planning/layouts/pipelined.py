@@ -19,7 +19,6 @@ from dataserver.planning.layouts.joined import pipeline_layout, placing_in_fligh
 from dataserver.planning.packing import balanced as balanced_packing
 from dataserver.planning.packing import best_fit_decreasing, first_fit_decreasing, one_per_sequence
 from dataserver.planning.placing import (
-    TASK_OF,
     Placement,
     PlacementProblem,
     balanced,
@@ -122,14 +121,11 @@ class _Planner:
         for module in execution.modules:
             if module.kind is ModuleKind.BACKBONE:
                 continue
-            task = TASK_OF[module.kind]
-            images, image_rank, wave = arranging.images_in_order(samples, backbone, task)
-            rows = arranging.image_rows(job.stream, samples, images, task)
-            if module.balance is BalancePolicy.NONE:
-                rank = image_rank * module.dp // execution.backbone.dp
-            else:
-                loads = forward_ns(module.cost, samples.patches[images])
-                rank = arranging.spread_images(module, loads, image_rank, wave, execution.backbone.dp, islands)
+            handled = arranging.module_images(job.spec, module, samples)
+            images, image_rank, wave = arranging.images_in_order(samples, backbone, handled)
+            rows = arranging.image_rows(job.stream, samples, images, arranging.TASK_OF[module.kind])
+            sizes = samples.patches[images]
+            rank = arranging.spread_images(module, sizes, image_rank, wave, execution.backbone.dp, islands)
             arrangement = arranging.arrange_images(module, images, rank, wave, rows)
             arrangements[module.name] = arrangement
             into = module.kind is ModuleKind.ENCODER

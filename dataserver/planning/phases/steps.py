@@ -6,12 +6,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dataserver.planning.arranging import image_rows
+from dataserver.planning.arranging import TASK_OF, image_rows
 from dataserver.planning.balancing import Memory, bin_loads
 from dataserver.planning.costs import forward_ns
 from dataserver.planning.jobspec import Execution, JobSpec, ModuleKind, ModuleSpec
 from dataserver.planning.phases.interface import Link, Phase
-from dataserver.planning.placing import TASK_OF
 from dataserver.planning.samples import I64, StepSamples
 
 

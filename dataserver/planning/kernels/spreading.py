@@ -1,0 +1,46 @@
+"""Kernel that spreads the items of many waves over ranks."""
+
+import numpy as np
+
+from dataserver.planning.kernels import kernel
+from dataserver.planning.samples import I64
+
+
+@kernel
+def first_to_finish(
+    loads: I64, need: I64, order: I64, wave: I64, island: I64, num_islands: int, width: int, room: int
+) -> tuple[I64, int]:
+    """The rank of each item: in `order`, to the rank of its island that would finish it first, the lower on ties.
+
+    Finish times run on from wave to wave. Ranks whose items of the wave would need more than `room` are passed over.
+
+    Args:
+        loads: int64 [k].
+        need: int64 [k], memory that each item takes until the end of its wave.
+        order: int64 [k], wave by wave.
+        wave: int64 [k].
+        island: int64 [k].
+        num_islands: how many there are.
+        width: ranks of an island.
+        room: memory of a rank.
+
+    Returns:
+        The rank of each item, and the first item for which there was no rank, or -1.
+    """
+    rank = np.full(len(loads), -1, np.int64)
+    finish, used = np.zeros(num_islands * width, np.int64), np.zeros(num_islands * width, np.int64)
+    current = -1
+    for item in order:
+        if wave[item] != current:
+            current = wave[item]
+            used[:] = 0
+        first, chosen = island[item] * width, -1
+        for r in range(first, first + width):
+            if used[r] + need[item] <= room and (chosen < 0 or finish[r] < finish[chosen]):
+                chosen = r
+        if chosen < 0:
+            return rank, item
+        rank[item] = chosen
+        finish[chosen] += loads[item]
+        used[chosen] += need[item]
+    return rank, -1
