@@ -1,7 +1,7 @@
 """Colocated layouts: arrangements of phases, names of their ranks, and the hops between them."""
 
 from dataclasses import fields, replace
-from itertools import permutations, product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -64,6 +64,22 @@ def crossing(links: list[Link], plan: PhasePlan, node: I64, renamed: str = "", n
     return total
 
 
+def busiest(links: list[Link], plan: PhasePlan, node: I64, names: dict[str, I64] | None = None) -> dict[str, int]:
+    """Most bytes that a node sends or takes over each link, entry by entry, perhaps with other names of some ranks."""
+    found = {}
+    for link in links:
+        ends = []
+        for name, item in ((link.source, link.source_item), (link.target, link.target_item)):
+            rank = plan.arrangement(name).places.rank[item]
+            ends.append(node[names[name][rank] if names and name in names else rank])
+        crossing = ends[0] != ends[1]
+        moved = np.zeros((2, int(node.max()) + 1), np.int64)
+        for direction, end in enumerate(ends):
+            np.add.at(moved[direction], end[crossing], (link.rows * link.row_bytes)[crossing])
+        found[f"{link.source} {link.target}"] = int(moved.max())
+    return found
+
+
 def slow_loads(phase: Phase, rank: I64, num_ranks: int) -> list[int]:
     loads = []
     for r in range(num_ranks):
@@ -106,40 +122,33 @@ def test_names_change_no_load_and_never_cost_bytes(step: tuple[list[Phase], list
     assert plan.bytes_between_nodes == crossing(links, plan, node)
     assert plan.identity_bytes == crossing(links, unnamed, node)
     assert plan.bytes_between_nodes <= plan.identity_bytes
+    assert plan.peak_bytes == sum(busiest(links, plan, node).values())
+    assert plan.identity_peak_bytes == sum(busiest(links, unnamed, node).values())
+    assert plan.peak_bytes <= plan.identity_peak_bytes
 
 
 @given(steps(max_ranks=5))
 @settings(max_examples=120, deadline=None)
-def test_no_other_names_of_a_phase_save_a_byte(step: tuple[list[Phase], list[Link], I64]) -> None:
-    """Exhaustive search over the names of each phase, the others being as planned."""
+def test_no_swap_of_two_ranks_lowers_the_peaks(step: tuple[list[Phase], list[Link], I64]) -> None:
+    """Unless it moved more bytes between nodes than batches that keep the ranks their numbers name."""
     phases, links, node = step
     plan = arrange_phases(phases, links, node)
     for phase in phases:
-        for names in permutations(range(len(node))):
-            assert crossing(links, plan, node, phase.name, np.array(names)) >= plan.bytes_between_nodes
+        for a, b in combinations(range(len(node)), 2):
+            names = np.arange(len(node))
+            names[[a, b]] = b, a
+            if crossing(links, plan, node, phase.name, names) <= plan.identity_bytes:
+                assert sum(busiest(links, plan, node, {phase.name: names}).values()) >= plan.peak_bytes
 
 
 @pytest.mark.parametrize("per_node", [2, 4])
-def test_equal_to_exhaustive_search_on_eight_ranks(per_node: int) -> None:
-    """Two encoders, a backbone and a generator; all 40,320 names of each phase."""
-    node, every = np.arange(8) // per_node, np.array(list(permutations(range(8))))
+def test_few_bytes_on_eight_ranks(per_node: int) -> None:
+    """Two encoders, a backbone and a generator: bytes and peaks well below those of ranks as numbered."""
+    node = np.arange(8) // per_node
     for seed in range(3):
-        phases, links = large_step(seed, 40)
-        plan = arrange_phases(phases, links, node)
-        assert plan.bytes_between_nodes < plan.identity_bytes
-        for phase in phases:
-            cost = np.zeros((8, 8 // per_node), np.int64)
-            for link in (k for k in links if phase.name in (k.source, k.target)):
-                mine, other = link.source_item, link.target_item
-                other_phase = link.target
-                if phase.name == link.target:
-                    mine, other, other_phase = other, mine, link.source
-                batch = plan.arrangement(phase.name).places.rank[mine]
-                at = node[plan.arrangement(other_phase).places.rank[other]]
-                for g in range(8 // per_node):
-                    np.add.at(cost[:, g], batch[at != g], (link.rows * link.row_bytes)[at != g])
-            totals = cost[np.arange(8), node[every]].sum(axis=1)
-            assert totals.min() == cost[np.arange(8), node].sum()
+        plan = arrange_phases(*large_step(seed, 40), node)
+        assert plan.bytes_between_nodes < 0.9 * plan.identity_bytes
+        assert plan.peak_bytes < 0.9 * plan.identity_peak_bytes
 
 
 def large_step(seed: int, num_samples: int) -> tuple[list[Phase], list[Link]]:

@@ -131,10 +131,15 @@ def _near(traffic: I64, source_node: I64, nodes: I64) -> I64:
 
 
 def _ranks_on(chosen: I64, home: I64, before: I64) -> I64:
-    """A rank for each batch on the node chosen for it: the one it had if it stays there, else those left in order."""
-    rank = np.full(len(home), -1, np.int64)
-    stays = chosen == home[before]
-    rank[stays] = before[stays]
-    for number in np.unique(chosen[~stays]).tolist():
-        rank[(chosen == number) & ~stays] = np.setdiff1d(np.flatnonzero(home == number), rank)
+    """A rank for each batch on the node chosen for it: the one it had if it stays there, else those left in order.
+
+    Args:
+        chosen: int64 [d], the node of each batch.
+        home: int64 [d], the node of each rank.
+        before: int64 [d], the rank that each batch had.
+    """
+    rank = before.copy()
+    moves = np.flatnonzero(chosen != home[before])
+    free = np.sort(before[moves])
+    rank[moves[np.argsort(chosen[moves], kind="stable")]] = free[np.argsort(home[free], kind="stable")]
     return rank

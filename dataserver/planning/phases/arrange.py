@@ -4,33 +4,20 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dataserver.planning.balancing import (
-    Places,
-    bytes_between_nodes,
-    compose,
-    lower_bound,
-    lower_peaks,
-    padded,
-    peak_between_nodes,
-    relabel,
-    searched,
-    traffic_between,
-)
+from dataserver.planning.balancing import Places, compose, lower_bound, padded, searched, traffic_between
 from dataserver.planning.phases.interface import Link, Phase, PhaseArrangement, PhasePlan, PhaseRouting
+from dataserver.planning.phases.naming import Exchanges, name_ranks
 from dataserver.planning.plan import Routing
 from dataserver.planning.samples import I64
-
-ROUNDS = 8
-"""Times that all phases are named anew at most: the first saves most there is, those after the fourth under 1 %."""
 
 
 def arrange_phases(phases: Sequence[Phase], links: Sequence[Link], node: I64) -> PhasePlan:
     """Plan a colocated step (OrchMLLM, sections "Post-Balancing", "Node-wise All-to-All", "Global Orchestrator").
 
     Every phase is balanced alone: packed by longest first + local search, padded by optimal runs. Then its batches get
-    the ranks with which few bytes cross between nodes and no node sends or takes much more than others, loads
-    unchanged. Last, the arrangements at both ends of
-    a link are composed into one routing; the backward pass takes it from target to source.
+    the ranks with which few bytes cross between nodes and none sends or takes much more than others, loads unchanged.
+    Last, the arrangements at both ends of a link are composed into one routing; the backward pass takes it from target
+    to source.
 
     Args:
         phases: distinct names.
@@ -44,13 +31,13 @@ def arrange_phases(phases: Sequence[Phase], links: Sequence[Link], node: I64) ->
     batches = {p.name: _spread(p, len(node)) for p in phases}
     traffic = [_traffic(link, batches, len(node)) for link in links]
     identity = {p.name: np.arange(len(node), dtype=np.int64) for p in phases}
-    names = _name_ranks(identity, links, traffic, node)
+    exchanges = Exchanges(links, traffic, node)
+    names = name_ranks(identity, exchanges)
     arrangements = {p.name: _arrangement(p, names[p.name][batches[p.name]], len(node)) for p in phases}
+    costs = [f(n) for n in (identity, names) for f in (exchanges.bytes_between_nodes, exchanges.peaks)]
     routings = []
-    costs = [f(n, links, traffic, node) for n in (identity, names) for f in (_crossing, _peaks)]
-    for number, link in enumerate(links):
+    for link, same, same_peak, crossing, peak in zip(links, *costs, strict=True):
         routing, entry = _route(link, arrangements[link.source].places, arrangements[link.target].places)
-        same, same_peak, crossing, peak = (cost[number] for cost in costs)
         routings.append(PhaseRouting(routing, entry, same, crossing, same_peak, peak))
     return PhasePlan(tuple(arrangements.values()), tuple(routings))
 
@@ -125,88 +112,6 @@ def _traffic(link: Link, batches: Mapping[str, I64], num_ranks: int) -> I64:
     """Bytes from each batch of the source to each of the target. int64 [ranks, ranks]."""
     source, target = batches[link.source][link.source_item], batches[link.target][link.target_item]
     return traffic_between(source, target, link.rows * link.row_bytes, num_ranks, num_ranks)
-
-
-def _name_ranks(
-    identity: Mapping[str, I64], links: Sequence[Link], traffic: Sequence[I64], node: I64
-) -> dict[str, I64]:
-    """The rank of each batch of each phase.
-
-    First the names that leave the fewest bytes between nodes. Then, since a hop takes as long as its busiest node, the
-    names of one phase after the other are changed to lower the sum of the hops' peaks, within the identity's bytes, as
-    long as any phase can. Names that leave a higher sum than the identity's do not count.
-    """
-    names = _with_fewest_bytes(identity, links, traffic, node)
-    if sum(_peaks(names, links, traffic, node)) > sum(_peaks(identity, links, traffic, node)):
-        names = dict(identity)
-    most = sum(_crossing(identity, links, traffic, node))
-    for _ in range(ROUNDS):
-        before = dict(names)
-        for name in identity:
-            hops = _hops(name, names, links, traffic, node)
-            if hops:
-                here = sum(bytes_between_nodes(moved, there, node, names[name]) for moved, there in hops)
-                spare = most - sum(_crossing(names, links, traffic, node))
-                names[name] = lower_peaks(names[name], hops, node, here + spare)
-        if all(np.array_equal(names[name], before[name]) for name in names):
-            break
-    return names
-
-
-def _with_fewest_bytes(
-    identity: Mapping[str, I64], links: Sequence[Link], traffic: Sequence[I64], node: I64
-) -> dict[str, I64]:
-    """The rank of each batch of each phase.
-
-    One phase after the other gets the best names there are while all others keep theirs (optimal assignment against
-    the phases before and after it together), until no phase alone can save a byte or the rounds are spent. Phases that
-    others hand rows to are named before those that only hand on.
-    """
-    names = dict(identity)
-    targets = {link.target for link in links}
-    order = sorted(identity, key=lambda name: name not in targets)
-    for _ in range(ROUNDS):
-        saved = False
-        for name in order:
-            hops = _hops(name, names, links, traffic, node)
-            if not hops:
-                continue
-            moved = np.concatenate([moved for moved, _ in hops])
-            there = np.concatenate([there for _, there in hops])
-            better = relabel(moved, there, node)
-            old, new = (bytes_between_nodes(moved, there, node, n) for n in (names[name], better))
-            if new < old:
-                names[name], saved = better, True
-        if not saved:
-            break
-    return names
-
-
-def _hops(
-    name: str, names: Mapping[str, I64], links: Sequence[Link], traffic: Sequence[I64], node: I64
-) -> list[tuple[I64, I64]]:
-    """Of each link of a phase, what its batches exchange with those of the other phase, and the nodes of these."""
-    return [
-        (moved, node[names[link.source]]) if link.target == name else (moved.T, node[names[link.target]])
-        for link, moved in zip(links, traffic, strict=True)
-        if name in (link.source, link.target)
-    ]
-
-
-def _crossing(names: Mapping[str, I64], links: Sequence[Link], traffic: Sequence[I64], node: I64) -> list[int]:
-    """Bytes between nodes of each link."""
-    return [
-        bytes_between_nodes(moved, node[names[link.source]], node, names[link.target])
-        for link, moved in zip(links, traffic, strict=True)
-    ]
-
-
-def _peaks(names: Mapping[str, I64], links: Sequence[Link], traffic: Sequence[I64], node: I64) -> list[int]:
-    """Most bytes that one node sends or takes, of each link."""
-    return [
-        peak_between_nodes(moved, node[names[link.source]], node, names[link.target])
-        for link, moved in zip(links, traffic, strict=True)
-    ]
 
 
 def _route(link: Link, source: Places, target: Places) -> tuple[Routing, I64]:

@@ -1,0 +1,117 @@
+"""Local search for names of batches with which no node sends or takes much more than others."""
+
+import numpy as np
+
+from dataserver.planning.kernels import kernel
+from dataserver.planning.samples import I64
+
+
+@kernel
+def lower_peaks(near: I64, home: I64, most_bytes: int, budget: int) -> I64:
+    """Swap the nodes of batches as long as that lowers the sum of the peaks, best swap first.
+
+    Over a hop a node sends what batches elsewhere exchange with its ranks, and takes what its batches exchange with
+    ranks elsewhere. The larger of these is its load, and the largest load of any node the hop's peak. Ties go to the
+    swap that leaves the fewest bytes between nodes, then to the lower batches.
+
+    Args:
+        near: int64 [hops, nodes, batches], bytes that each batch exchanges with the ranks of each node.
+        home: int64 [batches], the node of each batch.
+        most_bytes: bytes between nodes, over all hops, that no swap may exceed.
+        budget: swaps that may be looked at; the search ends after the sweep over all that reaches it.
+
+    Returns:
+        int64 [batches], the node of each batch.
+    """
+    home, size = home.copy(), near.sum(axis=1)
+    sent, taken = _loads(near, size, home)
+    heaviest, looked = np.empty((len(near), 3), np.int64), 0
+    spare = most_bytes - sent.sum()
+    while looked < budget:
+        best = _find_heaviest(sent, taken, heaviest)
+        peaks, least, first, second = best, 0, -1, -1
+        for a in range(len(home)):
+            if not (heaviest[:, 0] == home[a]).any():
+                continue  # no peak would fall
+            for b in range(len(home)):
+                if home[a] == home[b]:
+                    continue
+                looked += 1
+                more = _more_bytes(near, home, a, b)
+                if more <= spare:
+                    found = _peaks_after(near, size, sent, taken, heaviest, home, a, b)
+                    if found < best or (found == best < peaks and more < least):
+                        best, least, first, second = found, more, a, b
+        if first < 0:
+            break
+        spare -= least
+        _swap(near, size, sent, taken, home, first, second)
+    return home
+
+
+@kernel
+def _loads(near: I64, size: I64, home: I64) -> tuple[I64, I64]:
+    """What each node sends and takes over each hop. int64 [hops, nodes] each."""
+    sent, taken = np.zeros(near.shape[:2], np.int64), np.zeros(near.shape[:2], np.int64)
+    for hop in range(len(near)):
+        for batch in range(len(home)):
+            node = home[batch]
+            sent[hop] += near[hop, :, batch]
+            sent[hop, node] -= near[hop, node, batch]
+            taken[hop, node] += size[hop, batch] - near[hop, node, batch]
+    return sent, taken
+
+
+@kernel
+def _find_heaviest(sent: I64, taken: I64, heaviest: I64) -> int:
+    """Fill in the three nodes with the largest loads of each hop, -1 if there are fewer. Returns the sum of peaks."""
+    peaks = 0
+    for hop in range(len(sent)):
+        load = np.maximum(sent[hop], taken[hop])
+        peaks += load.max()
+        heaviest[hop] = -1
+        for place in range(min(3, len(load))):
+            heaviest[hop, place] = np.argmax(load)
+            load[heaviest[hop, place]] = -1
+    return peaks
+
+
+@kernel
+def _more_bytes(near: I64, home: I64, a: int, b: int) -> int:
+    """What the swap of two batches adds to the bytes between nodes."""
+    more = 0
+    for hop in range(len(near)):
+        more += near[hop, home[a], a] - near[hop, home[b], a]
+        more += near[hop, home[b], b] - near[hop, home[a], b]
+    return more
+
+
+@kernel
+def _peaks_after(near: I64, size: I64, sent: I64, taken: I64, heaviest: I64, home: I64, a: int, b: int) -> int:
+    """The sum of the peaks after the swap of two batches."""
+    peaks = 0
+    for hop in range(len(near)):
+        peak = 0
+        for node in heaviest[hop]:
+            if node >= 0 and node != home[a] and node != home[b]:
+                peak = max(sent[hop, node], taken[hop, node])
+                break
+        for goes, comes in ((a, b), (b, a)):
+            node = home[goes]
+            left, joined = near[hop, node, goes], near[hop, node, comes]
+            peak = max(peak, sent[hop, node] + left - joined)
+            peak = max(peak, taken[hop, node] - (size[hop, goes] - left) + (size[hop, comes] - joined))
+        peaks += peak
+    return peaks
+
+
+@kernel
+def _swap(near: I64, size: I64, sent: I64, taken: I64, home: I64, a: int, b: int) -> None:
+    """Carry out a swap."""
+    for hop in range(len(near)):
+        for goes, comes in ((a, b), (b, a)):
+            node = home[goes]
+            left, joined = near[hop, node, goes], near[hop, node, comes]
+            sent[hop, node] += left - joined
+            taken[hop, node] += (size[hop, comes] - joined) - (size[hop, goes] - left)
+    home[a], home[b] = home[b], home[a]
