@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 
 from dataserver.planning import arranging
-from dataserver.planning.costs import forward_ns
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import (
     BalancePolicy,
@@ -16,8 +15,6 @@ from dataserver.planning.jobspec import (
 )
 from dataserver.planning.layouts.interface import LayoutPlanner
 from dataserver.planning.layouts.joined import pipeline_layout, placing_in_flight, schedules, timeline
-from dataserver.planning.packing import balanced as balanced_packing
-from dataserver.planning.packing import best_fit_decreasing, first_fit_decreasing, one_per_sequence
 from dataserver.planning.placing import (
     Placement,
     PlacementProblem,
@@ -30,6 +27,7 @@ from dataserver.planning.placing import (
 )
 from dataserver.planning.plan import Arrangement, Candidate, Routing, StepPlan, make_plan
 from dataserver.planning.samples import I64, StepSamples
+from dataserver.planning.sequences import pack_step
 
 
 def baseline(execution: Execution) -> Execution:
@@ -50,7 +48,7 @@ def baseline(execution: Execution) -> Execution:
 def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     """Plan one step.
 
-    Images to understand require an encoder (`sizing.check_encoder`).
+    Every image has a module that handles it (`limits.check_table`).
     """
     return _Planner(job, step, samples).plan()
 
@@ -64,7 +62,7 @@ class _Planner:
         self._layout = pipeline_layout(self._execution)
 
     def plan(self) -> StepPlan:
-        sequence, waves = self._pack()
+        sequence, waves = pack_step(self._job, self._samples)
         num_sequences = int(sequence.max(initial=-1)) + 1
         problem = placement_problem(
             self._execution, placing_in_flight(self._execution, waves), self._samples, sequence, num_sequences, waves
@@ -81,20 +79,6 @@ class _Planner:
         scored = [(timeline(self._job.spec, plan).makespan_ns, number) for number, (_, plan) in enumerate(plans)]
         ranked = tuple(Candidate(plans[number][0], makespan) for makespan, number in sorted(scored))
         return replace(plans[min(scored)[1]][1], candidates=ranked)
-
-    def _pack(self) -> tuple[I64, int]:
-        """The sequence of each sample, int64 [n], and the microbatches of each rank."""
-        stream, tokens, policy = self._job.stream, self._samples.tokens, self._execution.backbone.packing
-        slots = self._execution.backbone.dp * self._execution.microbatch
-        if not stream.packing.enabled:
-            return one_per_sequence(tokens), -(-max(stream.global_batch, len(tokens)) // slots)
-        pack = first_fit_decreasing if policy is PackingPolicy.FIRST_FIT else best_fit_decreasing
-        sequence = pack(tokens, stream.seq_len)
-        waves = -(-max(stream.global_batch, int(sequence.max(initial=-1)) + 1) // slots)
-        if policy is PackingPolicy.BALANCED:
-            loads = forward_ns(self._execution.backbone.cost, tokens)
-            sequence = balanced_packing(tokens, loads, stream.seq_len, waves * slots)
-        return sequence, waves
 
     def _placements(self, problem: PlacementProblem) -> dict[str, Placement]:
         """The placements among which the simulator of whole plans chooses; canonical order is always one of them."""

@@ -1,0 +1,37 @@
+"""The sequences of a step: which samples share one, and how many microbatches of every rank hold them all."""
+
+from dataserver.planning.costs import forward_ns
+from dataserver.planning.identity import Job
+from dataserver.planning.jobspec import PackingPolicy
+from dataserver.planning.packing import balanced, best_fit_decreasing, first_fit_decreasing, one_per_sequence
+from dataserver.planning.samples import I64, StepSamples
+
+
+def pack_step(job: Job, samples: StepSamples, at_least: int = 0) -> tuple[I64, int]:
+    """Pack the samples of a step as the stream and the backbone's policy say.
+
+    A sequence holds `seq_len` tokens, or what the memory of the backbone holds if that is less.
+
+    Args:
+        job: of any layout with a backbone.
+        samples: of the step.
+        at_least: microbatches of each rank, where memory asks for more than the samples do.
+
+    Returns:
+        int64 [n]: the sequence of each sample, numbered from 0 in the order of their first samples; and the
+        microbatches of each rank, equal for all.
+
+    Raises:
+        ValueError: a sample does not fit a sequence.
+    """
+    stream, tokens, backbone = job.stream, samples.tokens, job.spec.execution.backbone
+    slots = backbone.dp * job.spec.execution.microbatch
+    if not stream.packing.enabled:
+        return one_per_sequence(tokens), max(at_least, -(-max(stream.global_batch, len(tokens)) // slots))
+    capacity = stream.seq_len if backbone.memory is None else min(stream.seq_len, backbone.memory.units)
+    pack = first_fit_decreasing if backbone.packing is PackingPolicy.FIRST_FIT else best_fit_decreasing
+    sequence = pack(tokens, capacity)
+    microbatches = max(at_least, -(-max(stream.global_batch, int(sequence.max(initial=-1)) + 1) // slots))
+    if backbone.packing is PackingPolicy.BALANCED:
+        sequence = balanced(tokens, forward_ns(backbone.cost, tokens), capacity, microbatches * slots)
+    return sequence, microbatches
