@@ -38,7 +38,7 @@ def make_step(seed: int, ranks: int, pad_audio: bool) -> tuple[list[Phase], list
 
 def _colocated(ranks: int, pad_audio: bool) -> list[Row]:
     node = np.arange(ranks) // RANKS_PER_NODE
-    gains, gaps, shares, times = [], [], [], []
+    gains, gaps, shares, peaks, times = [], [], [], [], []
     for seed in SEEDS:
         phases, links = make_step(seed, ranks, pad_audio)
         plan = arrange_phases(phases, links, node)
@@ -48,6 +48,7 @@ def _colocated(ranks: int, pad_audio: bool) -> list[Row]:
         gains.append(_step_ns_of_one_arrangement(phases, ranks) / _step_ns(plan))
         gaps.append(_step_ns(plan) / sum(a.bound_ns for a in plan.arrangements))
         shares.append(plan.bytes_between_nodes / plan.identity_bytes)
+        peaks.append(plan.peak_bytes / plan.identity_peak_bytes)
     audio = "whisper (padded)" if pad_audio else "whisper"
     name = f"colocated vit + {audio} + llm, {SEQUENCES_PER_RANK * ranks:,} sequences on {ranks:,} ranks"
     return [
@@ -59,10 +60,10 @@ def _colocated(ranks: int, pad_audio: bool) -> list[Row]:
             min(gains) >= 1,
         ),
         Row(
-            "same, bytes between nodes of 8",
-            f"{_spread(shares, '.3f')} of the identity's",
+            "same, between nodes of 8: all bytes, and those of the busiest node of each hop",
+            f"{_spread(shares, '.3f')}, {_spread(peaks, '.3f')} of the identity's",
             "never above the identity's",
-            max(shares) <= 1,
+            max(*shares, *peaks) <= 1,
         ),
     ]
 

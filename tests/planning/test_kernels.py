@@ -8,7 +8,7 @@ from pathlib import Path
 from planning.golden_bins import digest
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = "610b4a7437edfbc65783aa634b64f82a87b14aaae018281e3864681221f8551c"
+GOLDEN = "acd8e52031f0588210de6380a1cbf7595ddf93ee304db2966e307d0e8e06ba26"
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

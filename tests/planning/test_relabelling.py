@@ -86,7 +86,7 @@ def peaks_of(hops: list[tuple[I64, I64]], node: I64, rank: I64) -> int:
     """Sum over the hops of what the busiest node sends or takes, rank by rank."""
     total = 0
     for traffic, there in hops:
-        sent, taken = {name: 0 for name in range(9)}, {name: 0 for name in range(9)}
+        sent, taken = dict.fromkeys(range(9), 0), dict.fromkeys(range(9), 0)
         for i, k in product(range(len(there)), range(len(node))):
             if there[i] != node[rank[k]]:
                 sent[int(there[i])] += int(traffic[i, k])
