@@ -24,11 +24,16 @@ def pack_step(job: Job, samples: StepSamples, at_least: int = 0) -> tuple[I64, i
     Raises:
         ValueError: a sample does not fit a sequence.
     """
+    backbone, slots = job.spec.execution.backbone, job.spec.execution.backbone.dp * job.spec.execution.microbatch
+    memory = job.stream.seq_len if backbone.memory is None else backbone.memory.units
+    return pack_sequences(job, samples, min(job.stream.seq_len, memory), slots, at_least)
+
+
+def pack_sequences(job: Job, samples: StepSamples, capacity: int, slots: int, at_least: int = 0) -> tuple[I64, int]:
+    """The same, of at most `capacity` tokens, where a microbatch of all ranks together holds `slots` sequences."""
     stream, tokens, backbone = job.stream, samples.tokens, job.spec.execution.backbone
-    slots = backbone.dp * job.spec.execution.microbatch
     if not stream.packing.enabled:
         return one_per_sequence(tokens), max(at_least, -(-max(stream.global_batch, len(tokens)) // slots))
-    capacity = stream.seq_len if backbone.memory is None else min(stream.seq_len, backbone.memory.units)
     pack = first_fit_decreasing if backbone.packing is PackingPolicy.FIRST_FIT else best_fit_decreasing
     sequence = pack(tokens, capacity)
     microbatches = max(at_least, -(-max(stream.global_batch, int(sequence.max(initial=-1)) + 1) // slots))
