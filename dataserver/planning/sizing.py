@@ -24,7 +24,7 @@ _GENERATION_EXTRA = 2
 
 
 class SampleTooLargeError(ValueError):
-    """A sample that cannot fit a sequence even without its text."""
+    """A sample that cannot fit a sequence even without its text, or a module's memory."""
 
 
 def patch_grid(width: int, height: int, sizing: Sizing) -> tuple[int, int]:
@@ -87,7 +87,7 @@ def shard_table(
     rows, columns = patch_grids(widths, heights, stream.sizing)
     table = ShardTable(row, text_tokens, image_offsets, rows, columns, nominal=np.zeros(len(row), np.int64))
     fixed = _fixed_tokens(table, stream.sizing)
-    too_large = np.flatnonzero(_may_be_understood(stream, table) & (fixed > stream.seq_len))
+    too_large = np.flatnonzero(may_be_understood(stream, table) & (fixed > stream.seq_len))
     if len(too_large):
         worst = too_large[np.argmax(fixed[too_large])]
         raise SampleTooLargeError(
@@ -100,7 +100,7 @@ def shard_table(
     generated = np.minimum(text_tokens + _GENERATION_EXTRA + stream.generation.query_tokens, stream.seq_len)
     share = Fraction(ratio).limit_denominator(1 << 20)
     mixed = (understood * (share.denominator - share.numerator) + generated * share.numerator) // share.denominator
-    nominal = np.where(_is_pair(table), mixed, understood)
+    nominal = np.where(is_pair(table), mixed, understood)
     return ShardTable(row, text_tokens, image_offsets, rows, columns, nominal)
 
 
@@ -112,31 +112,32 @@ def _fixed_tokens(table: ShardTable, sizing: Sizing) -> I64:
     return fixed
 
 
-def _is_pair(table: ShardTable) -> Bool:
-    """Samples that may be generated: exactly one image, and some text."""
+def is_pair(table: ShardTable) -> Bool:
+    """Samples of exactly one image and some text, which alone may be generated. bool [n]."""
     pairs: Bool = (np.diff(table.image_offsets) == 1) & (table.text_tokens > 0)
     return pairs
 
 
-def _may_be_understood(stream: Stream, table: ShardTable) -> Bool:
-    """Samples whose images the backbone may have to see."""
+def may_be_understood(stream: Stream, table: ShardTable) -> Bool:
+    """Samples whose images the backbone may have to see. bool [n]."""
     if Fraction(stream.generation.ratio) < 1:
         return np.ones(len(table.row), np.bool_)
-    return ~_is_pair(table)
+    return ~is_pair(table)
 
 
-def check_encoder(stream: Stream, table: ShardTable, where: str) -> None:
-    """Refuse images that a job without an encoder would have to understand.
+def may_be_generated(stream: Stream, table: ShardTable) -> Bool:
+    """Samples whose image a generator may have to learn. bool [n]."""
+    if Fraction(stream.generation.ratio) > 0:
+        return is_pair(table)
+    return np.zeros(len(table.row), np.bool_)
 
-    Raises:
-        ValueError: naming the first such sample.
-    """
-    found = np.flatnonzero(_may_be_understood(stream, table) & (np.diff(table.image_offsets) > 0))
-    if len(found):
-        raise ValueError(
-            f"{where}, row {table.row[found[0]]}: the sample has images to understand ({len(found)} such samples in "
-            "this shard) but the job has no module of kind encoder; add one, or leave such samples out"
-        )
+
+def most_tokens(stream: Stream, table: ShardTable) -> I64:
+    """Backbone tokens of each sample after truncation, in the longest of the tasks that it may have. int64 [n]."""
+    understood = np.where(may_be_understood(stream, table), _fixed_tokens(table, stream.sizing), 0)
+    asked = np.where(may_be_generated(stream, table), _GENERATION_EXTRA + stream.generation.query_tokens, 0)
+    longest: I64 = np.minimum(np.maximum(understood, asked) + table.text_tokens, stream.seq_len)
+    return longest
 
 
 def draw_tasks(stream: Stream, dataset: int, pass_: int, sample: U64, pairs: Bool) -> I32:
@@ -157,7 +158,7 @@ def size_samples(stream: Stream, dataset: int, pass_: int, sample: U64, table: S
         sample: uint64 [n], numbers of the samples.
         table: their sizes, in the same order.
     """
-    task = draw_tasks(stream, dataset, pass_, sample, _is_pair(table))
+    task = draw_tasks(stream, dataset, pass_, sample, is_pair(table))
     generated = task == Task.GENERATION
     fixed = np.where(
         generated, _GENERATION_EXTRA + stream.generation.query_tokens, _fixed_tokens(table, stream.sizing)

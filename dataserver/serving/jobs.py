@@ -12,12 +12,13 @@ from dataserver.dataset.cache import LruCache
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.filters import Filter, compile_filter
 from dataserver.planning.identity import Job
-from dataserver.planning.jobspec import DatasetSpec, ModuleKind
+from dataserver.planning.jobspec import DatasetSpec
+from dataserver.planning.limits import check_table
 from dataserver.planning.order import Span, StreamOrder, units_of
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import I64, ShardTable, StepSamples
-from dataserver.planning.sizing import check_encoder, concatenate, shard_table, size_samples
+from dataserver.planning.sizing import concatenate, shard_table, size_samples
 
 Value = TypeVar("Value")
 
@@ -42,9 +43,9 @@ class JobPlanner:
         Raises:
             TokensMissingError: a dataset is not counted for the job's tokenizer; names the command.
             FilterError: a filter does not fit the dataset's columns.
-            SampleTooLargeError: a sample cannot fit a sequence.
+            SampleTooLargeError: a sample cannot fit a sequence, or a module's memory.
             DatasetEmptyError: nothing is left of a dataset.
-            ValueError: samples have images to understand but the job has no encoder, or a step is too large to plan.
+            ValueError: samples that the job's modules do not handle, or a step that is too large to plan.
         """
         self.job = job
         self._datasets = tuple(datasets)
@@ -84,13 +85,11 @@ class JobPlanner:
 
     def _measure(self, dataset: int) -> tuple[int, I64]:
         """Samples of a dataset, and int64 [shards]: the length of each shard on the dataset's axis."""
-        has_encoder = self.job.spec.module_of_dataset(ModuleKind.ENCODER)[dataset] is not None
         totals = np.zeros(len(self._datasets[dataset].shards), np.int64)
         count = 0
         for shard in range(len(totals)):
             table = self._table(dataset, shard)
-            if not has_encoder:
-                check_encoder(self.job.stream, table, self._where(dataset, shard))
+            check_table(self.job.spec, dataset, table, self._where(dataset, shard))
             totals[shard] = units_of(self.job.stream, table).sum()
             count += len(table.row)
         return count, totals

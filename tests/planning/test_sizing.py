@@ -11,7 +11,6 @@ from dataserver.planning.jobspec import Sizing
 from dataserver.planning.samples import Task
 from dataserver.planning.sizing import (
     SampleTooLargeError,
-    check_encoder,
     concatenate,
     draw_tasks,
     patch_grid,
@@ -161,17 +160,6 @@ def test_an_image_that_is_only_a_target_needs_no_room_in_the_sequence() -> None:
     assert _pair(job, 5).nominal.tolist() == [15]
     with pytest.raises(SampleTooLargeError):
         _pair(job, 0)
-
-
-def test_images_need_an_encoder_unless_all_are_targets() -> None:
-    for ratio, text, refused in (("1", 5, False), ("1", 0, True), ("0.999", 5, True), ("0", 5, True)):
-        job = make_job(stream={"generation": {"ratio": ratio}}, encoder=0, generator=1)
-        table = _pair(job, text)
-        if refused:
-            with pytest.raises(ValueError, match=r"shard x, row 0: the sample has images to understand .* encoder"):
-                check_encoder(job.stream, table, "shard x")
-        else:
-            check_encoder(job.stream, table, "shard x")
 
 
 @given(st.permutations(range(20)), st.integers(0, 19), st.integers(0, 3))

@@ -61,8 +61,8 @@ class Memory(SpecModel):
     room_bytes: Positive
     """What parameters, gradients and optimizer states leave of the device."""
     unit_bytes: Positive
-    """What one patch (encoder, generator) or token (backbone) holds on a device of a stage from its forward to its
-    backward."""
+    """What one patch (encoder, generator, image tower) or token (backbone, text tower) holds on a device of a stage
+    from its forward to its backward."""
 
     @property
     def units(self) -> int:

@@ -43,7 +43,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INDEX_STALE: _ErrorReason.ValueType  # 9
     """FAILED_PRECONDITION: an index is missing or older than its shard; the message has the command."""
     ERROR_REASON_SAMPLE_TOO_LARGE: _ErrorReason.ValueType  # 10
-    """INVALID_ARGUMENT: a sample cannot fit a sequence even without its text; the message names it."""
+    """INVALID_ARGUMENT: a sample cannot fit a sequence even without its text, or the memory of a module; the message
+    names it.
+    """
     ERROR_REASON_DATASET_EMPTY: _ErrorReason.ValueType  # 11
     """FAILED_PRECONDITION: filters and quarantine leave no sample."""
     ERROR_REASON_MODULE_UNKNOWN: _ErrorReason.ValueType  # 12
@@ -91,7 +93,9 @@ ERROR_REASON_TOKENS_NOT_COUNTED: ErrorReason.ValueType  # 8
 ERROR_REASON_INDEX_STALE: ErrorReason.ValueType  # 9
 """FAILED_PRECONDITION: an index is missing or older than its shard; the message has the command."""
 ERROR_REASON_SAMPLE_TOO_LARGE: ErrorReason.ValueType  # 10
-"""INVALID_ARGUMENT: a sample cannot fit a sequence even without its text; the message names it."""
+"""INVALID_ARGUMENT: a sample cannot fit a sequence even without its text, or the memory of a module; the message
+names it.
+"""
 ERROR_REASON_DATASET_EMPTY: ErrorReason.ValueType  # 11
 """FAILED_PRECONDITION: filters and quarantine leave no sample."""
 ERROR_REASON_MODULE_UNKNOWN: ErrorReason.ValueType  # 12
