@@ -197,15 +197,14 @@ def route(
         other: the encoder's (to_backbone) or the generator's.
         images: int64 [k], the images in backbone order.
         rank: int64 [k], their backbone rank.
-        wave: int64 [k], their wave.
+        wave: int64 [k], their microbatch in the backbone; the arrangement may have them in others (colocated layouts).
         rows: int64 [k], rows of each.
         to_backbone: direction.
     """
     place = np.argsort(other.item, kind="stable")[np.searchsorted(np.sort(other.item), images)]
-    here = rank, _within_groups(rank, wave, rows)
-    there = other.rank[place], other.start[place]
-    (source, source_start), (target, target_start) = (there, here) if to_backbone else (here, there)
-    order = np.lexsort((source_start, source, wave))
+    here = wave, rank, _within_groups(rank, wave, rows)
+    there = other.microbatch[place], other.rank[place], other.start[place]
+    source, target = (there, here) if to_backbone else (here, there)
+    order = np.lexsort(source[::-1])
     names = (other.module, backbone.module) if to_backbone else (backbone.module, other.module)
-    arrays = (wave, source, source_start, wave, target, target_start, rows)
-    return Routing(*names, *(a[order] for a in arrays))
+    return Routing(*names, *(a[order] for a in (*source, *target, rows)))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dataserver.planning.balancing import Places, compose, lower_bound, padded, searched, traffic_between
+from dataserver.planning.balancing import Places, compose, lower_bound, padded, traffic_between
 from dataserver.planning.phases.interface import Link, Phase, PhaseArrangement, PhasePlan, PhaseRouting
 from dataserver.planning.phases.naming import Exchanges, name_ranks
 from dataserver.planning.plan import Routing
@@ -14,7 +14,7 @@ from dataserver.planning.samples import I64
 def arrange_phases(phases: Sequence[Phase], links: Sequence[Link], node: I64) -> PhasePlan:
     """Plan a colocated step (OrchMLLM, sections "Post-Balancing", "Node-wise All-to-All", "Global Orchestrator").
 
-    Every phase is balanced alone: packed by longest first + local search, padded by optimal runs. Then its batches get
+    Every phase is balanced alone: packed by its balancer, padded by optimal runs. Then its batches get
     the ranks with which few bytes cross between nodes and none sends or takes much more than others, loads unchanged.
     Last, the arrangements at both ends of a link are composed into one routing; the backward pass takes it from target
     to source.
@@ -76,7 +76,7 @@ def _spread(phase: Phase, num_ranks: int) -> I64:
     capacity, memory = _capacity(phase, num_ranks), phase.memory
     _check_items(phase)
     try:
-        return (padded if phase.padded else searched)(phase.loads, num_ranks, capacity, memory)
+        return (padded if phase.padded else phase.balancer)(phase.loads, num_ranks, capacity, memory)
     except ValueError as error:
         raise ValueError(f"phase {phase.name}: {error}") from error
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataserver.planning.balancing import Memory, Places, bin_loads
+from dataserver.planning.balancing import Balancer, Memory, Places, bin_loads, searched
 from dataserver.planning.plan import Routing
 from dataserver.planning.samples import I64
 
@@ -21,6 +21,8 @@ class Phase:
     """int64 [k]: the sample of each item, of a sequence its first; errors name it."""
     constant_ns: int = 0
     """Nanoseconds on every rank that no item causes."""
+    balancer: Balancer = searched
+    """What spreads them over the ranks, unless they are padded."""
     padded: bool = False
     """Whether items are padded to the longest of their rank, so that each costs as much as the costliest."""
     equal_counts: bool = False
