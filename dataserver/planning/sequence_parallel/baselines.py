@@ -7,15 +7,15 @@ import numpy as np
 from dataserver.planning.samples import I64
 from dataserver.planning.sequence_parallel.costs import GroupCosts
 from dataserver.planning.sequence_parallel.plan import SequencePlan
-from dataserver.planning.sequence_parallel.planner import DEFAULT_BUDGET, assemble
-from dataserver.planning.sequence_parallel.search import Batch, Budget, Grouping, search
+from dataserver.planning.sequence_parallel.planner import DEFAULT_BUDGET, assemble, sorted_batch
+from dataserver.planning.sequence_parallel.search import Budget, Grouping, search
 
 SPREAD_FROM = 16
 """Least degree whose groups share the last microbatch evenly, as in the public code of FlexSP."""
 
 
 def homogeneous_plan(
-    lengths: I64, costs: GroupCosts, degree: int | None = None, fill_percent: int = 90
+    lengths: I64, costs: GroupCosts, degree: int | None = None, fill_percent: int = 90, squares: I64 | None = None
 ) -> SequencePlan:
     """Sequences packed best-fit decreasing into groups of one degree: a static plan, as DeepSpeed-Ulysses has it.
 
@@ -29,6 +29,7 @@ def homogeneous_plan(
         costs: of the model on the cluster.
         degree: of every group; the largest unless given.
         fill_percent: share of a group's tokens that is used.
+        squares: int64 [n], what attention grows with where samples are packed (`GroupCosts.times_ns`).
 
     Raises:
         ValueError: the degree is none of `costs` or does not divide the cluster, or a sequence does not fit it.
@@ -48,11 +49,10 @@ def homogeneous_plan(
             f"sequence {longest} has {int(lengths[longest])} tokens and does not fit a group of {degree} devices, "
             f"which holds {degree * costs.device_tokens}: use degree {costs.degrees[floors[longest]]}"
         )
-    order = np.argsort(-lengths, kind="stable")
-    batch = Batch(lengths[order], costs)
+    order, composition = np.argsort(-lengths, kind="stable"), _composition(costs, degree)
+    batch = sorted_batch(lengths, costs, order, squares, composition[None, :])
     per = costs.num_devices // degree
     microbatch, group = np.divmod(_packed(lengths, order, degree, costs, fill_percent)[order], per)
-    composition = _composition(costs, degree)
     groupings = []
     for number in range(int(microbatch.max(initial=-1)) + 1):
         members = np.flatnonzero(microbatch == number)
@@ -61,17 +61,22 @@ def homogeneous_plan(
     return assemble(batch, order, groupings)
 
 
-def best_homogeneous_plan(lengths: I64, costs: GroupCosts, fill_percent: int = 90) -> SequencePlan:
+def best_homogeneous_plan(
+    lengths: I64, costs: GroupCosts, fill_percent: int = 90, squares: I64 | None = None
+) -> SequencePlan:
     """The fastest homogeneous plan of this batch (FlexSP-BatchAda); ties to the smaller degree.
 
     Raises:
         ValueError: a sequence fits no group.
     """
     degrees = _possible_degrees(np.ascontiguousarray(lengths, np.int64), costs)
-    return min((homogeneous_plan(lengths, costs, d, fill_percent) for d in degrees), key=lambda plan: plan.time_ns)
+    plans = (homogeneous_plan(lengths, costs, d, fill_percent, squares) for d in degrees)
+    return min(plans, key=lambda plan: plan.time_ns)
 
 
-def searched_homogeneous_plan(lengths: I64, costs: GroupCosts, budget: Budget = DEFAULT_BUDGET) -> SequencePlan:
+def searched_homogeneous_plan(
+    lengths: I64, costs: GroupCosts, budget: Budget = DEFAULT_BUDGET, squares: I64 | None = None
+) -> SequencePlan:
     """The fastest homogeneous plan that this project's own search finds; ties to the smaller degree.
 
     A stronger baseline than the published one: what it still loses is what groups of different degrees gain.
@@ -83,7 +88,7 @@ def searched_homogeneous_plan(lengths: I64, costs: GroupCosts, budget: Budget = 
     order = np.argsort(-lengths, kind="stable")
     plans = []
     for degree in _possible_degrees(lengths, costs):
-        batch = Batch(lengths[order], costs, _composition(costs, degree)[None, :])
+        batch = sorted_batch(lengths, costs, order, squares, _composition(costs, degree)[None, :])
         plans.append(assemble(batch, order, search(batch, budget)))
     return min(plans, key=lambda plan: plan.time_ns)
 
@@ -147,13 +152,13 @@ def _give_idle_groups_one(groups: list[list[int]], idle: int) -> None:
 
 
 def _share_evenly(groups: list[list[int]], lengths: list[int], limit: int) -> None:
-    """Move sequences from groups above the mean of the tokens to later ones below it."""
+    """Move sequences from groups above an even share of the tokens to later ones below it."""
     tokens = [sum(lengths[k] for k in members) for members in groups]
-    mean = sum(tokens) // len(groups)
+    share = sum(tokens) // len(groups)
     for taker in range(1, len(groups)):
         for giver in range(taker):
             for k in sorted(groups[giver]):
-                if tokens[taker] >= mean or tokens[giver] <= mean or len(groups[giver]) == 1:
+                if tokens[taker] >= share or tokens[giver] <= share or len(groups[giver]) == 1:
                     break
                 if tokens[taker] + lengths[k] <= limit:
                     groups[giver].remove(k)
