@@ -98,16 +98,18 @@ class GroupCosts:
         """Tokens that a microbatch holds at most."""
         return self.device_tokens * self.num_devices
 
-    def times_ns(self, lengths: I64) -> I64:
+    def times_ns(self, lengths: I64, squares: I64 | None = None) -> I64:
         """Time of each sequence in a group of each degree (eq. 12 and 13 without beta1).
 
         Args:
             lengths: int64 [n], tokens, at most MAX_TOKENS.
+            squares: int64 [n], what attention grows with: the squares of the tokens of the samples that are packed into
+                each sequence; without it, each is one sample.
 
         Returns:
             int64 [n, degrees], nanoseconds.
         """
-        thousands, rest = np.divmod(lengths * lengths, 1_000)
+        thousands, rest = np.divmod(lengths * lengths if squares is None else squares, 1_000)
         quadratic = thousands * self.quadratic_fs // 1_000 + rest * self.quadratic_fs // 1_000_000
         linear = lengths[:, None] * np.array(self.token_ps, np.int64) // 1_000
         times: I64 = (quadratic[:, None] + linear) // np.array(self.degrees, np.int64)

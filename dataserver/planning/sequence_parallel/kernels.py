@@ -90,14 +90,15 @@ def _least_work(times: I64, floors: I64) -> int:
 
 
 @kernel
-def _token_limits(lengths: I64, times: I64, floors: I64, room: int, limit: int) -> I64:
-    """Tokens that a group of each degree takes by `limit`, as it has memory, at the pace of the shortest sequence."""
-    last, columns = len(lengths) - 1, times.shape[1]
+def _token_limits(lengths: I64, times: I64, floors: I64, room: int, limit: int, easiest: int) -> I64:
+    """Tokens that a group of each degree takes by `limit`, as it has memory, at the pace of the easiest sequence."""
+    columns = times.shape[1]
     limits = np.empty(columns, np.int64)
     for j in range(columns):
         limits[j] = room << j
-        if j >= floors[last] and times[last, j] > 0 and limit // times[last, j] < 1 << 20:
-            limits[j] = min(limits[j], (((limit << 10) // times[last, j] + 1) * lengths[last] >> 10) + 1)
+        time = times[easiest, j]
+        if j >= floors[easiest] and time > 0 and limit // time < 1 << 20:
+            limits[j] = min(limits[j], (((limit << 10) // time + 1) * lengths[easiest] >> 10) + 1)
     return limits
 
 
@@ -123,7 +124,15 @@ def _least_exchange(tokens: I64, left: I64, penalties: I64) -> int:
 
 @kernel
 def composition_bounds(
-    lengths: I64, times: I64, floors: I64, room: int, penalties: I64, compositions: I64, units: int, limit: int
+    lengths: I64,
+    times: I64,
+    floors: I64,
+    room: int,
+    penalties: I64,
+    compositions: I64,
+    units: int,
+    limit: int,
+    easiest: int,
 ) -> I64:
     """A lower bound of each composition's makespan if that is to stay under `limit`; NEVER where it cannot.
 
@@ -138,13 +147,14 @@ def composition_bounds(
         compositions: int64 [compositions, degrees].
         units: of the cluster.
         limit: ns.
+        easiest: the sequence that takes the least time for each of its tokens.
 
     Returns:
         int64 [compositions], ns.
     """
     num, columns = compositions.shape
     work = _least_work(times, floors)
-    limits = _token_limits(lengths, times, floors, room, limit)
+    limits = _token_limits(lengths, times, floors, room, limit, easiest)
     tokens = np.zeros(columns, np.int64)
     for k in range(len(lengths)):
         tokens[floors[k]] += lengths[k]
@@ -293,6 +303,7 @@ def best_grouping(
     units: int,
     limit: int,
     max_moves: int,
+    easiest: int,
 ) -> tuple[int, int, I64]:
     """The composition and placement that finish first: greedy placement of each composition, then local improvement.
 
@@ -309,7 +320,7 @@ def best_grouping(
         whole += times[k, floors[k] :].max()  # no placement takes longer than the sum
     best, work = min(limit, 2 * whole + 2), _least_work(times, floors)
     for look in range(2):
-        bounds = composition_bounds(lengths, times, floors, room, penalties, compositions, units, best)
+        bounds = composition_bounds(lengths, times, floors, room, penalties, compositions, units, best, easiest)
         for position, c in enumerate(np.argsort(bounds, kind="mergesort")):
             if bounds[c] + (bounds[c] >> CLOSE) >= best or (look == 0 and position == FIRST_LOOK):
                 break

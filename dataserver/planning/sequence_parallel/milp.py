@@ -61,7 +61,9 @@ def solve_chunk(batch: Batch, start: int, end: int, num_buckets: int, max_nodes:
     if not len(members) or int(lengths.sum()) > batch.costs.cluster_tokens:
         return None
     sizes, bucket = _buckets(lengths, num_buckets, batch.costs.cluster_tokens)
-    programme = _Programme(batch, sizes, np.bincount(bucket))
+    times = np.zeros((len(sizes), len(batch.costs.degrees)), np.int64)
+    np.maximum.at(times, bucket, batch.times[members])
+    programme = _Programme(batch, sizes, times, np.bincount(bucket))
     amounts = programme.solve(max_nodes)
     if amounts is None:
         return None
@@ -111,24 +113,24 @@ def _complete(composition: I64, units: int) -> None:
 
 
 class _Programme:
-    """min C over A[q, p] integer >= 0, m[p] in {0, 1}: eq. 17-21, with sizes of buckets for lengths.
+    """min C over A[q, p] integer >= 0, m[p] in {0, 1}: eq. 17-21, with sizes and times of buckets for sequences'.
 
     Variables: A bucket by bucket, then m, then C in milliseconds. Virtual groups of one degree are alike; m falls
     within a degree, which leaves out permutations.
     """
 
-    def __init__(self, batch: Batch, sizes: I64, counts: I64) -> None:
+    def __init__(self, batch: Batch, sizes: I64, times_ns: I64, counts: I64) -> None:
         degrees = batch.costs.degrees
         self.columns = np.repeat(np.arange(len(degrees)), [batch.units >> j for j in range(len(degrees))])
         self._batch, self._sizes, self._counts = batch, sizes, counts
         self._floors = batch.costs.floors(sizes)
         self._rows: list[tuple[list[int], list[float], float, float]] = []
-        self._constrain()
+        self._constrain(times_ns)
 
-    def _constrain(self) -> None:
+    def _constrain(self, times_ns: I64) -> None:
         batch, num_groups, num_sizes = self._batch, len(self.columns), len(self._sizes)
         used, end, infinity = num_sizes * num_groups, (num_sizes + 1) * num_groups, float("inf")
-        times = batch.costs.times_ns(self._sizes) / 1e6
+        times = times_ns / 1e6
         for q in range(num_sizes):
             row = list(range(q * num_groups, (q + 1) * num_groups))
             self._rows.append((row, [1.0] * num_groups, float(self._counts[q]), float(self._counts[q])))

@@ -15,7 +15,12 @@ DEFAULT_BUDGET = Budget()
 
 
 def plan_groups(
-    lengths: I64, costs: GroupCosts, *, budget: Budget = DEFAULT_BUDGET, solver: Literal["search", "milp"] = "search"
+    lengths: I64,
+    costs: GroupCosts,
+    *,
+    squares: I64 | None = None,
+    budget: Budget = DEFAULT_BUDGET,
+    solver: Literal["search", "milp"] = "search",
 ) -> SequencePlan:
     """Spread a batch over microbatches, and each of them over groups of devices of different degrees.
 
@@ -25,6 +30,7 @@ def plan_groups(
     Args:
         lengths: int64 [n], tokens of each sequence.
         costs: of the model on the cluster.
+        squares: int64 [n], what attention grows with where samples are packed (`GroupCosts.times_ns`).
         budget: what bounds the search. The MILP uses its `microbatch_counts` only.
         solver: `search` (this project's), or `milp`, the paper's programme for chunks of equal tokens; needs highspy.
 
@@ -35,7 +41,7 @@ def plan_groups(
     lengths = np.ascontiguousarray(lengths, np.int64)
     costs.floors(lengths)  # names a sequence that is too long by its place in the batch
     order = np.argsort(-lengths, kind="stable")
-    batch = Batch(lengths[order], costs)
+    batch = sorted_batch(lengths, costs, order, squares)
     if solver == "milp":
         from dataserver.planning.sequence_parallel.milp import solve
 
@@ -43,6 +49,13 @@ def plan_groups(
     else:
         groupings = search(batch, budget)
     return assemble(batch, order, groupings)
+
+
+def sorted_batch(
+    lengths: I64, costs: GroupCosts, order: I64, squares: I64 | None, compositions: I64 | None = None
+) -> Batch:
+    """The sequences in the `order` [n] of falling lengths."""
+    return Batch(lengths[order], costs, compositions, None if squares is None else squares[order])
 
 
 def assemble(batch: Batch, order: I64, groupings: Sequence[Grouping]) -> SequencePlan:

@@ -58,12 +58,16 @@ class Grouping:
 
 
 class Batch:
-    """A batch's sequences, longest first, with their times."""
+    """A batch's sequences, longest first, with their times; `squares` as in `GroupCosts.times_ns`."""
 
-    def __init__(self, lengths: I64, costs: GroupCosts, compositions: I64 | None = None) -> None:
+    def __init__(
+        self, lengths: I64, costs: GroupCosts, compositions: I64 | None = None, squares: I64 | None = None
+    ) -> None:
         self.costs = costs
         self.lengths = lengths
-        self.times = costs.times_ns(lengths)
+        self.times = costs.times_ns(lengths, squares)
+        # Attention per token, x 2^16: the sequence with the least takes the least time for each of its tokens.
+        self._slope = lengths << 16 if squares is None else (squares << 16) // lengths
         self.floors = costs.floors(lengths)
         self.units = costs.num_devices // costs.degrees[0]
         self.room = costs.device_tokens * costs.degrees[0]
@@ -110,6 +114,7 @@ class Batch:
             self.units,
             limit,
             max_moves,
+            int(self._slope[members].argmin()),
         )
         return None if chosen < 0 else Grouping(members, self.compositions[chosen], group, int(time))
 
