@@ -1,148 +1,152 @@
-"""What the simulator expects of the same steps under different policies."""
+"""What the simulator expects of the same steps when they are planned in different ways."""
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, fields
 from statistics import fmean
-from typing import Final
+from typing import Any
 
 import numpy as np
 
-from dataserver.planning.expectation import imbalance
+from dataserver.cli.alternatives import Alternative
+from dataserver.planning.expectation import imbalance, module_loads, padding_ppm
 from dataserver.planning.identity import Job, identify
-from dataserver.planning.jobspec import BalancePolicy, OrderPolicy, PackingPolicy, PipelineLayout
-from dataserver.planning.planner import explain, plan_step
+from dataserver.planning.jobspec import ColocatedLayout, ContrastiveLayout
+from dataserver.planning.layouts import layout_planner
+from dataserver.planning.plan import StepPlan
+from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import StepSamples
 from dataserver.serving.jobs import JobPlanner
 
-EXTRA_IN_FLIGHT: Final = (0, 1, 2)
-"""Tried with the job's own policies."""
-
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One way to plan a job's steps."""
+class Figures:
+    """One step, or means over steps, under one alternative."""
 
-    packing: PackingPolicy | None
-    balance: BalancePolicy
-    order: OrderPolicy
-    extra_in_flight: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Means over the steps."""
-
-    choice: Choice
-    step_ns: int
-    bound_ns: int
+    step_ns: float
+    bound_ns: float
     """A time that no placement of the same sequences can beat."""
     bubble_percent: float
     imbalance: dict[str, float]
     """For each module: largest forward load of a rank over the mean one."""
+    padding_percent: dict[str, float]
+    """For each padded module: share of its work that is padding."""
+    in_flight: dict[str, float]
+    """For each module: most microbatches that one of its stages holds at once."""
     microbatches: float
-    fill_percent: float
-    """Tokens over those that the sequences in use could hold."""
-    empty_percent: float
-    """Share of the sequence slots that hold no sample."""
-    planning_ns: int
+    fill_percent: float | None
+    """Tokens over those that the sequences in use could hold; None of towers, which have no sequences."""
+    empty_percent: float | None
+    """Share of the sequence slots that hold no sample; None where groups share sequences, and of towers."""
+    between_nodes_bytes: float | None
+    """Bytes that embeddings and conditions, forward alone, travel between nodes; None unless colocated."""
+    planning_ns: float
     """CPU time of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """One step under one choice."""
+class Outcome:
+    """An alternative, and what came of it: figures, or why it cannot be planned."""
 
-    makespan_ns: int
-    bound_ns: int
-    bubble_ppm: int
-    imbalance: dict[str, float]
-    microbatches: int
-    fill: float
-    empty: float
-    planning_ns: int
+    alternative: Alternative
+    figures: Figures | None
+    refusal: str = ""
 
 
-def choices_of(job: Job) -> list[Choice]:
-    """Every combination of policies, the job's own first; then its own with other microbatches in flight.
-
-    Packing is left alone where the stream packs nothing.
-    """
-    execution, layout = job.spec.execution, job.spec.execution.layout
-    assert isinstance(layout, PipelineLayout)
-    backbone = execution.backbone
-    own = Choice(backbone.packing, backbone.balance, layout.order, layout.extra_in_flight)
-    packings = list(PackingPolicy) if job.stream.packing.enabled else [own.packing]
-    found = [
-        Choice(packing, balance, order, own.extra_in_flight)
-        for packing, balance, order in product(packings, (BalancePolicy.NONE, BalancePolicy.LPT), OrderPolicy)
-    ]
-    found += [Choice(own.packing, own.balance, own.order, extra) for extra in EXTRA_IN_FLIGHT]
-    return list(dict.fromkeys([own, *found]))
-
-
-def compare(planner: JobPlanner, steps: Sequence[int], report: Callable[[int, int], None]) -> list[Outcome]:
-    """Plan the steps under every choice and simulate them, in the order of `choices_of`.
+def compare(
+    planner: JobPlanner,
+    alternatives: Sequence[Alternative],
+    steps: Sequence[int],
+    report: Callable[[int, int], None],
+) -> list[Outcome]:
+    """Plan the steps in every way and simulate them.
 
     Args:
         planner: of the job.
+        alternatives: of its execution, the job's own first.
         steps: at least one.
         report: is told how many plans of how many are made.
+
+    Raises:
+        ValueError: the job itself cannot be planned.
     """
-    choices = choices_of(planner.job)
-    jobs = [_job_with(planner.job, choice) for choice in choices]
-    found: list[list[_Step]] = [[] for _ in choices]
+    found: list[list[Figures]] = [[] for _ in alternatives]
+    refusals: dict[int, str] = {}
     for done, step in enumerate(steps):
         samples = planner.samples(step)
-        for number, job in enumerate(jobs):
-            if done == 0:
-                plan_step(job, step, samples)  # loads the kernels, which is not to count as planning
-            found[number].append(_plan(job, step, samples))
-            report(done * len(jobs) + number + 1, len(steps) * len(jobs))
-    return [_outcome(*pair) for pair in zip(choices, found, strict=True)]
+        for number, alternative in enumerate(alternatives):
+            spec = planner.job.spec.model_copy(update={"execution": alternative.execution})
+            try:
+                if number not in refusals:
+                    found[number].append(_measure(planner.job, identify(spec), step, samples, first=done == 0))
+            except ValueError as error:
+                if number == 0:
+                    raise
+                refusals[number] = f"step {step}: {error}"
+            report(done * len(alternatives) + number + 1, len(steps) * len(alternatives))
+    return [
+        Outcome(alternative, None if number in refusals else _mean(found[number]), refusals.get(number, ""))
+        for number, alternative in enumerate(alternatives)
+    ]
 
 
-def _job_with(job: Job, choice: Choice) -> Job:
-    execution = job.spec.execution
-    modules = tuple(
-        m.model_copy(update={"balance": choice.balance, **({"packing": choice.packing} if m.packing else {})})
-        for m in execution.modules
-    )
-    layout = execution.layout.model_copy(update={"order": choice.order, "extra_in_flight": choice.extra_in_flight})
-    changed = execution.model_copy(update={"modules": modules, "layout": layout})
-    return identify(job.spec.model_copy(update={"execution": changed}))
-
-
-def _plan(job: Job, step: int, samples: StepSamples) -> _Step:
+def _measure(own: Job, job: Job, step: int, samples: StepSamples, first: bool) -> Figures:
+    """One step of an alternative; bytes are those between the nodes that the job itself has."""
+    if first:
+        plan_step(job, step, samples)  # loads the kernels, which is not to count as planning
     started = time.thread_time_ns()
     plan = plan_step(job, step, samples)
     spent = time.thread_time_ns() - started
-    summary = explain(job, plan)
-    execution, place = job.spec.execution, plan.arrangement(job.spec.execution.backbone.name)
-    slots = execution.backbone.dp * plan.num_microbatches * execution.microbatch
-    used = len(np.unique(np.stack([place.rank, place.microbatch, place.slot]), axis=1).T)
-    return _Step(
-        makespan_ns=summary.after.makespan_ns,
-        bound_ns=summary.bound_ns,
-        bubble_ppm=summary.after.timeline.bubble_ppm,
-        imbalance={name: imbalance(loads.tolist()) for name, loads in summary.loads_after.items()},
+    execution, layout = job.spec.execution, layout_planner(job.spec.execution)
+    simulated = layout.timeline(job.spec, plan)
+    fill, empty = _sequences(job, plan)
+    return Figures(
+        step_ns=simulated.makespan_ns,
+        bound_ns=layout.lower_bound_ns(job, plan),
+        bubble_percent=simulated.timeline.bubble_ppm / 1e4,
+        imbalance={name: imbalance(loads.tolist()) for name, loads in module_loads(job.spec, plan).items()},
+        padding_percent={m.name: padding_ppm(m, plan) / 1e4 for m in execution.modules if m.padded},
+        in_flight={s.module: int(s.in_flight.max()) for s in plan.schedules},
         microbatches=plan.num_microbatches,
-        fill=int(samples.tokens.sum()) / (max(used, 1) * job.stream.seq_len),
-        empty=1 - used / slots,
+        fill_percent=fill,
+        empty_percent=empty,
+        between_nodes_bytes=_between_nodes(own, plan),
         planning_ns=spent,
     )
 
 
-def _outcome(choice: Choice, steps: Sequence[_Step]) -> Outcome:
-    return Outcome(
-        choice=choice,
-        step_ns=sum(s.makespan_ns for s in steps) // len(steps),
-        bound_ns=sum(s.bound_ns for s in steps) // len(steps),
-        bubble_percent=fmean(s.bubble_ppm for s in steps) / 1e4,
-        imbalance={name: fmean(s.imbalance[name] for s in steps) for name in steps[0].imbalance},
-        microbatches=fmean(s.microbatches for s in steps),
-        fill_percent=100 * fmean(s.fill for s in steps),
-        empty_percent=100 * fmean(s.empty for s in steps),
-        planning_ns=sum(s.planning_ns for s in steps) // len(steps),
-    )
+def _sequences(job: Job, plan: StepPlan) -> tuple[float | None, float | None]:
+    """How full the sequences in use are, and how many slots are not in use: percent."""
+    execution = job.spec.execution
+    if isinstance(execution.layout, ContrastiveLayout):
+        return None, None
+    place = plan.arrangement(execution.backbone.name)
+    used = len(np.unique(np.stack([place.rank, place.microbatch, place.slot]), axis=1).T)
+    fill = 100 * int(plan.samples.tokens.sum()) / (max(used, 1) * job.stream.seq_len)
+    if execution.backbone.sequence_groups is not None:
+        return fill, None
+    slots = execution.backbone.dp * plan.num_microbatches * plan.sequences_per_microbatch
+    return fill, 100 * (1 - used / slots)
+
+
+def _between_nodes(own: Job, plan: StepPlan) -> int | None:
+    layout = own.spec.execution.layout
+    if not isinstance(layout, ColocatedLayout):
+        return None
+    size = layout.ranks_per_node
+    rows = (int(r.rows[r.source_rank // size != r.target_rank // size].sum()) for r in plan.routings)
+    return layout.row_bytes * sum(rows)
+
+
+def _mean(steps: Sequence[Figures]) -> Figures:
+    """The mean of every figure; what one step does not have, none has."""
+    found: dict[str, Any] = {}
+    for field in fields(Figures):
+        values = [getattr(step, field.name) for step in steps]
+        if values[0] is None:
+            found[field.name] = None
+        elif isinstance(values[0], dict):
+            found[field.name] = {name: fmean(value[name] for value in values) for name in values[0]}
+        else:
+            found[field.name] = fmean(values)
+    return Figures(**found)

@@ -1,0 +1,180 @@
+"""Other ways to run a job: what `dataserver simulate` compares."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import product
+from typing import Any, Final
+
+from dataserver.planning.identity import Job
+from dataserver.planning.jobspec import (
+    BalancePolicy,
+    ColocatedLayout,
+    ContrastiveLayout,
+    ContrastiveSchedule,
+    Execution,
+    GroupPolicy,
+    ModuleSpec,
+    OrderPolicy,
+    PackingPolicy,
+    PipelineLayout,
+    Schedule,
+)
+from dataserver.planning.layouts import layout_planner
+
+EXTRA_IN_FLIGHT: Final = (0, 1, 2, 4)
+CHUNKS: Final = 2
+"""Model chunks of a stage that are tried with the interleaved schedule."""
+
+Edit = Callable[[Execution], Execution]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One way to run a job."""
+
+    group: str
+    """What varies among the alternatives that it stands with."""
+    name: str
+    """What it has of that."""
+    execution: Execution
+
+
+@dataclass(frozen=True, slots=True)
+class _Dimension:
+    """Something that can be chosen in a job, and its choices by name."""
+
+    name: str
+    choices: Mapping[str, Edit]
+
+
+def alternatives_of(job: Job, milp: bool) -> list[Alternative]:
+    """The job as it is; then all combinations of its main policies, the job with one thing changed, and the baseline.
+
+    Every execution is there once.
+
+    Args:
+        job: the job.
+        milp: whether the integer programme for sequence-parallel groups is tried, which takes seconds for each step.
+    """
+    own = job.spec.execution
+    main = _main_dimensions(job, milp)
+    heading = ", ".join(d.name for d in main)
+    found = [
+        Alternative(heading, ", ".join(name for name, _ in picked), reduce(lambda e, p: p[1](e), picked, own))
+        for picked in product(*(d.choices.items() for d in main))
+    ]
+    same = next((a for a in found if a.execution == own), Alternative(heading, "as it is", own))
+    found += [Alternative(d.name, name, edit(own)) for d in _other_dimensions(own) for name, edit in d.choices.items()]
+    found.append(Alternative("baseline", "canonical order", layout_planner(own).baseline(own)))
+    unlike: dict[Execution, Alternative] = {own: same}
+    for alternative in found:
+        unlike.setdefault(alternative.execution, alternative)
+    return list(unlike.values())
+
+
+def changes(own: Execution, other: Execution) -> dict[str, Any]:
+    """What to write into the `execution` of a job so that `own` becomes `other`; empty if they agree."""
+    modules = [
+        {"name": after.name, **fields}
+        for before, after in zip(own.modules, other.modules, strict=True)
+        if (fields := _different(before.model_dump(mode="json"), after.model_dump(mode="json")))
+    ]
+    layout = _different(own.layout.model_dump(mode="json"), other.layout.model_dump(mode="json"))
+    found: dict[str, Any] = {"modules": modules} if modules else {}
+    return found | ({"layout": {"kind": other.layout.kind, **layout}} if layout else {})
+
+
+def _different(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _different(old[key], value) if isinstance(value, dict) and isinstance(old[key], dict) else value
+        for key, value in new.items()
+        if value != old[key]
+    }
+
+
+def _main_dimensions(job: Job, milp: bool) -> list[_Dimension]:
+    """Those of which every combination is compared."""
+    execution = job.spec.execution
+    every = _Dimension(
+        "balance",
+        {p.value: _balance(p, [m.name for m in execution.modules]) for p in (BalancePolicy.LPT, BalancePolicy.NONE)},
+    )
+    if isinstance(execution.layout, ContrastiveLayout):
+        return [_Dimension("schedule", {s.value: _contrastive(s) for s in ContrastiveSchedule}), every]
+    packing = _Dimension("packing", {p.value: _backbone(packing=p) for p in PackingPolicy})
+    dimensions = [packing] if job.stream.packing.enabled else []
+    if execution.backbone.sequence_groups is not None:
+        policies = [p for p in GroupPolicy if milp or p is not GroupPolicy.MILP]
+        return [*dimensions, _Dimension("groups", {p.value: _grouped(p) for p in policies})]
+    if isinstance(execution.layout, PipelineLayout):
+        order = _Dimension("order", {p.value: _layout(order=p) for p in OrderPolicy})
+        return [*dimensions, every, order]
+    return [*dimensions, every]
+
+
+def _other_dimensions(execution: Execution) -> list[_Dimension]:
+    """Those that are varied one at a time."""
+    layout = execution.layout
+    grouped = layout.kind == "pipeline" and execution.backbone.sequence_groups is not None
+    balanced = [m for m in execution.modules if m.sequence_groups is None]
+    found = [
+        _Dimension(f"balance of {m.name}", {p.value: _balance(p, [m.name]) for p in BalancePolicy}) for m in balanced
+    ]
+    if isinstance(layout, PipelineLayout) and not grouped:
+        found.append(_Dimension("schedule", _schedules(layout, execution.backbone.pp)))
+    if isinstance(layout, ColocatedLayout) and layout.ranks_per_node < execution.backbone.dp:
+        off = {"as they are": _layout(ranks_per_node=execution.backbone.dp)}
+        found.append(_Dimension("names of ranks", off))
+    plain = isinstance(layout, PipelineLayout) and layout.schedule is Schedule.ONE_F_ONE_B and not grouped
+    if plain or (isinstance(layout, ContrastiveLayout) and layout.schedule is ContrastiveSchedule.DISTMM_PIPE):
+        extras = {str(extra): _layout(extra_in_flight=extra) for extra in EXTRA_IN_FLIGHT}
+        found.append(_Dimension("extra_in_flight", extras))
+    return found
+
+
+def _schedules(layout: PipelineLayout, stages: int) -> dict[str, Edit]:
+    """The schedules that the job does not have."""
+    found = {}
+    for schedule in Schedule:
+        if schedule is layout.schedule or (schedule is Schedule.INTERLEAVED and stages == 1):
+            continue
+        chunks = CHUNKS if schedule is Schedule.INTERLEAVED else 1
+        name = f"{schedule}, {chunks} chunks" if chunks > 1 else schedule.value
+        found[name] = _layout(schedule=schedule, chunks=chunks, extra_in_flight=None)
+    return found
+
+
+def _layout(**values: Any) -> Edit:
+    return lambda e: e.model_copy(update={"layout": e.layout.model_copy(update=values)})
+
+
+def _contrastive(schedule: ContrastiveSchedule) -> Edit:
+    if schedule is ContrastiveSchedule.BATCH_SYNC:
+        return _layout(schedule=schedule, extra_in_flight=0)
+    return _layout(schedule=schedule)
+
+
+def _balance(policy: BalancePolicy, names: Sequence[str]) -> Edit:
+    return lambda e: _edited(e, names, {"balance": policy})
+
+
+def _backbone(**values: Any) -> Edit:
+    return lambda e: _edited(e, [e.backbone.name], values)
+
+
+def _grouped(policy: GroupPolicy) -> Edit:
+    def edit(execution: Execution) -> Execution:
+        groups = execution.backbone.sequence_groups
+        assert groups is not None
+        return _backbone(sequence_groups=groups.model_copy(update={"policy": policy}))(execution)
+
+    return edit
+
+
+def _edited(execution: Execution, names: Iterable[str], values: Mapping[str, Any]) -> Execution:
+    chosen = set(names)
+    modules: tuple[ModuleSpec, ...] = tuple(
+        m.model_copy(update=values) if m.name in chosen else m for m in execution.modules
+    )
+    return execution.model_copy(update={"modules": modules})

@@ -1,0 +1,138 @@
+"""A comparison of alternatives as a table for people, and what it recommends."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from textwrap import wrap
+from typing import Final
+
+import yaml
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from dataserver.cli.alternatives import changes
+from dataserver.cli.comparison import Figures, Outcome
+from dataserver.planning.jobspec import Execution
+
+WORTHWHILE_PERCENT: Final = 0.5
+"""A smaller gain is no reason to change a job."""
+MODULES_WIDTH: Final = 34
+"""Characters that the columns of all modules share."""
+MOST_MODULES: Final = 5
+"""Modules that have a column each; of more only the worst is shown."""
+
+Cell = Callable[[Figures, Figures], str]
+"""The text of a cell, from the figures of its row and those of the job as it is."""
+
+
+def beyond(value: float, reference: float) -> float:
+    """Percent that a value lies above another."""
+    return 100 * (value - reference) / reference if reference else 0.0
+
+
+def comparison_table(outcomes: Sequence[Outcome]) -> Table:
+    """All outcomes, the job's own first, under a heading for each group; the first group fastest first."""
+    own = outcomes[0]
+    assert own.figures is not None
+    title = "means over the steps, as simulated; *: the job as it is; module: largest / mean load of its ranks"
+    table = Table(title=title, box=box.SIMPLE, padding=0, pad_edge=False)
+    table.add_column("")
+    columns = _columns(own.figures)
+    for heading, _ in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for group, found in groupby(outcomes, key=lambda o: o.alternative.group):
+        rows = list(found)
+        if own in rows:
+            rows.sort(key=lambda o: o.figures.step_ns if o.figures else float("inf"))
+        table.add_row(Text(group, style="bold"))
+        for outcome in rows:
+            name = f"{'*' if outcome is own else ' '} {outcome.alternative.name}"
+            figures = outcome.figures
+            cells = [cell(figures, own.figures) if figures else "-" for _, cell in columns]
+            table.add_row(name, *cells, style="bold" if outcome is own else "", end_section=outcome is rows[-1])
+    return table
+
+
+def _columns(own: Figures) -> list[tuple[str, Cell]]:
+    """Headings and what stands below."""
+    found: list[tuple[str, Cell]] = [
+        ("step\nms", lambda f, _: f"{f.step_ns / 1e6:.1f}"),
+        ("vs *\n%", lambda f, own: f"{beyond(f.step_ns, own.step_ns):+.1f}"),
+        ("above\nbound\n%", lambda f, _: f"{beyond(f.step_ns, f.bound_ns):.1f}"),
+        ("bubble\n%", lambda f, _: f"{f.bubble_percent:.1f}"),
+        *_module_columns(list(own.imbalance)),
+    ]
+    if own.padding_percent:
+        found.append(("padded\n%", lambda f, _: f"{max(f.padding_percent.values()):.1f}"))
+    if own.between_nodes_bytes is not None:
+        found.append(("nodes\nMB", lambda f, _: f"{(f.between_nodes_bytes or 0) / 1e6:.1f}"))
+    found += [("waves", lambda f, _: f"{f.microbatches:.1f}"), ("held", lambda f, _: f"{_held(f):.1f}")]
+    if own.fill_percent is not None:
+        found.append(("fill\n%", lambda f, _: f"{f.fill_percent or 0:.1f}"))
+    return [*found, ("plan\nms", lambda f, _: f"{f.planning_ns / 1e6:.1f}")]
+
+
+def _module_columns(modules: Sequence[str]) -> list[tuple[str, Cell]]:
+    if len(modules) > MOST_MODULES:
+        return [("worst\nmodule", lambda f, _: f"{max(f.imbalance.values()):.3f}")]
+    width = MODULES_WIDTH // len(modules)
+
+    def cell(name: str) -> Cell:
+        return lambda f, _: f"{f.imbalance[name]:.3f}"
+
+    return [("\n".join(wrap(name, width)), cell(name)) for name in modules]
+
+
+def _held(figures: Figures) -> float:
+    """Microbatches that the fullest stage holds."""
+    return max(figures.in_flight.values())
+
+
+def notes(outcomes: Iterable[Outcome]) -> list[str]:
+    """Why alternatives could not be planned."""
+    return [
+        f"{o.alternative.group} {o.alternative.name}: not possible, {o.refusal}" for o in outcomes if o.figures is None
+    ]
+
+
+def verdict(outcomes: Sequence[Outcome]) -> str:
+    """What to write into the job, first of what needs no more memory than the job as it is."""
+    own = outcomes[0]
+    assert own.figures is not None
+    execution, measured = own.alternative.execution, own.figures
+    free = [o for o in outcomes if o.figures and not _needs_memory(execution, o.figures, measured)]
+    best = _fastest(free)
+    found = []
+    if _gain(best, own) < WORTHWHILE_PERCENT:
+        found.append(f"the job's own policies are the fastest, or within {WORTHWHILE_PERCENT} % of it")
+    else:
+        found.append(f"{_gain(best, own):.1f} % less time than the job as it is, with\n{_yaml(execution, best)}")
+    larger = _fastest([o for o in outcomes if o.figures])
+    if _gain(larger, best) >= WORTHWHILE_PERCENT:
+        assert larger.figures is not None
+        found.append(
+            f"{_gain(larger, own):.1f} % less time if there is memory for {_held(larger.figures):.1f} microbatches "
+            f"instead of {_held(measured):.1f} in the fullest stage, with\n{_yaml(execution, larger)}"
+        )
+    return "\n".join(found)
+
+
+def _needs_memory(execution: Execution, figures: Figures, own: Figures) -> bool:
+    """Whether more may be in flight than in the job as it is, and the job does not say whether there is memory."""
+    more = any(held > own.in_flight[module] for module, held in figures.in_flight.items())
+    return more and any(m.memory is None for m in execution.modules)
+
+
+def _fastest(outcomes: Sequence[Outcome]) -> Outcome:
+    return min(outcomes, key=lambda o: o.figures.step_ns if o.figures else float("inf"))
+
+
+def _gain(outcome: Outcome, reference: Outcome) -> float:
+    assert outcome.figures is not None
+    assert reference.figures is not None
+    return -beyond(outcome.figures.step_ns, reference.figures.step_ns)
+
+
+def _yaml(own: Execution, outcome: Outcome) -> str:
+    text: str = yaml.safe_dump({"execution": changes(own, outcome.alternative.execution)}, sort_keys=False, width=110)
+    return text.rstrip()
