@@ -173,9 +173,7 @@ def images_in_order(samples: StepSamples, backbone: Arrangement, images: I64) ->
     total = int(counts.sum())
     within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
     image = np.repeat(firsts, counts) + within
-    wanted = np.zeros(len(samples.image_rows), np.bool_)
-    wanted[images] = True
-    keep: Bool = wanted[image]
+    keep = _mask(images, len(samples.image_rows))[image]
     return image[keep], np.repeat(backbone.rank, counts)[keep], np.repeat(backbone.microbatch, counts)[keep]
 
 
@@ -187,24 +185,48 @@ def image_rows(stream: Stream, samples: StepSamples, images: I64, task: Task) ->
     return rows
 
 
-def route(
-    backbone: Arrangement, other: Arrangement, images: I64, rank: I64, wave: I64, rows: I64, to_backbone: bool
-) -> Routing:
-    """The routing between the backbone and an arrangement of images.
+def arrange_module(
+    spec: JobSpec, module: ModuleSpec, samples: StepSamples, backbone: Arrangement, islands: int
+) -> tuple[Arrangement, Routing]:
+    """The arrangement of an encoder or generator within the waves of the backbone, and the routing between them.
+
+    The backbone counts rows over the images of all encoders (of all generators) of a microbatch, as its view has slots
+    for them.
 
     Args:
-        backbone: the backbone's arrangement.
-        other: the encoder's (to_backbone) or the generator's.
-        images: int64 [k], the images in backbone order.
-        rank: int64 [k], their backbone rank.
-        wave: int64 [k], their microbatch in the backbone; the arrangement may have them in others (colocated layouts).
-        rows: int64 [k], rows of each.
-        to_backbone: direction.
+        spec: the job.
+        module: its encoder or generator.
+        samples: of the step.
+        backbone: their arrangement in the backbone.
+        islands: independent groups of ranks; it divides both degrees.
+
+    Raises:
+        WaveTooLargeError: the module's memory does not hold a wave.
     """
-    place = np.argsort(other.item, kind="stable")[np.searchsorted(np.sort(other.item), images)]
-    here = wave, rank, _within_groups(rank, wave, rows)
-    there = other.microbatch[place], other.rank[place], other.start[place]
-    source, target = (there, here) if to_backbone else (here, there)
-    order = np.lexsort(source[::-1])
-    names = (other.module, backbone.module) if to_backbone else (backbone.module, other.module)
-    return Routing(*names, *(a[order] for a in (*source, *target, rows)))
+    task = TASK_OF[module.kind]
+    of_task = np.flatnonzero(samples.task[samples.image_sample] == task)
+    image, backbone_rank, wave = images_in_order(samples, backbone, of_task)
+    rows = image_rows(spec.stream, samples, image, task)
+    backbone_start = _within_groups(backbone_rank, wave, rows)
+    mine = _mask(module_images(spec, module, samples), len(samples.image_rows))[image]
+    image, backbone_rank, backbone_start, wave, rows = (
+        a[mine] for a in (image, backbone_rank, backbone_start, wave, rows)
+    )
+    rank = spread_images(module, samples.patches[image], backbone_rank, wave, spec.execution.backbone.dp, islands)
+    arrangement = arrange_images(module, image, rank, wave, rows)
+    start = np.empty(len(samples.image_rows), np.int64)
+    start[arrangement.item] = arrangement.start
+    ends = [(module.name, rank, start[image]), (backbone.module, backbone_rank, backbone_start)]
+    if module.kind is ModuleKind.GENERATOR:
+        ends.reverse()
+    (source, source_rank, source_start), (target, target_rank, target_start) = ends
+    order = np.lexsort((source_start, source_rank, wave))
+    arrays = (wave, source_rank, source_start, wave, target_rank, target_start, rows)
+    return arrangement, Routing(source, target, *(a[order] for a in arrays))
+
+
+def _mask(indices: I64, count: int) -> Bool:
+    """bool [count]: which of them are named."""
+    found = np.zeros(count, np.bool_)
+    found[indices] = True
+    return found

@@ -105,15 +105,9 @@ class _Planner:
         for module in execution.modules:
             if module.kind is ModuleKind.BACKBONE:
                 continue
-            handled = arranging.module_images(job.spec, module, samples)
-            images, image_rank, wave = arranging.images_in_order(samples, backbone, handled)
-            rows = arranging.image_rows(job.stream, samples, images, arranging.TASK_OF[module.kind])
-            sizes = samples.patches[images]
-            rank = arranging.spread_images(module, sizes, image_rank, wave, execution.backbone.dp, islands)
-            arrangement = arranging.arrange_images(module, images, rank, wave, rows)
+            arrangement, routing = arranging.arrange_module(job.spec, module, samples, backbone, islands)
             arrangements[module.name] = arrangement
-            into = module.kind is ModuleKind.ENCODER
-            routings.append(arranging.route(backbone, arrangement, images, image_rank, wave, rows, into))
+            routings.append(routing)
         ordered = tuple(arrangements[m.name] for m in execution.modules)
         return make_plan(
             job,
