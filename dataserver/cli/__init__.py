@@ -1,6 +1,7 @@
 """The command line: `dataserver index | lint | plan | simulate | fit | serve`."""
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             args=arguments,
             config=(tyro.conf.DisallowNone,),
         )
+    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, OSError, DataServiceError) as error:
         _log.debug("failed", exc_info=error)
         print(f"dataserver: {' '.join(str(error).split())}", file=sys.stderr)

@@ -1,6 +1,9 @@
 """`dataserver simulate` on real indexed shards."""
 
+import copy
 import json
+import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import yaml
 from cli.server_process import refused, run
 from shards import write_pairs
 
+PLAIN = {"balance": "none"}
 JOB: dict[str, Any] = {
     "stream": {
         "datasets": [{"name": "d"}],
@@ -19,14 +23,16 @@ JOB: dict[str, Any] = {
     },
     "execution": {
         "modules": [
-            {"name": "vit", "kind": "encoder"},
-            {"name": "llm", "kind": "backbone", "dp": 2, "pp": 2},
-            {"name": "dit", "kind": "generator"},
+            {"name": "vit", "kind": "encoder", **PLAIN},
+            {"name": "llm", "kind": "backbone", "dp": 2, "pp": 2, "packing": "best_fit", **PLAIN},
+            {"name": "dit", "kind": "generator", **PLAIN},
         ],
-        "policies": {"packing": "best_fit", "balance": "none", "order": "none"},
+        "layout": {"kind": "pipeline", "order": "none"},
         "end": {"steps": 4},
     },
 }
+"""The baseline: whatever is planned is faster."""
+GRID = "packing, balance, order"
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +40,12 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_pairs(tmp_path_factory.mktemp("simulate") / "d", 60, 16)
     assert run("index", folder).returncode == 0
     return folder
+
+
+@pytest.fixture(scope="module")
+def found(indexed: Path) -> dict[str, Any]:
+    """The comparison of all four steps."""
+    return compared(indexed, JOB)
 
 
 def line(folder: Path, job: dict[str, Any], *more: str | Path) -> tuple[str | Path, ...]:
@@ -50,26 +62,75 @@ def compared(folder: Path, job: dict[str, Any], *more: str) -> dict[str, Any]:
     return found
 
 
-def test_every_combination_of_policies_once(indexed: Path) -> None:
-    rows = compared(indexed, JOB)["rows"]
-    keys = [(r["packing"], r["balance"], r["order"], r["extra_in_flight"]) for r in rows]
-    assert len(set(keys)) == len(keys) == 3 * 2 * 3 + 2
-    assert {key[3] for key in keys[:18]} == {0}
-    assert [key for key in keys if key[3]] == [("best_fit", "none", "none", extra) for extra in (1, 2)]
-    assert [key for key, r in zip(keys, rows, strict=True) if r["own"]] == [("best_fit", "none", "none", 0)]
+def changed(job: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A job with the lines of a verdict, or of a row's `changes`, written into it."""
+    other = copy.deepcopy(job)
+    for module in changes.get("modules", ()):
+        next(m for m in other["execution"]["modules"] if m["name"] == module["name"]).update(module)
+    other["execution"]["layout"] = {**other["execution"].get("layout", {}), **changes.get("layout", {})}
+    return other
+
+
+def groups(found: dict[str, Any]) -> dict[str, list[str]]:
+    """The names of the rows of each group."""
+    names: dict[str, list[str]] = {}
+    for row in found["rows"]:
+        names.setdefault(row["group"], []).append(row["name"])
+    return names
+
+
+def test_the_main_policies_all_with_all_and_others_one_at_a_time(found: dict[str, Any]) -> None:
+    names = groups(found)
+    grid = product(("balanced", "best_fit", "first_fit"), ("lpt", "none"), ("disttrain", "search", "none"))
+    assert sorted(names.pop(GRID)) == sorted(map(", ".join, grid))
+    searched = ["lpt", "karmarkar_karp", "lpt_search", "karmarkar_karp_search"]
+    assert names == {
+        **{f"balance of {module}": searched for module in ("vit", "llm", "dit")},
+        "schedule": ["gpipe", "interleaved, 2 chunks"],
+        "extra_in_flight": ["0", "1", "2", "4"],
+    }
+    assert [(r["group"], r["name"]) for r in found["rows"] if r["own"]] == [(GRID, "best_fit, none, none")]
+    assert found["rows"][0]["own"]
+
+
+def test_a_row_is_documented_by_its_keys(found: dict[str, Any]) -> None:
+    assert set(found) == {
+        "job_id", "first_step", "steps", "steps_of_job", "samples", "images", "tokens", "truncated_tokens", "rows",
+    }  # fmt: skip
+    about = {"group", "name", "own", "changes"}
+    figures = {
+        "step_ns", "slower_than_own_percent", "lower_bound_ns", "above_bound_percent", "bubble_percent", "imbalance",
+        "padding_percent", "in_flight", "microbatches", "fill_percent", "empty_sequences_percent",
+        "between_nodes_bytes", "planning_ns",
+    }  # fmt: skip
+    for row in found["rows"]:
+        assert set(row) in (about | figures, about | {"refusal"})
+    assert not any("refusal" in row for row in found["rows"] if row["group"] == GRID)
+
+
+def test_changes_are_what_to_write_into_the_job(indexed: Path, found: dict[str, Any]) -> None:
+    by_name = {(row["group"], row["name"]): row for row in found["rows"]}
+    assert found["rows"][0]["changes"] == {}
+    assert by_name["balance of dit", "lpt"]["changes"] == {"modules": [{"name": "dit", "balance": "lpt"}]}
+    assert by_name["extra_in_flight", "2"]["changes"] == {"layout": {"kind": "pipeline", "extra_in_flight": 2}}
+    best = by_name[GRID, "balanced, lpt, search"]
+    again = compared(indexed, changed(JOB, best["changes"]))
+    assert (again["rows"][0]["name"], again["rows"][0]["step_ns"]) == (best["name"], best["step_ns"])
+    for row in (by_name["schedule", "gpipe"], by_name["extra_in_flight", "1"]):
+        assert compared(indexed, changed(JOB, row["changes"]))["rows"][0]["step_ns"] == row["step_ns"]
 
 
 def test_figures_agree_with_the_plans_of_the_same_steps(indexed: Path) -> None:
     """The job's own row is the mean of what `dataserver plan` says of each step."""
-    job = {**JOB, "execution": {**JOB["execution"], "policies": {}}}
-    own = next(r for r in compared(indexed, job, "--first-step", "1", "--steps", "2")["rows"] if r["own"])
+    job = {**JOB, "execution": {**JOB["execution"], "layout": {"kind": "pipeline"}}}
+    own = compared(indexed, job, "--first-step", "1", "--steps", "2")["rows"][0]
     plans = []
     for step in (1, 2):
         _, *rest = line(indexed, job, "--step", str(step), "--json")
         plans.append(json.loads(run("plan", *rest).stdout))
     makespans = [int(plan["makespan_after_ns"]) for plan in plans]
-    assert own["step_ns"] == sum(makespans) // 2
-    assert own["lower_bound_ns"] == sum(int(plan["lower_bound_ns"]) for plan in plans) // 2
+    assert own["step_ns"] == round(sum(makespans) / 2)
+    assert own["lower_bound_ns"] == round(sum(int(plan["lower_bound_ns"]) for plan in plans) / 2)
     assert own["bubble_percent"] == pytest.approx(sum(plan["bubble_after_ppm"] for plan in plans) / 2e4)
     for module, load in enumerate(plans[0]["loads"]):
         times = [[int(ns) for ns in plan["loads"][module]["after_ns"]] for plan in plans]
@@ -77,22 +138,22 @@ def test_figures_agree_with_the_plans_of_the_same_steps(indexed: Path) -> None:
         assert own["imbalance"][load["module"]] == pytest.approx(expected)
 
 
-def test_what_must_hold_of_any_comparison(indexed: Path) -> None:
-    found = compared(indexed, JOB)
-    rows = found["rows"]
-    by_key = {(r["packing"], r["balance"], r["order"]): r for r in rows if not r["extra_in_flight"]}
-    for (packing, balance, order), row in by_key.items():
+def test_what_must_hold_of_any_comparison(found: dict[str, Any]) -> None:
+    by_name = {row["name"]: row for row in found["rows"] if row["group"] == GRID}
+    for name, row in by_name.items():
         assert row["step_ns"] >= row["lower_bound_ns"] > 0
         assert 0 < row["fill_percent"] <= 100
         assert 0 <= row["empty_sequences_percent"] < 100
         assert 0 < row["bubble_percent"] < 100
         assert min(row["imbalance"].values()) >= 1
         assert row["planning_ns"] > 0
+        assert row["in_flight"]["llm"] >= 2
+        packing, balance, _ = name.split(", ")
         if balance == "lpt":  # unbalanced is among the candidates
-            assert row["step_ns"] <= by_key[packing, "none", "none"]["step_ns"], order
-    baseline = by_key["best_fit", "none", "none"]
+            assert row["step_ns"] <= by_name[f"{packing}, none, none"]["step_ns"], name
+    baseline = by_name["best_fit, none, none"]
     assert baseline["slower_than_own_percent"] == 0
-    assert by_key["balanced", "lpt", "search"]["slower_than_own_percent"] < 0
+    assert by_name["balanced, lpt, search"]["slower_than_own_percent"] < 0
     slots = 2 * found["steps"] * baseline["microbatches"]
     held = slots * (1 - baseline["empty_sequences_percent"] / 100) * 256 * baseline["fill_percent"] / 100
     assert found["tokens"] == pytest.approx(held, rel=0.05)  # exactly so in one step; these are means over steps
@@ -116,31 +177,53 @@ def test_only_planning_time_differs_between_two_runs(indexed: Path) -> None:
 
 def test_a_job_that_packs_nothing_has_no_choice_of_packing(indexed: Path) -> None:
     job = {**JOB, "stream": {**JOB["stream"], "packing": {"enabled": False}}}
-    rows = compared(indexed, job, "--steps", "1")["rows"]
-    assert len(rows) == 2 * 3 + 2
+    found = compared(indexed, job, "--steps", "1")
+    assert len(groups(found)["balance, order"]) == 2 * 3
     shown = run(*line(indexed, job, "--steps", "1")).stdout
     assert "lpt, search" in shown
     assert "best_fit" not in shown
+
+
+def test_padding_of_padded_modules(indexed: Path) -> None:
+    job = changed(JOB, {"modules": [{"name": "vit", "padded": True}]})
+    found = compared(indexed, job, "--steps", "1")
+    assert all(set(row["padding_percent"]) == {"vit"} for row in found["rows"])
+    assert max(row["padding_percent"]["vit"] for row in found["rows"]) > 0
+    assert "padded" in run(*line(indexed, job, "--steps", "1")).stdout
 
 
 def test_the_table_marks_the_job_and_names_what_is_faster(indexed: Path) -> None:
     done = run(*line(indexed, JOB, "--steps", "2"))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 110
     assert "steps 0 to 1 of 4" in lines[1]
-    assert [row.split()[:4] for row in lines[8:] if " * " in row] == [["best_fit,", "none,", "none", "*"]]
-    assert sum("extra_in_flight" in row for row in lines) == 2
-    rows = [row for row in lines[:-1] if "balanced, " in row or "_fit, " in row]
-    times = [float(row.replace("*", "").split()[3]) for row in rows]
+    assert [row.split()[:4] for row in lines if row.startswith(" * ")] == [["*", "best_fit,", "none,", "none"]]
+    for heading in (GRID, "balance of vit", "schedule", "extra_in_flight"):
+        assert sum(row.strip() == heading for row in lines) == 1
+    rows = [row.replace("*", " ") for row in lines if "balanced, " in row or "_fit, " in row]
+    times = [float(row.split()[3]) for row in rows]
     assert len(times) == 18
     assert times == sorted(times)
-    assert "policies: {packing: " in lines[-1]
+    assert "less time than the job as it is, with" in done.stdout
 
 
-def test_a_job_that_has_the_best_policies_is_told_so(indexed: Path) -> None:
-    policies = run(*line(indexed, JOB)).stdout.splitlines()[-1].partition("policies: ")[2]
-    best = {**JOB, "execution": {**JOB["execution"], "policies": yaml.safe_load(policies)}}
+def test_the_lines_of_the_verdict_make_the_job_the_fastest(indexed: Path) -> None:
+    shown = run(*line(indexed, JOB)).stdout
+    lines = re.search(r"^execution:\n(?:  .*\n)+", shown, re.MULTILINE)
+    assert lines
+    best = changed(JOB, yaml.safe_load(lines[0])["execution"])
     assert "the job's own policies are the fastest" in run(*line(indexed, best)).stdout
+
+
+def test_more_microbatches_in_flight_are_advised_apart_unless_memory_is_stated(indexed: Path) -> None:
+    job = changed(JOB, {"layout": {"kind": "pipeline", "order": "search", "extra_in_flight": 0}})
+    found = compared(indexed, job)
+    own, extra = found["rows"][0], [row for row in found["rows"] if row["group"] == "extra_in_flight"]
+    assert all(row["in_flight"]["llm"] > own["in_flight"]["llm"] for row in extra)
+    shown = run(*line(indexed, job)).stdout
+    faster = min(row["slower_than_own_percent"] for row in found["rows"] if row["in_flight"] == own["in_flight"])
+    assert f"{-faster:.1f} % less time than the job as it is" in shown
 
 
 def test_steps_end_where_the_job_ends(indexed: Path) -> None:
