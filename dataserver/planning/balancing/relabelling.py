@@ -82,9 +82,9 @@ def peak_between_nodes(traffic: I64, source_node: I64, node: I64, rank: I64) -> 
 def lower_peaks(rank: I64, hops: Sequence[tuple[I64, I64]], node: I64, most_bytes: int) -> I64:
     """Names with a lower sum, over the hops, of the most bytes that one node sends or takes.
 
-    That maximum is what OrchMLLM's node-wise all-to-all minimises, by an integer programme. Here two batches swap nodes
-    as long as that lowers the sum, best swap first. From the names of `relabel` the median on random traffic of 4 to 32
-    nodes ends within 4 % of the bound of the programme's linear relaxation.
+    OrchMLLM's node-wise all-to-all is reported to minimise that maximum by an integer programme. Here two batches swap
+    nodes as long as that lowers the sum, best swap first. From the names of `relabel` the median on random traffic of 4
+    to 32 nodes ends within 4 % of the bound of the programme's linear relaxation.
 
     Args:
         rank: int64 [d], the rank of each batch to begin with.
