@@ -5,17 +5,13 @@ from typing import Annotated, Any
 
 import tyro
 import yaml
-from disttrain.v1 import plan_pb2
 from google.protobuf.json_format import MessageToJson
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from dataserver.cli.arguments import Pairs, given, named_paths
 from dataserver.cli.pages import write_page
 from dataserver.cli.pictures import draw_plan
+from dataserver.cli.tables import console_for_tables, show_plan
 from dataserver.cli.trace import write_trace
-from dataserver.planning.expectation import imbalance
 from dataserver.planning.identity import parse_job
 from dataserver.planning.planner import explain
 from dataserver.serving.catalog import Catalog, fill_job
@@ -23,8 +19,6 @@ from dataserver.serving.config import MAX_CONFIG_BYTES, load_config
 from dataserver.serving.jobs import JobPlanner
 from dataserver.serving.plan_message import plan_message
 from dataserver.serving.registry import make_planner
-
-MAX_SAMPLES_SHOWN = 64
 
 
 def plan(
@@ -39,7 +33,7 @@ def plan(
     plot: Path | None = None,
     trace: Path | None = None,
 ) -> None:
-    """Show one step of a job: its samples, the loads of the ranks and the pipeline, before and after planning.
+    """Show one step of a job: loads, simulated step, what was decided and why, samples; before and after planning.
 
     No server is needed: the plan depends on the indexes alone. Fingerprints, quarantine digests and the tokenizer's
     block may be left out of the job; they are filled in from the datasets and tokenizers named here.
@@ -72,7 +66,7 @@ def plan(
     if json:
         print(MessageToJson(message, preserving_proto_field_name=True))
     else:
-        show(Console(), message, planner.num_steps)
+        show_plan(console_for_tables(), parsed.spec.execution, message, planner.num_steps)
 
 
 def open_job(
@@ -113,70 +107,3 @@ def read_job(file: Path) -> Any:
         raise ValueError(f"the job {file} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"the job {file} is not valid YAML: {error}") from None
-
-
-def show(console: Console, message: plan_pb2.StepPlan, num_steps: int) -> None:
-    """Print a plan for people."""
-    samples = message.samples
-    console.print(f"job {message.job_id}\nstream {message.stream_id}")
-    console.print(
-        f"step {message.step} of {num_steps}: {len(samples.sample)} samples, {sum(samples.images)} images, "
-        f"{sum(samples.tokens)} tokens, {sum(samples.truncated_tokens)} cut; "
-        f"{message.num_microbatches} microbatches per rank"
-    )
-    console.print(_loads(message))
-    console.print(_pipeline(message))
-    if message.candidates:
-        console.print(_candidates(message))
-    console.print(_samples(samples))
-    if len(samples.sample) > MAX_SAMPLES_SHOWN:
-        console.print(f"... and {len(samples.sample) - MAX_SAMPLES_SHOWN} more samples: --json has them all")
-
-
-def _loads(message: plan_pb2.StepPlan) -> Table:
-    table = Table("module", "rank", "before ms", "after ms", title="loads of the ranks, forward")
-    for load in message.loads:
-        for rank, (before, after) in enumerate(zip(load.before_ns, load.after_ns, strict=True)):
-            table.add_row(load.module, str(rank), f"{before / 1e6:.3f}", f"{after / 1e6:.3f}")
-        table.add_row(
-            load.module, "max / mean", f"{imbalance(load.before_ns):.3f}", f"{imbalance(load.after_ns):.3f}",
-            style="bold", end_section=True,
-        )  # fmt: skip
-    return table
-
-
-def _pipeline(message: plan_pb2.StepPlan) -> Table:
-    table = Table("", "before", "after", title="simulated pipeline")
-    table.add_row("makespan ms", f"{message.makespan_before_ns / 1e6:.3f}", f"{message.makespan_after_ns / 1e6:.3f}")
-    table.add_row(
-        "above lower bound %", *(_above(t, message) for t in (message.makespan_before_ns, message.makespan_after_ns))
-    )
-    table.add_row("bubble %", f"{message.bubble_before_ppm / 1e4:.2f}", f"{message.bubble_after_ppm / 1e4:.2f}")
-    return table
-
-
-def _above(time_ns: int, message: plan_pb2.StepPlan) -> str:
-    bound = message.lower_bound_ns
-    return f"{100 * (time_ns - bound) / bound:.1f}" if bound else "-"
-
-
-def _candidates(message: plan_pb2.StepPlan) -> Table:
-    table = Table("plans compared, the first was chosen", "makespan ms", "slower %", title="choice")
-    fastest = message.candidates[0].makespan_ns
-    for candidate in message.candidates:
-        slower = 100 * (candidate.makespan_ns - fastest) / fastest if fastest else 0.0
-        table.add_row(candidate.name, f"{candidate.makespan_ns / 1e6:.3f}", f"{slower:.2f}")
-    return table
-
-
-def _samples(samples: plan_pb2.PlannedSamples) -> Table:
-    names = ("set", "pass", "shard", "row", "task", "tokens", "cut", "images")
-    table = Table(*names, title="samples in canonical order", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for i in range(min(len(samples.sample), MAX_SAMPLES_SHOWN)):
-        shard, row = divmod(samples.sample[i], 1 << 32)
-        task = plan_pb2.Task.Name(samples.task[i]).removeprefix("TASK_").lower()
-        table.add_row(
-            str(samples.dataset[i]), str(samples.pass_number[i]), str(shard), str(row), task,
-            str(samples.tokens[i]), str(samples.truncated_tokens[i]), str(samples.images[i]),
-        )  # fmt: skip
-    return table

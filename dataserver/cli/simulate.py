@@ -3,7 +3,7 @@
 import json as json_format
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -14,10 +14,8 @@ from dataserver.cli.comparison import Outcome, compare
 from dataserver.cli.comparison_table import beyond, comparison_table, notes, verdict
 from dataserver.cli.plan import open_job
 from dataserver.cli.progress import progress_bar
+from dataserver.cli.tables import console_for_tables
 from dataserver.serving.jobs import JobPlanner
-
-WIDTH: Final = 110
-"""Of the table where the output is no terminal."""
 
 
 def simulate(
@@ -61,8 +59,7 @@ def simulate(
         rows = [_row(outcome, outcomes[0]) for outcome in outcomes]
         print(json_format.dumps({**about, "rows": rows}, indent=1))
         return
-    console = Console()
-    _show(console if console.is_terminal else Console(width=WIDTH), planner.job.job_id, about, outcomes)
+    _show(console_for_tables(), planner.job.job_id, about, outcomes)
 
 
 def _about(planner: JobPlanner, steps: range) -> dict[str, Any]:

@@ -1,0 +1,195 @@
+"""A plan as tables for people."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, repeat
+from typing import Final
+
+from disttrain.v1 import plan_pb2
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dataserver.planning.expectation import imbalance
+from dataserver.planning.jobspec import Execution, Modality, ModuleKind
+
+WIDTH: Final = 110
+"""Of tables where the output is no terminal."""
+MAX_SAMPLES_SHOWN: Final = 24
+MAX_STAGES_SHOWN: Final = 8
+
+
+def console_for_tables() -> Console:
+    """As wide as the terminal; where the output is none, as wide as the tables need."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
+
+
+def show_plan(console: Console, execution: Execution, message: plan_pb2.StepPlan, num_steps: int) -> None:
+    """Print a plan of a job with that execution and number of steps."""
+    samples = message.samples
+    console.print(f"job {message.job_id}\nstream {message.stream_id}")
+    console.print(
+        f"step {message.step} of {num_steps}: {len(samples.sample)} samples, {sum(samples.images)} images, "
+        f"{sum(samples.tokens)} tokens, {sum(samples.truncated_tokens)} cut; {execution.layout.kind} layout, "
+        f"{message.num_microbatches} microbatches per rank"
+    )
+    console.print(_modules(execution, message))
+    console.print(_step(message))
+    if message.candidates:
+        console.print(_candidates(message))
+    if message.decisions:
+        console.print(_decisions(message.decisions))
+    if message.HasField("groups"):
+        console.print(_groups(execution, message))
+    console.print(_samples(execution, message))
+    if len(samples.sample) > MAX_SAMPLES_SHOWN:
+        console.print(f"... and {len(samples.sample) - MAX_SAMPLES_SHOWN} more samples: --json has them all")
+
+
+def compositions(groups: plan_pb2.PlannedGroups) -> Iterator[tuple[int, str]]:
+    """For each microbatch the degrees of its groups: `<32, 8 x 4>` is one group of 32 ranks and four of 8."""
+    for microbatch, found in groupby(zip(groups.microbatch, groups.degree, strict=True), key=lambda pair: pair[0]):
+        degrees = sorted(Counter(degree for _, degree in found).items(), reverse=True)
+        text = ", ".join(f"{degree} x {count}" if count > 1 else str(degree) for degree, count in degrees)
+        yield microbatch, f"<{text}>"
+
+
+def in_flight(stages: Sequence[int]) -> str:
+    """Microbatches in flight on the stages of a module; of a long pipeline the first and last ones."""
+    shown = [str(held) for held in stages]
+    if len(shown) > MAX_STAGES_SHOWN:
+        shown = [*shown[: MAX_STAGES_SHOWN - 2], "...", shown[-1]]
+    return " ".join(shown)
+
+
+def _table(title: str, *columns: str, numbers: Iterable[str] = ()) -> Table:
+    """An empty table; the columns in `numbers` are set to the right."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    right = set(numbers)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=column != "why")
+    return table
+
+
+def _modules(execution: Execution, message: plan_pb2.StepPlan) -> Table:
+    """Loads and what is in flight."""
+    padded = any(m.padded for m in execution.modules)
+    numbers = ["ranks", "stages", "largest ms\nbefore", "largest ms\nafter", "max / mean\nbefore", "max / mean\nafter"]
+    numbers += ["padding\n%"] if padded else []
+    table = _table("forward loads of the ranks, and microbatches in flight", "module", *numbers, "in flight",
+                   numbers=numbers)  # fmt: skip
+    for module, load, schedule in zip(execution.modules, message.loads, message.schedules, strict=True):
+        loads = load.before_ns, load.after_ns
+        table.add_row(
+            module.name, str(module.dp), str(module.pp),
+            *(f"{max(values) / 1e6:.1f}" for values in loads),
+            *(f"{imbalance(values):.3f}" for values in loads),
+            *([f"{load.padding_ppm / 1e4:.1f}"] if padded else []),
+            in_flight(schedule.in_flight),
+        )  # fmt: skip
+    return table
+
+
+def _step(message: plan_pb2.StepPlan) -> Table:
+    table = _table("simulated step", "", "before", "after", numbers=("before", "after"))
+    makespans = message.makespan_before_ns, message.makespan_after_ns
+    table.add_row("makespan ms", *(f"{ns / 1e6:.3f}" for ns in makespans))
+    bound = message.lower_bound_ns
+    table.add_row("above lower bound %", *(f"{100 * (ns - bound) / bound:.1f}" if bound else "-" for ns in makespans))
+    table.add_row("bubble %", f"{message.bubble_before_ppm / 1e4:.2f}", f"{message.bubble_after_ppm / 1e4:.2f}")
+    return table
+
+
+def _candidates(message: plan_pb2.StepPlan) -> Table:
+    table = _table("plans compared, the first was chosen", "plan", "makespan ms", "slower %",
+                   numbers=("makespan ms", "slower %"))  # fmt: skip
+    fastest = message.candidates[0].makespan_ns
+    for candidate in message.candidates:
+        slower = 100 * (candidate.makespan_ns - fastest) / fastest if fastest else 0.0
+        table.add_row(candidate.name, f"{candidate.makespan_ns / 1e6:.3f}", f"{slower:.2f}")
+    return table
+
+
+def _decisions(decisions: Iterable[plan_pb2.Decision]) -> Table:
+    table = _table("decisions", "about", "chosen", "why")
+    for decision in decisions:
+        table.add_row(decision.subject, decision.chosen, decision.reason)
+    return table
+
+
+def _groups(execution: Execution, message: plan_pb2.StepPlan) -> Table:
+    arrangement = _arrangement(message, execution.backbone.name)
+    tokens: Counter[int] = Counter()
+    sequences: dict[int, set[tuple[int, int]]] = {}
+    columns = arrangement.item, arrangement.rank, arrangement.microbatch, arrangement.slot
+    for item, rank, microbatch, slot in zip(*columns, strict=True):
+        tokens[microbatch] += message.samples.tokens[item]
+        sequences.setdefault(microbatch, set()).add((rank, slot))
+    numbers = ("microbatch", "sequences", "tokens")
+    table = _table("sequence-parallel groups: <32, 8 x 4> is one of 32 ranks and four of 8", "microbatch", "groups",
+                   "sequences", "tokens", numbers=numbers)  # fmt: skip
+    for microbatch, composition in compositions(message.groups):
+        held = len(sequences.get(microbatch, ()))
+        table.add_row(str(microbatch), composition, str(held), str(tokens[microbatch]))
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where a module holds the samples: what is written for each of them, by column."""
+
+    columns: tuple[str, ...]
+    cells: Mapping[int, tuple[str, ...]]
+
+
+def _samples(execution: Execution, message: plan_pb2.StepPlan) -> Table:
+    samples = message.samples
+    places = _places(execution, message)
+    about = ("set", "pass", "shard", "row")
+    sizes = ("tokens", "cut", "images")
+    where = [column for place in places for column in place.columns]
+    table = _table("samples in canonical order", *about, "task", *sizes, *where, numbers=(*about, *sizes, *where))
+    for i in range(min(len(samples.sample), MAX_SAMPLES_SHOWN)):
+        shard, row = divmod(samples.sample[i], 1 << 32)
+        task = plan_pb2.Task.Name(samples.task[i]).removeprefix("TASK_").lower()
+        table.add_row(
+            str(samples.dataset[i]), str(samples.pass_number[i]), str(shard), str(row), task,
+            str(samples.tokens[i]), str(samples.truncated_tokens[i]), str(samples.images[i]),
+            *(cell for place in places for cell in place.cells.get(i, repeat("-", len(place.columns)))),
+        )  # fmt: skip
+    return table
+
+
+def _places(execution: Execution, message: plan_pb2.StepPlan) -> list[_Places]:
+    """Of the backbone, or of each tower."""
+    towers = execution.of_kind(ModuleKind.TOWER)
+    if towers:
+        return [_tower_places(message, t.name, t.modality is Modality.TEXT) for t in towers]
+    arrangement = _arrangement(message, execution.backbone.name)
+    groups = message.groups
+    degrees = {
+        (microbatch, rank): degree
+        for microbatch, rank, degree in zip(groups.microbatch, groups.first_rank, groups.degree, strict=True)
+    }
+    cells = {}
+    columns = arrangement.item, arrangement.rank, arrangement.microbatch, arrangement.slot
+    for item, rank, microbatch, slot in zip(*columns, strict=True):
+        last = rank + degrees.get((microbatch, rank), 1) - 1
+        cells[item] = (f"{rank}-{last}" if last > rank else str(rank), str(microbatch), str(slot))
+    name = execution.backbone.name
+    return [_Places((f"{name}\nrank", "micro-\nbatch", "slot"), cells)]
+
+
+def _tower_places(message: plan_pb2.StepPlan, tower: str, of_texts: bool) -> _Places:
+    arrangement = _arrangement(message, tower)
+    counts = message.samples.images
+    sample_of = list(range(len(counts))) if of_texts else [i for i, count in enumerate(counts) for _ in range(count)]
+    places = zip(arrangement.item, arrangement.rank, arrangement.microbatch, strict=True)
+    cells = {sample_of[item]: (str(rank), str(microbatch)) for item, rank, microbatch in places}
+    return _Places((f"{tower}\nrank", "micro-\nbatch"), cells)
+
+
+def _arrangement(message: plan_pb2.StepPlan, module: str) -> plan_pb2.ModuleArrangement:
+    return next(a for a in message.arrangements if a.module == module)
