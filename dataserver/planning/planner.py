@@ -40,6 +40,8 @@ def timeline(spec: JobSpec, plan: StepPlan) -> PlannedTimeline:
 class PlanSummary:
     """A plan beside the baseline: the same samples in canonical order, unbalanced and unordered."""
 
+    baseline: StepPlan
+    plan: StepPlan
     loads_before: dict[str, I64]
     """For each module int64 [dp]: forward time of each rank over the step, nanoseconds."""
     loads_after: dict[str, I64]
@@ -53,6 +55,8 @@ def explain(job: Job, plan: StepPlan) -> PlanSummary:
     """What a plan gains over the baseline, as the simulator sees it."""
     baseline = baseline_plan(job, plan.step, plan.samples)
     return PlanSummary(
+        baseline=baseline,
+        plan=plan,
         loads_before=module_loads(job.spec, baseline),
         loads_after=module_loads(job.spec, plan),
         before=timeline(job.spec, baseline),
