@@ -1,6 +1,7 @@
 """Arrangements of a step's samples and images, and the routings between them."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ TASK_OF: Mapping[ModuleKind, Task] = MappingProxyType(
     {ModuleKind.ENCODER: Task.UNDERSTANDING, ModuleKind.GENERATOR: Task.GENERATION}
 )
 """The task whose images a module handles."""
+
+
+_SMALLER = "take smaller microbatches, a balance other than none, more ranks, or more memory"
 
 
 class WaveTooLargeError(ValueError):
@@ -107,8 +111,12 @@ def _balanced_waves(module: ModuleSpec, balancer: str, sizes: I64, wave: I64, is
         try:
             batch = BALANCERS[balancer](loads[group], width, None, memory)
         except ValueError as error:
+            if memory is None:
+                raise
             raise WaveTooLargeError(
-                f"module {module.name}, wave {wave[group[0]]}: {len(group)} images on {width} of its ranks: {error}"
+                f"module {module.name}, wave {wave[group[0]]}: its {len(group)} images of {sizes[group].sum()} patches "
+                f"do not fit {width} ranks{', padded,' if module.padded else ''} with memory for "
+                f"{memory.cap} each; {_SMALLER}"
             ) from error
         if module.padded:
             times = padded_ns(module.cost, sizes[group], batch, width)
@@ -137,8 +145,7 @@ def _check_memory(module: ModuleSpec, sizes: I64, rank: I64, wave: I64) -> None:
         at_wave, at_rank = divmod(int(batches[worst]), module.dp)
         raise WaveTooLargeError(
             f"module {module.name}, wave {at_wave}: the images of rank {at_rank} have {held[worst]} patches"
-            f"{', padding included' if module.padded else ''}, but its memory holds {module.memory.units}; take "
-            "smaller microbatches, a balance other than none, more ranks, or more memory"
+            f"{', padding included' if module.padded else ''}, but its memory holds {module.memory.units}; {_SMALLER}"
         )
 
 
@@ -203,26 +210,56 @@ def arrange_module(
     Raises:
         WaveTooLargeError: the module's memory does not hold a wave.
     """
+    found = images_beside(spec, module, samples, backbone)
+    sizes = samples.patches[found.image]
+    rank = spread_images(module, sizes, found.rank, found.microbatch, spec.execution.backbone.dp, islands)
+    return arrange_and_route(module, backbone, found, rank, found.microbatch)
+
+
+@dataclass(frozen=True, slots=True)
+class BesideBackbone:
+    """The k images that a module handles, in backbone order, and where the backbone has their rows. int64 [k] each."""
+
+    image: I64
+    rank: I64
+    microbatch: I64
+    start: I64
+    """First row in the backbone's microbatch, over the images of all modules of the kind."""
+    rows: I64
+
+
+def images_beside(spec: JobSpec, module: ModuleSpec, samples: StepSamples, backbone: Arrangement) -> BesideBackbone:
+    """The images of an encoder or generator and their places in the backbone."""
     task = TASK_OF[module.kind]
     of_task = np.flatnonzero(samples.task[samples.image_sample] == task)
-    image, backbone_rank, wave = images_in_order(samples, backbone, of_task)
+    image, rank, wave = images_in_order(samples, backbone, of_task)
     rows = image_rows(spec.stream, samples, image, task)
-    backbone_start = _within_groups(backbone_rank, wave, rows)
+    start = _within_groups(rank, wave, rows)
     mine = _mask(module_images(spec, module, samples), len(samples.image_rows))[image]
-    image, backbone_rank, backbone_start, wave, rows = (
-        a[mine] for a in (image, backbone_rank, backbone_start, wave, rows)
-    )
-    rank = spread_images(module, samples.patches[image], backbone_rank, wave, spec.execution.backbone.dp, islands)
-    arrangement = arrange_images(module, image, rank, wave, rows)
-    start = np.empty(len(samples.image_rows), np.int64)
-    start[arrangement.item] = arrangement.start
-    ends = [(module.name, rank, start[image]), (backbone.module, backbone_rank, backbone_start)]
+    return BesideBackbone(*(a[mine] for a in (image, rank, wave, start, rows)))
+
+
+def arrange_and_route(
+    module: ModuleSpec, backbone: Arrangement, beside: BesideBackbone, rank: I64, microbatch: I64
+) -> tuple[Arrangement, Routing]:
+    """The arrangement of an encoder or generator, and the routing between it and the backbone.
+
+    Args:
+        module: the encoder or generator.
+        backbone: its arrangement.
+        beside: the k images (`images_beside`).
+        rank: int64 [k], the rank of the module that gets each.
+        microbatch: int64 [k], and the microbatch; in a pipeline the backbone's.
+    """
+    arrangement = arrange_images(module, beside.image, rank, microbatch, beside.rows)
+    order = np.argsort(arrangement.item)
+    start = arrangement.start[order[np.searchsorted(arrangement.item[order], beside.image)]]
+    ends = [(module.name, (microbatch, rank, start)), (backbone.module, (beside.microbatch, beside.rank, beside.start))]
     if module.kind is ModuleKind.GENERATOR:
         ends.reverse()
-    (source, source_rank, source_start), (target, target_rank, target_start) = ends
-    order = np.lexsort((source_start, source_rank, wave))
-    arrays = (wave, source_rank, source_start, wave, target_rank, target_start, rows)
-    return arrangement, Routing(source, target, *(a[order] for a in arrays))
+    (source, first), (target, then) = ends
+    by_source = np.lexsort(first[::-1])
+    return arrangement, Routing(source, target, *(a[by_source] for a in (*first, *then, beside.rows)))
 
 
 def _mask(indices: I64, count: int) -> Bool:
