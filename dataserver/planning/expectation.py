@@ -5,9 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from dataserver.planning.costs import forward_ns, padded_ns
-from dataserver.planning.jobspec import JobSpec, ModuleKind, ModuleSpec
+from dataserver.planning.jobspec import JobSpec, ModuleSpec
 from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import I64
+from dataserver.planning.samples import I64, StepSamples
+
+
+def item_sizes(module: ModuleSpec, samples: StepSamples) -> I64:
+    """Tokens of every sample, or patches of every image: what the items of a module are sized in. int64."""
+    return samples.tokens if module.holds_samples else samples.patches
 
 
 def module_loads(spec: JobSpec, plan: StepPlan) -> dict[str, I64]:
@@ -18,7 +23,7 @@ def module_loads(spec: JobSpec, plan: StepPlan) -> dict[str, I64]:
 def microbatch_loads(module: ModuleSpec, plan: StepPlan) -> I64:
     """Forward time of every microbatch in the whole module, padding included. int64 [dp, microbatches]."""
     arrangement = plan.arrangement(module.name)
-    sizes = plan.samples.tokens if module.kind is ModuleKind.BACKBONE else plan.samples.patches
+    sizes = item_sizes(module, plan.samples)
     place = arrangement.rank * plan.num_microbatches + arrangement.microbatch
     count = module.dp * plan.num_microbatches
     if module.padded:

@@ -16,7 +16,8 @@ from dataserver.planning.samples import I64, StepSamples, Task
 class Arrangement:
     """Which rank and microbatch of one module holds each of its k items.
 
-    Items are samples in the backbone and images elsewhere (encoder: those that are understood; generator: targets).
+    Items are samples in a backbone and a text tower, and images elsewhere (encoder: those that are understood;
+    generator: targets).
     All arrays are int64 [k], sorted by (rank, microbatch, start).
     """
 
@@ -30,7 +31,8 @@ class Arrangement:
     slot: I64
     """Backbone: sequence slot within the microbatch. Elsewhere: position within the microbatch."""
     start: I64
-    """First row of the item in its microbatch: tokens (backbone), embeddings (encoder), conditions (generator)."""
+    """First row of the item in its microbatch: tokens (backbone, text tower), embeddings (encoder), conditions
+    (generator), patches (image tower)."""
 
     def of(self, rank: int, microbatch: int) -> slice:
         """The items of one rank's microbatch."""
@@ -72,6 +74,9 @@ class ModuleSchedule:
     module: str
     in_flight: I64
     """int64 [pp], at least 1 each."""
+    drain_every: int = 0
+    """Microbatches after which a stage runs all its backwards before the next forward: those of a contrastive batch
+    under batch_sync. 0: only the end of the step drains it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +142,7 @@ class StepPlan:
     groups: RankGroups
     """Sequence-parallel groups of the backbone; `NO_GROUPS` without."""
     text_tokens: int
-    """Denominator of the text loss: target tokens of the whole step."""
+    """Denominator of the text loss: target tokens of the whole step; 0 for towers, whose loss counts pairs."""
     target_patches: int
     """Denominator of the generator's loss: target patches of the whole step."""
     hash: bytes
@@ -166,7 +171,10 @@ def plan_hash(
     schedules: tuple[ModuleSchedule, ...],
     groups: RankGroups,
 ) -> bytes:
-    """SHA-256 over job, step and every array of a plan as little-endian 64-bit words, each preceded by its length."""
+    """SHA-256 over job, step and every array of a plan as little-endian 64-bit words, each preceded by its length.
+
+    Of numbers, zeros are left out.
+    """
     digest = hashlib.sha256(f"disttrain plan 1\n{job_id}\n{step}\n{num_microbatches}\n".encode())
     parts: tuple[StepSamples | Arrangement | Routing | ModuleSchedule | RankGroups, ...]
     parts = (samples, *arrangements, *routings, *schedules, groups)
@@ -175,6 +183,8 @@ def plan_hash(
             name, value = field.name, getattr(part, field.name)
             if isinstance(value, str):
                 digest.update(f"{name} {value}\n".encode())
+            elif isinstance(value, int):
+                digest.update(f"{name} {value}\n".encode() if value else b"")
             else:
                 digest.update(f"{name} {len(value)}\n".encode())
                 digest.update(np.ascontiguousarray(value).astype("<u8").tobytes())
@@ -194,7 +204,7 @@ def make_plan(
     groups: RankGroups = NO_GROUPS,
 ) -> StepPlan:
     """A plan with what follows from its parts: the denominators of the losses, and its hash."""
-    generated = samples.task == Task.GENERATION
+    understood, generated = samples.task == Task.UNDERSTANDING, samples.task == Task.GENERATION
     return StepPlan(
         job_id=job.job_id,
         stream_id=job.stream_id,
@@ -206,7 +216,7 @@ def make_plan(
         routings=routings,
         schedules=schedules,
         groups=groups,
-        text_tokens=int((samples.text_tokens[~generated] + 1).sum()),
+        text_tokens=int((samples.text_tokens[understood] + 1).sum()),
         target_patches=int(samples.patches[generated[samples.image_sample]].sum()),
         hash=plan_hash(job.job_id, step, samples, num_microbatches, arrangements, routings, schedules, groups),
     )

@@ -5,6 +5,7 @@ Layout of a sample in the backbone (content version 1):
     understanding:  BOS, parts in document order, EOS     a text part: its tokens
                                                           an image part: BOI, patches / merge^2 tokens, EOI
     generation:     BOS, text, BOI, query tokens          the target image takes no tokens
+    contrastive:    BOS, text, EOS                        in the text tower; the image takes no tokens
 """
 
 from fractions import Fraction
@@ -86,7 +87,7 @@ def shard_table(
     """
     rows, columns = patch_grids(widths, heights, stream.sizing)
     table = ShardTable(row, text_tokens, image_offsets, rows, columns, nominal=np.zeros(len(row), np.int64))
-    fixed = _fixed_tokens(table, stream.sizing)
+    fixed = _fixed_tokens(stream, table)
     too_large = np.flatnonzero(may_be_understood(stream, table) & (fixed > stream.seq_len))
     if len(too_large):
         worst = too_large[np.argmax(fixed[too_large])]
@@ -104,9 +105,11 @@ def shard_table(
     return ShardTable(row, text_tokens, image_offsets, rows, columns, nominal)
 
 
-def _fixed_tokens(table: ShardTable, sizing: Sizing) -> I64:
-    """Tokens of each sample that are not text, when it is understood."""
-    per_image = table.image_rows.astype(np.int64) * table.image_columns // sizing.merge**2 + _IMAGE_EXTRA
+def _fixed_tokens(stream: Stream, table: ShardTable) -> I64:
+    """Tokens of each sample that are not text, when it is understood or of a contrastive stream."""
+    if stream.contrastive_batch is not None:
+        return np.full(len(table.row), _UNDERSTANDING_EXTRA, np.int64)
+    per_image = table.image_rows.astype(np.int64) * table.image_columns // stream.sizing.merge**2 + _IMAGE_EXTRA
     sums = np.concatenate([[0], np.cumsum(per_image)])
     fixed: I64 = sums[table.image_offsets[1:]] - sums[table.image_offsets[:-1]] + _UNDERSTANDING_EXTRA
     return fixed
@@ -134,14 +137,19 @@ def may_be_generated(stream: Stream, table: ShardTable) -> Bool:
 
 def most_tokens(stream: Stream, table: ShardTable) -> I64:
     """Backbone tokens of each sample after truncation, in the longest of the tasks that it may have. int64 [n]."""
-    understood = np.where(may_be_understood(stream, table), _fixed_tokens(table, stream.sizing), 0)
+    understood = np.where(may_be_understood(stream, table), _fixed_tokens(stream, table), 0)
     asked = np.where(may_be_generated(stream, table), _GENERATION_EXTRA + stream.generation.query_tokens, 0)
     longest: I64 = np.minimum(np.maximum(understood, asked) + table.text_tokens, stream.seq_len)
     return longest
 
 
 def draw_tasks(stream: Stream, dataset: int, pass_: int, sample: U64, pairs: Bool) -> I32:
-    """Task of each sample of one dataset and pass: a keyed draw, so that it never depends on step or rank."""
+    """Task of each sample of one dataset and pass: a keyed draw, so that it never depends on step or rank.
+
+    In a contrastive stream all have that task; samples that are no pairs are refused beforehand (`limits`).
+    """
+    if stream.contrastive_batch is not None:
+        return np.full(len(sample), Task.CONTRASTIVE, np.int32)
     threshold = int(Fraction(stream.generation.ratio) * 2**64)
     words = draw(stream.seed, Operator.TASK, dataset_key(stream.datasets[dataset].name), pass_, sample)
     below = np.ones(len(sample), np.bool_) if threshold >= 2**64 else words < np.uint64(threshold)
@@ -161,7 +169,7 @@ def size_samples(stream: Stream, dataset: int, pass_: int, sample: U64, table: S
     task = draw_tasks(stream, dataset, pass_, sample, is_pair(table))
     generated = task == Task.GENERATION
     fixed = np.where(
-        generated, _GENERATION_EXTRA + stream.generation.query_tokens, _fixed_tokens(table, stream.sizing)
+        generated, _GENERATION_EXTRA + stream.generation.query_tokens, _fixed_tokens(stream, table)
     ).astype(np.int64)
     kept = np.minimum(table.text_tokens, stream.seq_len - fixed)
     n = len(sample)

@@ -15,14 +15,16 @@ class ViewPlan:
 
     module: str
     kind: ModuleKind
+    holds_samples: bool
+    """Whether items are samples (backbone, text tower) rather than images."""
     rank: int
     microbatch: int
     items: I64
-    """int64 [k]: indices into the step's samples (backbone) or images (elsewhere), in the order of the view."""
+    """int64 [k]: indices into the step's samples or images, in the order of the view."""
     slots: I64
     """int64 [k]: sequence slot of each sample (backbone); positions elsewhere."""
     starts: I64
-    """int64 [k]: first token, embedding or condition of each item."""
+    """int64 [k]: first token, embedding, condition or patch of each item (`plan.Arrangement`)."""
     routings: tuple[Routing, ...]
     """The entries of this microbatch that leave or reach this rank."""
 
@@ -48,6 +50,7 @@ def view_plan(spec: JobSpec, plan: StepPlan, module: str, rank: int, microbatch:
     return ViewPlan(
         module=module,
         kind=found.kind,
+        holds_samples=found.holds_samples,
         rank=rank,
         microbatch=microbatch,
         items=arrangement.item[here],

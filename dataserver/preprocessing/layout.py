@@ -60,7 +60,7 @@ def view_tensors(spec: JobSpec, plan: StepPlan, view: ViewPlan, names: Collectio
     Raises:
         UnknownTensorError: the view has no tensor of that name.
     """
-    layout = _backbone_layout(spec, plan, view) if view.kind is ModuleKind.BACKBONE else _image_layout(spec, plan, view)
+    layout = _layout(spec, plan, view)
     unknown = sorted(set(names) - {name for name, _, _ in layout})
     if unknown:
         raise UnknownTensorError(
@@ -82,6 +82,22 @@ def total_bytes(tensors: Sequence[TensorSpec]) -> int:
 
 
 _Layout = list[tuple[str, _DType, tuple[int, ...]]]
+
+
+def _layout(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Layout:
+    """All tensors of a view."""
+    if view.kind is ModuleKind.BACKBONE:
+        return _backbone_layout(spec, plan, view)
+    return _text_layout(plan, view) if view.holds_samples else _image_layout(spec, plan, view)
+
+
+def _text_layout(plan: StepPlan, view: ViewPlan) -> _Layout:
+    num_tokens = int(plan.samples.tokens[view.items].sum())
+    return [
+        ("token_ids", _I32, (num_tokens,)),
+        ("position_ids", _I32, (num_tokens,)),
+        ("cu_lengths", _I32, (view.num_items + 1,)),
+    ]
 
 
 def _backbone_layout(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Layout:

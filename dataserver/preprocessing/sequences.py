@@ -1,10 +1,11 @@
-"""The arrays of a backbone view: token sequences of one microbatch, assembled from tokenized documents.
+"""The arrays of a backbone or text tower view: token sequences of a microbatch, assembled from tokenized documents.
 
 content_version 1. A sample that is understood (a pair, an interleaved document, text alone):
 
     BOS  parts in document order  EOS      text part: its tokens; image part: BOI, one IMAGE per embedding, EOI
 
-and one that is generated, whose image takes no tokens: `BOS  text  BOI  QUERY ... QUERY`. Text that was cut is cut from
+one that is generated, whose image takes no tokens: `BOS  text  BOI  QUERY ... QUERY`, and the text of one that is
+contrasted with its image: `BOS  text  EOS`. Text that was cut is cut from
 the end of the document backward, so what is kept is a prefix of all text tokens. Targets of the loss are the text
 tokens and EOS of understood samples; labels are shifted: a token's label is the token that follows it.
 """
@@ -81,18 +82,7 @@ def backbone_arrays(
     Raises:
         TokenCountError: a document is not the one that was planned; names the sample.
     """
-    pieces: list[_Piece] = []
-    lengths = np.zeros(view.num_items, np.int64)
-    for n, (i, document) in enumerate(zip(view.items.tolist(), documents, strict=True)):
-        sample = _checked_pieces(stream, plan.samples, i, document)
-        lengths[n] = sum(length for _, length, _ in sample)
-        pieces += sample
-    cu_lengths = _cumulative(lengths)
-    if not np.array_equal(cu_lengths[:-1], view.starts):
-        raise ValueError(
-            f"samples begin at tokens {view.starts.tolist()} in the plan, at {cu_lengths[:-1].tolist()} in the view; "
-            "the plan is not consistent"
-        )
+    pieces, lengths = _view_pieces(stream, plan, view, documents)
     tokens = _concatenate([np.full(n, ids, np.int32) for ids, n, _ in pieces])
     roles = _concatenate([np.full(n, role, np.int32) for _, n, role in pieces])
     labels = np.full(len(tokens), IGNORED, np.int32)
@@ -103,13 +93,52 @@ def backbone_arrays(
     arrays: dict[str, NDArray[Any]] = {
         "token_ids": tokens,
         "labels": labels,
-        "position_ids": np.arange(len(tokens)) - np.repeat(cu_lengths[:-1], lengths),
-        "cu_lengths": cu_lengths,
+        **_positions(lengths),
         "cu_sequences": _cumulative(slot_lengths),
         "embedding_slots": np.flatnonzero(roles == _Role.IMAGE),
         "condition_slots": np.flatnonzero(roles == _Role.QUERY),
     }
     return {name: array.astype(np.int32) for name, array in arrays.items()}
+
+
+def text_arrays(
+    stream: Stream, plan: StepPlan, view: ViewPlan, documents: Sequence[TokenizedDocument]
+) -> dict[str, I32]:
+    """Assemble all tensors of a text tower's view by name, each int32 [n].
+
+    Arguments and errors are those of `backbone_arrays`.
+    """
+    pieces, lengths = _view_pieces(stream, plan, view, documents)
+    tokens = _concatenate([np.full(n, ids, np.int32) for ids, n, _ in pieces])
+    return {name: array.astype(np.int32) for name, array in {"token_ids": tokens, **_positions(lengths)}.items()}
+
+
+def _positions(lengths: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """Where each token stands in its sample, and where each sample begins."""
+    cu_lengths = _cumulative(lengths)
+    return {
+        "position_ids": np.arange(cu_lengths[-1]) - np.repeat(cu_lengths[:-1], lengths),
+        "cu_lengths": cu_lengths,
+    }
+
+
+def _view_pieces(
+    stream: Stream, plan: StepPlan, view: ViewPlan, documents: Sequence[TokenizedDocument]
+) -> tuple[list[_Piece], NDArray[np.int64]]:
+    """The pieces of all samples of a view, and the tokens of each sample, int64 [k]."""
+    pieces: list[_Piece] = []
+    lengths = np.zeros(view.num_items, np.int64)
+    for n, (i, document) in enumerate(zip(view.items.tolist(), documents, strict=True)):
+        sample = _checked_pieces(stream, plan.samples, i, document)
+        lengths[n] = sum(length for _, length, _ in sample)
+        pieces += sample
+    starts = _cumulative(lengths)[:-1]
+    if not np.array_equal(starts, view.starts):
+        raise ValueError(
+            f"samples begin at tokens {view.starts.tolist()} in the plan, at {starts.tolist()} in the view; the plan "
+            "is not consistent"
+        )
+    return pieces, lengths
 
 
 def _checked_pieces(stream: Stream, samples: StepSamples, i: int, document: TokenizedDocument) -> list[_Piece]:
@@ -131,6 +160,8 @@ def _checked_pieces(stream: Stream, samples: StepSamples, i: int, document: Toke
     kept = int(samples.text_tokens[i])
     if samples.task[i] == Task.GENERATION:
         pieces = list(_generation(stream, document, kept))
+    elif samples.task[i] == Task.CONTRASTIVE:
+        pieces = list(_contrastive(stream, document, kept))
     else:
         pieces = list(_understanding(stream, document, images, kept))
     length = sum(n for _, n, _ in pieces)
@@ -161,11 +192,22 @@ def _understanding(stream: Stream, document: TokenizedDocument, images: list[int
 def _generation(stream: Stream, document: TokenizedDocument, kept: int) -> Iterator[_Piece]:
     ids = stream.tokenizer
     yield ids.bos, 1, _Role.OTHER
+    yield from _texts(document, kept)
+    yield ids.boi, 1, _Role.OTHER
+    yield ids.query, stream.generation.query_tokens, _Role.QUERY
+
+
+def _contrastive(stream: Stream, document: TokenizedDocument, kept: int) -> Iterator[_Piece]:
+    yield stream.tokenizer.bos, 1, _Role.OTHER
+    yield from _texts(document, kept)
+    yield stream.tokenizer.eos, 1, _Role.OTHER
+
+
+def _texts(document: TokenizedDocument, kept: int) -> Iterator[_Piece]:
+    """The first `kept` tokens of all text parts."""
     for text in document.texts:
         yield text[:kept], min(kept, len(text)), _Role.OTHER
         kept -= min(kept, len(text))
-    yield ids.boi, 1, _Role.OTHER
-    yield ids.query, stream.generation.query_tokens, _Role.QUERY
 
 
 def _cumulative(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

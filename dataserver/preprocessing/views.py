@@ -19,7 +19,7 @@ from dataserver.planning.samples import ROW_BITS
 from dataserver.planning.views import ViewPlan
 from dataserver.preprocessing.images import U8, ImageShape, decode_patches
 from dataserver.preprocessing.layout import TensorSpec, UnknownTensorError, num_patches, total_bytes, view_tensors
-from dataserver.preprocessing.sequences import TokenizedDocument, backbone_arrays
+from dataserver.preprocessing.sequences import TokenizedDocument, backbone_arrays, text_arrays
 from dataserver.preprocessing.tokens import Tokenizer, check_tokenizer
 
 __all__ = ["PreparedView", "TensorSpec", "UnknownTensorError", "prepare_view", "total_bytes", "view_tensors"]
@@ -78,8 +78,8 @@ def prepare_view(
         )
     _clear_gaps(tensors, buffer)
     by_name = {tensor.name: tensor.of(buffer) for tensor in tensors}
-    if view.kind is ModuleKind.BACKBONE:
-        arrays: dict[str, NDArray[np.int32]] = _backbone(spec, plan, view, datasets, tokenizer)
+    if view.holds_samples:
+        arrays: dict[str, NDArray[np.int32]] = _sequences(spec, plan, view, datasets, tokenizer)
         valid = np.ones(view.num_items, np.bool_)
         tasks: tuple[Callable[[], None], ...] = ()
     else:
@@ -99,7 +99,7 @@ def _clear_gaps(tensors: Sequence[TensorSpec], buffer: U8) -> None:
         buffer[end : after.offset] = 0
 
 
-def _backbone(
+def _sequences(
     spec: JobSpec, plan: StepPlan, view: ViewPlan, datasets: Sequence[Dataset], tokenizer: Tokenizer
 ) -> dict[str, NDArray[np.int32]]:
     check_tokenizer(spec.stream.tokenizer, tokenizer)
@@ -108,11 +108,12 @@ def _backbone(
         shard, row = divmod(int(plan.samples.sample[i]), 1 << ROW_BITS)
         parts = datasets[int(plan.samples.dataset[i])].shards[shard].parts(row)
         documents.append(TokenizedDocument(parts.kinds, tuple(tokenizer.encode(text) for text in parts.texts)))
-    return backbone_arrays(spec.stream, plan, view, documents)
+    assemble = backbone_arrays if view.kind is ModuleKind.BACKBONE else text_arrays
+    return assemble(spec.stream, plan, view, documents)
 
 
 def _offsets(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> dict[str, NDArray[np.int32]]:
-    """What an encoder or generator view holds beside pixels."""
+    """What a view of images holds beside pixels."""
     samples = plan.samples
     conditions = np.arange(view.num_items + 1) * spec.stream.generation.query_tokens
     return {

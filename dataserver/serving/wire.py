@@ -127,7 +127,10 @@ def denominators(plan: StepPlan) -> microbatch_pb2.Denominators:
 
 def schedules(plan: StepPlan) -> list[microbatch_pb2.ModuleSchedule]:
     """What the stages of all modules do."""
-    return [microbatch_pb2.ModuleSchedule(module=s.module, in_flight=s.in_flight.tolist()) for s in plan.schedules]
+    return [
+        microbatch_pb2.ModuleSchedule(module=s.module, in_flight=s.in_flight.tolist(), drain_every=s.drain_every)
+        for s in plan.schedules
+    ]
 
 
 def _groups(plan: StepPlan, view: ViewPlan) -> list[microbatch_pb2.SequenceParallelGroup]:
@@ -173,13 +176,13 @@ def _encode_in_place(
 
 
 def _items(plan: StepPlan, view: ViewPlan, valid: Bool) -> microbatch_pb2.Items:
-    samples, backbone = plan.samples, view.kind is ModuleKind.BACKBONE
-    index = view.items if backbone else samples.image_sample[view.items]
+    samples = plan.samples
+    index = view.items if view.holds_samples else samples.image_sample[view.items]
     return microbatch_pb2.Items(
         dataset=samples.dataset[index].tolist(),
         pass_number=samples.pass_[index].tolist(),
         sample=samples.sample[index].tolist(),
-        image=[] if backbone else samples.image_number[view.items].tolist(),
+        image=[] if view.holds_samples else samples.image_number[view.items].tolist(),
         valid=valid.tolist(),
     )
 

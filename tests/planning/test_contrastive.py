@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from dataserver.planning.balancing import BALANCERS, bin_loads, in_runs
 from dataserver.planning.contrastive import (
-    ContrastiveSchedule,
     TowerChoice,
     TowerCluster,
     TowerDegree,
@@ -26,6 +25,7 @@ from dataserver.planning.contrastive import (
     place_in_parallel,
     share_time,
 )
+from dataserver.planning.jobspec import ContrastiveSchedule
 from dataserver.planning.pipeline import OperationKind, simulate
 
 

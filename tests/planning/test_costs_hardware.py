@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import astuple
 from fractions import Fraction
 from typing import Any
 
@@ -24,7 +25,7 @@ from dataserver.planning.costs.hardware import (
     pair_flops,
 )
 from dataserver.planning.identity import JobSpecError, canonical_json, parse_job
-from dataserver.planning.jobspec import DEFAULT_COSTS, Cost, ModelCost, ModuleKind
+from dataserver.planning.jobspec import DEFAULT_COSTS, Cost, Modality, ModelCost, ModuleKind, ModuleSpec, default_cost
 from trainclient.models import presets
 from trainclient.models.backbone import BackboneStage
 from trainclient.models.encoder import ImageEncoder
@@ -32,6 +33,8 @@ from trainclient.models.generator import ImageGenerator
 
 VIT = {"model": "vit-h", "device": "h100", "efficiency": "0.4"}
 NAMES = [(kind, name) for kind, models in MODELS.items() for name in models]
+TRAINED = [(kind, name) for kind, name in NAMES if kind != "tower"]
+"""The trainer has no towers."""
 MODULE_0 = ("execution", "modules", 0)
 
 
@@ -53,12 +56,25 @@ def test_llama_by_hand() -> None:
     assert found.linear_ps == -(-2 * weights * 1000 // (312_000 * 8))
 
 
+def test_towers_by_hand() -> None:
+    """OpenCLIP's ViT-H/14: its image tower is the encoder of that name, its text tower has a causal mask."""
+    assert MODELS["tower"]["vit-h"] == MODELS["encoder"]["vit-h"]
+    for flops in (linear_flops, pair_flops):
+        assert flops("tower", MODELS["tower"]["vit-h"]) == flops("encoder", MODELS["encoder"]["vit-h"])
+    text = MODELS["tower"]["clip-text-h"]
+    assert (text.width, text.heads, text.layers) == (1024, 16, 24)
+    # 24 layers of 4 x 1024^2 weights of attention and 2 x 1024 x 4096 of the MLP: 302 million.
+    assert linear_flops("tower", text) == 2 * 24 * (4_194_304 + 8_388_608) == 603_979_776
+    assert pair_flops("tower", text) == 4 * 24 * 1024 // 2
+
+
 def test_sizes_are_those_of_the_trainer() -> None:
     tables: dict[str, Any] = {
         "encoder": presets.ENCODERS, "backbone": presets.BACKBONES, "generator": presets.GENERATORS,
     }  # fmt: skip
     assert set(MODELS) == set(ModuleKind)
-    for kind, models in MODELS.items():
+    for kind in tables:
+        models = MODELS[kind]
         assert set(models) == set(tables[kind])
         for name, ours in models.items():
             theirs = tables[kind][name]
@@ -81,7 +97,7 @@ def weights_of_rows(kind: str, name: str, size: ModelSize) -> Iterator[torch.Ten
             yield part.weight
 
 
-@pytest.mark.parametrize(("kind", "name"), NAMES)
+@pytest.mark.parametrize(("kind", "name"), TRAINED)
 def test_operations_are_those_of_the_trainer(kind: str, name: str) -> None:
     size = MODELS[kind][name]
     weights = sum(w.numel() for w in weights_of_rows(kind, name, size))
@@ -158,7 +174,24 @@ def test_defaults_are_named_models() -> None:
         named = DEFAULT_COSTS[module.kind]
         assert (named.device, named.efficiency) == ("h100", "0.4")
         assert module.cost == Cost(**named.fields_of(module.kind, 1))
-    assert [DEFAULT_COSTS[kind].model for kind in ModuleKind] == ["vit-h", "llama3-7b", "dit-1b"]
+    assert [DEFAULT_COSTS[kind].model for kind in ModuleKind] == ["vit-h", "llama3-7b", "dit-1b", "vit-h"]
+
+
+def test_the_default_of_a_tower_depends_on_what_it_reads() -> None:
+    def cost(**fields: Any) -> Cost:
+        return ModuleSpec(name="t", kind="tower", **fields).cost
+
+    assert default_cost(ModuleKind.TOWER, Modality.TEXT).model == "clip-text-h"
+    vit, text = (coefficients("tower", name, "h100", Fraction("0.4")) for name in ("vit-h", "clip-text-h"))
+    for modality, found in (("image", vit), ("text", text)):
+        default = cost(modality=modality)
+        assert (default.microbatch_ns, default.linear_ps, default.quadratic_fs) == astuple(found)
+        assert default.backward_percent == 200
+    assert cost(modality="text", tp=2).linear_ps == -(-text.linear_ps // 2)
+    assert cost(modality="text", cost={**VIT, "model": "clip-text-h"}) == cost(modality="text")
+    assert cost(modality="image", cost={**VIT, "frozen": True}).backward_percent == 0, "nothing stands before a tower"
+    with pytest.raises(ValidationError, match="tower t has no modality"):
+        cost()
 
 
 def test_degrees_divide_the_work_but_not_the_constant() -> None:

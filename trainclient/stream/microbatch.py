@@ -52,7 +52,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """What a view holds, in its order: n samples of a backbone view, n images of an encoder or generator view."""
+    """What a view holds, in its order: n samples (backbone, text tower) or n images (elsewhere)."""
 
     dataset: I64
     """int64 [n]: position in the job's dataset list."""
@@ -61,7 +61,7 @@ class Items:
     sample: U64
     """uint64 [n]: shard << 32 | row."""
     image: I64
-    """int64 [n]: number of the image within its sample; [0] in a backbone view."""
+    """int64 [n]: number of the image within its sample; [0] where items are samples."""
     valid: Bool
     """bool [n]: False where the item could not be made from its stored bytes."""
 
@@ -103,6 +103,8 @@ class Microbatch(Generic[TensorT]):
     sequence_parallel_groups: tuple[SequenceParallelGroup, ...]
     in_flight: Mapping[str, tuple[int, ...]]
     """By module: microbatches that each of its stages holds at most between forward and backward in this step."""
+    drain_every: Mapping[str, int]
+    """By module: microbatches after which its stages run all backwards before the next forward; 0: only at the end."""
     tensors: Mapping[str, TensorT]
     """By name, as views of one buffer that is used again when none of them is alive."""
     bfloat16: frozenset[str]
@@ -266,6 +268,7 @@ def read_header(header: pb.MicrobatchHeader, table: TensorTable) -> Microbatch[A
             SequenceParallelGroup(g.id, g.degree, tuple(g.ranks)) for g in header.sequence_parallel_groups
         ),
         in_flight=read_schedules(header),
+        drain_every=MappingProxyType({s.module: s.drain_every for s in header.schedules}),
         tensors=MappingProxyType({}),
         bfloat16=frozenset(t.name for t in header.tensors if t.dtype == pb.DATA_TYPE_BFLOAT16),
         nbytes=table.raw_bytes,

@@ -1,10 +1,11 @@
 """Contrastive groups as barriers: items are balanced inside their group only."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from dataserver.planning.balancing import Balancer, searched
+from dataserver.planning.balancing import Balancer, Memory, longest_first, padded, searched
 from dataserver.planning.samples import I64
 
 
@@ -33,7 +34,12 @@ def contrastive_groups(num_items: int, batch: int) -> I64:
 
 
 def balance_groups(
-    loads: I64, group: I64, num_ranks: int, microbatches_per_group: int, balancer: Balancer = searched
+    loads: I64,
+    group: I64,
+    num_ranks: int,
+    microbatches_per_group: int,
+    balancer: Balancer = searched,
+    memory: Memory | None = None,
 ) -> GroupedArrangement:
     """Spread the items of every group over ranks, and those of each rank over the group's microbatches.
 
@@ -46,10 +52,47 @@ def balance_groups(
         num_ranks: data-parallel ranks of the tower.
         microbatches_per_group: K of section 4.3.
         balancer: see `balancing.BALANCERS`.
+        memory: need of each item, and what a rank has for its items of one group: it holds them all at the barrier.
 
     Raises:
-        ValueError: the items of a group do not divide evenly, or the shapes do not fit.
+        ValueError: the items of a group do not divide evenly, the shapes do not fit, or no way was found to keep the
+            memory.
     """
+    rank, microbatch = np.zeros(len(loads), np.int64), np.zeros(len(loads), np.int64)
+    for number, mine in enumerate(_members(loads, group, num_ranks, microbatches_per_group)):
+        here = None if memory is None else Memory(memory.need[mine], memory.cap)
+        rank[mine] = balancer(loads[mine], num_ranks, len(mine) // num_ranks, here)
+        for r in range(num_ranks):
+            part = mine[rank[mine] == r]
+            within = balancer(loads[part], microbatches_per_group, len(part) // microbatches_per_group)
+            microbatch[part] = number * microbatches_per_group + within
+    return GroupedArrangement(rank, microbatch)
+
+
+def pad_groups(loads: I64, group: I64, num_ranks: int, microbatches_per_group: int) -> GroupedArrangement:
+    """The same for towers whose items are padded to the largest of their microbatch.
+
+    The items of a group, sorted, are cut into microbatches of equal counts, which makes the sum of their largest items
+    as small as can be; these are spread over ranks, longest first. Loads are those of `costs.forward_ns`.
+
+    Arguments and errors are those of `balance_groups`.
+    """
+    rank, microbatch = np.zeros(len(loads), np.int64), np.zeros(len(loads), np.int64)
+    for number, mine in enumerate(_members(loads, group, num_ranks, microbatches_per_group)):
+        cells = num_ranks * microbatches_per_group
+        cell = padded(loads[mine], cells, len(mine) // cells)
+        longest = np.zeros(cells, np.int64)
+        np.maximum.at(longest, cell, loads[mine])
+        rank_of = longest_first(longest, num_ranks, microbatches_per_group)
+        order = np.argsort(rank_of, kind="stable")
+        within = np.empty(cells, np.int64)
+        within[order] = np.arange(cells) % microbatches_per_group
+        rank[mine], microbatch[mine] = rank_of[cell], number * microbatches_per_group + within[cell]
+    return GroupedArrangement(rank, microbatch)
+
+
+def _members(loads: I64, group: I64, num_ranks: int, microbatches_per_group: int) -> Iterator[I64]:
+    """The items of each group, in the order of the groups, after checking that they can be spread evenly."""
     if len(loads) != len(group) or num_ranks < 1 or microbatches_per_group < 1:
         raise ValueError(
             f"{len(loads)} loads and {len(group)} groups on {num_ranks} ranks in {microbatches_per_group} "
@@ -57,7 +100,6 @@ def balance_groups(
         )
     if len(group) and group.min() < 0:
         raise ValueError(f"found group {int(group.min())}; groups count from 0")
-    rank, microbatch = np.zeros(len(loads), np.int64), np.zeros(len(loads), np.int64)
     places = num_ranks * microbatches_per_group
     for number, count in enumerate(np.bincount(group).tolist()):
         if not count or count % places:
@@ -65,10 +107,4 @@ def balance_groups(
                 f"contrastive group {number} has {count} items; {num_ranks} ranks x {microbatches_per_group} "
                 f"microbatches need a multiple of {places}"
             )
-        mine = np.flatnonzero(group == number)
-        rank[mine] = balancer(loads[mine], num_ranks, count // num_ranks)
-        for r in range(num_ranks):
-            here = mine[rank[mine] == r]
-            within = balancer(loads[here], microbatches_per_group, count // places)
-            microbatch[here] = number * microbatches_per_group + within
-    return GroupedArrangement(rank, microbatch)
+        yield np.flatnonzero(group == number)

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
+from dataserver.planning.jobspec import ContrastiveSchedule
 from dataserver.planning.pipeline import (
     Operation,
     Pipeline,
@@ -16,21 +16,29 @@ from dataserver.planning.pipeline import (
 from dataserver.planning.samples import I64
 
 
-class ContrastiveSchedule(StrEnum):
-    """What the stages of a tower do around the barrier."""
-
-    BATCH_SYNC = "batch_sync"
-    """One group after the other (DISTMM, section 4.3)."""
-    DISTMM_PIPE = "distmm_pipe"
-    """The next group's forwards fill the barrier's gap (DISTMM, section 4.4)."""
-
-
 @dataclass(frozen=True, slots=True)
 class TowerTimes:
-    """Times of one tower, int64 [ranks, stages, microbatches] nanoseconds."""
+    """What one tower does in a step; all but `in_flight` int64 [ranks, stages, microbatches]."""
 
     forward_ns: I64
     backward_ns: I64
+    in_flight: I64 | None = None
+    """int64 [stages]: microbatches that each stage holds at most; by default those of `tower_in_flight`."""
+    activation_bytes: I64 | None = None
+    """Held by each device of a stage from forward to backward; without it 0."""
+
+
+def tower_in_flight(num_stages: int, group_size: int, schedule: ContrastiveSchedule, extra: int = 0) -> I64:
+    """Microbatches that the stages of a tower hold at most between forward and backward. int64 [stages].
+
+    All of a group, since no backward starts before its barrier. `distmm_pipe` lets as many forwards of the next group
+    run ahead as 1F1B begins with, and `extra` more, on all stages but the last (`pipeline.distmm_operations`).
+    """
+    ahead = np.arange(num_stages - 1, -1, -1)
+    if schedule is ContrastiveSchedule.BATCH_SYNC:
+        ahead[:] = 0
+    ahead[ahead > 0] += extra
+    return group_size + ahead
 
 
 def contrastive_pipeline(towers: Sequence[TowerTimes], interaction_ns: I64, schedule: ContrastiveSchedule) -> Pipeline:
@@ -54,16 +62,16 @@ def contrastive_pipeline(towers: Sequence[TowerTimes], interaction_ns: I64, sche
             "number, a multiple of the groups"
         )
     count = counts.pop()
-    generate = batch_sync_operations if schedule is ContrastiveSchedule.BATCH_SYNC else distmm_operations
     operations: list[list[Operation]] = []
     stage, edges, nodes = [], [], 0
     for tower in towers:
         ranks, stages, _ = tower.forward_ns.shape
         stage.append(np.tile(np.arange(stages), ranks) + len(operations))
-        operations += [generate(s, stages, count // groups, groups) for s in range(stages)]
+        operations += _lists(tower, groups, schedule)
         for _ in range(ranks):
             edges.append(chain_edges(stages, count) + np.array([0, nodes, nodes]))
             nodes += stages
+    held = [np.zeros_like(t.forward_ns) if t.activation_bytes is None else t.activation_bytes for t in towers]
     return Pipeline(
         num_stages=len(operations),
         stage=np.concatenate(stage),
@@ -72,4 +80,16 @@ def contrastive_pipeline(towers: Sequence[TowerTimes], interaction_ns: I64, sche
         edges=np.concatenate(edges),
         operations=operations,
         interaction_ns=np.tile(interaction_ns, (nodes, 1)),
+        activation_bytes=np.concatenate([h.reshape(-1, count) for h in held]),
     )
+
+
+def _lists(tower: TowerTimes, groups: int, schedule: ContrastiveSchedule) -> list[list[Operation]]:
+    """The operations of each stage of a tower."""
+    _, stages, count = tower.forward_ns.shape
+    size = count // groups
+    if schedule is ContrastiveSchedule.BATCH_SYNC:
+        return [batch_sync_operations(s, stages, size, groups) for s in range(stages)]
+    held = tower_in_flight(stages, size, schedule) if tower.in_flight is None else tower.in_flight
+    extra = held - tower_in_flight(stages, size, schedule)
+    return [distmm_operations(s, stages, size, groups, e) for s, e in enumerate(extra.tolist())]

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from pydantic import ValidationError
 
-from dataserver.planning.jobspec import Cost, ModuleKind, ModuleSpec
+from dataserver.planning.jobspec import Cost, ModuleSpec
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64
 
@@ -66,7 +66,7 @@ class Fit:
 def microbatch_sizes(plan: StepPlan, module: ModuleSpec) -> tuple[I64, I64, I64]:
     """Count, sum and sum of squares of the items of each microbatch of a module, int64 [dp, microbatches] each."""
     arrangement = plan.arrangement(module.name)
-    sizes = (plan.samples.tokens if module.kind is ModuleKind.BACKBONE else plan.samples.patches)[arrangement.item]
+    sizes = (plan.samples.tokens if module.holds_samples else plan.samples.patches)[arrangement.item]
     found = []
     for values in (np.ones_like(sizes), sizes, sizes * sizes):
         table = np.zeros((module.dp, plan.num_microbatches), np.int64)

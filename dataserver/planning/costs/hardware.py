@@ -28,6 +28,8 @@ class ModelSize:
     """Heads of keys and values."""
     vocab_size: int = 0
     """Rows of a backbone's output head."""
+    causal: bool = False
+    """Whether a tower's mask hides later rows; a backbone's always does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class Coefficients:
 
 # Sizes of `trainclient.models.presets`, restated because the planner imports nothing of ours; a test holds them equal.
 # ViT-Huge: arXiv 2010.11929, table 1. Backbones: DistTrain (arXiv 2408.04275), table 2, with Llama 3's vocabulary.
+# Towers, which the trainer does not have: OpenCLIP's ViT-H/14 (text: width 1024, 16 heads, 24 layers, and the causal
+# mask of CLIP, arXiv 2103.00020, section 2.4).
 MODELS: Final[Mapping[str, Mapping[str, ModelSize]]] = MappingProxyType(
     {
         "encoder": MappingProxyType(
@@ -67,7 +71,7 @@ MODELS: Final[Mapping[str, Mapping[str, ModelSize]]] = MappingProxyType(
             {
                 "tiny": ModelSize(2, 64, 256, 4, 4),
                 "vit-h": ModelSize(32, 1280, 5120, 16, 16),
-                "clip-text-h": ModelSize(24, 1024, 4096, 16, 16),
+                "clip-text-h": ModelSize(24, 1024, 4096, 16, 16, causal=True),
             }
         ),
     }
@@ -93,15 +97,18 @@ def linear_flops(kind: str, size: ModelSize) -> int:
 
 
 def pair_flops(kind: str, size: ModelSize) -> int:
-    """Forward operations of attention for each of the n^2 pairs of an item's rows; a backbone's mask leaves half."""
-    return 4 * size.layers * size.width // (2 if kind == "backbone" else 1)
+    """Forward operations of attention for each of the n^2 pairs of an item's rows; a causal mask leaves half.
+
+    Backbones have one, and CLIP's text tower; image towers see all pairs.
+    """
+    return 4 * size.layers * size.width // (2 if kind == "backbone" or size.causal else 1)
 
 
 def coefficients(kind: str, model: str, device: str, efficiency: Fraction, degree: int = 1) -> Coefficients:
     """Coefficients of a named model, rounded up.
 
     Args:
-        kind: encoder, backbone or generator.
+        kind: encoder, backbone, generator or tower.
         model: a name in `MODELS[kind]`.
         device: a name in `PEAK_GIGAFLOPS`.
         efficiency: share of the device's peak that is reached, in (0, 1].

@@ -5,7 +5,7 @@ There is one definition, this one; `protos/disttrain/v1/job_spec.schema.json` is
 No floats: fractions are decimal strings, times are integers.
 """
 
-from dataserver.planning.jobspec.cost import DEFAULT_COSTS, Cost, ModelCost
+from dataserver.planning.jobspec.cost import DEFAULT_COSTS, Cost, ModelCost, default_cost
 from dataserver.planning.jobspec.job import SUPPORTED_PLAN_VERSIONS, End, Execution, JobSpec, LastStep
 from dataserver.planning.jobspec.layouts import (
     ColocatedLayout,
@@ -21,7 +21,6 @@ from dataserver.planning.jobspec.modules import (
     Exchange,
     GroupPolicy,
     Memory,
-    Modality,
     ModuleSpec,
     PackingPolicy,
     SequenceGroups,
@@ -36,7 +35,7 @@ from dataserver.planning.jobspec.stream import (
     Stream,
     TokenizerSpec,
 )
-from dataserver.planning.jobspec.values import MAX_INTEGER, ModuleKind, Name
+from dataserver.planning.jobspec.values import MAX_INTEGER, Modality, ModuleKind, Name
 
 __all__ = [
     "DEFAULT_COSTS",
@@ -73,4 +72,5 @@ __all__ = [
     "Sizing",
     "Stream",
     "TokenizerSpec",
+    "default_cost",
 ]

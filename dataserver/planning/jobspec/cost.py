@@ -9,13 +9,14 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from dataserver.planning.costs import hardware
-from dataserver.planning.jobspec.values import DecimalString, ModuleKind, Name, SpecModel
+from dataserver.planning.jobspec.values import DecimalString, Modality, ModuleKind, Name, SpecModel
 
 
 class Cost(SpecModel):
     """Time of one microbatch in a whole module: the sum over its items of linear n + quadratic n^2, and a constant.
 
-    An item is an image of n patches (encoder, generator) or a sample of n tokens (backbone).
+    An item is an image of n patches (encoder, generator, image tower) or a sample of n tokens (backbone, tower of
+    texts).
     """
 
     microbatch_ns: Annotated[int, Field(ge=0, le=10**12)] = 0
@@ -32,7 +33,8 @@ class ModelCost(SpecModel):
     """A cost by the names of a model and a device; parsing a job turns it into the integers of `Cost`."""
 
     model: Name
-    """A named model of the module's kind: vit-h; llama3-7b, llama3-13b, llama3-70b; dit-1b; tiny of every kind."""
+    """A named model of the module's kind: vit-h; llama3-7b, llama3-13b, llama3-70b; dit-1b; for towers vit-h and
+    clip-text-h; tiny of every kind."""
     device: Name
     """Device that it runs on: a800, h100 or h200. The work of a rank is divided by the module's tp x sp."""
     efficiency: DecimalString
@@ -40,7 +42,8 @@ class ModelCost(SpecModel):
     frozen: bool = False
     """Whether its weights are not trained."""
     input_gradient: bool = True
-    """Whether a module before a frozen one is trained, so that gradients must pass; before an encoder nothing is."""
+    """Whether a module before a frozen one is trained, so that gradients must pass; before encoders and towers nothing
+    is."""
     checkpoint: bool = False
     """Whether activations are computed again in the backward pass."""
 
@@ -59,7 +62,7 @@ class ModelCost(SpecModel):
         found = hardware.coefficients(kind, self.model, self.device, Fraction(self.efficiency), degree)
         backward = hardware.backward_percent(
             frozen=self.frozen,
-            input_gradient=self.input_gradient and kind is not ModuleKind.ENCODER,
+            input_gradient=self.input_gradient and kind not in (ModuleKind.ENCODER, ModuleKind.TOWER),
             checkpoint=self.checkpoint,
         )
         return {**asdict(found), "backward_percent": backward}
@@ -73,3 +76,11 @@ DEFAULT_COSTS: Mapping[ModuleKind, ModelCost] = MappingProxyType(
         ModuleKind.TOWER: ModelCost(model="vit-h", device="h100", efficiency="0.4"),
     }
 )
+
+
+_TEXT_TOWER = ModelCost(model="clip-text-h", device="h100", efficiency="0.4")
+
+
+def default_cost(kind: ModuleKind, modality: Modality | None) -> ModelCost:
+    """The cost of a module that states none: for towers the two of OpenCLIP's ViT-H/14."""
+    return _TEXT_TOWER if modality is Modality.TEXT else DEFAULT_COSTS[kind]

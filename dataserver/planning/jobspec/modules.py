@@ -5,8 +5,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from dataserver.planning.jobspec.cost import DEFAULT_COSTS, Cost, ModelCost
-from dataserver.planning.jobspec.values import ModuleKind, Name, Natural, Positive, SpecModel
+from dataserver.planning.jobspec.cost import Cost, ModelCost, default_cost
+from dataserver.planning.jobspec.values import Modality, ModuleKind, Name, Natural, Positive, SpecModel
 
 
 class BalancePolicy(StrEnum):
@@ -46,13 +46,6 @@ class GroupPolicy(StrEnum):
     """The best single degree of each step (FlexSP-BatchAda)."""
     STATIC = "static"
     """The largest degree always: the baseline."""
-
-
-class Modality(StrEnum):
-    """What a tower reads."""
-
-    IMAGE = "image"
-    TEXT = "text"
 
 
 class Memory(SpecModel):
@@ -141,7 +134,7 @@ class ModuleSpec(SpecModel):
     modality: Modality | None = None
     """Tower: what it reads."""
     cost: Annotated[Cost, Field(default=None, validate_default=True)]
-    """Time model, by numbers or by names; the default depends on the kind."""
+    """Time model, by numbers or by names; the default depends on kind and modality."""
     memory: Memory | None = None
     """Memory for activations; without it a plan takes it as endless."""
     balance: BalancePolicy = BalancePolicy.LPT
@@ -153,15 +146,20 @@ class ModuleSpec(SpecModel):
     sequence_groups: SequenceGroups | None = None
     """Backbone: groups of ranks that share sequences; without it each rank has its own."""
 
+    @property
+    def holds_samples(self) -> bool:
+        """Whether its items are samples, sized in tokens (backbone, text tower); elsewhere images, in patches."""
+        return self.kind is ModuleKind.BACKBONE or self.modality is Modality.TEXT
+
     @field_validator("cost", mode="before", json_schema_input_type=Cost | ModelCost | None)
     @classmethod
     def _named_cost(cls, value: Any, info: ValidationInfo) -> Any:
         """Names become integers, so that a job's identity holds nothing that another release may reckon anew."""
-        if not {"kind", "tp", "sp"} <= info.data.keys():  # one of them is wrong, and reported
+        if not {"kind", "tp", "sp", "modality"} <= info.data.keys():  # one of them is wrong, and reported
             return value
         kind, degree = info.data["kind"], info.data["tp"] * info.data["sp"]
         if value is None:
-            return DEFAULT_COSTS[kind].fields_of(kind, degree)
+            return default_cost(kind, info.data["modality"]).fields_of(kind, degree)
         if isinstance(value, dict) and "model" in value:
             try:
                 value = ModelCost.model_validate(value)

@@ -47,3 +47,10 @@ class ModuleKind(StrEnum):
     """Images from conditions that the backbone gives."""
     TOWER = "tower"
     """One modality of contrastive training to features."""
+
+
+class Modality(StrEnum):
+    """What a tower reads."""
+
+    IMAGE = "image"
+    TEXT = "text"

@@ -3,7 +3,7 @@
 isort:skip_file
 A microbatch on the wire: what one (module, rank) gets, as a header and bytes.
 
-The three views, by the kind of the module. P is the number of patches, I of images, T of tokens, S of samples,
+The views, by the kind of the module. P is the number of patches, I of images, T of tokens, S of samples,
 M of sequences; all numbers are little-endian.
 
 encoder: the images whose embeddings the backbone needs in this wave.
@@ -20,12 +20,19 @@ backbone: the sequences of one microbatch, concatenated.
   cu_sequences    INT32 [M + 1]  first token of each sequence; an empty slot has length 0
   embedding_slots INT32 [E]      token that row j of the received image embeddings replaces
   condition_slots INT32 [Q]      token whose last hidden state is row j of the conditions sent to the generator
-tower of images: as for the encoder.
-tower of texts: token_ids, position_ids, cu_lengths as for the backbone; a text is BOS, its tokens, EOS.
 generator: the target images of this wave.
   patches, grid, cu_patches       as for the encoder
   loss_mask         UINT8 [I]     1 where the image counts
   condition_offsets INT32 [I + 1] first row of each image in the received conditions
+tower: one modality of the image-text pairs of a contrastive job.
+  patches, grid, cu_patches             an image tower: as for the encoder, one image of each sample
+  token_ids, position_ids, cu_lengths   a text tower: as for the backbone; a text is BOS, its tokens, EOS
+  K = layout.microbatches microbatches make up a contrastive batch, number microbatch / K of the step. In it every tower
+  has the same samples, each on a rank and in a microbatch of the tower's own. Items name them: (dataset, pass_number,
+  sample) is unique within a step, so whoever gathers features gathers these beside them and knows the pairs; sorted by
+  them, the features of all towers are in one order. A pair counts where its image is valid, which the image tower
+  knows: validity is gathered with the features. The loss of a contrastive batch is run by the last stages, right after
+  the last forward of its microbatches.
 """
 
 from collections import abc as _abc
@@ -154,8 +161,8 @@ Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 
 @_typing.final
 class Items(_message.Message):
-    """Names of the items of a view, parallel arrays in the order of the view: the samples of a backbone view, the images of
-    an encoder or generator view.
+    """Names of the items of a view, parallel arrays in the order of the view: the samples of a view of a backbone or a text
+    tower, the images of any other.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -179,7 +186,7 @@ class Items(_message.Message):
 
     @_builtins.property
     def image(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Number of the image within its sample; empty in a backbone view."""
+        """Number of the image within its sample; empty in a view of a backbone or a text tower."""
 
     @_builtins.property
     def valid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
@@ -324,8 +331,14 @@ class ModuleSchedule(_message.Message):
 
     MODULE_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    DRAIN_EVERY_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """Name of the module."""
+    drain_every: _builtins.int
+    """Microbatches after which a stage runs all the backwards that are left before it goes on with the next forward: those
+    of a contrastive batch, where contrastive batches do not overlap (batch_sync). 0 where only the end of the step
+    drains a stage.
+    """
     @_builtins.property
     def in_flight(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """One number for each stage, at least 1 each."""
@@ -335,10 +348,11 @@ class ModuleSchedule(_message.Message):
         *,
         module: _builtins.str = ...,
         in_flight: _abc.Iterable[_builtins.int] | None = ...,
+        drain_every: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "module", b"module"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_every", b"drain_every", "in_flight", b"in_flight", "module", b"module"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -123,7 +123,7 @@ class ModuleArrangement(_message.Message):
     """Name of the module."""
     @_builtins.property
     def item(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Position of the item in PlannedSamples (backbone, tower of texts), or of the image in the concatenated images of all
+        """Position of the item in PlannedSamples (backbone, text tower), or of the image in the concatenated images of all
         of them (elsewhere).
         """
 
