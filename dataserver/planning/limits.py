@@ -5,7 +5,8 @@ A sample that fits alone can be planned: memory that does not hold a whole wave 
 
 import numpy as np
 
-from dataserver.planning.jobspec import JobSpec, Modality, ModuleKind, ModuleSpec
+from dataserver.planning.arranging import WaveTooLargeError, spread_images
+from dataserver.planning.jobspec import BalancePolicy, JobSpec, Modality, ModuleKind, ModuleSpec
 from dataserver.planning.samples import I64, Bool, ShardTable
 from dataserver.planning.sizing import SampleTooLargeError, is_pair, may_be_generated, may_be_understood, most_tokens
 
@@ -36,6 +37,7 @@ def check_table(spec: JobSpec, dataset: int, table: ShardTable, where: str) -> N
             _check_unhandled(spec.stream.datasets[dataset].name, kind, table, samples, where)
         else:
             _check_images(module, table, samples, where)
+            _check_together(module, spec.execution.backbone.dp, table, samples, where)
     backbone = spec.execution.backbone
     groups = backbone.sequence_groups
     remedy = "lower stream.seq_len" if groups is None else "raise sequence_groups.max_degree, lower stream.seq_len"
@@ -78,6 +80,28 @@ def _check_images(module: ModuleSpec, table: ShardTable, samples: Bool, where: s
     patches = table.image_rows[images].astype(np.int64) * table.image_columns[images]
     rows = table.row[sample[images]]
     _check_units(module, rows, patches, "patches of an image", 1, "lower stream.sizing.max_patches", where)
+
+
+def _check_together(module: ModuleSpec, backbone_dp: int, table: ShardTable, samples: Bool, where: str) -> None:
+    """Refuse samples whose images the ranks of a module cannot hold together: they belong to one wave."""
+    if module.memory is None:
+        return
+    patches = table.image_rows.astype(np.int64) * table.image_columns
+    first, last = table.image_offsets[:-1], table.image_offsets[1:]
+    before = np.concatenate([[0], np.cumsum(patches)])
+    most = int(patches.max(initial=0)) * (last - first) if module.padded else before[last] - before[first]
+    for i in np.flatnonzero(samples & (last - first > 1) & (most > module.memory.units)).tolist():
+        sizes = patches[first[i] : last[i]]
+        try:
+            spread_images(module, sizes, np.zeros_like(sizes), np.zeros_like(sizes), backbone_dp, 1)
+        except WaveTooLargeError as error:
+            ranks = 1 if module.balance is BalancePolicy.NONE else module.dp
+            raise SampleTooLargeError(
+                f"{where}, row {table.row[i]}: its {len(sizes)} images, which belong to one wave, have {sizes.sum()} "
+                f"patches{' before padding' if module.padded else ''}, but {ranks} ranks of module {module.name} with "
+                f"memory for {module.memory.units} each cannot hold them; raise memory.room_bytes or dp of the module, "
+                "lower stream.sizing.max_patches, or leave such samples out with a filter or a quarantine list"
+            ) from error
 
 
 def _check_units(module: ModuleSpec, row: I64, units: I64, name: str, degree: int, remedy: str, where: str) -> None:

@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
+from dataserver.planning.arranging import WaveTooLargeError
 from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
 from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError
 from dataserver.planning.sizing import SampleTooLargeError
@@ -87,6 +88,7 @@ _REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
         JobSpecError: errors_pb2.ERROR_REASON_JOB_INVALID,
         UnsupportedVersionError: errors_pb2.ERROR_REASON_VERSION_UNSUPPORTED,
         SampleTooLargeError: errors_pb2.ERROR_REASON_SAMPLE_TOO_LARGE,
+        WaveTooLargeError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
         DatasetEmptyError: errors_pb2.ERROR_REASON_DATASET_EMPTY,
         StepOutOfRangeError: errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
         TokenCountError: errors_pb2.ERROR_REASON_TOKENS_NOT_COUNTED,

@@ -95,7 +95,7 @@ def test_every_dataset_needs_an_encoder_and_a_generator_of_its_own() -> None:
 
 
 def test_an_image_must_fit_the_memory_of_its_encoder() -> None:
-    job = with_module(0, memory(100), stream={"generation": {"ratio": "0.5"}})
+    job = with_module(0, {"dp": 3, **memory(100)}, stream={"generation": {"ratio": "0.5"}})
     check(job, (5, [100]), (0, [100] * 3))
     assert refused(job, (5, [100]), (5, [104, 4]), (0, [4, 116, 4])) == (
         f"{WHERE}, row 30: it has 116 patches of an image, but the memory of a rank of module vit holds 100 (2 too "
@@ -140,6 +140,25 @@ def test_a_sample_may_take_the_largest_group_of_ranks() -> None:
     check(job, (398, []))
     assert "row 10: it has 401 tokens, but the memory of 4 ranks of module llm holds 400" in refused(job, (399, []))
     assert "raise sequence_groups.max_degree, lower stream.seq_len, or leave" in refused(job, (399, []))
+
+
+def test_the_images_of_a_sample_must_fit_one_wave() -> None:
+    stream = {"seq_len": 2048}
+    two = with_module(0, {"dp": 2, **memory(100)}, stream=stream)
+    check(two, (5, [60, 40, 60, 40]), (5, [100, 100]))
+    assert refused(two, (5, [60, 40, 60, 40]), (5, [60, 60, 60])) == (
+        f"{WHERE}, row 20: its 3 images, which belong to one wave, have 180 patches, but 2 ranks of module vit with "
+        "memory for 100 each cannot hold them; raise memory.room_bytes or dp of the module, lower "
+        "stream.sizing.max_patches, or leave such samples out with a filter or a quarantine list"
+    )
+    padded = with_module(0, {"dp": 2, "padded": True, **memory(100)}, stream=stream)
+    check(padded, (5, [100, 24, 24, 24, 24]))
+    assert "4 images, which belong to one wave, have 172 patches before padding, but 2 ranks" in (
+        refused(padded, (5, [60, 48, 60, 4]))
+    )
+    beside = with_module(0, {"dp": 2, "balance": "none", **memory(100)}, stream=stream)
+    check(beside, (5, [60, 40]))
+    assert "have 104 patches, but 1 ranks of module vit" in refused(beside, (5, [60, 44]))
 
 
 def contrastive(**changes: dict[str, Any]) -> Job:

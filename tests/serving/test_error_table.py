@@ -4,7 +4,9 @@ from disttrain.v1 import errors_pb2
 from disttrain.v1.errors_pb2 import ErrorReason
 
 from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
+from dataserver.planning.arranging import WaveTooLargeError
 from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
+from dataserver.planning.sizing import SampleTooLargeError
 from dataserver.serving.errors import ERROR_TABLE, service_error
 
 FROZEN = {
@@ -56,6 +58,8 @@ def test_every_reason_has_a_rule_that_agrees_with_its_comment_in_the_proto() -> 
         (FilterError("x"), "JOB_INVALID"),
         (ShardReadError("x"), "STORAGE_UNAVAILABLE"),
         (OSError(5, "x"), "STORAGE_UNAVAILABLE"),
+        (SampleTooLargeError("x"), "SAMPLE_TOO_LARGE"),
+        (WaveTooLargeError("x"), "MICROBATCH_TOO_LARGE"),
     ],
 )
 def test_exceptions_map_to_reasons_and_keep_their_text(error: Exception, reason: str) -> None:

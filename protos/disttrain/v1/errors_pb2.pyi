@@ -67,7 +67,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 20
     """INTERNAL: a defect of the server; its log has the details."""
     ERROR_REASON_MICROBATCH_TOO_LARGE: _ErrorReason.ValueType  # 21
-    """RESOURCE_EXHAUSTED: one microbatch needs more memory than a stream may take."""
+    """RESOURCE_EXHAUSTED: one microbatch needs more memory than a stream may take, or than the job says that a module has."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Reasons. The status code and whether a retry can help belong to the reason and never change."""
@@ -117,5 +117,5 @@ ERROR_REASON_STORAGE_UNAVAILABLE: ErrorReason.ValueType  # 19
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 20
 """INTERNAL: a defect of the server; its log has the details."""
 ERROR_REASON_MICROBATCH_TOO_LARGE: ErrorReason.ValueType  # 21
-"""RESOURCE_EXHAUSTED: one microbatch needs more memory than a stream may take."""
+"""RESOURCE_EXHAUSTED: one microbatch needs more memory than a stream may take, or than the job says that a module has."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
