@@ -28,6 +28,10 @@ _SMALLER = "take smaller microbatches, a balance other than none, more ranks, or
 class WaveTooLargeError(ValueError):
     """Images of one wave that the memory of a module's ranks cannot hold together."""
 
+    def __init__(self, message: str, wave: int = 0) -> None:
+        super().__init__(message)
+        self.wave = wave
+
 
 def arrange_samples(module: ModuleSpec, samples: StepSamples, sequence: I64, placement: "Placement") -> Arrangement:
     """The backbone's arrangement, `sequence` int64 [n] being the sequence of each sample."""
@@ -116,7 +120,8 @@ def _balanced_waves(module: ModuleSpec, balancer: str, sizes: I64, wave: I64, is
             raise WaveTooLargeError(
                 f"module {module.name}, wave {wave[group[0]]}: its {len(group)} images of {sizes[group].sum()} patches "
                 f"do not fit {width} ranks{', padded,' if module.padded else ''} with memory for "
-                f"{memory.cap} each; {_SMALLER}"
+                f"{memory.cap} each; {_SMALLER}",
+                int(wave[group[0]]),
             ) from error
         if module.padded:
             times = padded_ns(module.cost, sizes[group], batch, width)
@@ -145,7 +150,8 @@ def _check_memory(module: ModuleSpec, sizes: I64, rank: I64, wave: I64) -> None:
         at_wave, at_rank = divmod(int(batches[worst]), module.dp)
         raise WaveTooLargeError(
             f"module {module.name}, wave {at_wave}: the images of rank {at_rank} have {held[worst]} patches"
-            f"{', padding included' if module.padded else ''}, but its memory holds {module.memory.units}; {_SMALLER}"
+            f"{', padding included' if module.padded else ''}, but its memory holds {module.memory.units}; {_SMALLER}",
+            at_wave,
         )
 
 

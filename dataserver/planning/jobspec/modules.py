@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 
 from dataserver.planning.jobspec.cost import Cost, ModelCost, default_cost
 from dataserver.planning.jobspec.values import Modality, ModuleKind, Name, Natural, Positive, SpecModel
+from dataserver.planning.sequence_parallel.compositions import check_compositions
 
 
 class BalancePolicy(StrEnum):
@@ -86,19 +87,27 @@ class SequenceGroups(SpecModel):
 
     policy: GroupPolicy = GroupPolicy.SEARCH
     """How groups are chosen."""
+    min_degree: Annotated[int, Field(ge=1, le=65536)] = 1
+    """Ranks of the smallest group, a power of two; more than 128 ranks need more than 1, or there would be too many
+    ways to group them."""
     max_degree: Annotated[int, Field(ge=1, le=65536)]
-    """Ranks of the largest group, a power of two."""
+    """Ranks of the largest group, a power of two that divides the module's `dp`."""
     exchange: tuple[Exchange, ...] = ()
-    """One for each power of two from 2 to `max_degree`."""
+    """One for each power of two from `min_degree`, but at least 2, to `max_degree`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        for name, degree in (("min_degree", self.min_degree), ("max_degree", self.max_degree)):
+            if degree & (degree - 1):
+                raise ValueError(f"{name} is {degree}; a power of two is required")
+        if self.min_degree > self.max_degree:
+            raise ValueError(f"min_degree is {self.min_degree}, above max_degree {self.max_degree}; lower it")
         degrees = [e.degree for e in self.exchange]
-        wanted = [1 << p for p in range(1, self.max_degree.bit_length())]
-        if self.max_degree & (self.max_degree - 1) or sorted(degrees) != wanted:
+        wanted = [1 << p for p in range(1, self.max_degree.bit_length()) if 1 << p >= self.min_degree]
+        if sorted(degrees) != wanted:
             raise ValueError(
-                f"max_degree is {self.max_degree} and exchange has degrees {degrees}; a power of two and one entry for "
-                f"each of {wanted} are required"
+                f"exchange has degrees {degrees}; one entry for each of {wanted} is required: what the all-to-alls "
+                "of groups of so many ranks cost"
             )
         return self
 
@@ -189,9 +198,15 @@ class ModuleSpec(SpecModel):
         return self
 
     def _check_groups(self, groups: SequenceGroups) -> None:
-        if self.memory is None or (self.pp, self.sp) != (1, 1) or self.padded or groups.max_degree > self.dp:
+        if self.memory is None or (self.pp, self.sp) != (1, 1) or self.padded:
             raise ValueError(
-                f"module {self.name} has sequence_groups up to {groups.max_degree} ranks with dp {self.dp}, pp "
-                f"{self.pp}, sp {self.sp}, padded {self.padded}, memory {self.memory}; groups need memory, pp 1, sp 1, "
-                "no padding, and a dp of at least their largest degree"
+                f"module {self.name} has sequence_groups with pp {self.pp}, sp {self.sp}, padded {self.padded} and "
+                f"{'no ' if self.memory is None else ''}memory; groups need pp 1, sp 1, no padding, and memory, "
+                "which says how many tokens a device holds"
             )
+        if self.dp % groups.max_degree:
+            raise ValueError(
+                f"module {self.name} has dp {self.dp} and sequence_groups up to {groups.max_degree} ranks; the largest "
+                f"group must divide the ranks: change dp, or lower max_degree to {self.dp & -self.dp}"
+            )
+        check_compositions(self.dp, groups.min_degree, groups.max_degree)

@@ -26,6 +26,18 @@ def group_compositions(num_devices: int, min_degree: int = 1, max_degree: int | 
         order from the largest degree, most groups first.
 
     Raises:
+        ValueError: as of `check_compositions`.
+    """
+    units, columns = check_compositions(num_devices, min_degree, max_degree)
+    rows = np.array(_rows(units, columns - 1), np.int64)
+    rows.flags.writeable = False
+    return rows
+
+
+def check_compositions(num_devices: int, min_degree: int = 1, max_degree: int | None = None) -> tuple[int, int]:
+    """The cluster in units of `min_degree`, and the number of degrees, of compositions that can be searched.
+
+    Raises:
         ValueError: no composition exists, or there are more than MAX_COMPOSITIONS.
     """
     for name, degree in (("min_degree", min_degree), ("max_degree", max_degree)):
@@ -42,9 +54,7 @@ def group_compositions(num_devices: int, min_degree: int = 1, max_degree: int | 
             f"{num_devices} devices have {number} compositions of groups of {min_degree} to {largest}, and at most "
             f"{MAX_COMPOSITIONS} are searched: use min_degree {2 * min_degree} or more"
         )
-    rows = np.array(_rows(units, columns - 1), np.int64)
-    rows.flags.writeable = False
-    return rows
+    return units, columns
 
 
 def _count(units: int, columns: int) -> int:
