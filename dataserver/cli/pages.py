@@ -5,8 +5,9 @@ from html import escape
 from pathlib import Path
 
 from dataserver.cli.pictures import svg_of_plan
-from dataserver.cli.timelines import critical_ns, modules_of
-from dataserver.planning.expectation import imbalance
+from dataserver.cli.tables import compositions, in_flight
+from dataserver.cli.timelines import critical_ns
+from dataserver.planning.expectation import imbalance, padding_ppm
 from dataserver.planning.identity import Job
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import PlanSummary
@@ -17,7 +18,7 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin: 0 0 .4rem; }
 .tables { display: flex; flex-wrap: wrap; gap: 2.5rem; margin: 1.5rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .15rem .7rem; text-align: right; border-bottom: 1px solid #ddd; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child, .words th, .words td { text-align: left; }
 svg { width: 100%; height: auto; } code { font-size: .85em; }
 """
 
@@ -35,17 +36,24 @@ def write_page(job: Job, plan: StepPlan, summary: PlanSummary, path: Path) -> No
         f"{int(samples.truncated_tokens.sum())} cut; {plan.num_microbatches} microbatches per rank. "
         f"Layout: {job.spec.execution.layout.kind}."
     )
-    tables = _pipeline(summary) + _path(summary) + _loads(summary) + (_choice(plan) if plan.candidates else "")
+    parts = [_step(summary), _path(summary), _modules(job, summary)]
+    if plan.candidates:
+        parts.append(_choice(plan))
+    if plan.decisions:
+        rows = ([d.subject, d.chosen, d.reason] for d in plan.decisions)
+        parts.append(_table("Decisions", ("about", "chosen", "why"), rows, of_words=True))
+    if len(plan.groups.degree):
+        parts.append(_groups(plan))
     path.write_text(
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head>\n<body><h1>{escape(title)}, as simulated</h1>\n<p>{escape(facts)}<br>"
         f"<code>job {escape(job.job_id)}<br>stream {escape(plan.stream_id)}<br>plan {plan.hash.hex()}</code></p>\n"
-        f'<div class="tables">{tables}</div>\n{svg_of_plan(summary)}</body></html>\n',
+        f'<div class="tables">{"".join(parts)}</div>\n{svg_of_plan(job.spec.execution, summary)}</body></html>\n',
         encoding="utf-8",
     )
 
 
-def _pipeline(summary: PlanSummary) -> str:
+def _step(summary: PlanSummary) -> str:
     bound = summary.bound_ns
     both = summary.before, summary.after
     rows = (
@@ -53,30 +61,33 @@ def _pipeline(summary: PlanSummary) -> str:
         ["above lower bound %", *(f"{100 * (t.makespan_ns - bound) / bound:.1f}" if bound else "-" for t in both)],
         ["bubble %", *(f"{t.timeline.bubble_ppm / 1e4:.2f}" for t in both)],
     )
-    return _table("Pipeline", ("", "before", "after"), rows)
+    return _table("Simulated step", ("", "before", "after"), rows)
 
 
 def _path(summary: PlanSummary) -> str:
-    parts = critical_ns(summary.before), critical_ns(summary.after)
-    whole = summary.before.makespan_ns, summary.after.makespan_ns
-    rows = (
-        [
-            module,
-            *(f"{100 * part[module] / total:.1f}" if total else "-" for part, total in zip(parts, whole, strict=True)),
-        ]
-        for module in modules_of(summary.after)
-    )
-    return _table("Critical path by module, %", ("", "before", "after"), rows)
+    spent = [(critical_ns(t), max(t.makespan_ns, 1)) for t in (summary.before, summary.after)]
+    names = dict.fromkeys(name for parts, _ in spent for name in parts)
+    rows = ([name, *(f"{100 * parts.get(name, 0) / whole:.1f}" for parts, whole in spent)] for name in names)
+    return _table("Critical path, % of the step", ("", "before", "after"), rows)
 
 
-def _loads(summary: PlanSummary) -> str:
+def _modules(job: Job, summary: PlanSummary) -> str:
     rows = []
-    for module in modules_of(summary.after):
-        loads = summary.loads_before[module].tolist(), summary.loads_after[module].tolist()
+    for module in job.spec.execution.modules:
+        loads = summary.loads_before[module.name].tolist(), summary.loads_after[module.name].tolist()
         largest = (f"{max(values) / 1e6:.3f}" for values in loads)
-        rows.append([module, str(len(loads[0])), *largest, *(f"{imbalance(values):.3f}" for values in loads)])
-    head = ("", "ranks", "largest ms before", "after", "max / mean before", "after")
-    return _table("Forward loads of the ranks", head, rows)
+        padding = f"{padding_ppm(module, summary.plan) / 1e4:.1f}" if module.padded else "-"
+        balance = (f"{imbalance(values):.3f}" for values in loads)
+        stages = summary.plan.in_flight(module.name).tolist()
+        rows.append([module.name, str(module.dp), *largest, *balance, padding, in_flight(stages)])
+    head = ("", "ranks", "largest ms before", "after", "max / mean before", "after", "padding %", "in flight by stage")
+    return _table("Forward loads of the ranks, and microbatches in flight", head, rows)
+
+
+def _groups(plan: StepPlan) -> str:
+    groups = plan.groups
+    rows = ([str(m), c] for m, c in compositions(groups.microbatch.tolist(), groups.degree.tolist()))
+    return _table("Sequence-parallel groups", ("microbatch", "degrees"), rows)
 
 
 def _choice(plan: StepPlan) -> str:
@@ -88,9 +99,9 @@ def _choice(plan: StepPlan) -> str:
     return _table("Plans compared, the first was chosen", ("", "makespan ms", "slower %"), rows)
 
 
-def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], of_words: bool = False) -> str:
     def line(tag: str, cells: Sequence[str]) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-    body = "".join(line("td", row) for row in rows)
-    return f"<section><h2>{escape(title)}</h2><table>{line('th', head)}{body}</table></section>"
+    body, kind = "".join(line("td", row) for row in rows), ' class="words"' if of_words else ""
+    return f"<section><h2>{escape(title)}</h2><table{kind}>{line('th', head)}{body}</table></section>"

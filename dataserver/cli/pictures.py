@@ -1,30 +1,26 @@
 """The picture of a plan: loads per rank and the pipeline's timeline, before and after planning."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from dataserver.cli.timelines import Bar, bars_of, labels_of, modules_of
+from dataserver.cli.gantt import BACKWARD_ALPHA, BUBBLE, COLOURS, INK, INTERACTION, Chart, chart_of, draw_chart
+from dataserver.cli.timelines import modules_of
 from dataserver.planning.expectation import imbalance
-from dataserver.planning.layouts import PlannedTimeline
+from dataserver.planning.jobspec import Execution, ModuleKind
+from dataserver.planning.pipeline import OperationKind
 from dataserver.planning.planner import PlanSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS: Final = ("#4477AA", "#EE7733", "#228833", "#AA3377", "#66CCEE", "#CCBB44")
-"""One for each module, in pipeline order; distinguishable without colour vision (Tol's bright scheme)."""
-BUBBLE: Final = "#E8E8E8"
-INK: Final = "#111111"
-BACKWARD_ALPHA: Final = 0.55
-MOST_ROWS: Final = 48
-"""Nodes drawn; of a wider job some ranks of each stage are shown, those of the critical path before others."""
-MOST_NUMBERED: Final = 16
-"""Microbatches up to which their numbers are written."""
+MOST_LARGE_ROWS: Final = 30
+"""Of more rows each is lower."""
 
 
-def draw_plan(summary: PlanSummary, title: str, path: Path) -> None:
+def draw_plan(execution: Execution, summary: PlanSummary, title: str, path: Path) -> None:
     """Write the picture; the suffix of `path` (.png, .svg, .pdf) chooses the format.
 
     Raises:
@@ -35,10 +31,10 @@ def draw_plan(summary: PlanSummary, title: str, path: Path) -> None:
 
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "disttrain"}):
-        _figure(summary, title).savefig(path, dpi=110, metadata=dates)
+        _figure(execution, summary, title).savefig(path, dpi=110, metadata=dates)
 
 
-def svg_of_plan(summary: PlanSummary) -> str:
+def svg_of_plan(execution: Execution, summary: PlanSummary) -> str:
     """The same picture as an <svg> element that stands in a page.
 
     Raises:
@@ -50,7 +46,7 @@ def svg_of_plan(summary: PlanSummary) -> str:
     drawn = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "disttrain"}):
-        _figure(summary, "").savefig(drawn, format="svg", metadata=nothing)
+        _figure(execution, summary, "").savefig(drawn, format="svg", metadata=nothing)
     text = drawn.getvalue()
     return text[text.index("<svg") :]
 
@@ -62,41 +58,30 @@ def _require_matplotlib() -> None:
         raise ValueError("drawing needs matplotlib, which is not installed; run: pip install matplotlib") from None
 
 
-def _figure(summary: PlanSummary, title: str) -> "Figure":
+def _figure(execution: Execution, summary: PlanSummary, title: str) -> "Figure":
     from matplotlib.figure import Figure
 
+    grouped = "" if execution.of_kind(ModuleKind.TOWER) else execution.backbone.name
     panels = (
-        ("before: canonical order", summary.before, summary.loads_before),
-        ("after: planned", summary.after, summary.loads_after),
+        ("before: canonical order", summary.before, summary.loads_before, summary.baseline),
+        ("after: planned", summary.after, summary.loads_after, summary.plan),
     )
-    bars = [bars_of(timeline) for _, timeline, _ in panels]
-    rows = [_rows(timeline, found) for (_, timeline, _), found in zip(panels, bars, strict=True)]
-    figure = Figure(figsize=(13, 3.4 + 0.44 * len(rows[0])), layout="constrained")
+    charts = [chart_of(planned, plan.groups, grouped) for _, planned, _, plan in panels]
+    rows = max(len(chart.rows) for chart in charts)
+    small = rows > MOST_LARGE_ROWS
+    figure = Figure(figsize=(13, 3.6 + 2 * rows * (0.13 if small else 0.22)), layout="constrained")
     if title:
         figure.suptitle(title)
     grid = figure.add_gridspec(2, 2, width_ratios=[1, 5])
     longest = max(summary.before.makespan_ns, summary.after.makespan_ns)
-    for line, (name, timeline, loads) in enumerate(panels):
-        _draw_loads(figure.add_subplot(grid[line, 0]), {m: loads[m].tolist() for m in modules_of(timeline)})
+    for line, ((name, planned, loads, _), chart) in enumerate(zip(panels, charts, strict=True)):
+        _draw_loads(figure.add_subplot(grid[line, 0]), {m: loads[m].tolist() for m in modules_of(planned)})
         axes = figure.add_subplot(grid[line, 1])
-        _draw_timeline(axes, timeline, bars[line], rows[line])
+        draw_chart(axes, chart, small)
         axes.set_xlim(0, max(longest, 1) / 1e6)
-        axes.set_title(
-            f"{name}: {timeline.makespan_ns / 1e6:.1f} ms, {timeline.timeline.bubble_ppm / 1e4:.1f} % bubble"
-        )
+        axes.set_title(f"{name}: {planned.makespan_ns / 1e6:.1f} ms, {planned.timeline.bubble_ppm / 1e4:.1f} % bubble")
+    _add_legend(figure, charts)
     return figure
-
-
-def _rows(planned: PlannedTimeline, bars: list[list[Bar]]) -> list[int]:
-    """Nodes to draw, rank by rank within each stage."""
-    most_ranks = max(1, MOST_ROWS // planned.pipeline.num_stages)
-    stage = planned.pipeline.stage.tolist()
-    taken, rows = [0] * planned.pipeline.num_stages, []
-    for node in sorted(range(len(bars)), key=lambda n: (not any(bar.critical for bar in bars[n]), n)):
-        if taken[stage[node]] < most_ranks:
-            taken[stage[node]] += 1
-            rows.append(node)
-    return sorted(rows)
 
 
 def _draw_loads(axes: "Axes", loads: dict[str, list[int]]) -> None:
@@ -108,44 +93,22 @@ def _draw_loads(axes: "Axes", loads: dict[str, list[int]]) -> None:
         labels.append(f"{module}\n{imbalance(values):.2f}")
         position += len(values) + 1
     axes.set_yticks(ticks, labels)
-    axes.invert_yaxis()
+    axes.set_ylim(position - 1.4, -0.6)
     axes.set_xlabel("forward load per rank, ms")
     axes.set_title("load; max / mean", fontsize="medium")
 
 
-def _draw_timeline(axes: "Axes", planned: PlannedTimeline, bars: list[list[Bar]], rows: list[int]) -> None:
-    labels, modules = labels_of(planned), modules_of(planned)
-    numbered = planned.pipeline.forward_ns.shape[1] <= MOST_NUMBERED
-    for row, node in enumerate(rows):
-        axes.barh(row, planned.makespan_ns / 1e6, color=BUBBLE, height=0.9)
-        colours = {module: COLOURS[i % len(COLOURS)] for i, module in enumerate(modules)}
-        _draw_node(axes, row, bars[node], colours)
-        for bar in bars[node] if numbered else ():
-            if bar.end_ns - bar.start_ns > planned.makespan_ns / 90:
-                axes.text(
-                    (bar.start_ns + bar.end_ns) / 2e6, row, str(bar.microbatch),
-                    ha="center", va="center", fontsize=6, color="white" if bar.forward else INK,
-                )  # fmt: skip
-    axes.set_yticks(range(len(rows)), [labels[node] for node in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel("simulated time, ms (dark: forward, light: backward, grey: idle, outlined: critical path)")
+def _add_legend(figure: "Figure", charts: Sequence[Chart]) -> None:
+    from matplotlib.patches import Patch
 
-
-def _draw_node(axes: "Axes", row: int, bars: list[Bar], colours: dict[str, str]) -> None:
-    from matplotlib.colors import to_rgba
-
-    for outlined in (False, True):  # outlines over the edges of their neighbours
-        chosen = [bar for bar in bars if bar.critical or not outlined]
-        if not chosen:
-            continue
-        axes.barh(
-            [row] * len(chosen),
-            [(bar.end_ns - bar.start_ns) / 1e6 for bar in chosen],
-            left=[bar.start_ns / 1e6 for bar in chosen],
-            color="none"
-            if outlined
-            else [to_rgba(colours[b.module], 1 if b.forward else BACKWARD_ALPHA) for b in chosen],
-            height=0.9,
-            edgecolor=INK if outlined else "white",
-            linewidth=0.9 if outlined else 0.4,
-        )
+    modules = modules_of(charts[0].planned)
+    interacts = any(bar.kind is OperationKind.INTERACTION for bars in charts[0].bars for bar in bars)
+    entries = [
+        *(Patch(color=COLOURS[i % len(COLOURS)], label=module) for i, module in enumerate(modules)),
+        *([Patch(color=INTERACTION, label="interaction")] if interacts else []),
+        Patch(color="#777777", label="dark: forward"),
+        Patch(color="#777777", alpha=BACKWARD_ALPHA, label="light: backward"),
+        Patch(color=BUBBLE, label="idle"),
+        Patch(facecolor="white", edgecolor=INK, label="critical path"),
+    ]
+    figure.legend(handles=entries, loc="outside lower center", ncols=min(len(entries), 8), frameon=False)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dataserver.planning.expectation import imbalance
-from dataserver.planning.jobspec import Execution, Modality, ModuleKind
+from dataserver.planning.jobspec import Execution, ModuleKind
 
 WIDTH: Final = 110
 """Of tables where the output is no terminal."""
@@ -48,11 +48,16 @@ def show_plan(console: Console, execution: Execution, message: plan_pb2.StepPlan
         console.print(f"... and {len(samples.sample) - MAX_SAMPLES_SHOWN} more samples: --json has them all")
 
 
-def compositions(groups: plan_pb2.PlannedGroups) -> Iterator[tuple[int, str]]:
-    """For each microbatch the degrees of its groups: `<32, 8 x 4>` is one group of 32 ranks and four of 8."""
-    for microbatch, found in groupby(zip(groups.microbatch, groups.degree, strict=True), key=lambda pair: pair[0]):
-        degrees = sorted(Counter(degree for _, degree in found).items(), reverse=True)
-        text = ", ".join(f"{degree} x {count}" if count > 1 else str(degree) for degree, count in degrees)
+def compositions(microbatches: Iterable[int], degrees: Iterable[int]) -> Iterator[tuple[int, str]]:
+    """For each microbatch the degrees of its groups: `<32, 8 x 4>` is one group of 32 ranks and four of 8.
+
+    Args:
+        microbatches: of each group, in order.
+        degrees: of each group.
+    """
+    for microbatch, found in groupby(zip(microbatches, degrees, strict=True), key=lambda pair: pair[0]):
+        counts = sorted(Counter(degree for _, degree in found).items(), reverse=True)
+        text = ", ".join(f"{degree} x {count}" if count > 1 else str(degree) for degree, count in counts)
         yield microbatch, f"<{text}>"
 
 
@@ -130,7 +135,7 @@ def _groups(execution: Execution, message: plan_pb2.StepPlan) -> Table:
     numbers = ("microbatch", "sequences", "tokens")
     table = _table("sequence-parallel groups: <32, 8 x 4> is one of 32 ranks and four of 8", "microbatch", "groups",
                    "sequences", "tokens", numbers=numbers)  # fmt: skip
-    for microbatch, composition in compositions(message.groups):
+    for microbatch, composition in compositions(message.groups.microbatch, message.groups.degree):
         held = len(sequences.get(microbatch, ()))
         table.add_row(str(microbatch), composition, str(held), str(tokens[microbatch]))
     return table
@@ -166,7 +171,7 @@ def _places(execution: Execution, message: plan_pb2.StepPlan) -> list[_Places]:
     """Of the backbone, or of each tower."""
     towers = execution.of_kind(ModuleKind.TOWER)
     if towers:
-        return [_tower_places(message, t.name, t.modality is Modality.TEXT) for t in towers]
+        return [_tower_places(message, t.name, t.holds_samples) for t in towers]
     arrangement = _arrangement(message, execution.backbone.name)
     groups = message.groups
     degrees = {
@@ -182,10 +187,10 @@ def _places(execution: Execution, message: plan_pb2.StepPlan) -> list[_Places]:
     return [_Places((f"{name}\nrank", "micro-\nbatch", "slot"), cells)]
 
 
-def _tower_places(message: plan_pb2.StepPlan, tower: str, of_texts: bool) -> _Places:
+def _tower_places(message: plan_pb2.StepPlan, tower: str, of_samples: bool) -> _Places:
     arrangement = _arrangement(message, tower)
     counts = message.samples.images
-    sample_of = list(range(len(counts))) if of_texts else [i for i, count in enumerate(counts) for _ in range(count)]
+    sample_of = list(range(len(counts))) if of_samples else [i for i, count in enumerate(counts) for _ in range(count)]
     places = zip(arrangement.item, arrangement.rank, arrangement.microbatch, strict=True)
     cells = {sample_of[item]: (str(rank), str(microbatch)) for item, rank, microbatch in places}
     return _Places((f"{tower}\nrank", "micro-\nbatch"), cells)

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from dataserver.planning.layouts import PlannedTimeline
+from dataserver.planning.layouts import Node, PlannedTimeline
 from dataserver.planning.pipeline import OperationKind, critical_path
 
 
@@ -11,9 +11,11 @@ from dataserver.planning.pipeline import OperationKind, critical_path
 class Bar:
     """One operation of one node."""
 
-    forward: bool
+    kind: OperationKind
     module: str
+    """Module of the chunk that it runs; of an interaction, the tower."""
     microbatch: int
+    """Microbatch; of an interaction, the contrastive group."""
     start_ns: int
     end_ns: int
     critical: bool
@@ -30,32 +32,39 @@ def bars_of(planned: PlannedTimeline) -> list[list[Bar]]:
         modules = planned.nodes[node].modules
         times = zip(lists[stage], starts[node], ends[node], strict=False)
         found.append(
-            [
-                Bar(o.kind is OperationKind.FORWARD, modules[o.chunk], o.microbatch, start, end, (node, o) in critical)
-                for o, start, end in times
-            ]
+            [Bar(o.kind, modules[o.chunk], o.microbatch, start, end, (node, o) in critical) for o, start, end in times]
         )
     return found
 
 
 def modules_of(planned: PlannedTimeline) -> list[str]:
-    """The modules in pipeline order."""
+    """The modules in the order of the nodes and their chunks."""
     return list(dict.fromkeys(module for node in planned.nodes for module in node.modules))
 
 
+def owner_of(node: Node) -> str:
+    """What a node belongs to: its module, or all that share it."""
+    return " + ".join(dict.fromkeys(node.modules))
+
+
 def labels_of(planned: PlannedTimeline) -> list[str]:
-    """What each node is called: module and rank, and the stage where the module has several."""
+    """What each node is called: module and rank, and the stage where the module has several; rank alone where the
+    modules share all ranks."""
     several = {node.modules for node in planned.nodes if node.stage}
+    shared = all(len(set(node.modules)) > 1 for node in planned.nodes)
     return [
-        f"{' + '.join(dict.fromkeys(node.modules))} {node.rank}"
+        f"{'rank' if shared else owner_of(node)} {node.rank}"
         + (f", stage {node.stage}" if node.modules in several else "")
         for node in planned.nodes
     ]
 
 
 def critical_ns(planned: PlannedTimeline) -> dict[str, int]:
-    """Time that the critical path spends in each module, nanoseconds; in all the makespan."""
+    """Time that the critical path spends in each module, and in interactions where there are any, nanoseconds; in all
+    the makespan, less the transfers on the path."""
     spent: Counter[str] = Counter(dict.fromkeys(modules_of(planned), 0))
-    for operation in critical_path(planned.pipeline, planned.timeline):
-        spent[planned.nodes[operation.node].modules[operation.operation.chunk]] += operation.end_ns - operation.start_ns
+    for timed in critical_path(planned.pipeline, planned.timeline):
+        interaction = timed.operation.kind is OperationKind.INTERACTION
+        module = planned.nodes[timed.node].modules[timed.operation.chunk]
+        spent["interaction" if interaction else module] += timed.end_ns - timed.start_ns
     return dict(spent)

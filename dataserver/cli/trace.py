@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from dataserver.cli.timelines import bars_of, labels_of, modules_of
+from dataserver.cli.timelines import Bar, bars_of, labels_of, owner_of
 from dataserver.planning.identity import Job
-from dataserver.planning.jobspec import ModuleKind, ModuleSpec
-from dataserver.planning.layouts import PlannedTimeline
+from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.layouts import Node, PlannedTimeline
+from dataserver.planning.pipeline import OperationKind
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64
 
@@ -20,6 +21,8 @@ SIZES = ("samples", "tokens", "patches")
 
 def write_trace(job: Job, plan: StepPlan, planned: PlannedTimeline, path: Path) -> None:
     """Write the events of a plan: a process for each module, a thread for each rank and stage, and the critical path.
+
+    Modules that share their ranks are one process.
 
     Args:
         job: the job.
@@ -34,16 +37,20 @@ def write_trace(job: Job, plan: StepPlan, planned: PlannedTimeline, path: Path) 
 
 def _names(planned: PlannedTimeline) -> list[Event]:
     """What the processes and threads are called, and their order."""
-    modules = [*modules_of(planned), CRITICAL_PATH]
+    processes = [*_processes(planned), CRITICAL_PATH]
     found = []
-    for process, module in enumerate(modules):
-        found.append(_about("process_name", process, 0, name=module))
+    for process, name in enumerate(processes):
+        found.append(_about("process_name", process, 0, name=name))
         found.append(_about("process_sort_index", process, 0, sort_index=process))
     for node, label in enumerate(labels_of(planned)):
-        process = modules.index(planned.nodes[node].modules[0])
+        process = processes.index(owner_of(planned.nodes[node]))
         found.append(_about("thread_name", process, node, name=label))
         found.append(_about("thread_sort_index", process, node, sort_index=node))
-    return [*found, _about("thread_name", len(modules) - 1, 0, name=CRITICAL_PATH)]
+    return [*found, _about("thread_name", len(processes) - 1, 0, name=CRITICAL_PATH)]
+
+
+def _processes(planned: PlannedTimeline) -> list[str]:
+    return list(dict.fromkeys(map(owner_of, planned.nodes)))
 
 
 def _about(what: str, process: int, thread: int, **values: Any) -> Event:
@@ -51,48 +58,62 @@ def _about(what: str, process: int, thread: int, **values: Any) -> Event:
 
 
 def _operations(job: Job, plan: StepPlan, planned: PlannedTimeline) -> list[Event]:
-    modules = modules_of(planned)
-    sizes = {module: microbatch_sizes(plan, job.spec.execution.module(module)) for module in modules}
+    processes = _processes(planned)
+    sizes = {m.name: microbatch_sizes(plan, m) for m in job.spec.execution.modules}
     found, labels = [], labels_of(planned)
-    for node, bars in enumerate(bars_of(planned)):
-        rank, stage = planned.nodes[node].rank, planned.nodes[node].stage
+    for number, bars in enumerate(bars_of(planned)):
+        node = planned.nodes[number]
+        shared = len(set(node.modules)) > 1
         for bar in bars:
-            module = bar.module
-            values = dict(zip(SIZES, sizes[module][:, rank, bar.microbatch].tolist(), strict=True))
-            name = f"{'F' if bar.forward else 'B'} {bar.microbatch}"
+            name = f"{bar.module} {_name(bar)}" if shared else _name(bar)
             event = {
                 "ph": "X",
                 "name": name,
-                "cat": "forward" if bar.forward else "backward",
+                "cat": bar.kind.value,
                 "ts": bar.start_ns / 1e3,
                 "dur": (bar.end_ns - bar.start_ns) / 1e3,
-                "pid": modules.index(module),
-                "tid": node,
-                "args": {"rank": rank, "stage": stage, "microbatch": bar.microbatch, **values},
+                "pid": processes.index(owner_of(node)),
+                "tid": number,
+                "args": {"rank": node.rank, "stage": node.stage, **_held(bar, node, sizes[bar.module])},
             }
             found.append(event)
             if bar.critical:
-                title = f"{labels[node]}: {name}"
-                found.append({**event, "name": title, "cat": "critical", "pid": len(modules), "tid": 0})
+                title = f"{labels[number]}: {name}"
+                found.append({**event, "name": title, "cat": "critical", "pid": len(processes), "tid": 0})
     return found
+
+
+def _name(bar: Bar) -> str:
+    return f"{bar.kind.value[0].upper()} {bar.microbatch}"
+
+
+def _held(bar: Bar, node: Node, sizes: I64) -> dict[str, int]:
+    """What an operation works on."""
+    if bar.kind is OperationKind.INTERACTION:
+        return {"contrastive_batch": bar.microbatch}
+    values: list[int] = sizes[:, node.rank, bar.microbatch].tolist()
+    return {"microbatch": bar.microbatch, **dict(zip(SIZES, values, strict=True))}
 
 
 def microbatch_sizes(plan: StepPlan, module: ModuleSpec) -> I64:
     """What each microbatch of a module holds: int64 [3, ranks, microbatches], in the order of `SIZES`.
 
-    Samples, their backbone tokens, and the patches of all their images (backbone) or of the images that the module
-    handles.
+    Samples, their tokens, and the patches of all their images (backbone, text tower) or of the images that the module
+    handles. All ranks of a sequence-parallel group hold the same.
     """
     samples, arrangement = plan.samples, plan.arrangement(module.name)
     image_sample, patches = samples.image_sample, samples.patches
     item = arrangement.item
     of_sample = np.bincount(image_sample, patches, len(samples)).astype(np.int64)
-    backbone = module.kind is ModuleKind.BACKBONE
-    sample, work = (item, of_sample[item]) if backbone else (image_sample[item], patches[item])
+    sample, work = (item, of_sample[item]) if module.holds_samples else (image_sample[item], patches[item])
     place = arrangement.rank * plan.num_microbatches + arrangement.microbatch
     _, first = np.unique(place * max(len(samples), 1) + sample, return_index=True)  # a document has several images
     sizes = np.zeros((3, module.dp * plan.num_microbatches), np.int64)
     np.add.at(sizes[0], place[first], 1)
     np.add.at(sizes[1], place[first], samples.tokens[sample[first]])
     np.add.at(sizes[2], place, work)
-    return sizes.reshape(3, module.dp, plan.num_microbatches)
+    found = sizes.reshape(3, module.dp, plan.num_microbatches)
+    if module.sequence_groups is not None:
+        first = np.repeat(plan.groups.first_rank, plan.groups.degree).reshape(plan.num_microbatches, module.dp)
+        found = np.take_along_axis(found, first.T[None], axis=1)
+    return found

@@ -93,7 +93,8 @@ def test_plan_as_json_is_the_same_every_time(indexed: Path, job_file: Path) -> N
     first, second = run(*line), run(*line)
     assert first.stdout == second.stdout
     plan = json.loads(first.stdout)
-    assert len(plan["samples"]["sample"]) == len(plan["samples"]["rank"])
+    backbone = next(a for a in plan["arrangements"] if a["module"] == "llm")
+    assert sorted(backbone["item"]) == list(range(len(plan["samples"]["sample"])))
     assert [load["module"] for load in plan["loads"]] == ["vit", "llm"]
 
 

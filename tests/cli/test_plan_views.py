@@ -109,11 +109,11 @@ def test_every_microbatch_runs_forward_and_backward_on_every_thread_one_after_th
 
 
 def test_operations_say_what_they_hold(trace: Trace, plan: dict[str, Any]) -> None:
-    samples = plan["samples"]
+    samples, placed = plan["samples"], next(a for a in plan["arrangements"] if a["module"] == "llm")
     held: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
-    for rank, microbatch, tokens in zip(samples["rank"], samples["microbatch"], samples["tokens"], strict=True):
+    for item, rank, microbatch in zip(placed["item"], placed["rank"], placed["microbatch"], strict=True):
         held[rank, microbatch][0] += 1
-        held[rank, microbatch][1] += tokens
+        held[rank, microbatch][1] += samples["tokens"][item]
     backbone = [e["args"] for e in complete(trace) if e["pid"] == 1]
     for about in backbone:
         assert [about["samples"], about["tokens"]] == held[about["rank"], about["microbatch"]]
@@ -202,8 +202,8 @@ def test_a_wide_job_shows_the_ranks_of_the_critical_path(line: tuple[str | Path,
     summary = replace(summary, before=summary.after, loads_before=summary.loads_after)
     bars = bars_of(summary.after)
     critical = {node for node, found in enumerate(bars) for bar in found if bar.critical}
-    assert max(summary.after.nodes[node][1] for node in critical) >= 8, "its first ranks would do"
-    text = svg_of_plan(summary)
+    assert max(summary.after.nodes[node].rank for node in critical) >= 8, "its first ranks would do"
+    text = svg_of_plan(planner.job.spec.execution, summary)
     outlined = len(re.findall(r'style="fill: none; stroke: #111111', text))
     assert outlined == 2 * sum(bar.critical for found in bars for bar in found)
     assert {labels_of(summary.after)[node] for node in critical} <= set(re.findall(r">([^<]+)</text>", text))
