@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from dataserver.dataset.samples import IMAGE, TEXT
 from dataserver.planning.jobspec import Stream
+from dataserver.planning.naming import sample_name
 from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import I32, ROW_BITS, StepSamples, Task
+from dataserver.planning.samples import I32, StepSamples, Task
 from dataserver.planning.views import ViewPlan
 
 IGNORED: Final = -100
@@ -53,12 +54,6 @@ class _Role(IntEnum):
 
 _Piece = tuple[I32 | int, int, _Role]
 """Token ids (or one id, repeated), their number, their role."""
-
-
-def sample_name(stream: Stream, samples: StepSamples, i: int) -> str:
-    """Name a sample for a message."""
-    shard, row = divmod(int(samples.sample[i]), 1 << ROW_BITS)
-    return f"dataset {stream.datasets[int(samples.dataset[i])].name}, shard {shard}, row {row}"
 
 
 def embeddings(stream: Stream, samples: StepSamples, i: int) -> list[int]:
