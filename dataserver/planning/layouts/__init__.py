@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from dataserver.planning.jobspec import Execution
-from dataserver.planning.layouts import pipelined
+from dataserver.planning.layouts import colocated, pipelined
 from dataserver.planning.layouts.interface import LayoutPlanner, Node, PlannedTimeline
 
-_PLANNERS: Mapping[str, LayoutPlanner] = MappingProxyType({"pipeline": pipelined.PLANNER})
+_PLANNERS: Mapping[str, LayoutPlanner] = MappingProxyType(
+    {"pipeline": pipelined.PLANNER, "colocated": colocated.PLANNER}
+)
 
 
 def layout_planner(execution: Execution) -> LayoutPlanner:

@@ -1,118 +1,204 @@
-"""The phases of a job whose modules are colocated, from the samples of a step."""
+"""What the modules of a colocated job handle in a step, and the phases that are made of it."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
-from dataserver.planning.arranging import TASK_OF, image_rows
-from dataserver.planning.balancing import Memory, bin_loads
+from dataserver.planning.arranging import TASK_OF, image_rows, module_images
+from dataserver.planning.balancing import BALANCERS, Balancer, Memory, bin_loads, in_runs
 from dataserver.planning.costs import forward_ns
-from dataserver.planning.jobspec import Execution, JobSpec, ModuleKind, ModuleSpec
-from dataserver.planning.phases.interface import Link, Phase
+from dataserver.planning.jobspec import BalancePolicy, JobSpec, ModuleKind, ModuleSpec
+from dataserver.planning.phases.interface import Link, Phase, total_by_rank
+from dataserver.planning.phases.microbatches import NoRoomError, fits, runs, split_ranks
 from dataserver.planning.samples import I64, StepSamples
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseOptions:
-    """How one module batches its items."""
+class ModuleItems:
+    """The k items that one module handles in a step: images, or the sequences of the backbone."""
 
-    padded: bool = False
-    """Items are padded to the longest of their rank."""
-    equal_counts: bool = False
-    """Ranks take equal counts of items."""
-    max_size: int | None = None
-    """Patches or tokens, padding included, that a rank can hold."""
+    module: ModuleSpec
+    index: I64
+    """int64 [k]: images of the step, ascending; sequences count from 0."""
+    sizes: I64
+    """int64 [k]: patches or tokens, which need the module's memory."""
+    loads: I64
+    """int64 [k]: forward nanoseconds."""
+    sample: I64
+    """int64 [k]: the sample of each, of a sequence its first."""
+    sequence: I64
+    """int64 [k]: the sequence of each."""
+    rows: I64
+    """int64 [k]: embeddings or conditions that pass between image and sequence; of a sequence 0."""
+    slots: int | None
+    """Items that a microbatch holds at most."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences up to the last that has an item."""
+        return int(self.sequence.max(initial=-1)) + 1
+
+    def memory(self, microbatches: int = 1) -> Memory | None:
+        """What the items need of the memory of so many microbatches."""
+        return None if self.module.memory is None else Memory(self.sizes, microbatches * self.module.memory.units)
 
 
-_NO_OPTIONS: Mapping[str, PhaseOptions] = MappingProxyType({})
+@dataclass(frozen=True, slots=True)
+class ModulePhase:
+    """The phase of one module, whose items are those of the module or, if it pads, whole microbatches of them."""
+
+    items: ModuleItems
+    phase: Phase
+    unit: I64
+    """int64 [k]: the phase's item that holds each of the module's."""
+    home_loads: I64
+    """int64 [ranks]: forward nanoseconds of each rank in the sampling layout."""
 
 
-def colocated_phases(
-    spec: JobSpec,
-    samples: StepSamples,
-    row_bytes: int,
-    sequence: I64 | None = None,
-    options: Mapping[str, PhaseOptions] = _NO_OPTIONS,
-) -> tuple[tuple[Phase, ...], tuple[Link, ...]]:
-    """The phases of a job in the order of its module list, and what goes between them.
-
-    Items of the backbone are sequences, of the others images. A further encoder (audio, video) is one more `Phase`
-    with a `Link` to the backbone.
+def module_items(spec: JobSpec, samples: StepSamples, sequence: I64) -> tuple[ModuleItems, ...]:
+    """The items of every module, in the order of the job's module list.
 
     Args:
-        spec: every module has the same dp, tp and sp, and one stage: a rank runs them all.
+        spec: of a colocated job.
         samples: of the step.
-        row_bytes: bytes of an embedding or condition, which all have the width of the backbone.
-        sequence: int64 [n]: the sequence of each sample (`packing`), 0, 1, ... without gaps; None: a sample each.
-        options: by name of module.
+        sequence: int64 [n]: the sequence of each sample, 0, 1, ... without gaps (`sequences.pack_step`).
 
     Raises:
-        ValueError: the modules are not colocated, or options or sequences do not fit the job.
+        ValueError: the sequences do not fit the samples.
     """
-    execution = spec.execution
-    _check_colocated(execution, options)
-    backbone = execution.backbone
-    if sequence is None:
-        sequence = np.arange(len(samples), dtype=np.int64)
-    count = _count_sequences(samples, sequence)
-    phases, links = [], []
-    for module in execution.modules:
-        chosen = options.get(module.name, PhaseOptions())
-        if module.kind is ModuleKind.BACKBONE:
-            phases.append(_backbone_phase(module, samples, sequence, count, chosen))
-            continue
-        task = TASK_OF[module.kind]
-        images = np.flatnonzero(samples.task[samples.image_sample] == task)
-        sample, sizes = samples.image_sample[images], samples.patches[images]
-        phases.append(_phase(module, forward_ns(module.cost, sizes), sizes, sample, chosen))
-        own, theirs = (module.name, np.arange(len(images), dtype=np.int64)), (backbone.name, sequence[sample])
-        source, target = (own, theirs) if module.kind is ModuleKind.ENCODER else (theirs, own)
-        rows = image_rows(spec.stream, samples, images, task)
-        links.append(Link(source[0], target[0], source[1], target[1], rows, row_bytes))
-    return tuple(phases), tuple(links)
-
-
-def _check_colocated(execution: Execution, options: Mapping[str, PhaseOptions]) -> None:
-    degrees = {m.name: (m.dp, m.tp, m.sp, m.pp) for m in execution.modules}
-    if len(set(degrees.values())) > 1 or execution.backbone.pp > 1:
-        raise ValueError(
-            f"modules have (dp, tp, sp, pp) {degrees}; colocated modules need the same degrees and pp 1, since every "
-            "rank runs them all"
-        )
-    unknown = sorted(options.keys() - degrees.keys())
-    if unknown:
-        raise ValueError(f"options for {unknown}; the job has modules {list(degrees)}")
-
-
-def _count_sequences(samples: StepSamples, sequence: I64) -> int:
-    """How many there are; refuses numbers that do not fit the samples."""
     count = int(sequence.max(initial=-1)) + 1
     if len(sequence) != len(samples) or sequence.min(initial=0) < 0 or len(np.unique(sequence)) != count:
         raise ValueError(
             f"{len(sequence)} samples are in {count} sequences, the step has {len(samples)} samples; each needs a "
             "sequence, and these are numbered from 0 without gaps"
         )
-    return count
-
-
-def _backbone_phase(module: ModuleSpec, samples: StepSamples, sequence: I64, count: int, chosen: PhaseOptions) -> Phase:
-    """The phase whose items are sequences; attention stays within a sample, so their loads add up."""
-    if chosen.padded and count < len(samples):
-        raise ValueError(f"module {module.name} is padded but sequences hold several samples; pad or pack, not both")
-    loads = bin_loads(forward_ns(module.cost, samples.tokens), sequence, count)
-    first = np.unique(sequence, return_index=True)[1].astype(np.int64)
-    return _phase(module, loads, bin_loads(samples.tokens, sequence, count), first, chosen)
-
-
-def _phase(module: ModuleSpec, loads: I64, sizes: I64, sample: I64, chosen: PhaseOptions) -> Phase:
-    return Phase(
-        name=module.name,
-        loads=loads,
-        sample=sample,
-        constant_ns=module.cost.microbatch_ns,
-        padded=chosen.padded,
-        equal_counts=chosen.equal_counts,
-        memory=None if chosen.max_size is None else Memory(sizes, chosen.max_size),
+    return tuple(
+        _sequences(m, spec.execution.microbatch, samples, sequence, count)
+        if m.kind is ModuleKind.BACKBONE
+        else _images(spec, m, samples, sequence)
+        for m in spec.execution.modules
     )
+
+
+def _sequences(module: ModuleSpec, slots: int, samples: StepSamples, sequence: I64, count: int) -> ModuleItems:
+    """Attention stays within a sample, so that the loads of a sequence's samples add up."""
+    number = np.arange(count, dtype=np.int64)
+    return ModuleItems(
+        module=module,
+        index=number,
+        sizes=bin_loads(samples.tokens, sequence, count),
+        loads=bin_loads(forward_ns(module.cost, samples.tokens), sequence, count),
+        sample=np.unique(sequence, return_index=True)[1].astype(np.int64),
+        sequence=number,
+        rows=np.zeros(count, np.int64),
+        slots=slots,
+    )
+
+
+def _images(spec: JobSpec, module: ModuleSpec, samples: StepSamples, sequence: I64) -> ModuleItems:
+    images = module_images(spec, module, samples)
+    sample, sizes = samples.image_sample[images], samples.patches[images]
+    return ModuleItems(
+        module=module,
+        index=images,
+        sizes=sizes,
+        loads=forward_ns(module.cost, sizes),
+        sample=sample,
+        sequence=sequence[sample],
+        rows=image_rows(spec.stream, samples, images, TASK_OF[module.kind]),
+        slots=None,
+    )
+
+
+def module_phase(items: ModuleItems, num_sequences: int, ranks: int, microbatches: int) -> ModulePhase:
+    """How the items of a module are spread: by the balancer that it names, or as in the sampling layout.
+
+    That layout deals out the sequences in their order and leaves every image on the rank of its sequence. It is what
+    the policy `none` asks for, and what a policy that comes out slower gives way to. Items that are padded are put into
+    microbatches first, by runs of least possible maximum, and these are spread like items.
+
+    Args:
+        items: of the module.
+        num_sequences: of the step.
+        ranks: of every module.
+        microbatches: of each rank.
+
+    Raises:
+        NoRoomError: the memory of so many microbatches does not hold the items.
+    """
+    home = in_runs(num_sequences, ranks)[items.sequence]
+    if items.module.padded:
+        return _padded_phase(items, home, ranks, microbatches)
+    phase = Phase(
+        name=items.module.name,
+        loads=items.loads,
+        sample=items.sample,
+        constant_ns=microbatches * items.module.cost.microbatch_ns,
+        balancer=_no_slower(items.module.balance, home),
+        equal_counts=items.slots is not None,
+        memory=items.memory(microbatches),
+    )
+    return ModulePhase(items, phase, np.arange(len(home), dtype=np.int64), phase.rank_loads(home, ranks))
+
+
+def _no_slower(policy: BalancePolicy, home: I64) -> Balancer:
+    """The balancer of a policy, or `home`, int64 [k], where that is faster and keeps the memory."""
+
+    def spread(loads: I64, num_bins: int, capacity: int | None = None, memory: Memory | None = None) -> I64:
+        keeps = memory is None or fits(memory.need, home, num_bins, memory, padded=False)
+        if policy is BalancePolicy.NONE:
+            if not keeps:
+                raise NoRoomError("the items of a rank in canonical order exceed its memory")
+            return home
+        planned = BALANCERS[policy.value](loads, num_bins, capacity, memory)
+        slowest, at_home = (int(bin_loads(loads, bins, num_bins).max()) for bins in (planned, home))
+        return home if keeps and at_home < slowest else planned
+
+    return spread
+
+
+def _padded_phase(items: ModuleItems, home: I64, ranks: int, microbatches: int) -> ModulePhase:
+    """A phase whose items are the padded microbatches of all ranks."""
+    module, count = items.module, ranks * microbatches
+    canonical = home * microbatches + split_ranks(runs, items.loads, home, ranks, microbatches, None, None)
+    options: list[tuple[I64, I64, Balancer]] = []
+    if module.balance is not BalancePolicy.NONE:
+        planned = BALANCERS["padded"](items.loads, count, items.slots, items.memory())
+        times = total_by_rank(items.loads, planned, count, padded=True)
+        options.append((planned, times, BALANCERS[module.balance.value]))
+    at_home = total_by_rank(items.loads, canonical, count, padded=True)
+    if fits(items.sizes, canonical, count, items.memory(), padded=True):
+        options.append((canonical, at_home, runs))
+    if not options:
+        raise NoRoomError(f"the microbatches of module {module.name} in canonical order exceed its memory")
+    batch, times, balancer = min(options, key=lambda option: _slowest(option[1], option[2], ranks, microbatches))
+    first = np.zeros(count, np.int64)
+    first[batch[::-1]] = items.sample[::-1]
+    phase = Phase(
+        name=module.name,
+        loads=times,
+        sample=first,
+        constant_ns=microbatches * module.cost.microbatch_ns,
+        balancer=balancer,
+        equal_counts=True,
+    )
+    return ModulePhase(items, phase, batch, phase.constant_ns + at_home.reshape(ranks, -1).sum(axis=1))
+
+
+def _slowest(loads: I64, balancer: Balancer, ranks: int, capacity: int) -> int:
+    return int(bin_loads(loads, balancer(loads, ranks, capacity), ranks).max())
+
+
+def phase_links(phases: Sequence[ModulePhase], row_bytes: int) -> tuple[Link, ...]:
+    """What goes between the backbone and each of the other phases; a row has `row_bytes` bytes."""
+    backbone = next(p for p in phases if p.items.module.kind is ModuleKind.BACKBONE)
+    links = []
+    for phase in phases:
+        if phase is backbone:
+            continue
+        here = phase.phase.name, phase.unit
+        there = backbone.phase.name, backbone.unit[phase.items.sequence]
+        source, target = (here, there) if phase.items.module.kind is ModuleKind.ENCODER else (there, here)
+        links.append(Link(source[0], target[0], source[1], target[1], phase.items.rows, row_bytes))
+    return tuple(links)

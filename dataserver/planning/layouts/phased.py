@@ -1,0 +1,176 @@
+"""The phases of a colocated step one after the other, with a barrier behind each: its time, exactly."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dataserver.planning.balancing import lower_bound, padded
+from dataserver.planning.costs import backward_ns
+from dataserver.planning.expectation import item_sizes, microbatch_loads
+from dataserver.planning.identity import Job
+from dataserver.planning.jobspec import Execution, JobSpec, ModuleKind, ModuleSpec
+from dataserver.planning.layouts.interface import Node, PlannedTimeline
+from dataserver.planning.layouts.joined import pipeline_modules
+from dataserver.planning.phases import ModuleItems, module_items
+from dataserver.planning.phases.interface import total_by_rank
+from dataserver.planning.pipeline import Operation, OperationKind, Pipeline, Timeline
+from dataserver.planning.plan import ModuleSchedule, StepPlan
+from dataserver.planning.samples import I64
+
+Phases = Sequence[Sequence[Operation]]
+"""The operations of each phase, the same on every rank."""
+
+
+def step_phases(execution: Execution, microbatches: int) -> Phases:
+    """Encoders forward, backbone forward, generators forward and backward, backbone backward, encoders backward.
+
+    Without a generator the backbone goes backward right after each forward, in one phase. Modules that cost no backward
+    run none. An operation's chunk is the module's place in `pipeline_modules`.
+    """
+    modules = pipeline_modules(execution)
+    encoders, generators = (execution.of_kind(kind) for kind in (ModuleKind.ENCODER, ModuleKind.GENERATOR))
+
+    def passes(module: ModuleSpec, *kinds: OperationKind) -> list[Operation]:
+        chunk = modules.index(module)
+        done = [k for k in kinds if k is OperationKind.FORWARD or module.cost.backward_percent]
+        return [Operation(kind, m, chunk) for m in range(microbatches) for kind in done]
+
+    forward, backward = OperationKind.FORWARD, OperationKind.BACKWARD
+    ends = [passes(execution.backbone, backward)] if generators else []
+    found = [
+        *(passes(m, forward) for m in encoders),
+        passes(execution.backbone, *([forward] if generators else [forward, backward])),
+        *(passes(m, forward, backward) for m in generators),
+        *ends,
+        *(passes(m, backward) for m in reversed(encoders)),
+    ]
+    return [phase for phase in found if phase]
+
+
+def schedules(execution: Execution, microbatches: int) -> tuple[ModuleSchedule, ...]:
+    """Microbatches that each module holds between forward and backward: all where another phase comes between."""
+    apart = {ModuleKind.ENCODER}
+    if execution.of_kind(ModuleKind.GENERATOR):
+        apart.add(ModuleKind.BACKBONE)
+    return tuple(
+        ModuleSchedule(m.name, np.array([microbatches if m.kind in apart and m.cost.backward_percent else 1], np.int64))
+        for m in execution.modules
+    )
+
+
+def timeline(spec: JobSpec, plan: StepPlan) -> PlannedTimeline:
+    """Simulate a plan: every rank runs every phase, and begins the next when all ranks are done with it.
+
+    The pipeline of the result has one node for each rank, whose chunks are the modules, and no edges: what a rank waits
+    for are the barriers.
+    """
+    execution = spec.execution
+    modules = pipeline_modules(execution)
+    phases = step_phases(execution, plan.num_microbatches)
+    forward = np.stack([microbatch_loads(m, plan) for m in modules], axis=1)
+    backward = np.stack([backward_ns(m.cost, forward[:, c]) for c, m in enumerate(modules)], axis=1)
+    unit_bytes = [0 if m.memory is None else m.memory.unit_bytes for m in modules]
+    held = np.stack([_held_units(m, plan) * b for m, b in zip(modules, unit_bytes, strict=True)], axis=1)
+    ranks, shape = len(forward), (-1, plan.num_microbatches)
+    pipeline = Pipeline(
+        num_stages=1,
+        stage=np.zeros(ranks, np.int64),
+        forward_ns=forward.reshape(shape),
+        backward_ns=backward.reshape(shape),
+        edges=np.zeros((0, 3), np.int64),
+        operations=[[operation for phase in phases for operation in phase]],
+        num_chunks=len(modules),
+        activation_bytes=held.reshape(shape),
+    )
+    nodes = tuple(Node(tuple(m.name for m in modules), r, 0) for r in range(ranks))
+    return PlannedTimeline(nodes, pipeline, run_phases(phases, forward, backward, held))
+
+
+def _held_units(module: ModuleSpec, plan: StepPlan) -> I64:
+    """Patches or tokens of every microbatch, padding included. int64 [dp, microbatches]."""
+    arrangement, count = plan.arrangement(module.name), module.dp * plan.num_microbatches
+    sizes = item_sizes(module, plan.samples)[arrangement.item]
+    place = arrangement.rank * plan.num_microbatches + arrangement.microbatch
+    return total_by_rank(sizes, place, count, padded=module.padded).reshape(module.dp, plan.num_microbatches)
+
+
+def run_phases(phases: Phases, forward: I64, backward: I64, held: I64) -> Timeline:
+    """What happens when.
+
+    Args:
+        phases: what every rank does, without a pause within a phase.
+        forward: int64 [ranks, modules, microbatches], nanoseconds.
+        backward: the same of the backward passes.
+        held: the same in bytes, from a forward to its backward; without one until the forward ends.
+    """
+    operations = [operation for phase in phases for operation in phase]
+    times = np.stack(
+        [(forward if o.kind is OperationKind.FORWARD else backward)[:, o.chunk, o.microbatch] for o in operations],
+        axis=1,
+    )
+    ranks, length = times.shape
+    own = np.arange(ranks) * length
+    start, cause = np.empty_like(times), own[:, None] + np.arange(-1, length - 1)
+    now, first, before = 0, 0, np.full(ranks, -1, np.int64)
+    for phase in phases:
+        last = first + len(phase)
+        ends = now + times[:, first:last].cumsum(axis=1)
+        start[:, first:last] = ends - times[:, first:last]
+        cause[:, first] = before
+        slowest = int(ends[:, -1].argmax())
+        now = int(ends[slowest, -1])
+        before = np.where(ends[:, -1] == now, own, own[slowest]) + last - 1
+        first = last
+    return Timeline(
+        makespan_ns=now,
+        start_ns=start,
+        end_ns=start + times,
+        busy_ns=times.sum(axis=1),
+        peak_bytes=_peak_bytes(operations, held),
+        stage=np.zeros(ranks, np.int64),
+        cause=cause,
+    )
+
+
+def _peak_bytes(operations: Sequence[Operation], held: I64) -> I64:
+    """Most bytes that each rank holds at once. int64 [ranks]."""
+    returned = {(o.chunk, o.microbatch) for o in operations if o.kind is OperationKind.BACKWARD}
+    now, peak = np.zeros(len(held), np.int64), np.zeros(len(held), np.int64)
+    for operation in operations:
+        mine = held[:, operation.chunk, operation.microbatch]
+        if operation.kind is OperationKind.BACKWARD:
+            now = now - mine
+            continue
+        peak = np.maximum(peak, now + mine)
+        if (operation.chunk, operation.microbatch) in returned:
+            now = now + mine
+    return peak
+
+
+def bound_ns(job: Job, plan: StepPlan) -> int:
+    """A time that no arrangement of the plan's sequences in as many microbatches can beat.
+
+    Since all ranks meet at the end of every phase, the least times of the phases add up.
+    """
+    execution, count = job.spec.execution, plan.num_microbatches
+    backbone = plan.arrangement(execution.backbone.name)
+    place = (backbone.rank * count + backbone.microbatch) * execution.microbatch + backbone.slot
+    sequence = np.empty(len(place), np.int64)
+    sequence[backbone.item] = np.unique(place, return_inverse=True)[1]
+    bound = 0
+    for items in module_items(job.spec, plan.samples, sequence):
+        slowest = _forward_bound(items, count)
+        # every microbatch is rounded for itself
+        bound += slowest + max(0, int(backward_ns(items.module.cost, np.array(slowest))) - (count - 1))
+    return bound
+
+
+def _forward_bound(items: ModuleItems, microbatches: int) -> int:
+    """Forward time that the slowest rank of no arrangement falls below."""
+    module, slots = items.module, items.slots
+    capacity = None if slots is None else slots * microbatches
+    bound = lower_bound(items.loads, module.dp, capacity)
+    if module.padded and microbatches == 1:
+        batch = padded(items.loads, module.dp, capacity, items.memory())
+        bound = int(total_by_rank(items.loads, batch, module.dp, padded=True).max())
+    return microbatches * module.cost.microbatch_ns + bound
