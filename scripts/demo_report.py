@@ -46,6 +46,7 @@ def collect(metrics_file: Path, summaries: Sequence[PlanSummary]) -> dict[str, A
             "before": mean(s.before.makespan_ns for s in summaries) / 1e6,
             "after": mean(s.after.makespan_ns for s in summaries) / 1e6,
         },
+        "in_flight": {s.module: s.in_flight.tolist() for s in summaries[0].plan.schedules},
         "per_step": steps,
     }
 
@@ -66,6 +67,8 @@ def print_table(figures: dict[str, Any]) -> None:
             f"{module}: DP imbalance (max / mean), before -> after",
             f"{found['before']:.3f} -> {found['after']:.3f}",
         )
+    for module, stages in figures["in_flight"].items():
+        table.add_row(f"{module}: microbatches in flight, by stage", " ".join(map(str, stages)))
     bubble, step = figures["bubble_percent"], figures["simulated_step_ms"]
     table.add_row("simulated pipeline bubble, before -> after", f"{bubble['before']:.1f} % -> {bubble['after']:.1f} %")
     table.add_row("simulated step, before -> after", f"{step['before']:.1f} ms -> {step['after']:.1f} ms")

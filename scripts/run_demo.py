@@ -114,6 +114,8 @@ def run(arguments: argparse.Namespace, processes: Processes) -> None:
     draw_plan(job.spec.execution, summaries[PICTURED_STEP], f"step {PICTURED_STEP} of the demo, as simulated", picture)
     figures = collect(metrics_file, summaries)
     print_table(figures)
+    for decision in summaries[PICTURED_STEP].plan.decisions:
+        print(f"Step {PICTURED_STEP}, {decision.subject}: {decision.chosen}, {decision.reason}")
     print(f"One step's pipeline before and after: {picture}")
     if arguments.report:
         arguments.report.write_text(json.dumps(figures, indent=2) + "\n")

@@ -6,8 +6,16 @@ from typing import Annotated, Any
 
 import tyro
 
-Pairs = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=PATH")]
+_SAYS_ITSELF = tyro.conf.arg(help_behavior_hint="")
+"""The help text says what holds without the flag, and whether it may be repeated."""
+
+Pairs = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=PATH", help_behavior_hint="")]
 """A flag that is given several times, each with NAME=PATH."""
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, _SAYS_ITSELF]
+"""A flag without a value."""
+MaybePath = Annotated[Path | None, _SAYS_ITSELF]
+MaybeInt = Annotated[int | None, _SAYS_ITSELF]
+Address = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint="")]
 
 
 def named_paths(flag: str, entries: Iterable[str]) -> dict[str, Path]:

@@ -24,7 +24,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.cli.arguments import Pairs, given, named_paths
+from dataserver.cli.arguments import Address, MaybePath, Pairs, given, named_paths
 from dataserver.cli.plan import read_job
 from dataserver.cli.progress import progress_bar
 from dataserver.planning.costs.fitting import MAX_TIME_NS, Fit, FitError, Measurements, fit, microbatch_sizes
@@ -47,14 +47,14 @@ Key = tuple[int, int, int]
 
 def fit_costs(
     job: Path,
-    times: Path | None = None,
-    server: str | None = None,
+    times: MaybePath = None,
+    server: Address = None,
     first_step: int = 0,
     dataset: Pairs = (),
     index_dir: Pairs = (),
     quarantine: Pairs = (),
     tokenizer: Pairs = (),
-    config: Path | None = None,
+    config: MaybePath = None,
 ) -> None:
     """Fit the cost of each module to the step times of a job, for the specification of the next one.
 
@@ -66,7 +66,7 @@ def fit_costs(
     Args:
         job: YAML or JSON file of the job that was measured.
         times: File of step times; this or --server.
-        server: HOST:PORT of a server that took the reports of the job.
+        server: A server that took the reports of the job.
         first_step: Leave out the steps before, which warm up.
         dataset: Dataset by the logical name that the job uses; may be repeated.
         index_dir: Folder of a dataset's index, where it does not lie beside the shards; may be repeated.

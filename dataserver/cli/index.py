@@ -5,18 +5,29 @@ from typing import Annotated
 
 import tyro
 
-from dataserver.cli.arguments import named_paths
+from dataserver.cli.arguments import MaybeInt, MaybePath, named_paths
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset.build import build_index
 from dataserver.dataset.dataset import Dataset
 from dataserver.preprocessing.tokens import BYTES, Tokenizer, count_dataset_tokens, load_tokenizer
 
+Paths = Annotated[
+    tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH...", help_behavior_hint="(required)")
+]
+Tokenizers = Annotated[
+    tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=FILE", help_behavior_hint="")
+]
+
 
 def index(
-    paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH...")],
-    index_dir: Path | None = None,
-    workers: int | None = None,
-    tokenizer: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=FILE")] = (),
+    paths: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH...", help_behavior_hint="(required)")
+    ],
+    index_dir: MaybePath = None,
+    workers: MaybeInt = None,
+    tokenizer: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=FILE", help_behavior_hint="")
+    ] = (),
 ) -> None:
     """Index datasets, count their tokens, and print their fingerprints.
 

@@ -5,15 +5,16 @@ from typing import Annotated
 
 import tyro
 
+from dataserver.cli.arguments import MaybePath, Switch
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset.lint import lint as lint_dataset
 
 
 def lint(
     path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
-    index_dir: Path | None = None,
-    decode: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    quarantine_file: Path | None = None,
+    index_dir: MaybePath = None,
+    decode: Switch = False,
+    quarantine_file: MaybePath = None,
 ) -> None:
     """Print everything that is odd in an indexed dataset, one line each: shard, key, kind, detail.
 

@@ -1,13 +1,12 @@
 """`dataserver plan`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Final
 
-import tyro
 import yaml
 from google.protobuf.json_format import MessageToJson
 
-from dataserver.cli.arguments import Pairs, given, named_paths
+from dataserver.cli.arguments import MaybePath, Pairs, Switch, given, named_paths
 from dataserver.cli.pages import write_page
 from dataserver.cli.pictures import draw_plan
 from dataserver.cli.tables import console_for_tables, show_plan
@@ -20,6 +19,8 @@ from dataserver.serving.jobs import JobPlanner
 from dataserver.serving.plan_message import plan_message
 from dataserver.serving.registry import make_planner
 
+PICTURES: Final = (".png", ".svg", ".pdf", ".html")
+
 
 def plan(
     job: Path,
@@ -28,12 +29,14 @@ def plan(
     index_dir: Pairs = (),
     quarantine: Pairs = (),
     tokenizer: Pairs = (),
-    config: Path | None = None,
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    plot: Path | None = None,
-    trace: Path | None = None,
+    config: MaybePath = None,
+    json: Switch = False,
+    plot: MaybePath = None,
+    trace: MaybePath = None,
 ) -> None:
-    """Show one step of a job: loads, simulated step, what was decided and why, samples; before and after planning.
+    """Show how one step of a job is planned: loads, simulated time, what was decided and why, where each sample goes.
+
+    Before is the step in canonical order, after is the plan.
 
     No server is needed: the plan depends on the indexes alone. Fingerprints, quarantine digests and the tokenizer's
     block may be left out of the job; they are filled in from the datasets and tokenizers named here.
@@ -47,11 +50,13 @@ def plan(
         tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
         config: YAML file of a server, for the same names.
         json: Print the plan as JSON (message disttrain.v1.StepPlan), all samples included.
-        plot: Draw loads and pipeline, before and after, to this .png, .svg, .pdf or .html file.
-        trace: Write the planned pipeline's operations to this JSON file, which ui.perfetto.dev opens.
+        plot: Draw loads and timeline, before and after, to this .png, .svg, .pdf or .html file.
+        trace: Write the planned step's operations to this JSON file, which ui.perfetto.dev opens.
     """
     if step < 0:
         raise ValueError(f"--step is {step}; steps are counted from 0")
+    if plot is not None and plot.suffix.lower() not in PICTURES:
+        raise ValueError(f"--plot is {plot}; a file that ends in one of {', '.join(PICTURES)} is required")
     planner = open_job(job, dataset, index_dir, quarantine, tokenizer, config)
     parsed = planner.job
     planned = planner.plan(step)

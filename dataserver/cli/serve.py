@@ -6,12 +6,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-import tyro
-
-from dataserver.cli.arguments import Pairs, given, named_paths
+from dataserver.cli.arguments import Address, MaybeInt, MaybePath, Pairs, Switch, given, named_paths
 from dataserver.planning.warmup import warm_up
 from dataserver.preprocessing import silence_pillow_warnings
 from dataserver.serving.catalog import Catalog
@@ -29,16 +26,16 @@ def serve(
     index_dir: Pairs = (),
     quarantine: Pairs = (),
     tokenizer: Pairs = (),
-    listen: str | None = None,
-    config: Path | None = None,
-    insecure: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    max_streams: int | None = None,
-    stream_bytes: int | None = None,
-    prefetch_bytes: int | None = None,
-    decode_threads: int | None = None,
-    max_jobs: int | None = None,
-    zstd_level: int | None = None,
-    drain_grace_s: int | None = None,
+    listen: Address = None,
+    config: MaybePath = None,
+    insecure: Switch = False,
+    max_streams: MaybeInt = None,
+    stream_bytes: MaybeInt = None,
+    prefetch_bytes: MaybeInt = None,
+    decode_threads: MaybeInt = None,
+    max_jobs: MaybeInt = None,
+    zstd_level: MaybeInt = None,
+    drain_grace_s: MaybeInt = None,
 ) -> None:
     """Serve balanced microbatches of indexed datasets over gRPC.
 
@@ -51,8 +48,8 @@ def serve(
         index_dir: Folder of a dataset's index, where it does not lie beside the shards; may be repeated.
         quarantine: Quarantine list of a dataset, written by `dataserver lint`; may be repeated.
         tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
-        listen: HOST:PORT; 127.0.0.1:50051 by default, port 0 for a free one.
-        config: YAML file.
+        listen: Address to serve on; 127.0.0.1:50051 by default, port 0 for a free one.
+        config: YAML file with the same names and settings.
         insecure: Permit an address that others can reach, though there is no encryption and no authentication yet.
         max_streams: Streams open at once, 64 by default; one more is refused.
         stream_bytes: Largest microbatch in bytes; 256 MiB by default.

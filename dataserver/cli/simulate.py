@@ -3,13 +3,12 @@
 import json as json_format
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 from rich.console import Console
 
 from dataserver.cli.alternatives import alternatives_of, changes
-from dataserver.cli.arguments import Pairs
+from dataserver.cli.arguments import MaybePath, Pairs, Switch
 from dataserver.cli.comparison import Outcome, compare
 from dataserver.cli.comparison_table import beyond, comparison_table, notes, verdict
 from dataserver.cli.plan import open_job
@@ -26,15 +25,15 @@ def simulate(
     index_dir: Pairs = (),
     quarantine: Pairs = (),
     tokenizer: Pairs = (),
-    config: Path | None = None,
-    milp: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    config: MaybePath = None,
+    milp: Switch = False,
+    json: Switch = False,
 ) -> None:
     """Plan some steps of a job in every way that its layout offers, and compare what the simulator expects of them.
 
-    Compared are all combinations of the main policies, the job with one thing changed at a time, and the baseline. The
-    samples of a step are the same under all of them. Times are those of the job's cost model, so `dataserver fit` comes
-    first. No server is needed and no image is read. The last lines say what to change in the job.
+    Compared are all combinations of the main policies, the job with one thing changed at a time, and the baseline, over
+    the same samples. The last lines say what to change in the job. Times are those of the job's cost model, so
+    `dataserver fit` comes first. No server is needed and no image is read.
 
     Args:
         job: YAML or JSON file of the job.
