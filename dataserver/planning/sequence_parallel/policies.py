@@ -1,0 +1,96 @@
+"""The plans among which a job's policy lets a step choose, and what microbatches of them look like."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from dataserver.planning.jobspec import GroupPolicy
+from dataserver.planning.samples import I64
+from dataserver.planning.sequence_parallel.baselines import (
+    best_homogeneous_plan,
+    homogeneous_plan,
+    searched_homogeneous_plan,
+)
+from dataserver.planning.sequence_parallel.costs import GroupCosts
+from dataserver.planning.sequence_parallel.plan import SequenceGroup, SequencePlan
+from dataserver.planning.sequence_parallel.planner import plan_groups
+
+
+def plans_of(policy: GroupPolicy, lengths: I64, squares: I64, costs: GroupCosts) -> dict[str, SequencePlan]:
+    """The policy's own plan, and those of one degree to compare it with, by names for people.
+
+    `homogeneous` searches the placement for every degree, `search` and `milp` are compared with the published way
+    (FlexSP-BatchAda: best fit).
+
+    Args:
+        policy: of the job.
+        lengths: int64 [n], tokens of each sequence.
+        squares: int64 [n], the squares of the tokens of their samples.
+        costs: of the module.
+
+    Raises:
+        ValueError: a sequence fits no group, or the policy is milp and highspy is not installed.
+    """
+    static = homogeneous_plan(lengths, costs, squares=squares)
+    best_fit = best_homogeneous_plan(lengths, costs, squares=squares)
+    compared = {_titled("one degree by best fit", best_fit): best_fit, _titled("static", static): static}
+    match policy:
+        case GroupPolicy.STATIC:
+            return {_titled("static", static): static}
+        case GroupPolicy.HOMOGENEOUS:
+            searched = searched_homogeneous_plan(lengths, costs, squares=squares)
+            return {_titled("one degree by search", searched): searched} | compared
+        case GroupPolicy.SEARCH:
+            return {"unequal groups by search": plan_groups(lengths, costs, squares=squares)} | compared
+        case GroupPolicy.MILP:
+            return {"unequal groups by HiGHS": _by_milp(lengths, squares, costs)} | compared
+
+
+def _by_milp(lengths: I64, squares: I64, costs: GroupCosts) -> SequencePlan:
+    try:
+        return plan_groups(lengths, costs, squares=squares, solver="milp")
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{costs.name} has the group policy milp and this server has no highspy; install it on every server of the "
+            "job (pip install highspy), or use the policy search"
+        ) from error
+
+
+def _titled(name: str, plan: SequencePlan) -> str:
+    degrees = sorted({g.degree for m in plan.microbatches for g in m.groups})
+    return f"{name}, groups of {degrees[0]}" if degrees else name
+
+
+def idle_groups(costs: GroupCosts) -> tuple[SequenceGroup, ...]:
+    """The largest groups with nothing to do: what a step without samples consists of."""
+    degree = costs.degrees[-1]
+    return tuple(SequenceGroup(rank, degree, (), 0) for rank in range(0, costs.num_devices, degree))
+
+
+def halved(groups: Sequence[SequenceGroup]) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
+    """The same groups twice, with every other sequence in the second; both have some if there are two or more.
+
+    The groups' times are left at 0.
+    """
+    halves: tuple[list[SequenceGroup], list[SequenceGroup]] = ([], [])
+    count = 0
+    for group in groups:
+        for number, half in enumerate(halves):
+            kept = tuple(s for n, s in enumerate(group.sequences, count) if n % 2 == number)
+            half.append(SequenceGroup(group.first_rank, group.degree, kept, 0))
+        count += len(group.sequences)
+    return halves
+
+
+def compositions_text(compositions: Iterable[Sequence[int]]) -> str:
+    """Degrees of the groups of each microbatch, as the paper writes them: "<32, 8 x 4>, 3 times <1 x 64>"."""
+    found = []
+    for text, alike in groupby(f"<{', '.join(_counted(degrees))}>" for degrees in compositions):
+        count = len(list(alike))
+        found.append(text if count == 1 else f"{count} times {text}")
+    return ", ".join(found)
+
+
+def _counted(degrees: Sequence[int]) -> Iterator[str]:
+    for degree, alike in groupby(degrees):
+        count = len(list(alike))
+        yield str(degree) if count == 1 else f"{degree} x {count}"
