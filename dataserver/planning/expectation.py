@@ -8,6 +8,7 @@ from dataserver.planning.costs import forward_ns, padded_ns
 from dataserver.planning.jobspec import JobSpec, ModuleSpec
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64, StepSamples
+from dataserver.planning.sequence_parallel.module import rank_times_ns
 
 
 def item_sizes(module: ModuleSpec, samples: StepSamples) -> I64:
@@ -21,7 +22,12 @@ def module_loads(spec: JobSpec, plan: StepPlan) -> dict[str, I64]:
 
 
 def microbatch_loads(module: ModuleSpec, plan: StepPlan) -> I64:
-    """Forward time of every microbatch in the whole module, padding included. int64 [dp, microbatches]."""
+    """Forward time of every microbatch in the whole module, padding included. int64 [dp, microbatches].
+
+    The ranks of a sequence-parallel group all take the time of the group.
+    """
+    if module.sequence_groups is not None:
+        return rank_times_ns(module, plan)[0]
     arrangement = plan.arrangement(module.name)
     sizes = item_sizes(module, plan.samples)
     place = arrangement.rank * plan.num_microbatches + arrangement.microbatch

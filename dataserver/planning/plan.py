@@ -96,6 +96,11 @@ class RankGroups:
         first, last = np.searchsorted(self.microbatch, [microbatch, microbatch + 1])
         return slice(int(first), int(last))
 
+    def first_rank_of(self, rank: int, microbatch: int) -> int:
+        """The first rank of the group that a rank belongs to in a microbatch."""
+        first_ranks = self.first_rank[self.of(microbatch)]
+        return int(first_ranks[np.searchsorted(first_ranks, rank, side="right") - 1])
+
 
 NO_GROUPS = RankGroups(*(np.zeros(0, np.int64) for _ in range(3)))
 """Every rank has its own sequences."""

@@ -46,7 +46,8 @@ def view_plan(spec: JobSpec, plan: StepPlan, module: str, rank: int, microbatch:
     if not 0 <= microbatch < plan.num_microbatches:
         raise ValueError(f"microbatch {microbatch} does not exist; step {plan.step} has {plan.num_microbatches}")
     arrangement = plan.arrangement(module)
-    here = arrangement.of(rank, microbatch)
+    holder = rank if found.sequence_groups is None else plan.groups.first_rank_of(rank, microbatch)
+    here = arrangement.of(holder, microbatch)
     return ViewPlan(
         module=module,
         kind=found.kind,
@@ -57,7 +58,9 @@ def view_plan(spec: JobSpec, plan: StepPlan, module: str, rank: int, microbatch:
         slots=arrangement.slot[here],
         starts=arrangement.start[here],
         routings=tuple(
-            _of_rank(r, module, rank, microbatch) for r in plan.routings if module in (r.source_module, r.target_module)
+            _of_rank(r, module, holder, microbatch)
+            for r in plan.routings
+            if module in (r.source_module, r.target_module)
         ),
     )
 
