@@ -1,6 +1,7 @@
 """Jobs, tables and samples without any file, for the planner's tests."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,12 @@ TOKENIZER = {
 
 def dataset(name: str = "laion", **changes: Any) -> dict[str, Any]:
     return {"name": name, "fingerprint": "0" * 64, **changes}
+
+
+TWO_DATASETS = [{"name": n, "fingerprint": "0" * 64} for n in ("laion", "x")]
+"""Of a mixture."""
+
+MEMORY = {"room_bytes": 10_000_000, "unit_bytes": 10}
 
 
 def job_data(
@@ -58,6 +65,25 @@ def job_data(
         },
         "execution": {"modules": modules, "end": {"steps": 10}, **(execution or {})},
     }
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every leaf of a JSON value with its path."""
+    if isinstance(value, dict | list) and value:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            yield from leaves(inner, (*path, key))
+    else:
+        yield path, value
+
+
+def changed(data: Any, path: tuple[Any, ...], value: Any) -> Any:
+    copied = copy.deepcopy(data)
+    inner = copied
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return copied
 
 
 def make_job(**arguments: Any) -> Job:

@@ -163,6 +163,11 @@ class JobSpec(SpecModel):
                 raise ValueError(
                     f"modules {rest} of kind {kind} name no datasets; all but one must say whose images they handle"
                 )
+            if rest and known == set(named):
+                raise ValueError(
+                    f"module {rest[0]} of kind {kind} handles nothing, since others name all datasets {sorted(known)}; "
+                    "leave it out, or leave one of them to it"
+                )
 
     def _check_towers(self, batch: int) -> None:
         if self.execution.end.passes is not None and self.execution.end.last is LastStep.PAD:

@@ -1,9 +1,9 @@
 """How modules share the devices and the time of a step."""
 
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from dataserver.planning.jobspec.values import Natural, SpecModel
 
@@ -98,4 +98,17 @@ class ContrastiveLayout(SpecModel):
     """Time of a contrastive batch's interaction, forward and backward, gathering of features included."""
 
 
-Layout = Annotated[PipelineLayout | ColocatedLayout | ContrastiveLayout, Field(discriminator="kind")]
+_KINDS = ("pipeline", "colocated", "contrastive")
+
+
+def _of_known_kind(value: Any) -> Any:
+    """Say in words what a discriminator would complain of."""
+    if isinstance(value, dict) and value.get("kind") not in _KINDS:
+        found = f"is {value['kind']!r}" if "kind" in value else "is missing"
+        raise ValueError(f"kind {found}; one of {', '.join(_KINDS)} is required")
+    return value
+
+
+Layout = Annotated[
+    PipelineLayout | ColocatedLayout | ContrastiveLayout, Field(discriminator="kind"), BeforeValidator(_of_known_kind)
+]
