@@ -65,7 +65,7 @@ def _columns(own: Figures) -> list[tuple[str, Cell]]:
     if own.padding_percent:
         found.append(("padded\n%", lambda f, _: f"{max(f.padding_percent.values()):.1f}"))
     if own.between_nodes_bytes is not None:
-        found.append(("nodes\nMB", lambda f, _: f"{(f.between_nodes_bytes or 0) / 1e6:.1f}"))
+        found.append(("between\nnodes\nMB", lambda f, _: f"{(f.between_nodes_bytes or 0) / 1e6:.1f}"))
     found += [("waves", lambda f, _: f"{f.microbatches:.1f}"), ("held", lambda f, _: f"{_held(f):.1f}")]
     if own.fill_percent is not None:
         found.append(("fill\n%", lambda f, _: f"{f.fill_percent or 0:.1f}"))

@@ -74,8 +74,11 @@ def _figure(execution: Execution, summary: PlanSummary, title: str) -> "Figure":
         figure.suptitle(title)
     grid = figure.add_gridspec(2, 2, width_ratios=[1, 5])
     longest = max(summary.before.makespan_ns, summary.after.makespan_ns)
+    largest = max(int(values.max()) for _, _, loads, _ in panels for values in loads.values())
     for line, ((name, planned, loads, _), chart) in enumerate(zip(panels, charts, strict=True)):
-        _draw_loads(figure.add_subplot(grid[line, 0]), {m: loads[m].tolist() for m in modules_of(planned)})
+        left = figure.add_subplot(grid[line, 0])
+        _draw_loads(left, {m: loads[m].tolist() for m in modules_of(planned)})
+        left.set_xlim(0, 1.05 * max(largest, 1) / 1e6)
         axes = figure.add_subplot(grid[line, 1])
         draw_chart(axes, chart, small)
         axes.set_xlim(0, max(longest, 1) / 1e6)
@@ -104,11 +107,11 @@ def _add_legend(figure: "Figure", charts: Sequence[Chart]) -> None:
     modules = modules_of(charts[0].planned)
     interacts = any(bar.kind is OperationKind.INTERACTION for bars in charts[0].bars for bar in bars)
     entries = [
-        *(Patch(color=COLOURS[i % len(COLOURS)], label=module) for i, module in enumerate(modules)),
-        *([Patch(color=INTERACTION, label="interaction")] if interacts else []),
-        Patch(color="#777777", label="dark: forward"),
-        Patch(color="#777777", alpha=BACKWARD_ALPHA, label="light: backward"),
-        Patch(color=BUBBLE, label="idle"),
+        *(Patch(facecolor=COLOURS[i % len(COLOURS)], label=module) for i, module in enumerate(modules)),
+        *([Patch(facecolor=INTERACTION, label="interaction")] if interacts else []),
+        Patch(facecolor="#777777", label="dark: forward"),
+        Patch(facecolor="#777777", alpha=BACKWARD_ALPHA, label="light: backward"),
+        Patch(facecolor=BUBBLE, label="idle"),
         Patch(facecolor="white", edgecolor=INK, label="critical path"),
     ]
     figure.legend(handles=entries, loc="outside lower center", ncols=min(len(entries), 8), frameon=False)

@@ -1,0 +1,161 @@
+"""`dataserver plan` and `simulate` on jobs of every layout."""
+
+import copy
+import json
+import re
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cli.server_process import run
+from shards import write_pairs
+
+Trace = list[dict[str, Any]]
+STREAM: dict[str, Any] = {
+    "datasets": [{"name": "d"}],
+    "seq_len": 512,
+    "global_batch": 8,
+    "sizing": {"max_patches": 256},
+    "generation": {"ratio": "0.4", "query_tokens": 8},
+}
+COLOCATED: dict[str, Any] = {
+    "stream": STREAM,
+    "execution": {
+        "layout": {"kind": "colocated", "ranks_per_node": 2},
+        "modules": [
+            {"name": "vit", "kind": "encoder", "dp": 4},
+            {"name": "llm", "kind": "backbone", "dp": 4},
+            {"name": "dit", "kind": "generator", "dp": 4},
+        ],
+        "end": {"steps": 2},
+    },
+}
+
+
+class Command:
+    """`dataserver` over one dataset and job."""
+
+    def __init__(self, folder: Path, job: dict[str, Any]) -> None:
+        self.folder = folder
+        self.file = folder.parent / f"{job['execution']['layout']['kind']}.yaml"
+        self.file.write_text(yaml.safe_dump(job))
+
+    def __call__(self, command: str, *more: str | Path) -> str:
+        """What a command prints."""
+        done = run(command, "--job", self.file, "--dataset", f"d={self.folder}", *more)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def plan(self) -> dict[str, Any]:
+        """Step 0 as JSON."""
+        found: dict[str, Any] = json.loads(self("plan", "--step", "0", "--json"))
+        return found
+
+    def trace(self, file: Path) -> Trace:
+        """The events of step 0."""
+        self("plan", "--step", "0", "--trace", file)
+        found: Trace = json.loads(file.read_text())["traceEvents"]
+        return found
+
+    def rows(self, *more: str) -> list[dict[str, Any]]:
+        """The comparison of two steps."""
+        found: list[dict[str, Any]] = json.loads(self("simulate", "--json", *more))["rows"]
+        return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write_pairs(tmp_path_factory.mktemp("layouts") / "d", 60, 16)
+    assert run("index", path).returncode == 0
+    return path
+
+
+def threads(trace: Trace) -> dict[tuple[int, int], Trace]:
+    """The operations of each thread but the critical path, in their order."""
+    found: dict[tuple[int, int], Trace] = defaultdict(list)
+    for event in trace:
+        if event["ph"] == "X" and event["cat"] != "critical":
+            found[event["pid"], event["tid"]].append(event)
+    for events in found.values():
+        for before, after in pairwise(events):
+            assert before["ts"] + before["dur"] <= after["ts"] + 1e-6
+    return found
+
+
+def fills(picture: str) -> dict[str, int]:
+    """How many bars of an .svg picture have each colour; white edges are those of bars."""
+    bars = re.findall(r'style="fill: (#[0-9a-f]{6})(?:; [a-z-]*opacity: [0-9.]+)?; stroke: #ffffff', picture)
+    return {colour: bars.count(colour) for colour in set(bars)}
+
+
+@pytest.fixture(scope="module")
+def colocated(folder: Path) -> Command:
+    return Command(folder, COLOCATED)
+
+
+def test_a_colocated_plan_says_what_was_decided(colocated: Command) -> None:
+    plan, shown = colocated.plan(), colocated("plan", "--step", "0")
+    assert "colocated layout" in shown
+    assert {d["subject"] for d in plan["decisions"]} >= {"vit", "llm", "dit"}
+    for decision in plan["decisions"]:
+        assert decision["chosen"] in shown
+        assert decision["reason"].split()[0] in shown
+    assert int(plan["makespan_before_ns"]) >= int(plan["makespan_after_ns"]) >= int(plan["lower_bound_ns"]) > 0
+
+
+def test_ranks_that_run_all_modules_are_one_process(colocated: Command, tmp_path: Path) -> None:
+    plan, trace = colocated.plan(), colocated.trace(tmp_path / "t.json")
+    names = {e["args"]["name"] for e in trace if e["name"] == "process_name"}
+    assert names == {"vit + llm + dit", "critical path"}
+    rows = threads(trace)
+    assert len(rows) == 4
+    expected = {
+        f"{m} {way} {k}" for m in ("vit", "llm", "dit") for way in "FB" for k in range(plan["num_microbatches"])
+    }
+    for events in rows.values():
+        assert {e["name"] for e in events} <= expected
+        assert [e["name"].split()[0] for e in events if e["name"].endswith("F 0")] == ["vit", "llm", "dit"]
+
+
+def test_a_picture_of_ranks_that_run_all_modules(colocated: Command, tmp_path: Path) -> None:
+    colocated("plan", "--step", "0", "--plot", tmp_path / "p.svg")
+    picture = (tmp_path / "p.svg").read_text()
+    for rank in range(4):
+        assert picture.count(f">rank {rank}</text>") == 2
+    assert {"#4477aa", "#ee7733", "#228833"} <= set(fills(picture))
+    for words in (">vit</text>", ">idle</text>", ">critical path</text>", "before: canonical order", "after: planned"):
+        assert words in picture
+    assert ">interaction</text>" not in picture
+    colocated("plan", "--step", "0", "--plot", tmp_path / "p.html")
+    assert "Decisions" in (tmp_path / "p.html").read_text()
+
+
+def test_comparison_of_colocated_policies(colocated: Command) -> None:
+    rows = colocated.rows()
+    by_name = {(row["group"], row["name"]): row for row in rows}
+    grid = [row["name"] for row in rows if row["group"] == "packing, balance"]
+    assert sorted(grid) == sorted(f"{p}, {b}" for p in ("balanced", "best_fit", "first_fit") for b in ("lpt", "none"))
+    assert (rows[0]["name"], rows[0]["own"]) == ("balanced, lpt", True)
+    assert not any("refusal" in row for row in rows)
+    as_they_are = by_name["names of ranks", "as they are"]
+    assert as_they_are["changes"] == {"layout": {"kind": "colocated", "ranks_per_node": 4}}
+    assert as_they_are["step_ns"] == rows[0]["step_ns"]
+    assert 0 <= rows[0]["between_nodes_bytes"] <= as_they_are["between_nodes_bytes"]
+    assert by_name["packing, balance", "best_fit, none"]["between_nodes_bytes"] == 0, "every image beside its sequence"
+    assert rows[0]["step_ns"] <= by_name["packing, balance", "best_fit, none"]["step_ns"]
+    shown = colocated("simulate")
+    assert max(map(len, shown.splitlines())) <= 110
+    assert "names of ranks" in shown
+
+
+def test_smaller_nodes_have_more_bytes_between_them(colocated: Command) -> None:
+    alone = copy.deepcopy(COLOCATED)
+    alone["execution"]["layout"]["ranks_per_node"] = 1
+    own = colocated.rows("--steps", "1")[0]["between_nodes_bytes"]
+    smaller = Command(colocated.folder, alone).rows("--steps", "1")[0]["between_nodes_bytes"]
+    assert smaller >= own
+    assert smaller > 0
+    assert smaller % 8192 == 0
