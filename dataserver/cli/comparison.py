@@ -70,20 +70,21 @@ def compare(
     Raises:
         ValueError: the job itself cannot be planned.
     """
-    found: list[list[Figures]] = [[] for _ in alternatives]
+    spec = planner.job.spec
+    jobs = [identify(spec.model_copy(update={"execution": a.execution})) for a in alternatives]
+    found: list[list[Figures]] = [[] for _ in jobs]
     refusals: dict[int, str] = {}
     for done, step in enumerate(steps):
         samples = planner.samples(step)
-        for number, alternative in enumerate(alternatives):
-            spec = planner.job.spec.model_copy(update={"execution": alternative.execution})
+        for number, job in enumerate(jobs):
             try:
                 if number not in refusals:
-                    found[number].append(_measure(planner.job, identify(spec), step, samples, first=done == 0))
+                    found[number].append(_measure(planner.job, job, step, samples, first=done == 0))
             except ValueError as error:
                 if number == 0:
                     raise
                 refusals[number] = f"step {step}: {error}"
-            report(done * len(alternatives) + number + 1, len(steps) * len(alternatives))
+            report(done * len(jobs) + number + 1, len(steps) * len(jobs))
     return [
         Outcome(alternative, None if number in refusals else _mean(found[number]), refusals.get(number, ""))
         for number, alternative in enumerate(alternatives)

@@ -79,7 +79,7 @@ def test_the_demo_on_real_photographs(shared_data: Path, tmp_path: Path) -> None
     for before_after in (*figures["imbalance"].values(), figures["bubble_percent"], figures["simulated_step_ms"]):
         assert before_after["after"] > 0
     assert figures["simulated_step_ms"]["after"] <= figures["simulated_step_ms"]["before"]
-    for words in ("text loss", "image loss", "samples per second", "wait for data", "imbalance", "bubble"):
+    for words in ("text loss", "image loss", "samples per second", "wait for data", "imbalance", "in flight", "bubble"):
         assert words in shown
     with Image.open(output / "plan.png") as picture:
         assert picture.format == "PNG"
