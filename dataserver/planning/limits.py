@@ -6,7 +6,7 @@ A sample that fits alone can be planned: memory that does not hold a whole wave 
 import numpy as np
 
 from dataserver.planning.arranging import WaveTooLargeError, spread_images
-from dataserver.planning.jobspec import BalancePolicy, JobSpec, Modality, ModuleKind, ModuleSpec
+from dataserver.planning.jobspec import BalancePolicy, ColocatedLayout, JobSpec, Modality, ModuleKind, ModuleSpec
 from dataserver.planning.samples import I64, Bool, ShardTable
 from dataserver.planning.sizing import SampleTooLargeError, is_pair, may_be_generated, may_be_understood, most_tokens
 
@@ -37,7 +37,8 @@ def check_table(spec: JobSpec, dataset: int, table: ShardTable, where: str) -> N
             _check_unhandled(spec.stream.datasets[dataset].name, kind, table, samples, where)
         else:
             _check_images(module, table, samples, where)
-            _check_together(module, spec.execution.backbone.dp, table, samples, where)
+            if not isinstance(spec.execution.layout, ColocatedLayout):  # it has no waves
+                _check_together(module, spec.execution.backbone.dp, table, samples, where)
     backbone = spec.execution.backbone
     groups = backbone.sequence_groups
     remedy = "lower stream.seq_len" if groups is None else "raise sequence_groups.max_degree, lower stream.seq_len"

@@ -139,24 +139,29 @@ def _arrange(execution: Execution, items: Sequence[ModuleItems], microbatches: i
     return _Arranged(phases, found, spreads)
 
 
-def _within_ranks(phase: ModulePhase, arranged: PhasePlan, ranks: int, microbatches: int) -> _Spread:
-    items, places = phase.items, arranged.arrangement(phase.phase.name).places
+def _within_ranks(phase: ModulePhase, found: PhasePlan, ranks: int, microbatches: int) -> _Spread:
+    items, places = phase.items, found.arrangement(phase.phase.name).places
     rank = places.rank[phase.unit]
     if items.module.padded:  # what was spread are microbatches
         return _Spread(rank, places.position[phase.unit])
-    policy = items.module.balance
-    balancer: Balancer = runs if policy is BalancePolicy.NONE else BALANCERS[policy.value]
-    split = split_ranks(balancer, items.loads, rank, ranks, microbatches, items.slots, items.memory())
-    return _Spread(rank, split)
+    return _Spread(rank, _split(items, rank, ranks, microbatches))
 
 
 def _beside(items: ModuleItems, backbone: _Spread, ranks: int, microbatches: int) -> _Spread:
-    """Every image in the rank and microbatch of its sequence."""
-    spread = _Spread(backbone.rank[items.sequence], backbone.microbatch[items.sequence])
-    place = spread.rank * microbatches + spread.microbatch
+    """Every image on the rank of its sequence."""
+    rank = backbone.rank[items.sequence]
+    spread = _Spread(rank, _split(items, rank, ranks, microbatches))
+    place = rank * microbatches + spread.microbatch
     if not fits(items.sizes, place, ranks * microbatches, items.memory(), padded=items.module.padded):
         raise NoRoomError(f"module {items.module.name}: the images beside their sequences exceed its memory")
     return spread
+
+
+def _split(items: ModuleItems, rank: I64, ranks: int, microbatches: int) -> I64:
+    """The microbatch of each item within its rank."""
+    policy = items.module.balance
+    balancer: Balancer = runs if policy is BalancePolicy.NONE else BALANCERS[policy.value]
+    return split_ranks(balancer, items.loads, rank, ranks, microbatches, items.slots, items.memory())
 
 
 def _assemble(

@@ -157,12 +157,15 @@ def bound_ns(job: Job, plan: StepPlan) -> int:
     place = (backbone.rank * count + backbone.microbatch) * execution.microbatch + backbone.slot
     sequence = np.empty(len(place), np.int64)
     sequence[backbone.item] = np.unique(place, return_inverse=True)[1]
-    bound = 0
-    for items in module_items(job.spec, plan.samples, sequence):
-        slowest = _forward_bound(items, count)
-        # every microbatch is rounded for itself
-        bound += slowest + max(0, int(backward_ns(items.module.cost, np.array(slowest))) - (count - 1))
-    return bound
+    return sum(_bound(items, count) for items in module_items(job.spec, plan.samples, sequence))
+
+
+def _bound(items: ModuleItems, microbatches: int) -> int:
+    """Time of the slowest rank in the phases of one module."""
+    cost = items.module.cost
+    slowest = _forward_bound(items, microbatches)
+    rounded = microbatches - 1 if cost.backward_percent % 100 else 0  # every microbatch is rounded down for itself
+    return slowest + max(0, int(backward_ns(cost, np.array(slowest))) - rounded)
 
 
 def _forward_bound(items: ModuleItems, microbatches: int) -> int:
