@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataserver.planning.balancing import BALANCERS, bin_loads, in_runs
+from dataserver.planning.balancing import BALANCERS, Memory, bin_loads, in_runs
 from dataserver.planning.contrastive import (
+    GroupedArrangement,
     TowerChoice,
     TowerCluster,
     TowerDegree,
@@ -21,9 +22,12 @@ from dataserver.planning.contrastive import (
     contrastive_groups,
     contrastive_pipeline,
     distmm_max_batch,
+    groups_in_order,
+    pad_groups,
     pipeline_max_microbatch,
     place_in_parallel,
     share_time,
+    tower_in_flight,
 )
 from dataserver.planning.jobspec import ContrastiveSchedule
 from dataserver.planning.pipeline import OperationKind, simulate
@@ -58,6 +62,67 @@ def test_groups_are_balanced_inside() -> None:
         heaviest = bin_loads(loads[mine], found.rank[mine], 8).max()
         assert heaviest <= 1.001 * loads[mine].sum() / 8
         assert heaviest < bin_loads(loads[mine], in_runs(512, 8), 8).max()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_padded_groups(groups: int, ranks: int, microbatches: int, samples: int, seed: int) -> None:
+    """Equal counts inside every group, and no other arrangement of equal counts pads less."""
+    random = np.random.default_rng(seed)
+    batch = ranks * microbatches * samples
+    group = random.permutation(contrastive_groups(groups * batch, batch))
+    loads = random.integers(0, 1_000, len(group))
+
+    def padded_total(found: GroupedArrangement) -> int:
+        cells = found.rank * groups * microbatches + found.microbatch
+        longest = np.zeros(ranks * groups * microbatches, np.int64)
+        np.maximum.at(longest, cells, loads)
+        assert np.bincount(cells, minlength=len(longest)).tolist() == [samples] * len(longest)
+        assert np.array_equal(found.microbatch // microbatches, group)
+        return int(longest.sum())
+
+    least = padded_total(pad_groups(loads, group, ranks, microbatches))
+    assert least <= padded_total(groups_in_order(loads, group, ranks, microbatches))
+    assert least <= padded_total(balance_groups(loads, group, ranks, microbatches))
+
+
+def test_groups_in_order_are_runs() -> None:
+    group = contrastive_groups(12, 6)
+    found = groups_in_order(np.ones(12, np.int64), group, 3, 2)
+    assert found.rank.tolist() == [0, 0, 1, 1, 2, 2] * 2
+    assert found.microbatch.tolist() == [0, 1] * 3 + [2, 3] * 3
+
+
+def test_memory_of_groups() -> None:
+    """Loads that say nothing of needs: without memory the two needy items share a rank."""
+    loads, need, group = np.array([8, 7, 6, 7]), np.array([5, 1, 5, 1]), np.zeros(4, np.int64)
+    assert bin_loads(need, balance_groups(loads, group, 2, 1, BALANCERS["lpt"]).rank, 2).tolist() != [6, 6]
+    found = balance_groups(loads, group, 2, 1, BALANCERS["lpt"], Memory(need, 6))
+    assert bin_loads(need, found.rank, 2).tolist() == [6, 6]
+    with pytest.raises(ValueError, match="memory"):
+        balance_groups(loads, group, 2, 1, BALANCERS["lpt"], Memory(need, 5))
+
+
+def test_microbatches_in_flight() -> None:
+    """DISTMM-Pipe runs ahead as 1F1B does, on all stages but the last; batch-sync holds one group."""
+    assert tower_in_flight(4, 5, ContrastiveSchedule.BATCH_SYNC, 3).tolist() == [5, 5, 5, 5]
+    assert tower_in_flight(4, 5, ContrastiveSchedule.DISTMM_PIPE).tolist() == [8, 7, 6, 5]
+    assert tower_in_flight(4, 5, ContrastiveSchedule.DISTMM_PIPE, 2).tolist() == [10, 9, 8, 5]
+    assert tower_in_flight(1, 5, ContrastiveSchedule.DISTMM_PIPE, 2).tolist() == [5]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.lists(st.integers(0, 6), min_size=4, max_size=4))
+def test_any_depth_above_a_group_finishes(stages: int, size: int, groups: int, more: list[int]) -> None:
+    """Depths that never rise, down to one group on every stage: no list waits for another, and no more is held."""
+    held = size + np.sort(np.array(more[:stages]))[::-1]
+    held[-1] = size
+    times = np.ones((2, stages, size * groups), np.int64)
+    towers = [TowerTimes(times, 2 * times, held, times), TowerTimes(times[:1, :1], times[:1, :1])]
+    found = simulate(contrastive_pipeline(towers, np.full(groups, 3), ContrastiveSchedule.DISTMM_PIPE))
+    assert found.makespan_ns >= 3 * size * groups + 3 * groups
+    expected = np.tile(np.minimum(held, size * groups), 2)
+    assert (found.peak_bytes <= np.append(expected, 0)).all()
 
 
 @pytest.mark.parametrize(

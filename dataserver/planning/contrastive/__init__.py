@@ -4,7 +4,13 @@ The loss of a contrastive batch couples all its samples, so its group is a barri
 and no backward starts before all forwards of the group are done, on all ranks of all towers.
 """
 
-from dataserver.planning.contrastive.groups import GroupedArrangement, balance_groups, contrastive_groups, pad_groups
+from dataserver.planning.contrastive.groups import (
+    GroupedArrangement,
+    balance_groups,
+    contrastive_groups,
+    groups_in_order,
+    pad_groups,
+)
 from dataserver.planning.contrastive.memory import distmm_max_batch, pipeline_max_microbatch
 from dataserver.planning.contrastive.schedules import TowerTimes, contrastive_pipeline, tower_in_flight
 from dataserver.planning.contrastive.towers import (
@@ -33,6 +39,7 @@ __all__ = [
     "contrastive_groups",
     "contrastive_pipeline",
     "distmm_max_batch",
+    "groups_in_order",
     "pad_groups",
     "pipeline_max_microbatch",
     "place_in_parallel",

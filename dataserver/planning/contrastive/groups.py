@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataserver.planning.balancing import Balancer, Memory, longest_first, padded, searched
+from dataserver.planning.balancing import Balancer, Memory, in_runs, longest_first, padded, searched
 from dataserver.planning.samples import I64
 
 
@@ -66,6 +66,18 @@ def balance_groups(
             part = mine[rank[mine] == r]
             within = balancer(loads[part], microbatches_per_group, len(part) // microbatches_per_group)
             microbatch[part] = number * microbatches_per_group + within
+    return GroupedArrangement(rank, microbatch)
+
+
+def groups_in_order(loads: I64, group: I64, num_ranks: int, microbatches_per_group: int) -> GroupedArrangement:
+    """The baseline: the items of every group in their order, dealt out in runs to rank by rank.
+
+    Arguments and errors are those of `balance_groups`.
+    """
+    rank, microbatch = np.zeros(len(loads), np.int64), np.zeros(len(loads), np.int64)
+    for number, mine in enumerate(_members(loads, group, num_ranks, microbatches_per_group)):
+        rank[mine], within = np.divmod(in_runs(len(mine), num_ranks * microbatches_per_group), microbatches_per_group)
+        microbatch[mine] = number * microbatches_per_group + within
     return GroupedArrangement(rank, microbatch)
 
 

@@ -1,10 +1,11 @@
 """How large a batch fits memory under a barrier (DISTMM, sections 4.3 and 4.4). Exact, in any one unit of memory."""
 
 from fractions import Fraction
-from numbers import Rational
 
 
-def pipeline_max_microbatch(memory: Rational, states: Rational, activations: Rational, num_stages: int) -> Fraction:
+def pipeline_max_microbatch(
+    memory: Fraction | int, states: Fraction | int, activations: Fraction | int, num_stages: int
+) -> Fraction:
     """Largest microbatch of an ordinary pipeline under a barrier: ((M - M_s / P) / (M_a / P)) / P (section 4.3).
 
     P microbatches wait at the barrier with all their activations.
@@ -21,7 +22,9 @@ def pipeline_max_microbatch(memory: Rational, states: Rational, activations: Rat
     return _samples(memory, states, activations, num_stages) * Fraction(1, num_stages)
 
 
-def distmm_max_batch(memory: Rational, states: Rational, activations: Rational, num_stages: int) -> Fraction:
+def distmm_max_batch(
+    memory: Fraction | int, states: Fraction | int, activations: Fraction | int, num_stages: int
+) -> Fraction:
     """Largest contrastive batch of DISTMM-Pipe: (M P - M_s) / (2 M_a) (section 4.4); linear in the number of stages.
 
     Two groups share the memory of all stages. Arguments and errors are those of `pipeline_max_microbatch`.
@@ -29,7 +32,7 @@ def distmm_max_batch(memory: Rational, states: Rational, activations: Rational, 
     return _samples(memory, states, activations, num_stages) * Fraction(1, 2)
 
 
-def _samples(memory: Rational, states: Rational, activations: Rational, num_stages: int) -> Fraction:
+def _samples(memory: Fraction | int, states: Fraction | int, activations: Fraction | int, num_stages: int) -> Fraction:
     """Samples whose activations fit the stages together."""
     if num_stages < 1 or activations <= 0 or states < 0:
         raise ValueError(

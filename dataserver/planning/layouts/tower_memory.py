@@ -1,0 +1,107 @@
+"""What towers hold between forward and backward, and how many microbatches their memory allows."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from dataserver.planning.contrastive import distmm_max_batch, pipeline_max_microbatch
+from dataserver.planning.expectation import item_sizes
+from dataserver.planning.jobspec import ContrastiveSchedule, Memory, ModuleSpec, Stream
+from dataserver.planning.naming import sample_name
+from dataserver.planning.plan import Arrangement
+from dataserver.planning.samples import I64, StepSamples
+
+
+class TowerMemoryError(ValueError):
+    """Microbatches in flight that the memory of a tower does not hold."""
+
+
+def microbatch_units(tower: ModuleSpec, arrangement: Arrangement, sizes: I64, num_microbatches: int) -> I64:
+    """Patches or tokens, padding included, that every microbatch of a tower holds. int64 [dp, microbatches].
+
+    `sizes` int64 [n] are those of all items of the step (`expectation.item_sizes`).
+    """
+    place = arrangement.rank * num_microbatches + arrangement.microbatch
+    held, mine = np.zeros(tower.dp * num_microbatches, np.int64), sizes[arrangement.item]
+    if tower.padded:
+        np.maximum.at(held, place, mine)
+        held *= np.bincount(place, minlength=len(held))
+    else:
+        np.add.at(held, place, mine)
+    return held.reshape(tower.dp, num_microbatches)
+
+
+def unit_of(tower: ModuleSpec) -> str:
+    """What a tower's items are sized in."""
+    return "tokens" if tower.holds_samples else "patches"
+
+
+@dataclass(frozen=True, slots=True)
+class TowerMemory:
+    """The memory of one tower under one arrangement of a step."""
+
+    stream: Stream
+    step: int
+    samples: StepSamples
+    tower: ModuleSpec
+    memory: Memory
+    """Of the tower."""
+    arrangement: Arrangement
+    group_size: int
+    """Microbatches of a contrastive batch."""
+
+    def in_flight(self, wanted: I64, schedule: ContrastiveSchedule) -> I64:
+        """As many microbatches in flight as are wanted, int64 [pp], but no more than memory holds.
+
+        Exact: any so many consecutive microbatches of any rank fit. At least those of a contrastive batch, all of which
+        wait for its barrier. A limited stage holds one less than the one before it: with as many, each forward would
+        wait for the backward that makes room for it there.
+
+        Raises:
+            TowerMemoryError: these do not fit; names the rank, the largest sample and a batch that would fit.
+        """
+        count = int(self.arrangement.microbatch.max()) + 1
+        units = microbatch_units(self.tower, self.arrangement, item_sizes(self.tower, self.samples), count)
+        apart = self.group_size if schedule is ContrastiveSchedule.BATCH_SYNC else 1
+        least = _together(units, self.group_size)[:, ::apart]
+        if least.max() > self.memory.units:
+            rank, window = divmod(int(least.argmax()), least.shape[1])
+            raise self._error(schedule, rank, window * apart, int(least.max()))
+        most = self.group_size
+        while most < wanted.max() and _together(units, most + 1).max() <= self.memory.units:
+            most += 1
+        falling = np.maximum(most - np.arange(self.tower.pp), self.group_size)
+        return np.minimum(wanted, falling)
+
+    def _error(self, schedule: ContrastiveSchedule, rank: int, first: int, need: int) -> TowerMemoryError:
+        """What the microbatches from `first` on need, as many as wait for one barrier."""
+        sizes, late = item_sizes(self.tower, self.samples), self.arrangement.microbatch - first
+        mine = self.arrangement.item[(self.arrangement.rank == rank) & (late >= 0) & (late < self.group_size)]
+        largest = int(mine[sizes[mine].argmax()])
+        batch = self._fitting_batch(schedule)
+        remedy = f", or lower stream.contrastive_batch to about {batch}" if batch else ""
+        sample = sample_name(self.stream, self.samples, largest)
+        name, room = self.tower.name, f"{self.memory.units:,}"
+        return TowerMemoryError(
+            f"{schedule} needs room for {need:,} {unit_of(self.tower)} on rank {rank} of {name} in step {self.step}: "
+            f"{len(mine)} samples wait for a barrier, the largest ({sample}) of {sizes[largest]:,}; "
+            f"its memory holds {room}: raise memory.room_bytes or dp of {name}{remedy}"
+        )
+
+    def _fitting_batch(self, schedule: ContrastiveSchedule) -> int:
+        """Contrastive batch that fits memory at the mean size (DISTMM, sections 4.3 and 4.4), in whole microbatches."""
+        sizes, stages, room = item_sizes(self.tower, self.samples), self.tower.pp, self.memory.room_bytes
+        activations = Fraction(self.memory.unit_bytes * stages * int(sizes.sum()), len(sizes))
+        if schedule is ContrastiveSchedule.DISTMM_PIPE:
+            replica = distmm_max_batch(room, 0, activations, stages)
+        else:
+            replica = stages * pipeline_max_microbatch(room, 0, activations, stages)
+        return int(replica) // self.group_size * self.group_size * self.tower.dp
+
+
+def _together(units: I64, number: int) -> I64:
+    """Units of every `number` consecutive microbatches. int64 [dp, microbatches - number + 1]."""
+    sums = np.concatenate([np.zeros((len(units), 1), np.int64), np.cumsum(units, axis=1)], axis=1)
+    found: I64 = sums[:, number:] - sums[:, : sums.shape[1] - number]
+    return found

@@ -1,0 +1,336 @@
+"""Contrastive jobs, planned: batches stay together in every tower, and memory is kept."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning.builders import TOKENIZER, dataset
+
+from dataserver.planning.expectation import item_sizes, microbatch_loads
+from dataserver.planning.identity import Job, JobSpecError, parse_job
+from dataserver.planning.jobspec import BalancePolicy, ContrastiveSchedule, ModuleSpec
+from dataserver.planning.layouts.tower_memory import TowerMemoryError, microbatch_units
+from dataserver.planning.pipeline import OperationKind
+from dataserver.planning.plan import StepPlan
+from dataserver.planning.planner import baseline_plan, explain, plan_step, timeline
+from dataserver.planning.samples import ShardTable, StepSamples, Task
+from dataserver.planning.sizing import shard_table, size_samples
+from dataserver.planning.views import view_plan
+
+UNIT_BYTES = 100
+
+
+def tower(name: str, modality: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "kind": "tower", "modality": modality, **fields}
+
+
+def make_job(towers: list[dict[str, Any]], *, batch: int = 8, groups: int = 2, **layout: Any) -> Job:
+    stream = {
+        "datasets": [dataset()],
+        "tokenizer": TOKENIZER,
+        "seq_len": 77,
+        "sizing": {"max_patches": 64},
+        "global_batch": batch * groups,
+        "contrastive_batch": batch,
+        "packing": {"enabled": False},
+    }
+    execution = {"modules": towers, "layout": {"kind": "contrastive", **layout}, "end": {"steps": 3}}
+    return parse_job({"stream": stream, "execution": execution})
+
+
+def two_towers(*, memory: int | None = None, **fields: Any) -> list[dict[str, Any]]:
+    """A heavy image tower of two ranks of three stages and a light text tower of one rank."""
+    room = {} if memory is None else {"memory": {"room_bytes": memory * UNIT_BYTES, "unit_bytes": UNIT_BYTES}}
+    heavy = {"microbatch_ns": 10_000, "linear_ps": 3_000_000, "quadratic_fs": 10_000_000}
+    light = {"microbatch_ns": 10_000, "linear_ps": 500_000, "quadratic_fs": 1_000_000}
+    image = tower("image", "image", dp=2, pp=3, cost=heavy, **room, **fields)
+    return [image, tower("text", "text", cost=light, **fields)]
+
+
+def make_table(job: Job, count: int, seed: int = 0) -> ShardTable:
+    rng = np.random.default_rng(seed)
+    widths, heights = (rng.integers(16, 400, count).astype(np.int32) for _ in range(2))
+    texts = rng.integers(1, 200, count)
+    return shard_table(job.stream, np.arange(count), texts, np.arange(count + 1), widths, heights)
+
+
+def make_samples(job: Job, seed: int = 0) -> StepSamples:
+    table = make_table(job, job.stream.global_batch, seed)
+    return size_samples(job.stream, 0, 0, table.row.astype(np.uint64), table)
+
+
+def planned(job: Job, seed: int = 0) -> StepPlan:
+    return plan_step(job, 0, make_samples(job, seed))
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[Job, StepSamples]:
+    """Two or three towers of any degrees and policies, some padded, some with little memory."""
+    size = draw(st.integers(1, 3))
+    degrees = draw(st.lists(st.sampled_from([1, 2, 3]), min_size=2, max_size=3))
+    batch = 6 * size * draw(st.integers(1, 2))
+    towers = []
+    for number, dp in enumerate(degrees):
+        modality = draw(st.sampled_from(["image", "text"]))
+        fields: dict[str, Any] = {"dp": dp, "pp": draw(st.integers(1, 3)), "padded": draw(st.booleans())}
+        if draw(st.booleans()):
+            units = draw(st.integers(1, 4)) * batch // dp * (80 if modality == "text" else 64) // 2
+            fields["memory"] = {"room_bytes": units * UNIT_BYTES, "unit_bytes": UNIT_BYTES}
+        fields["balance"] = draw(st.sampled_from(list(BalancePolicy))).value
+        towers.append(tower(f"{modality}-{number}", modality, **fields))
+    job = make_job(
+        towers,
+        batch=batch,
+        groups=draw(st.integers(1, 3)),
+        microbatches=size,
+        schedule=draw(st.sampled_from(list(ContrastiveSchedule))).value,
+        extra_in_flight=draw(st.integers(0, 2)),
+        interaction_ns=draw(st.sampled_from([0, 1_000_000])),
+    )
+    return job, make_samples(job, draw(st.integers(0, 2**32)))
+
+
+def check_groups(job: Job, plan: StepPlan) -> None:
+    """Every contrastive batch is whole in every tower, in microbatches of its own, all ranks with equal counts."""
+    batch, layout = job.stream.contrastive_batch or 0, job.spec.execution.layout
+    size: int = layout.microbatches  # type: ignore[union-attr]
+    assert plan.num_microbatches * batch == len(plan.samples) * size
+    for module in job.spec.execution.modules:
+        arrangement = plan.arrangement(module.name)
+        assert sorted(arrangement.item.tolist()) == list(range(len(plan.samples)))
+        assert np.array_equal(arrangement.microbatch // size, arrangement.item // batch)
+        cells = arrangement.rank * plan.num_microbatches + arrangement.microbatch
+        counts = np.bincount(cells, minlength=module.dp * plan.num_microbatches)
+        assert set(counts.tolist()) == {batch // module.dp // size}
+        key = np.stack([arrangement.rank, arrangement.microbatch, arrangement.slot, arrangement.item])
+        assert np.array_equal(key, key[:, np.lexsort(key[2::-1])])
+
+
+def check_starts(job: Job, plan: StepPlan) -> None:
+    """Views concatenate their items."""
+    for module in job.spec.execution.modules:
+        sizes = item_sizes(module, plan.samples)
+        for rank in range(module.dp):
+            view = view_plan(job.spec, plan, module.name, rank, plan.num_microbatches - 1)
+            ends = np.cumsum(sizes[view.items])
+            assert view.starts.tolist() == [0, *ends[:-1].tolist()]
+            assert view.routings == ()
+
+
+def check_memory(module: ModuleSpec, plan: StepPlan, peak_bytes: np.ndarray, planned_bytes: int) -> None:
+    """What the simulated lists hold, and any microbatches that are in flight together, fit."""
+    assert module.memory is not None
+    assert planned_bytes == module.memory.room_bytes
+    assert peak_bytes.max() <= module.memory.room_bytes
+    units = microbatch_units(
+        module, plan.arrangement(module.name), item_sizes(module, plan.samples), plan.num_microbatches
+    )
+    assert units.max() <= module.memory.units
+
+
+def check_refusal(job: Job, samples: StepSamples) -> None:
+    """The message names a tower that states its memory, and a sample; with endless memory there is a plan."""
+    names = "|".join(m.name for m in job.spec.execution.modules if m.memory is not None)
+    with pytest.raises(TowerMemoryError, match=rf"of ({names}) in step 1: .*\(dataset laion, shard 0, row \d+\)"):
+        plan_step(job, 1, samples)
+    baseline_plan(job, 1, samples)
+
+
+@settings(max_examples=120, deadline=None)
+@given(jobs())
+def test_any_job(problem: tuple[Job, StepSamples]) -> None:
+    job, samples = problem
+    try:
+        plan = plan_step(job, 1, samples)
+    except TowerMemoryError:
+        check_refusal(job, samples)
+        return
+    check_groups(job, plan)
+    check_starts(job, plan)
+    simulated = timeline(job.spec, plan)
+    for number, module in enumerate(job.spec.execution.modules):
+        held = plan.in_flight(module.name)
+        assert (np.diff(held) <= 0).all()
+        assert held[-1] >= job.spec.execution.layout.microbatches  # type: ignore[union-attr]
+        nodes = [n for n, node in enumerate(simulated.nodes) if node.modules == (module.name,)]
+        assert len(nodes) == module.dp * module.pp, number
+        busy = simulated.timeline.busy_ns[nodes].reshape(module.dp, module.pp)
+        assert (busy[:, 0] >= microbatch_loads(module, plan).sum(axis=1) // module.pp - plan.num_microbatches).all()
+        if module.memory is not None:
+            check_memory(module, plan, simulated.timeline.peak_bytes[nodes], module.memory.room_bytes)
+    summary = explain(job, plan)
+    assert summary.bound_ns <= summary.after.makespan_ns
+    assert summary.bound_ns <= summary.before.makespan_ns
+    assert not plan.candidates or plan.candidates[0].makespan_ns == summary.after.makespan_ns
+    if all(m.memory is None for m in job.spec.execution.modules):
+        assert summary.after.makespan_ns <= summary.before.makespan_ns
+    assert plan_step(job, 1, samples).hash == plan.hash
+
+
+def test_towers_hold_the_same_samples_of_a_batch_in_other_places() -> None:
+    job = make_job(two_towers(), batch=24, groups=2, microbatches=3)
+    plan = planned(job)
+    image, text = (plan.arrangement(name) for name in ("image", "text"))
+    for group in range(2):
+        mine = [set(a.item[a.microbatch // 3 == group].tolist()) for a in (image, text)]
+        assert mine[0] == mine[1] == set(range(24 * group, 24 * group + 24))
+    assert not np.array_equal(image.microbatch[np.argsort(image.item)], text.microbatch[np.argsort(text.item)])
+
+
+def test_contrastive_samples() -> None:
+    """BOS, text cut to seq_len - 2, EOS; an image takes no tokens, and there are no targets of other losses."""
+    job = make_job(two_towers())
+    table = make_table(job, 16)
+    samples = make_samples(job)
+    assert set(samples.task.tolist()) == {Task.CONTRASTIVE}
+    assert samples.tokens.tolist() == [min(n + 2, 77) for n in table.text_tokens.tolist()] == table.nominal.tolist()
+    assert (samples.text_tokens + samples.truncated_tokens).tolist() == table.text_tokens.tolist()
+    plan = planned(job)
+    assert (plan.text_tokens, plan.target_patches, plan.routings) == (0, 0, ())
+
+
+def test_distmm_pipe_is_faster_where_batches_follow_each_other() -> None:
+    """Three stages wait at every barrier under batch_sync; with one contrastive batch in a step nothing overlaps."""
+    job = make_job(two_towers(), batch=24, groups=4, microbatches=4)
+    plan = planned(job)
+    names = [c.name for c in plan.candidates]
+    assert sorted(names) == sorted(
+        f"{schedule}, {order}" for schedule in ContrastiveSchedule for order in ("balanced", "canonical order")
+    )
+    assert names[0] == "distmm_pipe, balanced"
+    step, *others = plan.decisions
+    assert (step.subject, step.chosen) == ("step", "distmm_pipe")
+    assert step.reason.startswith("simulated ")
+    assert "batch_sync" in step.reason
+    assert [(d.subject, d.chosen) for d in others] == [("image", "lpt"), ("text", "lpt")]
+    assert plan.in_flight("image").tolist() == [6, 5, 4]
+    assert plan.in_flight("text").tolist() == [4]
+    assert [s.drain_every for s in plan.schedules] == [0, 0]
+    alone = planned(make_job(two_towers(), batch=24, groups=1, microbatches=4))
+    assert alone.decisions[0].chosen == "batch_sync"
+    assert alone.decisions[0].reason.endswith("of equal ones the one that holds less")
+    assert alone.in_flight("image").tolist() == [4, 4, 4]
+    assert [s.drain_every for s in alone.schedules] == [4, 4]
+
+
+def test_extra_in_flight_and_the_simulated_lists() -> None:
+    job = make_job(two_towers(), batch=24, groups=4, microbatches=4, extra_in_flight=2)
+    plan = planned(job)
+    assert plan.in_flight("image").tolist() == [8, 7, 4]
+    pipeline = timeline(job.spec, plan).pipeline
+    forwards = [[o.kind for o in operations].index(OperationKind.BACKWARD) for operations in pipeline.lists]
+    assert forwards == [8, 7, 5, 5]  # the last stages: 4 forwards and the interaction
+
+
+def test_batch_sync_is_kept_where_it_is_asked_for() -> None:
+    plan = planned(make_job(two_towers(), batch=24, groups=4, microbatches=4, schedule="batch_sync"))
+    assert plan.decisions[0].chosen == "batch_sync"
+    assert plan.decisions[0].reason.startswith("as the job asks")
+    assert {c.name.split(",")[0] for c in plan.candidates} == {"batch_sync"}
+    assert [s.drain_every for s in plan.schedules] == [4, 4]
+
+
+def test_memory_limits_what_is_in_flight() -> None:
+    """Memory for any seven microbatches that follow each other, where ten would be taken."""
+    shape: dict[str, Any] = {"batch": 24, "groups": 4, "microbatches": 4, "extra_in_flight": 4}
+    job = make_job(two_towers(), **shape)
+    free = planned(job)
+    units = microbatch_units(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
+    seven = max(int(units[:, m : m + 7].sum(axis=1).max()) for m in range(10))
+    plan = planned(make_job(two_towers(memory=seven), **shape))
+    assert plan.in_flight("image").tolist() == [7, 6, 4]
+    found = next(d for d in plan.decisions if "in flight" in d.chosen)
+    assert (found.subject, found.chosen) == ("image", "7, 6, 4 microbatches in flight")
+    assert found.reason == f"memory holds {seven:,} patches; 10, 9, 4 if it were endless"
+
+
+def test_batch_sync_wins_where_memory_leaves_too_little_to_overlap() -> None:
+    """Five microbatches in flight where three stages want six: forwards wait for a backward that is far away."""
+    job = make_job(two_towers(), batch=24, groups=4, microbatches=4)
+    free = planned(job)
+    units = microbatch_units(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
+    five = max(int(units[:, m : m + 5].sum(axis=1).max()) for m in range(12))
+    plan = planned(make_job(two_towers(memory=five), batch=24, groups=4, microbatches=4))
+    assert [c.name.split(",")[0] for c in plan.candidates] == ["batch_sync"] * 2 + ["distmm_pipe"] * 2
+    assert plan.in_flight("image").tolist() == [4, 4, 4]
+
+
+def test_without_memory_to_overlap_the_plan_says_why_it_does_not() -> None:
+    """Memory for the fullest batch of a rank, but not for four microbatches of two batches."""
+    job = make_job(two_towers(balance="none"), batch=24, groups=4, microbatches=4)
+    free = planned(job)
+    units = microbatch_units(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
+    aligned = int(units.reshape(2, 4, 4).sum(axis=2).max())
+    across = max(int(units[:, m : m + 4].sum(axis=1).max()) for m in range(13))
+    assert aligned < across, "choose another seed"
+    plan = planned(make_job(two_towers(memory=aligned, balance="none"), batch=24, groups=4, microbatches=4))
+    assert plan.decisions[0].chosen == "batch_sync"
+    assert plan.decisions[0].reason.startswith(f"distmm_pipe needs room for {across:,} patches on rank ")
+    assert f"its memory holds {aligned:,}" in plan.decisions[0].reason
+    with pytest.raises(
+        TowerMemoryError, match=r"batch_sync needs room for .* lower stream.contrastive_batch to about \d+$"
+    ):
+        planned(make_job(two_towers(memory=aligned - 1, balance="none"), batch=24, groups=4, microbatches=4))
+
+
+def test_balancing_knows_the_memory() -> None:
+    """Loads of a tower that pays for pairs of tokens alone say little about its memory."""
+    cost = {"linear_ps": 0, "quadratic_fs": 1_000_000}
+    towers = [tower("image", "image", dp=2, cost=cost), tower("text", "text")]
+    job = make_job(towers, batch=24, groups=1)
+    samples = make_samples(job, 3)
+    free = plan_step(job, 0, samples)
+    most = int(microbatch_units(job.spec.execution.modules[0], free.arrangement("image"), samples.patches, 1).max())
+    least = -(-int(samples.patches.sum()) // 2)
+    assert least < most
+    towers[0]["memory"] = {"room_bytes": least + (most - least) // 2, "unit_bytes": 1}
+    tight = make_job(towers, batch=24, groups=1)
+    plan = plan_step(tight, 0, samples)
+    assert plan.candidates[0].name == "batch_sync, balanced"
+    check_groups(tight, plan)
+
+
+def test_padded_towers_sort_their_batches() -> None:
+    plain, padded = (
+        planned(make_job(two_towers(padded=True, balance=balance), batch=48, groups=2, microbatches=4))
+        for balance in ("none", "lpt")
+    )
+    job = make_job(two_towers(padded=True), batch=48, groups=2, microbatches=4)
+    for module in job.spec.execution.modules:
+        before, after = (int(microbatch_loads(module, plan).sum()) for plan in (plain, padded))
+        assert after < 0.95 * before
+    assert [d.chosen for d in padded.decisions[1:]] == ["padded", "padded"]
+    check_groups(job, padded)
+
+
+def test_the_baseline_is_in_canonical_order() -> None:
+    job = make_job(two_towers(memory=10_000), batch=24, groups=2, microbatches=3)
+    plan = baseline_plan(job, 0, make_samples(job))
+    for module in job.spec.execution.modules:
+        arrangement = plan.arrangement(module.name)
+        in_order = np.lexsort((arrangement.item, arrangement.rank, arrangement.microbatch // 3))
+        assert arrangement.item[in_order].tolist() == list(range(48))
+    assert plan.decisions[0].chosen == "batch_sync"
+    assert len(plan.decisions) == 1
+
+
+def test_samples_that_are_no_pairs_and_broken_batches_are_refused() -> None:
+    job = make_job(two_towers())
+    samples = make_samples(job)
+    table = make_table(job, 15)
+    short = size_samples(job.stream, 0, 0, table.row.astype(np.uint64), table)
+    with pytest.raises(ValueError, match="15 items do not divide into contrastive batches of 8"):
+        plan_step(job, 0, short)
+    none = np.zeros(0, np.int32)
+    table = shard_table(job.stream, np.arange(16), np.ones(16, np.int64), np.zeros(17, np.int64), none, none)
+    with pytest.raises(ValueError, match="not one image for each"):
+        plan_step(job, 0, size_samples(job.stream, 0, 0, samples.sample, table))
+
+
+def test_jobs_that_cannot_be_are_refused() -> None:
+    with pytest.raises(JobSpecError, match="contrastive_batch 8 does not divide into dp 3 of image x layout"):
+        make_job([tower("image", "image", dp=3), tower("text", "text")])
+    with pytest.raises(JobSpecError, match="a contrastive layout has two towers or more"):
+        make_job([tower("image", "image")])
