@@ -108,29 +108,38 @@ def _main_dimensions(job: Job, milp: bool) -> list[_Dimension]:
         policies = [p for p in GroupPolicy if milp or p is not GroupPolicy.MILP]
         return [*dimensions, _Dimension("groups", {p.value: _grouped(p) for p in policies})]
     if isinstance(execution.layout, PipelineLayout):
-        order = _Dimension("order", {p.value: _layout(order=p) for p in OrderPolicy})
-        return [*dimensions, every, order]
+        return [*dimensions, every, _order()]
     return [*dimensions, every]
 
 
 def _other_dimensions(execution: Execution) -> list[_Dimension]:
     """Those that are varied one at a time."""
     layout = execution.layout
-    grouped = layout.kind == "pipeline" and execution.backbone.sequence_groups is not None
-    balanced = [m for m in execution.modules if m.sequence_groups is None]
     found = [
-        _Dimension(f"balance of {m.name}", {p.value: _balance(p, [m.name]) for p in BalancePolicy}) for m in balanced
+        _Dimension(f"balance of {m.name}", {p.value: _balance(p, [m.name]) for p in BalancePolicy})
+        for m in execution.modules
+        if m.sequence_groups is None
     ]
-    if isinstance(layout, PipelineLayout) and not grouped:
-        found.append(_Dimension("schedule", _schedules(layout, execution.backbone.pp)))
-    if isinstance(layout, ColocatedLayout) and layout.ranks_per_node < execution.backbone.dp:
-        off = {"as they are": _layout(ranks_per_node=execution.backbone.dp)}
-        found.append(_Dimension("names of ranks", off))
-    plain = isinstance(layout, PipelineLayout) and layout.schedule is Schedule.ONE_F_ONE_B and not grouped
-    if plain or (isinstance(layout, ContrastiveLayout) and layout.schedule is ContrastiveSchedule.DISTMM_PIPE):
-        extras = {str(extra): _layout(extra_in_flight=extra) for extra in EXTRA_IN_FLIGHT}
-        found.append(_Dimension("extra_in_flight", extras))
+    extras = _Dimension("extra_in_flight", {str(n): _layout(extra_in_flight=n) for n in EXTRA_IN_FLIGHT})
+    if isinstance(layout, PipelineLayout):
+        alone = len(execution.modules) == 1
+        if execution.backbone.sequence_groups is None:
+            found.append(_Dimension("schedule", _schedules(layout, execution.backbone.pp)))
+        elif not alone:
+            found.append(_order())
+        if layout.schedule is Schedule.ONE_F_ONE_B and not (alone and execution.backbone.pp == 1):
+            found.append(extras)
+    elif isinstance(layout, ColocatedLayout):
+        if layout.ranks_per_node < execution.backbone.dp:
+            one_node = {"as they are": _layout(ranks_per_node=execution.backbone.dp)}
+            found.append(_Dimension("names of ranks", one_node))
+    elif layout.schedule is ContrastiveSchedule.DISTMM_PIPE:
+        found.append(extras)
     return found
+
+
+def _order() -> _Dimension:
+    return _Dimension("order", {p.value: _layout(order=p) for p in OrderPolicy})
 
 
 def _schedules(layout: PipelineLayout, stages: int) -> dict[str, Edit]:
