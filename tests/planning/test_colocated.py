@@ -289,3 +289,10 @@ def test_a_step_without_samples_has_a_plan() -> None:
     plan = plan_step(job, 0, samples_of(job, (0, 0), 0, 0))
     assert plan.num_microbatches == 8
     assert explain(job, plan).bound_ns == timeline(job.spec, plan).makespan_ns > 0
+
+
+def test_a_padded_backbone_does_not_pack() -> None:
+    modules = [{"name": "llm", "kind": "backbone", "padded": True}]
+    colocated_job(modules, packing={"enabled": False})
+    with pytest.raises(ValueError, match=r"module llm is padded but the stream packs .* set stream.packing.enabled"):
+        colocated_job(modules)

@@ -73,12 +73,17 @@ class PipelineLayout(SpecModel):
 
 
 class ColocatedLayout(SpecModel):
-    """Every rank runs every module, one phase after the other, each with an arrangement of its own (OrchMLLM)."""
+    """Every rank runs every module, one phase after the other, each with an arrangement of its own (OrchMLLM).
+
+    The `memory` of a module bounds each of its microbatches. What encoders (and, before generators, the backbone) keep
+    of all their microbatches until their backward phase is to be computed again, or left out of `room_bytes`.
+    """
 
     kind: Literal["colocated"]
     """Names the layout."""
     ranks_per_node: Annotated[int, Field(ge=1, le=65536)] = 8
-    """Consecutive ranks of a node; batches are named so that few bytes leave their node."""
+    """Consecutive ranks of a node; batches are named so that few bytes leave their node. With `dp` or more there is one
+    node, and no name saves anything."""
     row_bytes: Natural = 8192
     """Bytes of one embedding or condition between phases: the backbone's width x bytes of a number."""
 
