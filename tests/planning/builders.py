@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.jobspec import BalancePolicy, OrderPolicy
+from dataserver.planning.jobspec import BalancePolicy, OrderPolicy, PackingPolicy
 from dataserver.planning.order import StreamOrder, units_of
 from dataserver.planning.pipeline import Operation, one_f_one_b_in_flight, stage_operations
 from dataserver.planning.samples import I64, ROW_BITS, ShardTable, StepSamples
@@ -163,32 +163,88 @@ def sample_number(shard: int, row: int) -> int:
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
-    """A job of any layout and policy with the samples of one of its steps, from none to more than a batch."""
+def steps(draw: st.DrawFn, several: bool = False, schedules: Sequence[str] = ("1f1b",)) -> tuple[Job, StepSamples]:
+    """A pipelined job of any policy with the samples of one of its steps, from none to more than a batch.
+
+    Args:
+        draw: hypothesis.
+        several: whether modules differ: encoders and generators for each of two datasets, policies, padding and memory
+            of their own. Memory holds one sequence of every rank, not always more.
+        schedules: those of the layout to draw from.
+    """
     packed, microbatch = draw(st.booleans()), draw(st.integers(1, 3))
     dp, pp = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     batch = dp * microbatch * draw(st.integers(1, 4))
     generator = draw(st.integers(0, 3))
     stream = {
-        "seq_len": 900,
+        "seq_len": SEQ_LEN,
         "global_batch": batch,
         "sizing": {"max_patches": 256},
         "packing": {"enabled": packed},
         "generation": {"ratio": "0.5" if generator else "0", "query_tokens": draw(st.integers(1, 64))},
     }
-    layout = {
-        "kind": "pipeline",
-        "order": draw(st.sampled_from(OrderPolicy)),
-        "extra_in_flight": draw(st.integers(0, 2)),
-    }
-    execution = {"microbatch": microbatch, "layout": layout}
-    job = make_job(
-        stream=stream,
-        execution=execution,
-        encoder=draw(st.integers(1, 4)),
-        backbone=(dp, pp),
-        generator=generator,
-        balance=draw(st.sampled_from(BalancePolicy)),
-    )
+    degrees = {"encoder": draw(st.integers(1, 4)), "backbone": (dp, pp), "generator": generator}
+    execution = {"microbatch": microbatch, "layout": draw(_layouts(schedules))}
     count = draw(st.integers(0, 4 * batch if packed else batch))
-    return job, make_samples(job, count, draw(st.integers(0, 2**32)), draw(st.integers(0, 4)))
+    seed, max_images = draw(st.integers(0, 2**32)), draw(st.integers(0, 4))
+    if not several:
+        job = make_job(stream=stream, execution=execution, balance=draw(st.sampled_from(BalancePolicy)), **degrees)
+        return job, make_samples(job, count, seed, max_images)
+    data = job_data(stream=stream | {"datasets": TWO_DATASETS}, execution=execution, **degrees)
+    data["execution"]["modules"] = draw(_several(data["execution"]["modules"]))
+    job = parse_job(data)
+    return job, mixed_samples(job, count, seed, max_images)
+
+
+SEQ_LEN = 900
+"""Of the jobs that `steps` draws: the images of a sequence have 4 x as many patches at most."""
+
+
+def mixed_samples(job: Job, count: int, seed: int = 0, max_images: int = 1) -> StepSamples:
+    """Synthetic samples of all datasets of a job in turn."""
+    rng, number = np.random.default_rng(seed), len(job.stream.datasets)
+    parts = []
+    for position in range(number):
+        table = make_table(job, rng, (count + position) // number, max_images)
+        parts.append(size_samples(job.stream, position, 0, table.row.astype(np.uint64), table))
+    return concatenate(parts)
+
+
+def _layouts(schedules: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:
+    """Pipeline layouts of some schedules."""
+    order = st.sampled_from(OrderPolicy)
+    fields = {
+        "1f1b": {"extra_in_flight": st.one_of(st.none(), st.integers(0, 2))},
+        "interleaved": {"chunks": st.integers(2, 3)},
+    }
+    return st.one_of(
+        [
+            st.fixed_dictionaries(
+                {"kind": st.just("pipeline"), "schedule": st.just(s), "order": order, **fields.get(s, {})}
+            )
+            for s in schedules
+        ]
+    )
+
+
+@st.composite
+def _several(draw: st.DrawFn, modules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The modules of a job with a second encoder and generator for the second dataset, and fields of their own."""
+    found = []
+    for module in modules:
+        found.append(module)
+        if module["kind"] != "backbone" and draw(st.booleans()):
+            other = {**module, "name": f"{module['name']}-x", "dp": draw(st.integers(1, 4)), "datasets": ["x"]}
+            found.insert(draw(st.integers(0, len(found))), other)
+    return [draw(_policies(module)) for module in found]
+
+
+@st.composite
+def _policies(draw: st.DrawFn, module: dict[str, Any]) -> dict[str, Any]:
+    """A module with a policy, padding and memory."""
+    changes: dict[str, Any] = {"balance": draw(st.sampled_from(BalancePolicy)), "padded": draw(st.booleans())}
+    if module["kind"] == "backbone":
+        changes["packing"] = draw(st.sampled_from(PackingPolicy))
+    if draw(st.booleans()):
+        changes["memory"] = {"room_bytes": draw(st.integers(4, 12)) * 4 * SEQ_LEN * 4, "unit_bytes": 4}
+    return {**module, **changes}
