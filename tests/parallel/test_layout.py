@@ -74,3 +74,67 @@ def test_unsupported_degrees_are_refused(degree: str) -> None:
     data["execution"]["modules"][1][degree] = 2
     with pytest.raises(LayoutError, match=f"module llm has {degree} 2"):
         Layout.of(parsed(data).spec)
+
+
+def with_execution(**changes: Any) -> dict[str, Any]:
+    data = job_data(Degrees(1, 1, 1, 1))
+    data["execution"].update(changes)
+    return data
+
+
+def with_modules(*added: dict[str, Any], **changes: dict[str, Any]) -> dict[str, Any]:
+    """A job with further modules, and changed fields of those that it has."""
+    data = job_data(Degrees(1, 1, 1, 1))
+    modules = [{**m, **changes.get(m["name"], {})} for m in data["execution"]["modules"]]
+    data["execution"]["modules"] = [*modules, *added]
+    return data
+
+
+def contrastive() -> dict[str, Any]:
+    towers = [{"name": m, "kind": "tower", "modality": m} for m in ("image", "text")]
+    data = with_execution(modules=towers, layout={"kind": "contrastive"})
+    data["stream"] |= {"contrastive_batch": 4, "packing": {"enabled": False}, "generation": {"ratio": "0"}}
+    return data
+
+
+GROUPS = {"memory": {"room_bytes": 4096, "unit_bytes": 1}, "sequence_groups": {"max_degree": 1}}
+INTERLEAVED = {"kind": "pipeline", "schedule": "interleaved", "chunks": 2}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (with_execution(layout={"kind": "colocated"}), "the job's layout is colocated; .* set layout.kind to pipeline"),
+        (
+            with_execution(layout=INTERLEAVED),
+            "the job's layout is pipeline with 2 chunks; .* schedule to 1f1b or gpipe",
+        ),
+        (contrastive(), "the job's layout is contrastive; this trainer runs pipelines of one chunk for each stage"),
+        (with_modules(vit={"padded": True}), "module vit has padded; this trainer neither shares .* leave it out"),
+        (with_modules(llm=GROUPS), "module llm has sequence_groups; this trainer neither shares .* leave it out"),
+    ],
+)
+def test_what_servers_plan_and_this_trainer_does_not_run_is_refused(data: dict[str, Any], message: str) -> None:
+    spec = parsed(data).spec
+    with pytest.raises(LayoutError, match=message):
+        Layout.of(spec)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("encoder", "vit"), ("generator", "dit")])
+def test_several_modules_of_a_kind_are_refused(kind: str, name: str) -> None:
+    data = with_modules({"name": "other", "kind": kind, "datasets": ["more"]})
+    data["stream"]["datasets"].append({"name": "more", "fingerprint": "0" * 64})
+    with pytest.raises(
+        LayoutError, match=rf"the {kind} modules \['{name}', 'other'\]; this trainer runs one of a kind"
+    ):
+        Layout.of(parsed(data).spec)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_policies_that_change_only_the_plan_are_run(schedule: str) -> None:
+    memory = {"memory": {"room_bytes": 4096, "unit_bytes": 1}}
+    data = with_modules(
+        vit={**memory, "balance": "karmarkar_karp_search"}, llm={**memory, "packing": "best_fit"}, dit=memory
+    )
+    data["execution"]["layout"] = {"kind": "pipeline", "schedule": schedule}
+    assert Layout.of(parsed(data).spec).world_size == 3

@@ -112,11 +112,17 @@ def _require_supported(execution: Execution) -> None:
     layout = execution.layout
     if not isinstance(layout, PipelineLayout) or layout.chunks > 1:
         kind = f"{layout.kind} with {layout.chunks} chunks" if isinstance(layout, PipelineLayout) else layout.kind
-        raise LayoutError(f"the job's layout is {kind}; this trainer runs pipelines of one chunk for each stage")
+        raise LayoutError(
+            f"the job's layout is {kind}; this trainer runs pipelines of one chunk for each stage, set layout.kind to "
+            "pipeline and its schedule to 1f1b or gpipe"
+        )
     for kind in (ModuleKind.ENCODER, ModuleKind.GENERATOR):
         names = [m.name for m in execution.of_kind(kind)]
         if len(names) > 1:
-            raise LayoutError(f"the job has the {kind} modules {names}; this trainer runs one of a kind")
+            raise LayoutError(
+                f"the job has the {kind} modules {names}; this trainer runs one of a kind, which then handles the "
+                "images of all datasets"
+            )
     for module in execution.modules:
         for name, degree in (("tp", module.tp), ("sp", module.sp)):
             if degree > 1:
@@ -126,4 +132,6 @@ def _require_supported(execution: Execution) -> None:
                 )
         if module.sequence_groups is not None or module.padded:
             what = "padded" if module.padded else "sequence_groups"
-            raise LayoutError(f"module {module.name} has {what}; this trainer neither shares nor pads sequences")
+            raise LayoutError(
+                f"module {module.name} has {what}; this trainer neither shares sequences nor pads items, leave it out"
+            )
