@@ -18,8 +18,8 @@ backbone: the sequences of one microbatch, concatenated.
   position_ids    INT32 [T]      restart with every sample
   cu_lengths      INT32 [S + 1]  first token of each sample: no attention across
   cu_sequences    INT32 [M + 1]  first token of each sequence; an empty slot has length 0
-  embedding_slots INT32 [E]      token that row j of the received image embeddings replaces
-  condition_slots INT32 [Q]      token whose last hidden state is row j of the conditions sent to the generator
+  embedding_slots INT32 [E]      token that row j of the received image embeddings replaces; rows of all encoders
+  condition_slots INT32 [Q]      token whose last hidden state is row j of the conditions, those for all generators
 generator: the target images of this wave.
   patches, grid, cu_patches       as for the encoder
   loss_mask         UINT8 [I]     1 where the image counts
@@ -217,6 +217,9 @@ class Routing(_message.Message):
     of the output of the source rank's microbatch become rows [target_start, target_start + rows) of the input of the
     target rank's microbatch. Backward, gradients take the same way back. A view carries the entries that concern its rank
     and microbatch, sorted by (source_microbatch, source_rank, source_start).
+
+    A job may have several encoders (or generators), each for datasets of its own: the backbone's view then has a routing
+    for each, and together they cover each of its embedding (condition) rows once.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -18,8 +18,8 @@ backbone: the sequences of one microbatch, concatenated.
   position_ids    INT32 [T]      restart with every sample
   cu_lengths      INT32 [S + 1]  first token of each sample: no attention across
   cu_sequences    INT32 [M + 1]  first token of each sequence; an empty slot has length 0
-  embedding_slots INT32 [E]      token that row j of the received image embeddings replaces
-  condition_slots INT32 [Q]      token whose last hidden state is row j of the conditions sent to the generator
+  embedding_slots INT32 [E]      token that row j of the received image embeddings replaces; rows of all encoders
+  condition_slots INT32 [Q]      token whose last hidden state is row j of the conditions, those for all generators
 generator: the target images of this wave.
   patches, grid, cu_patches       as for the encoder
   loss_mask         UINT8 [I]     1 where the image counts
