@@ -116,7 +116,7 @@ def module_phase(items: ModuleItems, num_sequences: int, ranks: int, microbatche
 
     That layout deals out the sequences in their order and leaves every image on the rank of its sequence. It is what
     the policy `none` asks for, and what a policy that comes out slower gives way to. Items that are padded are put into
-    microbatches first, by runs of least possible maximum, and these are spread like items.
+    microbatches first, by runs of least possible maximum or of equal count, and these are spread like items.
 
     Args:
         items: of the module.
@@ -162,32 +162,33 @@ def _padded_phase(items: ModuleItems, home: I64, ranks: int, microbatches: int) 
     """A phase whose items are the padded microbatches of all ranks."""
     module, count = items.module, ranks * microbatches
     canonical = home * microbatches + split_ranks(runs, items.loads, home, ranks, microbatches, None, None)
-    options: list[tuple[I64, I64, Balancer]] = []
+    options: list[tuple[I64, Balancer]] = [(canonical, runs)]
     if module.balance is not BalancePolicy.NONE:
-        planned = BALANCERS["padded"](items.loads, count, items.slots, items.memory())
-        times = total_by_rank(items.loads, planned, count, padded=True)
-        options.append((planned, times, BALANCERS[module.balance.value]))
-    at_home = total_by_rank(items.loads, canonical, count, padded=True)
-    if fits(items.sizes, canonical, count, items.memory(), padded=True):
-        options.append((canonical, at_home, runs))
-    if not options:
+        even = np.empty_like(canonical)
+        even[np.argsort(-items.loads, kind="stable")] = in_runs(len(even), count)
+        optimal, policy = BALANCERS["padded"](items.loads, count, items.slots, items.memory()), module.balance.value
+        options = [(optimal, BALANCERS[policy]), (even, BALANCERS[policy]), *options]
+    kept = [o for o in options if fits(items.sizes, o[0], count, items.memory(), padded=True)]
+    if not kept:
         raise NoRoomError(f"the microbatches of module {module.name} in canonical order exceed its memory")
-    batch, times, balancer = min(options, key=lambda option: _slowest(option[1], option[2], ranks, microbatches))
+
+    def slowest(option: tuple[I64, Balancer]) -> int:
+        times = total_by_rank(items.loads, option[0], count, padded=True)
+        return int(bin_loads(times, option[1](times, ranks, microbatches), ranks).max())
+
+    batch, balancer = min(kept, key=slowest)
     first = np.zeros(count, np.int64)
     first[batch[::-1]] = items.sample[::-1]
     phase = Phase(
         name=module.name,
-        loads=times,
+        loads=total_by_rank(items.loads, batch, count, padded=True),
         sample=first,
         constant_ns=microbatches * module.cost.microbatch_ns,
         balancer=balancer,
         equal_counts=True,
     )
-    return ModulePhase(items, phase, batch, phase.constant_ns + at_home.reshape(ranks, -1).sum(axis=1))
-
-
-def _slowest(loads: I64, balancer: Balancer, ranks: int, capacity: int) -> int:
-    return int(bin_loads(loads, balancer(loads, ranks, capacity), ranks).max())
+    at_home = total_by_rank(items.loads, canonical, count, padded=True).reshape(ranks, -1).sum(axis=1)
+    return ModulePhase(items, phase, batch, phase.constant_ns + at_home)
 
 
 def phase_links(phases: Sequence[ModulePhase], row_bytes: int) -> tuple[Link, ...]:
