@@ -290,8 +290,14 @@ Global___Routing: _TypeAlias = Routing  # noqa: Y015
 
 @_typing.final
 class SequenceParallelGroup(_message.Message):
-    """Backbone ranks that share the sequences of one microbatch. All of them get the same view, and each works on its part
-    of every sequence.
+    """Backbone ranks that share the sequences of one microbatch. All of them get the same view, down to the last byte, and
+    each works on its part of every sequence; which part is the trainer's to say. The groups of a microbatch make up all
+    ranks of the backbone; they may be others in the next one. A group without sequences gets an empty view and takes part
+    in what all ranks do together.
+
+    Routings name the first rank of a group. Rows that it takes are for all of the group: the encoder sends them to each
+    rank, or the first rank passes them on. Rows that the group gives are sent once, by the first rank or by the ranks that
+    hold them.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
