@@ -32,7 +32,9 @@ def plans_of(policy: GroupPolicy, lengths: I64, squares: I64, costs: GroupCosts)
     """
     static = homogeneous_plan(lengths, costs, squares=squares)
     best_fit = best_homogeneous_plan(lengths, costs, squares=squares)
-    compared = {_titled("one degree by best fit", best_fit): best_fit, _titled("static", static): static}
+    compared = {_titled("static", static): static}
+    if best_fit.microbatches != static.microbatches:
+        compared = {_titled("one degree by best fit", best_fit): best_fit} | compared
     match policy:
         case GroupPolicy.STATIC:
             return {_titled("static", static): static}
