@@ -25,7 +25,7 @@ def warm_up() -> None:
             },
             "execution": {
                 "modules": [
-                    {"name": "encoder", "kind": "encoder"},
+                    {"name": "encoder", "kind": "encoder", "dp": 2},
                     {"name": "backbone", "kind": "backbone", "dp": 2, "pp": 2},
                     {"name": "generator", "kind": "generator"},
                 ],
