@@ -34,8 +34,7 @@ def comparison_table(outcomes: Sequence[Outcome]) -> Table:
     """All outcomes, the job's own first, under a heading for each group; the first group fastest first."""
     own = outcomes[0]
     assert own.figures is not None
-    title = "means over the steps, as simulated; *: the job as it is; module: largest / mean load of its ranks"
-    table = Table(title=title, box=box.SIMPLE, padding=0, pad_edge=False)
+    table = Table(box=box.SIMPLE, padding=0, pad_edge=False)
     table.add_column("")
     columns = _columns(own.figures)
     for heading, _ in columns:

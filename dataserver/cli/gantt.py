@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 COLOURS: Final = ("#4477AA", "#EE7733", "#228833", "#AA3377", "#66CCEE", "#CCBB44")
 """One for each module, in the order of the nodes; distinguishable without colour vision (Tol's bright scheme)."""
-INTERACTION: Final = "#555555"
+INTERACTION: Final = "#222222"
 BUBBLE: Final = "#E8E8E8"
 INK: Final = "#111111"
 BACKWARD_ALPHA: Final = 0.55

@@ -33,6 +33,24 @@ COLOCATED: dict[str, Any] = {
         "end": {"steps": 2},
     },
 }
+CONTRASTIVE: dict[str, Any] = {
+    "stream": {
+        "datasets": [{"name": "d"}],
+        "seq_len": 512,
+        "global_batch": 16,
+        "contrastive_batch": 8,
+        "packing": {"enabled": False},
+        "sizing": {"max_patches": 256},
+    },
+    "execution": {
+        "layout": {"kind": "contrastive", "microbatches": 2, "interaction_ns": 5_000_000},
+        "modules": [
+            {"name": "images", "kind": "tower", "modality": "image", "dp": 2, "pp": 2},
+            {"name": "texts", "kind": "tower", "modality": "text"},
+        ],
+        "end": {"steps": 2},
+    },
+}
 
 
 class Command:
@@ -159,3 +177,65 @@ def test_smaller_nodes_have_more_bytes_between_them(colocated: Command) -> None:
     assert smaller >= own
     assert smaller > 0
     assert smaller % 8192 == 0
+
+
+@pytest.fixture(scope="module")
+def contrastive(folder: Path) -> Command:
+    return Command(folder, CONTRASTIVE)
+
+
+def test_a_contrastive_plan_says_where_each_tower_has_a_sample(contrastive: Command) -> None:
+    plan, shown = contrastive.plan(), contrastive("plan", "--step", "0")
+    assert {c["name"] for c in plan["candidates"]} >= {"batch_sync, balanced", "distmm_pipe, balanced"}
+    lines = shown.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.split()[:3] == ["set", "pass", "shard"])
+    assert lines[head - 1].split() == ["images", "micro-", "texts", "micro-"]
+    assert lines[head].split()[-4:] == ["rank", "batch", "rank", "batch"]
+    shown_places = [tuple(map(int, line.split()[-4:])) for line in lines[head + 2 : head + 18]]
+    towers = [
+        dict(zip(a["item"], zip(a["rank"], a["microbatch"], strict=True), strict=True)) for a in plan["arrangements"]
+    ]  # every sample has one image, so that images and samples have the same numbers
+    assert shown_places == [(*towers[0][i], *towers[1][i]) for i in range(16)]
+    assert "contrastive" in lines[head + 2]
+
+
+def test_interactions_are_in_the_trace(contrastive: Command, tmp_path: Path) -> None:
+    trace = contrastive.trace(tmp_path / "t.json")
+    assert {e["args"]["name"] for e in trace if e["name"] == "process_name"} == {"images", "texts", "critical path"}
+    rows = threads(trace)
+    assert len(rows) == 5
+    interactions = [e for events in rows.values() for e in events if e["cat"] == "interaction"]
+    assert {e["name"] for e in interactions} == {"I 0", "I 1"}
+    assert len(interactions) == 2 * 3, "two contrastive batches, on the last stages of three ranks"
+    assert {e["dur"] for e in interactions} == {5_000}
+    assert {e["args"]["contrastive_batch"] for e in interactions} == {0, 1}
+    forwards = [e for events in rows.values() for e in events if e["cat"] == "forward" and e["args"]["stage"] == 0]
+    for tower in ("images", "texts"):
+        process = next(e["pid"] for e in trace if e["name"] == "process_name" and e["args"]["name"] == tower)
+        assert sum(e["args"]["samples"] for e in forwards if e["pid"] == process) == 16
+
+
+def test_interactions_are_in_the_picture(contrastive: Command, tmp_path: Path) -> None:
+    contrastive("plan", "--step", "0", "--plot", tmp_path / "p.svg")
+    picture = (tmp_path / "p.svg").read_text()
+    assert fills(picture)["#222222"] == 2 * 2 * 3, "before and after"
+    for words in (">interaction</text>", ">images 1, stage 1</text>", ">texts 0</text>"):
+        assert words in picture
+    contrastive("plan", "--step", "0", "--plot", tmp_path / "p.html")
+    assert "<td>interaction</td>" in (tmp_path / "p.html").read_text()
+
+
+def test_comparison_of_contrastive_policies(contrastive: Command) -> None:
+    rows = contrastive.rows()
+    by_name = {(row["group"], row["name"]): row for row in rows}
+    assert {name for group, name in by_name if group == "schedule, balance"} == {
+        "distmm_pipe, lpt", "distmm_pipe, none", "batch_sync, lpt", "batch_sync, none",
+    }  # fmt: skip
+    assert {name for group, name in by_name if group == "extra_in_flight"} == {"1", "2", "4"}
+    assert rows[0]["own"]
+    assert rows[0]["fill_percent"] is None
+    assert rows[0]["step_ns"] <= by_name["schedule, balance", "batch_sync, lpt"]["step_ns"]
+    assert by_name["schedule, balance", "batch_sync, none"]["changes"]["layout"] == {
+        "kind": "contrastive", "schedule": "batch_sync",
+    }  # fmt: skip
+    assert max(map(len, contrastive("simulate").splitlines())) <= 110
