@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from planning.colocated import colocated_job, colocated_steps, samples_of
 
 from dataserver.planning.arranging import module_images
-from dataserver.planning.expectation import module_loads
+from dataserver.planning.expectation import microbatch_loads, module_loads
 from dataserver.planning.identity import Job, identify
-from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec
+from dataserver.planning.jobspec import BalancePolicy, ColocatedLayout, ModuleKind, ModuleSpec
 from dataserver.planning.layouts import layout_planner
 from dataserver.planning.plan import Routing, StepPlan
 from dataserver.planning.planner import baseline_plan, explain, plan_step, timeline
@@ -217,20 +217,38 @@ def test_a_plan_is_faster_and_moves_fewer_bytes_between_nodes(seed: int) -> None
     summary = explain(job, plan)
     assert summary.after.makespan_ns < summary.before.makespan_ns
     assert summary.after.makespan_ns * 100 < summary.bound_ns * 103
-    apart = job.spec.execution.layout.model_copy(update={"ranks_per_node": 4})
-    one_node = identify(
-        job.spec.model_copy(update={"execution": job.spec.execution.model_copy(update={"layout": apart})})
+    assert crossing(plan, 2) < crossing(on_one_node(job, samples), 2)
+
+
+@settings(max_examples=80, deadline=None)
+@given(colocated_steps())
+def test_names_of_ranks_change_no_load_and_save_bytes(step: Step) -> None:
+    """On one node names save nothing and stay as they are: no other plan may have more bytes between its nodes."""
+    job, samples = step
+    plan, unnamed = plan_step(job, 3, samples), on_one_node(job, samples)
+    layout = job.spec.execution.layout
+    assert isinstance(layout, ColocatedLayout)
+    assert crossing(plan, layout.ranks_per_node) <= crossing(unnamed, layout.ranks_per_node)
+    for module in job.spec.execution.modules:
+        loads = [microbatch_loads(module, p).tolist() for p in (plan, unnamed)]
+        if own_arrangement(job, module.name):
+            assert sorted(map(sorted, loads[0])) == sorted(map(sorted, loads[1]))
+    assert not [d for d in unnamed.decisions if d.chosen == "ranks named anew"]
+
+
+def on_one_node(job: Job, samples: StepSamples) -> StepPlan:
+    execution = job.spec.execution
+    layout = execution.layout.model_copy(update={"ranks_per_node": execution.backbone.dp})
+    return plan_step(
+        identify(job.spec.model_copy(update={"execution": execution.model_copy(update={"layout": layout})})), 3, samples
     )
-    unnamed = plan_step(one_node, 0, samples)  # on one node no name saves a byte
-    assert crossing(plan) < crossing(unnamed)
-    for name in ("vit", "llm", "dit"):
-        loads = (module_loads(job.spec, p)[name].tolist() for p in (plan, unnamed))
-        assert sorted(next(loads)) == sorted(next(loads))
 
 
-def crossing(plan: StepPlan) -> int:
-    """Rows between nodes of two ranks."""
-    return sum(int(r.rows[r.source_rank // 2 != r.target_rank // 2].sum()) for r in plan.routings)
+def crossing(plan: StepPlan, ranks_per_node: int) -> int:
+    """Rows between nodes."""
+    return sum(
+        int(r.rows[r.source_rank // ranks_per_node != r.target_rank // ranks_per_node].sum()) for r in plan.routings
+    )
 
 
 def test_decisions_say_what_was_chosen_and_why() -> None:
