@@ -1,4 +1,4 @@
-"""The command line: `dataserver index | lint | plan | simulate | fit | serve`."""
+"""The command line: `dataserver index | lint | plan | simulate | fit | towers | serve`."""
 
 import logging
 import os
@@ -14,6 +14,7 @@ from dataserver.cli.lint import lint
 from dataserver.cli.plan import plan
 from dataserver.cli.serve import serve
 from dataserver.cli.simulate import simulate
+from dataserver.cli.towers import towers
 from dataserver.serving.errors import DataServiceError
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "plan": plan,
         "simulate": simulate,
         "fit": fit_costs,
+        "towers": towers,
         "serve": serve,
     }
     try:

@@ -25,11 +25,14 @@ from dataserver.planning.contrastive import (
     groups_in_order,
     pad_groups,
     pipeline_max_microbatch,
+    place_equally,
     place_in_parallel,
     share_time,
     tower_in_flight,
+    tower_profile,
+    with_degrees,
 )
-from dataserver.planning.jobspec import ContrastiveSchedule
+from dataserver.planning.jobspec import ContrastiveSchedule, ModuleSpec
 from dataserver.planning.pipeline import OperationKind, simulate
 
 
@@ -202,7 +205,15 @@ def test_towers_equal_trying_everything(problem: tuple[list[TowerProfile], Tower
     plans = list(product(*(every_choice(t, cluster, batch) for t in towers)))
     parallel = [max(c.step_ns for c in p) for p in plans if sum(c.devices for c in p) <= cluster.num_devices]
     shared = [sum(c.step_ns for c in p) for p in plans if sum(c.device_bytes for c in p) <= cluster.device_bytes]
-    for place, times in ((place_in_parallel, parallel), (share_time, shared), (choose_towers, parallel + shared)):
+    same = [p for p in plans if len({(c.tp, c.replicas) for c in p}) == 1]
+    equal = [max(c.step_ns for c in p) for p in same if sum(c.devices for c in p) <= cluster.num_devices]
+    ways = (
+        (place_in_parallel, parallel),
+        (share_time, shared),
+        (place_equally, equal),
+        (choose_towers, parallel + shared),
+    )
+    for place, times in ways:
         if not times:
             with pytest.raises(ValueError, match=r"devices|bytes"):
                 place(towers, cluster, batch)
@@ -217,6 +228,45 @@ def test_towers_equal_trying_everything(problem: tuple[list[TowerProfile], Tower
         else:
             assert plan.step_ns == sum(used)
             assert sum(c.device_bytes for c in plan.towers) <= cluster.device_bytes
+
+
+def test_replicas_divide_into_microbatches() -> None:
+    tower = TowerProfile("image", (TowerDegree(1, 0, 1_000_000, 0, 1),))
+    found = {m: place_in_parallel([tower], TowerCluster(8, 8, 60), 24, m).towers[0] for m in (1, 4, 24)}
+    assert {m: (choice.replicas, choice.batch) for m, choice in found.items()} == {1: (8, 3), 4: (6, 4), 24: (1, 24)}
+
+
+def test_a_tower_at_other_degrees() -> None:
+    """Work, states and activations are divided; the constant is not, and comes with every microbatch."""
+    cost = {"microbatch_ns": 1_000, "linear_ps": 2_000_000, "quadratic_fs": 5_000_000, "backward_percent": 150}
+    tower = ModuleSpec(
+        name="image",
+        kind="tower",
+        modality="image",
+        dp=3,
+        tp=2,
+        pp=4,
+        cost=cost,
+        memory={"room_bytes": 90, "unit_bytes": 3},
+    )
+    sizes = np.array([4, 6, 10, 20])
+    profile = tower_profile(
+        tower, sizes, batch=2, microbatches=3, state_bytes=1_001, cluster=TowerCluster(8, 4, 10_000)
+    )
+    assert [d.tp for d in profile.degrees] == [1, 2, 4]
+    forward = sum(n * 2_000 + n * n * 5 for n in (4, 6, 10, 20))
+    for degree in profile.degrees:
+        assert degree.fixed_ns == 3 * 2_500
+        assert degree.sample_ps == -(-2 * 2_500 * forward // (4 * degree.tp))
+        assert degree.state_bytes == -(-1_001 // degree.tp)
+        assert degree.sample_bytes == -(-2 * 3 * 30 // (2 * degree.tp))  # of the second batch, the fullest
+    alone = with_degrees(tower, tp=1, replicas=5, free_bytes=77)
+    assert (alone.dp, alone.tp, alone.pp, alone.sp) == (5, 1, 1, 1)
+    assert alone.cost.model_dump() == {**cost, "linear_ps": 4_000_000, "quadratic_fs": 10_000_000}
+    assert alone.memory is not None
+    assert (alone.memory.room_bytes, alone.memory.unit_bytes) == (77, 6)
+    same = tower_profile(alone, sizes, 2, 3, 1_001, TowerCluster(8, 4, 10_000))
+    assert same == profile
 
 
 def test_a_light_tower_gets_fewer_replicas() -> None:

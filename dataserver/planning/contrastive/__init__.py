@@ -12,6 +12,7 @@ from dataserver.planning.contrastive.groups import (
     pad_groups,
 )
 from dataserver.planning.contrastive.memory import distmm_max_batch, pipeline_max_microbatch
+from dataserver.planning.contrastive.profiles import tower_profile, with_degrees
 from dataserver.planning.contrastive.schedules import TowerTimes, contrastive_pipeline, tower_in_flight
 from dataserver.planning.contrastive.towers import (
     TowerChoice,
@@ -21,6 +22,7 @@ from dataserver.planning.contrastive.towers import (
     TowerPlan,
     TowerProfile,
     choose_towers,
+    place_equally,
     place_in_parallel,
     share_time,
 )
@@ -42,7 +44,10 @@ __all__ = [
     "groups_in_order",
     "pad_groups",
     "pipeline_max_microbatch",
+    "place_equally",
     "place_in_parallel",
     "share_time",
     "tower_in_flight",
+    "tower_profile",
+    "with_degrees",
 ]

@@ -79,8 +79,16 @@ class TowerPlan:
     step_ns: int
 
 
-def choose_towers(towers: Sequence[TowerProfile], cluster: TowerCluster, batch: int) -> TowerPlan:
+def choose_towers(
+    towers: Sequence[TowerProfile], cluster: TowerCluster, batch: int, microbatches: int = 1
+) -> TowerPlan:
     """The fastest plan, whether the towers divide the devices or share them; on a tie they divide them.
+
+    Args:
+        towers: what was profiled.
+        cluster: what they run on.
+        batch: samples of a contrastive batch.
+        microbatches: of each replica; they are equal.
 
     Raises:
         ValueError: neither fits.
@@ -88,7 +96,7 @@ def choose_towers(towers: Sequence[TowerProfile], cluster: TowerCluster, batch: 
     plans, reasons = [], []
     for place in (place_in_parallel, share_time):
         try:
-            plans.append(place(towers, cluster, batch))
+            plans.append(place(towers, cluster, batch, microbatches))
         except ValueError as error:
             reasons.append(str(error))
     if not plans:
@@ -96,7 +104,9 @@ def choose_towers(towers: Sequence[TowerProfile], cluster: TowerCluster, batch: 
     return min(plans, key=lambda plan: plan.step_ns)
 
 
-def place_in_parallel(towers: Sequence[TowerProfile], cluster: TowerCluster, batch: int) -> TowerPlan:
+def place_in_parallel(
+    towers: Sequence[TowerProfile], cluster: TowerCluster, batch: int, microbatches: int = 1
+) -> TowerPlan:
     """min max_s T_s(n_s, tp_s, B tp_s / n_s) with sum_s n_s <= N: the optimum over all choices.
 
     For each time that a tower can take, from the shortest: every tower takes the fewest devices that are as fast.
@@ -104,7 +114,9 @@ def place_in_parallel(towers: Sequence[TowerProfile], cluster: TowerCluster, bat
     Raises:
         ValueError: a tower does not fit a device, or the towers need more devices than there are.
     """
-    options = [sorted(_options(t, cluster, batch), key=lambda o: (o.devices, o.step_ns, o.tp)) for t in towers]
+    options = [
+        sorted(_options(t, cluster, batch, microbatches), key=lambda o: (o.devices, o.step_ns, o.tp)) for t in towers
+    ]
     for limit in sorted({option.step_ns for tower in options for option in tower}):
         chosen = [next((o for o in tower if o.step_ns <= limit), None) for tower in options]
         found = tuple(option for option in chosen if option is not None)
@@ -117,7 +129,30 @@ def place_in_parallel(towers: Sequence[TowerProfile], cluster: TowerCluster, bat
     )
 
 
-def share_time(towers: Sequence[TowerProfile], cluster: TowerCluster, batch: int) -> TowerPlan:
+def place_equally(
+    towers: Sequence[TowerProfile], cluster: TowerCluster, batch: int, microbatches: int = 1
+) -> TowerPlan:
+    """The fastest plan in which all towers have the same degree and as many replicas: what is done without this choice.
+
+    Raises:
+        ValueError: a tower does not fit a device, or the towers need more devices than there are.
+    """
+    options = [{(o.tp, o.replicas): o for o in _options(tower, cluster, batch, microbatches)} for tower in towers]
+    found = [
+        tuple(tower[degrees] for tower in options)
+        for degrees in sorted(set.intersection(*(set(tower) for tower in options)))
+        if degrees[0] * degrees[1] * len(towers) <= cluster.num_devices
+    ]
+    if not found:
+        raise ValueError(
+            f"towers {[t.name for t in towers]} find no degrees that all can have, on {cluster.num_devices} devices of "
+            f"their own for a batch of {batch}"
+        )
+    best = min(found, key=lambda choices: max(choice.step_ns for choice in choices))
+    return TowerPlan(TowerPlacement.PARALLEL, best, max(choice.step_ns for choice in best))
+
+
+def share_time(towers: Sequence[TowerProfile], cluster: TowerCluster, batch: int, microbatches: int = 1) -> TowerPlan:
     """min sum_s T_s(n_s, tp_s, B tp_s / n_s) with every n_s <= N and all towers in each device's memory.
 
     Tower by tower, of partial choices those are kept that no other beats in both memory and time: the optimum.
@@ -127,7 +162,9 @@ def share_time(towers: Sequence[TowerProfile], cluster: TowerCluster, batch: int
     """
     partial: list[tuple[int, int, tuple[TowerChoice, ...]]] = [(0, 0, ())]
     for tower in towers:
-        options = sorted(_options(tower, cluster, batch), key=lambda o: (o.device_bytes, o.step_ns, o.devices, o.tp))
+        options = sorted(
+            _options(tower, cluster, batch, microbatches), key=lambda o: (o.device_bytes, o.step_ns, o.devices, o.tp)
+        )
         longer = [(b + o.device_bytes, t + o.step_ns, (*c, o)) for b, t, c in partial for o in options]
         longer = [entry for entry in sorted(longer, key=lambda e: e[:2]) if entry[0] <= cluster.device_bytes]
         partial = []
@@ -143,7 +180,7 @@ def share_time(towers: Sequence[TowerProfile], cluster: TowerCluster, batch: int
     return TowerPlan(TowerPlacement.SHARED, chosen, time)
 
 
-def _options(tower: TowerProfile, cluster: TowerCluster, batch: int) -> list[TowerChoice]:
+def _options(tower: TowerProfile, cluster: TowerCluster, batch: int, microbatches: int) -> list[TowerChoice]:
     """Every choice of degree and replicas that fits: equal batches, degrees within a node, memory kept."""
     degrees = [d for d in tower.degrees if d.tp >= 1 and cluster.devices_per_node % d.tp == 0]
     found = [
@@ -157,7 +194,7 @@ def _options(tower: TowerProfile, cluster: TowerCluster, batch: int) -> list[Tow
         )
         for d in degrees
         for replicas in range(1, min(cluster.num_devices // d.tp, batch) + 1)
-        if batch % replicas == 0
+        if batch % (replicas * microbatches) == 0
     ]
     fitting = [option for option in found if option.device_bytes <= cluster.device_bytes]
     if not fitting:
