@@ -35,7 +35,7 @@ class Figures:
     """For each module: most microbatches that one of its stages holds at once."""
     microbatches: float
     fill_percent: float | None
-    """Tokens over those that the sequences in use could hold; None of towers, which have no sequences."""
+    """Tokens over those that the sequences in use could hold; None where nothing is packed."""
     empty_percent: float | None
     """Share of the sequence slots that hold no sample; None where groups share sequences, and of towers."""
     between_nodes_bytes: float | None
@@ -117,13 +117,14 @@ def _measure(own: Job, job: Job, step: int, samples: StepSamples, first: bool) -
 
 
 def _sequences(job: Job, plan: StepPlan) -> tuple[float | None, float | None]:
-    """How full the sequences in use are, and how many slots are not in use: percent."""
+    """How full packed sequences in use are, and how many slots are not in use: percent."""
     execution = job.spec.execution
     if isinstance(execution.layout, ContrastiveLayout):
         return None, None
     place = plan.arrangement(execution.backbone.name)
     used = len(np.unique(np.stack([place.rank, place.microbatch, place.slot]), axis=1).T)
-    fill = 100 * int(plan.samples.tokens.sum()) / (max(used, 1) * job.stream.seq_len)
+    packed = job.stream.packing.enabled
+    fill = 100 * int(plan.samples.tokens.sum()) / (max(used, 1) * job.stream.seq_len) if packed else None
     if execution.backbone.sequence_groups is not None:
         return fill, None
     slots = execution.backbone.dp * plan.num_microbatches * plan.sequences_per_microbatch

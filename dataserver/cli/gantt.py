@@ -26,7 +26,7 @@ MOST_ROWS: Final = 48
 MOST_GROUPED_ROWS: Final = 96
 """The same where ranks form groups, which span rows."""
 NUMBERED: Final = 90
-"""A bar gets its number if it is longer than this part of the step."""
+"""A bar gets its number if it is longer than this part of the axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class _Box:
     critical: bool
 
 
-def draw_chart(axes: "Axes", chart: Chart, small: bool) -> None:
-    """Draw it; the longest of several charts sets the horizontal limits."""
+def draw_chart(axes: "Axes", chart: Chart, longest_ns: int, small: bool) -> None:
+    """Draw a chart on axes that reach to `longest_ns`, with small or ordinary labels."""
     planned, labels = chart.planned, labels_of(chart.planned)
     modules = modules_of(planned)
     colours = {module: COLOURS[i % len(COLOURS)] for i, module in enumerate(modules)}
@@ -86,13 +86,14 @@ def draw_chart(axes: "Axes", chart: Chart, small: bool) -> None:
     _draw_boxes(axes, [b for b in boxes if b.critical], colours, outlined=True)  # over the edges of their neighbours
     for box in boxes:
         bar = box.bar
-        if bar.end_ns - bar.start_ns > planned.makespan_ns / NUMBERED:
+        if bar.end_ns - bar.start_ns > longest_ns / NUMBERED:
             axes.text(
                 (bar.start_ns + bar.end_ns) / 2e6, box.row + (box.rows - 1) / 2, str(bar.microbatch),
                 ha="center", va="center", fontsize=6, color=INK if bar.kind is OperationKind.BACKWARD else "white",
             )  # fmt: skip
     axes.set_yticks(range(len(chart.rows)), [labels[node] for node in chart.rows], fontsize=6 if small else None)
     axes.set_ylim(len(chart.rows) - 0.4, -0.6)
+    axes.set_xlim(0, max(longest_ns, 1) / 1e6)
     axes.set_xlabel("simulated time, ms")
 
 

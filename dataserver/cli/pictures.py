@@ -80,8 +80,7 @@ def _figure(execution: Execution, summary: PlanSummary, title: str) -> "Figure":
         _draw_loads(left, {m: loads[m].tolist() for m in modules_of(planned)})
         left.set_xlim(0, 1.05 * max(largest, 1) / 1e6)
         axes = figure.add_subplot(grid[line, 1])
-        draw_chart(axes, chart, small)
-        axes.set_xlim(0, max(longest, 1) / 1e6)
+        draw_chart(axes, chart, longest, small)
         axes.set_title(f"{name}: {planned.makespan_ns / 1e6:.1f} ms, {planned.timeline.bubble_ppm / 1e4:.1f} % bubble")
     _add_legend(figure, charts)
     return figure

@@ -115,8 +115,8 @@ def _show(console: Console, job_id: str, about: dict[str, Any], outcomes: Sequen
     console.print(
         f"job {job_id}\nsteps {first} to {last} of {about['steps_of_job']}: {about['samples']} samples, "
         f"{about['images']} images, {about['tokens']} tokens, {about['truncated_tokens']} cut\n"
-        "means over the steps, as simulated; *: the job as it is; module: largest / mean load of its ranks; "
-        "held: microbatches of the fullest stage"
+        "means over the steps, as simulated; *: the job as it is; module: largest / mean load of its ranks;\n"
+        "held: microbatches that the fullest stage holds"
     )
     console.print(comparison_table(outcomes))
     for line in (*notes(outcomes), verdict(outcomes)):

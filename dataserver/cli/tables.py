@@ -18,6 +18,7 @@ WIDTH: Final = 110
 """Of tables where the output is no terminal."""
 MAX_SAMPLES_SHOWN: Final = 24
 MAX_STAGES_SHOWN: Final = 8
+CHOSEN_WIDTH: Final = 32
 
 
 def console_for_tables() -> Console:
@@ -74,7 +75,7 @@ def _table(title: str, *columns: str, numbers: Iterable[str] = ()) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
     right = set(numbers)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", no_wrap=column != "why")
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     return table
 
 
@@ -118,7 +119,9 @@ def _candidates(message: plan_pb2.StepPlan) -> Table:
 
 
 def _decisions(decisions: Iterable[plan_pb2.Decision]) -> Table:
-    table = _table("decisions", "about", "chosen", "why")
+    table = Table("about", title="decisions", title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("chosen", max_width=CHOSEN_WIDTH, overflow="fold")
+    table.add_column("why", overflow="fold")
     for decision in decisions:
         table.add_row(decision.subject, decision.chosen, decision.reason)
     return table
@@ -133,7 +136,7 @@ def _groups(execution: Execution, message: plan_pb2.StepPlan) -> Table:
         tokens[microbatch] += message.samples.tokens[item]
         sequences.setdefault(microbatch, set()).add((rank, slot))
     numbers = ("microbatch", "sequences", "tokens")
-    table = _table("sequence-parallel groups: <32, 8 x 4> is one of 32 ranks and four of 8", "microbatch", "groups",
+    table = _table("sequence-parallel groups", "microbatch", "ranks of the groups",
                    "sequences", "tokens", numbers=numbers)  # fmt: skip
     for microbatch, composition in compositions(message.groups.microbatch, message.groups.degree):
         held = len(sequences.get(microbatch, ()))

@@ -3,7 +3,7 @@
 import copy
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ import pytest
 import yaml
 from cli.server_process import run
 from shards import write_pairs
+
+from dataserver.cli.plan import open_job
+from dataserver.planning.planner import explain
 
 Trace = list[dict[str, Any]]
 STREAM: dict[str, Any] = {
@@ -51,6 +54,26 @@ CONTRASTIVE: dict[str, Any] = {
         "end": {"steps": 2},
     },
 }
+GROUPED: dict[str, Any] = {
+    "stream": {**STREAM, "global_batch": 24, "generation": {"ratio": "0"}, "packing": {"enabled": False}},
+    "execution": {
+        "layout": {"kind": "pipeline"},
+        "modules": [
+            {"name": "vit", "kind": "encoder"},
+            {
+                "name": "llm",
+                "kind": "backbone",
+                "dp": 4,
+                "memory": {"room_bytes": 200, "unit_bytes": 1},
+                "sequence_groups": {
+                    "max_degree": 4,
+                    "exchange": [{"degree": 2, "unit_ps": 8_000_000}, {"degree": 4, "unit_ps": 16_000_000}],
+                },
+            },
+        ],
+        "end": {"steps": 2},
+    },
+}
 
 
 class Command:
@@ -58,7 +81,7 @@ class Command:
 
     def __init__(self, folder: Path, job: dict[str, Any]) -> None:
         self.folder = folder
-        self.file = folder.parent / f"{job['execution']['layout']['kind']}.yaml"
+        self.file = folder.parent / f"{'-'.join(m['name'] for m in job['execution']['modules'])}.yaml"
         self.file.write_text(yaml.safe_dump(job))
 
     def __call__(self, command: str, *more: str | Path) -> str:
@@ -239,3 +262,70 @@ def test_comparison_of_contrastive_policies(contrastive: Command) -> None:
         "kind": "contrastive", "schedule": "batch_sync",
     }  # fmt: skip
     assert max(map(len, contrastive("simulate").splitlines())) <= 110
+
+
+@pytest.fixture(scope="module")
+def grouped(folder: Path) -> Command:
+    return Command(folder, GROUPED)
+
+
+def test_groups_are_listed_by_microbatch(grouped: Command) -> None:
+    plan, shown = grouped.plan(), grouped("plan", "--step", "0")
+    degrees: dict[int, list[int]] = defaultdict(list)
+    for microbatch, degree in zip(plan["groups"]["microbatch"], plan["groups"]["degree"], strict=True):
+        degrees[microbatch].append(degree)
+    assert len(degrees) == plan["num_microbatches"]
+    names = {(4,): "<4>", (2, 2): "<2 x 2>", (2, 1, 1): "<2, 1 x 2>", (1, 1, 1, 1): "<1 x 4>"}
+    backbone = next(a for a in plan["arrangements"] if a["module"] == "llm")
+    tokens: Counter[int] = Counter()
+    for item, microbatch in zip(backbone["item"], backbone["microbatch"], strict=True):
+        tokens[microbatch] += plan["samples"]["tokens"][item]
+    for microbatch, found in degrees.items():
+        composition = names[tuple(sorted(found, reverse=True))]
+        cells = str(microbatch), re.escape(composition), str(backbone["microbatch"].count(microbatch))
+        assert re.search(rf"^ *{' +'.join(cells)} +{tokens[microbatch]} *$", shown, re.MULTILINE), cells
+    assert len({tuple(sorted(found)) for found in degrees.values()}) > 1, "groups differ between microbatches"
+
+
+def test_all_ranks_of_a_group_hold_its_samples(grouped: Command, tmp_path: Path) -> None:
+    plan, trace = grouped.plan(), grouped.trace(tmp_path / "t.json")
+    process = next(e["pid"] for e in trace if e["name"] == "process_name" and e["args"]["name"] == "llm")
+    held = {
+        (e["args"]["rank"], e["args"]["microbatch"]): (e["args"]["tokens"], e["dur"])
+        for events in threads(trace).values()
+        for e in events
+        if e["pid"] == process and e["cat"] == "forward"
+    }
+    groups = zip(*(plan["groups"][key] for key in ("microbatch", "first_rank", "degree")), strict=True)
+    for microbatch, first, degree in groups:
+        assert len({held[rank, microbatch] for rank in range(first, first + degree)}) == 1
+        if degree > 1:
+            assert held[first, microbatch][0] > 0
+
+
+def test_groups_are_boxes_in_the_picture(grouped: Command, tmp_path: Path) -> None:
+    planner = open_job(grouped.file, (f"d={grouped.folder}",), (), (), (), None)
+    summary = explain(planner.job, planner.plan(0))
+    grouped("plan", "--step", "0", "--plot", tmp_path / "p.svg")
+    bars = fills((tmp_path / "p.svg").read_text())
+    groups = len(summary.plan.groups.degree) + len(summary.baseline.groups.degree)
+    assert bars["#ee7733"] == 2 * groups, "a forward and a backward of each"
+    nodes = 4 * (summary.plan.num_microbatches + summary.baseline.num_microbatches)
+    assert groups < nodes
+    grouped("plan", "--step", "0", "--plot", tmp_path / "p.html")
+    assert "Sequence-parallel groups" in (tmp_path / "p.html").read_text()
+
+
+def test_comparison_of_group_policies(grouped: Command) -> None:
+    rows = grouped.rows()
+    by_name = {(row["group"], row["name"]): row for row in rows}
+    assert {name for group, name in by_name if group == "groups"} == {"search", "homogeneous", "static"}
+    search, static = by_name["groups", "search"], by_name["groups", "static"]
+    assert search["own"]
+    assert search["step_ns"] <= static["step_ns"]
+    assert static["changes"] == {"modules": [{"name": "llm", "sequence_groups": {"policy": "static"}}]}
+    assert by_name["baseline", "canonical order"]["step_ns"] >= search["step_ns"]
+    assert not any(group == "balance of llm" for group, _ in by_name)
+    programme = grouped.rows("--milp", "--steps", "1")
+    assert {row["name"] for row in programme if row["group"] == "groups"} == {"search", "homogeneous", "static", "milp"}
+    assert max(map(len, grouped("simulate").splitlines())) <= 110
