@@ -161,6 +161,15 @@ def test_the_images_of_a_sample_must_fit_one_wave() -> None:
     assert "have 104 patches, but 1 ranks of module vit" in refused(beside, (5, [60, 44]))
 
 
+def test_colocated_images_of_a_sample_may_be_apart() -> None:
+    for balance in ("lpt", "none"):
+        vit = {"name": "vit", "kind": "encoder", "balance": balance, **memory(100)}
+        execution = {"modules": [vit, {"name": "llm", "kind": "backbone"}], "layout": {"kind": "colocated"}}
+        job = make_job(stream={"seq_len": 2048}, execution=execution)
+        check(job, (5, [100, 100]))
+        assert "row 10: it has 104 patches of an image" in refused(job, (5, [104]))
+
+
 def contrastive(**changes: dict[str, Any]) -> Job:
     towers = [{"name": m, "kind": "tower", "modality": m, **changes.get(m, {})} for m in ("image", "text")]
     return make_job(

@@ -149,7 +149,8 @@ class ModuleSpec(SpecModel):
     balance: BalancePolicy = BalancePolicy.LPT
     """How its items are spread over ranks and microbatches."""
     padded: bool = False
-    """Whether the items of a microbatch are padded to the largest, so that each costs as much as that one."""
+    """Whether the items of a microbatch are padded to the largest, so that each costs as much as that one. Every
+    balance but `none` then gathers items of like size."""
     packing: Annotated[PackingPolicy | None, Field(default=None, validate_default=True)]
     """Backbone: which sequence holds each sample, where the stream packs at all; by default `balanced`."""
     sequence_groups: SequenceGroups | None = None
