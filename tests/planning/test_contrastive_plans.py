@@ -11,7 +11,7 @@ from planning.builders import TOKENIZER, dataset
 from dataserver.planning.expectation import item_sizes, microbatch_loads
 from dataserver.planning.identity import Job, JobSpecError, parse_job
 from dataserver.planning.jobspec import BalancePolicy, ContrastiveSchedule, ModuleSpec
-from dataserver.planning.layouts.tower_memory import TowerMemoryError, microbatch_units
+from dataserver.planning.layouts.tower_memory import TowerMemoryError, microbatch_sums
 from dataserver.planning.pipeline import OperationKind
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import baseline_plan, explain, plan_step, timeline
@@ -124,7 +124,7 @@ def check_memory(module: ModuleSpec, plan: StepPlan, peak_bytes: np.ndarray, pla
     assert module.memory is not None
     assert planned_bytes == module.memory.room_bytes
     assert peak_bytes.max() <= module.memory.room_bytes
-    units = microbatch_units(
+    units = microbatch_sums(
         module, plan.arrangement(module.name), item_sizes(module, plan.samples), plan.num_microbatches
     )
     assert units.max() <= module.memory.units
@@ -237,7 +237,7 @@ def test_memory_limits_what_is_in_flight() -> None:
     shape: dict[str, Any] = {"batch": 24, "groups": 4, "microbatches": 4, "extra_in_flight": 4}
     job = make_job(two_towers(), **shape)
     free = planned(job)
-    units = microbatch_units(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
+    units = microbatch_sums(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
     seven = max(int(units[:, m : m + 7].sum(axis=1).max()) for m in range(10))
     plan = planned(make_job(two_towers(memory=seven), **shape))
     assert plan.in_flight("image").tolist() == [7, 6, 4]
@@ -250,7 +250,7 @@ def test_batch_sync_wins_where_memory_leaves_too_little_to_overlap() -> None:
     """Five microbatches in flight where three stages want six: forwards wait for a backward that is far away."""
     job = make_job(two_towers(), batch=24, groups=4, microbatches=4)
     free = planned(job)
-    units = microbatch_units(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
+    units = microbatch_sums(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
     five = max(int(units[:, m : m + 5].sum(axis=1).max()) for m in range(12))
     plan = planned(make_job(two_towers(memory=five), batch=24, groups=4, microbatches=4))
     assert [c.name.split(",")[0] for c in plan.candidates] == ["batch_sync"] * 2 + ["distmm_pipe"] * 2
@@ -261,7 +261,7 @@ def test_without_memory_to_overlap_the_plan_says_why_it_does_not() -> None:
     """Memory for the fullest batch of a rank, but not for four microbatches of two batches."""
     job = make_job(two_towers(balance="none"), batch=24, groups=4, microbatches=4)
     free = planned(job)
-    units = microbatch_units(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
+    units = microbatch_sums(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
     aligned = int(units.reshape(2, 4, 4).sum(axis=2).max())
     across = max(int(units[:, m : m + 4].sum(axis=1).max()) for m in range(13))
     assert aligned < across, "choose another seed"
@@ -282,7 +282,7 @@ def test_balancing_knows_the_memory() -> None:
     job = make_job(towers, batch=24, groups=1)
     samples = make_samples(job, 3)
     free = plan_step(job, 0, samples)
-    most = int(microbatch_units(job.spec.execution.modules[0], free.arrangement("image"), samples.patches, 1).max())
+    most = int(microbatch_sums(job.spec.execution.modules[0], free.arrangement("image"), samples.patches, 1).max())
     least = -(-int(samples.patches.sum()) // 2)
     assert least < most
     towers[0]["memory"] = {"room_bytes": least + (most - least) // 2, "unit_bytes": 1}
@@ -334,3 +334,13 @@ def test_jobs_that_cannot_be_are_refused() -> None:
         make_job([tower("image", "image", dp=3), tower("text", "text")])
     with pytest.raises(JobSpecError, match="a contrastive layout has two towers or more"):
         make_job([tower("image", "image")])
+
+
+def test_golden_plan() -> None:
+    """If this changes, servers of two releases disagree about running jobs: raise plan_version with it."""
+    job = make_job(two_towers(), batch=24, groups=4, microbatches=4)
+    number = np.arange(96)
+    sides = (16 + number * 37 % 300).astype(np.int32)
+    table = shard_table(job.stream, number, 1 + number * 53 % 120, np.arange(97), sides, sides[::-1])
+    plan = plan_step(job, 2, size_samples(job.stream, 0, 0, number.astype(np.uint64), table))
+    assert plan.hash.hex() == ""

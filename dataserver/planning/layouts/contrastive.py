@@ -23,7 +23,7 @@ from dataserver.planning.expectation import item_sizes
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import BalancePolicy, ContrastiveSchedule, Execution, ModuleSpec
 from dataserver.planning.layouts.interface import LayoutPlanner
-from dataserver.planning.layouts.tower_memory import TowerMemory, TowerMemoryError, unit_of
+from dataserver.planning.layouts.tower_memory import TowerMemory, TowerMemoryError, microbatch_sums, unit_of
 from dataserver.planning.layouts.towers import bound_ns, contrastive_layout, timeline
 from dataserver.planning.naming import milliseconds
 from dataserver.planning.plan import Arrangement, Candidate, Decision, ModuleSchedule, StepPlan, make_plan
@@ -188,12 +188,13 @@ class _Planner:
         return tuple(found)
 
     def _excess(self, tower: ModuleSpec, arrangement: Arrangement) -> str:
-        """Percent by which the fullest rank of a contrastive batch exceeds the mean of the ranks, at most."""
+        """Percent by which the fullest rank of a contrastive batch exceeds the mean, padding included, at most."""
         loads = forward_ns(tower.cost, item_sizes(tower, self._samples))
-        table = np.zeros((self._num_groups, tower.dp), np.int64)
-        np.add.at(table, (self._group[arrangement.item], arrangement.rank), loads[arrangement.item])
-        total = np.maximum(table.sum(axis=1), 1)
-        tenths = int(((table.max(axis=1) * tower.dp - total) * 1_000 // total).max(initial=0))
+        size = self._layout.microbatches
+        cells = microbatch_sums(tower, arrangement, loads, self._num_groups * size)
+        table = cells.reshape(tower.dp, self._num_groups, size).sum(axis=2)
+        total = np.maximum(table.sum(axis=0), 1)
+        tenths = int(((table.max(axis=0) * tower.dp - total) * 1_000 // total).max())
         return f"{tenths // 10}.{tenths % 10}"
 
 

@@ -17,10 +17,14 @@ class TowerMemoryError(ValueError):
     """Microbatches in flight that the memory of a tower does not hold."""
 
 
-def microbatch_units(tower: ModuleSpec, arrangement: Arrangement, sizes: I64, num_microbatches: int) -> I64:
-    """Patches or tokens, padding included, that every microbatch of a tower holds. int64 [dp, microbatches].
+def microbatch_sums(tower: ModuleSpec, arrangement: Arrangement, sizes: I64, num_microbatches: int) -> I64:
+    """Sums over the items of every microbatch of a tower, padding included. int64 [dp, microbatches].
 
-    `sizes` int64 [n] are those of all items of the step (`expectation.item_sizes`).
+    Args:
+        tower: padded or not.
+        arrangement: of the tower.
+        sizes: int64 [n]: patches or tokens of all items of the step (`expectation.item_sizes`), or times of them.
+        num_microbatches: of each rank.
     """
     place = arrangement.rank * num_microbatches + arrangement.microbatch
     held, mine = np.zeros(tower.dp * num_microbatches, np.int64), sizes[arrangement.item]
@@ -62,7 +66,7 @@ class TowerMemory:
             TowerMemoryError: these do not fit; names the rank, the largest sample and a batch that would fit.
         """
         count = int(self.arrangement.microbatch.max()) + 1
-        units = microbatch_units(self.tower, self.arrangement, item_sizes(self.tower, self.samples), count)
+        units = microbatch_sums(self.tower, self.arrangement, item_sizes(self.tower, self.samples), count)
         apart = self.group_size if schedule is ContrastiveSchedule.BATCH_SYNC else 1
         least = _together(units, self.group_size)[:, ::apart]
         if least.max() > self.memory.units:
