@@ -16,7 +16,9 @@ from grpc_status import rpc_status
 from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
 from dataserver.planning.arranging import WaveTooLargeError
 from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
+from dataserver.planning.layouts.tower_memory import TowerMemoryError
 from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError
+from dataserver.planning.phases import NoRoomError
 from dataserver.planning.sizing import SampleTooLargeError
 from dataserver.preprocessing.layout import UnknownTensorError
 from dataserver.preprocessing.sequences import TokenCountError
@@ -89,6 +91,8 @@ _REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
         UnsupportedVersionError: errors_pb2.ERROR_REASON_VERSION_UNSUPPORTED,
         SampleTooLargeError: errors_pb2.ERROR_REASON_SAMPLE_TOO_LARGE,
         WaveTooLargeError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
+        NoRoomError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
+        TowerMemoryError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
         DatasetEmptyError: errors_pb2.ERROR_REASON_DATASET_EMPTY,
         StepOutOfRangeError: errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
         TokenCountError: errors_pb2.ERROR_REASON_TOKENS_NOT_COUNTED,

@@ -6,6 +6,8 @@ from disttrain.v1.errors_pb2 import ErrorReason
 from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
 from dataserver.planning.arranging import WaveTooLargeError
 from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
+from dataserver.planning.layouts.tower_memory import TowerMemoryError
+from dataserver.planning.phases import NoRoomError
 from dataserver.planning.sizing import SampleTooLargeError
 from dataserver.serving.errors import ERROR_TABLE, service_error
 
@@ -60,6 +62,8 @@ def test_every_reason_has_a_rule_that_agrees_with_its_comment_in_the_proto() -> 
         (OSError(5, "x"), "STORAGE_UNAVAILABLE"),
         (SampleTooLargeError("x"), "SAMPLE_TOO_LARGE"),
         (WaveTooLargeError("x"), "MICROBATCH_TOO_LARGE"),
+        (NoRoomError("x"), "MICROBATCH_TOO_LARGE"),
+        (TowerMemoryError("x"), "MICROBATCH_TOO_LARGE"),
     ],
 )
 def test_exceptions_map_to_reasons_and_keep_their_text(error: Exception, reason: str) -> None:

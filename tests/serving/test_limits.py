@@ -1,6 +1,7 @@
 """What a server says of a job that no plan could serve, before the job begins."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +143,20 @@ def test_half_a_pair_that_exceeds_the_memory_of_its_tower(server: Running, tower
     status, details = contrastive_refusal(server, **{tower: memory(12)})
     assert status == TOO_LARGE
     assert f" {size}, but the memory of a rank of module {tower} holds 12 (" in details
+
+
+def test_memory_that_no_plan_of_a_step_keeps_is_said_by_the_plan_and_the_stream(server: Running) -> None:
+    """It depends on the step: all samples of a contrastive batch wait for its barrier."""
+    job_id = server.create(towers(image=memory(300))).job_id
+    calls = [
+        lambda: server.stub.GetPlan(pb.GetPlanRequest(job_id=job_id), timeout=TIMEOUT_S),
+        lambda: list(server.stream(job_id, "text")),
+    ]
+    for call in calls:
+        with pytest.raises(grpc.RpcError) as caught:
+            call()
+        *status, details = reason_of(caught.value)
+        assert status == [CODE.RESOURCE_EXHAUSTED, "MICROBATCH_TOO_LARGE", False]
+        assert re.search(
+            r"its memory holds 300: raise memory.room_bytes or dp of image, or lower stream.contr", details
+        )
