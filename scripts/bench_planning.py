@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from planning_rows import balancing, entrain, flexsp, optimiser, phases, pipeline, steps
+from planning_rows import balancing, colocated, entrain, flexsp, optimiser, phases, pipeline, steps
 from planning_rows.row import Row
 from rich.console import Console
 from rich.table import Table
@@ -34,7 +34,7 @@ def main() -> int:
         "steps": lambda: [*steps.scenario_b(arguments.data / "laion-mini"), *steps.planning_time()],
         "entrain": entrain.rows,
         "flexsp": flexsp.rows,
-        "phases": phases.rows,
+        "phases": lambda: [*phases.rows(), *colocated.rows(arguments.data / "laion-mini")],
     }
     rows = [row for name, part in parts.items() if arguments.only in (None, name) for row in part()]
     Console(width=180).print(table(rows))

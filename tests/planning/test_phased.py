@@ -1,6 +1,6 @@
 """The time of phases with barriers, against drawn cases and a slow reference."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.layouts.phased import run_phases, schedules, step_phases
 from dataserver.planning.pipeline import Operation, OperationKind, critical_path
-from dataserver.planning.planner import plan_step, timeline
+from dataserver.planning.planner import explain, plan_step, timeline
 from dataserver.planning.samples import I64, StepSamples
 
 FORWARD, BACKWARD = OperationKind.FORWARD, OperationKind.BACKWARD
@@ -181,3 +181,14 @@ def test_held_units_count_padding() -> None:
 def test_jobs_of_fewer_modules(kinds: tuple[str, ...]) -> None:
     job = colocated_job(modules(*kinds))
     assert drawn(job, 1)[-1 if len(kinds) == 1 else -2].endswith(f"B{len(kinds) - 1}.0")
+
+
+def test_the_bound_of_padded_sequences_counts_full_microbatches() -> None:
+    """Eight sequences in two slots of four microbatches: that of the largest is full, and as long as two of it."""
+    spec = [{**m, "padded": True} for m in modules("backbone")]
+    job = colocated_job(spec, generation={"ratio": "0"}, packing={"enabled": False}, microbatch=2)
+    samples = samples_of(job, (8, 0), 0, 0)
+    tokens = np.array([1000, 1000, 1000, 9000, 1000, 1000, 1000, 1000])
+    plan = plan_step(job, 0, replace(samples, tokens=tokens))
+    assert explain(job, plan).bound_ns == 2 * 9 + 2 * 2 * 9
+    assert timeline(job.spec, plan).makespan_ns == 3 * (2 * 9 + 2 * 1)

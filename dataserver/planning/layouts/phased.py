@@ -170,10 +170,9 @@ def _bound(items: ModuleItems, microbatches: int) -> int:
 
 def _forward_bound(items: ModuleItems, microbatches: int) -> int:
     """Forward time that the slowest rank of no arrangement falls below."""
-    module, slots = items.module, items.slots
-    capacity = None if slots is None else slots * microbatches
-    bound = lower_bound(items.loads, module.dp, capacity)
-    if module.padded and microbatches == 1:
-        batch = padded(items.loads, module.dp, capacity, items.memory())
-        bound = int(total_by_rank(items.loads, batch, module.dp, padded=True).max())
+    module, slots, count = items.module, items.slots, items.module.dp * microbatches
+    bound = lower_bound(items.loads, module.dp, None if slots is None else slots * microbatches)
+    if module.padded:  # the least possible maximum of a single microbatch
+        batch = padded(items.loads, count, slots, items.memory())
+        bound = max(bound, int(total_by_rank(items.loads, batch, count, padded=True).max()))
     return microbatches * module.cost.microbatch_ns + bound
