@@ -210,6 +210,11 @@ def _show(console: Console, modules: Iterable[ModuleSpec], measured: dict[str, M
         if module.name not in measured:
             continue
         try:
+            if module.sequence_groups is not None:
+                raise FitError(
+                    "its ranks share sequences, and times of groups do not tell computing from exchanging; fit the "
+                    "times of a job without sequence_groups"
+                )
             if not len(measured[module.name].count):
                 raise FitError(f"no step was reported by all {module.pp} stages of a rank")
             fits[module.name] = fit(measured[module.name])

@@ -1,5 +1,7 @@
 """Loads or compiles the planner's kernels before they are needed."""
 
+from typing import Any
+
 import numpy as np
 
 from dataserver.planning.identity import parse_job
@@ -8,11 +10,18 @@ from dataserver.planning.sizing import shard_table, size_samples
 
 
 def warm_up() -> None:
-    """Plan a tiny step of a made-up job with the default policies: the first real plan then waits for no compiler.
+    """Plan a tiny step of made-up jobs, with and without sequence groups: the first real plan waits for no compiler.
 
-    Takes about 0.3 s where numba has the kernels in its cache, some ten seconds where it compiles them, and says so in
-    the log.
+    Takes about 0.4 s where numba has the kernels in its cache, some twenty seconds where it compiles them, and says so
+    in the log.
     """
+    _plan({})
+    groups = {"max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 1}]}
+    _plan({"pp": 1, "memory": {"room_bytes": 512, "unit_bytes": 1}, "sequence_groups": groups})
+
+
+def _plan(backbone: dict[str, Any]) -> None:
+    """Plan a step of a job with the default policies but for some fields of its backbone."""
     ids = dict.fromkeys(("bos", "eos", "boi", "eoi", "image", "query"), 0)
     job = parse_job(
         {
@@ -26,7 +35,7 @@ def warm_up() -> None:
             "execution": {
                 "modules": [
                     {"name": "encoder", "kind": "encoder", "dp": 2},
-                    {"name": "backbone", "kind": "backbone", "dp": 2, "pp": 2},
+                    {"name": "backbone", "kind": "backbone", "dp": 2, "pp": 2, **backbone},
                     {"name": "generator", "kind": "generator"},
                 ],
                 "end": {"steps": 1},

@@ -18,6 +18,7 @@ from dataserver.planning.order import Span, StreamOrder, units_of
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import I64, ShardTable, StepSamples
+from dataserver.planning.sequence_parallel.policies import require_solver
 from dataserver.planning.sizing import concatenate, shard_table, size_samples
 
 Value = TypeVar("Value")
@@ -41,12 +42,14 @@ class JobPlanner:
             tables: sized shards, shared by the jobs of a server; by default this planner's own (`table_cache`).
 
         Raises:
+            JobSpecError: a policy needs a solver that is not installed.
             TokensMissingError: a dataset is not counted for the job's tokenizer; names the command.
             FilterError: a filter does not fit the dataset's columns.
             SampleTooLargeError: a sample cannot fit a sequence, or a module's memory.
             DatasetEmptyError: nothing is left of a dataset.
             ValueError: samples that the job's modules do not handle, or a step that is too large to plan.
         """
+        require_solver(job.spec.execution)
         self.job = job
         self._datasets = tuple(datasets)
         self._filters = [_compile(s, d) for s, d in zip(job.stream.datasets, datasets, strict=True)]

@@ -57,9 +57,13 @@ def job_file(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def reports(dataset: Path) -> list[pb.StepTimes]:
+    return reports_of(JOB, dataset)
+
+
+def reports_of(data: dict[str, Any], dataset: Path) -> list[pb.StepTimes]:
     """What trainers that work exactly as `COSTS` says would report of all steps."""
     catalog = Catalog.open(load_config(None, {"datasets": {"d": dataset}}))
-    job = parse_job(fill_job(JOB, catalog))
+    job = parse_job(fill_job(data, catalog))
     planner = make_planner(job, catalog.find_datasets(job.stream))
     found = []
     for step in range(planner.num_steps):
@@ -218,6 +222,18 @@ def test_reports_that_do_not_fit_the_job(
 ) -> None:
     file = save(tmp_path / "t", reports, **changes)
     assert message in refused("fit", "--job", job_file, "--times", file, "--dataset", f"d={dataset}")
+
+
+def test_ranks_that_share_sequences_are_not_fitted(dataset: Path, tmp_path: Path) -> None:
+    encoder, backbone = JOB["execution"]["modules"]
+    groups = {"max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 1000}]}
+    shared = {**backbone, "pp": 1, "memory": {"room_bytes": 512, "unit_bytes": 1}, "sequence_groups": groups}
+    data = {**JOB, "execution": {**JOB["execution"], "modules": [encoder, shared]}}
+    job, times = tmp_path / "job.yaml", save(tmp_path / "t", reports_of(data, dataset))
+    job.write_text(yaml.safe_dump(data))
+    found = run("fit", "--job", job, "--times", times, "--dataset", f"d={dataset}")
+    assert_near(snippet(found.stdout), ("vit",))
+    assert "module llm: its ranks share sequences" in found.refusal()
 
 
 def test_files_that_are_no_times(dataset: Path, job_file: Path, tmp_path: Path) -> None:

@@ -15,6 +15,10 @@ warm_up()
 logging.info("warm")
 from planning.test_plan_identity import sample_plan
 print(sample_plan().hash.hex())
+from planning.sequence_parallel.grouped_jobs import published_job, texts
+from dataserver.planning.planner import plan_step
+import numpy as np
+print(plan_step(published_job(), 0, texts(np.arange(100, 60_100, 1_000))).num_microbatches)
 """
 
 

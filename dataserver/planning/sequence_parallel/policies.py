@@ -1,9 +1,11 @@
 """The plans among which a job's policy lets a step choose, and what microbatches of them look like."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from itertools import groupby
 
-from dataserver.planning.jobspec import GroupPolicy
+from dataserver.planning.identity import JobSpecError
+from dataserver.planning.jobspec import Execution, GroupPolicy
 from dataserver.planning.samples import I64
 from dataserver.planning.sequence_parallel.baselines import (
     best_homogeneous_plan,
@@ -28,7 +30,8 @@ def plans_of(policy: GroupPolicy, lengths: I64, squares: I64, costs: GroupCosts)
         costs: of the module.
 
     Raises:
-        ValueError: a sequence fits no group, or the policy is milp and highspy is not installed.
+        ValueError: a sequence fits no group, costs are beyond int64, or the integer programme found no plan.
+        ModuleNotFoundError: the policy is milp and highspy is not installed (`require_solver`).
     """
     static = homogeneous_plan(lengths, costs, squares=squares)
     best_fit = best_homogeneous_plan(lengths, costs, squares=squares)
@@ -44,17 +47,22 @@ def plans_of(policy: GroupPolicy, lengths: I64, squares: I64, costs: GroupCosts)
         case GroupPolicy.SEARCH:
             return {"unequal groups by search": plan_groups(lengths, costs, squares=squares)} | compared
         case GroupPolicy.MILP:
-            return {"unequal groups by HiGHS": _by_milp(lengths, squares, costs)} | compared
+            return {"unequal groups by HiGHS": plan_groups(lengths, costs, squares=squares, solver="milp")} | compared
 
 
-def _by_milp(lengths: I64, squares: I64, costs: GroupCosts) -> SequencePlan:
-    try:
-        return plan_groups(lengths, costs, squares=squares, solver="milp")
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{costs.name} has the group policy milp and this server has no highspy; install it on every server of the "
-            "job (pip install highspy), or use the policy search"
-        ) from error
+def require_solver(execution: Execution) -> None:
+    """Refuse a policy whose solver is not installed.
+
+    Raises:
+        JobSpecError: the policy is milp and there is no highspy.
+    """
+    for module in execution.modules:
+        groups = module.sequence_groups
+        if groups is not None and groups.policy is GroupPolicy.MILP and find_spec("highspy") is None:
+            raise JobSpecError(
+                f"module {module.name} has the sequence group policy milp, and highspy is not installed here; install "
+                "it on every server of the job (pip install highspy), or use the policy search"
+            )
 
 
 def _titled(name: str, plan: SequencePlan) -> str:

@@ -63,6 +63,7 @@ class Batch:
     def __init__(
         self, lengths: I64, costs: GroupCosts, compositions: I64 | None = None, squares: I64 | None = None
     ) -> None:
+        _refuse_overflow(lengths, lengths * lengths if squares is None else squares, costs)
         self.costs = costs
         self.lengths = lengths
         self.times = costs.times_ns(lengths, squares)
@@ -74,7 +75,6 @@ class Batch:
         if compositions is None:
             compositions = group_compositions(costs.num_devices, costs.degrees[0], costs.degrees[-1])
         self.compositions = compositions
-        _refuse_overflow(lengths, self.times, costs)
         self.prefix = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         work = self.times << np.arange(len(costs.degrees))
         fits = np.arange(len(costs.degrees)) >= self.floors[:, None]
@@ -137,11 +137,13 @@ class Batch:
         return others[taken]
 
 
-def _refuse_overflow(lengths: I64, times: I64, costs: GroupCosts) -> None:
-    """The kernels multiply sums of times by units, and tokens by picoseconds, in int64."""
-    slowest = int(times.max(initial=0)) * len(lengths) * costs.num_devices
+def _refuse_overflow(lengths: I64, squares: I64, costs: GroupCosts) -> None:
+    """The kernels multiply sums of times by units, tokens by picoseconds, and squares by femtoseconds, in int64."""
+    quadratic = int(squares.max(initial=0)) // 1_000 * costs.quadratic_fs
+    linear = int(lengths.max(initial=0)) * max(costs.token_ps)
+    slowest = (quadratic + linear) // (1_000 * costs.degrees[0]) * len(lengths) * costs.num_devices
     exchange = int(lengths.sum()) * max(costs.token_ps)
-    if slowest >= UNLIMITED << 10 or exchange >= 1 << 62:
+    if slowest >= UNLIMITED << 10 or exchange >= 1 << 62 or quadratic >= 1 << 62:
         raise ValueError(
             f"{costs.name}: {len(lengths)} sequences with up to {int(lengths.max())} tokens take too much time to count"
             " in int64 nanoseconds; are the cost coefficients in their units (fs, ps, ns)?"

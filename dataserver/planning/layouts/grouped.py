@@ -1,0 +1,244 @@
+"""A backbone whose ranks share sequences in groups of unequal degrees (FlexSP, arXiv 2412.01523), wave by wave.
+
+Encoders and generators stand beside it on devices of their own: a wave of theirs holds the images of one microbatch of
+all groups, spread over all their ranks.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from dataserver.planning.arranging import module_images
+from dataserver.planning.balancing import bin_loads
+from dataserver.planning.costs import backward_ns, forward_ns
+from dataserver.planning.identity import Job, JobSpecError
+from dataserver.planning.jobspec import (
+    BalancePolicy,
+    Execution,
+    GroupPolicy,
+    ModuleKind,
+    OrderPolicy,
+    PackingPolicy,
+)
+from dataserver.planning.layouts import in_flight
+from dataserver.planning.layouts.arranged_groups import ArrangedGroups, Microbatches, arrange_groups
+from dataserver.planning.layouts.held import held_units
+from dataserver.planning.layouts.in_flight import InFlight
+from dataserver.planning.layouts.interface import LayoutPlanner, PlannedTimeline
+from dataserver.planning.layouts.joined import pipeline_layout
+from dataserver.planning.layouts.lockstep import timeline
+from dataserver.planning.naming import milliseconds, sample_name
+from dataserver.planning.ordering import disttrain_order
+from dataserver.planning.plan import Candidate, Decision, RankGroups, StepPlan, make_plan
+from dataserver.planning.samples import StepSamples
+from dataserver.planning.sequence_parallel import GroupCosts, SequencePlan
+from dataserver.planning.sequence_parallel.module import module_costs, planned_sequences, rank_tokens
+from dataserver.planning.sequence_parallel.policies import compositions_text, idle_groups, plans_of
+from dataserver.planning.sequence_parallel.search import Batch
+from dataserver.planning.sequences import pack_sequences
+from dataserver.planning.sizing import SampleTooLargeError
+
+
+def baseline(execution: Execution) -> Execution:
+    """Groups of the largest degree always, best-fit packing, images beside their groups, microbatches as they come."""
+    modules = []
+    for module in execution.modules:
+        changes: dict[str, object] = {"balance": BalancePolicy.NONE}
+        if module.sequence_groups is not None:
+            changes["packing"] = PackingPolicy.BEST_FIT
+            changes["sequence_groups"] = module.sequence_groups.model_copy(update={"policy": GroupPolicy.STATIC})
+        modules.append(module.model_copy(update=changes))
+    layout = pipeline_layout(execution).model_copy(update={"order": OrderPolicy.NONE})
+    return execution.model_copy(update={"modules": tuple(modules), "layout": layout})
+
+
+def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
+    """Plan one step.
+
+    Raises:
+        SampleTooLargeError: the largest group does not hold a sample; names it and the limit.
+        WaveTooLargeError: an encoder or generator does not hold the images of a sample; names it.
+        JobSpecError: costs are beyond int64, or the policy is milp and found no plan.
+    """
+    return _Planner(job, step, samples).plan()
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """One of the plans that are compared."""
+
+    name: str
+    plan: StepPlan
+    planned: PlannedTimeline
+    held: InFlight
+    arranged: ArrangedGroups
+
+
+class _Planner:
+    """The stages of planning, over the samples of one step."""
+
+    def __init__(self, job: Job, step: int, samples: StepSamples) -> None:
+        self._job, self._step, self._samples = job, step, samples
+        self._execution = job.spec.execution
+        self._layout = pipeline_layout(self._execution)
+        self._costs, self._policy = module_costs(self._execution.backbone), _policy(self._execution)
+        capacity = self._costs.device_tokens * self._costs.degrees[-1]
+        _refuse_too_large(job, samples, capacity)
+        self._sequence, _ = pack_sequences(job, samples, min(job.stream.seq_len, capacity), 1)
+        tokens, count = samples.tokens, int(self._sequence.max(initial=-1)) + 1
+        self._sizes = bin_loads(tokens, self._sequence, count), bin_loads(tokens * tokens, self._sequence, count)
+
+    def plan(self) -> StepPlan:
+        plans = self._plans_of(self._costs)
+        found = [self._plain(name, plan) for name, plan in plans.items()]
+        fastest = min(found, key=_makespan_ns)  # the first of equals: the policy's own
+        if self._waits(fastest, plans[fastest.name].time_ns):
+            found += self._with_two_in_flight()
+            fastest = min(found, key=_makespan_ns)
+        ranked = sorted([*found, *self._variants_of(fastest)], key=_makespan_ns)
+        return replace(
+            ranked[0].plan,
+            candidates=tuple(Candidate(v.name, _makespan_ns(v)) for v in ranked),
+            decisions=self._decisions(ranked[0], [v for v in found if v is not ranked[0]]),
+        )
+
+    def _plans_of(self, costs: GroupCosts) -> dict[str, SequencePlan]:
+        try:
+            return plans_of(self._policy, *self._sizes, costs)
+        except ValueError as error:
+            raise JobSpecError(f"step {self._step}: {error}") from error
+
+    def _plain(self, name: str, plan: SequencePlan) -> _Variant:
+        microbatches = [m.groups for m in plan.microbatches] or [idle_groups(self._costs)]
+        return self._variant(name, arrange_groups(self._job, self._samples, microbatches, self._sequence), 0)
+
+    def _waits(self, variant: _Variant, busy_ns: int) -> bool:
+        """Whether the backbone waits a twentieth of its time or more, and a generator may be the reason."""
+        return bool(self._execution.of_kind(ModuleKind.GENERATOR)) and 20 * _makespan_ns(variant) > 21 * busy_ns
+
+    def _with_two_in_flight(self) -> Iterator[_Variant]:
+        """The policy's plan for half of the memory, if that holds all sequences.
+
+        Two microbatches then fit: the backbone works on one while the generator works on the other.
+        """
+        longest = int(self._sizes[0].max(initial=1))
+        half = replace(self._costs, device_tokens=self._costs.device_tokens // 2)
+        if self._policy is GroupPolicy.STATIC or longest > half.device_tokens * half.degrees[-1]:
+            return
+        name, plan = next(iter(self._plans_of(half).items()))
+        yield self._plain(f"{name}, half the memory for each microbatch", plan)
+
+    def _variants_of(self, plain: _Variant) -> Iterator[_Variant]:
+        """The same groups beside encoders or generators: in another order, and with more in flight."""
+        if len(self._execution.modules) == 1:
+            return
+        orders = {plain.name: plain.arranged}
+        if self._layout.order is not OrderPolicy.NONE:
+            order = _disttrain_order(self._execution, plain.planned)
+            reordered = arrange_groups(
+                self._job, self._samples, [plain.arranged.microbatches[k] for k in order], plain.arranged.sequence
+            )
+            orders[f"{plain.name}, Algorithm 2"] = reordered
+            yield self._variant(f"{plain.name}, Algorithm 2", reordered, 0)
+        for extra in in_flight.extras(self._execution)[1:]:
+            for name, arranged in orders.items():
+                yield self._variant(f"{name}, up to {extra} extra in flight", arranged, extra)
+
+    def _variant(self, name: str, arranged: ArrangedGroups, extra: int) -> _Variant:
+        make = partial(
+            make_plan,
+            self._job,
+            self._step,
+            self._samples,
+            num_microbatches=len(arranged.microbatches),
+            sequences_per_microbatch=max(1, *(len(g.sequences) for groups in arranged.microbatches for g in groups)),
+            arrangements=arranged.arrangements,
+            routings=arranged.routings,
+            groups=_rank_groups(arranged.microbatches),
+        )
+        bare = make(schedules=())
+        units = {m.name: held_units(m, bare) for m in self._execution.modules if m.memory is not None}
+        held = in_flight.in_flight(self._execution, bare.num_microbatches, extra, units)
+        assert held is not None, "only interleaved lists need more than one microbatch"
+        plan = make(schedules=held.schedules(self._execution))
+        return _Variant(name, plan, timeline(self._job.spec, plan), held, arranged)
+
+    def _decisions(self, best: _Variant, others: Iterable[_Variant]) -> tuple[Decision, ...]:
+        """Why these groups, and what is in flight."""
+        backbone, plan = self._execution.backbone, best.plan
+        tokens = rank_tokens(backbone, plan)
+        rank, fullest = (int(n) for n in np.unravel_index(tokens.argmax(), tokens.shape))
+        here = plan.groups.of(fullest)
+        degree = plan.groups.degree[here][np.searchsorted(plan.groups.first_rank[here], rank, side="right") - 1]
+        times = [f"{v.name}, {milliseconds(v.planned.makespan_ns)}" for v in (best, *others)]
+        reason = (
+            f"as simulated: {'; '.join(times)}. The fullest device holds {tokens[rank, fullest]:,} of "
+            f"{self._costs.device_tokens:,} tokens, in a group of {degree} in microbatch {fullest}"
+        )
+        compositions = [plan.groups.degree[plan.groups.of(k)].tolist() for k in range(plan.num_microbatches)]
+        groups = Decision(backbone.name, f"groups {compositions_text(compositions)}", reason)
+        return groups, *(in_flight.decisions(self._execution, best.held) if len(self._execution.modules) > 1 else ())
+
+
+def _policy(execution: Execution) -> GroupPolicy:
+    groups = execution.backbone.sequence_groups
+    assert groups is not None, "the layout is chosen by it"
+    return groups.policy
+
+
+def _makespan_ns(variant: _Variant) -> int:
+    return variant.planned.makespan_ns
+
+
+def _refuse_too_large(job: Job, samples: StepSamples, capacity: int) -> None:
+    """Refuse a sample that no group holds, even alone."""
+    over = np.flatnonzero(samples.tokens > capacity)
+    if len(over):
+        worst = int(over[samples.tokens[over].argmax()])
+        backbone = job.spec.execution.backbone
+        raise SampleTooLargeError(
+            f"{sample_name(job.stream, samples, worst)}: the sample has {samples.tokens[worst]} tokens, but the "
+            f"largest sequence group of module {backbone.name} holds {capacity}; raise sequence_groups.max_degree or "
+            "the module's memory, lower seq_len, or leave such samples out with a filter or a quarantine list"
+        )
+
+
+def _rank_groups(microbatches: Microbatches) -> RankGroups:
+    rows = [(wave, g.first_rank, g.degree) for wave, groups in enumerate(microbatches) for g in groups]
+    return RankGroups(*np.array(rows, np.int64).T.copy())
+
+
+def _disttrain_order(execution: Execution, planned: PlannedTimeline) -> list[int]:
+    """Algorithm 2 on the slowest rank of encoders, backbone and generators in each microbatch."""
+    kinds = np.array([list(ModuleKind).index(execution.module(n.modules[0]).kind) for n in planned.nodes])
+    stages = [kinds == k for k in dict.fromkeys(kinds.tolist())]
+    pipeline = planned.pipeline
+    times = ([values[stage].max(axis=0) for stage in stages] for values in (pipeline.forward_ns, pipeline.backward_ns))
+    return disttrain_order(*times)
+
+
+def bound_ns(job: Job, plan: StepPlan) -> int:
+    """A time that no groups and no order of the plan's sequences can beat.
+
+    The backbone's: its sequences in the best degrees without any waiting (`sequence_parallel.search.Batch.bound`).
+    Those of the others: their work, evenly spread over their ranks.
+    """
+    backbone = job.spec.execution.backbone
+    costs, sequences = module_costs(backbone), planned_sequences(backbone, plan)
+    order = np.argsort(-sequences.lengths, kind="stable")
+    batch = Batch(sequences.lengths[order], costs, squares=sequences.squares[order])
+    bound = batch.fewest * costs.fixed_ns + batch.bound(0, len(order))
+    for module in job.spec.execution.modules:
+        if module.name == backbone.name:
+            continue
+        images = module_images(job.spec, module, plan.samples)
+        forward = np.append(
+            forward_ns(module.cost, plan.samples.patches[images]), batch.fewest * module.cost.microbatch_ns * module.dp
+        )
+        bound = max(bound, int((forward + backward_ns(module.cost, forward)).sum()) // module.dp)
+    return bound
+
+
+PLANNER = LayoutPlanner(plan, baseline, timeline, bound_ns)
