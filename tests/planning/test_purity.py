@@ -29,7 +29,7 @@ FORBIDDEN_AT_RUNTIME = [
     "yaml",
 ]
 REFERENCES = {"sequence_parallel/milp.py"}
-"""Published methods kept for comparison, which no job can select; they may use a solver that computes in floats."""
+"""Published methods for comparison, which a job selects by name only; they may use a solver that computes in floats."""
 FOR_PEOPLE = {("expectation", "imbalance")}
 """Functions that may divide: what they return is shown, never decided by."""
 ROUNDED = {"float", "sqrt", "exp", "log", "mean", "std", "average", "random", "default_rng", "shuffle", "true_divide"}
