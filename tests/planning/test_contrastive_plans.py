@@ -80,13 +80,14 @@ def jobs(draw: st.DrawFn) -> tuple[Job, StepSamples]:
             fields["memory"] = {"room_bytes": units * UNIT_BYTES, "unit_bytes": UNIT_BYTES}
         fields["balance"] = draw(st.sampled_from(list(BalancePolicy))).value
         towers.append(tower(f"{modality}-{number}", modality, **fields))
+    schedule = draw(st.sampled_from(list(ContrastiveSchedule)))
     job = make_job(
         towers,
         batch=batch,
         groups=draw(st.integers(1, 3)),
         microbatches=size,
-        schedule=draw(st.sampled_from(list(ContrastiveSchedule))).value,
-        extra_in_flight=draw(st.integers(0, 2)),
+        schedule=schedule.value,
+        extra_in_flight=0 if schedule is ContrastiveSchedule.BATCH_SYNC else draw(st.integers(0, 2)),
         interaction_ns=draw(st.sampled_from([0, 1_000_000])),
     )
     return job, make_samples(job, draw(st.integers(0, 2**32)))
@@ -334,6 +335,8 @@ def test_jobs_that_cannot_be_are_refused() -> None:
         make_job([tower("image", "image", dp=3), tower("text", "text")])
     with pytest.raises(JobSpecError, match="a contrastive layout has two towers or more"):
         make_job([tower("image", "image")])
+    with pytest.raises(JobSpecError, match=r"schedule batch_sync has extra_in_flight 1; .* leave it out"):
+        make_job(two_towers(), schedule="batch_sync", extra_in_flight=1)
 
 
 def test_golden_plan() -> None:

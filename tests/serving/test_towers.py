@@ -177,6 +177,20 @@ def test_samples_that_are_no_pairs_are_refused_when_the_job_is_created(tmp_path:
     assert "for contrastive training it needs one image and some text" in text
 
 
+def test_memory_that_cannot_hold_a_batch_ends_the_stream_with_a_clear_error(folder: Path) -> None:
+    """It depends on a step's samples, so that it is found when the step is planned."""
+    data = job_data()
+    data["execution"]["modules"][0]["memory"] = {"room_bytes": 100, "unit_bytes": 1}
+    with running({"pairs": folder}) as server:
+        job_id = server.create(data).job_id
+        with pytest.raises(grpc.RpcError) as caught:
+            server.read(job_id, "text", 0)
+        _, reason, retriable, text = reason_of(caught.value)
+    assert (reason, retriable) == ("MICROBATCH_TOO_LARGE", False)
+    assert "batch_sync needs room for" in text
+    assert "raise memory.room_bytes or dp of image" in text
+
+
 def spec_of(folder: Path) -> JobSpec:
     with running({"pairs": folder}) as server:
         return parse_job(fill_job(job_data(), server.catalog)).spec

@@ -94,13 +94,23 @@ class ContrastiveLayout(SpecModel):
     kind: Literal["contrastive"]
     """Names the layout."""
     schedule: ContrastiveSchedule = ContrastiveSchedule.DISTMM_PIPE
-    """What the stages of a tower do around the barrier."""
+    """What the stages of a tower do around the barrier. `distmm_pipe` is taken in steps where memory holds it and where
+    the simulator finds it faster than `batch_sync`; the plan says which."""
     microbatches: Annotated[int, Field(ge=1, le=65536)] = 1
     """Microbatches of each rank for one contrastive batch."""
     extra_in_flight: InFlight = 0
-    """Microbatches that each stage but the last may hold beyond those that `distmm_pipe` needs."""
+    """Microbatches that each stage but the last may hold beyond those that `distmm_pipe` needs, within its memory."""
     interaction_ns: Natural = 0
     """Time of a contrastive batch's interaction, forward and backward, gathering of features included."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.schedule is ContrastiveSchedule.BATCH_SYNC and self.extra_in_flight:
+            raise ValueError(
+                f"schedule batch_sync has extra_in_flight {self.extra_in_flight}; contrastive batches do not overlap "
+                "there, leave it out"
+            )
+        return self
 
 
 _KINDS = ("pipeline", "colocated", "contrastive")
