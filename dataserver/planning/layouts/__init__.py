@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from dataserver.planning.jobspec import Execution
-from dataserver.planning.layouts import colocated, pipelined
+from dataserver.planning.layouts import colocated, contrastive, pipelined
 from dataserver.planning.layouts.interface import LayoutPlanner, Node, PlannedTimeline
 
 _PLANNERS: Mapping[str, LayoutPlanner] = MappingProxyType(
-    {"pipeline": pipelined.PLANNER, "colocated": colocated.PLANNER}
+    {"pipeline": pipelined.PLANNER, "colocated": colocated.PLANNER, "contrastive": contrastive.PLANNER}
 )
 
 
