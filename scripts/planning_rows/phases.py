@@ -33,7 +33,7 @@ def make_step(seed: int, ranks: int, pad_audio: bool) -> tuple[list[Phase], list
         here = np.arange(len(sequence))
         links.append(Link(name, "llm", here, sequence, loads // 5_000, 8_192))
     loads = (draw.lognormal(0, 0.6, count) * 6_000_000).astype(np.int64)
-    return [*phases, Phase("llm", loads, np.arange(count), equal_counts=True)], links
+    return [*phases, Phase("llm", loads, np.arange(count), capacity=SEQUENCES_PER_RANK)], links
 
 
 def _colocated(ranks: int, pad_audio: bool) -> list[Row]:

@@ -34,7 +34,6 @@ def steps(draw: st.DrawFn, max_ranks: int = 8) -> tuple[list[Phase], list[Link],
             sample=sample,
             constant_ns=draw(st.integers(0, 5)),
             padded=draw(st.booleans()),
-            equal_counts=draw(st.booleans()),
         )
 
     phases = [phase("llm", np.arange(num_samples))]
@@ -48,6 +47,8 @@ def steps(draw: st.DrawFn, max_ranks: int = 8) -> tuple[list[Phase], list[Link],
         rows = numbers(data, count, st.integers(0, 9))
         links.append(Link(source, target, source_item, target_item, rows, draw(st.integers(1, 4))))
     num_ranks = draw(st.integers(1, max_ranks))
+    most = [draw(st.none() | st.integers(-(-len(p.loads) // num_ranks), 16)) for p in phases]
+    phases = [replace(p, capacity=capacity) for p, capacity in zip(phases, most, strict=True)]
     node = np.arange(num_ranks) // draw(st.integers(1, 3)) if draw(st.booleans()) else numbers(data, num_ranks, NODES)
     return phases, links, node
 
@@ -101,9 +102,8 @@ def test_every_item_has_one_place_and_loads_are_those_of_its_rank(step: tuple[li
             assert places.position[places.rank == r].tolist() == list(range(int((places.rank == r).sum())))
         assert arrangement.loads.tolist() == slow_loads(phase, places.rank, len(node))
         assert int(arrangement.loads.max()) >= arrangement.bound_ns
-        if phase.equal_counts:
-            counts = np.bincount(places.rank, minlength=len(node))
-            assert int(counts.max()) <= -(-len(phase.loads) // len(node))
+        if phase.capacity is not None:
+            assert int(np.bincount(places.rank, minlength=len(node)).max()) <= phase.capacity
         if phase.padded:
             assert int(arrangement.loads.max()) == arrangement.bound_ns
 
@@ -153,7 +153,7 @@ def test_few_bytes_on_eight_ranks(per_node: int) -> None:
 
 def large_step(seed: int, num_samples: int) -> tuple[list[Phase], list[Link]]:
     draw = np.random.default_rng(seed)
-    phases = [Phase("llm", draw.integers(1, 10**6, num_samples), np.arange(num_samples), equal_counts=True)]
+    phases = [Phase("llm", draw.integers(1, 10**6, num_samples), np.arange(num_samples), capacity=num_samples // 8)]
     links = []
     for name, padded in (("vit", False), ("whisper", True), ("dit", False)):
         sample = np.sort(draw.integers(0, num_samples, 2 * num_samples))
@@ -219,7 +219,7 @@ def test_veomnis_check(lengths: list[int]) -> None:
     """VeOmni's ground truth for an encoder: 8 ranks of {200..1000}, shuffled, get equal sums of squares."""
     squares = Cost(linear_ps=0, quadratic_fs=10**6)
     loads = forward_ns(squares, np.array(lengths, np.int64))
-    phases = [Phase("vit", loads, np.arange(40)), Phase("llm", np.ones(40, np.int64), np.arange(40), equal_counts=True)]
+    phases = [Phase("vit", loads, np.arange(40)), Phase("llm", np.ones(40, np.int64), np.arange(40), capacity=5)]
     here = np.arange(40)
     link = Link("vit", "llm", here, here, np.array(lengths, np.int64), 2)
     plan = arrange_phases(phases, [link], np.arange(8) // 4)
@@ -234,12 +234,12 @@ def test_padded_phases_keep_their_memory(sizes: list[int], num_ranks: int, cap: 
     """The fastest arrangement that keeps the cap; refused exactly if none does."""
     loads, need = np.array(sizes) * 7 + 2, np.array(sizes)
     memory = Memory(need, cap)
-    phase = Phase("whisper", loads, np.arange(len(sizes)), padded=True, equal_counts=equal_counts, memory=memory)
+    most = -(-len(sizes) // num_ranks) if equal_counts else len(sizes)
+    phase = Phase("whisper", loads, np.arange(len(sizes)), padded=True, capacity=most, memory=memory)
 
     def largest(values: I64, rank: tuple[int, ...]) -> int:
         return max(slow_loads(replace(phase, loads=values), np.array(rank), num_ranks))
 
-    most = -(-len(sizes) // num_ranks) if equal_counts else len(sizes)
     every = [r for r in product(range(num_ranks), repeat=len(sizes)) if max(r.count(k) for k in r) <= most]
     possible = [largest(loads, rank) for rank in every if largest(need, rank) <= cap]
     if possible:

@@ -90,7 +90,7 @@ def test_phases_are_balanced_each_for_itself() -> None:
     search = {"balance": "lpt_search"}
     job = colocated_job(packed=False, vit=search, llm=search, dit=search)
     samples = make_samples(job, 400, 0, 3)
-    found = phases_of(job, samples, np.arange(400))
+    found = phases_of(job, samples, np.arange(400), 25)
     links = phase_links(found, BYTES)
     plan = arrange_phases([p.phase for p in found], links, NODE)
     for arrangement in plan.arrangements:

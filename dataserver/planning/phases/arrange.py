@@ -73,10 +73,9 @@ def _check(phases: Sequence[Phase], links: Sequence[Link], num_ranks: int) -> No
 
 def _spread(phase: Phase, num_ranks: int) -> I64:
     """The batch of each item, int64 [k]."""
-    capacity, memory = _capacity(phase, num_ranks), phase.memory
     _check_items(phase)
     try:
-        return (padded if phase.padded else phase.balancer)(phase.loads, num_ranks, capacity, memory)
+        return (padded if phase.padded else phase.balancer)(phase.loads, num_ranks, phase.capacity, phase.memory)
     except ValueError as error:
         raise ValueError(f"phase {phase.name}: {error}") from error
 
@@ -94,17 +93,13 @@ def _check_items(phase: Phase) -> None:
         )
 
 
-def _capacity(phase: Phase, num_ranks: int) -> int | None:
-    return -(-len(phase.loads) // num_ranks) if phase.equal_counts else None
-
-
 def _arrangement(phase: Phase, rank: I64, num_ranks: int) -> PhaseArrangement:
     item = np.arange(len(rank), dtype=np.int64)
     places = Places(item, rank, _count_within(rank, item))
     loads = phase.rank_loads(rank, num_ranks)
     if phase.padded:  # the runs are optimal
         return PhaseArrangement(phase.name, places, loads, int(loads.max()))
-    bound = phase.constant_ns + lower_bound(phase.loads, num_ranks, _capacity(phase, num_ranks))
+    bound = phase.constant_ns + lower_bound(phase.loads, num_ranks, phase.capacity)
     return PhaseArrangement(phase.name, places, loads, bound)
 
 

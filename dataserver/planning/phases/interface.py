@@ -25,8 +25,8 @@ class Phase:
     """What spreads them over the ranks, unless they are padded."""
     padded: bool = False
     """Whether items are padded to the longest of their rank, so that each costs as much as the costliest."""
-    equal_counts: bool = False
-    """Whether a rank takes k / ranks items, rounded up, at most: equal counts where that divides."""
+    capacity: int | None = None
+    """Items that a rank takes at most; with k / ranks, where that divides, ranks take equal counts."""
     memory: Memory | None = None
     """What each item needs of a rank's memory; padded, each needs as much as the largest of its rank."""
 

@@ -136,7 +136,7 @@ def module_phase(items: ModuleItems, num_sequences: int, ranks: int, microbatche
         sample=items.sample,
         constant_ns=microbatches * items.module.cost.microbatch_ns,
         balancer=_no_slower(items.module.balance, home),
-        equal_counts=items.slots is not None,
+        capacity=None if items.slots is None else items.slots * microbatches,
         memory=items.memory(microbatches),
     )
     return ModulePhase(items, phase, np.arange(len(home), dtype=np.int64), phase.rank_loads(home, ranks))
@@ -185,7 +185,7 @@ def _padded_phase(items: ModuleItems, home: I64, ranks: int, microbatches: int) 
         sample=first,
         constant_ns=microbatches * module.cost.microbatch_ns,
         balancer=balancer,
-        equal_counts=True,
+        capacity=microbatches,
     )
     at_home = total_by_rank(items.loads, canonical, count, padded=True).reshape(ranks, -1).sum(axis=1)
     return ModulePhase(items, phase, batch, phase.constant_ns + at_home)
