@@ -11,6 +11,7 @@ import numpy as np
 
 from dataserver.planning.balancing import longest_first
 from dataserver.planning.jobspec import BalancePolicy
+from dataserver.planning.pipeline import one_f_one_b_in_flight
 from dataserver.planning.placing import (
     Placement,
     PlacementProblem,
@@ -58,12 +59,12 @@ def _problem(seed: int) -> PlacementProblem:
     large = rng.random(COUNT) < 0.3
     patches = np.where(large, rng.normal(3_000, 300, COUNT), rng.normal(600, 100, COUNT)).clip(100)
     tokens = patches / 4 + np.exp(rng.normal(6, 0.6, COUNT))
-    own = np.zeros((3, COUNT + 1), np.int64)
+    own = np.zeros((2, COUNT + 1), np.int64)
     own[0, :-1] = patches * 1_000
     own[1, :-1] = tokens * 2_000
-    percent = np.array([200, 200, 0])
-    none = np.zeros(3, np.int64)
-    return PlacementProblem(DP, MICROBATCHES, SLOTS, DP, STAGES, 0, (True, False), own, none, percent)
+    held = one_f_one_b_in_flight(STAGES + 1)
+    none, percent = np.zeros(2, np.int64), np.full(2, 200)
+    return PlacementProblem(DP, MICROBATCHES, SLOTS, DP, STAGES, 1, held, own, own[:, :-1], none, percent)
 
 
 def _disttrain(problem: PlacementProblem, seed: int) -> Placement:
@@ -97,7 +98,7 @@ def _alike(problem: PlacementProblem, seed: int) -> Placement:
 def _default(problem: PlacementProblem, seed: int) -> Placement:
     """What the default policies do."""
     seeds = [balanced(problem, policy) for policy in (BalancePolicy.NONE, BalancePolicy.LPT)]
-    seeds.append(stratified(problem))
+    seeds.append(stratified(problem, BalancePolicy.LPT))
     return searched(problem, [*seeds, *(in_disttrain_order(problem, s) for s in seeds)], seed, seed)
 
 

@@ -47,9 +47,10 @@ def scenario_a(variation: float, extra: int, seed: int) -> PlacementProblem:
         slots=1,
         islands=DP,
         num_stages=STAGES,
+        num_encoders=1,
         in_flight=one_f_one_b_in_flight(STAGES + 2, extra),
-        present=(True, True),
         own=nanoseconds,
+        way=nanoseconds[:, :-1],
         base=np.zeros(3, np.int64),
         percent=np.full(3, 200),
     )
@@ -58,7 +59,7 @@ def scenario_a(variation: float, extra: int, seed: int) -> PlacementProblem:
 def planned(problem: PlacementProblem, seed: int) -> Placement:
     """What the default policies do."""
     seeds = [balanced(problem, policy) for policy in (BalancePolicy.NONE, BalancePolicy.LPT)]
-    seeds.append(stratified(problem))
+    seeds.append(stratified(problem, BalancePolicy.LPT))
     return searched(problem, [*seeds, *(in_disttrain_order(problem, s) for s in seeds)], seed, seed)
 
 

@@ -77,22 +77,22 @@ def test_runs_are_consecutive_and_even(num_items: int, num_bins: int) -> None:
 @given(st.sampled_from(BalancePolicy), st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.data())
 def test_places_are_distinct_slots(policy: BalancePolicy, dp: int, waves: int, microbatch: int, data) -> None:  # type: ignore[no-untyped-def]
     loads = data.draw(st.lists(st.integers(0, 1000), max_size=dp * waves * microbatch))
-    own = np.zeros((3, len(loads) + 1), np.int64)
-    own[1, :-1] = loads
+    own = np.array([[*loads, 0]], np.int64)
     problem = PlacementProblem(
         dp=dp,
         num_waves=waves,
         slots=microbatch,
         islands=1,
         num_stages=2,
-        in_flight=np.array([1, 2, 1, 1]),
-        present=(False, False),
+        num_encoders=0,
+        in_flight=np.array([2, 1]),
         own=own,
-        base=np.zeros(3, np.int64),
-        percent=np.full(3, 200),
+        way=own[:, :-1],
+        base=np.zeros(1, np.int64),
+        percent=np.full(1, 200),
     )
     balanced = placing.balanced(problem, policy)
-    for placement in (balanced, placing.in_disttrain_order(problem, balanced), placing.stratified(problem)):
+    for placement in (balanced, placing.in_disttrain_order(problem, balanced), placing.stratified(problem, policy)):
         rank, wave, slot = placement.rank, placement.wave, placement.slot
         places = list(zip(rank.tolist(), wave.tolist(), slot.tolist(), strict=True))
         assert len(set(places)) == len(loads)

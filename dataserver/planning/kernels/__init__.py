@@ -26,6 +26,11 @@ def kernel(function: _Function) -> _Function:
     return cast(_Function, numba.njit(cache=True, nogil=True)(function))
 
 
+def part(function: _Function) -> _Function:
+    """A part of a kernel's innermost loop: it becomes part of its callers, since a call costs as much as its work."""
+    return cast(_Function, numba.njit(inline="always")(function))
+
+
 class _Announcer(event.Listener):
     """Logs every kernel that is compiled because the cache has none for this processor and version."""
 

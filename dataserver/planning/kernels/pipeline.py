@@ -1,138 +1,155 @@
 """Compiled loops over pipelines: the makespan of one island, and the search for a placement."""
 
+from typing import NamedTuple
+
 import numpy as np
 
-from dataserver.planning.kernels import kernel
-from dataserver.planning.samples import I64, U64, Bool
+from dataserver.planning.kernels import kernel, part
+from dataserver.planning.kernels.islands import Costs, Slots, exchange, lacks, move, slots_of
+from dataserver.planning.samples import I64, U64
+
+
+class Clocks(NamedTuple):
+    """Scratch of a simulation: a column for each encoder, each backbone stage, each generator; encoders and generators
+    are in row 0."""
+
+    now: I64
+    """int64 [ranks of an island, columns]."""
+    ends: I64
+    """int64 [ranks of an island, columns, waves]: end of every backward."""
 
 
 @kernel
-def island_makespan(
-    encoder: I64, backbone: I64, generator: I64, percent: I64, in_flight: I64, clock: I64, ends: I64
-) -> int:
-    """Makespan of one island: c backbone ranks that share one encoder and one generator node.
+def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
+    """Makespan of one island: c backbone ranks that share one node of each encoder and of each generator.
 
     Operations are visited round by round: in round k every stage runs the forward of wave k and then the backward that
     its list has behind it (`pipeline.stage_operations`), first stages first and last stages first. So every input is
-    known when it is needed and nothing is queued.
+    known when it is needed and nothing is queued. A rank that has nothing in an encoder or generator does not wait for
+    it.
 
     Args:
-        encoder: int64 [c, waves]: what each rank's microbatches cost in the encoder node; [0, 0] without an encoder.
-        backbone: int64 [c, waves]: forward time of each microbatch in one stage.
-        generator: int64 [c, waves]; [0, 0] without a generator.
-        percent: int64 [3]: backward time in percent of the forward time of encoder, backbone, generator.
-        in_flight: int64 [stages + 2]: microbatches that encoder, backbone stages and generator hold at most; never
-            rising, those of absent modules are not read.
-        clock: int64 [c, stages + 2], scratch: encoder and generator in row 0.
-        ends: int64 [c, stages + 2, waves], scratch: end of every backward.
+        time: int64 [rows, ranks, waves], see `islands.Slots`.
+        first: the island's first rank.
+        costs: of the problem.
+        clocks: scratch.
     """
-    ranks, waves = backbone.shape
-    has_encoder, has_generator = encoder.shape[0] > 0, generator.shape[0] > 0
-    clock[:] = 0
-    gate = len(in_flight) - 1
-    deepest = in_flight[0] if has_encoder else in_flight[1]
-    for round_ in range(waves + deepest - 1):
-        if round_ < waves:
-            fed = 0
-            if has_encoder:
-                fed = clock[0, 0]
-                for i in range(ranks):
-                    fed += encoder[i, round_]
-                clock[0, 0] = fed
-            latest = 0
-            total = 0
-            for i in range(ranks):
-                time = fed
-                step = backbone[i, round_]
-                for s in range(1, gate):
-                    time = max(time, clock[i, s]) + step
-                    clock[i, s] = time
-                latest = max(latest, time)
-                if has_generator:
-                    total += generator[i, round_]
-            if has_generator:
-                clock[0, gate] = max(clock[0, gate], latest) + total
-        if has_generator:
-            wave = round_ + 1 - in_flight[gate]
+    encoders = costs.encoders
+    last = first + costs.ranks_per_island
+    before, backbone, behind = time[:encoders], time[encoders, first:last], time[encoders + 1 :]
+    in_flight, percent, base = costs.in_flight, costs.percent, costs.base
+    stages, waves = len(in_flight) - len(before) - len(behind), time.shape[2]
+    of_stages, of_behind = in_flight[encoders : encoders + stages], in_flight[encoders + stages :]
+    now, ends = clocks.now, clocks.ends
+    now[:] = 0
+    for turn in range(waves + in_flight.max() - 1):
+        if turn < waves:
+            _forward(before, backbone, behind, first, turn, base, stages, now)
+        for g in range(len(behind)):
+            wave = turn + 1 - of_behind[g]
             if 0 <= wave < waves:
-                total = 0
-                for i in range(ranks):
-                    total += generator[i, wave]
-                clock[0, gate] += total * percent[2] // 100
-                ends[0, gate, wave] = clock[0, gate]
-        for s in range(gate - 1, 0, -1):
-            wave = round_ + 1 - in_flight[s]
+                column, row = stages + encoders + g, encoders + 1 + g
+                total = base[row]
+                for i in range(len(backbone)):
+                    total += behind[g, first + i, wave]
+                now[0, column] += total * percent[row] // 100
+                ends[0, column, wave] = now[0, column]
+        _backward(backbone, behind, first, turn, percent[encoders], of_stages, encoders, now, ends)
+        for row in range(encoders):
+            wave = turn + 1 - in_flight[row]
+            if 0 <= wave < waves:
+                clock, total = now[0, stages + row], base[row]
+                for i in range(len(backbone)):
+                    total += before[row, first + i, wave]
+                    clock = max(clock, ends[i, 0, wave] if before[row, first + i, wave] else 0)
+                now[0, stages + row] = clock + total * percent[row] // 100
+    return int(now.max())
+
+
+@part
+def _forward(before: I64, backbone: I64, behind: I64, first: int, wave: int, base: I64, stages: int, now: I64) -> None:
+    """The forward of one wave in all stages."""
+    ranks, encoders, generators = len(backbone), len(before), len(behind)
+    for row in range(encoders):
+        clock = now[0, stages + row] + base[row]
+        for i in range(ranks):
+            clock += before[row, first + i, wave]
+        now[0, stages + row] = clock
+    for i in range(ranks):
+        clock = 0
+        for row in range(encoders):
+            clock = max(clock, now[0, stages + row] if before[row, first + i, wave] else 0)
+        step = backbone[i, wave]
+        for s in range(stages):
+            clock = max(clock, now[i, s]) + step
+            now[i, s] = clock
+        for g in range(generators):
+            now[0, stages + encoders + g] = max(
+                now[0, stages + encoders + g], clock if behind[g, first + i, wave] else 0
+            )
+    for g in range(generators):
+        clock = now[0, stages + encoders + g] + base[encoders + 1 + g]
+        for i in range(ranks):
+            clock += behind[g, first + i, wave]
+        now[0, stages + encoders + g] = clock
+
+
+@part
+def _backward(
+    backbone: I64, behind: I64, first: int, turn: int, percent: int, of_stages: I64, encoders: int, now: I64, ends: I64
+) -> None:
+    """The backward of each backbone stage behind the forward of wave `turn`, or in its place when none is left."""
+    stages, waves = len(of_stages), backbone.shape[1]
+    for i in range(len(backbone)):
+        for s in range(stages - 1, -1, -1):
+            wave = turn + 1 - of_stages[s]
             if wave < 0 or wave >= waves:
                 continue
-            for i in range(ranks):
-                time = clock[i, s]
-                if s + 1 < gate:
-                    time = max(time, ends[i, s + 1, wave])
-                elif has_generator:
-                    time = max(time, ends[0, gate, wave])
-                time += backbone[i, wave] * percent[1] // 100
-                clock[i, s] = time
-                ends[i, s, wave] = time
-        if has_encoder:
-            wave = round_ + 1 - in_flight[0]
-            if 0 <= wave < waves:
-                time = clock[0, 0]
-                total = 0
-                for i in range(ranks):
-                    time = max(time, ends[i, 1, wave])
-                    total += encoder[i, wave]
-                clock[0, 0] = time + total * percent[0] // 100
-    return int(clock.max())
+            clock = now[i, s]
+            if s + 1 < stages:
+                clock = max(clock, ends[i, s + 1, wave])
+            else:
+                for g in range(len(behind)):
+                    clock = max(clock, ends[0, stages + encoders + g, wave] if behind[g, first + i, wave] else 0)
+            clock += backbone[i, wave] * percent // 100
+            now[i, s] = clock
+            ends[i, s, wave] = clock
 
 
 @kernel
-def improve_placement(
-    at: I64,
-    own: I64,
-    base: I64,
-    percent: I64,
-    present: Bool,
-    ranks_per_island: int,
-    in_flight: I64,
-    words: U64,
-    budget: int,
-) -> tuple[int, int]:
+def improve_placement(at: I64, costs: Costs, words: U64, budget: int) -> tuple[int, int]:
     """Hill climbing on the slowest island: swaps of sequences within it or with another, and moves of its microbatches.
 
-    A change is kept if no island that it touches becomes slower than the slowest was. Deterministic: the n-th trial is
-    given by the n-th word, and the search ends after `budget` simulated islands or when the words are used up.
+    A change is kept if no island that it touches becomes slower than the slowest was, and all that it touches keeps
+    within the memory. Deterministic: the n-th trial is given by the n-th word, and the search ends after `budget`
+    simulated islands or when the words are used up.
 
     Args:
-        at: int64 [ranks, waves, slots], changed in place: the sequence in each slot, -1 for none.
-        own: int64 [3, sequences + 1]: what each sequence costs in encoder, backbone stage, generator; the last is 0.
-        base: int64 [3]: what a microbatch costs beside its sequences.
-        percent: int64 [3], see `island_makespan`.
-        present: bool [2]: whether there is an encoder, a generator.
-        ranks_per_island: backbone ranks of one island; islands are consecutive.
-        in_flight: int64 [stages + 2], see `island_makespan`.
+        at: int64 [ranks, waves, slots], changed in place: the sequence in each slot, -1 for none; within the memory.
+        costs: of the problem.
         words: uint64 [trials], random.
         budget: islands to simulate.
 
     Returns:
         The makespan of the slowest island before and after.
     """
-    ranks, waves, slots = at.shape
-    islands = ranks // ranks_per_island
-    time = _times(at, own, base, ranks_per_island)
-    clock = np.zeros((ranks_per_island, len(in_flight)), np.int64)
-    ends = np.zeros((ranks_per_island, len(in_flight), waves), np.int64)
-    makespan = np.zeros(islands, np.int64)
-    for w in range(islands):
-        makespan[w] = _island(time, w, present, ranks_per_island, percent, in_flight, clock, ends)
+    ranks, waves, width = at.shape
+    per_island = costs.ranks_per_island
+    slots = slots_of(at, costs)
+    columns = len(costs.in_flight)
+    clocks = Clocks(np.zeros((per_island, columns), np.int64), np.zeros((per_island, columns, waves), np.int64))
+    makespan = np.zeros(ranks // per_island, np.int64)
+    for island in range(len(makespan)):
+        makespan[island] = island_makespan(slots.time, island * per_island, costs, clocks)
     before = makespan.max()
-    simulated = islands
+    simulated = len(makespan)
     for word in words:
         if simulated >= budget:
             break
         worst = np.argmax(makespan)
         bits = np.int64(word >> np.uint64(1))
-        rank = worst * ranks_per_island + bits % ranks_per_island
-        bits //= ranks_per_island
+        rank = worst * per_island + bits % per_island
+        bits //= per_island
         first = bits % waves
         bits //= waves
         second = bits % waves
@@ -140,94 +157,66 @@ def improve_placement(
         kind = bits % 4
         bits //= 4
         if kind >= 2:
-            if first == second:
-                continue
-            _move(at, time, rank, first, second, kind == 3)
-            now = _island(time, worst, present, ranks_per_island, percent, in_flight, clock, ends)
-            simulated += 1
-            if now <= makespan[worst]:
-                makespan[worst] = now
-            else:
-                _move(at, time, rank, second, first, kind == 3)
+            simulated += _try_move(slots, costs, clocks, makespan, rank, first, second, kind == 3)
             continue
         other = bits % ranks
         bits //= ranks
-        slot, other_slot = bits % slots, bits // slots % slots
-        if rank == other and first == second:
-            continue
-        _swap(at, time, own, rank, first, slot, other, second, other_slot)
-        island = other // ranks_per_island
-        now = _island(time, worst, present, ranks_per_island, percent, in_flight, clock, ends)
-        simulated += 1
-        there = now
-        if now <= makespan[worst] and island != worst:
-            there = _island(time, island, present, ranks_per_island, percent, in_flight, clock, ends)
-            simulated += 1
-        if now <= makespan[worst] and (there < makespan[worst] or island == worst):
-            makespan[worst], makespan[island] = now, there
-        else:
-            _swap(at, time, own, rank, first, slot, other, second, other_slot)
+        slot, other_slot = bits % width, bits // width % width
+        simulated += _try_exchange(slots, costs, clocks, makespan, rank, first, slot, other, second, other_slot)
     return int(before), int(makespan.max())
 
 
-@kernel
-def _times(at: I64, own: I64, base: I64, ranks_per_island: int) -> I64:
-    """int64 [3, ranks, waves]: what each microbatch costs; what no sequence causes counts for one rank of an island."""
-    ranks, waves, slots = at.shape
-    time = np.zeros((3, ranks, waves), np.int64)
-    for r in range(ranks):
-        for k in range(waves):
-            for kind in range(3):
-                time[kind, r, k] = base[kind] if kind == 1 or r % ranks_per_island == 0 else 0
-                for m in range(slots):
-                    time[kind, r, k] += own[kind, at[r, k, m]]
-    return time
-
-
-@kernel
-def _island(
-    time: I64,
-    number: int,
-    present: Bool,
-    ranks_per_island: int,
-    percent: I64,
-    in_flight: I64,
-    clock: I64,
-    ends: I64,
+@part
+def _try_move(
+    slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, rank: int, first: int, second: int, shift: bool
 ) -> int:
-    """Makespan of one island of the whole job."""
-    first = number * ranks_per_island
-    end = first + ranks_per_island
-    encoder = time[0, first:end] if present[0] else time[0, 0:0]
-    generator = time[2, first:end] if present[1] else time[2, 0:0]
-    return island_makespan(encoder, time[1, first:end], generator, percent, in_flight, clock, ends)
+    """Move a microbatch of the slowest island if that does not slow it down; the islands simulated."""
+    if first == second:
+        return 0
+    per_island = costs.ranks_per_island
+    island = rank // per_island
+    move(slots, rank, first, second, shift)
+    if per_island > 1 and lacks(slots, costs, rank, min(first, second), max(first, second)):
+        move(slots, rank, second, first, shift)
+        return 0
+    now = island_makespan(slots.time, island * per_island, costs, clocks)
+    if now <= makespan[island]:
+        makespan[island] = now
+    else:
+        move(slots, rank, second, first, shift)
+    return 1
 
 
-@kernel
-def _swap(
-    at: I64, time: I64, own: I64, rank: int, wave: int, slot: int, other: int, other_wave: int, other_slot: int
-) -> None:
-    """Exchange the contents of two slots; doing it twice changes nothing."""
-    here, there = at[rank, wave, slot], at[other, other_wave, other_slot]
-    at[rank, wave, slot], at[other, other_wave, other_slot] = there, here
-    for kind in range(3):
-        change = own[kind, there] - own[kind, here]
-        time[kind, rank, wave] += change
-        time[kind, other, other_wave] -= change
-
-
-@kernel
-def _move(at: I64, time: I64, rank: int, first: int, second: int, shift: bool) -> None:
-    """Exchange two microbatches of a rank or, with `shift`, take one out at `first` and insert it at `second`.
-
-    Moving from `second` to `first` undoes it. What a microbatch costs beside its sequences is the same in all of them.
-    """
-    step = 1 if second > first else -1
-    position = first
-    while position != second:
-        target = position + step if shift else second
-        for m in range(at.shape[2]):
-            at[rank, position, m], at[rank, target, m] = at[rank, target, m], at[rank, position, m]
-        for kind in range(3):
-            time[kind, rank, position], time[kind, rank, target] = time[kind, rank, target], time[kind, rank, position]
-        position = target
+@part
+def _try_exchange(
+    slots: Slots,
+    costs: Costs,
+    clocks: Clocks,
+    makespan: I64,
+    rank: int,
+    wave: int,
+    slot: int,
+    other: int,
+    other_wave: int,
+    other_slot: int,
+) -> int:
+    """Exchange two slots, the first of the slowest island, if that slows nothing down; the islands simulated."""
+    if rank == other and wave == other_wave:
+        return 0
+    per_island = costs.ranks_per_island
+    worst, island = rank // per_island, other // per_island
+    exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
+    if lacks(slots, costs, rank, wave, wave) or lacks(slots, costs, other, other_wave, other_wave):
+        exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
+        return 0
+    simulated = 1
+    now = island_makespan(slots.time, worst * per_island, costs, clocks)
+    there = now
+    if now <= makespan[worst] and island != worst:
+        there = island_makespan(slots.time, island * per_island, costs, clocks)
+        simulated = 2
+    if now <= makespan[worst] and (there < makespan[worst] or island == worst):
+        makespan[worst], makespan[island] = now, there
+    else:
+        exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
+    return simulated

@@ -1,13 +1,22 @@
 """The joined pipeline of a job: encoders, backbone stages, generators, and its simulation."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from dataserver.planning.costs import backward_ns
 from dataserver.planning.expectation import microbatch_loads
-from dataserver.planning.jobspec import Execution, JobSpec, ModuleKind, ModuleSpec, PipelineLayout, Schedule
+from dataserver.planning.jobspec import Execution, JobSpec, Memory, ModuleKind, ModuleSpec, PipelineLayout
+from dataserver.planning.layouts.held import held_units
 from dataserver.planning.layouts.interface import Node, PlannedTimeline
-from dataserver.planning.pipeline import Pipeline, gpipe_in_flight, one_f_one_b_in_flight, simulate
-from dataserver.planning.plan import ModuleSchedule, StepPlan
+from dataserver.planning.pipeline import (
+    Operation,
+    Pipeline,
+    chunk_hops,
+    interleaved_operations,
+    simulate,
+    stage_operations,
+)
+from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64
 
 _DEPTH = (ModuleKind.ENCODER, ModuleKind.BACKBONE, ModuleKind.GENERATOR)
@@ -36,59 +45,96 @@ def depths(execution: Execution) -> dict[str, I64]:
     return found
 
 
-def schedules(execution: Execution, num_microbatches: int) -> tuple[ModuleSchedule, ...]:
-    """Microbatches in flight, as far as memory does not limit them."""
-    places, layout = depths(execution), pipeline_layout(execution)
-    num_stages = 1 + max(int(place.max()) for place in places.values())
-    if layout.schedule is Schedule.GPIPE:
-        held = gpipe_in_flight(num_stages, num_microbatches)
-    else:
-        held = one_f_one_b_in_flight(num_stages, layout.extra_in_flight or 0)
-    return tuple(ModuleSchedule(m.name, held[places[m.name]]) for m in execution.modules)
-
-
-def placing_in_flight(execution: Execution, num_microbatches: int) -> I64:
-    """The same as `placing.PlacementProblem` has it: encoder, backbone stages, generator. int64 [stages + 2]."""
-    held = {s.module: s.in_flight for s in schedules(execution, num_microbatches)}
-    backbone = held[execution.backbone.name]
-    ends = (
-        max((int(held[m.name][0]) for m in execution.of_kind(kind)), default=1)
-        for kind in (ModuleKind.ENCODER, ModuleKind.GENERATOR)
-    )
-    first, last = ends
-    return np.concatenate([[first], backbone, [last]])
-
-
 def timeline(spec: JobSpec, plan: StepPlan) -> PlannedTimeline:
     """Simulate a plan: every rank of every stage, joined as the routings say."""
-    modules = pipeline_modules(spec.execution)
-    stages = [(m, microbatch_loads(m, plan) // m.pp) for m in modules for _ in range(m.pp)]
+    modules, chunks = pipeline_modules(spec.execution), pipeline_layout(spec.execution).chunks
+    stages = [(m, s) for m in modules for s in range(m.pp)]
+    forward = np.concatenate([_forward_ns(m, plan, chunks) for m in modules])
+    percent = [m.cost.backward_percent for m in modules for _ in range(m.dp * m.pp * chunks)]
     pipeline = Pipeline(
         num_stages=len(stages),
         stage=np.repeat(np.arange(len(stages)), [m.dp for m, _ in stages]),
-        forward_ns=np.concatenate([forward for _, forward in stages]),
-        backward_ns=np.concatenate([backward_ns(m.cost, forward) for m, forward in stages]),
-        edges=_edges(modules, plan),
+        forward_ns=forward,
+        backward_ns=forward * np.array(percent, np.int64)[:, None] // 100,
+        edges=_edges(modules, plan, chunks),
         in_flight=np.concatenate([plan.in_flight(m.name) for m in modules]),
+        operations=None if chunks == 1 else _lists(modules, plan, chunks),
+        num_chunks=chunks,
+        activation_bytes=_activation_bytes(modules, plan, chunks),
     )
-    nodes = tuple(Node((m.name,), r, s) for m in modules for s in range(m.pp) for r in range(m.dp))
+    nodes = tuple(Node(_chunk_names(m, chunks), r, s) for m, s in stages for r in range(m.dp))
     return PlannedTimeline(nodes, pipeline, simulate(pipeline))
 
 
-def _edges(modules: list[ModuleSpec], plan: StepPlan) -> I64:
-    """Edges between nodes that are numbered by module, stage and rank: int64 [e, 3]."""
-    sizes = [m.dp * m.pp for m in modules]
-    first = dict(zip([m.name for m in modules], np.cumsum([0, *sizes]).tolist(), strict=False))
-    last = {m.name: first[m.name] + m.dp * (m.pp - 1) for m in modules}
+def interleaved_passes(memory: Memory, units: I64, chunks: int) -> I64:
+    """Bytes that a pass of each microbatch through one of a stage's chunks holds. int64, the shape of `units`."""
+    held: I64 = -(-units * memory.unit_bytes // chunks)
+    return held
+
+
+def _chunk_names(module: ModuleSpec, chunks: int) -> tuple[str, ...]:
+    return (module.name,) * (chunks if module.kind is ModuleKind.BACKBONE else 1)
+
+
+def _by_block(module: ModuleSpec, values: I64, chunks: int) -> I64:
+    """What is true of every chunk of every stage, for all of a module's blocks: int64 [pp x dp x chunks, microbatches].
+
+    Encoders and generators have one chunk; the others of their nodes stay empty.
+    """
+    blocks = np.zeros((module.pp, module.dp, chunks, values.shape[1]), np.int64)
+    if module.kind is ModuleKind.BACKBONE:
+        blocks[:] = values[None, :, None]
+    else:
+        blocks[:, :, 0] = values
+    return blocks.reshape(-1, values.shape[1])
+
+
+def _forward_ns(module: ModuleSpec, plan: StepPlan, chunks: int) -> I64:
+    parts = module.pp * (chunks if module.kind is ModuleKind.BACKBONE else 1)
+    return _by_block(module, microbatch_loads(module, plan) // parts, chunks)
+
+
+def _activation_bytes(modules: Sequence[ModuleSpec], plan: StepPlan, chunks: int) -> I64 | None:
+    """int64 [blocks, microbatches], zeros for modules that state no memory; None if none does."""
+    if all(m.memory is None for m in modules):
+        return None
     found = []
-    for module in modules:
-        node = first[module.name] + np.arange(module.dp * (module.pp - 1))
-        wave = np.repeat(np.arange(plan.num_microbatches), len(node))
-        node = np.tile(node, plan.num_microbatches)
-        found.append(np.stack([wave, node, node + module.dp], axis=1))
+    for m in modules:
+        held = np.zeros((m.dp, plan.num_microbatches), np.int64)
+        if m.memory is not None:
+            own = chunks if m.kind is ModuleKind.BACKBONE else 1
+            held = interleaved_passes(m.memory, held_units(m, plan), own)
+        found.append(_by_block(m, held, chunks))
+    return np.concatenate(found)
+
+
+def _lists(modules: Sequence[ModuleSpec], plan: StepPlan, chunks: int) -> list[list[Operation]]:
+    """The operations of every stage where the backbone's chunks are interleaved."""
+    found = []
+    for m in modules:
+        for stage, held in enumerate(plan.in_flight(m.name).tolist()):
+            if m.kind is ModuleKind.BACKBONE:
+                found.append(interleaved_operations(stage, m.pp, chunks, plan.num_microbatches, held))
+            else:
+                found.append(stage_operations(held, plan.num_microbatches))
+    return found
+
+
+def _edges(modules: Sequence[ModuleSpec], plan: StepPlan, chunks: int) -> I64:
+    """Edges between blocks, whose nodes are numbered by module, stage and rank: int64 [e, 3]."""
+    first = dict(zip([m.name for m in modules], np.cumsum([0, *(m.dp * m.pp for m in modules)]).tolist(), strict=False))
+    last = {m.name: first[m.name] + m.dp * (m.pp - 1) for m in modules}
+    backbone = next(m for m in modules if m.kind is ModuleKind.BACKBONE)
+    stage, chunk, next_stage, next_chunk = chunk_hops(backbone.pp, chunks).T[:, :, None]
+    ranks = first[backbone.name] + np.arange(backbone.dp)
+    source = ((stage * backbone.dp + ranks) * chunks + chunk).ravel()
+    target = ((next_stage * backbone.dp + ranks) * chunks + next_chunk).ravel()
+    wave = np.repeat(np.arange(plan.num_microbatches), len(source))
+    found = [np.stack([wave, *(np.tile(b, plan.num_microbatches) for b in (source, target))], axis=1)]
     for r in plan.routings:
-        edges = np.stack(
-            [r.source_microbatch, r.source_rank + last[r.source_module], r.target_rank + first[r.target_module]], axis=1
-        )
-        found.append(np.unique(edges, axis=0))
+        source = (r.source_rank + last[r.source_module]) * chunks
+        if r.source_module == backbone.name:
+            source = source + chunks - 1
+        target = (r.target_rank + first[r.target_module]) * chunks
+        found.append(np.unique(np.stack([r.source_microbatch, source, target], axis=1), axis=0))
     return np.concatenate(found)

@@ -6,13 +6,14 @@ makespans of many orders of the microbatches under the same lists.
 """
 
 from dataserver.planning.pipeline.graph import PipelineDeadlockError
-from dataserver.planning.pipeline.layout import Pipeline, chain_edges
+from dataserver.planning.pipeline.layout import Pipeline, chain_edges, chunk_hops
 from dataserver.planning.pipeline.operations import (
     Operation,
     OperationKind,
     batch_sync_operations,
     distmm_operations,
     gpipe_in_flight,
+    interleaved_in_flight,
     interleaved_operations,
     one_f_one_b_in_flight,
     stage_operations,
@@ -31,9 +32,11 @@ __all__ = [
     "Timeline",
     "batch_sync_operations",
     "chain_edges",
+    "chunk_hops",
     "critical_path",
     "distmm_operations",
     "gpipe_in_flight",
+    "interleaved_in_flight",
     "interleaved_operations",
     "one_f_one_b_in_flight",
     "simulate",

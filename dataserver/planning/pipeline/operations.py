@@ -63,12 +63,30 @@ def gpipe_in_flight(num_stages: int, num_microbatches: int) -> I64:
     return np.full(num_stages, num_microbatches)
 
 
-def interleaved_operations(stage: int, num_stages: int, num_chunks: int, num_microbatches: int) -> list[Operation]:
+def interleaved_in_flight(num_stages: int, num_chunks: int) -> I64:
+    """Passes of a microbatch through one chunk that each stage holds under interleaved 1F1B. int64 [stages].
+
+    No list works with fewer than (num_chunks - 1) x num_stages + 1, or with more than on the stage before.
+    """
+    behind = np.arange(num_stages - 1, -1, -1)
+    return 1 + (2 * behind + (num_chunks - 1) * num_stages if num_chunks > 1 else behind)
+
+
+def interleaved_operations(
+    stage: int, num_stages: int, num_chunks: int, num_microbatches: int, in_flight: int | None = None
+) -> list[Operation]:
     """The interleaved 1F1B list of one stage (Narayanan et al. 2021, section 2.2, in Megatron-LM's order).
 
     Each of the `num_stages` stages holds `num_chunks` model chunks, virtual stages `stage + chunk * num_stages`. Runs
     of `num_stages` microbatches go through one chunk, then through the next. With equal times the bubble is
     (num_stages - 1) / (num_chunks x num_microbatches + num_stages - 1) of the makespan.
+
+    Args:
+        stage: from 0.
+        num_stages: p.
+        num_chunks: model chunks of each stage.
+        num_microbatches: a multiple of p.
+        in_flight: passes that the stage holds at most, `interleaved_in_flight` unless given.
 
     Raises:
         ValueError: the microbatches are no multiple of the stages.
@@ -82,9 +100,8 @@ def interleaved_operations(stage: int, num_stages: int, num_chunks: int, num_mic
     chunks = range(num_chunks)
     forward = [Operation(OperationKind.FORWARD, m, c) for run in runs for c in chunks for m in run]
     backward = [Operation(OperationKind.BACKWARD, m, c) for run in runs for c in reversed(chunks) for m in run]
-    behind = num_stages - 1 - stage
-    ahead = 2 * behind + (num_chunks - 1) * num_stages if num_chunks > 1 else behind
-    return _alternating(forward, backward, ahead)
+    held = int(interleaved_in_flight(num_stages, num_chunks)[stage]) if in_flight is None else in_flight
+    return _alternating(forward, backward, held - 1)
 
 
 def batch_sync_operations(stage: int, num_stages: int, group_size: int, num_groups: int) -> list[Operation]:

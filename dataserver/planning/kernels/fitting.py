@@ -1,0 +1,78 @@
+"""Compiled search for a placement that the memory holds."""
+
+import numpy as np
+
+from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels.islands import Costs, Slots, excess, excess_of, exchange, slots_of
+from dataserver.planning.samples import I64
+
+
+@kernel
+def fit_placement(at: I64, costs: Costs, budget: int) -> I64:
+    """Exchange slots until every microbatch keeps within the memory of every row.
+
+    Takes the first microbatch that lacks memory and the exchange of one of its slots that leaves the least lacking, the
+    first of several; a microbatch for which none helps is passed over. A placement that fits stays as it is.
+
+    Args:
+        at: int64 [ranks, waves, slots], changed in place: the sequence in each slot, -1 for none.
+        costs: with needs and room.
+        budget: exchanges that may be tried.
+
+    Returns:
+        int64 [rows]: what is still lacking, zeros if all is well.
+    """
+    slots = slots_of(at, costs)
+    ranks, waves, _ = at.shape
+    tried, changed = 0, True
+    while changed and tried < budget:
+        changed = False
+        for rank in range(ranks):
+            for wave in range(waves):
+                missing = excess(slots, costs, rank, wave)
+                while missing and tried < budget:
+                    looked, better = _best_exchange(slots, costs, rank, wave)
+                    tried += looked
+                    if not better:
+                        break
+                    changed = True
+                    missing = excess(slots, costs, rank, wave)
+    lacking = np.zeros(len(costs.room), np.int64)
+    for row in range(len(lacking)):
+        for rank in range(ranks):
+            for wave in range(waves):
+                lacking[row] += excess_of(slots, costs, row, rank, wave)
+    return lacking
+
+
+@kernel
+def _best_exchange(slots: Slots, costs: Costs, rank: int, wave: int) -> tuple[int, bool]:
+    """Carry out the exchange with a slot of this microbatch that leaves least lacking in both places.
+
+    Returns:
+        How many were tried, and whether one of them helped.
+    """
+    ranks, waves, width = slots.at.shape
+    before, tried, best = excess(slots, costs, rank, wave), 0, 0
+    chosen = (-1, -1, -1, -1)
+    for slot in range(width):
+        if slots.at[rank, wave, slot] < 0:
+            continue
+        for other in range(ranks):
+            for other_wave in range(waves):
+                if other == rank and other_wave == wave:
+                    continue
+                there = excess(slots, costs, other, other_wave)
+                for other_slot in range(width):
+                    tried += 1
+                    exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
+                    after = excess(slots, costs, rank, wave) + excess(slots, costs, other, other_wave)
+                    exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
+                    if after - before - there < best:
+                        best, chosen = after - before - there, (slot, other, other_wave, other_slot)
+                    if after == 0:
+                        exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
+                        return tried, True
+    if best < 0:
+        exchange(slots, costs, rank, wave, chosen[0], chosen[1], chosen[2], chosen[3])
+    return tried, best < 0

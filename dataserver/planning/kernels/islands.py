@@ -1,0 +1,161 @@
+"""What the compiled loops over placements share: the costs of a problem, and the sequences in their slots."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dataserver.planning.kernels import kernel, part
+from dataserver.planning.samples import I64
+
+
+class Costs(NamedTuple):
+    """What a placement of s sequences depends on (`placing.PlacementProblem`). A row is an encoder, the backbone, or a
+    generator, in this order; r rows in all."""
+
+    own: I64
+    """int64 [r, s + 1]: forward time of each sequence in its island's node of the row, in a stage of the backbone; of a
+    padded backbone that of its largest sample. The last column is an empty slot."""
+    base: I64
+    """int64 [r]: forward time of a microbatch beside its sequences."""
+    percent: I64
+    """int64 [r]: backward time in percent of the forward time."""
+    items: I64
+    """int64 [s + 1]: samples of each sequence, where the backbone pads them to the largest; [0] where it does not."""
+    need: I64
+    """int64 [r, s + 1]: memory of each sequence, of its largest sample if padded; [0, 0] where there is no limit."""
+    room: I64
+    """int64 [r]: memory of a rank for a microbatch of the backbone, of an island for a wave of the others; -1 for no
+    limit. [0] where no row has one."""
+    in_flight: I64
+    """int64 [nodes]: microbatches that each encoder, each backbone stage, and each generator hold at most; never rising
+    from one to the next in the joined pipeline."""
+    encoders: int
+    """Rows before the backbone's."""
+    ranks_per_island: int
+    """Backbone ranks of an island; islands are consecutive."""
+
+
+class Slots(NamedTuple):
+    """A placement under change."""
+
+    at: I64
+    """int64 [ranks, waves, slots]: the sequence in each slot, -1 for none."""
+    time: I64
+    """int64 [r, ranks, waves]: forward time of each microbatch in each row; in the backbone with what it costs beside
+    its sequences."""
+    used: I64
+    """int64 [r, ranks, waves]: its memory; [0, 0, 0] where there is no limit."""
+
+
+@kernel
+def slots_of(at: I64, costs: Costs) -> Slots:
+    """The state of a placement; `at` is part of it and changes with it."""
+    rows = len(costs.base)
+    time = np.zeros((rows, at.shape[0], at.shape[1]), np.int64)
+    limited = rows if len(costs.room) else 0
+    used = np.zeros((limited, at.shape[0], at.shape[1]), np.int64)
+    for rank in range(at.shape[0]):
+        for wave in range(at.shape[1]):
+            for row in range(rows):
+                time[row, rank, wave] = _sum(costs.own, costs, row, at[rank, wave])
+            time[costs.encoders, rank, wave] += costs.base[costs.encoders]
+            for row in range(limited):
+                used[row, rank, wave] = _sum(costs.need, costs, row, at[rank, wave])
+    return Slots(at, time, used)
+
+
+@kernel
+def _sum(values: I64, costs: Costs, row: int, held: I64) -> int:
+    """The values of the sequences of a microbatch together; padded, the largest for each item."""
+    total = 0
+    if row == costs.encoders and len(costs.items):
+        items, largest = 0, 0
+        for sequence in held:
+            if sequence >= 0:
+                items += costs.items[sequence]
+                largest = max(largest, values[row, sequence])
+        return items * largest
+    for sequence in held:
+        total += values[row, sequence]
+    return total
+
+
+@part
+def exchange(
+    slots: Slots, costs: Costs, rank: int, wave: int, slot: int, other: int, other_wave: int, other_slot: int
+) -> None:
+    """Exchange the contents of two slots; doing it twice changes nothing."""
+    at = slots.at
+    here, there = at[rank, wave, slot], at[other, other_wave, other_slot]
+    at[rank, wave, slot], at[other, other_wave, other_slot] = there, here
+    for row in range(len(costs.base)):
+        if row == costs.encoders and len(costs.items):
+            base = costs.base[row]
+            slots.time[row, rank, wave] = base + _sum(costs.own, costs, row, at[rank, wave])
+            slots.time[row, other, other_wave] = base + _sum(costs.own, costs, row, at[other, other_wave])
+        else:
+            change = costs.own[row, there] - costs.own[row, here]
+            slots.time[row, rank, wave] += change
+            slots.time[row, other, other_wave] -= change
+    for row in range(len(slots.used)):
+        if row == costs.encoders and len(costs.items):
+            slots.used[row, rank, wave] = _sum(costs.need, costs, row, at[rank, wave])
+            slots.used[row, other, other_wave] = _sum(costs.need, costs, row, at[other, other_wave])
+        else:
+            change = costs.need[row, there] - costs.need[row, here]
+            slots.used[row, rank, wave] += change
+            slots.used[row, other, other_wave] -= change
+
+
+@part
+def move(slots: Slots, rank: int, first: int, second: int, shift: bool) -> None:
+    """Exchange two microbatches of a rank or, with `shift`, take one out at `first` and insert it at `second`.
+
+    Moving from `second` to `first` undoes it.
+    """
+    at, time, used = slots.at, slots.time, slots.used
+    step = 1 if second > first else -1
+    position = first
+    while position != second:
+        target = position + step if shift else second
+        for m in range(at.shape[2]):
+            at[rank, position, m], at[rank, target, m] = at[rank, target, m], at[rank, position, m]
+        for row in range(len(time)):
+            time[row, rank, position], time[row, rank, target] = time[row, rank, target], time[row, rank, position]
+        for row in range(len(used)):
+            used[row, rank, position], used[row, rank, target] = used[row, rank, target], used[row, rank, position]
+        position = target
+
+
+@kernel
+def excess_of(slots: Slots, costs: Costs, row: int, rank: int, wave: int) -> int:
+    """Memory that one row lacks: the backbone's for the rank's microbatch, another's for the wave of the island."""
+    if costs.room[row] < 0:
+        return 0
+    total = 0
+    if row == costs.encoders:
+        total = slots.used[row, rank, wave]
+    else:
+        first = rank - rank % costs.ranks_per_island
+        for r in range(first, first + costs.ranks_per_island):
+            total += slots.used[row, r, wave]
+    return int(max(0, total - costs.room[row]))
+
+
+@kernel
+def excess(slots: Slots, costs: Costs, rank: int, wave: int) -> int:
+    """Memory that a rank's microbatch and its island's wave lack, over all rows."""
+    lacking = 0
+    for row in range(len(costs.room)):
+        lacking += excess_of(slots, costs, row, rank, wave)
+    return lacking
+
+
+@part
+def lacks(slots: Slots, costs: Costs, rank: int, first: int, last: int) -> bool:
+    """Whether a rank's microbatches `first` to `last`, or those waves of its island, exceed the memory."""
+    if len(costs.room):
+        for wave in range(first, last + 1):
+            if excess(slots, costs, rank, wave):
+                return True
+    return False
