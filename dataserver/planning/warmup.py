@@ -10,18 +10,19 @@ from dataserver.planning.sizing import shard_table, size_samples
 
 
 def warm_up() -> None:
-    """Plan a tiny step of made-up jobs, with and without sequence groups: the first real plan waits for no compiler.
+    """Plan a tiny step of made-up jobs of several layouts: the first real plan waits for no compiler.
 
     Takes about 0.4 s where numba has the kernels in its cache, some twenty seconds where it compiles them, and says so
     in the log.
     """
-    _plan({})
+    _plan({"pp": 2})
+    _plan({}, {"kind": "colocated", "ranks_per_node": 1})
     groups = {"max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 1}]}
-    _plan({"pp": 1, "memory": {"room_bytes": 512, "unit_bytes": 1}, "sequence_groups": groups})
+    _plan({"memory": {"room_bytes": 512, "unit_bytes": 1}, "sequence_groups": groups})
 
 
-def _plan(backbone: dict[str, Any]) -> None:
-    """Plan a step of a job with the default policies but for some fields of its backbone."""
+def _plan(backbone: dict[str, Any], layout: dict[str, Any] | None = None) -> None:
+    """Plan a step of a job with the default policies but for its layout and some fields of its backbone."""
     ids = dict.fromkeys(("bos", "eos", "boi", "eoi", "image", "query"), 0)
     job = parse_job(
         {
@@ -35,9 +36,10 @@ def _plan(backbone: dict[str, Any]) -> None:
             "execution": {
                 "modules": [
                     {"name": "encoder", "kind": "encoder", "dp": 2},
-                    {"name": "backbone", "kind": "backbone", "dp": 2, "pp": 2, **backbone},
-                    {"name": "generator", "kind": "generator"},
+                    {"name": "backbone", "kind": "backbone", "dp": 2, **backbone},
+                    {"name": "generator", "kind": "generator", "dp": 2},
                 ],
+                **({} if layout is None else {"layout": layout}),
                 "end": {"steps": 1},
             },
         }

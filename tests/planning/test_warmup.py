@@ -15,8 +15,12 @@ warm_up()
 logging.info("warm")
 from planning.test_plan_identity import sample_plan
 print(sample_plan().hash.hex())
-from planning.sequence_parallel.grouped_jobs import published_job, texts
 from dataserver.planning.planner import plan_step
+from planning.colocated import colocated_job, samples_of
+from planning.test_colocated import MODULES, STREAM
+job = colocated_job(MODULES, **STREAM)
+print(plan_step(job, 0, samples_of(job, (30, 10), 0, 3)).num_microbatches)
+from planning.sequence_parallel.grouped_jobs import published_job, texts
 import numpy as np
 print(plan_step(published_job(), 0, texts(np.arange(100, 60_100, 1_000))).num_microbatches)
 """
