@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from dataserver.planning.jobspec import Execution
-from dataserver.planning.layouts import colocated, contrastive, pipelined
+from dataserver.planning.layouts import colocated, contrastive, grouped, pipelined
 from dataserver.planning.layouts.interface import LayoutPlanner, Node, PlannedTimeline
 
 _PLANNERS: Mapping[str, LayoutPlanner] = MappingProxyType(
@@ -17,6 +17,8 @@ _PLANNERS: Mapping[str, LayoutPlanner] = MappingProxyType(
 
 def layout_planner(execution: Execution) -> LayoutPlanner:
     """The planner of a job's layout."""
+    if any(m.sequence_groups is not None for m in execution.modules):
+        return grouped.PLANNER
     return _PLANNERS[execution.layout.kind]
 
 
