@@ -31,6 +31,7 @@ from dataserver.planning.placing import Placement
 from dataserver.planning.plan import Arrangement, Decision, Routing, StepPlan, make_plan
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.sequences import pack_step
+from dataserver.planning.sizing import SampleTooLargeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     """Plan one step.
 
     Raises:
-        ValueError: the memory of a module does not hold a sample; names it and the limit.
+        SampleTooLargeError: the memory of a module does not hold a sample; names it and the limit.
     """
     _check_room(job.spec, samples)
     sequence, fewest = pack_step(job, samples)
@@ -102,7 +103,7 @@ def _check_room(spec: JobSpec, samples: StepSamples) -> None:
         if module.memory is None or sizes.max(initial=0) <= module.memory.units:
             continue
         i = int(sample[sizes.argmax()])
-        raise ValueError(
+        raise SampleTooLargeError(
             f"{sample_name(spec.stream, samples, i)}: {sizes.max()} {unit}, but the memory of module {module.name} "
             f"holds {module.memory.units}; raise its room_bytes, or leave such samples out"
         )

@@ -6,9 +6,10 @@ import numpy as np
 
 from dataserver.planning.balancing import lower_bound, padded
 from dataserver.planning.costs import backward_ns
-from dataserver.planning.expectation import item_sizes, microbatch_loads
+from dataserver.planning.expectation import microbatch_loads
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import Execution, JobSpec, ModuleKind, ModuleSpec
+from dataserver.planning.layouts.held import held_units
 from dataserver.planning.layouts.interface import Node, PlannedTimeline
 from dataserver.planning.layouts.joined import pipeline_modules
 from dataserver.planning.phases import ModuleItems, module_items
@@ -70,7 +71,7 @@ def timeline(spec: JobSpec, plan: StepPlan) -> PlannedTimeline:
     forward = np.stack([microbatch_loads(m, plan) for m in modules], axis=1)
     backward = np.stack([backward_ns(m.cost, forward[:, c]) for c, m in enumerate(modules)], axis=1)
     unit_bytes = [0 if m.memory is None else m.memory.unit_bytes for m in modules]
-    held = np.stack([_held_units(m, plan) * b for m, b in zip(modules, unit_bytes, strict=True)], axis=1)
+    held = np.stack([held_units(m, plan) * b for m, b in zip(modules, unit_bytes, strict=True)], axis=1)
     ranks, shape = len(forward), (-1, plan.num_microbatches)
     pipeline = Pipeline(
         num_stages=1,
@@ -84,14 +85,6 @@ def timeline(spec: JobSpec, plan: StepPlan) -> PlannedTimeline:
     )
     nodes = tuple(Node(tuple(m.name for m in modules), r, 0) for r in range(ranks))
     return PlannedTimeline(nodes, pipeline, run_phases(phases, forward, backward, held))
-
-
-def _held_units(module: ModuleSpec, plan: StepPlan) -> I64:
-    """Patches or tokens of every microbatch, padding included. int64 [dp, microbatches]."""
-    arrangement, count = plan.arrangement(module.name), module.dp * plan.num_microbatches
-    sizes = item_sizes(module, plan.samples)[arrangement.item]
-    place = arrangement.rank * plan.num_microbatches + arrangement.microbatch
-    return total_by_rank(sizes, place, count, padded=module.padded).reshape(module.dp, plan.num_microbatches)
 
 
 def run_phases(phases: Phases, forward: I64, backward: I64, held: I64) -> Timeline:
