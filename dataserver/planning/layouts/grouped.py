@@ -4,9 +4,10 @@ Encoders and generators stand beside it on devices of their own: a wave of their
 all groups, spread over all their ranks.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -29,16 +30,27 @@ from dataserver.planning.layouts.in_flight import InFlight
 from dataserver.planning.layouts.interface import LayoutPlanner, PlannedTimeline
 from dataserver.planning.layouts.joined import pipeline_layout
 from dataserver.planning.layouts.lockstep import timeline
+from dataserver.planning.layouts.wave_order import algorithm_2, chain, searched_order
 from dataserver.planning.naming import milliseconds, sample_name
-from dataserver.planning.ordering import disttrain_order
+from dataserver.planning.pipeline import Pipeline
 from dataserver.planning.plan import Candidate, Decision, RankGroups, StepPlan, make_plan
 from dataserver.planning.samples import StepSamples
 from dataserver.planning.sequence_parallel import GroupCosts, SequencePlan
 from dataserver.planning.sequence_parallel.module import module_costs, planned_sequences, rank_tokens
-from dataserver.planning.sequence_parallel.policies import compositions_text, idle_groups, plans_of
+from dataserver.planning.sequence_parallel.policies import compositions_text, halved, idle_groups, plans_of
 from dataserver.planning.sequence_parallel.search import Batch
 from dataserver.planning.sequences import pack_sequences
 from dataserver.planning.sizing import SampleTooLargeError
+
+NUM_SEEDS = 2
+"""Groups whose microbatches are put into another order beside encoders and generators."""
+
+MAX_HALVINGS = 16
+"""Microbatches that are divided for the sake of encoders and generators, at most."""
+
+_ORDERS: Mapping[OrderPolicy, tuple[Callable[[Pipeline], list[int]], str]] = MappingProxyType(
+    {OrderPolicy.DISTTRAIN: (algorithm_2, "Algorithm 2"), OrderPolicy.SEARCH: (searched_order, "order searched")}
+)
 
 
 def baseline(execution: Execution) -> Execution:
@@ -69,11 +81,24 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
 class _Variant:
     """One of the plans that are compared."""
 
-    name: str
+    groups: str
+    """How they were found, for people."""
+    changes: tuple[str, ...]
+    """What was changed afterwards."""
     plan: StepPlan
     planned: PlannedTimeline
     held: InFlight
     arranged: ArrangedGroups
+
+    @property
+    def name(self) -> str:
+        """All of it."""
+        return ", ".join((self.groups, *self.changes))
+
+    @property
+    def makespan_ns(self) -> int:
+        """As simulated."""
+        return self.planned.makespan_ns
 
 
 class _Planner:
@@ -92,16 +117,17 @@ class _Planner:
 
     def plan(self) -> StepPlan:
         plans = self._plans_of(self._costs)
-        found = [self._plain(name, plan) for name, plan in plans.items()]
-        fastest = min(found, key=_makespan_ns)  # the first of equals: the policy's own
-        if self._waits(fastest, plans[fastest.name].time_ns):
-            found += self._with_two_in_flight()
-            fastest = min(found, key=_makespan_ns)
-        ranked = sorted([*found, *self._variants_of(fastest)], key=_makespan_ns)
+        plain = [self._plain(name, plan) for name, plan in plans.items()]
+        if len(self._execution.modules) > 1:
+            plain += self._with_two_in_flight(plain, plans)
+            found = [*plain, *self._beside_images(plain)]
+        else:
+            found = plain
+        ranked = sorted(found, key=_makespan_ns)  # equals stay in order: the policy's own comes first
         return replace(
             ranked[0].plan,
-            candidates=tuple(Candidate(v.name, _makespan_ns(v)) for v in ranked),
-            decisions=self._decisions(ranked[0], [v for v in found if v is not ranked[0]]),
+            candidates=tuple(Candidate(v.name, v.makespan_ns) for v in ranked),
+            decisions=self._decisions(ranked[0], [v for v in plain if v is not ranked[0]]),
         )
 
     def _plans_of(self, costs: GroupCosts) -> dict[str, SequencePlan]:
@@ -112,48 +138,68 @@ class _Planner:
 
     def _plain(self, name: str, plan: SequencePlan) -> _Variant:
         microbatches = [m.groups for m in plan.microbatches] or [idle_groups(self._costs)]
-        return self._variant(name, arrange_groups(self._job, self._samples, microbatches, self._sequence), 0)
+        arranged = arrange_groups(self._job, self._samples, microbatches, self._sequence)
+        return self._variant(name, (), arranged, 0)
 
-    def _waits(self, variant: _Variant, busy_ns: int) -> bool:
-        """Whether the backbone waits a twentieth of its time or more, and a generator may be the reason."""
-        return bool(self._execution.of_kind(ModuleKind.GENERATOR)) and 20 * _makespan_ns(variant) > 21 * busy_ns
+    def _with_two_in_flight(self, plain: Sequence[_Variant], plans: Mapping[str, SequencePlan]) -> Iterator[_Variant]:
+        """The policy's plan for half of the memory, if that holds all sequences and there is time to win.
 
-    def _with_two_in_flight(self) -> Iterator[_Variant]:
-        """The policy's plan for half of the memory, if that holds all sequences.
-
-        Two microbatches then fit: the backbone works on one while the generator works on the other.
+        Two microbatches then fit: the backbone works on one while a generator works on the other.
         """
-        longest = int(self._sizes[0].max(initial=1))
+        fastest, longest = min(plain, key=_makespan_ns), int(self._sizes[0].max(initial=1))
+        waits = 20 * fastest.makespan_ns > 21 * plans[fastest.groups].time_ns
         half = replace(self._costs, device_tokens=self._costs.device_tokens // 2)
-        if self._policy is GroupPolicy.STATIC or longest > half.device_tokens * half.degrees[-1]:
-            return
-        name, plan = next(iter(self._plans_of(half).items()))
-        yield self._plain(f"{name}, half the memory for each microbatch", plan)
+        fits = longest <= half.device_tokens * half.degrees[-1]
+        if waits and fits and self._policy is not GroupPolicy.STATIC and self._execution.of_kind(ModuleKind.GENERATOR):
+            name, plan = next(iter(self._plans_of(half).items()))
+            yield self._plain(f"{name} in half the memory", plan)
 
-    def _variants_of(self, plain: _Variant) -> Iterator[_Variant]:
-        """The same groups beside encoders or generators: in another order, and with more in flight."""
-        if len(self._execution.modules) == 1:
-            return
-        orders = {plain.name: plain.arranged}
-        if self._layout.order is not OrderPolicy.NONE:
-            order = _disttrain_order(self._execution, plain.planned)
-            reordered = arrange_groups(
-                self._job, self._samples, [plain.arranged.microbatches[k] for k in order], plain.arranged.sequence
-            )
-            orders[f"{plain.name}, Algorithm 2"] = reordered
-            yield self._variant(f"{plain.name}, Algorithm 2", reordered, 0)
+    def _beside_images(self, plain: Sequence[_Variant]) -> Iterator[_Variant]:
+        """The fastest groups with what matters beside encoders or generators: order, finer waves, more in flight."""
+        seeds = sorted(plain, key=_makespan_ns)[:NUM_SEEDS]
+        ordered = [variant for seed in seeds for variant in self._ordered(seed)]
+        yield from ordered
+        best = min([*seeds, *ordered], key=_makespan_ns)
+        for number in range(1, MAX_HALVINGS + 1 if self._layout.order is OrderPolicy.SEARCH else 1):
+            finer = self._halved(best, number)
+            found = min([finer, *self._ordered(finer)], key=_makespan_ns)
+            if found.makespan_ns >= best.makespan_ns:
+                break
+            yield found
+            best = found
         for extra in in_flight.extras(self._execution)[1:]:
-            for name, arranged in orders.items():
-                yield self._variant(f"{name}, up to {extra} extra in flight", arranged, extra)
+            changes = (*best.changes, f"up to {extra} extra in flight")
+            yield self._variant(best.groups, changes, best.arranged, extra)
 
-    def _variant(self, name: str, arranged: ArrangedGroups, extra: int) -> _Variant:
+    def _ordered(self, variant: _Variant) -> Iterator[_Variant]:
+        """The same microbatches in a better order, as the job's policy finds it."""
+        find, title = _ORDERS.get(self._layout.order, (None, ""))
+        if find is not None:
+            groups = variant.arranged.microbatches
+            order = find(_chain(self._execution, variant))
+            arranged = arrange_groups(self._job, self._samples, [groups[k] for k in order], variant.arranged.sequence)
+            yield self._variant(variant.groups, (*variant.changes, title), arranged, 0)
+
+    def _halved(self, variant: _Variant, number: int) -> _Variant:
+        """Two microbatches in place of the one whose images take an encoder or generator longest.
+
+        Sequences of similar lengths share a microbatch, so that one can have most of the images.
+        """
+        outer = [node.modules != (self._execution.backbone.name,) for node in variant.planned.nodes]
+        pipeline, groups = variant.planned.pipeline, variant.arranged.microbatches
+        wave = int((pipeline.forward_ns + pipeline.backward_ns)[outer].max(axis=0).argmax())
+        microbatches = [*groups[:wave], *halved(groups[wave]), *groups[wave + 1 :]]
+        arranged = arrange_groups(self._job, self._samples, microbatches, variant.arranged.sequence)
+        return self._variant(variant.groups, (f"{number} {'wave' if number == 1 else 'waves'} halved",), arranged, 0)
+
+    def _variant(self, groups: str, changes: tuple[str, ...], arranged: ArrangedGroups, extra: int) -> _Variant:
         make = partial(
             make_plan,
             self._job,
             self._step,
             self._samples,
             num_microbatches=len(arranged.microbatches),
-            sequences_per_microbatch=max(1, *(len(g.sequences) for groups in arranged.microbatches for g in groups)),
+            sequences_per_microbatch=max(1, *(len(g.sequences) for here in arranged.microbatches for g in here)),
             arrangements=arranged.arrangements,
             routings=arranged.routings,
             groups=_rank_groups(arranged.microbatches),
@@ -163,7 +209,7 @@ class _Planner:
         held = in_flight.in_flight(self._execution, bare.num_microbatches, extra, units)
         assert held is not None, "only interleaved lists need more than one microbatch"
         plan = make(schedules=held.schedules(self._execution))
-        return _Variant(name, plan, timeline(self._job.spec, plan), held, arranged)
+        return _Variant(groups, changes, plan, timeline(self._job.spec, plan), held, arranged)
 
     def _decisions(self, best: _Variant, others: Iterable[_Variant]) -> tuple[Decision, ...]:
         """Why these groups, and what is in flight."""
@@ -189,7 +235,7 @@ def _policy(execution: Execution) -> GroupPolicy:
 
 
 def _makespan_ns(variant: _Variant) -> int:
-    return variant.planned.makespan_ns
+    return variant.makespan_ns
 
 
 def _refuse_too_large(job: Job, samples: StepSamples, capacity: int) -> None:
@@ -210,13 +256,13 @@ def _rank_groups(microbatches: Microbatches) -> RankGroups:
     return RankGroups(*np.array(rows, np.int64).T.copy())
 
 
-def _disttrain_order(execution: Execution, planned: PlannedTimeline) -> list[int]:
-    """Algorithm 2 on the slowest rank of encoders, backbone and generators in each microbatch."""
-    kinds = np.array([list(ModuleKind).index(execution.module(n.modules[0]).kind) for n in planned.nodes])
-    stages = [kinds == k for k in dict.fromkeys(kinds.tolist())]
-    pipeline = planned.pipeline
-    times = ([values[stage].max(axis=0) for stage in stages] for values in (pipeline.forward_ns, pipeline.backward_ns))
-    return disttrain_order(*times)
+def _chain(execution: Execution, variant: _Variant) -> Pipeline:
+    """Encoders, backbone and generators as one node each, which takes as long as its slowest rank."""
+    pipeline, kinds = variant.planned.pipeline, [execution.module(n.modules[0]).kind for n in variant.planned.nodes]
+    stages = [np.array([k is kind for k in kinds]) for kind in ModuleKind if kind in kinds]
+    held = [min(variant.plan.in_flight(m.name)[0] for m in execution.of_kind(k)) for k in ModuleKind if k in kinds]
+    times = [(pipeline.forward_ns[here].max(axis=0), pipeline.backward_ns[here].max(axis=0)) for here in stages]
+    return chain(times, np.array(held))
 
 
 def bound_ns(job: Job, plan: StepPlan) -> int:

@@ -82,7 +82,7 @@ def grouped_steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
     layout = {
         "kind": "pipeline",
         "schedule": schedule,
-        "order": draw(st.sampled_from(["none", "search"])),
+        "order": draw(st.sampled_from(["none", "disttrain", "search"])),
         "extra_in_flight": None if schedule == "gpipe" else draw(st.sampled_from([None, 0, 2])),
     }
     groups = {

@@ -68,6 +68,8 @@ def test_every_sample_once_within_memory_on_groups_that_make_up_all_ranks(step: 
     assert plan.num_microbatches >= 1
     assert np.sort(plan.arrangement(backbone.name).item).tolist() == list(range(len(samples)))
     check_groups(job, plan)
+    for routing in plan.routings:
+        assert routing.source_microbatch.tolist() == routing.target_microbatch.tolist()
     sequences = planned_sequences(backbone, plan)
     assert sequences.lengths.sum() == samples.tokens.sum()
     assert sequences.lengths.max(initial=0) <= min(600, module_costs(backbone).cluster_tokens)
