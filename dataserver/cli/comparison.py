@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dataserver.cli.alternatives import Alternative
+from dataserver.cli.timelines import chunks_of
 from dataserver.planning.expectation import imbalance, module_loads, padding_ppm
 from dataserver.planning.identity import Job, identify
 from dataserver.planning.jobspec import ColocatedLayout, ContrastiveLayout
@@ -32,7 +33,7 @@ class Figures:
     padding_percent: dict[str, float]
     """For each padded module: share of its work that is padding."""
     in_flight: dict[str, float]
-    """For each module: most microbatches that one of its stages holds at once."""
+    """For each module: most microbatches that one of its stages holds at once; of parts of microbatches, their sum."""
     microbatches: float
     fill_percent: float | None
     """Tokens over those that the sequences in use could hold; None where nothing is packed."""
@@ -107,7 +108,7 @@ def _measure(own: Job, job: Job, step: int, samples: StepSamples, first: bool) -
         bubble_percent=simulated.timeline.bubble_ppm / 1e4,
         imbalance={name: imbalance(loads.tolist()) for name, loads in module_loads(job.spec, plan).items()},
         padding_percent={m.name: padding_ppm(m, plan) / 1e4 for m in execution.modules if m.padded},
-        in_flight={s.module: int(s.in_flight.max()) for s in plan.schedules},
+        in_flight={s.module: int(s.in_flight.max()) / chunks_of(execution, s.module) for s in plan.schedules},
         microbatches=plan.num_microbatches,
         fill_percent=fill,
         empty_percent=empty,

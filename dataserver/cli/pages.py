@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dataserver.cli.pictures import svg_of_plan
 from dataserver.cli.tables import compositions, in_flight
-from dataserver.cli.timelines import critical_ns
+from dataserver.cli.timelines import chunks_of, critical_ns
 from dataserver.planning.expectation import imbalance, padding_ppm
 from dataserver.planning.identity import Job
 from dataserver.planning.plan import StepPlan
@@ -78,8 +78,8 @@ def _modules(job: Job, summary: PlanSummary) -> str:
         largest = (f"{max(values) / 1e6:.3f}" for values in loads)
         padding = f"{padding_ppm(module, summary.plan) / 1e4:.1f}" if module.padded else "-"
         balance = (f"{imbalance(values):.3f}" for values in loads)
-        stages = summary.plan.in_flight(module.name).tolist()
-        rows.append([module.name, str(module.dp), *largest, *balance, padding, in_flight(stages)])
+        stages = in_flight(summary.plan.in_flight(module.name).tolist(), chunks_of(job.spec.execution, module.name))
+        rows.append([module.name, str(module.dp), *largest, *balance, padding, stages])
     head = ("", "ranks", "largest ms before", "after", "max / mean before", "after", "padding %", "in flight by stage")
     return _table("Forward loads of the ranks, and microbatches in flight", head, rows)
 

@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dataserver.cli.timelines import chunks_of
 from dataserver.planning.expectation import imbalance
 from dataserver.planning.jobspec import Execution, ModuleKind
 
@@ -62,12 +63,15 @@ def compositions(microbatches: Iterable[int], degrees: Iterable[int]) -> Iterato
         yield microbatch, f"<{text}>"
 
 
-def in_flight(stages: Sequence[int]) -> str:
-    """Microbatches in flight on the stages of a module; of a long pipeline the first and last ones."""
+def in_flight(stages: Sequence[int], chunks: int) -> str:
+    """Microbatches in flight on the stages of a module; of a long pipeline the first and last ones.
+
+    Stages of several model chunks count passes, each of a microbatch through one of them.
+    """
     shown = [str(held) for held in stages]
     if len(shown) > MAX_STAGES_SHOWN:
         shown = [*shown[: MAX_STAGES_SHOWN - 2], "...", shown[-1]]
-    return " ".join(shown)
+    return " ".join([*shown, *(["passes"] if chunks > 1 else [])])
 
 
 def _table(title: str, *columns: str, numbers: Iterable[str] = ()) -> Table:
@@ -93,7 +97,7 @@ def _modules(execution: Execution, message: plan_pb2.StepPlan) -> Table:
             *(f"{max(values) / 1e6:.1f}" for values in loads),
             *(f"{imbalance(values):.3f}" for values in loads),
             *([f"{load.padding_ppm / 1e4:.1f}"] if padded else []),
-            in_flight(schedule.in_flight),
+            in_flight(schedule.in_flight, chunks_of(execution, module.name)),
         )  # fmt: skip
     return table
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from dataserver.planning.jobspec import Execution, PipelineLayout
 from dataserver.planning.layouts import Node, PlannedTimeline
 from dataserver.planning.pipeline import OperationKind, critical_path
 
@@ -14,6 +15,8 @@ class Bar:
     kind: OperationKind
     module: str
     """Module of the chunk that it runs; of an interaction, the tower."""
+    chunk: int
+    """Which of the node's chunks."""
     microbatch: int
     """Microbatch; of an interaction, the contrastive group."""
     start_ns: int
@@ -32,7 +35,10 @@ def bars_of(planned: PlannedTimeline) -> list[list[Bar]]:
         modules = planned.nodes[node].modules
         times = zip(lists[stage], starts[node], ends[node], strict=False)
         found.append(
-            [Bar(o.kind, modules[o.chunk], o.microbatch, start, end, (node, o) in critical) for o, start, end in times]
+            [
+                Bar(o.kind, modules[o.chunk], o.chunk, o.microbatch, start, end, (node, o) in critical)
+                for o, start, end in times
+            ]
         )
     return found
 
@@ -40,6 +46,12 @@ def bars_of(planned: PlannedTimeline) -> list[list[Bar]]:
 def modules_of(planned: PlannedTimeline) -> list[str]:
     """The modules in the order of the nodes and their chunks."""
     return list(dict.fromkeys(module for node in planned.nodes for module in node.modules))
+
+
+def chunks_of(execution: Execution, module: str) -> int:
+    """Model chunks of each stage of a module; where there are several, its schedule counts passes through chunks."""
+    layout = execution.layout
+    return layout.chunks if isinstance(layout, PipelineLayout) and execution.backbone.name == module else 1
 
 
 def owner_of(node: Node) -> str:

@@ -63,9 +63,8 @@ def _operations(job: Job, plan: StepPlan, planned: PlannedTimeline) -> list[Even
     found, labels = [], labels_of(planned)
     for number, bars in enumerate(bars_of(planned)):
         node = planned.nodes[number]
-        shared = len(set(node.modules)) > 1
         for bar in bars:
-            name = f"{bar.module} {_name(bar)}" if shared else _name(bar)
+            name = _name(bar, node)
             event = {
                 "ph": "X",
                 "name": name,
@@ -83,8 +82,11 @@ def _operations(job: Job, plan: StepPlan, planned: PlannedTimeline) -> list[Even
     return found
 
 
-def _name(bar: Bar) -> str:
-    return f"{bar.kind.value[0].upper()} {bar.microbatch}"
+def _name(bar: Bar, node: Node) -> str:
+    name = f"{bar.kind.value[0].upper()} {bar.microbatch}"
+    if len(set(node.modules)) > 1:
+        return f"{bar.module} {name}"
+    return f"{name}, chunk {bar.chunk}" if len(node.modules) > 1 else name
 
 
 def _held(bar: Bar, node: Node, sizes: I64) -> dict[str, int]:
