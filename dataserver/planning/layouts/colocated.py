@@ -231,7 +231,8 @@ def _decisions(spec: JobSpec, found: StepPlan, arranged: _Arranged, fewest: int)
         elif np.array_equal(np.sort(loads), np.sort(home)):
             chosen, spread = "canonical order", f"{spread}, and {module.balance.value} is no faster"
         else:
-            chosen, spread = module.balance.value, f"{spread}, {imbalance(home.tolist()):.3f} in canonical order"
+            spread += f", of the same sequences in canonical order {imbalance(home.tolist()):.3f}"
+            chosen = module.balance.value
         said.append(Decision(module.name, chosen, spread))
     return (*said, *(_named(spec, routing) for routing in arranged.plan.routings))
 
