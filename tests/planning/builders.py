@@ -196,6 +196,35 @@ def steps(draw: st.DrawFn, several: bool = False, schedules: Sequence[str] = ("1
     return job, mixed_samples(job, count, seed, max_images)
 
 
+@st.composite
+def tight_jobs(draw: st.DrawFn) -> tuple[Job, list[ShardTable]]:
+    """A job over two datasets whose modules have little memory, and a shard of each dataset."""
+    dp, pp, packed, generator = (
+        *(draw(st.integers(1, 3)) for _ in range(2)),
+        draw(st.booleans()),
+        draw(st.integers(0, 2)),
+    )
+    stream = {
+        "datasets": TWO_DATASETS,
+        "seq_len": SEQ_LEN,
+        "global_batch": dp,
+        "sizing": {"max_patches": 256},
+        "packing": {"enabled": packed},
+        "generation": {"ratio": "0.5" if generator else "0"},
+    }
+    layout = draw(_layouts(("1f1b", "gpipe")))
+    degrees = {"encoder": draw(st.integers(1, 3)), "backbone": (dp, pp), "generator": generator}
+    data = job_data(stream=stream, execution={"layout": layout}, **degrees)
+    modules = draw(_several(data["execution"]["modules"]))
+    for module in modules:
+        units = draw(st.integers(200, 900 if module["kind"] == "backbone" else 600))
+        module["memory"] = {"room_bytes": units, "unit_bytes": 1}
+    data["execution"]["modules"] = modules
+    job, rng = parse_job(data), np.random.default_rng(draw(st.integers(0, 2**32)))
+    counts, most = draw(st.tuples(st.integers(0, 8), st.integers(0, 8))), draw(st.integers(0, 3))
+    return job, [make_table(job, rng, count, most) for count in counts]
+
+
 SEQ_LEN = 900
 """Of the jobs that `steps` draws: the images of a sequence have 4 x as many patches at most."""
 

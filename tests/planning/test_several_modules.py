@@ -4,15 +4,17 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
-from planning.builders import TWO_DATASETS, make_job, mixed_samples, steps
+from hypothesis import assume, given, settings
+from planning.builders import TWO_DATASETS, make_job, mixed_samples, steps, tight_jobs
 
 from dataserver.planning.expectation import microbatch_loads
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
+from dataserver.planning.limits import check_table
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import baseline_plan, explain, plan_step, timeline
-from dataserver.planning.samples import I64, StepSamples, Task
+from dataserver.planning.samples import I64, ShardTable, StepSamples, Task
+from dataserver.planning.sizing import SampleTooLargeError, concatenate, size_samples
 from dataserver.planning.views import view_plan
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
@@ -50,7 +52,10 @@ def test_every_sample_and_image_is_placed_once_by_its_module(step: Step) -> None
 @given(steps(several=True, schedules=SCHEDULES))
 def test_ranks_have_equal_counts_and_keep_within_memory(step: Step) -> None:
     job, samples = step
-    plan = plan_step(job, 0, samples)
+    keeps_memory(job, plan_step(job, 0, samples))
+
+
+def keeps_memory(job: Job, plan: StepPlan) -> None:
     for module in job.spec.execution.modules:
         found = plan.arrangement(module.name)
         assert ((found.rank >= 0) & (found.rank < module.dp)).all()
@@ -64,6 +69,22 @@ def test_ranks_have_equal_counts_and_keep_within_memory(step: Step) -> None:
                 here = sizes[(found.rank == rank) & (found.microbatch == microbatch)]
                 units = len(here) * here.max(initial=0) if module.padded else here.sum()
                 assert units <= module.memory.units
+
+
+@settings(max_examples=80)
+@given(tight_jobs())
+def test_what_is_accepted_when_a_job_is_created_can_be_planned(case: tuple[Job, list[ShardTable]]) -> None:
+    """Memory that holds every sample alone makes microbatches more, and never fails at some later step (law 6)."""
+    job, tables = case
+    try:
+        for number, table in enumerate(tables):
+            check_table(job.spec, number, table, "shard")
+    except SampleTooLargeError:
+        assume(False)
+    numbered = enumerate(tables)
+    samples = concatenate([size_samples(job.stream, n, 0, t.row.astype(np.uint64), t) for n, t in numbered])
+    plan = plan_step(job, 0, samples)
+    keeps_memory(job, plan)
 
 
 @settings(max_examples=70)

@@ -18,6 +18,7 @@ from dataserver.planning.placing import (
     fitted,
     in_disttrain_order,
     microbatch_sums,
+    one_in_each_wave,
     padded_runs,
     placement_problem,
     searched,
@@ -73,6 +74,8 @@ class Attempt:
         With each the numbers of extra microbatches in flight that it is tried with.
         """
         order, seeds = pipeline_layout(self._execution).order, self._fitting(self._seeds())
+        if self._problem.rooms is not None and self._waves >= self._problem.num_sequences == len(self._samples):
+            yield "a sample in each wave", one_in_each_wave(self._problem), self._extras[:1]
         if order is OrderPolicy.NONE or not seeds:
             yield from ((name, seed, self._extras) for name, seed in seeds.items())
             return

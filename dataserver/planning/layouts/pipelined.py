@@ -20,6 +20,7 @@ from dataserver.planning.layouts.in_flight import decisions
 from dataserver.planning.layouts.interface import LayoutPlanner
 from dataserver.planning.layouts.joined import pipeline_layout, pipeline_modules, timeline
 from dataserver.planning.naming import milliseconds, sample_name
+from dataserver.planning.packing import one_per_sequence
 from dataserver.planning.placing import lower_bound_ns, placement_problem
 from dataserver.planning.plan import Candidate, Decision, StepPlan, make_plan
 from dataserver.planning.samples import I64, StepSamples
@@ -61,12 +62,15 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     fewest, most = count, max(count, len(samples))
     attempt = Attempt(job, step, samples, sequence, count)
     options = attempt.options()
-    while not options:
-        if count >= most:
-            raise _too_large(job, samples, attempt.too_large, count)
+    while not options and count < most:
         sequence, count = _packed(job, samples, min(most, count + max(1, count // 4)))
         attempt = Attempt(job, step, samples, sequence, count)
         options = attempt.options()
+    if not options:  # every sample can have a wave to itself now, and fits one
+        attempt = Attempt(job, step, samples, one_per_sequence(samples.tokens), count)
+        options = attempt.options()
+    if not options:
+        raise _too_large(job, samples, attempt.too_large, count)
     fitting = count
     for _ in range(MORE_ATTEMPTS):
         if not any(o.in_flight.is_short for o in options if not o.extra) or count >= _splittable(

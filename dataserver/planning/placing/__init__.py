@@ -9,7 +9,14 @@ simulated in microseconds.
 from dataserver.planning.placing.bounds import lower_bound_ns
 from dataserver.planning.placing.problem import Placement, PlacementProblem, Rooms, placement_problem
 from dataserver.planning.placing.search import fitted, makespan_ns, searched
-from dataserver.planning.placing.seeds import balanced, in_disttrain_order, microbatch_sums, padded_runs, stratified
+from dataserver.planning.placing.seeds import (
+    balanced,
+    in_disttrain_order,
+    microbatch_sums,
+    one_in_each_wave,
+    padded_runs,
+    stratified,
+)
 
 __all__ = [
     "Placement",
@@ -21,6 +28,7 @@ __all__ = [
     "lower_bound_ns",
     "makespan_ns",
     "microbatch_sums",
+    "one_in_each_wave",
     "padded_runs",
     "placement_problem",
     "searched",

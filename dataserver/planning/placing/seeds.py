@@ -36,6 +36,12 @@ def stratified(problem: PlacementProblem, policy: BalancePolicy) -> Placement:
     return _placement(problem, rank, BalancePolicy.LPT if policy is BalancePolicy.NONE else policy, loads)
 
 
+def one_in_each_wave(problem: PlacementProblem) -> Placement:
+    """Every sequence in a wave of its own, rank after rank: what needs least memory. It takes as many waves."""
+    number = np.arange(problem.num_sequences)
+    return Placement(number % problem.dp, number, np.zeros_like(number))
+
+
 def padded_runs(problem: PlacementProblem) -> dict[str, Placement]:
     """For a padded backbone: sequences sorted by length, cut into microbatches, which are spread longest first.
 
