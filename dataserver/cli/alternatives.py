@@ -14,6 +14,7 @@ from dataserver.planning.jobspec import (
     ContrastiveSchedule,
     Execution,
     GroupPolicy,
+    ModuleKind,
     ModuleSpec,
     OrderPolicy,
     PackingPolicy,
@@ -118,7 +119,7 @@ def _other_dimensions(execution: Execution) -> list[_Dimension]:
     found = [
         _Dimension(f"balance of {m.name}", {p.value: _balance(p, [m.name]) for p in BalancePolicy})
         for m in execution.modules
-        if m.sequence_groups is None
+        if _has_choice(execution, m)
     ]
     extras = _Dimension("extra_in_flight", {str(n): _layout(extra_in_flight=n) for n in EXTRA_IN_FLIGHT})
     if isinstance(layout, PipelineLayout):
@@ -136,6 +137,12 @@ def _other_dimensions(execution: Execution) -> list[_Dimension]:
     elif layout.schedule is ContrastiveSchedule.DISTMM_PIPE:
         found.append(extras)
     return found
+
+
+def _has_choice(execution: Execution, module: ModuleSpec) -> bool:
+    """Whether the balance of a module decides anything: not in groups, nor for a single rank that takes whole waves."""
+    beside = module.kind is not ModuleKind.BACKBONE and isinstance(execution.layout, PipelineLayout)
+    return module.sequence_groups is None and not (beside and module.dp == 1)
 
 
 def _order() -> _Dimension:

@@ -18,8 +18,8 @@ WORTHWHILE_PERCENT: Final = 0.5
 """A smaller gain is no reason to change a job."""
 MODULES_WIDTH: Final = 34
 """Characters that the columns of all modules share."""
-MOST_MODULES: Final = 5
-"""Modules that have a column each; of more only the worst is shown."""
+MOST_MODULES: Final = 4
+"""Modules of several ranks that have a column each; of more only the worst is shown."""
 
 Cell = Callable[[Figures, Figures], str]
 """The text of a cell, from the figures of its row and those of the job as it is."""
@@ -36,7 +36,7 @@ def comparison_table(outcomes: Sequence[Outcome]) -> Table:
     assert own.figures is not None
     table = Table(box=box.SIMPLE, padding=0, pad_edge=False)
     table.add_column("")
-    columns = _columns(own.figures)
+    columns = _columns(own.alternative.execution, own.figures)
     for heading, _ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     for group, found in groupby(outcomes, key=lambda o: o.alternative.group):
@@ -52,17 +52,17 @@ def comparison_table(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def _columns(own: Figures) -> list[tuple[str, Cell]]:
+def _columns(execution: Execution, own: Figures) -> list[tuple[str, Cell]]:
     """Headings and what stands below."""
     found: list[tuple[str, Cell]] = [
         ("step\nms", lambda f, _: f"{f.step_ns / 1e6:.1f}"),
         ("vs *\n%", lambda f, own: f"{beyond(f.step_ns, own.step_ns):+.1f}"),
         ("above\nbound\n%", lambda f, _: f"{beyond(f.step_ns, f.bound_ns):.1f}"),
         ("bubble\n%", lambda f, _: f"{f.bubble_percent:.1f}"),
-        *_module_columns(list(own.imbalance)),
+        *_module_columns([m.name for m in execution.modules if m.dp > 1]),
     ]
     if own.padding_percent:
-        found.append(("padded\n%", lambda f, _: f"{max(f.padding_percent.values()):.1f}"))
+        found.append(("pad\n%", lambda f, _: f"{max(f.padding_percent.values()):.1f}"))
     if own.between_nodes_bytes is not None:
         found.append(("between\nnodes\nMB", lambda f, _: f"{(f.between_nodes_bytes or 0) / 1e6:.1f}"))
     found += [("waves", lambda f, _: f"{f.microbatches:.1f}"), ("held", lambda f, _: f"{_held(f):.1f}")]
@@ -74,7 +74,7 @@ def _columns(own: Figures) -> list[tuple[str, Cell]]:
 def _module_columns(modules: Sequence[str]) -> list[tuple[str, Cell]]:
     if len(modules) > MOST_MODULES:
         return [("worst\nmodule", lambda f, _: f"{max(f.imbalance.values()):.3f}")]
-    width = MODULES_WIDTH // len(modules)
+    width = MODULES_WIDTH // max(len(modules), 1)
 
     def cell(name: str) -> Cell:
         return lambda f, _: f"{f.imbalance[name]:.3f}"
