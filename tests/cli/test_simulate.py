@@ -1,6 +1,7 @@
 """`dataserver simulate` on real indexed shards."""
 
 import copy
+import io
 import json
 import re
 from itertools import product
@@ -10,7 +11,14 @@ from typing import Any
 import pytest
 import yaml
 from cli.server_process import refused, run
+from rich.console import Console
 from shards import write_pairs
+
+from dataserver.cli.alternatives import Alternative
+from dataserver.cli.comparison import compare
+from dataserver.cli.comparison_table import comparison_table, notes, verdict
+from dataserver.cli.plan import open_job
+from dataserver.planning.jobspec import Memory
 
 PLAIN = {"balance": "none"}
 JOB: dict[str, Any] = {
@@ -224,6 +232,31 @@ def test_more_microbatches_in_flight_are_advised_apart_unless_memory_is_stated(i
     shown = run(*line(indexed, job)).stdout
     faster = min(row["slower_than_own_percent"] for row in found["rows"] if row["in_flight"] == own["in_flight"])
     assert f"{-faster:.1f} % less time than the job as it is" in shown
+
+
+def test_what_cannot_be_planned_is_a_row_that_says_why(indexed: Path) -> None:
+    *_, file, _, dataset = line(indexed, JOB)
+    planner = open_job(Path(file), (str(dataset),), (), (), (), None)
+    own = Alternative("memory", "endless", planner.job.spec.execution)
+    small = tuple(
+        m.model_copy(update={"memory": Memory(room_bytes=3, unit_bytes=1)} if m.name == "llm" else {})
+        for m in own.execution.modules
+    )
+    tiny = Alternative("memory", "three tokens", own.execution.model_copy(update={"modules": small}))
+    possible, impossible = compare(planner, [own, tiny], [0, 1], lambda *_: None)
+    assert possible.figures is not None
+    assert impossible.figures is None
+    (note,) = notes([possible, impossible])
+    assert note.startswith("memory three tokens: not possible, step 0: ")
+    assert impossible.refusal in note
+    assert "tokens" in impossible.refusal
+    console = Console(file=io.StringIO(), width=110)
+    console.print(comparison_table([possible, impossible]))
+    row = next(row for row in console.file.getvalue().splitlines() if "three tokens" in row)  # type: ignore[attr-defined]
+    assert set(row.split()[2:]) == {"-"}
+    assert "the job's own policies are the fastest" in verdict([possible, impossible])
+    with pytest.raises(ValueError, match="tokens"):
+        compare(planner, [tiny, own], [0], lambda *_: None)
 
 
 def test_steps_end_where_the_job_ends(indexed: Path) -> None:
