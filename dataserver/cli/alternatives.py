@@ -67,7 +67,10 @@ def alternatives_of(job: Job, milp: bool) -> list[Alternative]:
     ]
     same = next((a for a in found if a.execution == own), Alternative(heading, "as it is", own))
     found += [Alternative(d.name, name, edit(own)) for d in _other_dimensions(own) for name, edit in d.choices.items()]
-    found.append(Alternative("baseline", "canonical order", layout_planner(own).baseline(own)))
+    baseline = layout_planner(own).baseline(own)
+    if own.of_kind(ModuleKind.BACKBONE) and not job.stream.packing.enabled:
+        baseline = _backbone(packing=own.backbone.packing)(baseline)  # which decides nothing
+    found.append(Alternative("baseline", "canonical order", baseline))
     unlike: dict[Execution, Alternative] = {own: same}
     for alternative in found:
         unlike.setdefault(alternative.execution, alternative)

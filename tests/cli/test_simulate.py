@@ -187,6 +187,7 @@ def test_a_job_that_packs_nothing_has_no_choice_of_packing(indexed: Path) -> Non
     job = {**JOB, "stream": {**JOB["stream"], "packing": {"enabled": False}}}
     found = compared(indexed, job, "--steps", "1")
     assert len(groups(found)["balance, order"]) == 2 * 3
+    assert "baseline" not in groups(found), "it is one of them"
     shown = run(*line(indexed, job, "--steps", "1")).stdout
     assert "lpt, search" in shown
     assert "best_fit" not in shown
