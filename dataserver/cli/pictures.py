@@ -87,10 +87,10 @@ def _figure(execution: Execution, summary: PlanSummary, title: str) -> "Figure":
 
 
 def _draw_loads(axes: "Axes", loads: dict[str, list[int]]) -> None:
-    position = 0
-    ticks, labels = [], []
+    position, ticks, labels = 0, [], []
+    height = 0.8 if sum(map(len, loads.values())) <= MOST_LARGE_ROWS * 2 else 1  # gaps of less than a pixel flicker
     for colour, (module, values) in zip(COLOURS * len(loads), loads.items(), strict=False):
-        axes.barh(range(position, position + len(values)), [v / 1e6 for v in values], color=colour)
+        axes.barh(range(position, position + len(values)), [v / 1e6 for v in values], height=height, color=colour)
         ticks.append(position + (len(values) - 1) / 2)
         labels.append(f"{module}\n{imbalance(values):.2f}")
         position += len(values) + 1
