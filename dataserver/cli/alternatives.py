@@ -23,6 +23,8 @@ from dataserver.planning.jobspec import (
 )
 from dataserver.planning.layouts import layout_planner
 
+BASELINE: Final = "baseline"
+"""Group of the job without any planning."""
 EXTRA_IN_FLIGHT: Final = (0, 1, 2, 4)
 CHUNKS: Final = 2
 """Model chunks of a stage that are tried with the interleaved schedule."""
@@ -70,7 +72,7 @@ def alternatives_of(job: Job, milp: bool) -> list[Alternative]:
     baseline = layout_planner(own).baseline(own)
     if own.of_kind(ModuleKind.BACKBONE) and not job.stream.packing.enabled:
         baseline = _backbone(packing=own.backbone.packing)(baseline)  # which decides nothing
-    found.append(Alternative("baseline", "canonical order", baseline))
+    found.append(Alternative(BASELINE, "canonical order", baseline))
     unlike: dict[Execution, Alternative] = {own: same}
     for alternative in found:
         unlike.setdefault(alternative.execution, alternative)

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dataserver.cli.alternatives import changes
+from dataserver.cli.alternatives import BASELINE, changes
 from dataserver.cli.comparison import Figures, Outcome
 from dataserver.planning.jobspec import Execution
 
@@ -99,18 +99,18 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     own = outcomes[0]
     assert own.figures is not None
     execution, measured = own.alternative.execution, own.figures
-    free = [o for o in outcomes if o.figures and not _needs_memory(execution, o.figures, measured)]
-    best = _fastest(free)
+    planned = [o for o in outcomes if o.figures and o.alternative.group != BASELINE]
+    best = _fastest([o for o in planned if o.figures and not _needs_memory(execution, o.figures, measured)])
     found = []
     if _gain(best, own) < WORTHWHILE_PERCENT:
         found.append(f"the job's own policies are the fastest, or within {WORTHWHILE_PERCENT} % of it")
     else:
         found.append(f"{_gain(best, own):.1f} % less time than the job as it is, with\n{_yaml(execution, best)}")
-    larger = _fastest([o for o in outcomes if o.figures])
+    larger = _fastest(planned)
     if _gain(larger, best) >= WORTHWHILE_PERCENT:
         assert larger.figures is not None
         found.append(
-            f"{_gain(larger, own):.1f} % less time if there is memory for {_held(larger.figures):.1f} microbatches "
+            f"{_gain(larger, own):.1f} % less time if there is memory for more microbatches, {_held(larger.figures):.1f} "
             f"instead of {_held(measured):.1f} in the fullest stage, with\n{_yaml(execution, larger)}"
         )
     return "\n".join(found)
