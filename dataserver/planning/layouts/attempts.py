@@ -9,7 +9,7 @@ from dataserver.planning import arranging
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec, OrderPolicy, Schedule
 from dataserver.planning.layouts.held import held_units
-from dataserver.planning.layouts.in_flight import InFlight, Units, extras, in_flight
+from dataserver.planning.layouts.in_flight import InFlight, Units, extras, in_flight, too_small
 from dataserver.planning.layouts.joined import depths, pipeline_layout, pipeline_modules, timeline
 from dataserver.planning.pipeline import one_f_one_b_in_flight
 from dataserver.planning.placing import (
@@ -117,10 +117,12 @@ class Attempt:
 
     def _spreads(self, placement: str) -> tuple[int, ...]:
         """Numbers of islands within which images are spread."""
-        if all(m.balance is BalancePolicy.NONE for m in self._modules if m.kind is not ModuleKind.BACKBONE):
+        islands, others = self._problem.islands, [m for m in self._modules if m.kind is not ModuleKind.BACKBONE]
+        if all(m.balance is BalancePolicy.NONE for m in others):
             return (1,)
-        islands = self._problem.islands
-        return (*((islands, 1) if islands > 1 else (1,)), *((_BESIDE,) if placement == _CANONICAL else ()))
+        spreads = (islands, 1) if islands > 1 else (1,)
+        same = all(m.dp == islands for m in others)  # islands of one rank leave no other
+        return spreads if same or placement != _CANONICAL else (*spreads, _BESIDE)
 
     def _arranged(self, placement: Placement, islands: int) -> StepPlan | None:
         """The plan without schedules, or None if a module's memory does not hold one of its waves."""
@@ -155,7 +157,7 @@ class Attempt:
         for extra in some_extras:
             found = in_flight(self._execution, self._waves, extra, units)
             if found is None:
-                self.too_large = self._execution.backbone
+                self.too_large = too_small(self._execution, self._waves, units)
                 continue
             label = f"{name}, {extra} extra in flight" if len(self._extras) > 1 else name
             scheduled = replace(plan, schedules=found.schedules(self._execution))

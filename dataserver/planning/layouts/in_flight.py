@@ -114,6 +114,20 @@ def _interleaved(execution: Execution, num_microbatches: int, extra: int, units:
     return None
 
 
+def too_small(execution: Execution, num_microbatches: int, units: Units) -> ModuleSpec:
+    """The module whose memory does not hold what even the shortest interleaved lists need (`in_flight` is None)."""
+    backbone, chunks = execution.backbone, pipeline_layout(execution).chunks
+    least = min((chunks - 1) * backbone.pp + 1, num_microbatches * chunks)
+    if backbone.memory is not None and not _fits(backbone, units[backbone.name], chunks, least):
+        return backbone
+    holds = {
+        m.name: most_in_flight(units[m.name], m.memory.units, num_microbatches)
+        for m in execution.of_kind(ModuleKind.ENCODER)
+        if m.memory is not None
+    }
+    return execution.module(min(holds, key=lambda name: holds[name]))
+
+
 def _taken_ahead(pp: int, chunks: int, num_microbatches: int, passes: int) -> int:
     """Microbatches that the first stage takes from an encoder before it returns the gradient of the first of them."""
     taken = returned = most = 0

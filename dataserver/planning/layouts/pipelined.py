@@ -184,15 +184,16 @@ def _too_large(job: Job, samples: StepSamples, module: ModuleSpec | None, count:
     )
 
 
-def bound_ns(job: Job, plan: StepPlan) -> int:
-    """A time that no placement of the plan's sequences can beat."""
+def bound_ns(job: Job, plan: StepPlan, *, within_islands: bool = False) -> int:
+    """A time that no plan of the same sequences can beat, or none whose images stay within islands of ranks."""
     backbone = plan.arrangement(job.spec.execution.backbone.name)
     place = (backbone.rank * plan.num_microbatches + backbone.microbatch) * plan.sequences_per_microbatch
     _, of_item = np.unique(place + backbone.slot, return_inverse=True)
     sequence = np.empty(len(place), np.int64)
     sequence[backbone.item] = of_item
     in_flight = np.concatenate([plan.in_flight(m.name) for m in pipeline_modules(job.spec.execution)])
-    return lower_bound_ns(placement_problem(job.spec, in_flight, plan.samples, sequence, plan.num_microbatches))
+    problem = placement_problem(job.spec, in_flight, plan.samples, sequence, plan.num_microbatches)
+    return lower_bound_ns(problem, within_islands=within_islands)
 
 
 PLANNER = LayoutPlanner(plan, baseline, timeline, bound_ns)

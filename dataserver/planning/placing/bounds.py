@@ -6,8 +6,11 @@ from dataserver.planning.placing.problem import PlacementProblem
 from dataserver.planning.samples import I64
 
 
-def lower_bound_ns(problem: PlacementProblem) -> int:
+def lower_bound_ns(problem: PlacementProblem, *, within_islands: bool = False) -> int:
     """A time that no placement of the problem's sequences can beat, under any operation lists.
+
+    With `within_islands` only plans are bounded whose images stay within their island: all images of a sequence then
+    take at least their share of the island's ranks.
 
     Some rank of each stage has at least the mean work of the stage. Before it begins with its first microbatch that
     holds a sequence, that sequence passes all earlier stages, and after the last such one its gradients pass them
@@ -15,7 +18,7 @@ def lower_bound_ns(problem: PlacementProblem) -> int:
     is empty, backbone ranks wait longer for their first wave, see `_first_wave`.
     """
     both, base = _both(problem, problem.work), _both(problem, problem.base[:, None])[:, 0]
-    there, back = _ways(problem)
+    there, back = _ways(problem, within_islands)
     bound = 0
     for row in range(len(base)):
         ranks = problem.islands * (problem.ranks_per_island if row == problem.num_encoders else 1)
@@ -65,14 +68,14 @@ def _both(problem: PlacementProblem, forward: I64) -> I64:
     return found
 
 
-def _ways(problem: PlacementProblem) -> tuple[I64, I64]:
+def _ways(problem: PlacementProblem, within_islands: bool) -> tuple[I64, I64]:
     """Time of each sequence from the beginning to the row, and of its gradients from there to the end.
 
     int64 [rows, s] each; of the backbone to its last stage.
     """
     backbone = problem.num_encoders
-    present = problem.way > 0
-    forward = np.where(present, problem.way + problem.base[:, None], 0)
+    alone = np.maximum(problem.way, problem.work) if within_islands else problem.way
+    forward = np.where(alone > 0, alone + problem.base[:, None], 0)
     forward[backbone] //= problem.chunks
     backward = forward * problem.percent[:, None] // 100
     found = []
