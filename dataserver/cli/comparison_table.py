@@ -109,9 +109,10 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     larger = _fastest(planned)
     if _gain(larger, best) >= WORTHWHILE_PERCENT:
         assert larger.figures is not None
+        held = f"{_held(larger.figures):.1f} instead of {_held(measured):.1f} in the fullest stage"
         found.append(
-            f"{_gain(larger, own):.1f} % less time if there is memory for more microbatches, {_held(larger.figures):.1f} "
-            f"instead of {_held(measured):.1f} in the fullest stage, with\n{_yaml(execution, larger)}"
+            f"{_gain(larger, own):.1f} % less time if there is memory for more microbatches, {held}, with\n"
+            f"{_yaml(execution, larger)}"
         )
     return "\n".join(found)
 
