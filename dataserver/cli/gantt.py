@@ -25,8 +25,9 @@ MOST_ROWS: Final = 48
 """Nodes drawn; of a wider job some ranks of each stage are shown, those of the critical path before others."""
 MOST_GROUPED_ROWS: Final = 96
 """The same where ranks form groups, which span rows."""
-DIGITS: Final = 170
-"""So many digits fit along the axis; a bar gets its number if that fits."""
+DIGIT_WIDTH: Final = 0.0055
+NUMBER_MARGIN: Final = 0.0025
+"""Parts of the axis; a bar gets its number where that fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def draw_chart(axes: "Axes", chart: Chart, longest_ns: int, small: bool) -> None
     _draw_boxes(axes, [b for b in boxes if b.critical], colours, outlined=True)  # over the edges of their neighbours
     for box in boxes:
         bar, number = box.bar, str(box.bar.microbatch)
-        if DIGITS * (bar.end_ns - bar.start_ns) > len(number) * longest_ns:
+        if bar.end_ns - bar.start_ns > (NUMBER_MARGIN + DIGIT_WIDTH * len(number)) * longest_ns:
             axes.text(
                 (bar.start_ns + bar.end_ns) / 2e6, box.row + (box.rows - 1) / 2, number,
                 ha="center", va="center", fontsize=6, color=INK if bar.kind is OperationKind.BACKWARD else "white",
