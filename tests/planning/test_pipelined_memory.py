@@ -13,7 +13,7 @@ from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import ModuleKind, Schedule
 from dataserver.planning.layouts.held import held_units
 from dataserver.planning.plan import StepPlan
-from dataserver.planning.planner import plan_step, timeline
+from dataserver.planning.planner import baseline_plan, plan_step, timeline
 from dataserver.planning.samples import StepSamples
 from dataserver.planning.sizing import SampleTooLargeError
 
@@ -220,3 +220,24 @@ def test_a_sample_that_no_microbatch_holds_is_named() -> None:
         SampleTooLargeError, match=rf"^dataset laion, shard 0, row {row}: .*64 patches.*63 on each of 1"
     ):
         plan_step(job, 0, samples)
+
+
+def test_smaller_microbatches_fill_a_pipeline_that_memory_would_empty() -> None:
+    """Memory for two microbatches of four sequences: smaller ones keep all stages busy, and the search keeps to it."""
+    for seed in range(3):
+        job = make_job(
+            stream={"global_batch": 64, "seq_len": 512, "packing": {"enabled": False}},
+            execution={"microbatch": 4},
+            encoder=2,
+            backbone=(2, 4),
+        )
+        samples = make_samples(job, 64, seed, 1)
+        most = largest(job, samples)
+        tight = with_memory(job, {name: 6 * size for name, size in most.items()})
+        plan = plan_step(tight, 0, samples)
+        assert plan.num_microbatches > 8
+        before = baseline_plan(tight, 0, samples)
+        assert timeline(tight.spec, plan).makespan_ns <= timeline(tight.spec, before).makespan_ns
+        names = [c.name for c in plan.candidates]
+        assert len(names) == len(set(names))
+        assert any(d.reason == "memory holds more of them in flight" for d in plan.decisions)

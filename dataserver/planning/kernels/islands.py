@@ -24,8 +24,10 @@ class Costs(NamedTuple):
     need: I64
     """int64 [r, s + 1]: memory of each sequence, of its largest sample if padded; [0, 0] where there is no limit."""
     room: I64
-    """int64 [r]: memory of a rank for a microbatch of the backbone, of an island for a wave of the others; -1 for no
-    limit. [0] where no row has one."""
+    """int64 [r]: memory of a rank of the backbone, of an island in the others; -1 for no limit. [0] where no row has
+    one."""
+    window: I64
+    """int64 [r]: consecutive microbatches, or waves, that must fit the memory together."""
     in_flight: I64
     """int64 [nodes]: microbatches that each encoder, each backbone stage, and each generator hold at most; never rising
     from one to the next in the joined pipeline."""
@@ -129,17 +131,22 @@ def move(slots: Slots, rank: int, first: int, second: int, shift: bool) -> None:
 
 @kernel
 def excess_of(slots: Slots, costs: Costs, row: int, rank: int, wave: int) -> int:
-    """Memory that one row lacks: the backbone's for the rank's microbatch, another's for the wave of the island."""
+    """Memory that one row lacks around a wave: the backbone's on the rank, another's on the island."""
     if costs.room[row] < 0:
         return 0
-    total = 0
-    if row == costs.encoders:
-        total = slots.used[row, rank, wave]
-    else:
-        first = rank - rank % costs.ranks_per_island
-        for r in range(first, first + costs.ranks_per_island):
-            total += slots.used[row, r, wave]
-    return int(max(0, total - costs.room[row]))
+    first, count = rank, 1
+    if row != costs.encoders:
+        first, count = rank - rank % costs.ranks_per_island, costs.ranks_per_island
+    used, waves = slots.used[row, first : first + count], slots.used.shape[2]
+    size = min(costs.window[row], waves)
+    start, most, total = max(0, wave - size + 1), 0, 0
+    for k in range(start, min(wave + size, waves)):
+        for r in range(count):
+            total += used[r, k]
+            if k >= start + size:
+                total -= used[r, k - size]
+        most = max(most, total)
+    return int(max(0, most - costs.room[row]))
 
 
 @kernel

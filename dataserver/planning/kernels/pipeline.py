@@ -176,7 +176,7 @@ def _try_move(
     per_island = costs.ranks_per_island
     island = rank // per_island
     move(slots, rank, first, second, shift)
-    if per_island > 1 and lacks(slots, costs, rank, min(first, second), max(first, second)):
+    if lacks(slots, costs, rank, min(first, second), max(first, second)):
         move(slots, rank, second, first, shift)
         return 0
     now = island_makespan(slots.time, island * per_island, costs, clocks)

@@ -14,9 +14,11 @@ from dataserver.planning.layouts.joined import depths, pipeline_layout, pipeline
 from dataserver.planning.pipeline import one_f_one_b_in_flight
 from dataserver.planning.placing import (
     Placement,
+    PlacementProblem,
     balanced,
     fitted,
     in_disttrain_order,
+    makespan_ns,
     microbatch_sums,
     one_in_each_wave,
     padded_runs,
@@ -50,7 +52,7 @@ class Attempt:
         self._job, self._step, self._samples, self._sequence = job, step, samples, sequence
         self._execution, self._waves = job.spec.execution, num_microbatches
         self._modules = pipeline_modules(self._execution)
-        self._extras = extras(self._execution)
+        self._extras, self._chunks = extras(self._execution), pipeline_layout(self._execution).chunks
         guide = self._guide(0, None)
         self._problem = placement_problem(job.spec, guide, samples, sequence, num_microbatches)
         self.too_large: ModuleSpec | None = None
@@ -86,11 +88,20 @@ class Attempt:
             return
         limited = self._problem.rooms is not None
         yield from ((name, seed, self._extras[:1]) for name, seed in seeds.items() if name == _CANONICAL or limited)
-        units = self._units(list(seeds.values())[-1])
         for extra in self._extras:
-            problem = replace(self._problem, in_flight=self._guide(extra, units))
-            best = searched(problem, list(starts.values()), self._step, self._job.stream.seed)
-            yield "search", best, (extra,)
+            guided = [(self._guided(extra, start), start) for start in starts.values()]
+            problem, best = min(guided, key=lambda pair: makespan_ns(*pair))
+            yield "search", searched(problem, [best], self._step, self._job.stream.seed), (extra,)
+
+    def _guided(self, extra: int, placement: Placement) -> PlacementProblem:
+        """The problem with what stages hold under a placement, which memory must go on holding in a search."""
+        held = self._guide(extra, self._units(placement))
+        first, stages = self._problem.num_encoders, self._problem.num_stages
+        window = np.concatenate([held[: first + 1], held[first + stages :]])
+        rooms = self._problem.rooms
+        if rooms is not None:
+            rooms = replace(rooms, window=window if self._chunks == 1 else rooms.window)
+        return replace(self._problem, in_flight=held, rooms=rooms)
 
     def _seeds(self) -> dict[str, Placement]:
         policy, order = self._execution.backbone.balance, pipeline_layout(self._execution).order

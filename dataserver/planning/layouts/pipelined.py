@@ -27,9 +27,6 @@ from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.sequences import pack_step
 from dataserver.planning.sizing import SampleTooLargeError
 
-MORE_ATTEMPTS = 2
-"""Larger numbers of microbatches that are compared where memory holds fewer in flight than the schedule asks for."""
-
 
 def baseline(execution: Execution) -> Execution:
     """Best-fit packing, canonical order, an image in the encoder and generator rank beside its backbone rank."""
@@ -50,7 +47,8 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     """Plan one step.
 
     As many microbatches as the samples need. Where memory does not hold them, more and smaller ones, equally many on
-    every rank; where it holds them but fewer at once than the schedule asks for, more are compared with them.
+    every rank; where it holds them but fewer at once than the schedule asks for, twice as many are compared with them,
+    as long as that is faster.
 
     Images to understand require an encoder (`limits.check_table`).
 
@@ -72,14 +70,14 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     if not options:
         raise _too_large(job, samples, attempt.too_large, count)
     fitting = count
-    for _ in range(MORE_ATTEMPTS):
-        if not any(o.in_flight.is_short for o in options if not o.extra) or count >= _splittable(
-            job, samples, sequence
-        ):
-            break
+    latest = options
+    while any(o.in_flight.is_short for o in latest if not o.extra) and count < _splittable(job, samples, sequence):
+        fastest = min(o.makespan_ns for o in options)
         sequence, count = _packed(job, samples, 2 * count)
-        more = Attempt(job, step, samples, sequence, count).options()
-        options += [replace(o, name=f"{o.name}, {count} microbatches") for o in more]
+        latest = Attempt(job, step, samples, sequence, count).options()
+        options += [replace(o, name=f"{o.name}, {count} microbatches") for o in latest]
+        if min(o.makespan_ns for o in options) == fastest:
+            break
     return _chosen(job, step, samples, options, fewest, fitting)
 
 
@@ -125,7 +123,9 @@ def _chosen(job: Job, step: int, samples: StepSamples, options: list[Option], fe
     made = list(decisions(job.spec.execution, best.in_flight))
     number = best.plan.num_microbatches
     if number > fewest:
-        reason = f"memory does not hold those of {fewest}" if number == fitting else "memory holds more in flight"
+        reason = (
+            f"memory does not hold those of {fewest}" if number == fitting else "memory holds more of them in flight"
+        )
         made.append(Decision("step", f"{number} microbatches of each rank", reason))
     without = [o for o in ranked if not o.extra]
     extra = [o for o in ranked if o.extra]
@@ -147,7 +147,9 @@ def _chosen(job: Job, step: int, samples: StepSamples, options: list[Option], fe
         routings=best.plan.routings,
         schedules=best.plan.schedules,
     )
-    candidates = tuple(Candidate(o.name, o.makespan_ns) for o in ranked) if len(ranked) > 1 else ()
+    fastest = {o.plan.num_microbatches: o for o in reversed(ranked)}
+    shown = [o for o in ranked if o.plan.num_microbatches == number or o is fastest[o.plan.num_microbatches]]
+    candidates = tuple(Candidate(o.name, o.makespan_ns) for o in shown) if len(shown) > 1 else ()
     return replace(plan, candidates=candidates, decisions=tuple(made))
 
 

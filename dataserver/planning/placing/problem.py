@@ -28,8 +28,10 @@ class Rooms:
     """int64 [rows, s + 1]: what each sequence takes in each row; of a padded backbone its largest sample. The last
     column is an empty slot."""
     room: I64
-    """int64 [rows]: what a rank has for a microbatch of the backbone, and what all ranks of an island together have for
-    a wave in the others; -1 for no limit."""
+    """int64 [rows]: what a rank of the backbone has, and what all ranks of an island together have in the others; -1
+    for no limit."""
+    window: I64
+    """int64 [rows]: consecutive microbatches that must fit together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,4 +176,4 @@ def _rooms(modules: tuple[ModuleSpec, ...], need: I64, islands: int) -> Rooms | 
         -1 if m.memory is None else m.memory.units * (1 if m.kind is ModuleKind.BACKBONE else m.dp // islands)
         for m in modules
     ]
-    return Rooms(need, np.array(room, np.int64))
+    return Rooms(need, np.array(room, np.int64), np.ones(len(room), np.int64))

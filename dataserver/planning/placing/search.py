@@ -74,6 +74,7 @@ def _costs(problem: PlacementProblem) -> "Costs":
         items=none if problem.items is None else problem.items,
         need=none.reshape(0, 0) if problem.rooms is None else problem.rooms.need,
         room=none if problem.rooms is None else problem.rooms.room,
+        window=none if problem.rooms is None else problem.rooms.window,
         in_flight=problem.in_flight,
         encoders=problem.num_encoders,
         ranks_per_island=problem.ranks_per_island,
