@@ -1,8 +1,10 @@
 """The plans among which a job's policy lets a step choose, and what microbatches of them look like."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import groupby
+from types import MappingProxyType
 
 from dataserver.planning.identity import JobSpecError
 from dataserver.planning.jobspec import Execution, GroupPolicy
@@ -12,9 +14,26 @@ from dataserver.planning.sequence_parallel.baselines import (
     homogeneous_plan,
     searched_homogeneous_plan,
 )
+from dataserver.planning.sequence_parallel.compositions import group_compositions
 from dataserver.planning.sequence_parallel.costs import GroupCosts
 from dataserver.planning.sequence_parallel.plan import SequenceGroup, SequencePlan
 from dataserver.planning.sequence_parallel.planner import plan_groups
+from dataserver.planning.sequence_parallel.search import Budget
+
+MAX_LOOKS = 15_000_000
+"""Compositions that the search of a step may look at, placing and improving counted as so many more: two seconds."""
+
+PLACING = 5_000
+"""Compositions that could be looked at while one microbatch is placed and improved."""
+
+_SAVINGS: tuple[Mapping[str, int], ...] = (
+    MappingProxyType({"rounds": 1}),
+    MappingProxyType({"cuts": 8}),
+    MappingProxyType({"microbatch_counts": 2}),
+    MappingProxyType({"cuts": 2}),
+    MappingProxyType({"microbatch_counts": 1, "cuts": 0}),
+)
+"""What a budget gives up, in this order."""
 
 
 def plans_of(policy: GroupPolicy, lengths: I64, squares: I64, costs: GroupCosts) -> dict[str, SequencePlan]:
@@ -45,9 +64,26 @@ def plans_of(policy: GroupPolicy, lengths: I64, squares: I64, costs: GroupCosts)
             searched = searched_homogeneous_plan(lengths, costs, squares=squares)
             return {_titled("one degree by search", searched): searched} | compared
         case GroupPolicy.SEARCH:
-            return {"unequal groups by search": plan_groups(lengths, costs, squares=squares)} | compared
+            budget = bounded_budget(int(lengths.sum()), costs)
+            return {"unequal groups by search": plan_groups(lengths, costs, squares=squares, budget=budget)} | compared
         case GroupPolicy.MILP:
             return {"unequal groups by HiGHS": plan_groups(lengths, costs, squares=squares, solver="milp")} | compared
+
+
+def bounded_budget(tokens: int, costs: GroupCosts) -> Budget:
+    """The default budget of a search, less where many microbatches meet many compositions.
+
+    Every cut between two microbatches that is tried looks at all compositions, and places the sequences of two
+    microbatches (`kernels.best_grouping`).
+    """
+    budget, fewest = Budget(), -(-tokens // costs.cluster_tokens)
+    looks = PLACING + len(group_compositions(costs.num_devices, costs.degrees[0], costs.degrees[-1]))
+    for change in _SAVINGS:
+        cuts = budget.cuts * (budget.rounds if fewest > 2 else 1)
+        if budget.microbatch_counts * fewest * (1 + 2 * cuts) * looks <= MAX_LOOKS:
+            break
+        budget = replace(budget, **change)
+    return budget
 
 
 def require_solver(execution: Execution) -> None:

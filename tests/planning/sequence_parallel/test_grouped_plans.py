@@ -22,9 +22,9 @@ from dataserver.planning.pipeline import critical_path
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import baseline_plan, explain, plan_step, timeline
 from dataserver.planning.samples import StepSamples, Task
-from dataserver.planning.sequence_parallel import homogeneous_plan, plan_groups
+from dataserver.planning.sequence_parallel import Budget, homogeneous_plan, plan_groups
 from dataserver.planning.sequence_parallel.module import module_costs, planned_sequences
-from dataserver.planning.sequence_parallel.policies import require_solver
+from dataserver.planning.sequence_parallel.policies import bounded_budget, require_solver
 from dataserver.planning.sizing import SampleTooLargeError
 from dataserver.planning.views import view_plan
 
@@ -371,3 +371,12 @@ def test_the_same_plan_in_every_process() -> None:
     ]
     assert found[0] == found[1]
     assert len(found[0].strip()) == 64
+
+
+def test_the_budget_shrinks_with_what_there_is_to_search() -> None:
+    """The published batches keep the whole budget; hundreds of microbatches on many compositions do not."""
+    assert bounded_budget(3 * A100.cluster_tokens, A100) == Budget()
+    spent = [bounded_budget(count * A100.cluster_tokens, A100) for count in (1, 10, 100, 1_000, 100_000)]
+    looks = [(b.microbatch_counts, b.rounds * b.cuts) for b in spent]
+    assert looks == sorted(looks, reverse=True)
+    assert looks[-1] == (1, 0)
