@@ -68,7 +68,8 @@ class ModuleSchedule:
     """How many microbatches the stages of a module hold at most between forward and backward.
 
     A stage begins with that many forwards less one; then forwards and backwards alternate
-    (`pipeline.stage_operations`).
+    (`pipeline.stage_operations`). Stages of several model chunks count passes, one for each microbatch and chunk, in
+    the order of `pipeline.interleaved_operations`.
     """
 
     module: str

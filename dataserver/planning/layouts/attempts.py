@@ -26,7 +26,7 @@ from dataserver.planning.placing import (
     searched,
     stratified,
 )
-from dataserver.planning.plan import StepPlan, make_plan
+from dataserver.planning.plan import NO_GROUPS, StepPlan
 from dataserver.planning.samples import I64, StepSamples
 
 _CANONICAL = "canonical order"
@@ -36,7 +36,7 @@ _BESIDE = 0
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One of the plans that are compared. Its hash does not know its schedules yet."""
+    """One of the plans that are compared, without hash and denominators: only the one that is chosen gets them."""
 
     name: str
     plan: StepPlan
@@ -151,15 +151,20 @@ class Attempt:
                 return None
             arrangements[module.name] = found[0]
             routings.append(found[1])
-        return make_plan(
-            self._job,
-            self._step,
-            samples,
+        return StepPlan(
+            job_id=self._job.job_id,
+            stream_id=self._job.stream_id,
+            step=self._step,
+            samples=samples,
             num_microbatches=self._waves,
             sequences_per_microbatch=self._execution.microbatch,
             arrangements=tuple(arrangements[m.name] for m in self._execution.modules),
             routings=tuple(routings),
             schedules=(),
+            groups=NO_GROUPS,
+            text_tokens=0,
+            target_patches=0,
+            hash=b"",
         )
 
     def _scheduled(self, name: str, plan: StepPlan, some_extras: tuple[int, ...]) -> Iterator[Option]:
