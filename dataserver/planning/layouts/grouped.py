@@ -142,7 +142,7 @@ class _Planner:
         return self._variant(name, (), arranged, 0)
 
     def _with_two_in_flight(self, plain: Sequence[_Variant], plans: Mapping[str, SequencePlan]) -> Iterator[_Variant]:
-        """The policy's plan for half of the memory, if that holds all sequences and there is time to win.
+        """The same plans for half of the memory, if that holds all sequences and there is time to win.
 
         Two microbatches then fit: the backbone works on one while a generator works on the other.
         """
@@ -151,8 +151,8 @@ class _Planner:
         half = replace(self._costs, device_tokens=self._costs.device_tokens // 2)
         fits = longest <= half.device_tokens * half.degrees[-1]
         if waits and fits and self._policy is not GroupPolicy.STATIC and self._execution.of_kind(ModuleKind.GENERATOR):
-            name, plan = next(iter(self._plans_of(half).items()))
-            yield self._plain(f"{name} in half the memory", plan)
+            for name, plan in self._plans_of(half).items():
+                yield self._plain(f"{name}, in half the memory", plan)
 
     def _beside_images(self, plain: Sequence[_Variant]) -> Iterator[_Variant]:
         """The fastest groups with what matters beside encoders or generators: order, finer waves, more in flight."""

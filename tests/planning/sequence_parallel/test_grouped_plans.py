@@ -209,7 +209,7 @@ def test_policies_in_order(policy: str) -> None:
     plan = plan_step(published_job(policy), 0, samples)
     makespans = {c.name.partition(",")[0]: c.makespan_ns for c in plan.candidates}
     expected = {
-        "search": ["unequal groups by search", "one degree by best fit", "static"],
+        "search": ["unequal groups by search", "one degree by quick search", "one degree by best fit", "static"],
         "homogeneous": ["one degree by search", "one degree by best fit", "static"],
         "static": ["static"],
     }
