@@ -117,17 +117,15 @@ class _Planner:
 
     def plan(self) -> StepPlan:
         plans = self._plans_of(self._costs)
-        plain = [self._plain(name, plan) for name, plan in plans.items()]
+        found = compared = [self._plain(name, plan) for name, plan in plans.items()]
         if len(self._execution.modules) > 1:
-            plain += self._with_two_in_flight(plain, plans)
+            plain = [*compared, *self._with_two_in_flight(compared, plans)]
             found = [*plain, *self._beside_images(plain)]
-        else:
-            found = plain
         ranked = sorted(found, key=_makespan_ns)  # equals stay in order: the policy's own comes first
         return replace(
             ranked[0].plan,
             candidates=tuple(Candidate(v.name, v.makespan_ns) for v in ranked),
-            decisions=self._decisions(ranked[0], [v for v in plain if v is not ranked[0]]),
+            decisions=self._decisions(ranked[0], [v for v in compared if v is not ranked[0]]),
         )
 
     def _plans_of(self, costs: GroupCosts) -> dict[str, SequencePlan]:
@@ -218,9 +216,9 @@ class _Planner:
         rank, fullest = (int(n) for n in np.unravel_index(tokens.argmax(), tokens.shape))
         here = plan.groups.of(fullest)
         degree = plan.groups.degree[here][np.searchsorted(plan.groups.first_rank[here], rank, side="right") - 1]
-        times = [f"{v.name}, {milliseconds(v.planned.makespan_ns)}" for v in (best, *others)]
+        times = [f"{milliseconds(v.makespan_ns)} for {v.name}" for v in (best, *others)]
         reason = (
-            f"as simulated: {'; '.join(times)}. The fullest device holds {tokens[rank, fullest]:,} of "
+            f"simulated {'; '.join(times)}. The fullest device holds {tokens[rank, fullest]:,} of "
             f"{self._costs.device_tokens:,} tokens, in a group of {degree} in microbatch {fullest}"
         )
         compositions = [plan.groups.degree[plan.groups.of(k)].tolist() for k in range(plan.num_microbatches)]

@@ -195,7 +195,7 @@ def test_the_toy_of_the_paper_as_a_job() -> None:
     (decision,) = plan.decisions
     assert (decision.subject, decision.chosen) == ("llm", "groups <32, 8 x 4>")
     assert decision.reason == (
-        "as simulated: unequal groups by search, 3,858.9 ms; static, groups of 64, 4,882.1 ms. The fullest device "
+        "simulated 3,858.9 ms for unequal groups by search; 4,882.1 ms for static, groups of 64. The fullest device "
         "holds 6,000 of 6,449 tokens, in a group of 8 in microbatch 0"
     )
     loads = module_loads(published_job().spec, plan)["llm"]
