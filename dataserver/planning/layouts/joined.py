@@ -62,7 +62,8 @@ def timeline(spec: JobSpec, plan: StepPlan) -> PlannedTimeline:
         num_chunks=chunks,
         activation_bytes=_activation_bytes(modules, plan, chunks),
     )
-    nodes = tuple(Node(_chunk_names(m, chunks), r, s) for m, s in stages for r in range(m.dp))
+    names = {m.name: (m.name,) * (chunks if m.kind is ModuleKind.BACKBONE else 1) for m in modules}
+    nodes = tuple(Node(names[m.name], r, s) for m, s in stages for r in range(m.dp))
     return PlannedTimeline(nodes, pipeline, simulate(pipeline))
 
 
@@ -70,10 +71,6 @@ def interleaved_passes(memory: Memory, units: I64, chunks: int) -> I64:
     """Bytes that a pass of each microbatch through one of a stage's chunks holds. int64, the shape of `units`."""
     held: I64 = -(-units * memory.unit_bytes // chunks)
     return held
-
-
-def _chunk_names(module: ModuleSpec, chunks: int) -> tuple[str, ...]:
-    return (module.name,) * (chunks if module.kind is ModuleKind.BACKBONE else 1)
 
 
 def _by_block(module: ModuleSpec, values: I64, chunks: int) -> I64:
@@ -124,6 +121,7 @@ def _edges(modules: Sequence[ModuleSpec], plan: StepPlan, chunks: int) -> I64:
     """Edges between blocks, whose nodes are numbered by module, stage and rank: int64 [e, 3]."""
     first = dict(zip([m.name for m in modules], np.cumsum([0, *(m.dp * m.pp for m in modules)]).tolist(), strict=False))
     last = {m.name: first[m.name] + m.dp * (m.pp - 1) for m in modules}
+    blocks = sum(m.dp * m.pp for m in modules) * chunks
     backbone = next(m for m in modules if m.kind is ModuleKind.BACKBONE)
     stage, chunk, next_stage, next_chunk = chunk_hops(backbone.pp, chunks).T[:, :, None]
     ranks = first[backbone.name] + np.arange(backbone.dp)
@@ -136,5 +134,6 @@ def _edges(modules: Sequence[ModuleSpec], plan: StepPlan, chunks: int) -> I64:
         if r.source_module == backbone.name:
             source = source + chunks - 1
         target = (r.target_rank + first[r.target_module]) * chunks
-        found.append(np.unique(np.stack([r.source_microbatch, source, target], axis=1), axis=0))
+        key = np.unique((r.source_microbatch * blocks + source) * blocks + target)  # sorted as the three columns are
+        found.append(np.stack([key // blocks**2, key // blocks % blocks, key % blocks], axis=1))
     return np.concatenate(found)
