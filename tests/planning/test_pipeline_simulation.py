@@ -244,3 +244,20 @@ def test_orders_that_cannot_be_scored() -> None:
         OrderScorer.of(replace(pipeline, edges=pipeline.edges[:-1]))
     with pytest.raises(PipelineDeadlockError):
         OrderScorer.of(replace(pipeline, edges=np.array([[m, 1 - a, a] for m in range(4) for a in range(2)])))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 6), st.integers(0, 2**32))
+def test_numbers_in_flight_mean_the_lists_of_their_stages(held: list[int], count: int, seed: int) -> None:
+    stages, rng = len(held), np.random.default_rng(seed)
+    pipeline = Pipeline(
+        num_stages=stages,
+        stage=np.arange(stages),
+        forward_ns=rng.integers(0, 9, (stages, count)),
+        backward_ns=rng.integers(0, 9, (stages, count)),
+        edges=chain_edges(stages, count),
+        in_flight=np.array(sorted(held, reverse=True)),
+    )
+    found = simulate(pipeline)
+    listed = simulate(replace(pipeline, operations=[stage_operations(h, count) for h in pipeline.in_flight.tolist()]))
+    assert np.array_equal(found.start_ns, listed.start_ns)
+    assert np.array_equal(found.cause, listed.cause)

@@ -68,7 +68,11 @@ def build_graph(pipeline: Pipeline) -> OperationGraph:
         PipelineDeadlockError: a list runs a backward before what it needs.
     """
     pipeline.check()
-    stage_slots = [_slots(pipeline, s, operations) for s, operations in enumerate(pipeline.lists)]
+    held = pipeline.in_flight
+    if pipeline.operations is None and held is not None and held.min(initial=1) > 0 and pipeline.num_chunks == 1:
+        stage_slots = [_alternating_slots(number, pipeline.forward_ns.shape[1]) for number in held.tolist()]
+    else:
+        stage_slots = [_slots(pipeline, s, operations) for s, operations in enumerate(pipeline.lists)]
     ops, nodes, groups = max((len(s) for s in stage_slots), default=0), len(pipeline.stage), pipeline.num_groups
     slots = np.full((pipeline.num_stages, ops), -1, np.int64)
     width = 2 * pipeline.num_chunks * pipeline.forward_ns.shape[1] + groups
@@ -105,6 +109,19 @@ def _slots(pipeline: Pipeline, stage: int, operations: Sequence[Operation]) -> I
     if counts.max() > 1:
         raise ValueError(f"stage {stage} lists {operations[int(np.argmax(counts[slot] > 1))]} twice; once is required")
     return slot
+
+
+def _alternating_slots(in_flight: int, num_microbatches: int) -> I64:
+    """The slots of `stage_operations`, without making the operations; for stages of one chunk."""
+    forward = np.arange(num_microbatches)
+    warmup = min(in_flight - 1, num_microbatches)
+    steady = num_microbatches - warmup
+    slots = np.empty(2 * num_microbatches, np.int64)
+    slots[:warmup] = forward[:warmup]
+    slots[warmup : warmup + 2 * steady : 2] = forward[warmup:]
+    slots[warmup + 1 : warmup + 2 * steady : 2] = num_microbatches + forward[:steady]
+    slots[warmup + 2 * steady :] = num_microbatches + forward[steady:]
+    return slots
 
 
 def _check_list(pipeline: Pipeline, stage: int, position: I64) -> None:
