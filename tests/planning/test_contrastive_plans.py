@@ -243,7 +243,7 @@ def test_memory_limits_what_is_in_flight() -> None:
     plan = planned(make_job(two_towers(memory=seven), **shape))
     assert plan.in_flight("image").tolist() == [7, 6, 4]
     found = next(d for d in plan.decisions if "in flight" in d.chosen)
-    assert (found.subject, found.chosen) == ("image", "7, 6, 4 microbatches in flight")
+    assert (found.subject, found.chosen) == ("image", "in flight: 7, 6, 4")
     assert found.reason == f"memory holds {seven:,} patches; 10, 9, 4 if it were endless"
 
 

@@ -12,6 +12,7 @@ from planning.builders import job_data, make_job, make_samples, steps
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import ModuleKind, Schedule
 from dataserver.planning.layouts.held import held_units
+from dataserver.planning.pipeline import Pipeline, chain_edges, simulate
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import baseline_plan, plan_step, timeline
 from dataserver.planning.samples import StepSamples
@@ -100,12 +101,12 @@ def check_whole(job: Job, plan: StepPlan, samples: StepSamples) -> None:
     assert all(held[0] <= backbone[-1] for held in ends[ModuleKind.GENERATOR])
 
 
-def equal_job(count: int, memory: dict[str, int], **layout: Any) -> Step:
-    """One rank of four backbone stages behind an encoder; `count` samples of 100 tokens and an image of 64 patches."""
+def equal_job(count: int, memory: dict[str, int], stages: int = 4, **layout: Any) -> Step:
+    """One rank of backbone stages behind an encoder; `count` samples of 100 tokens and an image of 64 patches."""
     data = job_data(
         stream={"global_batch": count, "seq_len": 512, "packing": {"enabled": False}},
         execution={"layout": {"kind": "pipeline", **layout}},
-        backbone=(1, 4),
+        backbone=(1, stages),
     )
     job = with_memory(parse_job(data), memory)
     samples = make_samples(make_job(), 4 * count, 1, 1)
@@ -133,16 +134,28 @@ def held(step: Step) -> tuple[list[int], list[int]]:
 def test_stages_hold_what_1f1b_asks_for_as_far_as_memory_goes() -> None:
     assert held(equal_job(12, {})) == ([5], [4, 3, 2, 1])
     assert held(equal_job(12, {}, extra_in_flight=0)) == ([5], [4, 3, 2, 1])
-    assert held(equal_job(12, {"llm": 299})) == ([5], [2, 2, 2, 1])
+    assert held(equal_job(12, {"llm": 299})) == ([5], [2, 2, 1, 1])
     assert held(equal_job(12, {"llm": 300})) == ([5], [3, 3, 2, 1])
-    assert held(equal_job(12, {"vit": 64 * 3})) == ([3], [3, 3, 2, 1])
+    assert held(equal_job(12, {"vit": 64 * 3})) == ([3], [3, 2, 2, 1])
     assert held(equal_job(12, {"vit": 64})) == ([1], [1, 1, 1, 1])
     assert held(equal_job(12, {"llm": 100})) == ([5], [1, 1, 1, 1])
 
 
+def test_what_memory_limits_falls_evenly() -> None:
+    """Neighbours that hold equally many take turns; of several such pairs in a row all do."""
+    even, clamped = np.array([5, 5, 4, 4, 3, 2, 2, 1]), np.array([5, 5, 5, 5, 4, 3, 2, 1])
+    forward = np.full((8, 32), 1)
+    times = []
+    for vector in (even, clamped):
+        pipeline = Pipeline(8, np.arange(8), forward, 2 * forward, chain_edges(8, 32), in_flight=vector)
+        times.append(simulate(pipeline).makespan_ns)
+    assert times == [3 * 69, 3 * 120]
+    assert held(equal_job(32, {"llm": 500}, stages=8)) == ([9], even.tolist())
+
+
 def test_gpipe_holds_all_microbatches_as_far_as_memory_goes() -> None:
     assert held(equal_job(6, {}, schedule="gpipe")) == ([6], [6] * 4)
-    assert held(equal_job(6, {"llm": 450}, schedule="gpipe")) == ([6], [4] * 4)
+    assert held(equal_job(6, {"llm": 450}, schedule="gpipe")) == ([6], [4, 3, 2, 1])
 
 
 def test_interleaved_stages_hold_passes() -> None:
@@ -159,8 +172,11 @@ def test_interleaved_stages_hold_passes() -> None:
 def test_decisions_say_what_limits_a_stage() -> None:
     job, samples = equal_job(12, {"llm": 299})
     decisions = {d.subject: d for d in plan_step(job, 0, samples).decisions if d.subject != "step"}
-    assert decisions["llm"].chosen == "2, 2, 2, 1 microbatches in flight"
-    assert decisions["llm"].reason == "1f1b asks for 4, 3, 2, 1; memory for 299 tokens holds 2"
+    assert decisions["llm"].chosen == "in flight: 2, 2, 1, 1"
+    assert decisions["llm"].reason == (
+        "1f1b asks for 4, 3, 2, 1; memory for 299 tokens holds 2; falls evenly to what the last stage holds, so that "
+        "few neighbours wait for each other"
+    )
     assert decisions["vit"].reason == "1f1b asks for 5"
 
 

@@ -152,7 +152,10 @@ def job_of(*modules: dict[str, Any], **arguments: Any) -> Job:
 def test_encoders_are_balanced_each_by_itself() -> None:
     llm = {"name": "llm", "kind": "backbone", "dp": 4}
     job = job_of(
-        {"name": "a", "kind": "encoder", "dp": 4, "datasets": ["x"]}, {"name": "b", "kind": "encoder", "dp": 2}, llm
+        {"name": "a", "kind": "encoder", "dp": 4, "datasets": ["x"]},
+        {"name": "b", "kind": "encoder", "dp": 2},
+        llm,
+        layout={"kind": "pipeline", "order": "disttrain"},  # a search spares only what makes the step faster
     )
     samples = mixed_samples(job, 300, seed=2)
     plan = plan_step(job, 0, samples)
@@ -160,4 +163,4 @@ def test_encoders_are_balanced_each_by_itself() -> None:
         module = job.spec.execution.module(name)
         assert set(samples.dataset[samples.image_sample[plan.arrangement(name).item]].tolist()) == {dataset}
         loads = microbatch_loads(module, plan).sum(axis=1)
-        assert loads.max() < 1.1 * loads.mean()
+        assert loads.max() < 1.15 * loads.mean()

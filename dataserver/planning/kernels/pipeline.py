@@ -120,8 +120,9 @@ def _backward(
 def improve_placement(at: I64, costs: Costs, words: U64, budget: int) -> tuple[int, int]:
     """Hill climbing on the slowest island: swaps of sequences within it or with another, and moves of its microbatches.
 
-    A change is kept if no island that it touches becomes slower than the slowest was, and all that it touches keeps
-    within the memory. Deterministic: the n-th trial is given by the n-th word, and the search ends after `budget`
+    A change is kept if the slowest island becomes no slower and the other one either no slower or, where that makes the
+    slowest faster, not as slow as it was, and all that it touches keeps within the memory. Exchanges that cannot help
+    are not simulated. Deterministic: the n-th trial is given by the n-th word, and the search ends after `budget`
     simulated islands or when the words are used up.
 
     Args:
@@ -133,7 +134,7 @@ def improve_placement(at: I64, costs: Costs, words: U64, budget: int) -> tuple[i
     Returns:
         The makespan of the slowest island before and after.
     """
-    ranks, waves, width = at.shape
+    ranks, waves, _ = at.shape
     per_island = costs.ranks_per_island
     slots = slots_of(at, costs)
     columns = len(costs.in_flight)
@@ -146,24 +147,49 @@ def improve_placement(at: I64, costs: Costs, words: U64, budget: int) -> tuple[i
     for word in words:
         if simulated >= budget:
             break
-        worst = np.argmax(makespan)
-        bits = np.int64(word >> np.uint64(1))
-        rank = worst * per_island + bits % per_island
-        bits //= per_island
-        first = bits % waves
-        bits //= waves
-        second = bits % waves
-        bits //= waves
-        kind = bits % 4
-        bits //= 4
-        if kind >= 2:
-            simulated += _try_move(slots, costs, clocks, makespan, rank, first, second, kind == 3)
-            continue
-        other = bits % ranks
-        bits //= ranks
-        slot, other_slot = bits % width, bits // width % width
-        simulated += _try_exchange(slots, costs, clocks, makespan, rank, first, slot, other, second, other_slot)
+        worst = int(np.argmax(makespan))
+        kind, rank, first, slot, other, second, other_slot = _trial(word, per_island, at.shape)
+        rank += worst * per_island
+        if kind < 3:
+            simulated += _try_move(slots, costs, clocks, makespan, rank, first, second, kind < 2)
+        else:
+            simulated += _try_exchange(slots, costs, clocks, makespan, rank, first, slot, other, second, other_slot)
     return int(before), int(makespan.max())
+
+
+@kernel
+def _trial(word: int, ranks_per_island: int, shape: tuple[int, int, int]) -> tuple[int, int, int, int, int, int, int]:
+    """What a word says: a kind, a rank of the island, microbatch and slot; another rank, microbatch and slot.
+
+    Of eight kinds 0 and 1 shift microbatches, 2 exchanges two, the others exchange sequences. A quarter of the trials
+    are at the first or last microbatch, on which all stages wait.
+    """
+    ranks, waves, slots = shape
+    bits = int(np.int64(word >> np.uint64(1)))
+    rank = bits % ranks_per_island
+    bits //= ranks_per_island
+    first = bits % waves
+    bits //= waves
+    second = bits % waves
+    bits //= waves
+    kind = bits % 8
+    bits //= 8
+    edge = bits % 8
+    bits //= 8
+    if edge < 2:
+        first = edge * (waves - 1)
+    other = bits % ranks
+    bits //= ranks
+    return kind, rank, first, bits % slots, other, second, bits // slots % slots
+
+
+@kernel
+def _covers(costs: Costs, large: int, small: int) -> bool:
+    """Whether one sequence costs as much as another or more everywhere: in its place no island becomes faster."""
+    for row in range(len(costs.base)):
+        if costs.own[row, large] < costs.own[row, small]:
+            return False
+    return not len(costs.items) or costs.items[large] >= costs.items[small]
 
 
 @part
@@ -205,6 +231,8 @@ def _try_exchange(
         return 0
     per_island = costs.ranks_per_island
     worst, island = rank // per_island, other // per_island
+    if island != worst and _covers(costs, slots.at[other, other_wave, other_slot], slots.at[rank, wave, slot]):
+        return 0
     exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
     if lacks(slots, costs, rank, wave, wave) or lacks(slots, costs, other, other_wave, other_wave):
         exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
@@ -215,7 +243,7 @@ def _try_exchange(
     if now <= makespan[worst] and island != worst:
         there = island_makespan(slots.time, island * per_island, costs, clocks)
         simulated = 2
-    if now <= makespan[worst] and (there < makespan[worst] or island == worst):
+    if now <= makespan[worst] and (there <= makespan[island] or max(now, there) < makespan[worst]):
         makespan[worst], makespan[island] = now, there
     else:
         exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)

@@ -184,7 +184,7 @@ class _Planner:
             free = self._wanted(tower, best.schedule)
             if tower.memory is not None and not np.array_equal(free, schedule.in_flight):
                 reason = f"memory holds {tower.memory.units:,} {unit_of(tower)}; {_listed(free)} if it were endless"
-                found.append(Decision(tower.name, f"{_listed(schedule.in_flight)} microbatches in flight", reason))
+                found.append(Decision(tower.name, f"in flight: {_listed(schedule.in_flight)}", reason))
         return tuple(found)
 
     def _excess(self, tower: ModuleSpec, arrangement: Arrangement) -> str:

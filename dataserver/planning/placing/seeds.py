@@ -26,14 +26,31 @@ def balanced(problem: PlacementProblem, policy: BalancePolicy) -> Placement:
 
 
 def stratified(problem: PlacementProblem, policy: BalancePolicy) -> Placement:
-    """Deal out sequences by encoder and generator time, back and forth: every rank gets large and small ones."""
+    """Deal out sequences by encoder and generator time, back and forth: every rank gets large and small ones.
+
+    The smallest microbatch of each rank goes last and the next first, where the other stages wait for it.
+    """
     others = np.arange(len(problem.base)) != problem.num_encoders
     loads = problem.work[others].sum(axis=0)
     order = np.argsort(-loads, kind="stable")
     place = np.arange(len(order)) % (2 * problem.dp)
     rank = np.empty_like(order)
     rank[order] = np.minimum(place, 2 * problem.dp - 1 - place)
-    return _placement(problem, rank, BalancePolicy.LPT if policy is BalancePolicy.NONE else policy, loads)
+    return _with_small_ends(
+        problem, _placement(problem, rank, BalancePolicy.LPT if policy is BalancePolicy.NONE else policy, loads)
+    )
+
+
+def _with_small_ends(problem: PlacementProblem, placement: Placement) -> Placement:
+    """The same microbatches; of each rank the one that passes the pipeline fastest goes last, the next goes first."""
+    times = microbatch_sums(problem, problem.own, placement)
+    through = times.sum(axis=0) + (problem.num_stages - 1) * times[problem.num_encoders]
+    small, rank = np.argsort(through, axis=1, kind="stable"), np.arange(problem.dp)
+    key = np.tile(np.arange(problem.num_waves), (problem.dp, 1))
+    key[rank, small[:, 1 % problem.num_waves]] = -1
+    key[rank, small[:, 0]] = problem.num_waves
+    wave = np.argsort(np.argsort(key, axis=1), axis=1)
+    return Placement(placement.rank, wave[placement.rank, placement.wave], placement.slot)
 
 
 def one_in_each_wave(problem: PlacementProblem) -> Placement:
