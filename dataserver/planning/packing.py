@@ -99,10 +99,12 @@ def balanced(tokens: I64, loads: I64, seq_len: int, num_sequences: int | None = 
 
 def number_by_first(group: I64) -> I64:
     """The same groups, numbered from 0 in the order of their first members. int64 [n]."""
-    _, first, which = np.unique(group, return_index=True, return_inverse=True)
-    number = np.empty(len(first), np.int64)
-    number[np.argsort(first)] = np.arange(len(first))
-    numbered: I64 = number[which]
+    count = int(group.max(initial=-1)) + 1
+    first = np.full(count, len(group))
+    first[group[::-1]] = np.arange(len(group))[::-1]
+    number = np.empty(count, np.int64)
+    number[np.argsort(first, kind="stable")] = np.arange(count)
+    numbered: I64 = number[group]
     return numbered
 
 

@@ -1,6 +1,6 @@
 """Plans of one step of a pipelined job, for sequences and a number of microbatches that are settled."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from dataserver.planning.placing import (
     searched,
     stratified,
 )
-from dataserver.planning.plan import NO_GROUPS, StepPlan
+from dataserver.planning.plan import NO_GROUPS, Arrangement, Routing, StepPlan
 from dataserver.planning.samples import I64, StepSamples
 
 _CANONICAL = "canonical order"
@@ -53,7 +53,7 @@ class Attempt:
         self._execution, self._waves = job.spec.execution, num_microbatches
         self._modules = pipeline_modules(self._execution)
         self._extras, self._chunks = extras(self._execution), pipeline_layout(self._execution).chunks
-        guide = self._guide(0, None)
+        guide = self._guide(0, {})
         self._problem = placement_problem(job.spec, guide, samples, sequence, num_microbatches)
         self.too_large: ModuleSpec | None = None
         """A module whose memory was too small for a placement."""
@@ -62,8 +62,14 @@ class Attempt:
         """All plans that keep within the memory of all modules; none if there is none."""
         found: list[Option] = []
         for name, placement, some_extras in self._placements():
+            backbone = arranging.arrange_samples(self._execution.backbone, self._samples, self._sequence, placement)
+            beside = {
+                m.name: arranging.images_beside(self._job.spec, m, self._samples, backbone)
+                for m in self._execution.modules
+                if m.kind is not ModuleKind.BACKBONE
+            }
             for islands in self._spreads(name):
-                plan = self._arranged(placement, islands)
+                plan = self._arranged(backbone, beside, islands)
                 if plan is not None:
                     within = f"images within {islands} islands" if islands > 1 else "images over all ranks"
                     label = "images beside their sequences" if islands == _BESIDE else within
@@ -96,12 +102,13 @@ class Attempt:
 
     def _guided(self, extra: int, placement: Placement) -> PlacementProblem:
         """The problem with what stages hold under a placement, which memory must go on holding in a search."""
+        rooms = self._problem.rooms
+        if rooms is None:
+            return self._problem if extra == 0 else replace(self._problem, in_flight=self._guide(extra, {}))
         held = self._guide(extra, self._units(placement))
         first, stages = self._problem.num_encoders, self._problem.num_stages
-        window = np.concatenate([held[: first + 1], held[first + stages :]])
-        rooms = self._problem.rooms
-        if rooms is not None:
-            rooms = replace(rooms, window=window if self._chunks == 1 else rooms.window)
+        if self._chunks == 1:
+            rooms = replace(rooms, window=np.concatenate([held[: first + 1], held[first + stages :]]))
         return replace(self._problem, in_flight=held, rooms=rooms)
 
     def _seeds(self) -> dict[str, Placement]:
@@ -136,22 +143,30 @@ class Attempt:
         same = all(m.dp == islands for m in others)  # islands of one rank leave no other
         return spreads if same or placement != _CANONICAL else (*spreads, _BESIDE)
 
-    def _arranged(self, placement: Placement, islands: int) -> StepPlan | None:
+    def _arranged(
+        self, backbone: Arrangement, beside: Mapping[str, arranging.BesideBackbone], islands: int
+    ) -> StepPlan | None:
         """The plan without schedules, or None if a module's memory does not hold one of its waves."""
-        spec, samples = self._job.spec, self._samples
-        backbone = arranging.arrange_samples(self._execution.backbone, samples, self._sequence, placement)
-        arrangements, routings = {backbone.module: backbone}, []
-        for module in self._execution.modules:
-            if module.kind is ModuleKind.BACKBONE:
-                continue
+        samples, patches = self._samples, self._samples.patches
+        arrangements: dict[str, Arrangement] = {backbone.module: backbone}
+        routings: list[Routing] = []
+        for name, images in beside.items():
+            module = self._execution.module(name)
             spread = module.model_copy(update={"balance": BalancePolicy.NONE}) if islands == _BESIDE else module
             try:
-                found = arranging.arrange_module(spec, spread, samples, backbone, max(islands, 1))
+                rank = arranging.spread_images(
+                    spread,
+                    patches[images.image],
+                    images.rank,
+                    images.microbatch,
+                    self._execution.backbone.dp,
+                    max(islands, 1),
+                )
             except arranging.WaveTooLargeError:
                 self.too_large = module
                 return None
-            arrangements[module.name] = found[0]
-            routings.append(found[1])
+            arrangements[name], routing = arranging.arrange_and_route(module, backbone, images, rank, images.microbatch)
+            routings.append(routing)
         return StepPlan(
             job_id=self._job.job_id,
             stream_id=self._job.stream_id,
@@ -180,19 +195,22 @@ class Attempt:
             scheduled = replace(plan, schedules=found.schedules(self._execution))
             yield Option(label, scheduled, found, extra, timeline(self._job.spec, scheduled).makespan_ns)
 
-    def _guide(self, extra: int, units: Units | None) -> I64:
+    def _guide(self, extra: int, units: Units) -> I64:
         """Microbatches in flight for the search, which knows no chunks. int64 [encoders + stages + generators]."""
-        places, held = depths(self._execution), None
-        if units is not None and pipeline_layout(self._execution).schedule is not Schedule.INTERLEAVED:
-            held = in_flight(self._execution, self._waves, extra, units)
+        if pipeline_layout(self._execution).schedule is not Schedule.INTERLEAVED:
+            found = in_flight(self._execution, self._waves, extra, units)
+            if found is not None:
+                return np.concatenate([found.held[m.name] for m in self._modules])
+        places = depths(self._execution)
         vector = one_f_one_b_in_flight(1 + max(int(p.max()) for p in places.values()), extra)
-        return np.concatenate([vector[places[m.name]] if held is None else held.held[m.name] for m in self._modules])
+        return np.concatenate([vector[places[m.name]] for m in self._modules])
 
     def _units(self, placement: Placement) -> Units:
         """About what microbatches hold under a placement, images spread evenly over the ranks of an island."""
-        problem, found = self._problem, {}
+        problem = self._problem
+        found: dict[str, I64] = {}
         if problem.rooms is None:
-            return {}
+            return found
         held = microbatch_sums(problem, problem.rooms.need, placement)
         for row, module in enumerate(self._modules):
             if row == problem.num_encoders:

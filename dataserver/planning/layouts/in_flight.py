@@ -22,7 +22,8 @@ AUTOMATIC_EXTRA = 4
 """Microbatches beyond those of 1F1B that are tried where the job leaves it open and every module states its memory."""
 
 Units = Mapping[str, I64]
-"""For each module with memory int64 [ranks, microbatches]: the patches or tokens of each microbatch (`held_units`)."""
+"""For each module whose memory is to limit it int64 [ranks, microbatches]: the patches or tokens of each microbatch
+(`held_units`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def in_flight(execution: Execution, num_microbatches: int, extra: int, units: Un
     most = {
         m.name: most_in_flight(units[m.name], m.memory.units, int(wanted[m.name].max()))
         for m in execution.modules
-        if m.memory is not None
+        if m.memory is not None and m.name in units
     }
     caps = vector.copy()
     for name, number in most.items():

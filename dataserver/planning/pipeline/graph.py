@@ -69,7 +69,8 @@ def build_graph(pipeline: Pipeline) -> OperationGraph:
     """
     pipeline.check()
     held = pipeline.in_flight
-    if pipeline.operations is None and held is not None and held.min(initial=1) > 0 and pipeline.num_chunks == 1:
+    generated = pipeline.operations is None and held is not None and held.min(initial=1) > 0
+    if generated and held is not None and pipeline.num_chunks == 1:
         stage_slots = [_alternating_slots(number, pipeline.forward_ns.shape[1]) for number in held.tolist()]
     else:
         stage_slots = [_slots(pipeline, s, operations) for s, operations in enumerate(pipeline.lists)]
@@ -80,7 +81,8 @@ def build_graph(pipeline: Pipeline) -> OperationGraph:
     for stage, listed in enumerate(stage_slots):
         slots[stage, : len(listed)] = listed
         position[stage, listed] = np.arange(len(listed))
-        _check_list(pipeline, stage, position[stage])
+        if not generated:
+            _check_list(pipeline, stage, position[stage])
     slot, place = slots[pipeline.stage], position[pipeline.stage]
     number = np.where(place >= 0, place + ops * np.arange(nodes)[:, None], -1)
     before, after, delay = _dependencies(pipeline, number, nodes * ops)
