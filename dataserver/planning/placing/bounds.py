@@ -28,7 +28,7 @@ def lower_bound_ns(problem: PlacementProblem, *, within_islands: bool = False) -
         if not len(mine):
             continue
         away = int(there[row, mine].min() + back[row, mine].min())
-        bound = max(bound, work + away - _empty(problem, row) * int(base[row]))
+        bound = max(bound, work + away - _empty(problem, row, len(mine)) * int(base[row]))
         if row == problem.num_encoders:
             bound = max(bound, work + _first_wave(problem))
     return bound
@@ -88,9 +88,9 @@ def _ways(problem: PlacementProblem, within_islands: bool) -> tuple[I64, I64]:
     return found[0], found[1]
 
 
-def _empty(problem: PlacementProblem, row: int) -> int:
-    """Microbatches without work that a rank of the row may have besides one with some."""
+def _empty(problem: PlacementProblem, row: int, count: int) -> int:
+    """Microbatches without work that a rank of the row may have besides one with some; `count` sequences have work."""
     if row != problem.num_encoders:
         return problem.num_waves - 1
-    needed = -(-problem.num_sequences // problem.slots)
+    needed = -(-count // problem.slots)
     return min(problem.num_waves - 1, problem.dp * problem.num_waves - needed)
