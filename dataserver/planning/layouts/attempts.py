@@ -97,8 +97,7 @@ class Attempt:
         for extra in self._extras:
             guided = [(self._guided(extra, start), start) for start in starts.values()]
             problem, best = min(guided, key=lambda pair: makespan_ns(*pair))
-            fewer = tuple(sorted({1, extra // 2, extra})) if extra > 1 and self._chunks == 1 else (extra,)
-            yield "search", searched(problem, [best], self._step, self._job.stream.seed), fewer
+            yield "search", searched(problem, [best], self._step, self._job.stream.seed), (extra,)
 
     def _guided(self, extra: int, placement: Placement) -> PlacementProblem:
         """The problem with what stages hold under a placement, which memory must go on holding in a search."""

@@ -57,7 +57,7 @@ def extras(execution: Execution) -> tuple[int, ...]:
     most = layout.extra_in_flight
     if most is None:
         most = AUTOMATIC_EXTRA if all(m.memory is not None for m in execution.modules) else 0
-    return (0, most) if most else (0,)
+    return tuple(sorted({0, min(most, 2), most}))
 
 
 def in_flight(execution: Execution, num_microbatches: int, extra: int, units: Units) -> InFlight | None:
