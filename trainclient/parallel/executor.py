@@ -66,16 +66,16 @@ class StepExecutor:
             return None
         record = StepRecord(batch.step, batch.num_microbatches, batch.text_tokens, batch.target_patches)
         self._role.begin_step()
-        held = _in_flight(batch, self._stage)
+        held, newest = _in_flight(batch, self._stage), -1
         held_before = held if self._before is None else _in_flight(batch, self._before)
         for operation in stage_operations(held, record.num_microbatches):
             if operation.kind is OperationKind.BACKWARD:
-                self._role.backward(operation.microbatch, operation.microbatch - 1 - held_before + held)
+                self._role.backward(operation.microbatch, newest - held_before)
                 continue
             if batch is None:
                 batch = self._next(batches, record)
             self._forward(batch, record, operation.microbatch)
-            batch = None
+            batch, newest = None, operation.microbatch
         self._role.end_step()
         return record
 

@@ -72,9 +72,9 @@ class Role(ABC, Generic[Kept]):
 
         Args:
             microbatch: the microbatch.
-            taken: the last microbatch whose gradients the stage before must have taken by now. Holding h microbatches
-                it has, before it sends what this stage's newest forward needed, run the backward h before that one; so
-                releasing those buffers waits for nothing.
+            taken: the last microbatch whose gradients the stage before has taken by now. If it holds h microbatches, it
+                runs the backward of the one h before the newest that it has sent here; so releasing those buffers
+                waits for nothing.
         """
         self._backward(self._kept.pop(microbatch))
         if self._after is not None:
