@@ -115,7 +115,8 @@ def run(arguments: argparse.Namespace, processes: Processes) -> None:
     figures = collect(metrics_file, summaries)
     print_table(figures)
     for decision in summaries[PICTURED_STEP].plan.decisions:
-        print(f"Step {PICTURED_STEP}, {decision.subject}: {decision.chosen}, {decision.reason}")
+        if decision.subject == "step":
+            print(f"Chosen for step {PICTURED_STEP}: {decision.chosen} ({decision.reason})")
     print(f"One step's pipeline before and after: {picture}")
     if arguments.report:
         arguments.report.write_text(json.dumps(figures, indent=2) + "\n")
