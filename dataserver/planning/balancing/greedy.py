@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dataserver.planning.balancing.interface import Memory, bin_loads, check, plain, search_budget
+from dataserver.planning.balancing.interface import BinMemoryError, Memory, bin_loads, check, plain, search_budget
 from dataserver.planning.samples import I64
 
 
@@ -84,7 +84,7 @@ def _repaired(bins: I64, num_bins: int, capacity: int, memory: Memory) -> I64:
     are.
 
     Raises:
-        ValueError: neither led to bins that keep the memory. There may be some: this is bin packing.
+        BinMemoryError: neither led to bins that keep the memory. There may be some: this is bin packing.
     """
     from dataserver.planning.kernels import greedy, search
 
@@ -97,7 +97,7 @@ def _repaired(bins: I64, num_bins: int, capacity: int, memory: Memory) -> I64:
         least = int(bin_loads(need, found, num_bins).max())
         if least <= memory.cap:
             return found
-    raise ValueError(
+    raise BinMemoryError(
         f"found no way to place {len(need)} items within the memory of {num_bins} bins of {memory.cap}: one of them "
         f"would need {least}; raise the number of bins or their memory"
     )

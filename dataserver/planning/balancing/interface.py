@@ -11,6 +11,10 @@ MAX_TOTAL = 2**61
 """Largest sum of loads, so that no sum of two overflows int64."""
 
 
+class BinMemoryError(ValueError):
+    """Items that bins have too little memory for, or that no way was found to place within it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """A second resource of which no bin may hold more than a cap, such as activation bytes or tokens."""
@@ -38,7 +42,8 @@ class Balancer(Protocol):
             int64 [n]: the bin of each item.
 
         Raises:
-            ValueError: the items do not fit, or no way to fit them was found.
+            BinMemoryError: the memory does not hold the items, or no way to fit them was found.
+            ValueError: more items than the bins may hold, or numbers out of their range.
         """
         ...
 
@@ -47,7 +52,8 @@ def check(loads: I64, num_bins: int, capacity: int | None = None, memory: Memory
     """Refuse what no balancer can place; the capacity, or n if there is none.
 
     Raises:
-        ValueError: a load or need is negative or too large, or the items cannot fit.
+        BinMemoryError: the memory cannot hold the items.
+        ValueError: a load or need is negative or too large, or there are more items than the bins may hold.
     """
     count = len(loads)
     if num_bins < 1:
@@ -73,13 +79,14 @@ def _check_memory(memory: Memory, count: int, num_bins: int) -> None:
         return
     item = int(memory.need.argmax())
     if memory.need.min() < 0 or memory.need[item] > memory.cap:
-        raise ValueError(
+        kind = ValueError if memory.need.min() < 0 else BinMemoryError
+        raise kind(
             f"needs of memory from {int(memory.need.min())} to {int(memory.need[item])} (item {item}); each must lie "
             f"in [0, {memory.cap}], the memory of a bin"
         )
     total = sum(memory.need.tolist())
     if total > num_bins * memory.cap:
-        raise ValueError(
+        raise BinMemoryError(
             f"items need {total} of memory, {num_bins} bins of {memory.cap} have {num_bins * memory.cap}; raise the "
             "number of bins"
         )

@@ -4,7 +4,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from dataserver.planning.balancing.interface import Memory, check
+from dataserver.planning.balancing.interface import BinMemoryError, Memory, check
 from dataserver.planning.samples import I64
 
 
@@ -22,7 +22,8 @@ def padded(loads: I64, num_bins: int, capacity: int | None = None, memory: Memor
     Arguments and result are those of `Balancer`.
 
     Raises:
-        ValueError: no batches keep the caps, or an item with more load than another has less need.
+        BinMemoryError: no batches keep the memory.
+        ValueError: no batches keep the capacity, or an item with more load than another has less need.
     """
     limit = check(loads, num_bins, capacity, memory)
     need = np.zeros(len(loads), np.int64) if memory is None else memory.need
@@ -32,7 +33,7 @@ def padded(loads: I64, num_bins: int, capacity: int | None = None, memory: Memor
     longest = [limit if memory is None or not n else min(limit, memory.cap // n) for n in need[order].tolist()]
     low, high = (ordered[0], ordered[0] * limit) if ordered else (0, 0)
     if memory is not None and sum(_runs(ordered, high, num_bins, longest)) < len(ordered):
-        raise ValueError(
+        raise BinMemoryError(
             f"{len(loads)} padded items need {_least_need(need, num_bins, capacity)} of memory in one of {num_bins} "
             f"bins however they are arranged, but a bin has {memory.cap}; raise the number of bins or their memory"
         )
