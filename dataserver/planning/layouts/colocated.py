@@ -9,7 +9,8 @@ from dataserver.planning.arranging import arrange_and_route, arrange_samples, im
 from dataserver.planning.balancing import BALANCERS, Balancer
 from dataserver.planning.expectation import imbalance, microbatch_loads
 from dataserver.planning.identity import Job
-from dataserver.planning.jobspec import BalancePolicy, ColocatedLayout, Execution, JobSpec, ModuleKind, PackingPolicy
+from dataserver.planning.jobspec import BalancePolicy, ColocatedLayout, Execution, JobSpec, ModuleKind
+from dataserver.planning.layouts.canonical import canonical_modules
 from dataserver.planning.layouts.interface import LayoutPlanner
 from dataserver.planning.layouts.phased import bound_ns, schedules, timeline
 from dataserver.planning.naming import sample_name
@@ -54,17 +55,11 @@ class _Arranged:
 
 
 def baseline(execution: Execution) -> Execution:
-    """The sampling layout: best-fit packing, sequences in their order, every image on the rank of its sequence."""
-    modules = tuple(
-        m.model_copy(
-            update={
-                "balance": BalancePolicy.NONE,
-                "packing": PackingPolicy.BEST_FIT if m.kind is ModuleKind.BACKBONE else None,
-            }
-        )
-        for m in execution.modules
-    )
-    return execution.model_copy(update={"modules": modules})
+    """The sampling layout: best-fit packing, sequences in their order, every image on the rank of its sequence.
+
+    As if memory were endless.
+    """
+    return execution.model_copy(update={"modules": canonical_modules(execution)})
 
 
 def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:

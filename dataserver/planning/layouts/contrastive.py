@@ -22,6 +22,7 @@ from dataserver.planning.costs import forward_ns
 from dataserver.planning.expectation import item_sizes
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import BalancePolicy, ContrastiveSchedule, Execution, ModuleSpec
+from dataserver.planning.layouts.canonical import canonical_modules
 from dataserver.planning.layouts.interface import LayoutPlanner
 from dataserver.planning.layouts.tower_memory import TowerMemory, TowerMemoryError, microbatch_sums, unit_of
 from dataserver.planning.layouts.towers import bound_ns, contrastive_layout, timeline
@@ -32,10 +33,9 @@ from dataserver.planning.samples import I64, StepSamples
 
 def baseline(execution: Execution) -> Execution:
     """Canonical order dealt out in runs, one contrastive batch after the other, as if memory were endless."""
-    modules = tuple(m.model_copy(update={"balance": BalancePolicy.NONE, "memory": None}) for m in execution.modules)
     changes = {"schedule": ContrastiveSchedule.BATCH_SYNC, "extra_in_flight": 0}
     layout = contrastive_layout(execution).model_copy(update=changes)
-    return execution.model_copy(update={"modules": modules, "layout": layout})
+    return execution.model_copy(update={"modules": canonical_modules(execution), "layout": layout})
 
 
 def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:

@@ -16,15 +16,14 @@ from dataserver.planning.balancing import bin_loads
 from dataserver.planning.costs import backward_ns, forward_ns
 from dataserver.planning.identity import Job, JobSpecError
 from dataserver.planning.jobspec import (
-    BalancePolicy,
     Execution,
     GroupPolicy,
     ModuleKind,
     OrderPolicy,
-    PackingPolicy,
 )
 from dataserver.planning.layouts import in_flight
 from dataserver.planning.layouts.arranged_groups import ArrangedGroups, Microbatches, arrange_groups
+from dataserver.planning.layouts.canonical import canonical_modules
 from dataserver.planning.layouts.held import held_units
 from dataserver.planning.layouts.in_flight import InFlight
 from dataserver.planning.layouts.interface import LayoutPlanner, PlannedTimeline
@@ -54,16 +53,18 @@ _ORDERS: Mapping[OrderPolicy, tuple[Callable[[Pipeline], list[int]], str]] = Map
 
 
 def baseline(execution: Execution) -> Execution:
-    """Groups of the largest degree always, best-fit packing, images beside their groups, microbatches as they come."""
-    modules = []
-    for module in execution.modules:
-        changes: dict[str, object] = {"balance": BalancePolicy.NONE}
-        if module.sequence_groups is not None:
-            changes["packing"] = PackingPolicy.BEST_FIT
-            changes["sequence_groups"] = module.sequence_groups.model_copy(update={"policy": GroupPolicy.STATIC})
-        modules.append(module.model_copy(update=changes))
+    """Groups of the largest degree always, best-fit packing, images beside their groups, microbatches as they come.
+
+    As if encoders and generators had endless memory.
+    """
+    groups = execution.backbone.sequence_groups
+    static = None if groups is None else groups.model_copy(update={"policy": GroupPolicy.STATIC})
+    modules = tuple(
+        m.model_copy(update={"sequence_groups": static}) if m.kind is ModuleKind.BACKBONE else m
+        for m in canonical_modules(execution)
+    )
     layout = pipeline_layout(execution).model_copy(update={"order": OrderPolicy.NONE})
-    return execution.model_copy(update={"modules": tuple(modules), "layout": layout})
+    return execution.model_copy(update={"modules": modules, "layout": layout})
 
 
 def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:

@@ -7,7 +7,6 @@ import numpy as np
 from dataserver.planning.arranging import module_images
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import (
-    BalancePolicy,
     Execution,
     ModuleKind,
     ModuleSpec,
@@ -16,6 +15,7 @@ from dataserver.planning.jobspec import (
     Schedule,
 )
 from dataserver.planning.layouts.attempts import Attempt, Option
+from dataserver.planning.layouts.canonical import canonical_modules
 from dataserver.planning.layouts.in_flight import decisions
 from dataserver.planning.layouts.interface import LayoutPlanner
 from dataserver.planning.layouts.joined import pipeline_layout, pipeline_modules, timeline
@@ -29,18 +29,9 @@ from dataserver.planning.sizing import SampleTooLargeError
 
 
 def baseline(execution: Execution) -> Execution:
-    """Best-fit packing, canonical order, an image in the encoder and generator rank beside its backbone rank."""
-    modules = tuple(
-        m.model_copy(
-            update={
-                "balance": BalancePolicy.NONE,
-                "packing": PackingPolicy.BEST_FIT if m.kind is ModuleKind.BACKBONE else None,
-            }
-        )
-        for m in execution.modules
-    )
+    """Best-fit packing, canonical order, images beside their backbone rank, as if memory were endless."""
     layout = pipeline_layout(execution).model_copy(update={"order": OrderPolicy.NONE})
-    return execution.model_copy(update={"modules": modules, "layout": layout})
+    return execution.model_copy(update={"modules": canonical_modules(execution), "layout": layout})
 
 
 def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
