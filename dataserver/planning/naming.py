@@ -1,13 +1,24 @@
 """What things are called in messages and decisions."""
 
 from dataserver.planning.jobspec import Stream
-from dataserver.planning.samples import ROW_BITS, StepSamples
+from dataserver.planning.samples import I64, ROW_BITS, StepSamples
 
 
 def sample_name(stream: Stream, samples: StepSamples, i: int) -> str:
     """Dataset, shard and row of a sample of a step."""
     shard, row = divmod(int(samples.sample[i]), 1 << ROW_BITS)
     return f"dataset {stream.datasets[int(samples.dataset[i])].name}, shard {shard}, row {row}"
+
+
+def listed(numbers: I64) -> str:
+    """Numbers for people: "5, 4, 3"; of more than eight the first and the last."""
+    found = numbers.tolist()
+    return ", ".join(map(str, found)) if len(found) <= 8 else f"{found[0]} to {found[-1]}"
+
+
+def counted(number: int, thing: str) -> str:
+    """A number of things: "1 rank", "2,048 ranks"."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def milliseconds(time_ns: int) -> str:

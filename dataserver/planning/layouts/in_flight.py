@@ -8,6 +8,7 @@ import numpy as np
 from dataserver.planning.jobspec import Execution, ModuleKind, ModuleSpec, Schedule
 from dataserver.planning.layouts.held import most_in_flight
 from dataserver.planning.layouts.joined import depths, interleaved_passes, pipeline_layout
+from dataserver.planning.naming import listed
 from dataserver.planning.pipeline import (
     OperationKind,
     gpipe_in_flight,
@@ -175,7 +176,7 @@ def decisions(execution: Execution, found: InFlight) -> tuple[Decision, ...]:
         held, wanted = found.held[m.name], found.wanted[m.name]
         counted = "passes " if m.kind is ModuleKind.BACKBONE and layout.chunks > 1 else ""
         item = "tokens" if m.kind is ModuleKind.BACKBONE else "patches"
-        reason = f"{layout.schedule} asks for {_listed(wanted)}"
+        reason = f"{layout.schedule} asks for {listed(wanted)}"
         if m.memory is not None and m.name in found.most:
             enough = found.most[m.name] >= int(wanted.max())
             reason += (
@@ -185,10 +186,5 @@ def decisions(execution: Execution, found: InFlight) -> tuple[Decision, ...]:
             )
         if (held < np.minimum(wanted, found.most.get(m.name, int(wanted.max())))).any():
             reason += "; falls evenly to what the last stage holds, so that few neighbours wait for each other"
-        made.append(Decision(m.name, f"{counted}in flight: {_listed(held)}", reason))
+        made.append(Decision(m.name, f"{counted}in flight: {listed(held)}", reason))
     return tuple(made)
-
-
-def _listed(numbers: I64) -> str:
-    found = numbers.tolist()
-    return ", ".join(map(str, found)) if len(found) <= 8 else f"{found[0]} to {found[-1]}"
