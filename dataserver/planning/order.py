@@ -92,6 +92,17 @@ class StreamOrder:
                 f"{sum(in_step)} samples; at most {MAX_STEP_SAMPLES} can be planned, so lower one of the two"
             )
 
+    def repeats(self, run: int) -> list[int]:
+        """How often a sample of each dataset can be among `run` consecutive ones of a step, without packing.
+
+        Once unless a pass ends, once more for each pass that then begins, and not at all without a weight.
+        """
+        taken = self._bounds(self.num_steps)
+        return [
+            int(count > 0) if count <= length else 1 + -(-(run - 1) // length)
+            for count, length in zip(taken, self._lengths, strict=True)
+        ]
+
     def spans(self, step: int) -> list[Span]:
         """The windows that a step touches, dataset by dataset in axis order.
 

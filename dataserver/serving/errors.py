@@ -16,7 +16,7 @@ from grpc_status import rpc_status
 from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
 from dataserver.planning.arranging import WaveTooLargeError
 from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
-from dataserver.planning.layouts.tower_memory import TowerMemoryError
+from dataserver.planning.layouts.tower_limits import TowerMemoryError
 from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError
 from dataserver.planning.phases import NoRoomError
 from dataserver.planning.sizing import SampleTooLargeError

@@ -13,6 +13,7 @@ from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.filters import Filter, compile_filter
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import DatasetSpec
+from dataserver.planning.layouts.tower_limits import LargestPairs
 from dataserver.planning.limits import check_table
 from dataserver.planning.order import Span, StreamOrder, units_of
 from dataserver.planning.plan import StepPlan
@@ -46,6 +47,7 @@ class JobPlanner:
             TokensMissingError: a dataset is not counted for the job's tokenizer; names the command.
             FilterError: a filter does not fit the dataset's columns.
             SampleTooLargeError: a sample cannot fit a sequence, or a module's memory.
+            TowerMemoryError: contrastive batches of the largest samples would not fit a tower's memory.
             DatasetEmptyError: nothing is left of a dataset.
             ValueError: samples that the job's modules do not handle, or a step that is too large to plan.
         """
@@ -54,9 +56,11 @@ class JobPlanner:
         self._datasets = tuple(datasets)
         self._filters = [_compile(s, d) for s, d in zip(job.stream.datasets, datasets, strict=True)]
         self._tables = table_cache() if tables is None else tables
+        self._largest = LargestPairs(job.spec)
         counts, totals = zip(*(self._measure(d) for d in range(len(datasets))), strict=True)
         self._order = StreamOrder(job.stream, job.spec.execution.end, totals)
         self._order.check_size(counts)
+        self._largest.check(self._order.repeats(job.stream.contrastive_batch or 1))
         self._plans = _OnceCache[StepPlan](PLANS_KEPT)
 
     @property
@@ -93,6 +97,7 @@ class JobPlanner:
         for shard in range(len(totals)):
             table = self._table(dataset, shard)
             check_table(self.job.spec, dataset, table, self._where(dataset, shard))
+            self._largest.add(dataset, table)
             totals[shard] = units_of(self.job.stream, table).sum()
             count += len(table.row)
         return count, totals

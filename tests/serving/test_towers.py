@@ -1,5 +1,6 @@
 """Contrastive jobs over a real server: towers get the two sides of the same pairs, batch by batch."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -177,18 +178,20 @@ def test_samples_that_are_no_pairs_are_refused_when_the_job_is_created(tmp_path:
     assert "for contrastive training it needs one image and some text" in text
 
 
-def test_memory_that_cannot_hold_a_batch_ends_the_stream_with_a_clear_error(folder: Path) -> None:
-    """It depends on a step's samples, so that it is found when the step is planned."""
+def test_memory_that_might_not_hold_a_batch_is_refused_when_the_job_is_created(folder: Path) -> None:
+    """And the memory that the message asks for holds every batch."""
     data = job_data()
-    data["execution"]["modules"][0]["memory"] = {"room_bytes": 100, "unit_bytes": 1}
+    memory = data["execution"]["modules"][0]["memory"] = {"room_bytes": 100, "unit_bytes": 1}
     with running({"pairs": folder}) as server:
-        job_id = server.create(data).job_id
         with pytest.raises(grpc.RpcError) as caught:
-            server.read(job_id, "text", 0)
+            server.create(data)
         _, reason, retriable, text = reason_of(caught.value)
-    assert (reason, retriable) == ("MICROBATCH_TOO_LARGE", False)
-    assert "batch_sync needs room for" in text
-    assert "raise memory.room_bytes or dp of image" in text
+        assert (reason, retriable) == ("MICROBATCH_TOO_LARGE", False)
+        found = re.search(r"raise memory.room_bytes of image to (\d+)", text)
+        assert found is not None, text
+        memory["room_bytes"] = int(found[1])
+        received = server.read(server.create(data).job_id, "image", 0)
+    assert len(received.microbatches) == 4 * 2 * SIZE
 
 
 def spec_of(folder: Path) -> JobSpec:

@@ -7,7 +7,9 @@ and no backward starts before all forwards of the group are done, on all ranks o
 from dataserver.planning.contrastive.groups import (
     GroupedArrangement,
     balance_groups,
+    barrier_units,
     contrastive_groups,
+    deal_by_size,
     groups_in_order,
     pad_groups,
 )
@@ -37,9 +39,11 @@ __all__ = [
     "TowerProfile",
     "TowerTimes",
     "balance_groups",
+    "barrier_units",
     "choose_towers",
     "contrastive_groups",
     "contrastive_pipeline",
+    "deal_by_size",
     "distmm_max_batch",
     "groups_in_order",
     "pad_groups",

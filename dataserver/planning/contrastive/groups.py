@@ -55,8 +55,8 @@ def balance_groups(
         memory: need of each item, and what a rank has for its items of one group: it holds them all at the barrier.
 
     Raises:
-        ValueError: the items of a group do not divide evenly, the shapes do not fit, or no way was found to keep the
-            memory.
+        BinMemoryError: no way was found to keep the memory.
+        ValueError: the items of a group do not divide evenly, or the shapes do not fit.
     """
     rank, microbatch = np.zeros(len(loads), np.int64), np.zeros(len(loads), np.int64)
     for number, mine in enumerate(_members(loads, group, num_ranks, microbatches_per_group)):
@@ -81,13 +81,15 @@ def groups_in_order(loads: I64, group: I64, num_ranks: int, microbatches_per_gro
     return GroupedArrangement(rank, microbatch)
 
 
-def pad_groups(loads: I64, group: I64, num_ranks: int, microbatches_per_group: int) -> GroupedArrangement:
+def pad_groups(
+    loads: I64, group: I64, num_ranks: int, microbatches_per_group: int, memory: Memory | None = None
+) -> GroupedArrangement:
     """The same for towers whose items are padded to the largest of their microbatch.
 
     The items of a group, sorted, are cut into microbatches of equal counts, which makes the sum of their largest items
     as small as can be; these are spread over ranks, longest first. Loads are those of `costs.forward_ns`.
 
-    Arguments and errors are those of `balance_groups`.
+    Arguments and errors are those of `balance_groups`; a microbatch needs count x largest need of memory.
     """
     rank, microbatch = np.zeros(len(loads), np.int64), np.zeros(len(loads), np.int64)
     for number, mine in enumerate(_members(loads, group, num_ranks, microbatches_per_group)):
@@ -95,12 +97,62 @@ def pad_groups(loads: I64, group: I64, num_ranks: int, microbatches_per_group: i
         cell = padded(loads[mine], cells, len(mine) // cells)
         longest = np.zeros(cells, np.int64)
         np.maximum.at(longest, cell, loads[mine])
-        rank_of = longest_first(longest, num_ranks, microbatches_per_group)
+        rank_of = longest_first(longest, num_ranks, microbatches_per_group, _of_cells(memory, mine, cell, cells))
         order = np.argsort(rank_of, kind="stable")
         within = np.empty(cells, np.int64)
         within[order] = np.arange(cells) % microbatches_per_group
         rank[mine], microbatch[mine] = rank_of[cell], number * microbatches_per_group + within[cell]
     return GroupedArrangement(rank, microbatch)
+
+
+def deal_by_size(
+    sizes: I64, group: I64, num_ranks: int, microbatches_per_group: int, padded: bool
+) -> GroupedArrangement:
+    """The items of every group, largest first, dealt out to the ranks in turn; padded ones a whole microbatch at once.
+
+    What the fullest rank holds then follows from the sizes alone and grows with each of them (`barrier_units`).
+
+    Arguments and errors are those of `balance_groups`.
+    """
+    rank, microbatch = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
+    for number, mine in enumerate(_members(sizes, group, num_ranks, microbatches_per_group)):
+        together = len(mine) // (num_ranks * microbatches_per_group) if padded else 1
+        turn, rank_of = np.divmod(np.arange(len(mine)) // together, num_ranks)
+        ordered = mine[np.argsort(-sizes[mine], kind="stable")]
+        rank[ordered] = rank_of
+        microbatch[ordered] = number * microbatches_per_group + turn % microbatches_per_group
+    return GroupedArrangement(rank, microbatch)
+
+
+def barrier_units(
+    sizes: I64, num_ranks: int, microbatches_per_group: int, padded: bool = False, in_order: bool = False
+) -> int:
+    """What the fullest rank holds at the barrier at most, padding included, whatever the order of the samples.
+
+    Under `deal_by_size` exactly the most, or, with `in_order`, under `groups_in_order`. A group whose items are each at
+    most as large as those given needs no more.
+
+    Args:
+        sizes: int64 [groups, items]: patches or tokens of the items of each group, which divide evenly.
+        num_ranks: data-parallel ranks of the tower.
+        microbatches_per_group: K of section 4.3.
+        padded: whether the items of a microbatch are padded to its largest.
+        in_order: whether items are dealt out in canonical order, so that one rank may have all of the largest.
+    """
+    count = sizes.shape[1] // num_ranks
+    together = count // microbatches_per_group if padded else 1
+    apart = 1 if in_order else num_ranks * together
+    ordered = -np.sort(-sizes, axis=1)
+    return together * int(ordered[:, : apart * (count // together) : apart].sum(axis=1).max(initial=0))
+
+
+def _of_cells(memory: Memory | None, mine: I64, cell: I64, cells: int) -> Memory | None:
+    """The memory of microbatches of padded items."""
+    if memory is None:
+        return None
+    largest = np.zeros(cells, np.int64)
+    np.maximum.at(largest, cell, memory.need[mine])
+    return Memory(largest * (len(mine) // cells), memory.cap)
 
 
 def _members(loads: I64, group: I64, num_ranks: int, microbatches_per_group: int) -> Iterator[I64]:

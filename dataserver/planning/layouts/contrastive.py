@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dataserver.planning.balancing import BALANCERS, Memory
+from dataserver.planning.balancing import BALANCERS, BinMemoryError, Memory
 from dataserver.planning.contrastive import (
     GroupedArrangement,
     balance_groups,
     contrastive_groups,
+    deal_by_size,
     groups_in_order,
     pad_groups,
     tower_in_flight,
@@ -24,9 +25,10 @@ from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import BalancePolicy, ContrastiveSchedule, Execution, ModuleSpec
 from dataserver.planning.layouts.canonical import canonical_modules
 from dataserver.planning.layouts.interface import LayoutPlanner
-from dataserver.planning.layouts.tower_memory import TowerMemory, TowerMemoryError, microbatch_sums, unit_of
+from dataserver.planning.layouts.tower_limits import TowerMemoryError, unit_of
+from dataserver.planning.layouts.tower_memory import TowerMemory, sums_with_padding
 from dataserver.planning.layouts.towers import bound_ns, contrastive_layout, timeline
-from dataserver.planning.naming import milliseconds
+from dataserver.planning.naming import listed, milliseconds
 from dataserver.planning.plan import Arrangement, Candidate, Decision, ModuleSchedule, StepPlan, make_plan
 from dataserver.planning.samples import I64, StepSamples
 
@@ -115,16 +117,13 @@ class _Planner:
         loads, size = forward_ns(tower.cost, sizes), self._layout.microbatches
         if not balanced or tower.balance is BalancePolicy.NONE:
             return groups_in_order(loads, self._group, tower.dp, size)
-        if tower.padded:
-            return pad_groups(loads, self._group, tower.dp, size)
-        balancer = BALANCERS[tower.balance.value]
-        if tower.memory is not None:
-            try:
-                memory = Memory(sizes, tower.memory.units)
-                return balance_groups(loads, self._group, tower.dp, size, balancer, memory)
-            except ValueError:  # no way was found to fit memory; `TowerMemory` says by how much
-                pass
-        return balance_groups(loads, self._group, tower.dp, size, balancer)
+        memory = None if tower.memory is None else Memory(sizes, tower.memory.units)
+        try:
+            if tower.padded:
+                return pad_groups(loads, self._group, tower.dp, size, memory)
+            return balance_groups(loads, self._group, tower.dp, size, BALANCERS[tower.balance.value], memory)
+        except BinMemoryError:  # placing by time found no way; by size there is one in every job that was accepted
+            return deal_by_size(sizes, self._group, tower.dp, size, tower.padded)
 
     def _assemble(self, arrangements: tuple[Arrangement, ...], schedule: ContrastiveSchedule) -> StepPlan:
         """A plan; TowerMemoryError where memory does not hold it."""
@@ -154,7 +153,7 @@ class _Planner:
         if tower.memory is None:
             return wanted
         memory = TowerMemory(
-            self._job.stream, self._step, self._samples, tower, tower.memory, arrangement, self._layout.microbatches
+            self._job, self._step, self._samples, tower, tower.memory, arrangement, self._layout.microbatches
         )
         return memory.in_flight(wanted, schedule)
 
@@ -183,23 +182,19 @@ class _Planner:
                 found.append(Decision(tower.name, "padded" if tower.padded else tower.balance.value, reason))
             free = self._wanted(tower, best.schedule)
             if tower.memory is not None and not np.array_equal(free, schedule.in_flight):
-                reason = f"memory holds {tower.memory.units:,} {unit_of(tower)}; {_listed(free)} if it were endless"
-                found.append(Decision(tower.name, f"in flight: {_listed(schedule.in_flight)}", reason))
+                reason = f"memory holds {tower.memory.units:,} {unit_of(tower)}; {listed(free)} if it were endless"
+                found.append(Decision(tower.name, f"in flight: {listed(schedule.in_flight)}", reason))
         return tuple(found)
 
     def _excess(self, tower: ModuleSpec, arrangement: Arrangement) -> str:
         """Percent by which the fullest rank of a contrastive batch exceeds the mean, padding included, at most."""
         loads = forward_ns(tower.cost, item_sizes(tower, self._samples))
         size = self._layout.microbatches
-        cells = microbatch_sums(tower, arrangement, loads, self._num_groups * size)
+        cells = sums_with_padding(tower, arrangement, loads, self._num_groups * size)
         table = cells.reshape(tower.dp, self._num_groups, size).sum(axis=2)
         total = np.maximum(table.sum(axis=0), 1)
         tenths = int(((table.max(axis=0) * tower.dp - total) * 1_000 // total).max())
         return f"{tenths // 10}.{tenths % 10}"
-
-
-def _listed(numbers: I64) -> str:
-    return ", ".join(str(number) for number in numbers.tolist())
 
 
 PLANNER = LayoutPlanner(plan, baseline, timeline, bound_ns)

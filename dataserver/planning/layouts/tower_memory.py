@@ -1,23 +1,19 @@
 """What towers hold between forward and backward, and how many microbatches their memory allows."""
 
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
-from dataserver.planning.contrastive import distmm_max_batch, pipeline_max_microbatch
 from dataserver.planning.expectation import item_sizes
-from dataserver.planning.jobspec import ContrastiveSchedule, Memory, ModuleSpec, Stream
-from dataserver.planning.naming import sample_name
+from dataserver.planning.identity import Job
+from dataserver.planning.jobspec import ContrastiveSchedule, Memory, ModuleSpec
+from dataserver.planning.layouts.tower_limits import TowerMemoryError, remedies, unit_of
+from dataserver.planning.naming import counted, sample_name
 from dataserver.planning.plan import Arrangement
 from dataserver.planning.samples import I64, StepSamples
 
 
-class TowerMemoryError(ValueError):
-    """Microbatches in flight that the memory of a tower does not hold."""
-
-
-def microbatch_sums(tower: ModuleSpec, arrangement: Arrangement, sizes: I64, num_microbatches: int) -> I64:
+def sums_with_padding(tower: ModuleSpec, arrangement: Arrangement, sizes: I64, num_microbatches: int) -> I64:
     """Sums over the items of every microbatch of a tower, padding included. int64 [dp, microbatches].
 
     Args:
@@ -36,16 +32,11 @@ def microbatch_sums(tower: ModuleSpec, arrangement: Arrangement, sizes: I64, num
     return held.reshape(tower.dp, num_microbatches)
 
 
-def unit_of(tower: ModuleSpec) -> str:
-    """What a tower's items are sized in."""
-    return "tokens" if tower.holds_samples else "patches"
-
-
 @dataclass(frozen=True, slots=True)
 class TowerMemory:
     """The memory of one tower under one arrangement of a step."""
 
-    stream: Stream
+    job: Job
     step: int
     samples: StepSamples
     tower: ModuleSpec
@@ -63,10 +54,10 @@ class TowerMemory:
         wait for the backward that makes room for it there.
 
         Raises:
-            TowerMemoryError: these do not fit; names the rank, the largest sample and a batch that would fit.
+            TowerMemoryError: these do not fit; names the rank, the largest sample, and changes that would do.
         """
         count = int(self.arrangement.microbatch.max()) + 1
-        units = microbatch_sums(self.tower, self.arrangement, item_sizes(self.tower, self.samples), count)
+        units = sums_with_padding(self.tower, self.arrangement, item_sizes(self.tower, self.samples), count)
         apart = self.group_size if schedule is ContrastiveSchedule.BATCH_SYNC else 1
         least = _together(units, self.group_size)[:, ::apart]
         if least.max() > self.memory.units:
@@ -83,25 +74,22 @@ class TowerMemory:
         sizes, late = item_sizes(self.tower, self.samples), self.arrangement.microbatch - first
         mine = self.arrangement.item[(self.arrangement.rank == rank) & (late >= 0) & (late < self.group_size)]
         largest = int(mine[sizes[mine].argmax()])
-        batch = self._fitting_batch(schedule)
-        remedy = f", or lower stream.contrastive_batch to about {batch}" if batch else ""
-        sample = sample_name(self.stream, self.samples, largest)
+        sample = sample_name(self.job.stream, self.samples, largest)
         name, room = self.tower.name, f"{self.memory.units:,}"
         return TowerMemoryError(
-            f"{schedule} needs room for {need:,} {unit_of(self.tower)} on rank {rank} of {name} in step {self.step}: "
-            f"{len(mine)} samples wait for a barrier, the largest ({sample}) of {sizes[largest]:,}; "
-            f"its memory holds {room}: raise memory.room_bytes or dp of {name}{remedy}"
+            f"{schedule} needs room for {need:,} {unit_of(self.tower)} on rank {rank} of {name} in step {self.step}, "
+            f"where {counted(len(mine), 'sample')} up to {sizes[largest]:,} ({sample}) wait for a barrier, but its "
+            f"memory holds {room}: raise memory.room_bytes of {name} to {need * self.memory.unit_bytes}"
+            f"{self._remedies() if schedule is ContrastiveSchedule.BATCH_SYNC else ''}"
         )
 
-    def _fitting_batch(self, schedule: ContrastiveSchedule) -> int:
-        """Contrastive batch that fits memory at the mean size (DISTMM, sections 4.3 and 4.4), in whole microbatches."""
-        sizes, stages, room = item_sizes(self.tower, self.samples), self.tower.pp, self.memory.room_bytes
-        activations = Fraction(self.memory.unit_bytes * stages * int(sizes.sum()), len(sizes))
-        if schedule is ContrastiveSchedule.DISTMM_PIPE:
-            replica = distmm_max_batch(room, 0, activations, stages)
-        else:
-            replica = stages * pipeline_max_microbatch(room, 0, activations, stages)
-        return int(replica) // self.group_size * self.group_size * self.tower.dp
+    def _remedies(self) -> str:
+        """Other changes that would do for this step; overlap of batches (`distmm_pipe`) is worth none of them."""
+
+        def sizes(tower: ModuleSpec, batch: int) -> I64:
+            return item_sizes(tower, self.samples).reshape(-1, batch)
+
+        return remedies(self.job.spec, sizes, len(self.samples))
 
 
 def _together(units: I64, number: int) -> I64:

@@ -8,7 +8,7 @@ from dataserver.planning.expectation import item_sizes, microbatch_loads
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ContrastiveLayout, ContrastiveSchedule, Execution, JobSpec, ModuleSpec
 from dataserver.planning.layouts.interface import Node, PlannedTimeline
-from dataserver.planning.layouts.tower_memory import microbatch_sums
+from dataserver.planning.layouts.tower_memory import sums_with_padding
 from dataserver.planning.pipeline import simulate
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64
@@ -45,7 +45,7 @@ def _times(tower: ModuleSpec, plan: StepPlan) -> TowerTimes:
     held = None
     if tower.memory is not None:
         arrangement, sizes = plan.arrangement(tower.name), item_sizes(tower, plan.samples)
-        held = microbatch_sums(tower, arrangement, sizes, plan.num_microbatches) * tower.memory.unit_bytes
+        held = sums_with_padding(tower, arrangement, sizes, plan.num_microbatches) * tower.memory.unit_bytes
     return TowerTimes(
         forward_ns=on_stages(forward),
         backward_ns=on_stages(backward_ns(tower.cost, forward)),
