@@ -19,6 +19,9 @@ from dataserver.planning.jobspec import (
     Stream,
 )
 
+Path = tuple[int | str, ...]
+"""Where an error is in a job."""
+
 
 class JobSpecError(ValueError):
     """A job specification that cannot be planned; the message names the fields."""
@@ -66,9 +69,11 @@ def parse_job(data: Any) -> Job:
     try:
         spec = JobSpec.model_validate(data)
     except ValidationError as error:
+        errors = error.errors(include_url=False)
         problems = "; ".join(
             f"{'.'.join(str(part) for part in e['loc']) or 'job'}: {_problem(e['type'], e['msg'])}"
-            for e in error.errors(include_url=False)
+            for e in errors
+            if e["type"] != "too_short" or not any(_is_below(other["loc"], e["loc"]) for other in errors)
         )
         raise JobSpecError(f"the job is not valid: {problems}") from None
     for name, found, supported in (
@@ -82,6 +87,11 @@ def parse_job(data: Any) -> Job:
                 "run servers of the release that made the job, or start a new job"
             )
     return identify(spec)
+
+
+def _is_below(path: Path, other: Path) -> bool:
+    """Whether a list with an error at `other` has one in a member, which pydantic then does not count as one."""
+    return len(path) > len(other) and path[: len(other)] == other
 
 
 def _problem(kind: str, message: str) -> str:

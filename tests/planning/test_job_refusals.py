@@ -269,6 +269,15 @@ def test_all_problems_are_listed_at_once() -> None:
         parse_job(data)
 
 
+def test_a_list_of_wrong_members_is_not_called_empty() -> None:
+    with pytest.raises(JobSpecError) as caught:
+        parse_job(changed(job_data(), ("execution", "modules"), [{"name": "a", "kind": "b"}]))
+    assert "modules.0.kind: " in str(caught.value)
+    assert "at least 1 item" not in str(caught.value)
+    with pytest.raises(JobSpecError, match=r"execution\.modules: Tuple should have at least 1 item"):
+        parse_job(changed(job_data(), ("execution", "modules"), []))
+
+
 def test_datasets_named_twice_and_batches_that_do_not_divide() -> None:
     twice = [{"name": "a", "fingerprint": "0" * 64}] * 2
     with pytest.raises(JobSpecError, match=r"datasets \['a'\] are named twice"):

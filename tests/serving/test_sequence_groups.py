@@ -119,6 +119,15 @@ def test_a_sample_that_no_group_holds_is_named_when_the_job_is_created(datasets:
     assert "raise sequence_groups.max_degree" in details
 
 
+def test_plans_that_depend_on_the_version_of_a_solver_are_not_served(datasets: dict[str, Path]) -> None:
+    with running(datasets) as server, pytest.raises(grpc.RpcError) as caught:
+        server.create(job_data(modules=modules(300, policy="milp")))
+    _, reason, retriable, details = reason_of(caught.value)
+    assert (reason, retriable) == ("JOB_INVALID", False)
+    assert "policy milp; its plans depend on the version of HiGHS" in details
+    assert details.endswith("use the policy search")
+
+
 def test_groups_that_cannot_make_up_the_ranks_are_refused(datasets: dict[str, Path]) -> None:
     wrong = modules(300)
     wrong[1]["dp"] = 7

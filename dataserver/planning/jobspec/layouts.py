@@ -50,7 +50,8 @@ class PipelineLayout(SpecModel):
     schedule: Schedule = Schedule.ONE_F_ONE_B
     """What each stage does."""
     chunks: Annotated[int, Field(ge=1, le=64)] = 1
-    """Model chunks in each backbone stage; more than one with the schedule `interleaved`, and only there."""
+    """Model chunks in each backbone stage; more than one with the schedule `interleaved`, and only there. They shorten
+    the start and the end of a step with several stages; a backbone of one stage (`pp` 1) gains nothing."""
     extra_in_flight: InFlight | None = None
     """Microbatches that each stage but the last may hold beyond those of 1F1B, within its memory: less waiting, more
     activations. By default none, or 4 where every module states its memory. A plan takes fewer where that is faster."""

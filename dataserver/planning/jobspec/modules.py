@@ -42,7 +42,8 @@ class GroupPolicy(StrEnum):
     SEARCH = "search"
     """Groups of unequal degrees for each microbatch, by this planner's bounded search."""
     MILP = "milp"
-    """The same by the integer programme of FlexSP (section 3.3) with HiGHS: seconds for each step, for comparison."""
+    """The same by the integer programme of FlexSP (section 3.3) with HiGHS: seconds for each step, for comparison in
+    `dataserver simulate` and `dataserver plan` alone. Servers refuse it: its plans depend on the version of HiGHS."""
     HOMOGENEOUS = "homogeneous"
     """The best single degree of each step (FlexSP-BatchAda)."""
     STATIC = "static"
@@ -88,8 +89,8 @@ class SequenceGroups(SpecModel):
     policy: GroupPolicy = GroupPolicy.SEARCH
     """How groups are chosen."""
     min_degree: Annotated[int, Field(ge=1, le=65536)] = 1
-    """Ranks of the smallest group, a power of two; more than 128 ranks need more than 1, or there would be too many
-    ways to group them."""
+    """Ranks of the smallest group, a power of two. A job with more than 50,000 ways to group its ranks is refused, and
+    needs larger ones: 128 ranks can have groups of 1 to 128, 256 ranks of 1 to 8, but not of 1 to 16."""
     max_degree: Annotated[int, Field(ge=1, le=65536)]
     """Ranks of the largest group, a power of two that divides the module's `dp`."""
     exchange: tuple[Exchange, ...] = ()
@@ -147,7 +148,7 @@ class ModuleSpec(SpecModel):
     memory: Memory | None = None
     """Memory for activations; without it a plan takes it as endless."""
     balance: BalancePolicy = BalancePolicy.LPT
-    """How its items are spread over ranks and microbatches."""
+    """How its items are spread over ranks and microbatches. A backbone with `sequence_groups` has none: they do it."""
     padded: bool = False
     """Whether the items of a microbatch are padded to the largest, so that each costs as much as that one. Every
     balance but `none` then gathers items of like size."""
@@ -199,6 +200,11 @@ class ModuleSpec(SpecModel):
         return self
 
     def _check_groups(self, groups: SequenceGroups) -> None:
+        if self.balance is not BalancePolicy.LPT:
+            raise ValueError(
+                f"module {self.name} has sequence_groups and balance {self.balance}; groups themselves spread the "
+                "sequences: leave balance out"
+            )
         if self.memory is None or (self.pp, self.sp) != (1, 1) or self.padded:
             raise ValueError(
                 f"module {self.name} has sequence_groups with pp {self.pp}, sp {self.sp}, padded {self.padded} and "

@@ -279,9 +279,8 @@ def bound_ns(job: Job, plan: StepPlan) -> int:
         if module.name == backbone.name:
             continue
         images = module_images(job.spec, module, plan.samples)
-        forward = np.append(
-            forward_ns(module.cost, plan.samples.patches[images]), batch.fewest * module.cost.microbatch_ns * module.dp
-        )
+        constants = np.full(batch.fewest * module.dp, module.cost.microbatch_ns)  # one by one: backwards round down
+        forward = np.append(forward_ns(module.cost, plan.samples.patches[images]), constants)
         bound = max(bound, int((forward + backward_ns(module.cost, forward)).sum()) // module.dp)
     return bound
 

@@ -92,6 +92,21 @@ def bounded_budget(tokens: int, costs: GroupCosts) -> Budget:
     return budget
 
 
+def refuse_solver(execution: Execution) -> None:
+    """Refuse a policy whose plans another server might not make again.
+
+    Raises:
+        JobSpecError: the policy is milp.
+    """
+    for module in execution.modules:
+        groups = module.sequence_groups
+        if groups is not None and groups.policy is GroupPolicy.MILP:
+            raise JobSpecError(
+                f"module {module.name} has the sequence group policy milp; its plans depend on the version of HiGHS, "
+                "in which servers may differ. It is for dataserver plan and dataserver simulate: use the policy search"
+            )
+
+
 def require_solver(execution: Execution) -> None:
     """Refuse a policy whose solver is not installed.
 
@@ -103,7 +118,7 @@ def require_solver(execution: Execution) -> None:
         if groups is not None and groups.policy is GroupPolicy.MILP and find_spec("highspy") is None:
             raise JobSpecError(
                 f"module {module.name} has the sequence group policy milp, and highspy is not installed here; install "
-                "it on every server of the job (pip install highspy), or use the policy search"
+                "it (pip install highspy), or use the policy search"
             )
 
 

@@ -16,15 +16,16 @@ from planning.sequence_parallel.grouped_jobs import A100, grouped_data, grouped_
 from dataserver.planning.arranging import WaveTooLargeError
 from dataserver.planning.expectation import module_loads
 from dataserver.planning.identity import Job, JobSpecError, parse_job
-from dataserver.planning.jobspec import ModuleKind
+from dataserver.planning.jobspec import GroupPolicy, ModuleKind
 from dataserver.planning.layouts import PlannedTimeline
+from dataserver.planning.layouts.grouped import bound_ns
 from dataserver.planning.pipeline import critical_path
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import baseline_plan, explain, plan_step, timeline
 from dataserver.planning.samples import StepSamples, Task
 from dataserver.planning.sequence_parallel import Budget, homogeneous_plan, plan_groups
 from dataserver.planning.sequence_parallel.module import module_costs, planned_sequences
-from dataserver.planning.sequence_parallel.policies import bounded_budget, require_solver
+from dataserver.planning.sequence_parallel.policies import bounded_budget, refuse_solver, require_solver
 from dataserver.planning.sizing import SampleTooLargeError
 from dataserver.planning.views import view_plan
 
@@ -333,10 +334,39 @@ def test_the_milp_is_a_policy_that_needs_highs(monkeypatch: pytest.MonkeyPatch) 
     check_groups(job, plan)
     require_solver(job.spec.execution)
     monkeypatch.setitem(sys.modules, "highspy", None)
-    with pytest.raises(
-        JobSpecError, match="policy milp, and highspy is not installed here; install it on every server"
-    ):
+    with pytest.raises(JobSpecError, match="policy milp, and highspy is not installed here; install it"):
         require_solver(job.spec.execution)
+
+
+def test_only_plans_of_the_milp_depend_on_more_than_the_job() -> None:
+    for policy in GroupPolicy:
+        execution = parse_job(grouped_data(4, 200, {"policy": policy.value, "max_degree": 4})).spec.execution
+        if policy is GroupPolicy.MILP:
+            with pytest.raises(JobSpecError, match="policy milp; its plans depend on the version of HiGHS"):
+                refuse_solver(execution)
+        else:
+            refuse_solver(execution)
+
+
+def test_the_bound_rounds_constants_as_plans_do() -> None:
+    """An encoder whose backward is a third of its forward: no fraction of a nanosecond is added up."""
+    job = parse_job(grouped_data(2, 300, {"max_degree": 2}, stream={"seq_len": 300, "packing": {"enabled": False}}))
+    data = job.spec.model_dump(mode="json", exclude_none=True)
+    for module in data["execution"]["modules"]:
+        module["cost"] = {"microbatch_ns": 50 if module["kind"] == "encoder" else 0, "linear_ps": 0, "quadratic_fs": 0}
+        module["cost"]["backward_percent"] = 33
+    job = parse_job(data)
+    plan = plan_step(job, 0, texts(np.full(12, 300, np.int64)))
+    waves = plan.num_microbatches
+    assert waves > 2
+    assert bound_ns(job, plan) == waves * (50 + 16) == timeline(job.spec, plan).makespan_ns
+
+
+def test_groups_leave_nothing_to_a_balancer() -> None:
+    data = grouped_data(4, 200, {"max_degree": 4})
+    next(m for m in data["execution"]["modules"] if m["kind"] == "backbone")["balance"] = "none"
+    with pytest.raises(JobSpecError, match="has sequence_groups and balance none; groups themselves spread"):
+        parse_job(data)
 
 
 @pytest.mark.parametrize("terms", [(10**11, 0), (0, 10**8)])
