@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -262,6 +263,26 @@ def test_memory_limits_what_is_in_flight() -> None:
     found = next(d for d in plan.decisions if "in flight" in d.chosen)
     assert (found.subject, found.chosen) == ("image", "in flight: 7, 6, 4")
     assert found.reason == f"memory holds {seven:,} patches; 10, 9, 4 if it were endless"
+
+
+def test_what_memory_limits_falls_evenly() -> None:
+    """Two of the next batch run ahead on the first of five stages. One fewer on each stage would be slower."""
+    towers = two_towers(balance="none")
+    towers[0] |= {"dp": 1, "pp": 5}
+    shape: dict[str, Any] = {"batch": 24, "groups": 6, "microbatches": 2}
+    bare = make_job(towers, **shape)
+    free = planned(bare)
+    assert free.in_flight("image").tolist() == [6, 5, 4, 3, 2]
+    units = sums_with_padding(bare.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 12)
+    four = int(np.convolve(units[0], np.ones(4, np.int64), "valid").max())
+    towers[0]["memory"] = {"room_bytes": four, "unit_bytes": 1}
+    job = make_job(towers, **shape)
+    plan = planned(job)
+    assert plan.in_flight("image").tolist() == [4, 4, 3, 3, 2]
+    stairs = replace(
+        plan, schedules=(replace(plan.schedules[0], in_flight=np.array([4, 3, 2, 2, 2])), plan.schedules[1])
+    )
+    assert timeline(job.spec, plan).makespan_ns < timeline(job.spec, stairs).makespan_ns
 
 
 def test_batch_sync_wins_where_memory_leaves_too_little_to_overlap() -> None:

@@ -84,14 +84,14 @@ def in_flight(execution: Execution, num_microbatches: int, extra: int, units: Un
     caps = vector.copy()
     for name, number in most.items():
         caps[places[name]] = np.minimum(caps[places[name]], number)
-    even = _evenly(vector, caps)
+    even = evenly(vector, caps)
     held = {m.name: even[places[m.name]] for m in execution.modules}
     for m in execution.of_kind(ModuleKind.ENCODER):  # one that holds less limits no other
         held[m.name] = np.minimum(wanted[m.name], most.get(m.name, int(vector[0])))
     return InFlight(held, wanted, most)
 
 
-def _evenly(wanted: I64, caps: I64) -> I64:
+def evenly(wanted: I64, caps: I64) -> I64:
     """What the stages hold at most: no more than wanted or than fits, never rising, and falling as evenly as it can.
 
     A stage that holds as many microbatches as the next one cannot send it a forward before that one has returned a
@@ -165,7 +165,7 @@ def _fits(module: ModuleSpec, units: I64, chunks: int, passes: int) -> bool:
     held = interleaved_passes(module.memory, units, chunks)
     operations = interleaved_operations(0, module.pp, chunks, units.shape[1], passes)
     sign = np.array([1 if o.kind is OperationKind.FORWARD else -1 for o in operations], np.int64)
-    changes: I64 = held[:, [o.microbatch for o in operations]] * sign
+    changes: I64 = held[:, [o.chunk for o in operations], [o.microbatch for o in operations]] * sign
     return int(changes.cumsum(axis=1).max(initial=0)) <= module.memory.room_bytes
 
 

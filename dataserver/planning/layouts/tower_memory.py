@@ -7,6 +7,7 @@ import numpy as np
 from dataserver.planning.expectation import item_sizes
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ContrastiveSchedule, Memory, ModuleSpec
+from dataserver.planning.layouts.in_flight import evenly
 from dataserver.planning.layouts.tower_limits import TowerMemoryError, remedies, unit_of
 from dataserver.planning.naming import counted, sample_name
 from dataserver.planning.plan import Arrangement
@@ -50,8 +51,8 @@ class TowerMemory:
         """As many microbatches in flight as are wanted, int64 [pp], but no more than memory holds.
 
         Exact: any so many consecutive microbatches of any rank fit. At least those of a contrastive batch, all of which
-        wait for its barrier. A limited stage holds one less than the one before it: with as many, each forward would
-        wait for the backward that makes room for it there.
+        wait for its barrier. What stages hold beyond those falls evenly, as in a pipeline (`in_flight.evenly`), to none
+        at the last one, which has no forwards to run ahead.
 
         Raises:
             TowerMemoryError: these do not fit; names the rank, the largest sample, and changes that would do.
@@ -66,8 +67,9 @@ class TowerMemory:
         most = self.group_size
         while most < wanted.max() and _together(units, most + 1).max() <= self.memory.units:
             most += 1
-        falling = np.maximum(most - np.arange(self.tower.pp), self.group_size)
-        return np.minimum(wanted, falling)
+        ahead = wanted - self.group_size
+        ahead[:-1] = evenly(ahead[:-1], np.full(len(ahead) - 1, most - self.group_size))
+        return self.group_size + ahead
 
     def _error(self, schedule: ContrastiveSchedule, rank: int, first: int, need: int) -> TowerMemoryError:
         """What the microbatches from `first` on need, as many as wait for one barrier."""
