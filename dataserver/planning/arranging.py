@@ -10,6 +10,7 @@ import numpy as np
 from dataserver.planning.balancing import BALANCERS, Memory, bin_loads
 from dataserver.planning.costs import forward_ns, padded_ns
 from dataserver.planning.jobspec import BalancePolicy, JobSpec, ModuleKind, ModuleSpec, Stream
+from dataserver.planning.naming import counted
 from dataserver.planning.plan import Arrangement, Routing
 from dataserver.planning.samples import I64, Bool, StepSamples, Task
 
@@ -118,9 +119,9 @@ def _balanced_waves(module: ModuleSpec, balancer: str, sizes: I64, wave: I64, is
             if memory is None:
                 raise
             raise WaveTooLargeError(
-                f"module {module.name}, wave {wave[group[0]]}: its {len(group)} images of {sizes[group].sum()} patches "
-                f"do not fit {width} ranks{', padded,' if module.padded else ''} with memory for "
-                f"{memory.cap} each; {_SMALLER}",
+                f"module {module.name}, wave {wave[group[0]]}: its {counted(len(group), 'image')} of "
+                f"{sizes[group].sum()} patches do not fit {counted(width, 'rank')}"
+                f"{', padded,' if module.padded else ''} with memory for {memory.cap} each; {_SMALLER}",
                 int(wave[group[0]]),
             ) from error
         if module.padded:

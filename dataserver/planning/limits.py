@@ -7,6 +7,7 @@ import numpy as np
 
 from dataserver.planning.arranging import WaveTooLargeError, spread_images
 from dataserver.planning.jobspec import BalancePolicy, ColocatedLayout, JobSpec, Modality, ModuleKind, ModuleSpec
+from dataserver.planning.naming import counted
 from dataserver.planning.samples import I64, Bool, ShardTable
 from dataserver.planning.sizing import SampleTooLargeError, is_pair, may_be_generated, may_be_understood, most_tokens
 
@@ -51,9 +52,10 @@ def _check_towers(spec: JobSpec, table: ShardTable, where: str) -> None:
     if len(others):
         images, tokens = np.diff(table.image_offsets)[others[0]], table.text_tokens[others[0]]
         raise ValueError(
-            f"{where}, row {table.row[others[0]]}: the sample has {images} images and {tokens} text tokens; for "
-            f"contrastive training it needs one image and some text ({len(others)} others in this shard), leave such "
-            "samples out with a filter or a quarantine list"
+            f"{where}, row {table.row[others[0]]}: the sample has {counted(images, 'image')} and "
+            f"{counted(tokens, 'text token')}; for contrastive training it needs one image and some text "
+            f"({counted(len(others), 'other')} in this shard), leave such samples out with a filter or a quarantine "
+            "list"
         )
     for tower in spec.execution.modules:
         if tower.modality is Modality.IMAGE:
@@ -99,9 +101,10 @@ def _check_together(module: ModuleSpec, backbone_dp: int, table: ShardTable, sam
             ranks = 1 if module.balance is BalancePolicy.NONE else module.dp
             raise SampleTooLargeError(
                 f"{where}, row {table.row[i]}: its {len(sizes)} images, which belong to one wave, have {sizes.sum()} "
-                f"patches{' before padding' if module.padded else ''}, but {ranks} ranks of module {module.name} with "
-                f"memory for {module.memory.units} each cannot hold them; raise memory.room_bytes or dp of the module, "
-                "lower stream.sizing.max_patches, or leave such samples out with a filter or a quarantine list"
+                f"patches{' before padding' if module.padded else ''}, but {counted(ranks, 'rank')} of module "
+                f"{module.name} with memory for {module.memory.units} each cannot hold them; raise memory.room_bytes "
+                "or dp of the module, lower stream.sizing.max_patches, or leave such samples out with a filter or a "
+                "quarantine list"
             ) from error
 
 

@@ -17,6 +17,7 @@ from dataserver.planning.jobspec import (
     SUPPORTED_PLAN_VERSIONS,
     ModuleSpec,
 )
+from dataserver.planning.naming import counted
 from dataserver.planning.planner import explain
 from dataserver.preprocessing import content_digest
 from dataserver.serving.catalog import Catalog, quarantine_digest
@@ -169,7 +170,7 @@ def _check_start(served: ServedJob, step: int, microbatch: int) -> None:
     if (step, microbatch) > (num_steps, 0):
         raise DataServiceError(
             errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
-            f"step {step}, microbatch {microbatch} was asked for; the job has {num_steps} steps",
+            f"step {step}, microbatch {microbatch} was asked for; the job has {counted(num_steps, 'step')}",
         )
 
 
@@ -186,10 +187,12 @@ def _check_times(served: ServedJob, module: ModuleSpec, times: pb.StepTimes) -> 
     if times.step >= served.planner.num_steps:
         raise DataServiceError(
             errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
-            f"times of step {times.step} were reported; the job has {served.planner.num_steps} steps",
+            f"times of step {times.step} were reported; the job has {counted(served.planner.num_steps, 'step')}",
         )
     if times.stage >= module.pp:
-        raise _invalid(f"times of stage {times.stage} were reported; module {module.name} has {module.pp} stages")
+        raise _invalid(
+            f"times of stage {times.stage} were reported; module {module.name} has {counted(module.pp, 'stage')}"
+        )
     if times.ByteSize() > MAX_REPORT_BYTES:
         raise _invalid(f"the report has {times.ByteSize()} bytes; at most {MAX_REPORT_BYTES} are allowed")
     if any(ns < 0 for ns in (*times.forward_ns, *times.backward_ns)) or any(

@@ -158,7 +158,7 @@ def test_the_images_of_a_sample_must_fit_one_wave() -> None:
     )
     beside = with_module(0, {"dp": 2, "balance": "none", **memory(100)}, stream=stream)
     check(beside, (5, [60, 40]))
-    assert "have 104 patches, but 1 ranks of module vit" in refused(beside, (5, [60, 44]))
+    assert "have 104 patches, but 1 rank of module vit" in refused(beside, (5, [60, 44]))
 
 
 def test_colocated_images_of_a_sample_may_be_apart() -> None:
@@ -183,9 +183,9 @@ def test_contrastive_samples_are_pairs() -> None:
     check(job, (5, [16]))
     for images, text in (([], 5), ([16], 0), ([16, 16], 5)):
         assert refused(job, (5, [16]), (text, images)) == (
-            f"{WHERE}, row 20: the sample has {len(images)} images and {text} text tokens; for contrastive training it "
-            "needs one image and some text (1 others in this shard), leave such samples out with a filter or a "
-            "quarantine list"
+            f"{WHERE}, row 20: the sample has {len(images)} image{'' if len(images) == 1 else 's'} and {text} text "
+            "tokens; for contrastive training it needs one image and some text (1 other in this shard), leave such "
+            "samples out with a filter or a quarantine list"
         )
 
 

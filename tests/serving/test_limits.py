@@ -95,7 +95,7 @@ def test_the_images_of_a_document_must_fit_one_wave(server: Running) -> None:
     assert details.startswith("dataset docs, shard 0000")
     assert "images, which belong to one wave, have " in details
     assert (
-        "but 1 ranks of module vit with memory for 256 each cannot hold them; raise memory.room_bytes or dp" in details
+        "but 1 rank of module vit with memory for 256 each cannot hold them; raise memory.room_bytes or dp" in details
     )
     assert server.create(job_data(modules=modules(vit={"dp": 8, **vit}))).num_steps == 4
 
@@ -145,18 +145,9 @@ def test_half_a_pair_that_exceeds_the_memory_of_its_tower(server: Running, tower
     assert f" {size}, but the memory of a rank of module {tower} holds 12 (" in details
 
 
-def test_memory_that_no_plan_of_a_step_keeps_is_said_by_the_plan_and_the_stream(server: Running) -> None:
-    """It depends on the step: all samples of a contrastive batch wait for its barrier."""
-    job_id = server.create(towers(image=memory(300))).job_id
-    calls = [
-        lambda: server.stub.GetPlan(pb.GetPlanRequest(job_id=job_id), timeout=TIMEOUT_S),
-        lambda: list(server.stream(job_id, "text")),
-    ]
-    for call in calls:
-        with pytest.raises(grpc.RpcError) as caught:
-            call()
-        *status, details = reason_of(caught.value)
-        assert status == [CODE.RESOURCE_EXHAUSTED, "MICROBATCH_TOO_LARGE", False]
-        assert re.search(
-            r"its memory holds 300: raise memory.room_bytes or dp of image, or lower stream.contr", details
-        )
+def test_memory_that_no_plan_might_keep_is_refused_when_the_job_is_created(server: Running) -> None:
+    """All samples of a contrastive batch wait for its barrier."""
+    status, details = contrastive_refusal(server, image=memory(300))
+    assert status == (CODE.RESOURCE_EXHAUSTED, "MICROBATCH_TOO_LARGE", False)
+    assert "may meet in one contrastive batch of 4 samples" in details
+    assert re.search(r"on a rank of image, whose memory holds 300: raise memory.room_bytes of image to \d+", details)

@@ -118,12 +118,12 @@ def remedies(spec: JobSpec, sizes: Sizes, num_samples: int) -> str:
 
 
 def _smaller_batches(spec: JobSpec, num_samples: int) -> Iterator[int]:
-    """Contrastive batches that the job could have instead, largest first."""
+    """Contrastive batches that the job could have instead, largest first; one sample alone has no contrast."""
     count = _microbatches(spec)
     step = lcm(*(t.dp * count for t in spec.execution.modules))
     whole = gcd(spec.stream.global_batch, num_samples)
     largest = ((spec.stream.contrastive_batch or 1) - 1) // step * step
-    return (b for b in range(largest, 0, -step) if whole % b == 0)
+    return (b for b in range(largest, 1, -step) if whole % b == 0)
 
 
 def _more_microbatches(spec: JobSpec) -> Iterator[int]:
