@@ -191,7 +191,7 @@ def steps(draw: st.DrawFn, several: bool = False, schedules: Sequence[str] = ("1
         job = make_job(stream=stream, execution=execution, balance=draw(st.sampled_from(BalancePolicy)), **degrees)
         return job, make_samples(job, count, seed, max_images)
     data = job_data(stream=stream | {"datasets": TWO_DATASETS}, execution=execution, **degrees)
-    data["execution"]["modules"] = draw(_several(data["execution"]["modules"]))
+    data["execution"]["modules"] = draw(_several(data["execution"]["modules"], packed))
     job = parse_job(data)
     return job, mixed_samples(job, count, seed, max_images)
 
@@ -212,10 +212,10 @@ def tight_jobs(draw: st.DrawFn) -> tuple[Job, list[ShardTable]]:
         "packing": {"enabled": packed},
         "generation": {"ratio": "0.5" if generator else "0"},
     }
-    layout = draw(_layouts(("1f1b", "gpipe")))
+    layout = draw(_layouts(("1f1b", "gpipe", "interleaved")))
     degrees = {"encoder": draw(st.integers(1, 3)), "backbone": (dp, pp), "generator": generator}
     data = job_data(stream=stream, execution={"layout": layout}, **degrees)
-    modules = draw(_several(data["execution"]["modules"]))
+    modules = draw(_several(data["execution"]["modules"], packed))
     for module in modules:
         units = draw(st.integers(200, 900 if module["kind"] == "backbone" else 600))
         module["memory"] = {"room_bytes": units, "unit_bytes": 1}
@@ -257,7 +257,7 @@ def _layouts(schedules: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @st.composite
-def _several(draw: st.DrawFn, modules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _several(draw: st.DrawFn, modules: list[dict[str, Any]], packed: bool) -> list[dict[str, Any]]:
     """The modules of a job with a second encoder and generator for the second dataset, and fields of their own."""
     found = []
     for module in modules:
@@ -265,13 +265,14 @@ def _several(draw: st.DrawFn, modules: list[dict[str, Any]]) -> list[dict[str, A
         if module["kind"] != "backbone" and draw(st.booleans()):
             other = {**module, "name": f"{module['name']}-x", "dp": draw(st.integers(1, 4)), "datasets": ["x"]}
             found.insert(draw(st.integers(0, len(found))), other)
-    return [draw(_policies(module)) for module in found]
+    return [draw(_policies(module, packed)) for module in found]
 
 
 @st.composite
-def _policies(draw: st.DrawFn, module: dict[str, Any]) -> dict[str, Any]:
-    """A module with a policy, padding and memory."""
-    changes: dict[str, Any] = {"balance": draw(st.sampled_from(BalancePolicy)), "padded": draw(st.booleans())}
+def _policies(draw: st.DrawFn, module: dict[str, Any], packed: bool) -> dict[str, Any]:
+    """A module with a policy, padding unless it is a backbone that packs, and memory."""
+    pads = draw(st.booleans()) and not (packed and module["kind"] == "backbone")
+    changes: dict[str, Any] = {"balance": draw(st.sampled_from(BalancePolicy)), "padded": pads}
     if module["kind"] == "backbone":
         changes["packing"] = draw(st.sampled_from(PackingPolicy))
     if draw(st.booleans()):

@@ -146,10 +146,10 @@ class JobSpec(SpecModel):
                 f"global_batch {self.stream.global_batch} does not divide into dp {backbone.dp} x microbatch "
                 f"{self.execution.microbatch} = {slots} sequences; use a multiple of {slots}"
             )
-        if isinstance(self.execution.layout, ColocatedLayout) and backbone.padded and self.stream.packing.enabled:
+        if backbone.padded and self.stream.packing.enabled:
             raise ValueError(
-                f"module {backbone.name} is padded but the stream packs samples into sequences; colocated, a backbone "
-                "pads or packs: set stream.packing.enabled to false, or leave padded out"
+                f"module {backbone.name} is padded but the stream packs samples into sequences; a backbone pads or "
+                "packs (packed sequences need no padding): set stream.packing.enabled to false, or leave padded out"
             )
         return self
 

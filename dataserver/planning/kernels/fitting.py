@@ -4,7 +4,7 @@ import numpy as np
 
 from dataserver.planning.kernels import kernel
 from dataserver.planning.kernels.islands import Costs, Slots, excess, excess_of, exchange, slots_of
-from dataserver.planning.samples import I64
+from dataserver.planning.samples import I64, Bool
 
 
 @kernel
@@ -41,7 +41,7 @@ def fit_placement(at: I64, costs: Costs, budget: int) -> I64:
     for row in range(len(lacking)):
         for rank in range(ranks):
             for wave in range(waves):
-                lacking[row] += excess_of(slots, costs, row, rank, wave)
+                lacking[row] += excess_of(slots, costs, row, rank, wave, wave)
     return lacking
 
 
@@ -49,12 +49,17 @@ def fit_placement(at: I64, costs: Costs, budget: int) -> I64:
 def _best_exchange(slots: Slots, costs: Costs, rank: int, wave: int) -> tuple[int, bool]:
     """Carry out the exchange with a slot of this microbatch that leaves least lacking in both places.
 
+    Only what needs less of the memory that lacks here is tried in the place of a sequence.
+
     Returns:
         How many were tried, and whether one of them helped.
     """
     ranks, waves, width = slots.at.shape
     before, tried, best = excess(slots, costs, rank, wave), 0, 0
     chosen = (-1, -1, -1, -1)
+    lacking = np.zeros(len(costs.room), np.bool_)
+    for row in range(len(lacking)):
+        lacking[row] = excess_of(slots, costs, row, rank, wave, wave) > 0
     for slot in range(width):
         if slots.at[rank, wave, slot] < 0:
             continue
@@ -62,9 +67,15 @@ def _best_exchange(slots: Slots, costs: Costs, rank: int, wave: int) -> tuple[in
             for other_wave in range(waves):
                 if other == rank and other_wave == wave:
                     continue
-                there = excess(slots, costs, other, other_wave)
+                there = -1
                 for other_slot in range(width):
                     tried += 1
+                    if not _relieves(
+                        costs, lacking, slots.at[rank, wave, slot], slots.at[other, other_wave, other_slot]
+                    ):
+                        continue
+                    if there < 0:
+                        there = excess(slots, costs, other, other_wave)
                     exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
                     after = excess(slots, costs, rank, wave) + excess(slots, costs, other, other_wave)
                     exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
@@ -76,3 +87,12 @@ def _best_exchange(slots: Slots, costs: Costs, rank: int, wave: int) -> tuple[in
     if best < 0:
         exchange(slots, costs, rank, wave, chosen[0], chosen[1], chosen[2], chosen[3])
     return tried, best < 0
+
+
+@kernel
+def _relieves(costs: Costs, lacking: Bool, here: int, there: int) -> bool:
+    """Whether a sequence needs less than another in a row that lacks memory."""
+    row = 0
+    while row < len(lacking) and not (lacking[row] and costs.need[row, there] < costs.need[row, here]):
+        row += 1
+    return row < len(lacking)

@@ -130,20 +130,23 @@ def move(slots: Slots, rank: int, first: int, second: int, shift: bool) -> None:
 
 
 @kernel
-def excess_of(slots: Slots, costs: Costs, row: int, rank: int, wave: int) -> int:
-    """Memory that one row lacks around a wave: the backbone's on the rank, another's on the island."""
+def excess_of(slots: Slots, costs: Costs, row: int, rank: int, first: int, last: int) -> int:
+    """Memory that one row lacks around waves `first` to `last`: the backbone's on the rank, another's on the island.
+
+    One pass over the windows that hold one of these waves.
+    """
     if costs.room[row] < 0:
         return 0
-    first, count = rank, 1
+    start, count = rank, 1
     if row != costs.encoders:
-        first, count = rank - rank % costs.ranks_per_island, costs.ranks_per_island
-    used, waves = slots.used[row, first : first + count], slots.used.shape[2]
+        start, count = rank - rank % costs.ranks_per_island, costs.ranks_per_island
+    used, waves = slots.used[row, start : start + count], slots.used.shape[2]
     size = min(costs.window[row], waves)
-    start, most, total = max(0, wave - size + 1), 0, 0
-    for k in range(start, min(wave + size, waves)):
+    begin, most, total = max(0, first - size + 1), 0, 0
+    for k in range(begin, min(last + size, waves)):
         for r in range(count):
             total += used[r, k]
-            if k >= start + size:
+            if k >= begin + size:
                 total -= used[r, k - size]
         most = max(most, total)
     return int(max(0, most - costs.room[row]))
@@ -154,15 +157,14 @@ def excess(slots: Slots, costs: Costs, rank: int, wave: int) -> int:
     """Memory that a rank's microbatch and its island's wave lack, over all rows."""
     lacking = 0
     for row in range(len(costs.room)):
-        lacking += excess_of(slots, costs, row, rank, wave)
+        lacking += excess_of(slots, costs, row, rank, wave, wave)
     return lacking
 
 
 @part
 def lacks(slots: Slots, costs: Costs, rank: int, first: int, last: int) -> bool:
     """Whether a rank's microbatches `first` to `last`, or those waves of its island, exceed the memory."""
-    if len(costs.room):
-        for wave in range(first, last + 1):
-            if excess(slots, costs, rank, wave):
-                return True
-    return False
+    row = 0
+    while row < len(costs.room) and not excess_of(slots, costs, row, rank, first, last):
+        row += 1
+    return row < len(costs.room)

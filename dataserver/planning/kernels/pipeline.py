@@ -204,7 +204,7 @@ def _try_move(
     move(slots, rank, first, second, shift)
     if lacks(slots, costs, rank, min(first, second), max(first, second)):
         move(slots, rank, second, first, shift)
-        return 0
+        return 1
     now = island_makespan(slots.time, island * per_island, costs, clocks)
     if now <= makespan[island]:
         makespan[island] = now
@@ -236,7 +236,7 @@ def _try_exchange(
     exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
     if lacks(slots, costs, rank, wave, wave) or lacks(slots, costs, other, other_wave, other_wave):
         exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
-        return 0
+        return 1
     simulated = 1
     now = island_makespan(slots.time, worst * per_island, costs, clocks)
     there = now

@@ -1,7 +1,8 @@
 """Plans of one step of a pipelined job, for sequences and a number of microbatches that are settled."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,12 +19,13 @@ from dataserver.planning.placing import (
     balanced,
     fitted,
     in_disttrain_order,
+    lacking_alone,
     makespan_ns,
     microbatch_sums,
-    one_in_each_wave,
     padded_runs,
     placement_problem,
     searched,
+    spread_over_waves,
     stratified,
 )
 from dataserver.planning.plan import NO_GROUPS, Arrangement, Routing, StepPlan
@@ -46,22 +48,52 @@ class Option:
 
 
 class Attempt:
-    """One number of microbatches."""
+    """One number of microbatches. `options` holds all plans by rules that keep within memory, `searched` finds more."""
 
     def __init__(self, job: Job, step: int, samples: StepSamples, sequence: I64, num_microbatches: int) -> None:
         self._job, self._step, self._samples, self._sequence = job, step, samples, sequence
-        self._execution, self._waves = job.spec.execution, num_microbatches
-        self._modules = pipeline_modules(self._execution)
+        self._execution, self.num_microbatches = job.spec.execution, num_microbatches
+        self._modules, self._order = pipeline_modules(self._execution), pipeline_layout(self._execution).order
         self._extras, self._chunks = extras(self._execution), pipeline_layout(self._execution).chunks
         guide = self._guide(0, {})
         self._problem = placement_problem(job.spec, guide, samples, sequence, num_microbatches)
+        self.num_sequences = self._problem.num_sequences
         self.too_large: ModuleSpec | None = None
         """A module whose memory was too small for a placement."""
+        self._seeds: Mapping[str, Placement] = MappingProxyType({})
+        self._ordered: Mapping[str, Placement] = MappingProxyType({})
+        row = lacking_alone(self._problem)
+        self.is_hopeless = row is not None
+        """Whether memory does not hold one of the sequences, however many microbatches there are."""
+        if row is None:
+            self._seeds = self._fitting(self._by_rules())
+            self._ordered = self._fitting(self._by_algorithm_2())
+        else:
+            self.too_large = self._modules[row]
+        self.options: Sequence[Option] = tuple(self._options(self._placements()))
 
-    def options(self) -> list[Option]:
-        """All plans that keep within the memory of all modules; none if there is none."""
-        found: list[Option] = []
-        for name, placement, some_extras in self._placements():
+    @property
+    def is_alone(self) -> bool:
+        """Whether every sample is a sequence of its own."""
+        return self.num_sequences == len(self._samples)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether memory holds less in flight than the schedule asks for."""
+        return any(o.in_flight.is_short for o in self.options if not o.extra)
+
+    @property
+    def fastest_ns(self) -> int:
+        """Makespan of the fastest plan by rules, of which there is one."""
+        return min(o.makespan_ns for o in self.options)
+
+    def searched(self) -> Sequence[Option]:
+        """The plans that search finds, if the job asks for it; none if no plan by rules fits."""
+        return tuple(self._options(self._searches())) if self._order is OrderPolicy.SEARCH and self._seeds else ()
+
+    def _options(self, placements: Iterable[tuple[str, Placement, tuple[int, ...]]]) -> Iterator[Option]:
+        """The placements with images spread in every way and with each number of extra microbatches in flight."""
+        for name, placement, some_extras in placements:
             backbone = arranging.arrange_samples(self._execution.backbone, self._samples, self._sequence, placement)
             beside = {
                 m.name: arranging.images_beside(self._job.spec, m, self._samples, backbone)
@@ -73,31 +105,31 @@ class Attempt:
                 if plan is not None:
                     within = f"images within {islands} islands" if islands > 1 else "images over all ranks"
                     label = "images beside their sequences" if islands == _BESIDE else within
-                    found += self._scheduled(f"{name}, {label}", plan, some_extras)
-        return found
+                    yield from self._scheduled(f"{name}, {label}", plan, some_extras)
 
     def _placements(self) -> Iterator[tuple[str, Placement, tuple[int, ...]]]:
-        """The placements among which the simulator of whole plans chooses; canonical order is always one of them.
+        """The placements by rules, each with the numbers of extra microbatches in flight that it is tried with.
 
-        With each the numbers of extra microbatches in flight that it is tried with.
+        Canonical order is always one of them. Where a search follows, they are what it begins with.
         """
-        order, seeds = pipeline_layout(self._execution).order, self._fitting(self._seeds())
-        if self._problem.rooms is not None and self._waves >= self._problem.num_sequences == len(self._samples):
-            yield "a sample in each wave", one_in_each_wave(self._problem), self._extras[:1]
-        if order is OrderPolicy.NONE or not seeds:
-            yield from ((name, seed, self._extras) for name, seed in seeds.items())
-            return
-        ordered = {f"{name} + Algorithm 2": in_disttrain_order(self._problem, seed) for name, seed in seeds.items()}
-        starts = seeds | self._fitting(ordered)
-        if order is OrderPolicy.DISTTRAIN:
-            yield from ((name, start, self._extras) for name, start in starts.items())
-            return
         limited = self._problem.rooms is not None
-        yield from ((name, seed, self._extras[:1]) for name, seed in seeds.items() if name == _CANONICAL or limited)
+        if self._order is OrderPolicy.SEARCH:
+            for name, seed in self._seeds.items():
+                if name == _CANONICAL or limited:
+                    yield name, seed, self._extras[:1]
+        else:
+            for name, start in {**self._seeds, **self._ordered}.items():
+                yield name, start, self._extras
+
+    def _searches(self) -> Iterator[tuple[str, Placement, tuple[int, ...]]]:
+        """From the best start for every number of extra microbatches, unless memory makes two of them the same."""
+        starts, before = [*self._seeds.values(), *self._ordered.values()], list[I64]()
         for extra in self._extras:
-            guided = [(self._guided(extra, start), start) for start in starts.values()]
+            guided = [(self._guided(extra, start), start) for start in starts]
             problem, best = min(guided, key=lambda pair: makespan_ns(*pair))
-            yield "search", searched(problem, [best], self._step, self._job.stream.seed), (extra,)
+            if not any(np.array_equal(problem.in_flight, other) for other in before):
+                yield "search", searched(problem, [best], self._step, self._job.stream.seed), (extra,)
+            before.append(problem.in_flight)
 
     def _guided(self, extra: int, placement: Placement) -> PlacementProblem:
         """The problem with what stages hold under a placement, which memory must go on holding in a search."""
@@ -110,17 +142,25 @@ class Attempt:
             rooms = replace(rooms, window=np.concatenate([held[: first + 1], held[first + stages :]]))
         return replace(self._problem, in_flight=held, rooms=rooms)
 
-    def _seeds(self) -> dict[str, Placement]:
-        policy, order = self._execution.backbone.balance, pipeline_layout(self._execution).order
+    def _by_rules(self) -> dict[str, Placement]:
+        policy = self._execution.backbone.balance
         seeds = {_CANONICAL: balanced(self._problem, BalancePolicy.NONE)}
         if policy is not BalancePolicy.NONE:
             name = "longest first" if policy is BalancePolicy.LPT else f"balanced by {policy}"
             seeds[name] = balanced(self._problem, policy)
             if self._problem.items is not None:
                 seeds |= padded_runs(self._problem)
-        if order is OrderPolicy.SEARCH:
+        if self._order is OrderPolicy.SEARCH:
             seeds["stratified"] = stratified(self._problem, policy)
+        slots = self.num_microbatches * self._problem.slots * self._problem.dp
+        if self._problem.rooms is not None and slots > self.num_sequences:
+            seeds["even waves"] = spread_over_waves(self._problem)
         return seeds
+
+    def _by_algorithm_2(self) -> dict[str, Placement]:
+        if self._order is OrderPolicy.NONE:
+            return {}
+        return {f"{name} + Algorithm 2": in_disttrain_order(self._problem, p) for name, p in self._seeds.items()}
 
     def _fitting(self, placements: dict[str, Placement]) -> dict[str, Placement]:
         """Those that memory holds, after exchanges where it takes some."""
@@ -171,7 +211,7 @@ class Attempt:
             stream_id=self._job.stream_id,
             step=self._step,
             samples=samples,
-            num_microbatches=self._waves,
+            num_microbatches=self.num_microbatches,
             sequences_per_microbatch=self._execution.microbatch,
             arrangements=tuple(arrangements[m.name] for m in self._execution.modules),
             routings=tuple(routings),
@@ -186,9 +226,9 @@ class Attempt:
         """The plan with each number of extra microbatches in flight, simulated."""
         units = {m.name: held_units(m, plan) for m in self._modules if m.memory is not None}
         for extra in some_extras:
-            found = in_flight(self._execution, self._waves, extra, units)
+            found = in_flight(self._execution, self.num_microbatches, extra, units)
             if found is None:
-                self.too_large = too_small(self._execution, self._waves, units)
+                self.too_large = too_small(self._execution, self.num_microbatches, units)
                 continue
             label = f"{name}, {extra} extra in flight" if len(self._extras) > 1 else name
             scheduled = replace(plan, schedules=found.schedules(self._execution))
@@ -197,7 +237,7 @@ class Attempt:
     def _guide(self, extra: int, units: Units) -> I64:
         """Microbatches in flight for the search, which knows no chunks. int64 [encoders + stages + generators]."""
         if pipeline_layout(self._execution).schedule is not Schedule.INTERLEAVED:
-            found = in_flight(self._execution, self._waves, extra, units)
+            found = in_flight(self._execution, self.num_microbatches, extra, units)
             if found is not None:
                 return np.concatenate([found.held[m.name] for m in self._modules])
         places = depths(self._execution)

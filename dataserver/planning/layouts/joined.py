@@ -68,27 +68,28 @@ def timeline(spec: JobSpec, plan: StepPlan) -> PlannedTimeline:
 
 
 def interleaved_passes(memory: Memory, units: I64, chunks: int) -> I64:
-    """Bytes that a pass of each microbatch through one of a stage's chunks holds. int64, the shape of `units`."""
-    held: I64 = -(-units * memory.unit_bytes // chunks)
-    return held
+    """Bytes that a pass of each microbatch through each of a stage's chunks holds; together those of the microbatch.
+
+    int64 [ranks, chunks, microbatches] for `units` int64 [ranks, microbatches].
+    """
+    upto = units[:, None] * memory.unit_bytes * np.arange(chunks + 1)[:, None] // chunks
+    return np.diff(upto, axis=1)
 
 
 def _by_block(module: ModuleSpec, values: I64, chunks: int) -> I64:
-    """What is true of every chunk of every stage, for all of a module's blocks: int64 [pp x dp x chunks, microbatches].
+    """What is true of every stage, for all of a module's blocks: int64 [pp x dp x chunks, microbatches].
 
-    Encoders and generators have one chunk; the others of their nodes stay empty.
+    `values` is int64 [dp, chunks or 1, microbatches]. Encoders and generators have one chunk; the others of their nodes
+    stay empty.
     """
-    blocks = np.zeros((module.pp, module.dp, chunks, values.shape[1]), np.int64)
-    if module.kind is ModuleKind.BACKBONE:
-        blocks[:] = values[None, :, None]
-    else:
-        blocks[:, :, 0] = values
-    return blocks.reshape(-1, values.shape[1])
+    blocks = np.zeros((module.pp, module.dp, chunks, values.shape[-1]), np.int64)
+    blocks[:, :, : chunks if module.kind is ModuleKind.BACKBONE else 1] = values
+    return blocks.reshape(-1, values.shape[-1])
 
 
 def _forward_ns(module: ModuleSpec, plan: StepPlan, chunks: int) -> I64:
     parts = module.pp * (chunks if module.kind is ModuleKind.BACKBONE else 1)
-    return _by_block(module, microbatch_loads(module, plan) // parts, chunks)
+    return _by_block(module, microbatch_loads(module, plan)[:, None] // parts, chunks)
 
 
 def _activation_bytes(modules: Sequence[ModuleSpec], plan: StepPlan, chunks: int) -> I64 | None:
@@ -97,7 +98,7 @@ def _activation_bytes(modules: Sequence[ModuleSpec], plan: StepPlan, chunks: int
         return None
     found = []
     for m in modules:
-        held = np.zeros((m.dp, plan.num_microbatches), np.int64)
+        held = np.zeros((m.dp, 1, plan.num_microbatches), np.int64)
         if m.memory is not None:
             own = chunks if m.kind is ModuleKind.BACKBONE else 1
             held = interleaved_passes(m.memory, held_units(m, plan), own)

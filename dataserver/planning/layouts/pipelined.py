@@ -1,30 +1,27 @@
 """Encoders, backbone stages and generators on devices of their own, wave by wave (DistTrain, arXiv 2408.04275)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from dataserver.planning.arranging import module_images
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import (
     Execution,
     ModuleKind,
     ModuleSpec,
     OrderPolicy,
-    PackingPolicy,
-    Schedule,
 )
 from dataserver.planning.layouts.attempts import Attempt, Option
 from dataserver.planning.layouts.canonical import canonical_modules
+from dataserver.planning.layouts.counts import Counts, sample_sizes
 from dataserver.planning.layouts.in_flight import decisions
 from dataserver.planning.layouts.interface import LayoutPlanner
 from dataserver.planning.layouts.joined import pipeline_layout, pipeline_modules, timeline
 from dataserver.planning.naming import milliseconds, sample_name
-from dataserver.planning.packing import one_per_sequence
 from dataserver.planning.placing import lower_bound_ns, placement_problem
 from dataserver.planning.plan import Candidate, Decision, StepPlan, make_plan
-from dataserver.planning.samples import I64, StepSamples
-from dataserver.planning.sequences import pack_step
+from dataserver.planning.samples import StepSamples
 from dataserver.planning.sizing import SampleTooLargeError
 
 
@@ -39,7 +36,10 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
 
     As many microbatches as the samples need. Where memory does not hold them, more and smaller ones, equally many on
     every rank; where it holds them but fewer at once than the schedule asks for, twice as many are compared with them,
-    as long as that is faster.
+    as long as plans by rules are faster. Only the number that is chosen is searched.
+
+    Every step of a job that `limits.check_table` accepts has a plan: in the end every sample has a wave to itself, and
+    with interleaved chunks so many waves without samples between it and the next that no two are in flight together.
 
     Images to understand require an encoder (`limits.check_table`).
 
@@ -47,64 +47,25 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
         SampleTooLargeError: memory does not hold a sample, however many microbatches there are.
     """
     _check_tokens(job, samples)
-    sequence, count = _packed(job, samples, _fewest(job, samples))
-    fewest, most = count, max(count, len(samples))
-    attempt = Attempt(job, step, samples, sequence, count)
-    options = attempt.options()
-    while not options and count < most:
-        sequence, count = _packed(job, samples, min(most, count + max(1, count // 4)))
-        attempt = Attempt(job, step, samples, sequence, count)
-        options = attempt.options()
-    if not options:  # every sample can have a wave to itself now, and fits one
-        attempt = Attempt(job, step, samples, one_per_sequence(samples.tokens), count)
-        options = attempt.options()
-    if not options:
-        raise _too_large(job, samples, attempt.too_large, count)
-    fitting = count
-    latest = options
-    while any(o.in_flight.is_short for o in latest if not o.extra) and count < _splittable(job, samples, sequence):
-        fastest = min(o.makespan_ns for o in options)
-        sequence, count = _packed(job, samples, 2 * count)
-        latest = Attempt(job, step, samples, sequence, count).options()
-        options += [replace(o, name=f"{o.name}, {count} microbatches") for o in latest]
-        if min(o.makespan_ns for o in options) == fastest:
+    counts = Counts(job, step, samples)
+    first = counts.first()
+    fitting = counts.fitting(first)
+    if not fitting.options:
+        raise _too_large(job, samples, fitting.too_large, fitting.num_microbatches)
+    best, options = fitting, list(fitting.options)
+    finer = counts.finer(fitting) if fitting.is_short else None
+    while finer is not None:
+        options += _named(finer, finer.options)
+        if not finer.options or finer.fastest_ns >= best.fastest_ns:
             break
-    return _chosen(job, step, samples, options, fewest, fitting)
+        best, finer = finer, counts.finer(finer) if finer.is_short else None
+    options += best.searched() if best is fitting else _named(best, best.searched())
+    return _chosen(job, step, samples, options, first.num_microbatches, fitting.num_microbatches)
 
 
-def _packed(job: Job, samples: StepSamples, at_least: int) -> tuple[I64, int]:
-    """The sequence of each sample, and the number of microbatches: a multiple of the stages for interleaved chunks."""
-    sequence, count = pack_step(job, samples, at_least)
-    stages = job.spec.execution.backbone.pp
-    if pipeline_layout(job.spec.execution).schedule is Schedule.INTERLEAVED and count % stages:
-        return pack_step(job, samples, -(-count // stages) * stages)
-    return sequence, count
-
-
-def _splittable(job: Job, samples: StepSamples, sequence: I64) -> int:
-    """Microbatches that hold one sequence each, or one sample each where packing fills all sequences there are."""
-    backbone = job.spec.execution.backbone
-    spread = job.stream.packing.enabled and backbone.packing is PackingPolicy.BALANCED
-    return -(-(len(samples) if spread else int(sequence.max(initial=-1)) + 1) // backbone.dp)
-
-
-def _fewest(job: Job, samples: StepSamples) -> int:
-    """Microbatches without which the memory of some module could not hold all items."""
-    fewest = 1
-    for module in job.spec.execution.modules:
-        if module.memory is not None:
-            total = int(_sizes(job, samples, module).sum())
-            fewest = max(fewest, -(-total // (module.memory.units * module.dp)))
-    return fewest
-
-
-def _sizes(job: Job, samples: StepSamples, module: ModuleSpec) -> I64:
-    """Tokens or patches of each sample in a module. int64 [n]."""
-    if module.kind is ModuleKind.BACKBONE:
-        return samples.tokens
-    images, sizes = module_images(job.spec, module, samples), np.zeros(len(samples), np.int64)
-    np.add.at(sizes, samples.image_sample[images], samples.patches[images])
-    return sizes
+def _named(attempt: Attempt, options: Sequence[Option]) -> list[Option]:
+    """The options of an attempt beside those of fewer microbatches."""
+    return [replace(o, name=f"{o.name}, {attempt.num_microbatches} microbatches") for o in options]
 
 
 def _chosen(job: Job, step: int, samples: StepSamples, options: list[Option], fewest: int, fitting: int) -> StepPlan:
@@ -160,12 +121,9 @@ def _too_large(job: Job, samples: StepSamples, module: ModuleSpec | None, count:
     """What to say where no number of microbatches helps: the largest sample of the module that lacked memory."""
     if module is None or module.memory is None:
         raise RuntimeError("a step has no plan although no module lacks memory")
-    sizes = _sizes(job, samples, module)
+    sizes = sample_sizes(job, samples, module)
     largest, backbone = int(sizes.argmax()), module.kind is ModuleKind.BACKBONE
-    layout = pipeline_layout(job.spec.execution)
     remedies = ["raise memory.room_bytes" if backbone else "raise memory.room_bytes or dp of the module"]
-    if layout.schedule is Schedule.INTERLEAVED:
-        remedies.append("choose schedule 1f1b, which holds fewer microbatches at once")
     if module.padded:
         remedies.append("switch padding off")
     remedies.append("leave such samples out with a filter or a quarantine list")

@@ -8,13 +8,13 @@ simulated in microseconds.
 
 from dataserver.planning.placing.bounds import lower_bound_ns
 from dataserver.planning.placing.problem import Placement, PlacementProblem, Rooms, placement_problem
-from dataserver.planning.placing.search import fitted, makespan_ns, searched
+from dataserver.planning.placing.search import fitted, lacking_alone, makespan_ns, searched
 from dataserver.planning.placing.seeds import (
     balanced,
     in_disttrain_order,
     microbatch_sums,
-    one_in_each_wave,
     padded_runs,
+    spread_over_waves,
     stratified,
 )
 
@@ -25,12 +25,13 @@ __all__ = [
     "balanced",
     "fitted",
     "in_disttrain_order",
+    "lacking_alone",
     "lower_bound_ns",
     "makespan_ns",
     "microbatch_sums",
-    "one_in_each_wave",
     "padded_runs",
     "placement_problem",
     "searched",
+    "spread_over_waves",
     "stratified",
 ]

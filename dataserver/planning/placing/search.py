@@ -15,8 +15,8 @@ SEARCH_OPERATIONS = 5_000
 """Operations that a search may simulate for each sequence and pipeline stage: in all about 10 us for each of them, so
 that planning time grows with the step and no faster."""
 
-FITTING_LOOKS = 2**22
-"""Exchanges that may be tried to make a placement fit the memory."""
+FITTING_LOOKS = 32
+"""Exchanges that may be tried for each sequence to make a placement fit the memory."""
 
 
 def searched(problem: PlacementProblem, starts: list[Placement], step: int, seed: int) -> Placement:
@@ -40,6 +40,15 @@ def makespan_ns(problem: PlacementProblem, placement: Placement) -> int:
     return _improve(problem, _slots(problem, placement), np.zeros(0, np.uint64), 0)
 
 
+def lacking_alone(problem: PlacementProblem) -> int | None:
+    """A row whose memory does not hold one of the sequences even alone; None if there is none."""
+    if problem.rooms is None:
+        return None
+    most, room = problem.rooms.need.max(axis=1), problem.rooms.room
+    lacking = (room >= 0) & (most > room)
+    return int(lacking.argmax()) if lacking.any() else None
+
+
 def fitted(problem: PlacementProblem, placement: Placement) -> tuple[Placement, int | None]:
     """The placement, with as many exchanges as it takes until memory holds every microbatch.
 
@@ -51,7 +60,7 @@ def fitted(problem: PlacementProblem, placement: Placement) -> tuple[Placement, 
     if problem.rooms is None:
         return placement, None
     slots = _slots(problem, placement)
-    lacking = fit_placement(slots, _costs(problem), FITTING_LOOKS)
+    lacking = fit_placement(slots, _costs(problem), FITTING_LOOKS * problem.num_sequences)
     return _placement(problem, slots), int(lacking.argmax()) if lacking.any() else None
 
 

@@ -53,10 +53,17 @@ def _with_small_ends(problem: PlacementProblem, placement: Placement) -> Placeme
     return Placement(placement.rank, wave[placement.rank, placement.wave], placement.slot)
 
 
-def one_in_each_wave(problem: PlacementProblem) -> Placement:
-    """Every sequence in a wave of its own, rank after rank: what needs least memory. It takes as many waves."""
+def spread_over_waves(problem: PlacementProblem) -> Placement:
+    """As few sequences as can be in every wave, dealt out to islands and their ranks in turn: needs least memory.
+
+    With w waves for s sequences no two are closer than w // s waves, so that none are in flight together if there are
+    enough.
+    """
     number = np.arange(problem.num_sequences)
-    return Placement(number % problem.dp, number, np.zeros_like(number))
+    within = number // problem.islands % problem.ranks_per_island
+    rank = number % problem.islands * problem.ranks_per_island + within
+    wave = number * problem.num_waves // max(1, problem.num_sequences)
+    return Placement(rank, wave, _slot(problem, rank, wave))
 
 
 def padded_runs(problem: PlacementProblem) -> dict[str, Placement]:
