@@ -48,8 +48,9 @@ class LargestPairs:
                 sizes = most_tokens(self._spec.stream, table)
             else:
                 sizes = table.image_rows.astype(np.int64) * table.image_columns
-            both = np.concatenate([self._kept.get((modality, dataset), np.zeros(0, np.int64)), sizes])
-            self._kept[modality, dataset] = -np.sort(-both)[:batch]
+            kept = self._kept.get((modality, dataset), np.zeros(0, np.int64))
+            more = sizes[sizes > kept[-1]] if len(kept) == batch else sizes  # few, so that many shards take no time
+            self._kept[modality, dataset] = -np.sort(-np.concatenate([kept, more]))[:batch] if len(more) else kept
 
     def check(self, repeats: Sequence[int]) -> None:
         """Refuse a job with a contrastive batch that memory might not hold.
