@@ -119,6 +119,8 @@ _KINDS = ("pipeline", "colocated", "contrastive")
 
 def _of_known_kind(value: Any) -> Any:
     """Say in words what a discriminator would complain of."""
+    if not isinstance(value, dict | SpecModel):
+        raise ValueError(f"found {value!r}; a mapping with a kind is required, such as {{kind: pipeline}}")
     if isinstance(value, dict) and value.get("kind") not in _KINDS:
         found = f"is {value['kind']!r}" if "kind" in value else "is missing"
         raise ValueError(f"kind {found}; one of {', '.join(_KINDS)} is required")
