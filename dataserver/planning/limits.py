@@ -1,6 +1,7 @@
 """What no plan could get around, found in the sizes of every shard before a job begins.
 
-A sample that fits alone can be planned: memory that does not hold a whole wave only makes waves more and smaller.
+A sample that fits alone can be planned: memory that does not hold a whole wave only makes waves more and smaller, down
+to one sample in a wave, with empty waves between where interleaved chunks hold several waves at once.
 """
 
 import numpy as np

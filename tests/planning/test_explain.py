@@ -10,7 +10,7 @@ from planning.test_pipelined_memory import SCHEDULES, tight_steps
 
 from dataserver.planning.arranging import WaveTooLargeError
 from dataserver.planning.identity import Job
-from dataserver.planning.layouts.tower_memory import TowerMemoryError
+from dataserver.planning.layouts.tower_limits import TowerMemoryError
 from dataserver.planning.planner import explain, plan_step
 from dataserver.planning.samples import StepSamples
 from dataserver.planning.sizing import SampleTooLargeError

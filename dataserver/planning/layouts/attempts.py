@@ -87,9 +87,13 @@ class Attempt:
         """Makespan of the fastest plan by rules, of which there is one."""
         return min(o.makespan_ns for o in self.options)
 
-    def searched(self) -> Sequence[Option]:
-        """The plans that search finds, if the job asks for it; none if no plan by rules fits."""
-        return tuple(self._options(self._searches())) if self._order is OrderPolicy.SEARCH and self._seeds else ()
+    def searched(self, most_sequences: int) -> Sequence[Option]:
+        """The plans that search finds, if the job asks for it; none if memory holds no start.
+
+        Its budget is for so many sequences at most (`placing.searched`).
+        """
+        wanted = self._order is OrderPolicy.SEARCH and self._seeds
+        return tuple(self._options(self._searches(most_sequences))) if wanted else ()
 
     def _options(self, placements: Iterable[tuple[str, Placement, tuple[int, ...]]]) -> Iterator[Option]:
         """The placements with images spread in every way and with each number of extra microbatches in flight."""
@@ -121,14 +125,15 @@ class Attempt:
             for name, start in {**self._seeds, **self._ordered}.items():
                 yield name, start, self._extras
 
-    def _searches(self) -> Iterator[tuple[str, Placement, tuple[int, ...]]]:
+    def _searches(self, most_sequences: int) -> Iterator[tuple[str, Placement, tuple[int, ...]]]:
         """From the best start for every number of extra microbatches, unless memory makes two of them the same."""
         starts, before = [*self._seeds.values(), *self._ordered.values()], list[I64]()
         for extra in self._extras:
             guided = [(self._guided(extra, start), start) for start in starts]
             problem, best = min(guided, key=lambda pair: makespan_ns(*pair))
             if not any(np.array_equal(problem.in_flight, other) for other in before):
-                yield "search", searched(problem, [best], self._step, self._job.stream.seed), (extra,)
+                found = searched(problem, [best], self._step, self._job.stream.seed, most_sequences)
+                yield "search", found, (extra,)
             before.append(problem.in_flight)
 
     def _guided(self, extra: int, placement: Placement) -> PlacementProblem:

@@ -59,7 +59,8 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
         if not finer.options or finer.fastest_ns >= best.fastest_ns:
             break
         best, finer = finer, counts.finer(finer) if finer.is_short else None
-    options += best.searched() if best is fitting else _named(best, best.searched())
+    searched = best.searched(2 * first.num_sequences)
+    options += searched if best is fitting else _named(best, searched)
     return _chosen(job, step, samples, options, first.num_microbatches, fitting.num_microbatches)
 
 

@@ -19,16 +19,26 @@ FITTING_LOOKS = 32
 """Exchanges that may be tried for each sequence to make a placement fit the memory."""
 
 
-def searched(problem: PlacementProblem, starts: list[Placement], step: int, seed: int) -> Placement:
+def searched(
+    problem: PlacementProblem, starts: list[Placement], step: int, seed: int, most_sequences: int | None = None
+) -> Placement:
     """Improve the best of some placements by bounded hill climbing on the slowest island.
 
     Assignment, composition and order change together (`kernels.pipeline.improve_placement`); what fits the memory keeps
     fitting.
+
+    Args:
+        problem: with the microbatches in flight for which it is improved.
+        starts: placements within the memory.
+        step: its number.
+        seed: of the stream.
+        most_sequences: that the budget is for, where memory divides what fewer sequences could hold; all by default.
     """
     ends = len(problem.base) - 1
     in_island = 2 * (problem.num_stages * problem.ranks_per_island + ends)
     rounds = problem.num_waves + problem.num_stages + ends
-    allowed = SEARCH_OPERATIONS * problem.num_sequences * (problem.num_stages + ends)
+    count = problem.num_sequences if most_sequences is None else min(most_sequences, problem.num_sequences)
+    allowed = SEARCH_OPERATIONS * count * (problem.num_stages + ends)
     budget = allowed // (in_island * rounds)
     best = _slots(problem, min(starts, key=lambda start: makespan_ns(problem, start)))
     _improve(problem, best, draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget), budget)
