@@ -6,7 +6,7 @@ import numpy as np
 
 from dataserver.planning.costs import forward_ns, padded_ns
 from dataserver.planning.jobspec import JobSpec, ModuleSpec
-from dataserver.planning.plan import StepPlan
+from dataserver.planning.plan import ArrangedStep
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.sequence_parallel.module import rank_times_ns
 
@@ -16,12 +16,12 @@ def item_sizes(module: ModuleSpec, samples: StepSamples) -> I64:
     return samples.tokens if module.holds_samples else samples.patches
 
 
-def module_loads(spec: JobSpec, plan: StepPlan) -> dict[str, I64]:
+def module_loads(spec: JobSpec, plan: ArrangedStep) -> dict[str, I64]:
     """For each module int64 [dp]: planned forward time of each rank over the step, nanoseconds."""
     return {m.name: microbatch_loads(m, plan).sum(axis=1) for m in spec.execution.modules}
 
 
-def microbatch_loads(module: ModuleSpec, plan: StepPlan) -> I64:
+def microbatch_loads(module: ModuleSpec, plan: ArrangedStep) -> I64:
     """Forward time of every microbatch in the whole module, padding included. int64 [dp, microbatches].
 
     The ranks of a sequence-parallel group all take the time of the group.
@@ -40,7 +40,7 @@ def microbatch_loads(module: ModuleSpec, plan: StepPlan) -> I64:
     return times.reshape(module.dp, plan.num_microbatches)
 
 
-def padding_ppm(module: ModuleSpec, plan: StepPlan) -> int:
+def padding_ppm(module: ModuleSpec, plan: ArrangedStep) -> int:
     """Share of a module's planned work that pads items to the largest of their microbatch, in millionths."""
     if not module.padded:
         return 0

@@ -128,12 +128,9 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
-    """Everything that is decided about one step."""
+class ArrangedStep:
+    """Where every item of a step goes and what every stage holds: all that the simulator asks of a plan."""
 
-    job_id: str
-    stream_id: str
-    step: int
     samples: StepSamples
     num_microbatches: int
     """Of each rank of every module."""
@@ -147,6 +144,23 @@ class StepPlan:
     """One for each module, in the order of the job's module list."""
     groups: RankGroups
     """Sequence-parallel groups of the backbone; `NO_GROUPS` without."""
+
+    def arrangement(self, module: str) -> Arrangement:
+        """The arrangement of a module that the job has."""
+        return next(a for a in self.arrangements if a.module == module)
+
+    def in_flight(self, module: str) -> I64:
+        """int64 [pp]: microbatches that each stage of a module holds at most."""
+        return next(s.in_flight for s in self.schedules if s.module == module)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan(ArrangedStep):
+    """Everything that is decided about one step."""
+
+    job_id: str
+    stream_id: str
+    step: int
     text_tokens: int
     """Denominator of the text loss: target tokens of the whole step; 0 for towers, whose loss counts pairs."""
     target_patches: int
@@ -157,14 +171,6 @@ class StepPlan:
     """The plans that were compared, fastest first: the first is this one. Empty where the policies leave no choice."""
     decisions: tuple[Decision, ...] = ()
     """What else was decided, and why."""
-
-    def arrangement(self, module: str) -> Arrangement:
-        """The arrangement of a module that the job has."""
-        return next(a for a in self.arrangements if a.module == module)
-
-    def in_flight(self, module: str) -> I64:
-        """int64 [pp]: microbatches that each stage of a module holds at most."""
-        return next(s.in_flight for s in self.schedules if s.module == module)
 
 
 def plan_hash(

@@ -164,6 +164,12 @@ def excess(slots: Slots, costs: Costs, rank: int, wave: int) -> int:
 @part
 def lacks(slots: Slots, costs: Costs, rank: int, first: int, last: int) -> bool:
     """Whether a rank's microbatches `first` to `last`, or those waves of its island, exceed the memory."""
+    return len(costs.room) > 0 and _exceed(slots, costs, rank, first, last)
+
+
+@kernel
+def _exceed(slots: Slots, costs: Costs, rank: int, first: int, last: int) -> bool:
+    """The same where there is a limit: a function of its own, so that what has none does not become slower."""
     row = 0
     while row < len(costs.room) and not excess_of(slots, costs, row, rank, first, last):
         row += 1

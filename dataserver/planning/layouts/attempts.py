@@ -28,7 +28,7 @@ from dataserver.planning.placing import (
     spread_over_waves,
     stratified,
 )
-from dataserver.planning.plan import NO_GROUPS, Arrangement, Routing, StepPlan
+from dataserver.planning.plan import NO_GROUPS, ArrangedStep, Arrangement, Routing
 from dataserver.planning.samples import I64, StepSamples
 
 _CANONICAL = "canonical order"
@@ -38,10 +38,10 @@ _BESIDE = 0
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One of the plans that are compared, without hash and denominators: only the one that is chosen gets them."""
+    """One of the plans that are compared."""
 
     name: str
-    plan: StepPlan
+    plan: ArrangedStep
     in_flight: InFlight
     extra: int
     makespan_ns: int
@@ -189,7 +189,7 @@ class Attempt:
 
     def _arranged(
         self, backbone: Arrangement, beside: Mapping[str, arranging.BesideBackbone], islands: int
-    ) -> StepPlan | None:
+    ) -> ArrangedStep | None:
         """The plan without schedules, or None if a module's memory does not hold one of its waves."""
         samples, patches = self._samples, self._samples.patches
         arrangements: dict[str, Arrangement] = {backbone.module: backbone}
@@ -211,10 +211,7 @@ class Attempt:
                 return None
             arrangements[name], routing = arranging.arrange_and_route(module, backbone, images, rank, images.microbatch)
             routings.append(routing)
-        return StepPlan(
-            job_id=self._job.job_id,
-            stream_id=self._job.stream_id,
-            step=self._step,
+        return ArrangedStep(
             samples=samples,
             num_microbatches=self.num_microbatches,
             sequences_per_microbatch=self._execution.microbatch,
@@ -222,12 +219,9 @@ class Attempt:
             routings=tuple(routings),
             schedules=(),
             groups=NO_GROUPS,
-            text_tokens=0,
-            target_patches=0,
-            hash=b"",
         )
 
-    def _scheduled(self, name: str, plan: StepPlan, some_extras: tuple[int, ...]) -> Iterator[Option]:
+    def _scheduled(self, name: str, plan: ArrangedStep, some_extras: tuple[int, ...]) -> Iterator[Option]:
         """The plan with each number of extra microbatches in flight, simulated."""
         units = {m.name: held_units(m, plan) for m in self._modules if m.memory is not None}
         for extra in some_extras:

@@ -3,12 +3,12 @@
 import numpy as np
 
 from dataserver.planning.jobspec import ModuleSpec
-from dataserver.planning.plan import StepPlan
+from dataserver.planning.plan import ArrangedStep
 from dataserver.planning.samples import I64
 from dataserver.planning.sequence_parallel.module import rank_tokens
 
 
-def held_units(module: ModuleSpec, plan: StepPlan) -> I64:
+def held_units(module: ModuleSpec, plan: ArrangedStep) -> I64:
     """Tokens or patches, padding included, of every microbatch on one device. int64 [dp, microbatches]."""
     if module.sequence_groups is not None:
         return rank_tokens(module, plan)

@@ -16,7 +16,7 @@ from dataserver.planning.pipeline import (
     simulate,
     stage_operations,
 )
-from dataserver.planning.plan import StepPlan
+from dataserver.planning.plan import ArrangedStep
 from dataserver.planning.samples import I64
 
 _DEPTH = (ModuleKind.ENCODER, ModuleKind.BACKBONE, ModuleKind.GENERATOR)
@@ -45,7 +45,7 @@ def depths(execution: Execution) -> dict[str, I64]:
     return found
 
 
-def timeline(spec: JobSpec, plan: StepPlan) -> PlannedTimeline:
+def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
     """Simulate a plan: every rank of every stage, joined as the routings say."""
     modules, chunks = pipeline_modules(spec.execution), pipeline_layout(spec.execution).chunks
     stages = [(m, s) for m in modules for s in range(m.pp)]
@@ -87,12 +87,12 @@ def _by_block(module: ModuleSpec, values: I64, chunks: int) -> I64:
     return blocks.reshape(-1, values.shape[-1])
 
 
-def _forward_ns(module: ModuleSpec, plan: StepPlan, chunks: int) -> I64:
+def _forward_ns(module: ModuleSpec, plan: ArrangedStep, chunks: int) -> I64:
     parts = module.pp * (chunks if module.kind is ModuleKind.BACKBONE else 1)
     return _by_block(module, microbatch_loads(module, plan)[:, None] // parts, chunks)
 
 
-def _activation_bytes(modules: Sequence[ModuleSpec], plan: StepPlan, chunks: int) -> I64 | None:
+def _activation_bytes(modules: Sequence[ModuleSpec], plan: ArrangedStep, chunks: int) -> I64 | None:
     """int64 [blocks, microbatches], zeros for modules that state no memory; None if none does."""
     if all(m.memory is None for m in modules):
         return None
@@ -106,7 +106,7 @@ def _activation_bytes(modules: Sequence[ModuleSpec], plan: StepPlan, chunks: int
     return np.concatenate(found)
 
 
-def _lists(modules: Sequence[ModuleSpec], plan: StepPlan, chunks: int) -> list[list[Operation]]:
+def _lists(modules: Sequence[ModuleSpec], plan: ArrangedStep, chunks: int) -> list[list[Operation]]:
     """The operations of every stage where the backbone's chunks are interleaved."""
     found = []
     for m in modules:
@@ -118,7 +118,7 @@ def _lists(modules: Sequence[ModuleSpec], plan: StepPlan, chunks: int) -> list[l
     return found
 
 
-def _edges(modules: Sequence[ModuleSpec], plan: StepPlan, chunks: int) -> I64:
+def _edges(modules: Sequence[ModuleSpec], plan: ArrangedStep, chunks: int) -> I64:
     """Edges between blocks, whose nodes are numbered by module, stage and rank: int64 [e, 3]."""
     first = dict(zip([m.name for m in modules], np.cumsum([0, *(m.dp * m.pp for m in modules)]).tolist(), strict=False))
     last = {m.name: first[m.name] + m.dp * (m.pp - 1) for m in modules}

@@ -40,7 +40,8 @@ def searched(
     count = problem.num_sequences if most_sequences is None else min(most_sequences, problem.num_sequences)
     allowed = SEARCH_OPERATIONS * count * (problem.num_stages + ends)
     budget = allowed // (in_island * rounds)
-    best = _slots(problem, min(starts, key=lambda start: makespan_ns(problem, start)))
+    start = min(starts, key=lambda start: makespan_ns(problem, start)) if len(starts) > 1 else starts[0]
+    best = _slots(problem, start)
     _improve(problem, best, draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget), budget)
     return _placement(problem, best)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataserver.planning.jobspec import Cost, ModuleSpec
-from dataserver.planning.plan import StepPlan
+from dataserver.planning.plan import ArrangedStep
 from dataserver.planning.samples import I64
 from dataserver.planning.sequence_parallel.costs import GroupCosts
 
@@ -50,7 +50,7 @@ class PlannedSequences:
     """int64 [n], index into the plan's groups."""
 
 
-def planned_sequences(module: ModuleSpec, plan: StepPlan) -> PlannedSequences:
+def planned_sequences(module: ModuleSpec, plan: ArrangedStep) -> PlannedSequences:
     """The sequences of a backbone with sequence groups."""
     found, groups = plan.arrangement(module.name), plan.groups
     of_group = np.searchsorted(
@@ -63,7 +63,7 @@ def planned_sequences(module: ModuleSpec, plan: StepPlan) -> PlannedSequences:
     return PlannedSequences(sums[0], sums[1], place // plan.sequences_per_microbatch)
 
 
-def group_times_ns(module: ModuleSpec, plan: StepPlan) -> I64:
+def group_times_ns(module: ModuleSpec, plan: ArrangedStep) -> I64:
     """Forward and backward of each group of a plan, with what every microbatch costs. int64 [groups]."""
     costs, sequences = module_costs(module), planned_sequences(module, plan)
     column = np.searchsorted(np.array(costs.degrees), plan.groups.degree)
@@ -73,7 +73,7 @@ def group_times_ns(module: ModuleSpec, plan: StepPlan) -> I64:
     return times
 
 
-def rank_times_ns(module: ModuleSpec, plan: StepPlan) -> tuple[I64, I64]:
+def rank_times_ns(module: ModuleSpec, plan: ArrangedStep) -> tuple[I64, I64]:
     """Forward and backward of every rank of a backbone with sequence groups, which take the time of their groups.
 
     Returns:
@@ -84,7 +84,7 @@ def rank_times_ns(module: ModuleSpec, plan: StepPlan) -> tuple[I64, I64]:
     return forward, times - forward
 
 
-def rank_tokens(module: ModuleSpec, plan: StepPlan) -> I64:
+def rank_tokens(module: ModuleSpec, plan: ArrangedStep) -> I64:
     """Tokens that every rank holds: its part of the sequences of its group. int64 [dp, microbatches]."""
     sequences = planned_sequences(module, plan)
     tokens = np.zeros(len(plan.groups.degree), np.int64)
@@ -92,6 +92,6 @@ def rank_tokens(module: ModuleSpec, plan: StepPlan) -> I64:
     return _of_ranks(module, plan, -(-tokens // plan.groups.degree))
 
 
-def _of_ranks(module: ModuleSpec, plan: StepPlan, values: I64) -> I64:
+def _of_ranks(module: ModuleSpec, plan: ArrangedStep, values: I64) -> I64:
     """The value of each rank's group in every microbatch. int64 [dp, microbatches]."""
     return np.repeat(values, plan.groups.degree).reshape(plan.num_microbatches, module.dp).T
