@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dataserver.planning.balancing import BALANCERS, Memory, bin_loads
+from dataserver.planning.balancing import BALANCERS, Memory, bin_loads, bin_totals
 from dataserver.planning.costs import forward_ns, padded_ns
 from dataserver.planning.jobspec import BalancePolicy, JobSpec, ModuleKind, ModuleSpec, Stream
 from dataserver.planning.naming import counted
@@ -140,12 +140,7 @@ def _check_memory(module: ModuleSpec, sizes: I64, rank: I64, wave: I64) -> None:
     if module.memory is None or not len(sizes):
         return
     batches, batch = np.unique(wave * module.dp + rank, return_inverse=True)
-    if module.padded:
-        largest = np.zeros(len(batches), np.int64)
-        np.maximum.at(largest, batch, sizes)
-        held = largest * np.bincount(batch)
-    else:
-        held = bin_loads(sizes, batch, len(batches))
+    held = bin_totals(sizes, batch, len(batches), padded=module.padded)
     worst = int(held.argmax())
     if held[worst] > module.memory.units:
         at_wave, at_rank = divmod(int(batches[worst]), module.dp)

@@ -1,9 +1,12 @@
 """The sequences of a step: which samples share one, and how many microbatches of every rank hold them all."""
 
+import numpy as np
+
 from dataserver.planning.costs import forward_ns
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import PackingPolicy
 from dataserver.planning.packing import balanced, best_fit_decreasing, first_fit_decreasing, one_per_sequence
+from dataserver.planning.plan import ArrangedStep
 from dataserver.planning.samples import I64, StepSamples
 
 
@@ -40,3 +43,12 @@ def pack_sequences(job: Job, samples: StepSamples, capacity: int, slots: int, at
     if backbone.packing is PackingPolicy.BALANCED:
         sequence = balanced(tokens, forward_ns(backbone.cost, tokens), capacity, microbatches * slots)
     return sequence, microbatches
+
+
+def sequence_of_samples(plan: ArrangedStep, backbone: str) -> I64:
+    """The sequence of each sample of a plan, numbered by rank, microbatch and slot. int64 [n]."""
+    found = plan.arrangement(backbone)
+    place = (found.rank * plan.num_microbatches + found.microbatch) * plan.sequences_per_microbatch + found.slot
+    sequence = np.empty(len(place), np.int64)
+    sequence[found.item] = np.unique(place, return_inverse=True)[1]
+    return sequence

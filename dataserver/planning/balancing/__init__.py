@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from dataserver.planning.balancing.composing import Hop, Places, compose
 from dataserver.planning.balancing.greedy import differencing, in_runs, longest_first, tokens_then_squares
-from dataserver.planning.balancing.interface import Balancer, BinMemoryError, Memory, bin_loads, lower_bound
+from dataserver.planning.balancing.interface import Balancer, BinMemoryError, Memory, bin_loads, bin_totals, lower_bound
 from dataserver.planning.balancing.padded import padded
 from dataserver.planning.balancing.relabelling import (
     bytes_between_nodes,
@@ -40,6 +40,7 @@ __all__ = [
     "Memory",
     "Places",
     "bin_loads",
+    "bin_totals",
     "bytes_between_nodes",
     "compose",
     "differencing",

@@ -109,6 +109,16 @@ def bin_loads(loads: I64, bins: I64, num_bins: int) -> I64:
     return total
 
 
+def bin_totals(values: I64, bins: I64, num_bins: int, *, padded: bool) -> I64:
+    """Sum of the values of each bin; padded: their count x the largest. int64 [num_bins]."""
+    if not padded:
+        return bin_loads(values, bins, num_bins)
+    largest = np.zeros(num_bins, np.int64)
+    np.maximum.at(largest, bins, values)
+    total: I64 = largest * np.bincount(bins, minlength=num_bins)
+    return total
+
+
 def lower_bound(loads: I64, num_bins: int, capacity: int | None = None) -> int:
     """A load that the heaviest bin of no assignment falls below.
 

@@ -28,7 +28,7 @@ from dataserver.planning.phases import (
     runs,
     split_ranks,
 )
-from dataserver.planning.placing import Placement
+from dataserver.planning.placing import in_order
 from dataserver.planning.plan import Arrangement, Decision, Routing, StepPlan, make_plan
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.sequences import pack_step
@@ -171,8 +171,8 @@ def _assemble(
 ) -> StepPlan:
     execution = job.spec.execution
     spread = spreads[execution.backbone.name]
-    slot = _slots(spread, microbatches)
-    backbone = arrange_samples(execution.backbone, samples, sequence, Placement(spread.rank, spread.microbatch, slot))
+    placement = in_order(spread.rank, spread.microbatch, microbatches)
+    backbone = arrange_samples(execution.backbone, samples, sequence, placement)
     arrangements: dict[str, Arrangement] = {backbone.module: backbone}
     routings: list[Routing] = []
     for found in items:
@@ -194,15 +194,6 @@ def _assemble(
         routings=tuple(routings),
         schedules=schedules(execution, microbatches),
     )
-
-
-def _slots(spread: _Spread, microbatches: int) -> I64:
-    """The slot of each sequence: sequences of a microbatch keep their order. int64 [k]."""
-    place = spread.rank * microbatches + spread.microbatch
-    order = np.argsort(place, kind="stable")
-    slot = np.empty_like(place)
-    slot[order] = np.arange(len(place)) - np.searchsorted(place[order], place[order])
-    return slot
 
 
 def _decisions(spec: JobSpec, found: StepPlan, arranged: _Arranged, fewest: int) -> tuple[Decision, ...]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from dataserver.planning.balancing import bin_totals
 from dataserver.planning.jobspec import ModuleSpec
 from dataserver.planning.plan import ArrangedStep
 from dataserver.planning.samples import I64
@@ -14,12 +15,9 @@ def held_units(module: ModuleSpec, plan: ArrangedStep) -> I64:
         return rank_tokens(module, plan)
     arrangement = plan.arrangement(module.name)
     sizes = (plan.samples.tokens if module.holds_samples else plan.samples.patches)[arrangement.item]
-    held, largest, count = (np.zeros((module.dp, plan.num_microbatches), np.int64) for _ in range(3))
-    place = arrangement.rank, arrangement.microbatch
-    np.add.at(held, place, sizes)
-    np.maximum.at(largest, place, sizes)
-    np.add.at(count, place, 1)
-    return count * largest if module.padded else held
+    place = arrangement.rank * plan.num_microbatches + arrangement.microbatch
+    held = bin_totals(sizes, place, module.dp * plan.num_microbatches, padded=module.padded)
+    return held.reshape(module.dp, plan.num_microbatches)
 
 
 def most_in_flight(units: I64, room: int, wanted: int) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataserver.planning.balancing import lower_bound, padded
+from dataserver.planning.balancing import bin_totals, lower_bound, padded
 from dataserver.planning.costs import backward_ns
 from dataserver.planning.expectation import microbatch_loads
 from dataserver.planning.identity import Job
@@ -13,10 +13,10 @@ from dataserver.planning.layouts.held import held_units
 from dataserver.planning.layouts.interface import Node, PlannedTimeline
 from dataserver.planning.layouts.joined import pipeline_modules
 from dataserver.planning.phases import ModuleItems, module_items
-from dataserver.planning.phases.interface import total_by_rank
 from dataserver.planning.pipeline import Operation, OperationKind, Pipeline, Timeline
 from dataserver.planning.plan import ModuleSchedule, StepPlan
 from dataserver.planning.samples import I64
+from dataserver.planning.sequences import sequence_of_samples
 
 Phases = Sequence[Sequence[Operation]]
 """The operations of each phase, the same on every rank."""
@@ -146,10 +146,7 @@ def bound_ns(job: Job, plan: StepPlan) -> int:
     Since all ranks meet at the end of every phase, the least times of the phases add up.
     """
     execution, count = job.spec.execution, plan.num_microbatches
-    backbone = plan.arrangement(execution.backbone.name)
-    place = (backbone.rank * count + backbone.microbatch) * execution.microbatch + backbone.slot
-    sequence = np.empty(len(place), np.int64)
-    sequence[backbone.item] = np.unique(place, return_inverse=True)[1]
+    sequence = sequence_of_samples(plan, execution.backbone.name)
     return sum(_bound(items, count) for items in module_items(job.spec, plan.samples, sequence))
 
 
@@ -167,5 +164,5 @@ def _forward_bound(items: ModuleItems, microbatches: int) -> int:
     bound = lower_bound(items.loads, module.dp, None if slots is None else slots * microbatches)
     if module.padded:  # the least possible maximum of a single microbatch
         batch = padded(items.loads, count, slots, items.memory())
-        bound = max(bound, int(total_by_rank(items.loads, batch, count, padded=True).max()))
+        bound = max(bound, int(bin_totals(items.loads, batch, count, padded=True).max()))
     return microbatches * module.cost.microbatch_ns + bound

@@ -22,6 +22,7 @@ from dataserver.planning.naming import milliseconds, sample_name
 from dataserver.planning.placing import lower_bound_ns, placement_problem
 from dataserver.planning.plan import Candidate, Decision, StepPlan, make_plan
 from dataserver.planning.samples import StepSamples
+from dataserver.planning.sequences import sequence_of_samples
 from dataserver.planning.sizing import SampleTooLargeError
 
 
@@ -138,11 +139,7 @@ def _too_large(job: Job, samples: StepSamples, module: ModuleSpec | None, count:
 
 def bound_ns(job: Job, plan: StepPlan, *, within_islands: bool = False) -> int:
     """A time that no plan of the same sequences can beat, or none whose images stay within islands of ranks."""
-    backbone = plan.arrangement(job.spec.execution.backbone.name)
-    place = (backbone.rank * plan.num_microbatches + backbone.microbatch) * plan.sequences_per_microbatch
-    _, of_item = np.unique(place + backbone.slot, return_inverse=True)
-    sequence = np.empty(len(place), np.int64)
-    sequence[backbone.item] = of_item
+    sequence = sequence_of_samples(plan, job.spec.execution.backbone.name)
     in_flight = np.concatenate([plan.in_flight(m.name) for m in pipeline_modules(job.spec.execution)])
     problem = placement_problem(job.spec, in_flight, plan.samples, sequence, plan.num_microbatches)
     return lower_bound_ns(problem, within_islands=within_islands)

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from dataserver.planning.balancing import Balancer, Memory, Places, bin_loads, searched
+from dataserver.planning.balancing import Balancer, Memory, Places, bin_totals, searched
 from dataserver.planning.plan import Routing
 from dataserver.planning.samples import I64
 
@@ -32,17 +30,7 @@ class Phase:
 
     def rank_loads(self, rank: I64, num_ranks: int) -> I64:
         """Forward nanoseconds of each rank if item i is on rank[i]. int64 [num_ranks]."""
-        return self.constant_ns + total_by_rank(self.loads, rank, num_ranks, padded=self.padded)
-
-
-def total_by_rank(values: I64, rank: I64, num_ranks: int, *, padded: bool) -> I64:
-    """Sum of the values of each rank; padded: their count x the largest. int64 [num_ranks]."""
-    if not padded:
-        return bin_loads(values, rank, num_ranks)
-    largest = np.zeros(num_ranks, np.int64)
-    np.maximum.at(largest, rank, values)
-    total: I64 = largest * np.bincount(rank, minlength=num_ranks)
-    return total
+        return self.constant_ns + bin_totals(self.loads, rank, num_ranks, padded=self.padded)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from dataserver.planning.balancing import Balancer, Memory, in_runs
+from dataserver.planning.balancing import Balancer, Memory, bin_totals, in_runs
 from dataserver.planning.balancing.interface import check
 from dataserver.planning.packing import number_by_first
-from dataserver.planning.phases.interface import total_by_rank
 from dataserver.planning.samples import I64
 
 
@@ -15,7 +14,7 @@ class NoRoomError(ValueError):
 
 def fits(needs: I64, place: I64, count: int, memory: Memory | None, *, padded: bool) -> bool:
     """Whether every one of `count` places keeps the memory, `place` int64 [k] being that of each item."""
-    return memory is None or int(total_by_rank(needs, place, count, padded=padded).max()) <= memory.cap
+    return memory is None or int(bin_totals(needs, place, count, padded=padded).max()) <= memory.cap
 
 
 def runs(loads: I64, num_bins: int, capacity: int | None = None, memory: Memory | None = None) -> I64:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataserver.planning.arranging import TASK_OF, image_rows, module_images
-from dataserver.planning.balancing import BALANCERS, Balancer, Memory, bin_loads, in_runs
+from dataserver.planning.balancing import BALANCERS, Balancer, Memory, bin_loads, bin_totals, in_runs
 from dataserver.planning.costs import forward_ns
 from dataserver.planning.jobspec import BalancePolicy, JobSpec, ModuleKind, ModuleSpec
-from dataserver.planning.phases.interface import Link, Phase, total_by_rank
+from dataserver.planning.phases.interface import Link, Phase
 from dataserver.planning.phases.microbatches import NoRoomError, fits, runs, split_ranks
 from dataserver.planning.samples import I64, StepSamples
 
@@ -173,7 +173,7 @@ def _padded_phase(items: ModuleItems, home: I64, ranks: int, microbatches: int) 
         raise NoRoomError(f"the microbatches of module {module.name} in canonical order exceed its memory")
 
     def slowest(option: tuple[I64, Balancer]) -> int:
-        times = total_by_rank(items.loads, option[0], count, padded=True)
+        times = bin_totals(items.loads, option[0], count, padded=True)
         return int(bin_loads(times, option[1](times, ranks, microbatches), ranks).max())
 
     batch, balancer = min(kept, key=slowest)
@@ -181,13 +181,13 @@ def _padded_phase(items: ModuleItems, home: I64, ranks: int, microbatches: int) 
     first[batch[::-1]] = items.sample[::-1]
     phase = Phase(
         name=module.name,
-        loads=total_by_rank(items.loads, batch, count, padded=True),
+        loads=bin_totals(items.loads, batch, count, padded=True),
         sample=first,
         constant_ns=microbatches * module.cost.microbatch_ns,
         balancer=balancer,
         capacity=microbatches,
     )
-    at_home = total_by_rank(items.loads, canonical, count, padded=True).reshape(ranks, -1).sum(axis=1)
+    at_home = bin_totals(items.loads, canonical, count, padded=True).reshape(ranks, -1).sum(axis=1)
     return ModulePhase(items, phase, batch, phase.constant_ns + at_home)
 
 

@@ -7,7 +7,7 @@ simulated in microseconds.
 """
 
 from dataserver.planning.placing.bounds import lower_bound_ns
-from dataserver.planning.placing.problem import Placement, PlacementProblem, Rooms, placement_problem
+from dataserver.planning.placing.problem import Placement, PlacementProblem, Rooms, in_order, placement_problem
 from dataserver.planning.placing.search import fitted, lacking_alone, makespan_ns, searched
 from dataserver.planning.placing.seeds import (
     balanced,
@@ -25,6 +25,7 @@ __all__ = [
     "balanced",
     "fitted",
     "in_disttrain_order",
+    "in_order",
     "lacking_alone",
     "lower_bound_ns",
     "makespan_ns",

@@ -20,6 +20,15 @@ class Placement:
     slot: I64
 
 
+def in_order(rank: I64, wave: I64, num_waves: int) -> Placement:
+    """The placement whose microbatches hold their sequences in order."""
+    place = rank * num_waves + wave
+    order = np.argsort(place, kind="stable")
+    slot = np.empty_like(place)
+    slot[order] = np.arange(len(place)) - np.searchsorted(place[order], place[order])
+    return Placement(rank, wave, slot)
+
+
 @dataclass(frozen=True, slots=True)
 class Rooms:
     """Memory for activations: patches or tokens, see `jobspec.Memory`."""

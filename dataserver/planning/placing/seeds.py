@@ -7,7 +7,7 @@ from dataserver.planning.balancing import padded as padded_batches
 from dataserver.planning.jobspec import BalancePolicy
 from dataserver.planning.ordering import disttrain_order
 from dataserver.planning.packing import number_by_first
-from dataserver.planning.placing.problem import Placement, PlacementProblem
+from dataserver.planning.placing.problem import Placement, PlacementProblem, in_order
 from dataserver.planning.samples import I64
 
 
@@ -63,7 +63,7 @@ def spread_over_waves(problem: PlacementProblem) -> Placement:
     within = number // problem.islands % problem.ranks_per_island
     rank = number % problem.islands * problem.ranks_per_island + within
     wave = number * problem.num_waves // max(1, problem.num_sequences)
-    return Placement(rank, wave, _slot(problem, rank, wave))
+    return in_order(rank, wave, problem.num_waves)
 
 
 def padded_runs(problem: PlacementProblem) -> dict[str, Placement]:
@@ -93,7 +93,7 @@ def _of_batches(problem: PlacementProblem, batch: I64) -> Placement:
     for r in range(problem.dp):
         mine = np.flatnonzero(rank == r)
         wave[mine] = number_by_first(wave[mine])
-    return Placement(rank, wave, _slot(problem, rank, wave))
+    return in_order(rank, wave, problem.num_waves)
 
 
 def _placement(problem: PlacementProblem, rank: I64, policy: BalancePolicy, loads: I64 | None = None) -> Placement:
@@ -106,17 +106,7 @@ def _placement(problem: PlacementProblem, rank: I64, policy: BalancePolicy, load
             wave[mine] = in_runs(len(mine), problem.num_waves)
         else:
             wave[mine] = number_by_first(BALANCERS[policy](loads[mine], problem.num_waves, problem.slots))
-    return Placement(rank, wave, _slot(problem, rank, wave))
-
-
-def _slot(problem: PlacementProblem, rank: I64, wave: I64) -> I64:
-    """The number of each sequence within its microbatch. int64 [s]."""
-    place = rank * problem.num_waves + wave
-    order = np.argsort(place, kind="stable")
-    first = np.searchsorted(place[order], place[order])
-    slot = np.empty_like(place)
-    slot[order] = np.arange(len(place)) - first
-    return slot
+    return in_order(rank, wave, problem.num_waves)
 
 
 def microbatch_sums(problem: PlacementProblem, values: I64, placement: Placement) -> I64:
