@@ -145,7 +145,7 @@ JOBS = {
         ("pairs", "filter"),
     ),
     "no ranks": ({MODULES: [ENCODER, {**BACKBONE, "dp": 0}]}, ("modules.1.dp", "greater than or equal to 1")),
-    "stages of an encoder": ({MODULES: [{**ENCODER, "pp": 2}, BACKBONE]}, ("vit", "only backbone and tower modules have it")),
+    "stages of an encoder": ({MODULES: [{**ENCODER, "pp": 2}, BACKBONE]}, ("vit", "only backbone and tower modules")),
     "two backbones": ({MODULES: [BACKBONE, {**BACKBONE, "name": "other"}]}, ("one backbone",)),
     "a batch that does not divide": ({"stream.global_batch": 9}, ("global_batch 9", "multiple of 2")),
     "a batch smaller than the ranks": ({MODULES: [{**BACKBONE, "dp": 16}]}, ("global_batch 8", "multiple of 16")),
