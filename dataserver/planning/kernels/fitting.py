@@ -29,14 +29,14 @@ def fit_placement(at: I64, costs: Costs, budget: int) -> I64:
         changed = False
         for rank in range(ranks):
             for wave in range(waves):
-                missing = excess(slots, costs, rank, wave)
+                missing = excess(slots, costs, rank, wave, wave)
                 while missing and tried < budget:
                     looked, better = _best_exchange(slots, costs, rank, wave)
                     tried += looked
                     if not better:
                         break
                     changed = True
-                    missing = excess(slots, costs, rank, wave)
+                    missing = excess(slots, costs, rank, wave, wave)
     lacking = np.zeros(len(costs.room), np.int64)
     for row in range(len(lacking)):
         for rank in range(ranks):
@@ -55,7 +55,7 @@ def _best_exchange(slots: Slots, costs: Costs, rank: int, wave: int) -> tuple[in
         How many were tried, and whether one of them helped.
     """
     ranks, waves, width = slots.at.shape
-    before, tried, best = excess(slots, costs, rank, wave), 0, 0
+    before, tried, best = excess(slots, costs, rank, wave, wave), 0, 0
     chosen = (-1, -1, -1, -1)
     lacking = np.zeros(len(costs.room), np.bool_)
     for row in range(len(lacking)):
@@ -75,9 +75,9 @@ def _best_exchange(slots: Slots, costs: Costs, rank: int, wave: int) -> tuple[in
                     ):
                         continue
                     if there < 0:
-                        there = excess(slots, costs, other, other_wave)
+                        there = excess(slots, costs, other, other_wave, other_wave)
                     exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
-                    after = excess(slots, costs, rank, wave) + excess(slots, costs, other, other_wave)
+                    after = excess(slots, costs, rank, wave, wave) + excess(slots, costs, other, other_wave, other_wave)
                     exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
                     if after - before - there < best:
                         best, chosen = after - before - there, (slot, other, other_wave, other_slot)

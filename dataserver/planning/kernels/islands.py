@@ -153,24 +153,15 @@ def excess_of(slots: Slots, costs: Costs, row: int, rank: int, first: int, last:
 
 
 @kernel
-def excess(slots: Slots, costs: Costs, rank: int, wave: int) -> int:
-    """Memory that a rank's microbatch and its island's wave lack, over all rows."""
+def excess(slots: Slots, costs: Costs, rank: int, first: int, last: int) -> int:
+    """Memory that a rank's microbatches `first` to `last`, and those waves of its island, lack over all rows."""
     lacking = 0
     for row in range(len(costs.room)):
-        lacking += excess_of(slots, costs, row, rank, wave, wave)
+        lacking += excess_of(slots, costs, row, rank, first, last)
     return lacking
 
 
 @part
 def lacks(slots: Slots, costs: Costs, rank: int, first: int, last: int) -> bool:
     """Whether a rank's microbatches `first` to `last`, or those waves of its island, exceed the memory."""
-    return len(costs.room) > 0 and _exceed(slots, costs, rank, first, last)
-
-
-@kernel
-def _exceed(slots: Slots, costs: Costs, rank: int, first: int, last: int) -> bool:
-    """The same where there is a limit: a function of its own, so that what has none does not become slower."""
-    row = 0
-    while row < len(costs.room) and not excess_of(slots, costs, row, rank, first, last):
-        row += 1
-    return row < len(costs.room)
+    return len(costs.room) > 0 and excess(slots, costs, rank, first, last) > 0
