@@ -80,15 +80,20 @@ def alternatives_of(job: Job, milp: bool) -> list[Alternative]:
 
 
 def changes(own: Execution, other: Execution) -> dict[str, Any]:
-    """What to write into the `execution` of a job so that `own` becomes `other`; empty if they agree."""
+    """What to change in the `execution` of a job so that `own` becomes `other`; empty if they agree.
+
+    Of modules the fields that differ, of the layout all that are not its defaults: it replaces the job's.
+    """
     modules = [
         {"name": after.name, **fields}
         for before, after in zip(own.modules, other.modules, strict=True)
         if (fields := _different(before.model_dump(mode="json"), after.model_dump(mode="json")))
     ]
-    layout = _different(own.layout.model_dump(mode="json"), other.layout.model_dump(mode="json"))
     found: dict[str, Any] = {"modules": modules} if modules else {}
-    return found | ({"layout": {"kind": other.layout.kind, **layout}} if layout else {})
+    if own.layout == other.layout:
+        return found
+    layout = other.layout.model_dump(mode="json", exclude_defaults=True)
+    return found | {"layout": {"kind": other.layout.kind, **layout}}
 
 
 def _different(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -124,7 +124,11 @@ def _needs_memory(execution: Execution, figures: Figures, own: Figures) -> bool:
 
 
 def _fastest(outcomes: Sequence[Outcome]) -> Outcome:
-    return min(outcomes, key=lambda o: o.figures.step_ns if o.figures else float("inf"))
+    """Of those that are as fast as the fastest, but for what is not worth a change, the one that holds least."""
+    planned = [(o, o.figures) for o in outcomes if o.figures is not None]
+    limit = min(f.step_ns for _, f in planned) * (1 + WORTHWHILE_PERCENT / 100)
+    near = [(o, f) for o, f in planned if f.step_ns <= limit]
+    return min(near, key=lambda pair: (_held(pair[1]), pair[1].step_ns))[0]
 
 
 def _gain(outcome: Outcome, reference: Outcome) -> float:

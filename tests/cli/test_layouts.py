@@ -259,7 +259,7 @@ def test_comparison_of_contrastive_policies(contrastive: Command) -> None:
     assert rows[0]["fill_percent"] is None
     assert rows[0]["step_ns"] <= by_name["schedule, balance", "batch_sync, lpt"]["step_ns"]
     assert by_name["schedule, balance", "batch_sync, none"]["changes"]["layout"] == {
-        "kind": "contrastive", "schedule": "batch_sync",
+        "kind": "contrastive", "schedule": "batch_sync", "microbatches": 2, "interaction_ns": 5_000_000,
     }  # fmt: skip
     assert max(map(len, contrastive("simulate").splitlines())) <= 110
 

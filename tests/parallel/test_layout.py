@@ -109,7 +109,7 @@ INTERLEAVED = {"kind": "pipeline", "schedule": "interleaved", "chunks": 2}
             with_execution(layout=INTERLEAVED),
             "the job's layout is pipeline with 2 chunks; .* schedule to 1f1b or gpipe",
         ),
-        (contrastive(), "the job's layout is contrastive; this trainer runs pipelines of one chunk for each stage"),
+        (contrastive(), "the job trains contrastive towers; this trainer has none"),
         (with_modules(vit={"padded": True}), "module vit has padded; this trainer neither shares .* leave it out"),
         (with_modules(llm=GROUPS), "module llm has sequence_groups; this trainer neither shares .* leave it out"),
     ],

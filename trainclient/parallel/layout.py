@@ -7,7 +7,7 @@ the stage, so that the stages of one pipeline are neighbours and share a node.
 from dataclasses import dataclass
 from typing import Self
 
-from dataserver.planning.jobspec import Execution, JobSpec, ModuleKind, ModuleSpec, PipelineLayout
+from dataserver.planning.jobspec import ContrastiveLayout, Execution, JobSpec, ModuleKind, ModuleSpec, PipelineLayout
 
 
 class LayoutError(ValueError):
@@ -110,6 +110,8 @@ class Layout:
 def _require_supported(execution: Execution) -> None:
     """Refuse what servers plan and serve, but this trainer does not run."""
     layout = execution.layout
+    if isinstance(layout, ContrastiveLayout):
+        raise LayoutError("the job trains contrastive towers; this trainer has none, it runs pipelines with a backbone")
     if not isinstance(layout, PipelineLayout) or layout.chunks > 1:
         kind = f"{layout.kind} with {layout.chunks} chunks" if isinstance(layout, PipelineLayout) else layout.kind
         raise LayoutError(

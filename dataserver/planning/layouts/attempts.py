@@ -118,8 +118,9 @@ class Attempt:
         """
         limited = self._problem.rooms is not None
         if self._order is OrderPolicy.SEARCH:
-            for name, seed in self._seeds.items():
-                if name == _CANONICAL or limited:
+            guessed = self._chunks > 1 or any(m.padded for m in self._modules)  # the search goes by an estimate
+            for name, seed in {**self._seeds, **(self._ordered if guessed else {})}.items():
+                if name == _CANONICAL or limited or guessed:
                     yield name, seed, self._extras[:1]
         else:
             for name, start in {**self._seeds, **self._ordered}.items():

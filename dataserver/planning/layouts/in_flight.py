@@ -49,12 +49,10 @@ class InFlight:
 
 
 def extras(execution: Execution) -> tuple[int, ...]:
-    """Numbers of microbatches (interleaved: passes) beyond those of the schedule that are worth a comparison."""
+    """Numbers of microbatches beyond those of the schedule that are worth a comparison."""
     layout = pipeline_layout(execution)
-    if layout.schedule is Schedule.GPIPE:
+    if layout.schedule is not Schedule.ONE_F_ONE_B:
         return (0,)
-    if layout.schedule is Schedule.INTERLEAVED:  # a generator is one stage more for gradients to come back from
-        return (0, 2) if execution.of_kind(ModuleKind.GENERATOR) else (0,)
     most = layout.extra_in_flight
     if most is None:
         most = AUTOMATIC_EXTRA if all(m.memory is not None for m in execution.modules) else 0
@@ -68,7 +66,7 @@ def in_flight(execution: Execution, num_microbatches: int, extra: int, units: Un
     """
     layout = pipeline_layout(execution)
     if layout.schedule is Schedule.INTERLEAVED:
-        return _interleaved(execution, num_microbatches, extra, units)
+        return _interleaved(execution, num_microbatches, units)
     places = depths(execution)
     num_stages = 1 + max(int(place.max()) for place in places.values())
     if layout.schedule is Schedule.GPIPE:
@@ -106,8 +104,9 @@ def evenly(wanted: I64, caps: I64) -> I64:
     return held
 
 
-def _interleaved(execution: Execution, num_microbatches: int, extra: int, units: Units) -> InFlight | None:
+def _interleaved(execution: Execution, num_microbatches: int, units: Units) -> InFlight | None:
     """The backbone counts passes of a microbatch through one chunk, the others count microbatches."""
+    extra = 2 if execution.of_kind(ModuleKind.GENERATOR) else 0  # one stage more for gradients to come back from
     backbone, chunks = execution.backbone, pipeline_layout(execution).chunks
     passes = num_microbatches * chunks
     wanted = {backbone.name: np.minimum(interleaved_in_flight(backbone.pp, chunks) + extra, passes)}
