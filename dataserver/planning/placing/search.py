@@ -15,6 +15,9 @@ SEARCH_OPERATIONS = 5_000
 """Operations that a search may simulate for each sequence and pipeline stage: in all about 10 us for each of them, so
 that planning time grows with the step and no faster."""
 
+RESERVED_OPERATIONS = 800_000
+"""Operations less, at most half of them: about the time that any plan takes beside its search, however small."""
+
 FITTING_LOOKS = 32
 """Exchanges that may be tried for each sequence to make a placement fit the memory."""
 
@@ -39,6 +42,7 @@ def searched(
     rounds = problem.num_waves + problem.num_stages + ends
     count = problem.num_sequences if most_sequences is None else min(most_sequences, problem.num_sequences)
     allowed = SEARCH_OPERATIONS * count * (problem.num_stages + ends)
+    allowed -= min(RESERVED_OPERATIONS, allowed // 2)
     budget = allowed // (in_island * rounds)
     start = min(starts, key=lambda start: makespan_ns(problem, start)) if len(starts) > 1 else starts[0]
     best = _slots(problem, start)
