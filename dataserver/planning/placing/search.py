@@ -11,7 +11,7 @@ from dataserver.planning.samples import I64, U64
 if TYPE_CHECKING:  # kernels are imported where they are called
     from dataserver.planning.kernels.islands import Costs
 
-SEARCH_OPERATIONS = 5_000
+SEARCH_OPERATIONS = 4_400
 """Operations that a search may simulate for each sequence and pipeline stage: in all about 10 us for each of them, so
 that planning time grows with the step and no faster."""
 
