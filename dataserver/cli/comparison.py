@@ -6,16 +6,11 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from dataserver.cli.alternatives import Alternative
-from dataserver.cli.timelines import chunks_of
-from dataserver.planning.expectation import imbalance, module_loads, padding_ppm
+from dataserver.planning.expectation import imbalance, padding_ppm
 from dataserver.planning.identity import Job, identify
-from dataserver.planning.jobspec import ColocatedLayout, ContrastiveLayout
-from dataserver.planning.layouts import layout_planner
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.planner import plan_step
+from dataserver.planning.layout import layout_of
+from dataserver.planning.planner import module_loads, plan_step
 from dataserver.planning.samples import StepSamples
 from dataserver.serving.jobs import JobPlanner
 
@@ -35,12 +30,8 @@ class Figures:
     in_flight: dict[str, float]
     """For each module: most microbatches that one of its stages holds at once; of parts of microbatches, their sum."""
     microbatches: float
-    fill_percent: float | None
-    """Tokens over those that the sequences in use could hold; None where nothing is packed."""
-    empty_percent: float | None
-    """Share of the sequence slots that hold no sample; None where groups share sequences, and of towers."""
-    between_nodes_bytes: float | None
-    """Bytes that embeddings and conditions, forward alone, travel between nodes; None unless colocated."""
+    of_layout: dict[str, float]
+    """What else tells plans of this layout apart (`layout.FIGURES`)."""
     planning_ns: float
     """CPU time of a plan."""
 
@@ -93,62 +84,33 @@ def compare(
 
 
 def _measure(own: Job, job: Job, step: int, samples: StepSamples, first: bool) -> Figures:
-    """One step of an alternative; bytes are those between the nodes that the job itself has."""
+    """One step of an alternative; `own` is the job as it is."""
     if first:
         plan_step(job, step, samples)  # loads the kernels, which is not to count as planning
     started = time.thread_time_ns()
     plan = plan_step(job, step, samples)
     spent = time.thread_time_ns() - started
-    execution, layout = job.spec.execution, layout_planner(job.spec.execution)
+    execution, layout = job.spec.execution, layout_of(job.spec.execution)
     simulated = layout.timeline(job.spec, plan)
-    fill, empty = _sequences(job, plan)
     return Figures(
         step_ns=simulated.makespan_ns,
         bound_ns=layout.lower_bound_ns(job, plan),
         bubble_percent=simulated.timeline.bubble_ppm / 1e4,
         imbalance={name: imbalance(loads.tolist()) for name, loads in module_loads(job.spec, plan).items()},
         padding_percent={m.name: padding_ppm(m, plan) / 1e4 for m in execution.modules if m.padded},
-        in_flight={s.module: int(s.in_flight.max()) / chunks_of(execution, s.module) for s in plan.schedules},
+        in_flight={s.module: int(s.in_flight.max()) / s.chunks for s in plan.schedules},
         microbatches=plan.num_microbatches,
-        fill_percent=fill,
-        empty_percent=empty,
-        between_nodes_bytes=_between_nodes(own, plan),
+        of_layout=dict(layout.figures(own, job, plan)),
         planning_ns=spent,
     )
 
 
-def _sequences(job: Job, plan: StepPlan) -> tuple[float | None, float | None]:
-    """How full packed sequences in use are, and how many slots are not in use: percent."""
-    execution = job.spec.execution
-    if isinstance(execution.layout, ContrastiveLayout):
-        return None, None
-    place = plan.arrangement(execution.backbone.name)
-    used = len(np.unique(np.stack([place.rank, place.microbatch, place.slot]), axis=1).T)
-    packed = job.stream.packing.enabled
-    fill = 100 * int(plan.samples.tokens.sum()) / (max(used, 1) * job.stream.seq_len) if packed else None
-    if execution.backbone.sequence_groups is not None:
-        return fill, None
-    slots = execution.backbone.dp * plan.num_microbatches * plan.sequences_per_microbatch
-    return fill, 100 * (1 - used / slots)
-
-
-def _between_nodes(own: Job, plan: StepPlan) -> int | None:
-    layout = own.spec.execution.layout
-    if not isinstance(layout, ColocatedLayout):
-        return None
-    size = layout.ranks_per_node
-    rows = (int(r.rows[r.source_rank // size != r.target_rank // size].sum()) for r in plan.routings)
-    return layout.row_bytes * sum(rows)
-
-
 def _mean(steps: Sequence[Figures]) -> Figures:
-    """The mean of every figure; what one step does not have, none has."""
+    """The mean of every figure."""
     found: dict[str, Any] = {}
     for field in fields(Figures):
         values = [getattr(step, field.name) for step in steps]
-        if values[0] is None:
-            found[field.name] = None
-        elif isinstance(values[0], dict):
+        if isinstance(values[0], dict):
             found[field.name] = {name: fmean(value[name] for value in values) for name in values[0]}
         else:
             found[field.name] = fmean(values)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dataserver.cli.alternatives import BASELINE, changes
 from dataserver.cli.comparison import Figures, Outcome
-from dataserver.planning.jobspec import Execution
+from dataserver.planning.job import Execution
 
 WORTHWHILE_PERCENT: Final = 0.5
 """A smaller gain is no reason to change a job."""
@@ -31,7 +31,7 @@ def beyond(value: float, reference: float) -> float:
 
 
 def comparison_table(outcomes: Sequence[Outcome]) -> Table:
-    """All outcomes, the job's own first, under a heading for each group; the first group fastest first."""
+    """All outcomes, the job's own first, under their headings; the first ones fastest first."""
     own = outcomes[0]
     assert own.figures is not None
     table = Table(box=box.SIMPLE, padding=0, pad_edge=False)
@@ -39,11 +39,11 @@ def comparison_table(outcomes: Sequence[Outcome]) -> Table:
     columns = _columns(own.alternative.execution, own.figures)
     for heading, _ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
-    for group, found in groupby(outcomes, key=lambda o: o.alternative.group):
+    for heading, found in groupby(outcomes, key=lambda o: o.alternative.heading):
         rows = list(found)
         if own in rows:
             rows.sort(key=lambda o: o.figures.step_ns if o.figures else float("inf"))
-        table.add_row(Text(group, style="bold"))
+        table.add_row(Text(heading, style="bold"))
         for outcome in rows:
             name = f"{'*' if outcome is own else ' '} {outcome.alternative.name}"
             figures = outcome.figures
@@ -63,11 +63,11 @@ def _columns(execution: Execution, own: Figures) -> list[tuple[str, Cell]]:
     ]
     if own.padding_percent:
         found.append(("pad\n%", lambda f, _: f"{max(f.padding_percent.values()):.1f}"))
-    if own.between_nodes_bytes is not None:
-        found.append(("between\nnodes\nMB", lambda f, _: f"{(f.between_nodes_bytes or 0) / 1e6:.1f}"))
+    if "between_nodes_bytes" in own.of_layout:
+        found.append(("between\nnodes\nMB", lambda f, _: f"{f.of_layout['between_nodes_bytes'] / 1e6:.1f}"))
     found += [("waves", lambda f, _: f"{f.microbatches:.1f}"), ("held", lambda f, _: f"{_held(f):.1f}")]
-    if own.fill_percent is not None:
-        found.append(("fill\n%", lambda f, _: f"{f.fill_percent or 0:.1f}"))
+    if "fill_percent" in own.of_layout:
+        found.append(("fill\n%", lambda f, _: f"{f.of_layout['fill_percent']:.1f}"))
     return [*found, ("plan\nms", lambda f, _: f"{f.planning_ns / 1e6:.1f}")]
 
 
@@ -90,7 +90,9 @@ def _held(figures: Figures) -> float:
 def notes(outcomes: Iterable[Outcome]) -> list[str]:
     """Why alternatives could not be planned."""
     return [
-        f"{o.alternative.group} {o.alternative.name}: not possible, {o.refusal}" for o in outcomes if o.figures is None
+        f"{o.alternative.heading} {o.alternative.name}: not possible, {o.refusal}"
+        for o in outcomes
+        if o.figures is None
     ]
 
 
@@ -99,7 +101,7 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     own = outcomes[0]
     assert own.figures is not None
     execution, measured = own.alternative.execution, own.figures
-    planned = [o for o in outcomes if o.figures and o.alternative.group != BASELINE]
+    planned = [o for o in outcomes if o.figures and o.alternative.heading != BASELINE]
     best = _fastest([o for o in planned if o.figures and not _needs_memory(execution, o.figures, measured)])
     found = []
     if _gain(best, own) < WORTHWHILE_PERCENT:

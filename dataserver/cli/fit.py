@@ -153,6 +153,11 @@ def measurements(planner: JobPlanner, reports: Iterable[StepTimes]) -> dict[str,
         for done, step in enumerate(steps, 1):
             plan = planner.plan(step)
             for name, taken in found.items():
+                if name == plan.groups.module:
+                    raise ValueError(
+                        f"module {name}: its ranks share sequences, and times of groups do not tell computing from "
+                        "exchanging; fit the times of a job with a pipelined layout, or leave out those of this module"
+                    )
                 module = planner.job.spec.execution.module(name)
                 collected[name] += _microbatches(plan, module, taken)
             progress(done, len(steps))
@@ -210,11 +215,6 @@ def _show(console: Console, modules: Iterable[ModuleSpec], measured: dict[str, M
         if module.name not in measured:
             continue
         try:
-            if module.sequence_groups is not None:
-                raise FitError(
-                    "its ranks share sequences, and times of groups do not tell computing from exchanging; fit the "
-                    "times of a job without sequence_groups"
-                )
             if not len(measured[module.name].count):
                 raise FitError(f"no step was reported by all {module.pp} stages of a rank")
             fits[module.name] = fit(measured[module.name])

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dataserver.cli.timelines import Bar, bars_of, labels_of, modules_of
-from dataserver.planning.layouts import PlannedTimeline
-from dataserver.planning.pipeline import OperationKind
+from dataserver.planning.layout import PlannedTimeline
 from dataserver.planning.plan import RankGroups
 from dataserver.planning.samples import I64
+from dataserver.planning.simulation import OperationKind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,16 +42,16 @@ class Chart:
     groups: I64
     """int64 [microbatches, ranks]: first rank of the sequence-parallel group of each backbone rank; empty without."""
     grouped: str
-    """Name of the backbone."""
+    """Module whose ranks form groups."""
 
 
-def chart_of(planned: PlannedTimeline, groups: RankGroups, grouped: str) -> Chart:
-    """The chart of a step; `groups` are those of the plan, and `grouped` is the module that has them."""
+def chart_of(planned: PlannedTimeline, groups: RankGroups) -> Chart:
+    """The chart of a step; `groups` are those of the plan."""
     bars = bars_of(planned)
     firsts = np.zeros((0, 0), np.int64)
     if len(groups.degree):
         firsts = np.repeat(groups.first_rank, groups.degree).reshape(planned.pipeline.forward_ns.shape[1], -1)
-    return Chart(planned, bars, _rows(planned, bars, bool(firsts.size)), firsts, grouped)
+    return Chart(planned, bars, _rows(planned, bars, bool(firsts.size)), firsts, groups.module)
 
 
 def _rows(planned: PlannedTimeline, bars: Sequence[Sequence[Bar]], grouped: bool) -> list[int]:

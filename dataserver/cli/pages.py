@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dataserver.cli.pictures import svg_of_plan
 from dataserver.cli.tables import compositions, in_flight
-from dataserver.cli.timelines import chunks_of, critical_ns
+from dataserver.cli.timelines import critical_ns
 from dataserver.planning.expectation import imbalance, padding_ppm
 from dataserver.planning.identity import Job
 from dataserver.planning.plan import StepPlan
@@ -48,7 +48,7 @@ def write_page(job: Job, plan: StepPlan, summary: PlanSummary, path: Path) -> No
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head>\n<body><h1>{escape(title)}, as simulated</h1>\n<p>{escape(facts)}<br>"
         f"<code>job {escape(job.job_id)}<br>stream {escape(plan.stream_id)}<br>plan {plan.hash.hex()}</code></p>\n"
-        f'<div class="tables">{"".join(parts)}</div>\n{svg_of_plan(job.spec.execution, summary)}</body></html>\n',
+        f'<div class="tables">{"".join(parts)}</div>\n{svg_of_plan(summary)}</body></html>\n',
         encoding="utf-8",
     )
 
@@ -78,7 +78,8 @@ def _modules(job: Job, summary: PlanSummary) -> str:
         largest = (f"{max(values) / 1e6:.3f}" for values in loads)
         padding = f"{padding_ppm(module, summary.plan) / 1e4:.1f}" if module.padded else "-"
         balance = (f"{imbalance(values):.3f}" for values in loads)
-        stages = in_flight(summary.plan.in_flight(module.name).tolist(), chunks_of(job.spec.execution, module.name))
+        schedule = next(s for s in summary.plan.schedules if s.module == module.name)
+        stages = in_flight(schedule.in_flight.tolist(), schedule.chunks)
         rows.append([module.name, str(module.dp), *largest, *balance, padding, stages])
     head = ("", "ranks", "largest ms before", "after", "max / mean before", "after", "padding %", "in flight by stage")
     return _table("Forward loads of the ranks, and microbatches in flight", head, rows)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 from dataserver.cli.gantt import BACKWARD_ALPHA, BUBBLE, COLOURS, INK, INTERACTION, Chart, chart_of, draw_chart
 from dataserver.cli.timelines import modules_of
 from dataserver.planning.expectation import imbalance
-from dataserver.planning.jobspec import Execution, ModuleKind
-from dataserver.planning.pipeline import OperationKind
 from dataserver.planning.planner import PlanSummary
+from dataserver.planning.simulation import OperationKind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +19,7 @@ MOST_LARGE_ROWS: Final = 30
 """Of more rows each is lower."""
 
 
-def draw_plan(execution: Execution, summary: PlanSummary, title: str, path: Path) -> None:
+def draw_plan(summary: PlanSummary, title: str, path: Path) -> None:
     """Write the picture; the suffix of `path` (.png, .svg, .pdf) chooses the format.
 
     Raises:
@@ -31,10 +30,10 @@ def draw_plan(execution: Execution, summary: PlanSummary, title: str, path: Path
 
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "disttrain"}):
-        _figure(execution, summary, title).savefig(path, dpi=110, metadata=dates)
+        _figure(summary, title).savefig(path, dpi=110, metadata=dates)
 
 
-def svg_of_plan(execution: Execution, summary: PlanSummary) -> str:
+def svg_of_plan(summary: PlanSummary) -> str:
     """The same picture as an <svg> element that stands in a page.
 
     Raises:
@@ -46,7 +45,7 @@ def svg_of_plan(execution: Execution, summary: PlanSummary) -> str:
     drawn = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "disttrain"}):
-        _figure(execution, summary, "").savefig(drawn, format="svg", metadata=nothing)
+        _figure(summary, "").savefig(drawn, format="svg", metadata=nothing)
     text = drawn.getvalue()
     return text[text.index("<svg") :]
 
@@ -58,15 +57,14 @@ def _require_matplotlib() -> None:
         raise ValueError("drawing needs matplotlib, which is not installed; run: pip install matplotlib") from None
 
 
-def _figure(execution: Execution, summary: PlanSummary, title: str) -> "Figure":
+def _figure(summary: PlanSummary, title: str) -> "Figure":
     from matplotlib.figure import Figure
 
-    grouped = "" if execution.of_kind(ModuleKind.TOWER) else execution.backbone.name
     panels = (
         ("before: canonical order", summary.before, summary.loads_before, summary.baseline),
         ("after: planned", summary.after, summary.loads_after, summary.plan),
     )
-    charts = [chart_of(planned, plan.groups, grouped) for _, planned, _, plan in panels]
+    charts = [chart_of(planned, plan.groups) for _, planned, _, plan in panels]
     rows = max(len(chart.rows) for chart in charts)
     small = rows > MOST_LARGE_ROWS
     figure = Figure(figsize=(13, 3.6 + 2 * rows * (0.13 if small else 0.22)), layout="constrained")

@@ -67,7 +67,7 @@ def plan(
     if plot is not None and plot.suffix.lower() == ".html":
         write_page(parsed, planned, summary, plot)
     elif plot is not None:
-        draw_plan(parsed.spec.execution, summary, f"step {step} of job {parsed.job_id[:12]}, as simulated", plot)
+        draw_plan(summary, f"step {step} of job {parsed.job_id[:12]}, as simulated", plot)
     if json:
         print(MessageToJson(message, preserving_proto_field_name=True))
     else:

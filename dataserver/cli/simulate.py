@@ -26,7 +26,6 @@ def simulate(
     quarantine: Pairs = (),
     tokenizer: Pairs = (),
     config: MaybePath = None,
-    milp: Switch = False,
     json: Switch = False,
 ) -> None:
     """Plan some steps of a job in every way that its layout offers, and compare what the simulator expects of them.
@@ -44,7 +43,6 @@ def simulate(
         quarantine: Quarantine list of a dataset; may be repeated.
         tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
         config: YAML file of a server, for the same names.
-        milp: Compare also the integer programme for sequence-parallel groups, which takes seconds for each step.
         json: Print the comparison as JSON.
     """
     if first_step < 0 or steps < 1:
@@ -53,7 +51,7 @@ def simulate(
     taken = range(first_step, max(first_step + 1, min(first_step + steps, planner.num_steps)))
     about = _about(planner, taken)
     with progress_bar("planning") as progress:
-        outcomes = compare(planner, alternatives_of(planner.job, milp), taken, progress)
+        outcomes = compare(planner, alternatives_of(planner.job), taken, progress)
     if json:
         rows = [_row(outcome, outcomes[0]) for outcome in outcomes]
         print(json_format.dumps({**about, "rows": rows}, indent=1))
@@ -84,7 +82,7 @@ def _row(outcome: Outcome, own: Outcome) -> dict[str, Any]:
     """A row as JSON."""
     alternative, figures = outcome.alternative, outcome.figures
     about = {
-        "group": alternative.group,
+        "dimension": alternative.heading,
         "name": alternative.name,
         "own": outcome is own,
         "changes": changes(own.alternative.execution, alternative.execution),
@@ -102,9 +100,7 @@ def _row(outcome: Outcome, own: Outcome) -> dict[str, Any]:
         "padding_percent": figures.padding_percent,
         "in_flight": figures.in_flight,
         "microbatches": figures.microbatches,
-        "fill_percent": figures.fill_percent,
-        "empty_sequences_percent": figures.empty_percent,
-        "between_nodes_bytes": figures.between_nodes_bytes,
+        **figures.of_layout,
         "planning_ns": round(figures.planning_ns),
     }
 

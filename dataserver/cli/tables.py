@@ -11,9 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.cli.timelines import chunks_of
 from dataserver.planning.expectation import imbalance
-from dataserver.planning.jobspec import Execution, ModuleKind
+from dataserver.planning.job import Execution
+from dataserver.planning.jobspec import ModuleKind
 
 WIDTH: Final = 110
 """Of tables where the output is no terminal."""
@@ -44,7 +44,7 @@ def show_plan(console: Console, execution: Execution, message: plan_pb2.StepPlan
     if message.decisions:
         console.print(_decisions(message.decisions))
     if message.HasField("groups"):
-        console.print(_groups(execution, message))
+        console.print(_groups(message))
     console.print(_samples(execution, message))
     if len(samples.sample) > MAX_SAMPLES_SHOWN:
         console.print(f"... and {len(samples.sample) - MAX_SAMPLES_SHOWN} more samples: --json has them all")
@@ -97,7 +97,7 @@ def _modules(execution: Execution, message: plan_pb2.StepPlan) -> Table:
             *(f"{max(values) / 1e6:.1f}" for values in loads),
             *(f"{imbalance(values):.3f}" for values in loads),
             *([f"{load.padding_ppm / 1e4:.1f}"] if padded else []),
-            in_flight(schedule.in_flight, chunks_of(execution, module.name)),
+            in_flight(schedule.in_flight, schedule.chunks),
         )  # fmt: skip
     return table
 
@@ -131,8 +131,8 @@ def _decisions(decisions: Iterable[plan_pb2.Decision]) -> Table:
     return table
 
 
-def _groups(execution: Execution, message: plan_pb2.StepPlan) -> Table:
-    arrangement = _arrangement(message, execution.backbone.name)
+def _groups(message: plan_pb2.StepPlan) -> Table:
+    arrangement = _arrangement(message, message.groups.module)
     tokens: Counter[int] = Counter()
     sequences: dict[int, set[tuple[int, int]]] = {}
     columns = arrangement.item, arrangement.rank, arrangement.microbatch, arrangement.slot
@@ -175,32 +175,24 @@ def _samples(execution: Execution, message: plan_pb2.StepPlan) -> Table:
 
 
 def _places(execution: Execution, message: plan_pb2.StepPlan) -> list[_Places]:
-    """Of the backbone, or of each tower."""
-    towers = execution.of_kind(ModuleKind.TOWER)
-    if towers:
-        return [_tower_places(message, t.name, t.holds_samples) for t in towers]
-    arrangement = _arrangement(message, execution.backbone.name)
-    groups = message.groups
+    """Of the modules that hold every sample: the backbone, or each tower."""
+    samples = message.samples.images
+    sample_of_image = [i for i, count in enumerate(samples) for _ in range(count)]
+    groups, found = message.groups, []
     degrees = {
-        (microbatch, rank): degree
+        (groups.module, microbatch, rank): degree
         for microbatch, rank, degree in zip(groups.microbatch, groups.first_rank, groups.degree, strict=True)
     }
-    cells = {}
-    columns = arrangement.item, arrangement.rank, arrangement.microbatch, arrangement.slot
-    for item, rank, microbatch, slot in zip(*columns, strict=True):
-        last = rank + degrees.get((microbatch, rank), 1) - 1
-        cells[item] = (f"{rank}-{last}" if last > rank else str(rank), str(microbatch), str(slot))
-    name = execution.backbone.name
-    return [_Places((f"{name}\nrank", "micro-\nbatch", "slot"), cells)]
-
-
-def _tower_places(message: plan_pb2.StepPlan, tower: str, of_samples: bool) -> _Places:
-    arrangement = _arrangement(message, tower)
-    counts = message.samples.images
-    sample_of = list(range(len(counts))) if of_samples else [i for i, count in enumerate(counts) for _ in range(count)]
-    places = zip(arrangement.item, arrangement.rank, arrangement.microbatch, strict=True)
-    cells = {sample_of[item]: (str(rank), str(microbatch)) for item, rank, microbatch in places}
-    return _Places((f"{tower}\nrank", "micro-\nbatch"), cells)
+    for module in execution.modules:
+        if module.kind not in (ModuleKind.BACKBONE, ModuleKind.TOWER):
+            continue
+        placed, cells = _arrangement(message, module.name), {}
+        for item, rank, microbatch, slot in zip(placed.item, placed.rank, placed.microbatch, placed.slot, strict=True):
+            last = rank + degrees.get((module.name, microbatch, rank), 1) - 1
+            sample = item if module.holds_samples else sample_of_image[item]
+            cells[sample] = (f"{rank}-{last}" if last > rank else str(rank), str(microbatch), str(slot))
+        found.append(_Places((f"{module.name}\nrank", "micro-\nbatch", "slot"), cells))
+    return found
 
 
 def _arrangement(message: plan_pb2.StepPlan, module: str) -> plan_pb2.ModuleArrangement:

@@ -3,9 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from dataserver.planning.jobspec import Execution, PipelineLayout
-from dataserver.planning.layouts import Node, PlannedTimeline
-from dataserver.planning.pipeline import OperationKind, critical_path
+from dataserver.planning.layout import Node, PlannedTimeline
+from dataserver.planning.simulation import OperationKind, critical_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +17,7 @@ class Bar:
     chunk: int
     """Which of the node's chunks."""
     microbatch: int
-    """Microbatch; of an interaction, the contrastive group."""
+    """Microbatch; of an interaction, the contrastive batch."""
     start_ns: int
     end_ns: int
     critical: bool
@@ -27,7 +26,7 @@ class Bar:
 
 def bars_of(planned: PlannedTimeline) -> list[list[Bar]]:
     """The operations of each node in their order."""
-    lists = planned.pipeline.lists
+    lists = planned.pipeline.operations
     critical = {(o.node, o.operation) for o in critical_path(planned.pipeline, planned.timeline)}
     starts, ends = planned.timeline.start_ns.tolist(), planned.timeline.end_ns.tolist()
     found = []
@@ -46,12 +45,6 @@ def bars_of(planned: PlannedTimeline) -> list[list[Bar]]:
 def modules_of(planned: PlannedTimeline) -> list[str]:
     """The modules in the order of the nodes and their chunks."""
     return list(dict.fromkeys(module for node in planned.nodes for module in node.modules))
-
-
-def chunks_of(execution: Execution, module: str) -> int:
-    """Model chunks of each stage of a module; where there are several, its schedule counts passes through chunks."""
-    layout = execution.layout
-    return layout.chunks if isinstance(layout, PipelineLayout) and execution.backbone.name == module else 1
 
 
 def owner_of(node: Node) -> str:

@@ -17,7 +17,7 @@ from dataserver.cli.arguments import MaybePath, Pairs, Switch
 from dataserver.cli.plan import open_job
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.tables import console_for_tables
-from dataserver.planning.contrastive import (
+from dataserver.planning.contrastive.choice import (
     TowerChoice,
     TowerCluster,
     TowerPlacement,
@@ -27,12 +27,12 @@ from dataserver.planning.contrastive import (
     place_equally,
     place_in_parallel,
     share_time,
-    tower_profile,
-    with_degrees,
 )
+from dataserver.planning.contrastive.options import ContrastiveOptions
+from dataserver.planning.contrastive.profiles import tower_profile, with_degrees
 from dataserver.planning.expectation import item_sizes
 from dataserver.planning.identity import identify
-from dataserver.planning.jobspec import ContrastiveLayout, ModuleSpec
+from dataserver.planning.jobspec import ModuleSpec
 from dataserver.planning.planner import plan_step, timeline
 from dataserver.serving.jobs import JobPlanner
 
@@ -109,10 +109,13 @@ class _Study:
 
     def __init__(self, planner: JobPlanner, cluster: TowerCluster, state_bytes: Sequence[str], steps: int) -> None:
         execution = planner.job.spec.execution
-        if not isinstance(execution.layout, ContrastiveLayout):
-            raise ValueError(f"the job has a {execution.layout.kind} layout; one with a contrastive layout is required")
+        try:
+            options = execution.options(ContrastiveOptions)
+        except TypeError:
+            kind = execution.layout.kind
+            raise ValueError(f"the job has a {kind} layout; one with a contrastive layout is required") from None
         self._job, self._cluster = planner.job, cluster
-        self._towers, self._count = execution.modules, execution.layout.microbatches
+        self._towers, self._count = execution.modules, options.microbatches
         self._batch = planner.job.stream.contrastive_batch or 1
         self._states = _bytes_of(state_bytes, [t.name for t in self._towers])
         self._samples = [planner.samples(step) for step in range(min(steps, planner.num_steps))]

@@ -9,10 +9,10 @@ import numpy as np
 from dataserver.cli.timelines import Bar, bars_of, labels_of, owner_of
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleSpec
-from dataserver.planning.layouts import Node, PlannedTimeline
-from dataserver.planning.pipeline import OperationKind
+from dataserver.planning.layout import Node, PlannedTimeline
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64
+from dataserver.planning.simulation import OperationKind
 
 Event = dict[str, Any]
 CRITICAL_PATH = "critical path"
@@ -115,7 +115,7 @@ def microbatch_sizes(plan: StepPlan, module: ModuleSpec) -> I64:
     np.add.at(sizes[1], place[first], samples.tokens[sample[first]])
     np.add.at(sizes[2], place, work)
     found = sizes.reshape(3, module.dp, plan.num_microbatches)
-    if module.sequence_groups is not None:
+    if module.name == plan.groups.module:
         first = np.repeat(plan.groups.first_rank, plan.groups.degree).reshape(plan.num_microbatches, module.dp)
         found = np.take_along_axis(found, first.T[None], axis=1)
     return found

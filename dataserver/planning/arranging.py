@@ -3,19 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dataserver.planning.balancing import BALANCERS, Memory, bin_loads, bin_totals
 from dataserver.planning.costs import forward_ns, padded_ns
-from dataserver.planning.jobspec import BalancePolicy, JobSpec, ModuleKind, ModuleSpec, Stream
+from dataserver.planning.job import JobSpec
+from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec, Stream
 from dataserver.planning.naming import counted
+from dataserver.planning.placement import Placement
 from dataserver.planning.plan import Arrangement, Routing
 from dataserver.planning.samples import I64, Bool, StepSamples, Task
-
-if TYPE_CHECKING:  # placing asks here which images a module handles
-    from dataserver.planning.placing import Placement
 
 TASK_OF: Mapping[ModuleKind, Task] = MappingProxyType(
     {ModuleKind.ENCODER: Task.UNDERSTANDING, ModuleKind.GENERATOR: Task.GENERATION}
@@ -34,7 +32,7 @@ class WaveTooLargeError(ValueError):
         self.wave = wave
 
 
-def arrange_samples(module: ModuleSpec, samples: StepSamples, sequence: I64, placement: "Placement") -> Arrangement:
+def arrange_samples(module: ModuleSpec, samples: StepSamples, sequence: I64, placement: Placement) -> Arrangement:
     """The backbone's arrangement, `sequence` int64 [n] being the sequence of each sample."""
     ranks, waves, slots = placement.rank[sequence], placement.wave[sequence], placement.slot[sequence]
     order = np.lexsort((np.arange(len(sequence)), slots, waves, ranks))

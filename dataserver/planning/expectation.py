@@ -1,14 +1,15 @@
-"""What the cost model expects of a plan: the loads of its ranks."""
+"""What the cost model expects of a plan: the loads of its ranks, and what they hold."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from dataserver.planning.balancing import bin_totals
 from dataserver.planning.costs import forward_ns, padded_ns
-from dataserver.planning.jobspec import JobSpec, ModuleSpec
+from dataserver.planning.job import Execution
+from dataserver.planning.jobspec import ModuleSpec
 from dataserver.planning.plan import ArrangedStep
 from dataserver.planning.samples import I64, StepSamples
-from dataserver.planning.sequence_parallel.module import rank_times_ns
 
 
 def item_sizes(module: ModuleSpec, samples: StepSamples) -> I64:
@@ -16,18 +17,13 @@ def item_sizes(module: ModuleSpec, samples: StepSamples) -> I64:
     return samples.tokens if module.holds_samples else samples.patches
 
 
-def module_loads(spec: JobSpec, plan: ArrangedStep) -> dict[str, I64]:
-    """For each module int64 [dp]: planned forward time of each rank over the step, nanoseconds."""
-    return {m.name: microbatch_loads(m, plan).sum(axis=1) for m in spec.execution.modules}
+def loads(execution: Execution, plan: ArrangedStep) -> dict[str, I64]:
+    """For each module int64 [dp, microbatches]: `microbatch_loads`."""
+    return {m.name: microbatch_loads(m, plan) for m in execution.modules}
 
 
 def microbatch_loads(module: ModuleSpec, plan: ArrangedStep) -> I64:
-    """Forward time of every microbatch in the whole module, padding included. int64 [dp, microbatches].
-
-    The ranks of a sequence-parallel group all take the time of the group.
-    """
-    if module.sequence_groups is not None:
-        return rank_times_ns(module, plan)[0]
+    """Forward time of every microbatch in the whole module, padding included. int64 [dp, microbatches]."""
     arrangement = plan.arrangement(module.name)
     sizes = item_sizes(module, plan.samples)
     place = arrangement.rank * plan.num_microbatches + arrangement.microbatch
@@ -38,6 +34,15 @@ def microbatch_loads(module: ModuleSpec, plan: ArrangedStep) -> I64:
         times = np.full(count, module.cost.microbatch_ns, np.int64)
         np.add.at(times, place, forward_ns(module.cost, sizes[arrangement.item]))
     return times.reshape(module.dp, plan.num_microbatches)
+
+
+def held_units(module: ModuleSpec, plan: ArrangedStep) -> I64:
+    """Tokens or patches, padding included, of every microbatch on one device. int64 [dp, microbatches]."""
+    arrangement = plan.arrangement(module.name)
+    sizes = item_sizes(module, plan.samples)[arrangement.item]
+    place = arrangement.rank * plan.num_microbatches + arrangement.microbatch
+    held = bin_totals(sizes, place, module.dp * plan.num_microbatches, padded=module.padded)
+    return held.reshape(module.dp, plan.num_microbatches)
 
 
 def padding_ppm(module: ModuleSpec, plan: ArrangedStep) -> int:

@@ -11,13 +11,8 @@ from typing import Any
 import rfc8785
 from pydantic import ValidationError
 
-from dataserver.planning.jobspec import (
-    SUPPORTED_CONTENT_VERSIONS,
-    SUPPORTED_ORDER_VERSIONS,
-    SUPPORTED_PLAN_VERSIONS,
-    JobSpec,
-    Stream,
-)
+from dataserver.planning.job import SUPPORTED_PLAN_VERSIONS, JobSpec
+from dataserver.planning.jobspec import SUPPORTED_CONTENT_VERSIONS, SUPPORTED_ORDER_VERSIONS, Stream
 
 Path = tuple[int | str, ...]
 """Where an error is in a job."""

@@ -4,65 +4,51 @@ A sample that fits alone can be planned: memory that does not hold a whole wave 
 to one sample in a wave, with empty waves between where interleaved chunks hold several waves at once.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from dataserver.planning.arranging import WaveTooLargeError, spread_images
-from dataserver.planning.jobspec import BalancePolicy, ColocatedLayout, JobSpec, Modality, ModuleKind, ModuleSpec
+from dataserver.planning.job import JobSpec
+from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec
 from dataserver.planning.naming import counted
 from dataserver.planning.samples import I64, Bool, ShardTable
-from dataserver.planning.sizing import SampleTooLargeError, is_pair, may_be_generated, may_be_understood, most_tokens
+from dataserver.planning.sizing import SampleTooLargeError, may_be_generated, may_be_understood, most_tokens
 
 
-def check_table(spec: JobSpec, dataset: int, table: ShardTable, where: str) -> None:
-    """Refuse the samples of one shard that a job cannot train on.
+@dataclass(frozen=True, slots=True)
+class BackboneLimits:
+    """The `layout.Limits` of layouts with a backbone."""
 
-    Args:
-        spec: the job.
-        dataset: position in the job's dataset list.
-        table: the shard's samples.
-        where: name of dataset and shard for messages.
+    spec: JobSpec
+    in_waves: bool = True
+    """Whether all images of a sample belong to one wave, so that the ranks of a module must hold them together."""
+    degree: int = 1
+    """Backbone ranks that share a sample, at most."""
+    remedy: str = "lower stream.seq_len"
+    """What helps where the backbone does not hold a sample, beside more memory."""
 
-    Raises:
-        SampleTooLargeError: a module's memory cannot hold a sample or an image even alone.
-        ValueError: images that no module handles, or a contrastive sample that is no pair.
-    """
-    if spec.stream.contrastive_batch is not None:
-        _check_towers(spec, table, where)
-        return
-    wanted = {
-        ModuleKind.ENCODER: may_be_understood(spec.stream, table),
-        ModuleKind.GENERATOR: may_be_generated(spec.stream, table),
-    }
-    for kind, samples in wanted.items():
-        module = spec.module_of_dataset(kind)[dataset]
-        if module is None:
-            _check_unhandled(spec.stream.datasets[dataset].name, kind, table, samples, where)
-        else:
-            _check_images(module, table, samples, where)
-            if not isinstance(spec.execution.layout, ColocatedLayout):  # it has no waves
+    def add(self, dataset: int, table: ShardTable, where: str) -> None:
+        """Refuse samples of a shard that cannot be handled, or held alone."""
+        spec = self.spec
+        wanted = {
+            ModuleKind.ENCODER: may_be_understood(spec.stream, table),
+            ModuleKind.GENERATOR: may_be_generated(spec.stream, table),
+        }
+        for kind, samples in wanted.items():
+            module = spec.module_of_dataset(kind)[dataset]
+            if module is None:
+                _check_unhandled(spec.stream.datasets[dataset].name, kind, table, samples, where)
+                continue
+            check_images(module, table, samples, where)
+            if self.in_waves:
                 _check_together(module, spec.execution.backbone.dp, table, samples, where)
-    backbone = spec.execution.backbone
-    groups = backbone.sequence_groups
-    remedy = "lower stream.seq_len" if groups is None else "raise sequence_groups.max_degree, lower stream.seq_len"
-    degree = 1 if groups is None else groups.max_degree
-    _check_units(backbone, table.row, most_tokens(spec.stream, table), "tokens", degree, remedy, where)
+        backbone, tokens = spec.execution.backbone, most_tokens(spec.stream, table)
+        check_units(backbone, table.row, tokens, "tokens", self.degree, self.remedy, where)
 
-
-def _check_towers(spec: JobSpec, table: ShardTable, where: str) -> None:
-    others = np.flatnonzero(~is_pair(table))
-    if len(others):
-        images, tokens = np.diff(table.image_offsets)[others[0]], table.text_tokens[others[0]]
-        raise ValueError(
-            f"{where}, row {table.row[others[0]]}: the sample has {counted(images, 'image')} and "
-            f"{counted(tokens, 'text token')}; for contrastive training it needs one image and some text "
-            f"({counted(len(others), 'other')} in this shard), leave such samples out with a filter or a quarantine "
-            "list"
-        )
-    for tower in spec.execution.modules:
-        if tower.modality is Modality.IMAGE:
-            _check_images(tower, table, np.ones(len(table.row), np.bool_), where)
-        else:
-            _check_units(tower, table.row, most_tokens(spec.stream, table), "tokens", 1, "lower stream.seq_len", where)
+    def check(self, repeats: Sequence[int]) -> None:
+        """Samples that fit alone never have to be held together."""
 
 
 def _check_unhandled(name: str, kind: ModuleKind, table: ShardTable, samples: Bool, where: str) -> None:
@@ -77,13 +63,13 @@ def _check_unhandled(name: str, kind: ModuleKind, table: ShardTable, samples: Bo
         )
 
 
-def _check_images(module: ModuleSpec, table: ShardTable, samples: Bool, where: str) -> None:
+def check_images(module: ModuleSpec, table: ShardTable, samples: Bool, where: str) -> None:
     """Refuse images of some samples that the module cannot hold alone."""
     sample = np.repeat(np.arange(len(table.row)), np.diff(table.image_offsets))
     images = np.flatnonzero(samples[sample])
     patches = table.image_rows[images].astype(np.int64) * table.image_columns[images]
     rows = table.row[sample[images]]
-    _check_units(module, rows, patches, "patches of an image", 1, "lower stream.sizing.max_patches", where)
+    check_units(module, rows, patches, "patches of an image", 1, "lower stream.sizing.max_patches", where)
 
 
 def _check_together(module: ModuleSpec, backbone_dp: int, table: ShardTable, samples: Bool, where: str) -> None:
@@ -109,7 +95,7 @@ def _check_together(module: ModuleSpec, backbone_dp: int, table: ShardTable, sam
             ) from error
 
 
-def _check_units(module: ModuleSpec, row: I64, units: I64, name: str, degree: int, remedy: str, where: str) -> None:
+def check_units(module: ModuleSpec, row: I64, units: I64, name: str, degree: int, remedy: str, where: str) -> None:
     """Refuse items that `degree` ranks of a module cannot hold alone; int64 [k] their rows, int64 [k] their sizes."""
     if module.memory is None:
         return

@@ -67,9 +67,7 @@ class Routing:
 class ModuleSchedule:
     """How many microbatches the stages of a module hold at most between forward and backward.
 
-    A stage begins with that many forwards less one; then forwards and backwards alternate
-    (`pipeline.stage_operations`). Stages of several model chunks count passes, one for each microbatch and chunk, in
-    the order of `pipeline.interleaved_operations`.
+    What follows from it for each stage is for the layout to say (`layout.Layout.programs`).
     """
 
     module: str
@@ -78,16 +76,20 @@ class ModuleSchedule:
     drain_every: int = 0
     """Microbatches after which a stage runs all its backwards before the next forward: those of a contrastive batch
     under batch_sync. 0: only the end of the step drains it."""
+    chunks: int = 1
+    """Model chunks of each stage; with several, `in_flight` counts passes of a microbatch through one chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankGroups:
-    """Groups of backbone ranks that share the sequences of one microbatch; g in the whole step.
+    """Groups of a module's ranks that share the sequences of one microbatch; g in the whole step.
 
     All arrays are int64 [g], sorted by (microbatch, first_rank). The groups of a microbatch make up all ranks. The
     arrangement names the first rank of a group; the others get the same view.
     """
 
+    module: str
+    """Name of the module; empty where every rank has its own sequences."""
     microbatch: I64
     first_rank: I64
     degree: I64
@@ -97,13 +99,15 @@ class RankGroups:
         first, last = np.searchsorted(self.microbatch, [microbatch, microbatch + 1])
         return slice(int(first), int(last))
 
-    def first_rank_of(self, rank: int, microbatch: int) -> int:
-        """The first rank of the group that a rank belongs to in a microbatch."""
+    def holder(self, module: str, rank: int, microbatch: int) -> int:
+        """The rank that the arrangement names for a rank of a module: the first of its group, or itself."""
+        if module != self.module:
+            return rank
         first_ranks = self.first_rank[self.of(microbatch)]
         return int(first_ranks[np.searchsorted(first_ranks, rank, side="right") - 1])
 
 
-NO_GROUPS = RankGroups(*(np.zeros(0, np.int64) for _ in range(3)))
+NO_GROUPS = RankGroups("", *(np.zeros(0, np.int64) for _ in range(3)))
 """Every rank has its own sequences."""
 
 

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from dataserver.planning.expectation import module_loads
 from dataserver.planning.identity import Job, identify
-from dataserver.planning.jobspec import JobSpec
-from dataserver.planning.layouts import PlannedTimeline, layout_planner
+from dataserver.planning.job import JobSpec
+from dataserver.planning.layout import PlannedTimeline, layout_of
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64, StepSamples
 
@@ -21,19 +20,25 @@ def plan_step(job: Job, step: int, samples: StepSamples) -> StepPlan:
     Raises:
         ValueError: a module's memory cannot hold a sample; names it and the limit.
     """
-    return layout_planner(job.spec.execution).plan(job, step, samples)
+    return layout_of(job.spec.execution).plan(job, step, samples)
 
 
 def baseline_plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     """The same step in canonical order: unbalanced and unordered."""
     execution = job.spec.execution
-    without = layout_planner(execution).baseline(execution)
+    without = layout_of(execution).baseline(execution)
     return plan_step(identify(job.spec.model_copy(update={"execution": without})), step, samples)
 
 
 def timeline(spec: JobSpec, plan: StepPlan) -> PlannedTimeline:
     """Simulate a plan: every rank of every stage."""
-    return layout_planner(spec.execution).timeline(spec, plan)
+    return layout_of(spec.execution).timeline(spec, plan)
+
+
+def module_loads(spec: JobSpec, plan: StepPlan) -> dict[str, I64]:
+    """For each module int64 [dp]: planned forward time of each rank over the step, nanoseconds."""
+    loads = layout_of(spec.execution).loads(spec.execution, plan)
+    return {m.name: loads[m.name].sum(axis=1) for m in spec.execution.modules}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,5 +66,5 @@ def explain(job: Job, plan: StepPlan) -> PlanSummary:
         loads_after=module_loads(job.spec, plan),
         before=timeline(job.spec, baseline),
         after=timeline(job.spec, plan),
-        bound_ns=layout_planner(job.spec.execution).lower_bound_ns(job, plan),
+        bound_ns=layout_of(job.spec.execution).lower_bound_ns(job, plan),
     )

@@ -52,3 +52,21 @@ def sequence_of_samples(plan: ArrangedStep, backbone: str) -> I64:
     sequence = np.empty(len(place), np.int64)
     sequence[found.item] = np.unique(place, return_inverse=True)[1]
     return sequence
+
+
+def fill_percent(job: Job, plan: ArrangedStep) -> dict[str, float]:
+    """How full the sequences in use are, by `layout.FIGURES`; nothing where the stream does not pack. For people."""
+    if not job.stream.packing.enabled:
+        return {}
+    used = max(_sequences_in_use(job, plan), 1)
+    return {"fill_percent": 100 * int(plan.samples.tokens.sum()) / (used * job.stream.seq_len)}
+
+
+def empty_percent(job: Job, plan: ArrangedStep) -> dict[str, float]:
+    """How many sequence slots hold nothing, by `layout.FIGURES`. For people."""
+    slots = job.spec.execution.backbone.dp * plan.num_microbatches * plan.sequences_per_microbatch
+    return {"empty_sequences_percent": 100 - 100 * _sequences_in_use(job, plan) / slots}
+
+
+def _sequences_in_use(job: Job, plan: ArrangedStep) -> int:
+    return int(sequence_of_samples(plan, job.spec.execution.backbone.name).max(initial=-1)) + 1

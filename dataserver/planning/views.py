@@ -4,7 +4,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from dataserver.planning.jobspec import JobSpec, ModuleKind
+from dataserver.planning.job import JobSpec
+from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.plan import Routing, StepPlan
 from dataserver.planning.samples import I64
 
@@ -46,7 +47,7 @@ def view_plan(spec: JobSpec, plan: StepPlan, module: str, rank: int, microbatch:
     if not 0 <= microbatch < plan.num_microbatches:
         raise ValueError(f"microbatch {microbatch} does not exist; step {plan.step} has {plan.num_microbatches}")
     arrangement = plan.arrangement(module)
-    holder = rank if found.sequence_groups is None else plan.groups.first_rank_of(rank, microbatch)
+    holder = plan.groups.holder(module, rank, microbatch)
     here = arrangement.of(holder, microbatch)
     return ViewPlan(
         module=module,

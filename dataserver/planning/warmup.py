@@ -18,7 +18,7 @@ def warm_up() -> None:
     _plan({"pp": 2})
     _plan({}, {"kind": "colocated", "ranks_per_node": 1})
     groups = {"max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 1}]}
-    _plan({"memory": {"room_bytes": 512, "unit_bytes": 1}, "sequence_groups": groups})
+    _plan({"memory": {"room_bytes": 512, "unit_bytes": 1}}, {"kind": "grouped", **groups})
 
 
 def _plan(backbone: dict[str, Any], layout: dict[str, Any] | None = None) -> None:

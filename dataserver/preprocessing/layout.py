@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.jobspec import JobSpec, ModuleKind
+from dataserver.planning.job import JobSpec
+from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64, Task
 from dataserver.planning.views import ViewPlan

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.dataset import Dataset
-from dataserver.planning.jobspec import JobSpec, ModuleKind, Sizing
+from dataserver.planning.job import JobSpec
+from dataserver.planning.jobspec import ModuleKind, Sizing
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import ROW_BITS
 from dataserver.planning.views import ViewPlan

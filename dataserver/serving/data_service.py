@@ -11,12 +11,8 @@ from disttrain.v1 import errors_pb2, microbatch_pb2
 from google.protobuf.duration_pb2 import Duration
 
 from dataserver.planning.identity import canonical_json
-from dataserver.planning.jobspec import (
-    SUPPORTED_CONTENT_VERSIONS,
-    SUPPORTED_ORDER_VERSIONS,
-    SUPPORTED_PLAN_VERSIONS,
-    ModuleSpec,
-)
+from dataserver.planning.job import SUPPORTED_PLAN_VERSIONS
+from dataserver.planning.jobspec import SUPPORTED_CONTENT_VERSIONS, SUPPORTED_ORDER_VERSIONS, ModuleSpec
 from dataserver.planning.naming import counted
 from dataserver.planning.planner import explain
 from dataserver.preprocessing import content_digest

@@ -15,10 +15,10 @@ from grpc_status import rpc_status
 
 from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
 from dataserver.planning.arranging import WaveTooLargeError
+from dataserver.planning.colocated.microbatches import NoRoomError
+from dataserver.planning.contrastive.limits import TowerMemoryError
 from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
-from dataserver.planning.layouts.tower_limits import TowerMemoryError
 from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError
-from dataserver.planning.phases import NoRoomError
 from dataserver.planning.sizing import SampleTooLargeError
 from dataserver.preprocessing.layout import UnknownTensorError
 from dataserver.preprocessing.sequences import TokenCountError

@@ -13,13 +13,11 @@ from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.filters import Filter, compile_filter
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import DatasetSpec
-from dataserver.planning.layouts.tower_limits import LargestPairs
-from dataserver.planning.limits import check_table
+from dataserver.planning.layout import layout_of
 from dataserver.planning.order import Span, StreamOrder, units_of
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import I64, ShardTable, StepSamples
-from dataserver.planning.sequence_parallel.policies import require_solver
 from dataserver.planning.sizing import concatenate, shard_table, size_samples
 
 Value = TypeVar("Value")
@@ -43,7 +41,6 @@ class JobPlanner:
             tables: sized shards, shared by the jobs of a server; by default this planner's own (`table_cache`).
 
         Raises:
-            JobSpecError: a policy needs a solver that is not installed.
             TokensMissingError: a dataset is not counted for the job's tokenizer; names the command.
             FilterError: a filter does not fit the dataset's columns.
             SampleTooLargeError: a sample cannot fit a sequence, or a module's memory.
@@ -51,16 +48,15 @@ class JobPlanner:
             DatasetEmptyError: nothing is left of a dataset.
             ValueError: samples that the job's modules do not handle, or a step that is too large to plan.
         """
-        require_solver(job.spec.execution)
         self.job = job
         self._datasets = tuple(datasets)
         self._filters = [_compile(s, d) for s, d in zip(job.stream.datasets, datasets, strict=True)]
         self._tables = table_cache() if tables is None else tables
-        self._largest = LargestPairs(job.spec)
+        self._limits = layout_of(job.spec.execution).limits(job.spec)
         counts, totals = zip(*(self._measure(d) for d in range(len(datasets))), strict=True)
         self._order = StreamOrder(job.stream, job.spec.execution.end, totals)
         self._order.check_size(counts)
-        self._largest.check(self._order.repeats(job.stream.contrastive_batch or 1))
+        self._limits.check(self._order.repeats(job.stream.contrastive_batch or 1))
         self._plans = _OnceCache[StepPlan](PLANS_KEPT)
 
     @property
@@ -96,8 +92,7 @@ class JobPlanner:
         count = 0
         for shard in range(len(totals)):
             table = self._table(dataset, shard)
-            check_table(self.job.spec, dataset, table, self._where(dataset, shard))
-            self._largest.add(dataset, table)
+            self._limits.add(dataset, table, self._where(dataset, shard))
             totals[shard] = units_of(self.job.stream, table).sum()
             count += len(table.row)
         return count, totals

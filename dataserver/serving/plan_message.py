@@ -70,6 +70,7 @@ def _groups(plan: StepPlan) -> plan_pb2.PlannedGroups | None:
     if not len(groups.degree):
         return None
     return plan_pb2.PlannedGroups(
+        module=groups.module,
         microbatch=groups.microbatch.tolist(),
         first_rank=groups.first_rank.tolist(),
         degree=groups.degree.tolist(),

@@ -13,7 +13,6 @@ from dataserver.dataset.cache import LruCache
 from dataserver.dataset.dataset import Dataset
 from dataserver.planning.identity import Job, JobSpecError, parse_job
 from dataserver.planning.samples import ShardTable
-from dataserver.planning.sequence_parallel.policies import refuse_solver
 from dataserver.preprocessing.tokens import Tokenizer
 from dataserver.serving.catalog import Catalog
 from dataserver.serving.errors import DataServiceError, service_error
@@ -75,8 +74,7 @@ class JobRegistry:
         """The job, made by the first caller while others that ask for the same one wait.
 
         Raises:
-            DataServiceError: the job does not fit this server's datasets, or its plans depend on more than the job;
-                nothing is kept then.
+            DataServiceError: the job does not fit this server's datasets; nothing is kept then.
         """
         with self._lock:
             future = self._jobs.get(job.job_id)
@@ -116,7 +114,6 @@ class JobRegistry:
             future.set_exception(service_error(error))
 
     def _make(self, job: Job) -> ServedJob:
-        refuse_solver(job.spec.execution)
         datasets = self._catalog.find_datasets(job.stream)
         tokenizer = self._catalog.find_tokenizer(job.stream.tokenizer)
         return ServedJob(job, datasets, tokenizer, make_planner(job, datasets, self._tables))

@@ -128,7 +128,9 @@ def denominators(plan: StepPlan) -> microbatch_pb2.Denominators:
 def schedules(plan: StepPlan) -> list[microbatch_pb2.ModuleSchedule]:
     """What the stages of all modules do."""
     return [
-        microbatch_pb2.ModuleSchedule(module=s.module, in_flight=s.in_flight.tolist(), drain_every=s.drain_every)
+        microbatch_pb2.ModuleSchedule(
+            module=s.module, in_flight=s.in_flight.tolist(), drain_every=s.drain_every, chunks=s.chunks
+        )
         for s in plan.schedules
     ]
 

@@ -8,22 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
+from dataserver.planning.grouped.baselines import best_homogeneous_plan, homogeneous_plan, searched_homogeneous_plan
+from dataserver.planning.grouped.batches import plan_groups
+from dataserver.planning.grouped.chunking import chunk_bounds
+from dataserver.planning.grouped.compositions import group_compositions
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import I64, StepSamples, Task
-from dataserver.planning.sequence_parallel import (
-    A100_CLUSTER,
-    PROFILES,
-    best_homogeneous_plan,
-    group_compositions,
-    group_costs,
-    homogeneous_plan,
-    plan_groups,
-    searched_homogeneous_plan,
-    usable_lengths,
-)
-from dataserver.planning.sequence_parallel.bucketing import bucket_ends, equal_interval_ends, rounded_up
-from dataserver.planning.sequence_parallel.chunking import chunk_bounds
+from planning_rows.flexsp_buckets import bucket_ends, equal_interval_ends, rounded_up
+from planning_rows.flexsp_profiles import A100_CLUSTER, PROFILES, group_costs, usable_lengths
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from planning_rows.row import Row

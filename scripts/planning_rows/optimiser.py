@@ -11,9 +11,7 @@ import numpy as np
 
 from dataserver.planning.balancing import longest_first
 from dataserver.planning.jobspec import BalancePolicy
-from dataserver.planning.pipeline import one_f_one_b_in_flight
-from dataserver.planning.placing import (
-    Placement,
+from dataserver.planning.pipelined.placing import (
     PlacementProblem,
     balanced,
     in_disttrain_order,
@@ -22,6 +20,8 @@ from dataserver.planning.placing import (
     searched,
     stratified,
 )
+from dataserver.planning.placement import Placement
+from dataserver.planning.waves import one_f_one_b_in_flight
 from planning_rows.row import Row
 from planning_rows.strict_bound import island_bound_ns
 

@@ -9,7 +9,8 @@ import time
 import numpy as np
 
 from dataserver.planning.balancing import searched
-from dataserver.planning.phases import Link, Phase, PhasePlan, arrange_phases
+from dataserver.planning.colocated.arranging import arrange_phases
+from dataserver.planning.colocated.phases import Link, Phase, PhasePlan
 from planning_rows.row import Row
 
 SEEDS = range(20)

@@ -12,8 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from dataserver.planning.contrastive import distmm_max_batch, pipeline_max_microbatch
-from dataserver.planning.pipeline import (
+from dataserver.planning.pipelined.programs import interleaved_operations
+from dataserver.planning.samples import I64
+from dataserver.planning.simulation import (
     Operation,
     OrderScorer,
     OrderTimes,
@@ -21,12 +22,11 @@ from dataserver.planning.pipeline import (
     batch_sync_operations,
     chain_edges,
     distmm_operations,
-    interleaved_operations,
-    one_f_one_b_in_flight,
     simulate,
     stage_operations,
 )
-from dataserver.planning.samples import I64
+from dataserver.planning.waves import one_f_one_b_in_flight
+from planning_rows.distmm_memory import distmm_max_batch, pipeline_max_microbatch
 from planning_rows.row import Row
 
 SEEDS = range(20)

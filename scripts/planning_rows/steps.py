@@ -9,7 +9,7 @@ import numpy as np
 
 from dataserver.dataset import Dataset, build_index, count_tokens
 from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.layouts.pipelined import bound_ns
+from dataserver.planning.pipelined.planner import bound_ns
 from dataserver.planning.planner import explain, plan_step
 from dataserver.planning.samples import StepSamples, Task
 from dataserver.planning.sizing import draw_tasks, patch_grids

@@ -18,7 +18,7 @@ least the mean over all ranks, the times of the sequences bound it, wherever the
 
 import numpy as np
 
-from dataserver.planning.placing import PlacementProblem, lower_bound_ns
+from dataserver.planning.pipelined.placing import PlacementProblem, lower_bound_ns
 from dataserver.planning.samples import I64
 
 

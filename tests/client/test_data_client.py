@@ -12,7 +12,7 @@ import yaml
 from client.fake_server import FINGERPRINT, NUM_STEPS, TOKENIZER, FakeServer, arrays_of, job_data, num_microbatches
 
 from dataserver.planning.identity import JobSpecError, canonical_json, parse_job
-from dataserver.planning.jobspec import JobSpec
+from dataserver.planning.job import JobSpec
 from trainclient.client import DataClient, TorchBuffers, as_torch
 from trainclient.stream.endpoint import Timeouts
 from trainclient.stream.errors import ClosedError, FleetError, StateError

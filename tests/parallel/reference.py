@@ -12,7 +12,7 @@ from trainclient.client import Batch
 from trainclient.models.backbone import IGNORED_LABEL, BackboneBatch, StageOutput
 from trainclient.models.noise import diffusion_noise, timesteps
 from trainclient.models.parameters import fill_missing_gradients
-from trainclient.parallel.layout import Layout
+from trainclient.parallel.topology import Topology
 from trainclient.training.modules import ModelConfigs, build_module
 
 Gradients = dict[str, Tensor]
@@ -22,7 +22,7 @@ def reference_gradients(case: Case, skip: Callable[[int], bool] = lambda _: Fals
     """The gradients of a case whose modules all have one rank; `skip` gives the loss of samples a weight of zero."""
     spec = case.parsed.spec
     configs = ModelConfigs.of(case.config, spec)
-    places = Layout.of(spec).places
+    places = Topology.of(spec).places
     assert [place.module.name for place in places] == ["vit", "llm", "dit"]
     vit, llm, dit = (build_module(configs, place, case.config, torch.device("cpu")) for place in places)
     for images, text, targets in zip(*(case.batches(name, 0) for name in ("vit", "llm", "dit")), strict=True):

@@ -23,8 +23,8 @@ from trainclient.models.parameters import fill_missing_gradients
 from trainclient.parallel.assembly import build_executor, build_role
 from trainclient.parallel.gradients import reduce_gradients
 from trainclient.parallel.groups import process_groups
-from trainclient.parallel.layout import Layout
 from trainclient.parallel.roles import LossWeights
+from trainclient.parallel.topology import Topology
 from trainclient.training.config import TrainConfig
 from trainclient.training.modules import ModelConfigs, build_module
 
@@ -117,7 +117,7 @@ class Case:
 
 def start_workers(cases: Sequence[Case], folder: Path) -> list[subprocess.Popen[str]]:
     """Start the processes of the layout that the cases share."""
-    world = Layout.of(cases[0].parsed.spec).world_size
+    world = Topology.of(cases[0].parsed.spec).world_size
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "cases.json"
     script.write_text(json.dumps([asdict(case) for case in cases]))
@@ -157,7 +157,7 @@ def run_workers(cases: Sequence[Case], folder: Path) -> dict[str, dict[str, torc
 def main(script: Path) -> None:
     torch.set_num_threads(1)
     cases = [Case(**data) for data in json.loads(script.read_text())]
-    layout = Layout.of(cases[0].parsed.spec)
+    layout = Topology.of(cases[0].parsed.spec)
     layout.require_world_size(int(os.environ["WORLD_SIZE"]))
     with process_groups(layout, torch.device("cpu"), timeout_s=60) as groups:
         for case in cases:

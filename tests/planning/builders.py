@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import BalancePolicy, OrderPolicy, PackingPolicy
 from dataserver.planning.order import StreamOrder, units_of
-from dataserver.planning.pipeline import Operation, one_f_one_b_in_flight, stage_operations
 from dataserver.planning.samples import I64, ROW_BITS, ShardTable, StepSamples
+from dataserver.planning.simulation import Operation, stage_operations
 from dataserver.planning.sizing import concatenate, shard_table, size_samples
+from dataserver.planning.waves import one_f_one_b_in_flight
 
 TOKENIZER = {
     "name": "bytes",

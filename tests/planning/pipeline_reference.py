@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import strategies as st
 
-from dataserver.planning.pipeline import Operation, OperationKind, Pipeline
 from dataserver.planning.samples import I64
+from dataserver.planning.simulation import Operation, OperationKind, Pipeline
 
 F, B, I = OperationKind  # noqa: E741
 Event = tuple[int, Operation]

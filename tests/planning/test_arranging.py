@@ -18,7 +18,7 @@ from dataserver.planning.arranging import (
 from dataserver.planning.costs import forward_ns, padded_ns
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec
-from dataserver.planning.placing import Placement
+from dataserver.planning.placement import Placement
 from dataserver.planning.samples import I64, StepSamples, Task
 from dataserver.planning.sizing import concatenate, size_samples
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataserver.planning import placing
 from dataserver.planning.balancing import in_runs, longest_first
 from dataserver.planning.costs import backward_ns, forward_ns
 from dataserver.planning.jobspec import BalancePolicy, Cost
-from dataserver.planning.placing import PlacementProblem
+from dataserver.planning.pipelined import placing
+from dataserver.planning.pipelined.placing import PlacementProblem
 
 
 def heaviest(loads: list[int], bins: list[int] | tuple[int, ...], num_bins: int) -> int:

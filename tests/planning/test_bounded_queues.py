@@ -11,17 +11,11 @@ from planning.builders import steps
 
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind, Schedule
-from dataserver.planning.pipeline import (
-    Operation,
-    OperationKind,
-    Pipeline,
-    interleaved_operations,
-    simulate,
-    stage_operations,
-)
+from dataserver.planning.pipelined.programs import interleaved_operations
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import plan_step, timeline
 from dataserver.planning.samples import StepSamples
+from dataserver.planning.simulation import Operation, OperationKind, Pipeline, simulate, stage_operations
 from dataserver.planning.views import view_plan
 
 Block = tuple[int, int]

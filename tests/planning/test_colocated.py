@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from planning.colocated import colocated_job, colocated_steps, samples_of
 
 from dataserver.planning.arranging import module_images
-from dataserver.planning.expectation import microbatch_loads, module_loads
+from dataserver.planning.colocated.options import ColocatedOptions
+from dataserver.planning.expectation import microbatch_loads
 from dataserver.planning.identity import Job, identify
-from dataserver.planning.jobspec import BalancePolicy, ColocatedLayout, ModuleKind, ModuleSpec
-from dataserver.planning.layouts import layout_planner
+from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec
+from dataserver.planning.layout import layout_of
 from dataserver.planning.plan import Routing, StepPlan, plan_hash
-from dataserver.planning.planner import baseline_plan, explain, plan_step, timeline
+from dataserver.planning.planner import baseline_plan, explain, module_loads, plan_step, timeline
 from dataserver.planning.samples import StepSamples, Task
 from dataserver.planning.sizing import SampleTooLargeError, shard_table, size_samples
 from dataserver.planning.views import view_plan
@@ -178,7 +179,7 @@ def test_no_policy_is_slower_than_the_sampling_layout_and_none_beats_the_bound(s
         before, after = module_loads(none.spec, canonical), module_loads(job.spec, plan)
         assert all(after[name].max() <= before[name].max() for name in after if own_arrangement(job, name))
     for spec, found in ((job, plan), (none, canonical)):
-        bound = layout_planner(spec.spec.execution).lower_bound_ns(spec, found)
+        bound = layout_of(spec.spec.execution).lower_bound_ns(spec, found)
         assert 0 <= bound <= timeline(spec.spec, found).makespan_ns
 
 
@@ -228,7 +229,7 @@ def test_names_of_ranks_change_no_load_and_save_bytes(step: Step) -> None:
     job, samples = step
     plan, unnamed = plan_step(job, 3, samples), on_one_node(job, samples)
     layout = job.spec.execution.layout
-    assert isinstance(layout, ColocatedLayout)
+    assert isinstance(layout, ColocatedOptions)
     assert crossing(plan, layout.ranks_per_node) <= crossing(unnamed, layout.ranks_per_node)
     for module in job.spec.execution.modules:
         loads = [microbatch_loads(module, p).tolist() for p in (plan, unnamed)]

@@ -7,33 +7,33 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_rows.distmm_memory import distmm_max_batch, pipeline_max_microbatch
 
 from dataserver.planning.balancing import BALANCERS, Memory, bin_loads, in_runs
-from dataserver.planning.contrastive import (
+from dataserver.planning.contrastive.batches import (
     GroupedArrangement,
+    balance_groups,
+    contrastive_groups,
+    groups_in_order,
+    pad_groups,
+)
+from dataserver.planning.contrastive.choice import (
     TowerChoice,
     TowerCluster,
     TowerDegree,
     TowerPlacement,
     TowerProfile,
-    TowerTimes,
-    balance_groups,
     choose_towers,
-    contrastive_groups,
-    contrastive_pipeline,
-    distmm_max_batch,
-    groups_in_order,
-    pad_groups,
-    pipeline_max_microbatch,
     place_equally,
     place_in_parallel,
     share_time,
-    tower_in_flight,
-    tower_profile,
-    with_degrees,
 )
-from dataserver.planning.jobspec import ContrastiveSchedule, ModuleSpec
-from dataserver.planning.pipeline import OperationKind, simulate
+from dataserver.planning.contrastive.options import ContrastiveSchedule
+from dataserver.planning.contrastive.profiles import tower_profile, with_degrees
+from dataserver.planning.contrastive.programs import tower_in_flight
+from dataserver.planning.contrastive.timeline import TowerTimes, contrastive_pipeline
+from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.simulation import OperationKind, simulate
 
 
 @settings(max_examples=60, deadline=None)

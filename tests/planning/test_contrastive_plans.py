@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning.builders import TOKENIZER, dataset
 
+from dataserver.planning.contrastive.limits import TowerMemoryError
+from dataserver.planning.contrastive.memory import sums_with_padding
+from dataserver.planning.contrastive.options import ContrastiveSchedule
 from dataserver.planning.expectation import item_sizes, microbatch_loads
 from dataserver.planning.identity import Job, JobSpecError, parse_job
-from dataserver.planning.jobspec import BalancePolicy, ContrastiveSchedule, ModuleSpec
-from dataserver.planning.layouts.tower_limits import TowerMemoryError
-from dataserver.planning.layouts.tower_memory import sums_with_padding
-from dataserver.planning.pipeline import OperationKind
+from dataserver.planning.jobspec import BalancePolicy, ModuleSpec
 from dataserver.planning.plan import StepPlan, plan_hash
 from dataserver.planning.planner import baseline_plan, explain, plan_step, timeline
 from dataserver.planning.samples import ShardTable, StepSamples, Task
+from dataserver.planning.simulation import OperationKind
 from dataserver.planning.sizing import shard_table, size_samples
 from dataserver.planning.views import view_plan
 

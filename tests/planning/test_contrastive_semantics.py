@@ -7,12 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dataserver.planning.pipeline import (
-    Operation,
-    OperationKind,
-    batch_sync_operations,
-    distmm_operations,
-)
+from dataserver.planning.simulation import Operation, OperationKind, batch_sync_operations, distmm_operations
 
 MICROBATCH, STAGES, WIDTH = 3, 3, 5
 TOWERS = (7, 4)

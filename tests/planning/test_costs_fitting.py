@@ -20,9 +20,8 @@ from dataserver.planning.costs.fitting import (
     microbatch_sizes,
     nonnegative_least_squares,
 )
-from dataserver.planning.expectation import module_loads
 from dataserver.planning.jobspec import Cost, ModuleKind
-from dataserver.planning.planner import plan_step
+from dataserver.planning.planner import module_loads, plan_step
 
 TRUE = Cost(microbatch_ns=320_000, linear_ps=3_179_430, quadratic_fs=413_989, backward_percent=100)
 

@@ -15,7 +15,9 @@ from planning.builders import job_data, make_job
 from pydantic import ValidationError
 
 from dataserver.planning.costs import backward_ns, forward_ns, padded_ns
-from dataserver.planning.costs.hardware import (
+from dataserver.planning.identity import JobSpecError, canonical_json, parse_job
+from dataserver.planning.jobspec import DEFAULT_COSTS, Cost, Modality, ModelCost, ModuleKind, ModuleSpec, default_cost
+from dataserver.planning.jobspec.hardware import (
     MODELS,
     PEAK_GIGAFLOPS,
     ModelSize,
@@ -24,8 +26,6 @@ from dataserver.planning.costs.hardware import (
     linear_flops,
     pair_flops,
 )
-from dataserver.planning.identity import JobSpecError, canonical_json, parse_job
-from dataserver.planning.jobspec import DEFAULT_COSTS, Cost, Modality, ModelCost, ModuleKind, ModuleSpec, default_cost
 from trainclient.models import presets
 from trainclient.models.backbone import BackboneStage
 from trainclient.models.encoder import ImageEncoder

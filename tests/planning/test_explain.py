@@ -9,8 +9,8 @@ from planning.test_contrastive_plans import jobs as contrastive_steps
 from planning.test_pipelined_memory import SCHEDULES, tight_steps
 
 from dataserver.planning.arranging import WaveTooLargeError
+from dataserver.planning.contrastive.limits import TowerMemoryError
 from dataserver.planning.identity import Job
-from dataserver.planning.layouts.tower_limits import TowerMemoryError
 from dataserver.planning.planner import explain, plan_step
 from dataserver.planning.samples import StepSamples
 from dataserver.planning.sizing import SampleTooLargeError

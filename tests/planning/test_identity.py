@@ -20,7 +20,8 @@ from dataserver.planning.identity import (
     identify,
     parse_job,
 )
-from dataserver.planning.jobspec import JobSpec, Stream
+from dataserver.planning.job import JobSpec
+from dataserver.planning.jobspec import Stream
 
 SCHEMA = Path(__file__).resolve().parents[2] / "protos" / "disttrain" / "v1" / "job_spec.schema.json"
 

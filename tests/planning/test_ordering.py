@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning.test_pipeline import chain, run
 
-from dataserver.planning.ordering import disttrain_order
+from dataserver.planning.simulation import disttrain_order
 
 STAGES, MICROBATCHES = 4, 16
 

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from planning.colocated import colocated_job, colocated_steps, samples_of
 
+from dataserver.planning.colocated.programs import schedules, step_phases
+from dataserver.planning.colocated.timeline import run_phases
 from dataserver.planning.costs import backward_ns
 from dataserver.planning.expectation import microbatch_loads
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind
-from dataserver.planning.layouts.phased import run_phases, schedules, step_phases
-from dataserver.planning.pipeline import Operation, OperationKind, critical_path
 from dataserver.planning.planner import explain, plan_step, timeline
 from dataserver.planning.samples import I64, StepSamples
+from dataserver.planning.simulation import Operation, OperationKind, critical_path
 
 FORWARD, BACKWARD = OperationKind.FORWARD, OperationKind.BACKWARD
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataserver.planning.balancing import Memory, Places
+from dataserver.planning.colocated.arranging import arrange_phases
+from dataserver.planning.colocated.phases import Link, Phase, PhasePlan
 from dataserver.planning.costs import forward_ns
 from dataserver.planning.jobspec import Cost
-from dataserver.planning.phases import Link, Phase, PhasePlan, arrange_phases
 from dataserver.planning.samples import I64
 
 SIZES, NODES = st.integers(0, 60), st.integers(0, 2)

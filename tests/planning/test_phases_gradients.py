@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from dataserver.planning.balancing import Places, compose
-from dataserver.planning.phases import Link, Phase, PhasePlan, arrange_phases
+from dataserver.planning.colocated.arranging import arrange_phases
+from dataserver.planning.colocated.phases import Link, Phase, PhasePlan
 from dataserver.planning.samples import I64
 
 RANKS, WIDTH, SEQUENCES = 4, 6, 9

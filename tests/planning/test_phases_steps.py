@@ -9,20 +9,13 @@ from hypothesis import strategies as st
 from planning.builders import job_data, make_samples
 
 from dataserver.planning.balancing import BALANCERS, Memory, bin_loads
+from dataserver.planning.colocated.arranging import arrange_phases
+from dataserver.planning.colocated.items import ModulePhase, module_items, module_phase, phase_links
+from dataserver.planning.colocated.microbatches import fits, runs, split_ranks
 from dataserver.planning.costs import forward_ns, padded_ns
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.packing import best_fit_decreasing
-from dataserver.planning.phases import (
-    ModulePhase,
-    arrange_phases,
-    fits,
-    module_items,
-    module_phase,
-    phase_links,
-    runs,
-    split_ranks,
-)
 from dataserver.planning.samples import I64, StepSamples, Task
 
 BYTES = 1_024

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from planning.builders import one_f_one_b
 from planning.pipeline_reference import fixed_point
 
-from dataserver.planning.pipeline import (
+from dataserver.planning.samples import I64
+from dataserver.planning.simulation import (
     Operation,
     OperationKind,
     Pipeline,
     PipelineDeadlockError,
     Timeline,
-    one_f_one_b_in_flight,
     simulate,
     stage_operations,
 )
-from dataserver.planning.samples import I64
+from dataserver.planning.waves import one_f_one_b_in_flight
 
 F, B = OperationKind.FORWARD, OperationKind.BACKWARD
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning.builders import one_f_one_b
 
-from dataserver.planning.pipeline import (
+from dataserver.planning.pipelined.programs import interleaved_operations
+from dataserver.planning.simulation import (
     Operation,
     OperationKind,
     OrderScorer,
@@ -19,7 +20,6 @@ from dataserver.planning.pipeline import (
     batch_sync_operations,
     chain_edges,
     distmm_operations,
-    interleaved_operations,
     simulate,
     stage_operations,
 )

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from planning.builders import one_f_one_b
 from planning.pipeline_reference import B, Definitions, F, I, fixed_point, peak_bytes, pipelines
 
-from dataserver.planning.pipeline import (
+from dataserver.planning.pipelined.programs import interleaved_operations
+from dataserver.planning.samples import I64
+from dataserver.planning.simulation import (
     Operation,
     OrderScorer,
     OrderTimes,
@@ -22,11 +24,9 @@ from dataserver.planning.pipeline import (
     PipelineDeadlockError,
     chain_edges,
     critical_path,
-    interleaved_operations,
     simulate,
     stage_operations,
 )
-from dataserver.planning.samples import I64
 
 
 @settings(max_examples=200, deadline=None)

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning.builders import job_data, make_job, make_samples, steps
 
+from dataserver.planning.expectation import held_units
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import ModuleKind, Schedule
-from dataserver.planning.layouts.held import held_units
-from dataserver.planning.pipeline import Pipeline, chain_edges, simulate
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import baseline_plan, plan_step, timeline
 from dataserver.planning.samples import StepSamples
+from dataserver.planning.simulation import Pipeline, chain_edges, simulate
 from dataserver.planning.sizing import SampleTooLargeError
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")

@@ -12,10 +12,10 @@ from planning.test_pipelined_memory import SCHEDULES, Step, equal_job, plan_or_m
 from dataserver.planning import arranging
 from dataserver.planning.identity import parse_job
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind
-from dataserver.planning.layouts import layout_planner
-from dataserver.planning.layouts.joined import pipeline_modules
-from dataserver.planning.layouts.pipelined import bound_ns
-from dataserver.planning.placing import balanced, makespan_ns, placement_problem
+from dataserver.planning.layout import layout_of
+from dataserver.planning.pipelined.placing import balanced, makespan_ns, placement_problem
+from dataserver.planning.pipelined.planner import bound_ns
+from dataserver.planning.pipelined.timeline import pipeline_modules
 from dataserver.planning.plan import ModuleSchedule, make_plan
 from dataserver.planning.planner import baseline_plan, plan_step, timeline
 
@@ -27,7 +27,7 @@ def test_no_plan_is_faster_than_its_bound(step: Step) -> None:
     plan = plan_or_message(job, samples)
     if isinstance(plan, str):
         return
-    bound = layout_planner(job.spec.execution).lower_bound_ns(job, plan)
+    bound = layout_of(job.spec.execution).lower_bound_ns(job, plan)
     assert 0 <= bound <= timeline(job.spec, plan).makespan_ns
     assert bound <= bound_ns(job, plan, within_islands=True)
     first, *others = plan.candidates or (None,)
@@ -42,7 +42,7 @@ def test_the_bound_is_what_even_work_takes() -> None:
     simulated = timeline(job.spec, plan)
     work = int(simulated.timeline.busy_ns.max())
     ways = (simulated.pipeline.forward_ns + simulated.pipeline.backward_ns)[:, 0]
-    assert layout_planner(job.spec.execution).lower_bound_ns(job, plan) == work + int(ways[:4].sum())
+    assert layout_of(job.spec.execution).lower_bound_ns(job, plan) == work + int(ways[:4].sum())
 
 
 @st.composite

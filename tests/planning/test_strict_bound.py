@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from planning_rows.strict_bound import island_bound_ns
 
 from dataserver.planning.jobspec import BalancePolicy
-from dataserver.planning.pipeline import one_f_one_b_in_flight
-from dataserver.planning.placing import (
-    Placement,
+from dataserver.planning.pipelined.placing import (
     PlacementProblem,
     balanced,
     in_disttrain_order,
@@ -19,7 +17,9 @@ from dataserver.planning.placing import (
     searched,
     stratified,
 )
+from dataserver.planning.placement import Placement
 from dataserver.planning.samples import I64
+from dataserver.planning.waves import one_f_one_b_in_flight
 
 
 def in_slots(problem: PlacementProblem, place: I64) -> Placement:

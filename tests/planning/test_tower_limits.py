@@ -18,9 +18,9 @@ from planning.test_contrastive_plans import (
     two_towers,
 )
 
-from dataserver.planning.contrastive import barrier_units, deal_by_size
+from dataserver.planning.contrastive.batches import barrier_units, deal_by_size
+from dataserver.planning.contrastive.limits import TowerLimits, TowerMemoryError
 from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.layouts.tower_limits import LargestPairs, TowerMemoryError
 from dataserver.planning.order import StreamOrder
 from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import I64, ROW_BITS, ShardTable
@@ -28,7 +28,7 @@ from dataserver.planning.sizing import shard_table, size_samples
 
 
 def check(job: Job, *tables: ShardTable, repeats: int = 1) -> None:
-    largest = LargestPairs(job.spec)
+    largest = TowerLimits(job.spec)
     for shard in tables:
         largest.add(0, shard)
     largest.check([repeats])

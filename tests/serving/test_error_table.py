@@ -5,9 +5,9 @@ from disttrain.v1.errors_pb2 import ErrorReason
 
 from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
 from dataserver.planning.arranging import WaveTooLargeError
+from dataserver.planning.colocated.microbatches import NoRoomError
+from dataserver.planning.contrastive.limits import TowerMemoryError
 from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
-from dataserver.planning.layouts.tower_limits import TowerMemoryError
-from dataserver.planning.phases import NoRoomError
 from dataserver.planning.sizing import SampleTooLargeError
 from dataserver.serving.errors import ERROR_TABLE, service_error
 

@@ -15,7 +15,7 @@ from shards import write_interleaved, write_pairs
 
 from dataserver.dataset import Dataset
 from dataserver.planning.identity import parse_job
-from dataserver.planning.jobspec import JobSpec
+from dataserver.planning.job import JobSpec
 from dataserver.preprocessing import ImageShape
 from dataserver.serving.catalog import fill_job
 

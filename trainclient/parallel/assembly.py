@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dataserver.planning.jobspec import JobSpec
+from dataserver.planning.job import JobSpec
 from trainclient.models.backbone import BackboneStage
 from trainclient.models.encoder import ImageEncoder
 from trainclient.models.generator import ImageGenerator
@@ -15,11 +15,11 @@ from trainclient.parallel.encoder_role import EncoderRole
 from trainclient.parallel.executor import StepExecutor
 from trainclient.parallel.generator_role import GeneratorRole, NoiseKey
 from trainclient.parallel.groups import Groups
-from trainclient.parallel.layout import Layout, LayoutError
 from trainclient.parallel.roles import Edge, LossWeights, Role
+from trainclient.parallel.topology import Topology, TopologyError
 
 
-def build_role(spec: JobSpec, layout: Layout, groups: Groups, module: nn.Module, weights: LossWeights) -> Role[Any]:
+def build_role(spec: JobSpec, topology: Topology, groups: Groups, module: nn.Module, weights: LossWeights) -> Role[Any]:
     """The role of this process around its module.
 
     Raises:
@@ -27,8 +27,8 @@ def build_role(spec: JobSpec, layout: Layout, groups: Groups, module: nn.Module,
     """
     place, device = groups.place, groups.device
     dtype = next(module.parameters()).dtype
-    before = _edge(layout, groups, -1, dtype)
-    after = _edge(layout, groups, +1, dtype)
+    before = _edge(topology, groups, -1, dtype)
+    after = _edge(topology, groups, +1, dtype)
     name = place.module.name
     if isinstance(module, BackboneStage):
         return BackboneRole(name, module, device, before, after, weights.text)
@@ -37,22 +37,22 @@ def build_role(spec: JobSpec, layout: Layout, groups: Groups, module: nn.Module,
     if isinstance(module, ImageGenerator) and before is not None:
         key = NoiseKey.of(spec.stream.seed, [d.name for d in spec.stream.datasets])
         return GeneratorRole(name, module, device, before, key, weights.image)
-    raise LayoutError(f"{place} has no backbone beside it in the pipeline; add one to the job's modules")
+    raise TopologyError(f"{place} has no backbone beside it in the pipeline; add one to the job's modules")
 
 
-def build_executor(layout: Layout, groups: Groups, role: Role[Any]) -> StepExecutor:
+def build_executor(topology: Topology, groups: Groups, role: Role[Any]) -> StepExecutor:
     """The executor of this process's stage of the joined pipeline."""
-    stage = layout.pipeline_stage(groups.place)
-    return StepExecutor(role, layout.pipeline[stage], layout.pipeline[stage - 1] if stage else None)
+    stage = topology.pipeline_stage(groups.place)
+    return StepExecutor(role, topology.pipeline[stage], topology.pipeline[stage - 1] if stage else None)
 
 
-def _edge(layout: Layout, groups: Groups, direction: int, dtype: torch.dtype) -> Edge | None:
+def _edge(topology: Topology, groups: Groups, direction: int, dtype: torch.dtype) -> Edge | None:
     place = groups.place
-    peers = layout.sources(place) if direction < 0 else layout.targets(place)
+    peers = topology.sources(place) if direction < 0 else topology.targets(place)
     if not peers:
         return None
     return Edge(
-        module=layout.places[peers[0]].module.name,
+        module=topology.places[peers[0]].module.name,
         forward=Link(groups.forward, peers, dtype),
         backward=Link(groups.backward, peers, dtype),
     )

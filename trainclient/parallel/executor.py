@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dataserver.planning.jobspec import ModuleSpec
-from dataserver.planning.pipeline import OperationKind, stage_operations
+from dataserver.planning.simulation import OperationKind, stage_operations
 from trainclient.client import Batch
 from trainclient.parallel.roles import Role
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from trainclient.parallel.layout import Layout, Place
+from trainclient.parallel.topology import Place, Topology
 from trainclient.parallel.transport import Channel, contact
 
 
@@ -35,13 +35,13 @@ class Groups:
 
 
 @contextmanager
-def process_groups(layout: Layout, device: torch.device, timeout_s: float) -> Iterator[Groups]:
+def process_groups(topology: Topology, device: torch.device, timeout_s: float) -> Iterator[Groups]:
     """Join the other processes, which are found through torchrun's environment variables.
 
     After an error nothing is taken down, for that may wait for processes that are gone: the process must just exit.
 
     Args:
-        layout: must have as many places as there are processes.
+        topology: must have as many places as there are processes.
         device: where the tensors of this process live; NCCL on CUDA, gloo elsewhere.
         timeout_s: longest wait for another process in any collective or transfer.
     """
@@ -51,38 +51,38 @@ def process_groups(layout: Layout, device: torch.device, timeout_s: float) -> It
     rank, world = dist.get_rank(), dist.group.WORLD
     if world is None:
         raise RuntimeError("torch.distributed has no default process group right after it was made")
-    place = layout.places[rank]
+    place = topology.places[rank]
     made = {
         ranks: dist.new_group(ranks, timeout=timeout)
-        for ranks in (layout.ranks(module, stage) for module, stage in layout.pipeline)
+        for ranks in (topology.ranks(module, stage) for module, stage in topology.pipeline)
     }
     groups = Groups(
         rank=rank,
         place=place,
         device=device,
         world=world,
-        data_parallel=made[layout.ranks(place.module, place.stage)],
+        data_parallel=made[topology.ranks(place.module, place.stage)],
         control=dist.new_group(backend="gloo", timeout=timeout),
         forward=Channel(dist.new_group(timeout=timeout), rank, device),
         backward=Channel(dist.new_group(timeout=timeout), rank, device),
     )
     with contact("other ranks"):
-        connect(layout, groups)
+        connect(topology, groups)
     yield groups
     dist.destroy_process_group()
 
 
-def connect(layout: Layout, groups: Groups) -> None:
+def connect(topology: Topology, groups: Groups) -> None:
     """Send one empty message along every pair of neighbours, both ways, pipeline stage by pipeline stage.
 
     NCCL builds the connection of a pair at its first message, and builds it in both processes at once. In the middle
     of 1F1B, where the first messages of different pairs fall on different waves, the processes could wait for each
     other in a circle; in this order they cannot.
     """
-    for stage in range(len(layout.pipeline) - 1):
-        at = layout.pipeline_stage(groups.place)
+    for stage in range(len(topology.pipeline) - 1):
+        at = topology.pipeline_stage(groups.place)
         for channel, sending, receiving in ((groups.forward, stage, stage + 1), (groups.backward, stage + 1, stage)):
-            peers = layout.targets(groups.place) if at == stage else layout.sources(groups.place)
+            peers = topology.targets(groups.place) if at == stage else topology.sources(groups.place)
             if at == sending:
                 for peer in peers:
                     channel.send(peer, torch.zeros(1, dtype=torch.uint8, device=groups.device), microbatch=-1)

@@ -9,7 +9,7 @@ import yaml
 from disttrain.v1.data_service_pb2 import GetDatasetInfoRequest, GetDatasetInfoResponse, TokenizerInfo
 
 from dataserver.planning.identity import Job, JobSpecError, identify, parse_job
-from dataserver.planning.jobspec import JobSpec
+from dataserver.planning.job import JobSpec
 from trainclient.stream.endpoint import CallGuard
 from trainclient.stream.fleet import Fleet
 

@@ -35,7 +35,7 @@ def launch(config: TrainConfig, arguments: Sequence[str]) -> int:
     """
     # Every try that fails here is told in the error that ends the tries.
     logging.getLogger("trainclient.stream").setLevel(logging.ERROR)
-    job, layout = prepare(config)
+    job, topology = prepare(config)
     check(config, job)
     # Worker processes talk over loopback only: host names of a laptop or container often do not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -44,7 +44,7 @@ def launch(config: TrainConfig, arguments: Sequence[str]) -> int:
     settings = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=layout.world_size,
+        nproc_per_node=topology.world_size,
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint=f"{LOOPBACK}:0",

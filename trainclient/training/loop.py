@@ -14,8 +14,8 @@ from trainclient.parallel.assembly import build_executor, build_role
 from trainclient.parallel.executor import StepRecord
 from trainclient.parallel.gradients import reduce_gradients, scale_gradients, square_sum
 from trainclient.parallel.groups import Groups
-from trainclient.parallel.layout import Layout
 from trainclient.parallel.roles import LossWeights
+from trainclient.parallel.topology import Topology
 from trainclient.parallel.transport import contact
 from trainclient.training.checkpoint import Checkpoints, TrainerState, read_state
 from trainclient.training.config import TrainConfig
@@ -61,7 +61,7 @@ def continue_from(path: Path, client: DataClient, sizes: dict[str, Any]) -> Trai
 class Trainer:
     """One process of a run: its module, its optimizer, and its part of every step."""
 
-    def __init__(self, config: TrainConfig, job: Job, layout: Layout, groups: Groups) -> None:
+    def __init__(self, config: TrainConfig, job: Job, topology: Topology, groups: Groups) -> None:
         """Build this process's module; all processes do so together."""
         configs = ModelConfigs.of(config, job.spec)
         weights = LossWeights(config.text_weight, config.image_weight)
@@ -69,8 +69,8 @@ class Trainer:
         self._groups = groups
         self._module = build_module(configs, groups.place, config, groups.device)
         self._optimizer = Optimizer(self._module, config.optimizer)
-        self._role = build_role(job.spec, layout, groups, self._module, weights)
-        self._executor = build_executor(layout, groups, self._role)
+        self._role = build_role(job.spec, topology, groups, self._module, weights)
+        self._executor = build_executor(topology, groups, self._role)
         self._sizes = configs.describe_all(job.spec)
         self._images = self._invalid_images = 0
         self._lap_start = time.perf_counter()

@@ -6,13 +6,14 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from dataserver.planning.jobspec import JobSpec, ModuleKind
+from dataserver.planning.job import JobSpec
+from dataserver.planning.jobspec import ModuleKind
 from trainclient.models.backbone import BackboneConfig, BackboneStage, stage_layers
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.parameters import initialise
 from trainclient.models.presets import backbone_config, encoder_config, generator_config
-from trainclient.parallel.layout import Place
+from trainclient.parallel.topology import Place
 from trainclient.training.config import BackboneModel, ImageModuleModel, TrainConfig
 
 Sizes = TypeVar("Sizes", EncoderConfig, BackboneConfig, GeneratorConfig)

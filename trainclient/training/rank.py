@@ -13,7 +13,7 @@ from rich.console import Console
 from dataserver.planning.identity import Job
 from trainclient.client import DataClient
 from trainclient.parallel.groups import Groups, process_groups
-from trainclient.parallel.layout import Layout
+from trainclient.parallel.topology import Topology
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.jobs import resolve_job
 from trainclient.training.checkpoint import complete_checkpoints
@@ -48,8 +48,8 @@ class Process:
             ) from None
 
 
-def prepare(config: TrainConfig) -> tuple[Job, Layout]:
-    """The job and its layout.
+def prepare(config: TrainConfig) -> tuple[Job, Topology]:
+    """The job and the topology of its processes.
 
     Raises:
         ValueError: something is wrong with the configuration or the job.
@@ -61,7 +61,7 @@ def prepare(config: TrainConfig) -> tuple[Job, Layout]:
         job = resolve_job(job_file, fleet)
     finally:
         fleet.close()
-    return job, Layout.of(job.spec)
+    return job, Topology.of(job.spec)
 
 
 def check(config: TrainConfig, job: Job) -> None:
@@ -80,13 +80,13 @@ def check(config: TrainConfig, job: Job) -> None:
 
 def run_rank(config: TrainConfig, process: Process, stop: StopSignals) -> None:
     """Train as one of the processes."""
-    job, layout = prepare(config)
-    layout.require_world_size(process.world_size)
+    job, topology = prepare(config)
+    topology.require_world_size(process.world_size)
     torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // process.local_world_size))
     device = choose_device(config.device, process.local_rank)
-    with process_groups(layout, device, config.timeout_s) as groups:
+    with process_groups(topology, device, config.timeout_s) as groups:
         _log.info("global rank %d is %s on %s", groups.rank, groups.place, device)
-        trainer = Trainer(config, job, layout, groups)
+        trainer = Trainer(config, job, topology, groups)
         with _open(config, job, groups, trainer) as client:
             trainer.resume(client)
             if client.step and groups.rank == 0:

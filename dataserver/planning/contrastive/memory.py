@@ -1,47 +1,102 @@
-"""How large a batch fits memory under a barrier (DISTMM, sections 4.3 and 4.4). Exact, in any one unit of memory."""
+"""What towers hold between forward and backward, and how many microbatches their memory allows."""
 
-from fractions import Fraction
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataserver.planning.contrastive.limits import TowerMemoryError, remedies, unit_of
+from dataserver.planning.contrastive.options import ContrastiveSchedule
+from dataserver.planning.expectation import item_sizes
+from dataserver.planning.identity import Job
+from dataserver.planning.jobspec import Memory, ModuleSpec
+from dataserver.planning.naming import counted, sample_name
+from dataserver.planning.plan import Arrangement
+from dataserver.planning.samples import I64, StepSamples
+from dataserver.planning.waves import evenly
 
 
-def pipeline_max_microbatch(
-    memory: Fraction | int, states: Fraction | int, activations: Fraction | int, num_stages: int
-) -> Fraction:
-    """Largest microbatch of an ordinary pipeline under a barrier: ((M - M_s / P) / (M_a / P)) / P (section 4.3).
-
-    P microbatches wait at the barrier with all their activations.
+def sums_with_padding(tower: ModuleSpec, arrangement: Arrangement, sizes: I64, num_microbatches: int) -> I64:
+    """Sums over the items of every microbatch of a tower, padding included. int64 [dp, microbatches].
 
     Args:
-        memory: M, of one GPU.
-        states: M_s, parameters, gradients and optimizer states of the whole model.
-        activations: M_a, of the whole model for each sample.
-        num_stages: P.
-
-    Raises:
-        ValueError: a number is out of its range, or the states alone fill the memory.
+        tower: padded or not.
+        arrangement: of the tower.
+        sizes: int64 [n]: patches or tokens of all items of the step (`expectation.item_sizes`), or times of them.
+        num_microbatches: of each rank.
     """
-    return _samples(memory, states, activations, num_stages) * Fraction(1, num_stages)
+    place = arrangement.rank * num_microbatches + arrangement.microbatch
+    held, mine = np.zeros(tower.dp * num_microbatches, np.int64), sizes[arrangement.item]
+    if tower.padded:
+        np.maximum.at(held, place, mine)
+        held *= np.bincount(place, minlength=len(held))
+    else:
+        np.add.at(held, place, mine)
+    return held.reshape(tower.dp, num_microbatches)
 
 
-def distmm_max_batch(
-    memory: Fraction | int, states: Fraction | int, activations: Fraction | int, num_stages: int
-) -> Fraction:
-    """Largest contrastive batch of DISTMM-Pipe: (M P - M_s) / (2 M_a) (section 4.4); linear in the number of stages.
+@dataclass(frozen=True, slots=True)
+class TowerMemory:
+    """The memory of one tower under one arrangement of a step."""
 
-    Two groups share the memory of all stages. Arguments and errors are those of `pipeline_max_microbatch`.
-    """
-    return _samples(memory, states, activations, num_stages) * Fraction(1, 2)
+    job: Job
+    step: int
+    samples: StepSamples
+    tower: ModuleSpec
+    memory: Memory
+    """Of the tower."""
+    arrangement: Arrangement
+    group_size: int
+    """Microbatches of a contrastive batch."""
 
+    def in_flight(self, wanted: I64, schedule: ContrastiveSchedule) -> I64:
+        """As many microbatches in flight as are wanted, int64 [pp], but no more than memory holds.
 
-def _samples(memory: Fraction | int, states: Fraction | int, activations: Fraction | int, num_stages: int) -> Fraction:
-    """Samples whose activations fit the stages together."""
-    if num_stages < 1 or activations <= 0 or states < 0:
-        raise ValueError(
-            f"{num_stages} stages, states of {states}, activations of {activations} per sample; at least 1 stage, "
-            "states of at least 0 and activations above 0 are required"
+        Exact: any so many consecutive microbatches of any rank fit. At least those of a contrastive batch, all of which
+        wait for its barrier. What stages hold beyond those falls evenly, as in a pipeline (`in_flight.evenly`), to none
+        at the last one, which has no forwards to run ahead.
+
+        Raises:
+            TowerMemoryError: these do not fit; names the rank, the largest sample, and changes that would do.
+        """
+        count = int(self.arrangement.microbatch.max()) + 1
+        units = sums_with_padding(self.tower, self.arrangement, item_sizes(self.tower, self.samples), count)
+        apart = self.group_size if schedule is ContrastiveSchedule.BATCH_SYNC else 1
+        least = _together(units, self.group_size)[:, ::apart]
+        if least.max() > self.memory.units:
+            rank, window = divmod(int(least.argmax()), least.shape[1])
+            raise self._error(schedule, rank, window * apart, int(least.max()))
+        most = self.group_size
+        while most < wanted.max() and _together(units, most + 1).max() <= self.memory.units:
+            most += 1
+        ahead = wanted - self.group_size
+        ahead[:-1] = evenly(ahead[:-1], np.full(len(ahead) - 1, most - self.group_size))
+        return self.group_size + ahead
+
+    def _error(self, schedule: ContrastiveSchedule, rank: int, first: int, need: int) -> TowerMemoryError:
+        """What the microbatches from `first` on need, as many as wait for one barrier."""
+        sizes, late = item_sizes(self.tower, self.samples), self.arrangement.microbatch - first
+        mine = self.arrangement.item[(self.arrangement.rank == rank) & (late >= 0) & (late < self.group_size)]
+        largest = int(mine[sizes[mine].argmax()])
+        sample = sample_name(self.job.stream, self.samples, largest)
+        name, room = self.tower.name, f"{self.memory.units:,}"
+        return TowerMemoryError(
+            f"{schedule} needs room for {need:,} {unit_of(self.tower)} on rank {rank} of {name} in step {self.step}, "
+            f"where {counted(len(mine), 'sample')} up to {sizes[largest]:,} ({sample}) wait for a barrier, but its "
+            f"memory holds {room}: raise memory.room_bytes of {name} to {need * self.memory.unit_bytes}"
+            f"{self._remedies() if schedule is ContrastiveSchedule.BATCH_SYNC else ''}"
         )
-    free = Fraction(memory) * num_stages - Fraction(states)
-    if free <= 0:
-        raise ValueError(
-            f"states of {states} on {num_stages} stages fill the memory of {memory} each; use more stages or shard them"
-        )
-    return free * Fraction(1, Fraction(activations))
+
+    def _remedies(self) -> str:
+        """Other changes that would do for this step; overlap of batches (`distmm_pipe`) is worth none of them."""
+
+        def sizes(tower: ModuleSpec, batch: int) -> I64:
+            return item_sizes(tower, self.samples).reshape(-1, batch)
+
+        return remedies(self.job.spec, sizes, len(self.samples))
+
+
+def _together(units: I64, number: int) -> I64:
+    """Units of every `number` consecutive microbatches. int64 [dp, microbatches - number + 1]."""
+    sums = np.concatenate([np.zeros((len(units), 1), np.int64), np.cumsum(units, axis=1)], axis=1)
+    found: I64 = sums[:, number:] - sums[:, : sums.shape[1] - number]
+    return found

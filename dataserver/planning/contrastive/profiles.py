@@ -5,7 +5,7 @@ one is chosen for memory alone. A constant of `Cost.microbatch_ns` stays as it i
 each use the devices better.
 """
 
-from dataserver.planning.contrastive.towers import TowerCluster, TowerDegree, TowerProfile
+from dataserver.planning.contrastive.choice import TowerCluster, TowerDegree, TowerProfile
 from dataserver.planning.costs import backward_ns, forward_ns
 from dataserver.planning.jobspec import Cost, Memory, ModuleSpec
 from dataserver.planning.samples import I64

@@ -1,16 +1,12 @@
 """Planned times, int64 nanoseconds."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from dataserver.planning.jobspec import Cost
 from dataserver.planning.samples import I64
 
-if TYPE_CHECKING:  # the job's specification uses this package for the costs of named models
-    from dataserver.planning.jobspec import Cost
 
-
-def forward_ns(cost: "Cost", sizes: I64) -> I64:
+def forward_ns(cost: Cost, sizes: I64) -> I64:
     """Forward time of each item in the whole module: linear + quadratic in its patches or tokens.
 
     Args:
@@ -26,13 +22,13 @@ def forward_ns(cost: "Cost", sizes: I64) -> I64:
     return time
 
 
-def backward_ns(cost: "Cost", forward: I64) -> I64:
+def backward_ns(cost: Cost, forward: I64) -> I64:
     """Backward time for a forward time, int64 of the same shape."""
     time: I64 = forward * cost.backward_percent // 100
     return np.asarray(time, np.int64)
 
 
-def padded_ns(cost: "Cost", sizes: I64, microbatch: I64, num_microbatches: int) -> I64:
+def padded_ns(cost: Cost, sizes: I64, microbatch: I64, num_microbatches: int) -> I64:
     """Forward time of microbatches whose items are padded to the longest: the constant + count x longest item.
 
     Args:

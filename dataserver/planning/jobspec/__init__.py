@@ -1,30 +1,22 @@
-"""The job specification: what a job trains on (its stream) and how it runs (its execution).
+"""The parts of a job's specification: its stream, its modules, and what layouts have in common.
 
-A JobSpec is written as YAML or JSON, travels as JSON, and is identified by hashes of its canonical JSON (`identity`).
-There is one definition, this one; `protos/disttrain/v1/job_spec.schema.json` is generated from it for other languages.
-No floats: fractions are decimal strings, times are integers.
+A job (`dataserver.planning.job`) is written as YAML or JSON, travels as JSON, and is identified by hashes of its
+canonical JSON (`identity`). There is one definition, this one, from which `protos/disttrain/v1/job_spec.schema.json` is
+generated for other languages. No floats: fractions are decimal strings, times are integers.
 """
 
 from dataserver.planning.jobspec.cost import DEFAULT_COSTS, Cost, ModelCost, default_cost
-from dataserver.planning.jobspec.job import SUPPORTED_PLAN_VERSIONS, End, Execution, JobSpec, LastStep
-from dataserver.planning.jobspec.layouts import (
-    ColocatedLayout,
-    ContrastiveLayout,
-    ContrastiveSchedule,
-    Layout,
+from dataserver.planning.jobspec.end import End, LastStep
+from dataserver.planning.jobspec.layout import (
+    BackboneOptions,
+    ExecutionParts,
+    ExtraInFlight,
+    LayoutOptions,
     OrderPolicy,
-    PipelineLayout,
     Schedule,
+    WaveOptions,
 )
-from dataserver.planning.jobspec.modules import (
-    BalancePolicy,
-    Exchange,
-    GroupPolicy,
-    Memory,
-    ModuleSpec,
-    PackingPolicy,
-    SequenceGroups,
-)
+from dataserver.planning.jobspec.modules import BalancePolicy, Memory, ModuleSpec, PackingPolicy
 from dataserver.planning.jobspec.stream import (
     SUPPORTED_CONTENT_VERSIONS,
     SUPPORTED_ORDER_VERSIONS,
@@ -35,42 +27,39 @@ from dataserver.planning.jobspec.stream import (
     Stream,
     TokenizerSpec,
 )
-from dataserver.planning.jobspec.values import MAX_INTEGER, Modality, ModuleKind, Name
+from dataserver.planning.jobspec.values import MAX_INTEGER, Modality, ModuleKind, Name, Natural, Positive, SpecModel
 
 __all__ = [
     "DEFAULT_COSTS",
     "MAX_INTEGER",
     "SUPPORTED_CONTENT_VERSIONS",
     "SUPPORTED_ORDER_VERSIONS",
-    "SUPPORTED_PLAN_VERSIONS",
+    "BackboneOptions",
     "BalancePolicy",
-    "ColocatedLayout",
-    "ContrastiveLayout",
-    "ContrastiveSchedule",
     "Cost",
     "DatasetSpec",
     "End",
-    "Exchange",
-    "Execution",
+    "ExecutionParts",
+    "ExtraInFlight",
     "Generation",
-    "GroupPolicy",
-    "JobSpec",
     "LastStep",
-    "Layout",
+    "LayoutOptions",
     "Memory",
     "Modality",
     "ModelCost",
     "ModuleKind",
     "ModuleSpec",
     "Name",
+    "Natural",
     "OrderPolicy",
     "Packing",
     "PackingPolicy",
-    "PipelineLayout",
+    "Positive",
     "Schedule",
-    "SequenceGroups",
     "Sizing",
+    "SpecModel",
     "Stream",
     "TokenizerSpec",
+    "WaveOptions",
     "default_cost",
 ]

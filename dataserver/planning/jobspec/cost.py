@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from dataserver.planning.costs import hardware
+from dataserver.planning.jobspec import hardware
 from dataserver.planning.jobspec.values import DecimalString, Modality, ModuleKind, Name, SpecModel
 
 

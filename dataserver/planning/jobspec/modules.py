@@ -6,8 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from dataserver.planning.jobspec.cost import Cost, ModelCost, default_cost
-from dataserver.planning.jobspec.values import Modality, ModuleKind, Name, Natural, Positive, SpecModel
-from dataserver.planning.sequence_parallel.compositions import check_compositions
+from dataserver.planning.jobspec.values import Modality, ModuleKind, Name, Positive, SpecModel
 
 
 class BalancePolicy(StrEnum):
@@ -36,20 +35,6 @@ class PackingPolicy(StrEnum):
     """First-fit decreasing."""
 
 
-class GroupPolicy(StrEnum):
-    """How sequence-parallel groups are chosen."""
-
-    SEARCH = "search"
-    """Groups of unequal degrees for each microbatch, by this planner's bounded search."""
-    MILP = "milp"
-    """The same by the integer programme of FlexSP (section 3.3) with HiGHS: seconds for each step, for comparison in
-    `dataserver simulate` and `dataserver plan` alone. Servers refuse it: its plans depend on the version of HiGHS."""
-    HOMOGENEOUS = "homogeneous"
-    """The best single degree of each step (FlexSP-BatchAda)."""
-    STATIC = "static"
-    """The largest degree always: the baseline."""
-
-
 class Memory(SpecModel):
     """Memory for activations on each device of a stage. Plans keep within it."""
 
@@ -71,52 +56,9 @@ class Memory(SpecModel):
         return self
 
 
-class Exchange(SpecModel):
-    """What the all-to-alls of one sequence-parallel degree cost."""
-
-    degree: Annotated[int, Field(ge=2, le=65536)]
-    """Ranks of the group, a power of two."""
-    unit_ps: Natural
-    """Picoseconds for each token of a rank, forward and backward together."""
-
-
-class SequenceGroups(SpecModel):
-    """Ranks that share sequences, in groups that are chosen anew for each microbatch (FlexSP, arXiv 2412.01523).
-
-    The module's `dp` counts all devices, its `memory` says how many tokens each of them holds.
-    """
-
-    policy: GroupPolicy = GroupPolicy.SEARCH
-    """How groups are chosen."""
-    min_degree: Annotated[int, Field(ge=1, le=65536)] = 1
-    """Ranks of the smallest group, a power of two. A job with more than 50,000 ways to group its ranks is refused, and
-    needs larger ones: 128 ranks can have groups of 1 to 128, 256 ranks of 1 to 8, but not of 1 to 16."""
-    max_degree: Annotated[int, Field(ge=1, le=65536)]
-    """Ranks of the largest group, a power of two that divides the module's `dp`."""
-    exchange: tuple[Exchange, ...] = ()
-    """One for each power of two from `min_degree`, but at least 2, to `max_degree`."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for name, degree in (("min_degree", self.min_degree), ("max_degree", self.max_degree)):
-            if degree & (degree - 1):
-                raise ValueError(f"{name} is {degree}; a power of two is required")
-        if self.min_degree > self.max_degree:
-            raise ValueError(f"min_degree is {self.min_degree}, above max_degree {self.max_degree}; lower it")
-        degrees = [e.degree for e in self.exchange]
-        wanted = [1 << p for p in range(1, self.max_degree.bit_length()) if 1 << p >= self.min_degree]
-        if sorted(degrees) != wanted:
-            raise ValueError(
-                f"exchange has degrees {degrees}; one entry for each of {wanted} is required: what the all-to-alls "
-                "of groups of so many ranks cost"
-            )
-        return self
-
-
 _OF_KINDS = {
     "pp": (ModuleKind.BACKBONE, ModuleKind.TOWER),
     "packing": (ModuleKind.BACKBONE,),
-    "sequence_groups": (ModuleKind.BACKBONE,),
     "datasets": (ModuleKind.ENCODER, ModuleKind.GENERATOR),
     "modality": (ModuleKind.TOWER,),
 }
@@ -148,14 +90,13 @@ class ModuleSpec(SpecModel):
     memory: Memory | None = None
     """Memory for activations; without it a plan takes it as endless."""
     balance: BalancePolicy = BalancePolicy.LPT
-    """How its items are spread over ranks and microbatches. A backbone with `sequence_groups` has none: they do it."""
+    """How its items are spread over ranks and microbatches. A grouped backbone has none: its
+    groups do it."""
     padded: bool = False
     """Whether the items of a microbatch are padded to the largest, so that each costs as much as that one. Every
     balance but `none` then gathers items of like size."""
     packing: Annotated[PackingPolicy | None, Field(default=None, validate_default=True)]
     """Backbone: which sequence holds each sample, where the stream packs at all; by default `balanced`."""
-    sequence_groups: SequenceGroups | None = None
-    """Backbone: groups of ranks that share sequences; without it each rank has its own."""
 
     @property
     def holds_samples(self) -> bool:
@@ -195,25 +136,4 @@ class ModuleSpec(SpecModel):
                 )
         if self.kind is ModuleKind.TOWER and self.modality is None:
             raise ValueError(f"tower {self.name} has no modality; set it to one of {[str(m) for m in Modality]}")
-        if self.sequence_groups is not None:
-            self._check_groups(self.sequence_groups)
         return self
-
-    def _check_groups(self, groups: SequenceGroups) -> None:
-        if self.balance is not BalancePolicy.LPT:
-            raise ValueError(
-                f"module {self.name} has sequence_groups and balance {self.balance}; groups themselves spread the "
-                "sequences: leave balance out"
-            )
-        if self.memory is None or (self.pp, self.sp) != (1, 1) or self.padded:
-            raise ValueError(
-                f"module {self.name} has sequence_groups with pp {self.pp}, sp {self.sp}, padded {self.padded} and "
-                f"{'no ' if self.memory is None else ''}memory; groups need pp 1, sp 1, no padding, and memory, "
-                "which says how many tokens a device holds"
-            )
-        if self.dp % groups.max_degree:
-            raise ValueError(
-                f"module {self.name} has dp {self.dp} and sequence_groups up to {groups.max_degree} ranks; the largest "
-                f"group must divide the ranks: change dp, or lower max_degree to {self.dp & -self.dp}"
-            )
-        check_compositions(self.dp, groups.min_degree, groups.max_degree)

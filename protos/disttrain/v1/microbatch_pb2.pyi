@@ -345,6 +345,7 @@ class ModuleSchedule(_message.Message):
     MODULE_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     DRAIN_EVERY_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """Name of the module."""
     drain_every: _builtins.int
@@ -352,6 +353,8 @@ class ModuleSchedule(_message.Message):
     of a contrastive batch, where contrastive batches do not overlap (batch_sync). 0 where only the end of the step
     drains a stage.
     """
+    chunks: _builtins.int
+    """Model chunks of each stage, at least 1; with several, in_flight counts passes."""
     @_builtins.property
     def in_flight(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """One number for each stage, at least 1 each."""
@@ -362,10 +365,11 @@ class ModuleSchedule(_message.Message):
         module: _builtins.str = ...,
         in_flight: _abc.Iterable[_builtins.int] | None = ...,
         drain_every: _builtins.int = ...,
+        chunks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_every", b"drain_every", "in_flight", b"in_flight", "module", b"module"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "drain_every", b"drain_every", "in_flight", b"in_flight", "module", b"module"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

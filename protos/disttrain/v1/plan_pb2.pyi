@@ -165,6 +165,9 @@ class PlannedGroups(_message.Message):
     MICROBATCH_FIELD_NUMBER: _builtins.int
     FIRST_RANK_FIELD_NUMBER: _builtins.int
     DEGREE_FIELD_NUMBER: _builtins.int
+    MODULE_FIELD_NUMBER: _builtins.int
+    module: _builtins.str
+    """Module whose ranks form the groups."""
     @_builtins.property
     def microbatch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Microbatch."""
@@ -183,10 +186,11 @@ class PlannedGroups(_message.Message):
         microbatch: _abc.Iterable[_builtins.int] | None = ...,
         first_rank: _abc.Iterable[_builtins.int] | None = ...,
         degree: _abc.Iterable[_builtins.int] | None = ...,
+        module: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["degree", b"degree", "first_rank", b"first_rank", "microbatch", b"microbatch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degree", b"degree", "first_rank", b"first_rank", "microbatch", b"microbatch", "module", b"module"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 from planning.builders import job_data, make_samples
+from planning_rows.flexsp_profiles import A100_CLUSTER, PROFILES, group_costs
 
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.samples import I64, StepSamples, Task
-from dataserver.planning.sequence_parallel import A100_CLUSTER, PROFILES, group_costs
 
 PROFILE = PROFILES["7b-192k"]
 A100 = group_costs(PROFILE, A100_CLUSTER)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from dataserver.planning.sequence_parallel import A100_CLUSTER, PROFILES, Cluster, group_costs, usable_lengths
+from planning_rows.flexsp_profiles import A100_CLUSTER, PROFILES, Cluster, group_costs, usable_lengths
 
 MIB_PER_MS = {2: "119.54", 4: "104.07", 8: "96.5", 16: "10.33", 32: "5.94", 64: "4.87"}
 

@@ -14,18 +14,20 @@ from planning.pipeline_reference import Definitions, Event
 from planning.sequence_parallel.grouped_jobs import A100, grouped_data, grouped_steps, published_job, texts
 
 from dataserver.planning.arranging import WaveTooLargeError
-from dataserver.planning.expectation import module_loads
+from dataserver.planning.grouped.baselines import homogeneous_plan
+from dataserver.planning.grouped.batches import plan_groups
+from dataserver.planning.grouped.options import GroupPolicy
+from dataserver.planning.grouped.planner import bound_ns
+from dataserver.planning.grouped.policies import bounded_budget, refuse_solver, require_solver
+from dataserver.planning.grouped.search import Budget
+from dataserver.planning.grouped.sequences import group_costs, planned_sequences
 from dataserver.planning.identity import Job, JobSpecError, parse_job
-from dataserver.planning.jobspec import GroupPolicy, ModuleKind
-from dataserver.planning.layouts import PlannedTimeline
-from dataserver.planning.layouts.grouped import bound_ns
-from dataserver.planning.pipeline import critical_path
+from dataserver.planning.jobspec import ModuleKind
+from dataserver.planning.layout import PlannedTimeline
 from dataserver.planning.plan import StepPlan
-from dataserver.planning.planner import baseline_plan, explain, plan_step, timeline
+from dataserver.planning.planner import baseline_plan, explain, module_loads, plan_step, timeline
 from dataserver.planning.samples import StepSamples, Task
-from dataserver.planning.sequence_parallel import Budget, homogeneous_plan, plan_groups
-from dataserver.planning.sequence_parallel.module import module_costs, planned_sequences
-from dataserver.planning.sequence_parallel.policies import bounded_budget, refuse_solver, require_solver
+from dataserver.planning.simulation import critical_path
 from dataserver.planning.sizing import SampleTooLargeError
 from dataserver.planning.views import view_plan
 
@@ -73,7 +75,7 @@ def test_every_sample_once_within_memory_on_groups_that_make_up_all_ranks(step: 
         assert routing.source_microbatch.tolist() == routing.target_microbatch.tolist()
     sequences = planned_sequences(backbone, plan)
     assert sequences.lengths.sum() == samples.tokens.sum()
-    assert sequences.lengths.max(initial=0) <= min(600, module_costs(backbone).cluster_tokens)
+    assert sequences.lengths.max(initial=0) <= min(600, group_costs(backbone).cluster_tokens)
     if not job.stream.packing.enabled:
         assert len(sequences.lengths) == len(samples)
     for module in job.spec.execution.modules:
@@ -180,7 +182,7 @@ def skewed(count: int) -> StepSamples:
 def test_the_published_model_as_a_job(backward_percent: int) -> None:
     """A step takes what the planner of groups says, to the nanosecond."""
     job, samples = published_job(backward_percent=backward_percent), skewed(512)
-    assert module_costs(job.spec.execution.backbone).token_ps == A100.token_ps
+    assert group_costs(job.spec.execution.backbone).token_ps == A100.token_ps
     plan = plan_step(job, 0, samples)
     groups = plan_groups(samples.tokens, A100)
     summary = explain(job, plan)

@@ -10,24 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_rows.flexsp_milp import solve_chunk
+from planning_rows.flexsp_profiles import A100_CLUSTER, PROFILES, group_costs, usable_lengths
 
+from dataserver.planning.grouped.baselines import best_homogeneous_plan, homogeneous_plan, searched_homogeneous_plan
+from dataserver.planning.grouped.batches import plan_groups
+from dataserver.planning.grouped.compositions import group_compositions
+from dataserver.planning.grouped.costs import GroupCosts
+from dataserver.planning.grouped.search import Batch, Budget
+from dataserver.planning.grouped.sequence_plan import SequencePlan
 from dataserver.planning.samples import I64
-from dataserver.planning.sequence_parallel import (
-    A100_CLUSTER,
-    PROFILES,
-    Budget,
-    GroupCosts,
-    SequencePlan,
-    best_homogeneous_plan,
-    group_compositions,
-    group_costs,
-    homogeneous_plan,
-    plan_groups,
-    searched_homogeneous_plan,
-    usable_lengths,
-)
-from dataserver.planning.sequence_parallel.milp import solve_chunk
-from dataserver.planning.sequence_parallel.search import Batch
 
 A100 = group_costs(PROFILES["7b-192k"], A100_CLUSTER)
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataserver.planning.layouts.wave_order import algorithm_2, chain, searched_order
-from dataserver.planning.pipeline import OrderScorer, OrderTimes, Pipeline, one_f_one_b_in_flight
+from dataserver.planning.grouped.wave_order import algorithm_2, chain, searched_order
+from dataserver.planning.simulation import OrderScorer, OrderTimes, Pipeline
+from dataserver.planning.waves import one_f_one_b_in_flight
 
 
 def random_chain(seed: int, num_stages: int, count: int, extra: int = 0) -> Pipeline:

@@ -1,0 +1,80 @@
+"""Other ways to run a job, as each layout names them for a comparison."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dataserver.planning.identity import Job
+from dataserver.planning.job import Execution
+from dataserver.planning.jobspec import BalancePolicy, ModuleSpec, OrderPolicy, PackingPolicy
+
+Edit = Callable[[Execution], Execution]
+"""Makes another execution of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """Something that can be chosen in a job, and its choices by name."""
+
+    name: str
+    choices: Mapping[str, Edit]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """What `dataserver simulate` compares."""
+
+    main: Sequence[Dimension]
+    """All combinations of the choices of these."""
+    single: Sequence[Dimension]
+    """The job as it is with one choice of one of these."""
+
+
+EXTRA_IN_FLIGHT = (0, 1, 2, 4)
+
+
+def edit_layout(**values: Any) -> Edit:
+    """Other options of the layout."""
+    return lambda e: e.model_copy(update={"layout": e.layout.model_copy(update=values)})
+
+
+def edit_modules(names: Iterable[str], **values: Any) -> Edit:
+    """Other fields of some modules."""
+    chosen = set(names)
+
+    def edit(execution: Execution) -> Execution:
+        modules = tuple(m.model_copy(update=values) if m.name in chosen else m for m in execution.modules)
+        return execution.model_copy(update={"modules": modules})
+
+    return edit
+
+
+def balances(execution: Execution) -> Dimension:
+    """One balance for all modules."""
+    names = [m.name for m in execution.modules]
+    policies = BalancePolicy.LPT, BalancePolicy.NONE
+    return Dimension("balance", {p.value: edit_modules(names, balance=p) for p in policies})
+
+
+def balance_of(module: ModuleSpec) -> Dimension:
+    """The balance of one module."""
+    choices = {p.value: edit_modules([module.name], balance=p) for p in BalancePolicy}
+    return Dimension(f"balance of {module.name}", choices)
+
+
+def packings(job: Job) -> list[Dimension]:
+    """How the backbone packs, if the stream does."""
+    if not job.stream.packing.enabled:
+        return []
+    name = job.spec.execution.backbone.name
+    return [Dimension("packing", {p.value: edit_modules([name], packing=p) for p in PackingPolicy})]
+
+
+def orders() -> Dimension:
+    """The order of a rank's microbatches."""
+    return Dimension("order", {p.value: edit_layout(order=p) for p in OrderPolicy})
+
+
+def extras() -> Dimension:
+    """Microbatches in flight beyond those of the schedule."""
+    return Dimension("extra_in_flight", {str(n): edit_layout(extra_in_flight=n) for n in EXTRA_IN_FLIGHT})

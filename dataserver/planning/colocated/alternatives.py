@@ -1,0 +1,21 @@
+"""Other ways to run a colocated job."""
+
+from dataserver.planning.alternatives import (
+    Alternatives,
+    Dimension,
+    balance_of,
+    balances,
+    edit_layout,
+    packings,
+)
+from dataserver.planning.colocated.options import ColocatedOptions
+from dataserver.planning.identity import Job
+
+
+def alternatives(job: Job) -> Alternatives:
+    """Packing and balance together; each balance, and ranks as if all shared a node, by themselves."""
+    execution = job.spec.execution
+    single, ranks = [balance_of(m) for m in execution.modules], execution.backbone.dp
+    if execution.options(ColocatedOptions).ranks_per_node < ranks:
+        single.append(Dimension("assignment to ranks", {"as balanced": edit_layout(ranks_per_node=ranks)}))
+    return Alternatives([*packings(job), balances(execution)], single)

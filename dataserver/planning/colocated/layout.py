@@ -1,0 +1,37 @@
+"""The colocated layout."""
+
+from functools import partial
+
+from dataserver.planning.colocated.alternatives import alternatives
+from dataserver.planning.colocated.options import ColocatedOptions
+from dataserver.planning.colocated.planner import baseline, plan
+from dataserver.planning.colocated.programs import programs
+from dataserver.planning.colocated.timeline import bound_ns, timeline
+from dataserver.planning.expectation import loads
+from dataserver.planning.identity import Job
+from dataserver.planning.layout import Layout
+from dataserver.planning.limits import BackboneLimits
+from dataserver.planning.plan import StepPlan
+from dataserver.planning.sequences import empty_percent, fill_percent
+
+
+def _figures(own: Job, job: Job, plan: StepPlan) -> dict[str, float]:
+    """Bytes are those between the nodes that the job itself has."""
+    options = own.spec.execution.options(ColocatedOptions)
+    size = options.ranks_per_node
+    rows = (int(r.rows[r.source_rank // size != r.target_rank // size].sum()) for r in plan.routings)
+    moved = {"between_nodes_bytes": options.row_bytes * sum(rows)}
+    return fill_percent(job, plan) | empty_percent(job, plan) | moved
+
+
+LAYOUT = Layout(
+    plan=plan,
+    baseline=baseline,
+    programs=programs,
+    timeline=timeline,
+    lower_bound_ns=bound_ns,
+    loads=loads,
+    limits=partial(BackboneLimits, in_waves=False),
+    alternatives=alternatives,
+    figures=_figures,
+)

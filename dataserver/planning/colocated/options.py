@@ -1,0 +1,33 @@
+"""The part of a job that belongs to the colocated layout."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dataserver.planning.jobspec import BackboneOptions, ExecutionParts, Natural
+
+
+class ColocatedOptions(BackboneOptions):
+    """Every rank runs every module, one phase after the other, each with an arrangement of its own (OrchMLLM).
+
+    The `memory` of a module bounds each of its microbatches. What encoders (and, before generators, the backbone) keep
+    of all their microbatches until their backward phase is to be computed again, or left out of `room_bytes`.
+    """
+
+    kind: Literal["colocated"]
+    """Names the layout."""
+    ranks_per_node: Annotated[int, Field(ge=1, le=65536)] = 8
+    """Consecutive ranks of a node; batches are named so that few bytes leave their node. With `dp` or more there is one
+    node, and no name saves anything."""
+    row_bytes: Natural = 8192
+    """Bytes of one embedding or condition between phases: the backbone's width x bytes of a number."""
+
+    def check_modules(self, execution: ExecutionParts) -> None:
+        """Refuse modules of different degrees, or in stages."""
+        super().check_modules(execution)
+        degrees = {m.name: (m.dp, m.tp, m.sp, m.pp) for m in execution.modules}
+        if len(set(degrees.values())) > 1 or execution.modules[0].pp > 1:
+            raise ValueError(
+                f"modules have (dp, tp, sp, pp) {degrees}; colocated modules need the same degrees and pp 1, since "
+                "every rank runs them all"
+            )

@@ -1,0 +1,28 @@
+"""The contrastive layout."""
+
+from dataserver.planning.contrastive.alternatives import alternatives
+from dataserver.planning.contrastive.limits import TowerLimits
+from dataserver.planning.contrastive.planner import baseline, plan
+from dataserver.planning.contrastive.programs import programs
+from dataserver.planning.contrastive.timeline import bound_ns, timeline
+from dataserver.planning.expectation import loads
+from dataserver.planning.identity import Job
+from dataserver.planning.layout import Layout
+from dataserver.planning.plan import StepPlan
+
+
+def _figures(_own: Job, _job: Job, _plan: StepPlan) -> dict[str, float]:
+    return {}
+
+
+LAYOUT = Layout(
+    plan=plan,
+    baseline=baseline,
+    programs=programs,
+    timeline=timeline,
+    lower_bound_ns=bound_ns,
+    loads=loads,
+    limits=TowerLimits,
+    alternatives=alternatives,
+    figures=_figures,
+)

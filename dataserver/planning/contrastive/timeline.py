@@ -1,0 +1,127 @@
+"""The simulation of a contrastive plan, and its lower bound."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataserver.planning.contrastive.memory import sums_with_padding
+from dataserver.planning.contrastive.options import ContrastiveOptions
+from dataserver.planning.contrastive.programs import programs
+from dataserver.planning.costs import backward_ns, forward_ns
+from dataserver.planning.expectation import item_sizes, microbatch_loads
+from dataserver.planning.identity import Job
+from dataserver.planning.job import JobSpec
+from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.layout import Node, PlannedTimeline
+from dataserver.planning.plan import ArrangedStep, StepPlan
+from dataserver.planning.samples import I64
+from dataserver.planning.simulation import Operations, Pipeline, chain_edges, simulate
+
+
+@dataclass(frozen=True, slots=True)
+class TowerTimes:
+    """What one tower does in a step, int64 [ranks, stages, microbatches] each."""
+
+    forward_ns: I64
+    backward_ns: I64
+    activation_bytes: I64 | None = None
+    """Held by each device of a stage from forward to backward; without it 0."""
+
+
+def contrastive_pipeline(
+    towers: Sequence[TowerTimes], interaction_ns: I64, operations: Sequence[Operations]
+) -> Pipeline:
+    """Towers side by side: each rank is a chain of stages, all last stages meet in the interaction of every batch.
+
+    Args:
+        towers: each with its own ranks and stages, all with the same microbatches.
+        interaction_ns: int64 [batches]: forward and backward of each batch's interaction, features gathered.
+        operations: of each stage of each tower (`programs.programs`).
+
+    Returns:
+        A pipeline whose nodes go by tower, rank and stage.
+
+    Raises:
+        ValueError: towers of different numbers of microbatches, or microbatches that do not divide into the batches.
+    """
+    counts, groups = {t.forward_ns.shape[2] for t in towers}, len(interaction_ns)
+    if len(counts) != 1 or not groups or min(counts) % groups:
+        raise ValueError(
+            f"towers of {sorted(counts)} microbatches and {groups} contrastive batches; all towers need the same "
+            "number, a multiple of the batches"
+        )
+    count = counts.pop()
+    stage, edges, stages_before, nodes = [], [], 0, 0
+    for tower in towers:
+        ranks, stages, _ = tower.forward_ns.shape
+        stage.append(np.tile(np.arange(stages), ranks) + stages_before)
+        stages_before += stages
+        for _ in range(ranks):
+            edges.append(chain_edges(stages, count) + np.array([0, nodes, nodes]))
+            nodes += stages
+    held = [np.zeros_like(t.forward_ns) if t.activation_bytes is None else t.activation_bytes for t in towers]
+    return Pipeline(
+        num_stages=stages_before,
+        stage=np.concatenate(stage),
+        forward_ns=np.concatenate([t.forward_ns.reshape(-1, count) for t in towers]),
+        backward_ns=np.concatenate([t.backward_ns.reshape(-1, count) for t in towers]),
+        edges=np.concatenate(edges),
+        operations=operations,
+        interaction_ns=np.tile(interaction_ns, (nodes, 1)),
+        activation_bytes=np.concatenate([h.reshape(-1, count) for h in held]),
+    )
+
+
+def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
+    """Simulate a plan: every rank of every stage of every tower, joined by the interactions."""
+    layout, towers = spec.execution.options(ContrastiveOptions), spec.execution.modules
+    groups = plan.num_microbatches // layout.microbatches
+    pipeline = contrastive_pipeline(
+        [_times(tower, plan) for tower in towers],
+        np.full(groups, layout.interaction_ns),
+        [p.operations for p in programs(spec.execution, plan.schedules, plan.num_microbatches)],
+    )
+    nodes = tuple(Node((t.name,), rank, stage) for t in towers for rank in range(t.dp) for stage in range(t.pp))
+    return PlannedTimeline(nodes, pipeline, simulate(pipeline))
+
+
+def _times(tower: ModuleSpec, plan: ArrangedStep) -> TowerTimes:
+    """Times and activations of a tower, the same on each of its stages."""
+
+    def on_stages(values: I64) -> I64:
+        return np.repeat(values[:, None, :], tower.pp, axis=1)
+
+    forward = microbatch_loads(tower, plan) // tower.pp
+    held = None
+    if tower.memory is not None:
+        arrangement, sizes = plan.arrangement(tower.name), item_sizes(tower, plan.samples)
+        held = sums_with_padding(tower, arrangement, sizes, plan.num_microbatches) * tower.memory.unit_bytes
+    return TowerTimes(
+        forward_ns=on_stages(forward),
+        backward_ns=on_stages(backward_ns(tower.cost, forward)),
+        activation_bytes=None if held is None else on_stages(held),
+    )
+
+
+def bound_ns(job: Job, plan: StepPlan) -> int:
+    """A time that no arrangement of the step's contrastive batches can beat, under any schedule.
+
+    For every tower: the work of its last stage, evenly spread over the ranks; the way of the smallest possible
+    microbatch through the stages before it, there and back; and the interactions, which the last stage runs too.
+    """
+    layout, towers = job.spec.execution.options(ContrastiveOptions), job.spec.execution.modules
+    interactions = plan.num_microbatches // layout.microbatches * layout.interaction_ns
+    return max(_tower_bound_ns(tower, plan) for tower in towers) + interactions
+
+
+def _tower_bound_ns(tower: ModuleSpec, plan: StepPlan) -> int:
+    """The bound of one tower without interactions. Times of stages are rounded down, once for each microbatch."""
+    loads = np.sort(forward_ns(tower.cost, item_sizes(tower, plan.samples)))
+    cells, percent = tower.dp * plan.num_microbatches, tower.cost.backward_percent
+    total = int(loads.sum()) + cells * tower.cost.microbatch_ns
+    forward = max((total - cells * (tower.pp - 1)) // tower.pp, 0)
+    backward = max((forward * percent - 99 * cells) // 100, 0)
+    least = (int(loads[: len(loads) // cells].sum()) + tower.cost.microbatch_ns) // tower.pp
+    way = (tower.pp - 1) * (least + least * percent // 100)
+    return -(-(forward + backward) // tower.dp) + way

@@ -1,0 +1,112 @@
+"""The part of a job that belongs to the grouped layout."""
+
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dataserver.planning.grouped.compositions import check_compositions
+from dataserver.planning.jobspec import (
+    BalancePolicy,
+    ExecutionParts,
+    ModuleKind,
+    ModuleSpec,
+    Natural,
+    Schedule,
+    SpecModel,
+    Stream,
+    WaveOptions,
+)
+
+
+class GroupPolicy(StrEnum):
+    """How sequence-parallel groups are chosen."""
+
+    SEARCH = "search"
+    """Groups of unequal degrees for each microbatch, by this planner's bounded search."""
+    HOMOGENEOUS = "homogeneous"
+    """The best single degree of each step (FlexSP-BatchAda)."""
+    STATIC = "static"
+    """The largest degree always: the baseline."""
+
+
+class Exchange(SpecModel):
+    """What the all-to-alls of one sequence-parallel degree cost."""
+
+    degree: Annotated[int, Field(ge=2, le=65536)]
+    """Ranks of the group, a power of two."""
+    unit_ps: Natural
+    """Picoseconds for each token of a rank, forward and backward together."""
+
+
+class GroupedOptions(WaveOptions):
+    """Backbone ranks that share sequences, in groups chosen for each microbatch (FlexSP, arXiv 2412.01523).
+
+    The backbone's `dp` counts all devices, its `memory` says how many tokens each of them holds. Encoders and
+    generators stand beside it, on devices of their own.
+    """
+
+    kind: Literal["grouped"]
+    """Names the layout."""
+    policy: GroupPolicy = GroupPolicy.SEARCH
+    """How groups are chosen."""
+    min_degree: Annotated[int, Field(ge=1, le=65536)] = 1
+    """Ranks of the smallest group, a power of two. A job with more than 50,000 ways to group its ranks is refused, and
+    needs larger ones: 128 ranks can have groups of 1 to 128, 256 ranks of 1 to 8, but not of 1 to 16."""
+    max_degree: Annotated[int, Field(ge=1, le=65536)]
+    """Ranks of the largest group, a power of two that divides the backbone's `dp`."""
+    exchange: tuple[Exchange, ...] = ()
+    """One for each power of two from `min_degree`, but at least 2, to `max_degree`."""
+
+    @model_validator(mode="after")
+    def _check_degrees(self) -> Self:
+        for name, degree in (("min_degree", self.min_degree), ("max_degree", self.max_degree)):
+            if degree & (degree - 1):
+                raise ValueError(f"{name} is {degree}; a power of two is required")
+        if self.min_degree > self.max_degree:
+            raise ValueError(f"min_degree is {self.min_degree}, above max_degree {self.max_degree}; lower it")
+        degrees = [e.degree for e in self.exchange]
+        wanted = [1 << p for p in range(1, self.max_degree.bit_length()) if 1 << p >= self.min_degree]
+        if sorted(degrees) != wanted:
+            raise ValueError(
+                f"exchange has degrees {degrees}; one entry for each of {wanted} is required: what the all-to-alls "
+                "of groups of so many ranks cost"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_grouped_schedule(self) -> Self:
+        if self.schedule is Schedule.INTERLEAVED:
+            raise ValueError(
+                "schedule is interleaved; a grouped backbone has one stage of one chunk: use 1f1b or gpipe"
+            )
+        return self
+
+    def check_modules(self, execution: ExecutionParts) -> None:
+        """Refuse a backbone whose ranks cannot form the groups."""
+        super().check_modules(execution)
+        backbone = next(m for m in execution.modules if m.kind is ModuleKind.BACKBONE)
+        if execution.microbatch != 1:
+            raise ValueError(
+                f"microbatch is {execution.microbatch}; groups decide microbatches themselves: leave microbatch out"
+            )
+        if backbone.balance is not BalancePolicy.LPT:
+            raise ValueError(
+                f"module {backbone.name} has balance {backbone.balance}; groups themselves spread the sequences: leave "
+                "balance out"
+            )
+        if backbone.memory is None or (backbone.pp, backbone.sp) != (1, 1) or backbone.padded:
+            raise ValueError(
+                f"module {backbone.name} has pp {backbone.pp}, sp {backbone.sp}, padded {backbone.padded} and "
+                f"{'no ' if backbone.memory is None else ''}memory; groups need pp 1, sp 1, no padding, and memory, "
+                "which says how many tokens a device holds"
+            )
+        if backbone.dp % self.max_degree:
+            raise ValueError(
+                f"module {backbone.name} has dp {backbone.dp} and groups up to {self.max_degree} ranks; the largest "
+                f"group must divide the ranks: change dp, or lower max_degree to {backbone.dp & -backbone.dp}"
+            )
+        check_compositions(backbone.dp, self.min_degree, self.max_degree)
+
+    def check_batch(self, stream: Stream, backbone: ModuleSpec, microbatch: int) -> None:
+        """Groups divide any batch."""

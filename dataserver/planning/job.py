@@ -1,0 +1,139 @@
+"""The whole specification of a job: a stream and its execution; and the layouts that a job can have."""
+
+from typing import Annotated, Any, Final, Self, TypeVar, get_args
+
+import numpy as np
+from pydantic import BeforeValidator, Field, model_validator
+
+from dataserver.planning.colocated.options import ColocatedOptions
+from dataserver.planning.contrastive.options import ContrastiveOptions
+from dataserver.planning.grouped.options import GroupedOptions
+from dataserver.planning.jobspec import End, LayoutOptions, ModuleKind, ModuleSpec, Positive, SpecModel, Stream
+from dataserver.planning.pipelined.options import PipelinedOptions
+from dataserver.planning.samples import I64
+
+SUPPORTED_PLAN_VERSIONS: Final = frozenset({1})
+
+AnyLayout = PipelinedOptions | GroupedOptions | ColocatedOptions | ContrastiveOptions
+"""The registry of layouts. A layout's folder holds its options, named here, and its functions (`layout.layout_of`)."""
+
+Options = TypeVar("Options", bound=LayoutOptions)
+
+LAYOUT_KINDS: Final = tuple(get_args(o.model_fields["kind"].annotation)[0] for o in get_args(AnyLayout))
+
+
+def _of_known_kind(value: Any) -> Any:
+    """Say in words what a discriminator would complain of."""
+    if isinstance(value, get_args(AnyLayout)):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError(f"found {value!r}; a mapping with a kind is required, such as {{kind: {LAYOUT_KINDS[0]}}}")
+    if value.get("kind") not in LAYOUT_KINDS:
+        found = f"is {value['kind']!r}" if "kind" in value else "is missing"
+        raise ValueError(f"kind {found}; one of {', '.join(LAYOUT_KINDS)} is required")
+    return value
+
+
+class Execution(SpecModel):
+    """How the job runs; any execution of one stream trains on the same samples in the same steps."""
+
+    modules: Annotated[tuple[ModuleSpec, ...], Field(min_length=1, max_length=64)]
+    """The modules: one backbone with any number of encoders and generators, or towers alone."""
+    layout: Annotated[AnyLayout, Field(discriminator="kind"), BeforeValidator(_of_known_kind)] = PipelinedOptions()
+    """How the modules share devices and time."""
+    microbatch: Annotated[int, Field(ge=1, le=65536)] = 1
+    """Sequences of one microbatch of one backbone rank, at most; fewer where the memory of a module asks for it."""
+    end: End
+    """End of the job."""
+    plan_version: Positive = 1
+    """Version of the rules that turn a step's samples into a plan."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [m.name for m in self.modules]
+        if len(set(names)) < len(names):
+            raise ValueError(f"module names {names} are not unique; give each module a name of its own")
+        self.layout.check_modules(self)
+        return self
+
+    def module(self, name: str) -> ModuleSpec:
+        """The module of that name; ValueError names the ones there are."""
+        for module in self.modules:
+            if module.name == name:
+                return module
+        raise ValueError(f"module {name!r} is not in the job; it has {[m.name for m in self.modules]}")
+
+    def of_kind(self, kind: ModuleKind) -> tuple[ModuleSpec, ...]:
+        """The modules of that kind, in the order of the job."""
+        return tuple(m for m in self.modules if m.kind is kind)
+
+    def options(self, kind: type[Options]) -> Options:
+        """The layout's options, for the layout that they belong to; TypeError in another one."""
+        if not isinstance(self.layout, kind):
+            raise TypeError(f"found a {self.layout.kind} layout where {kind.__name__} are needed")
+        return self.layout
+
+    @property
+    def by_depth(self) -> tuple[ModuleSpec, ...]:
+        """The modules in the order in which samples pass them: encoders, backbone, generators; towers as they come."""
+        return tuple(m for kind in ModuleKind for m in self.of_kind(kind))
+
+    @property
+    def depths(self) -> dict[str, I64]:
+        """For each module int64 [pp]: place of its stages in the joined pipeline, the same for modules of a kind."""
+        first, found = 0, {}
+        for kind in ModuleKind:
+            modules = self.of_kind(kind)
+            for module in modules:
+                found[module.name] = first + np.arange(module.pp)
+            first += max((m.pp for m in modules), default=0)
+        return found
+
+    @property
+    def backbone(self) -> ModuleSpec:
+        """The backbone, which every layout but the contrastive one has."""
+        return next(m for m in self.modules if m.kind is ModuleKind.BACKBONE)
+
+
+class JobSpec(SpecModel):
+    """A whole job."""
+
+    stream: Stream
+    """Which samples each step holds."""
+    execution: Execution
+    """How they are run."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self._check_datasets()
+        self.execution.layout.check_stream(self.stream, self.execution)
+        return self
+
+    def _check_datasets(self) -> None:
+        """Every dataset that a module names is there, and named by one module of a kind."""
+        known = {d.name for d in self.stream.datasets}
+        for kind in (ModuleKind.ENCODER, ModuleKind.GENERATOR):
+            modules = self.execution.of_kind(kind)
+            named = [name for m in modules for name in m.datasets or ()]
+            if len(set(named)) < len(named) or not known.issuperset(named):
+                raise ValueError(
+                    f"modules of kind {kind} name datasets {named}; each must be one of {sorted(known)} and named once"
+                )
+            rest = [m.name for m in modules if m.datasets is None]
+            if len(rest) > 1:
+                raise ValueError(
+                    f"modules {rest} of kind {kind} name no datasets; all but one must say whose images they handle"
+                )
+            if rest and known == set(named):
+                raise ValueError(
+                    f"module {rest[0]} of kind {kind} handles nothing, since others name all datasets {sorted(known)}; "
+                    "leave it out, or leave one of them to it"
+                )
+
+    def module_of_dataset(self, kind: ModuleKind) -> tuple[ModuleSpec | None, ...]:
+        """For each dataset of the stream the module of a kind that handles its images, if there is one."""
+        modules = self.execution.of_kind(kind)
+        rest = next((m for m in modules if m.datasets is None), None)
+        return tuple(
+            next((m for m in modules if dataset.name in (m.datasets or ())), rest) for dataset in self.stream.datasets
+        )

@@ -1,0 +1,46 @@
+"""Other ways to run a pipelined job."""
+
+from dataserver.planning.alternatives import (
+    Alternatives,
+    Dimension,
+    balance_of,
+    balances,
+    edit_layout,
+    extras,
+    orders,
+    packings,
+)
+from dataserver.planning.identity import Job
+from dataserver.planning.jobspec import ModuleKind, Schedule
+from dataserver.planning.pipelined.options import PipelinedOptions
+
+CHUNKS = 2
+"""Model chunks of a stage that are tried with the interleaved schedule."""
+
+
+def alternatives(job: Job) -> Alternatives:
+    """Packing, balance and order together; each balance, the schedule and what is in flight by themselves."""
+    execution = job.spec.execution
+    layout, backbone = execution.options(PipelinedOptions), execution.backbone
+    single = [
+        balance_of(m)
+        for m in execution.modules
+        if m.kind is ModuleKind.BACKBONE or m.dp > 1  # a single rank takes whole waves
+    ]
+    single.append(_schedules(layout, backbone.pp))
+    alone = len(execution.modules) == 1 and backbone.pp == 1
+    if layout.schedule is Schedule.ONE_F_ONE_B and not alone:
+        single.append(extras())
+    return Alternatives([*packings(job), balances(execution), orders()], single)
+
+
+def _schedules(layout: PipelinedOptions, stages: int) -> Dimension:
+    """The schedules that the job does not have."""
+    found = {}
+    for schedule in Schedule:
+        if schedule is layout.schedule or (schedule is Schedule.INTERLEAVED and stages == 1):
+            continue
+        chunks = CHUNKS if schedule is Schedule.INTERLEAVED else 1
+        name = f"{schedule}, {chunks} chunks" if chunks > 1 else schedule.value
+        found[name] = edit_layout(schedule=schedule, chunks=chunks, extra_in_flight=None)
+    return Dimension("schedule", found)

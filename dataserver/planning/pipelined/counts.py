@@ -1,0 +1,105 @@
+"""How many microbatches a pipelined step takes, and the sequences that go with each number."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataserver.planning.arranging import module_images
+from dataserver.planning.identity import Job
+from dataserver.planning.jobspec import ModuleKind, ModuleSpec, PackingPolicy, Schedule
+from dataserver.planning.packing import one_per_sequence
+from dataserver.planning.pipelined.attempts import Attempt
+from dataserver.planning.pipelined.options import PipelinedOptions
+from dataserver.planning.samples import I64, StepSamples
+from dataserver.planning.sequences import pack_step
+
+
+def sample_sizes(job: Job, samples: StepSamples, module: ModuleSpec) -> I64:
+    """Tokens or patches of each sample in a module. int64 [n]."""
+    if module.kind is ModuleKind.BACKBONE:
+        return samples.tokens
+    images, sizes = module_images(job.spec, module, samples), np.zeros(len(samples), np.int64)
+    np.add.at(sizes, samples.image_sample[images], samples.patches[images])
+    return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Attempts at one step with ever more microbatches."""
+
+    job: Job
+    step: int
+    samples: StepSamples
+
+    def first(self) -> Attempt:
+        """With as few as the samples need, and as the memory of all ranks of a module together asks for."""
+        fewest = 1
+        for module in self.job.spec.execution.modules:
+            if module.memory is not None:
+                total = int(sample_sizes(self.job, self.samples, module).sum())
+                fewest = max(fewest, -(-total // (module.memory.units * module.dp)))
+        return self._attempt(fewest, alone=False)
+
+    def fitting(self, first: Attempt) -> Attempt:
+        """Twice as many until memory holds a plan, then a step back; without plans if it holds none.
+
+        In the end every sample is alone in a wave. Where chunks are interleaved the first stage passes over 2 x stages
+        microbatches, at most, before it is done with one: so many waves from one sample to the next keep all other
+        samples out.
+        """
+        attempt, too_few = first, 0
+        most = max(first.num_microbatches, len(self.samples) * (2 * self._stages if self._interleaved else 1))
+        while not attempt.options and not (
+            attempt.is_alone and (attempt.is_hopeless or attempt.num_microbatches >= most)
+        ):
+            too_few = attempt.num_microbatches
+            attempt = self._more(attempt, most)
+        if attempt.options and 0 < too_few < attempt.num_microbatches - 1:
+            between = self._attempt((too_few + attempt.num_microbatches) // 2, attempt.is_alone)
+            if between.options and too_few < between.num_microbatches < attempt.num_microbatches:
+                return between
+        return attempt
+
+    def finer(self, attempt: Attempt) -> Attempt | None:
+        """Twice as many microbatches; None where they would not be smaller."""
+        sequences = len(self.samples) if self._divisible else attempt.num_sequences
+        if attempt.num_microbatches * self.job.spec.execution.backbone.dp >= sequences:
+            return None
+        return self._attempt(2 * attempt.num_microbatches, attempt.is_alone)
+
+    def _more(self, attempt: Attempt, most: int) -> Attempt:
+        """Twice as many; without packing where there are slots for all samples, or more would not divide sequences."""
+        if attempt.is_hopeless and not attempt.is_alone and not self._divisible:
+            return self._attempt(attempt.num_microbatches, alone=True)
+        count = min(most, 2 * attempt.num_microbatches)
+        return self._attempt(count, attempt.is_alone or count * self._slots >= len(self.samples))
+
+    def _attempt(self, at_least: int, alone: bool) -> Attempt:
+        """With a multiple of the stages where chunks are interleaved; `alone`, whatever packing says."""
+        sequence, count = self._sequences(at_least, alone)
+        if self._interleaved and count % self._stages:
+            sequence, count = self._sequences(-(-count // self._stages) * self._stages, alone)
+        return Attempt(self.job, self.step, self.samples, sequence, count)
+
+    def _sequences(self, at_least: int, alone: bool) -> tuple[I64, int]:
+        if not alone:
+            return pack_step(self.job, self.samples, at_least)
+        return one_per_sequence(self.samples.tokens), max(at_least, -(-len(self.samples) // self._slots))
+
+    @property
+    def _divisible(self) -> bool:
+        """Whether packing fills all sequences there are, so that more of them are smaller."""
+        return self.job.stream.packing.enabled and self.job.spec.execution.backbone.packing is PackingPolicy.BALANCED
+
+    @property
+    def _slots(self) -> int:
+        """Of a microbatch of all ranks together."""
+        return self.job.spec.execution.backbone.dp * self.job.spec.execution.microbatch
+
+    @property
+    def _interleaved(self) -> bool:
+        return self.job.spec.execution.options(PipelinedOptions).schedule is Schedule.INTERLEAVED
+
+    @property
+    def _stages(self) -> int:
+        return self.job.spec.execution.backbone.pp

@@ -1,0 +1,96 @@
+"""A time that no placement can beat."""
+
+import numpy as np
+
+from dataserver.planning.pipelined.placing.problem import PlacementProblem
+from dataserver.planning.samples import I64
+
+
+def lower_bound_ns(problem: PlacementProblem, *, within_islands: bool = False) -> int:
+    """A time that no placement of the problem's sequences can beat, under any operation lists.
+
+    With `within_islands` only plans are bounded whose images stay within their island: all images of a sequence then
+    take at least their share of the island's ranks.
+
+    Some rank of each stage has at least the mean work of the stage. Before it begins with its first microbatch that
+    holds a sequence, that sequence passes all earlier stages, and after the last such one its gradients pass them
+    again. Meanwhile the rank can do no more than the constant part of its microbatches without sequences. Where no slot
+    is empty, backbone ranks wait longer for their first wave, see `_first_wave`.
+    """
+    both, base = _both(problem, problem.work), _both(problem, problem.base[:, None])[:, 0]
+    there, back = _ways(problem, within_islands)
+    bound = 0
+    for row in range(len(base)):
+        ranks = problem.islands * (problem.ranks_per_island if row == problem.num_encoders else 1)
+        work = int(both[row].sum()) // ranks + int(base[row]) * problem.num_waves
+        bound = max(bound, work)
+        mine = np.flatnonzero(problem.own[row, :-1])
+        if not len(mine):
+            continue
+        away = int(there[row, mine].min() + back[row, mine].min())
+        bound = max(bound, work + away - _empty(problem, row, len(mine)) * int(base[row]))
+        if row == problem.num_encoders:
+            bound = max(bound, work + _first_wave(problem))
+    return bound
+
+
+def _first_wave(problem: PlacementProblem) -> int:
+    """What backbone ranks of the last stage wait on average for their first wave, and others behind their last.
+
+    An encoder rank hands over all that it has of a wave at once. Let x(r, e) be the work that encoder rank e has for
+    backbone rank r in the first wave, L(e) its sum over r, t the least that any r needs, F(r) the largest L(e) with
+    x(r, e) > 0. Cut all x(r, e) down until every r needs just t; then t x sum of F(r) >= sum of x(r, e) L(e) = sum of
+    L(e)^2, so that the mean of F is at least t x backbone ranks / encoder ranks, however images are spread. The same
+    holds for the last wave on the way back. Makespans are no less than the mean of what ranks wait and work.
+
+    0 unless every slot is in use: a rank could otherwise begin with another wave.
+    """
+    backbone = problem.num_encoders
+    if not problem.num_sequences or problem.num_sequences < problem.dp * problem.num_waves * problem.slots:
+        return 0
+    least = problem.slots * problem.work.min(axis=1)
+    step = (int(least[backbone]) + int(problem.base[backbone])) // problem.chunks
+    waits = [
+        problem.ranks_per_island * int(least[row]) + int(problem.base[row]) if least[row] else 0
+        for row in range(backbone)
+    ]
+    both = max(waits, default=0) + max(
+        (max(0, w * int(p) // 100 - 1) for w, p in zip(waits, problem.percent, strict=False)), default=0
+    )
+    return both + (problem.num_stages - 1) * (step + step * int(problem.percent[backbone]) // 100)
+
+
+def _both(problem: PlacementProblem, forward: I64) -> I64:
+    """Forward and backward time, int64 [rows, any]."""
+    found: I64 = forward + forward * problem.percent[:, None] // 100
+    part = forward[problem.num_encoders] // problem.chunks
+    found[problem.num_encoders] = problem.chunks * (part + part * problem.percent[problem.num_encoders] // 100)
+    return found
+
+
+def _ways(problem: PlacementProblem, within_islands: bool) -> tuple[I64, I64]:
+    """Time of each sequence from the beginning to the row, and of its gradients from there to the end.
+
+    int64 [rows, s] each; of the backbone to its last stage.
+    """
+    backbone = problem.num_encoders
+    alone = np.maximum(problem.way, problem.work) if within_islands else problem.way
+    forward = np.where(alone > 0, alone + problem.base[:, None], 0)
+    forward[backbone] //= problem.chunks
+    backward = forward * problem.percent[:, None] // 100
+    found = []
+    for passing in (forward, backward):
+        way = np.zeros_like(passing)
+        encoders = passing[:backbone].max(axis=0, initial=0)
+        way[backbone] = encoders + passing[backbone] * (problem.num_stages - 1)
+        way[backbone + 1 :] = encoders + passing[backbone] * problem.num_stages * problem.chunks
+        found.append(way)
+    return found[0], found[1]
+
+
+def _empty(problem: PlacementProblem, row: int, count: int) -> int:
+    """Microbatches without work that a rank of the row may have besides one with some; `count` sequences have work."""
+    if row != problem.num_encoders:
+        return problem.num_waves - 1
+    needed = -(-count // problem.slots)
+    return min(problem.num_waves - 1, problem.dp * problem.num_waves - needed)

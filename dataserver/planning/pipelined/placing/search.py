@@ -1,0 +1,121 @@
+"""Placements that fit the memory, and their improvement by bounded search."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dataserver.planning.pipelined.placing.problem import PlacementProblem
+from dataserver.planning.placement import Placement
+from dataserver.planning.randomness import Operator, draws
+from dataserver.planning.samples import I64, U64
+
+if TYPE_CHECKING:  # kernels are imported where they are called
+    from dataserver.planning.kernels.islands import Costs
+
+SEARCH_OPERATIONS = 4_400
+"""Operations that a search may simulate for each sequence and pipeline stage: in all about 10 us for each of them, so
+that planning time grows with the step and no faster."""
+
+RESERVED_OPERATIONS = 800_000
+"""Operations less, at most half of them: about the time that any plan takes beside its search, however small."""
+
+FITTING_LOOKS = 32
+"""Exchanges that may be tried for each sequence to make a placement fit the memory."""
+
+
+def searched(
+    problem: PlacementProblem, starts: list[Placement], step: int, seed: int, most_sequences: int | None = None
+) -> Placement:
+    """Improve the best of some placements by bounded hill climbing on the slowest island.
+
+    Assignment, composition and order change together (`kernels.pipeline.improve_placement`); what fits the memory keeps
+    fitting.
+
+    Args:
+        problem: with the microbatches in flight for which it is improved.
+        starts: placements within the memory.
+        step: its number.
+        seed: of the stream.
+        most_sequences: that the budget is for, where memory divides what fewer sequences could hold; all by default.
+    """
+    ends = len(problem.base) - 1
+    in_island = 2 * (problem.num_stages * problem.ranks_per_island + ends)
+    rounds = problem.num_waves + problem.num_stages + ends
+    count = problem.num_sequences if most_sequences is None else min(most_sequences, problem.num_sequences)
+    allowed = SEARCH_OPERATIONS * count * (problem.num_stages + ends)
+    allowed -= min(RESERVED_OPERATIONS, allowed // 2)
+    budget = allowed // (in_island * rounds)
+    start = min(starts, key=lambda start: makespan_ns(problem, start)) if len(starts) > 1 else starts[0]
+    best = _slots(problem, start)
+    _improve(problem, best, draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget), budget)
+    return _placement(problem, best)
+
+
+def makespan_ns(problem: PlacementProblem, placement: Placement) -> int:
+    """Simulated time of the slowest island."""
+    return _improve(problem, _slots(problem, placement), np.zeros(0, np.uint64), 0)
+
+
+def lacking_alone(problem: PlacementProblem) -> int | None:
+    """A row whose memory does not hold one of the sequences even alone; None if there is none."""
+    if problem.rooms is None:
+        return None
+    most, room = problem.rooms.need.max(axis=1), problem.rooms.room
+    lacking = (room >= 0) & (most > room)
+    return int(lacking.argmax()) if lacking.any() else None
+
+
+def fitted(problem: PlacementProblem, placement: Placement) -> tuple[Placement, int | None]:
+    """The placement, with as many exchanges as it takes until memory holds every microbatch.
+
+    Returns:
+        The placement; and if memory does not hold it, the row that lacks most.
+    """
+    from dataserver.planning.kernels.fitting import fit_placement
+
+    if problem.rooms is None:
+        return placement, None
+    slots = _slots(problem, placement)
+    lacking = fit_placement(slots, _costs(problem), FITTING_LOOKS * problem.num_sequences)
+    return _placement(problem, slots), int(lacking.argmax()) if lacking.any() else None
+
+
+def _improve(problem: PlacementProblem, slots: I64, words: U64, budget: int) -> int:
+    """Improve `slots` in place with at most `budget` simulated islands; the makespan that it had."""
+    from dataserver.planning.kernels.pipeline import improve_placement
+
+    before, _ = improve_placement(slots, _costs(problem), words, budget)
+    return before
+
+
+def _costs(problem: PlacementProblem) -> "Costs":
+    from dataserver.planning.kernels.islands import Costs
+
+    none = np.zeros(0, np.int64)
+    return Costs(
+        own=problem.own,
+        base=problem.base,
+        percent=problem.percent,
+        items=none if problem.items is None else problem.items,
+        need=none.reshape(0, 0) if problem.rooms is None else problem.rooms.need,
+        room=none if problem.rooms is None else problem.rooms.room,
+        window=none if problem.rooms is None else problem.rooms.window,
+        in_flight=problem.in_flight,
+        encoders=problem.num_encoders,
+        ranks_per_island=problem.ranks_per_island,
+    )
+
+
+def _slots(problem: PlacementProblem, placement: Placement) -> I64:
+    """int64 [ranks, microbatches, slots]: the sequence in each slot, -1 for none."""
+    slots = np.full((problem.dp, problem.num_waves, problem.slots), -1, np.int64)
+    slots[placement.rank, placement.wave, placement.slot] = np.arange(problem.num_sequences)
+    return slots
+
+
+def _placement(problem: PlacementProblem, slots: I64) -> Placement:
+    rank, wave, slot = np.nonzero(slots >= 0)
+    found = Placement(*(np.empty(problem.num_sequences, np.int64) for _ in range(3)))
+    placed = slots[rank, wave, slot]
+    found.rank[placed], found.wave[placed], found.slot[placed] = rank, wave, slot
+    return found

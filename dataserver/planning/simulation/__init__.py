@@ -1,0 +1,46 @@
+"""Exact simulation of what pipeline stages do.
+
+A layout gives the program of each stage; `simulate` runs any programs and says when everything happens; `OrderScorer`
+gives the makespans of many orders of the microbatches under the same programs.
+"""
+
+from dataserver.planning.simulation.graph import PipelineDeadlockError
+from dataserver.planning.simulation.operations import (
+    BACKWARD,
+    FORWARD,
+    INTERACTION,
+    Operation,
+    OperationKind,
+    Operations,
+    Program,
+    alternating,
+    passes,
+    stage_operations,
+)
+from dataserver.planning.simulation.orders import OrderScorer, OrderTimes, disttrain_order
+from dataserver.planning.simulation.pipeline import Pipeline, chain_edges, chunk_hops
+from dataserver.planning.simulation.simulate import TimedOperation, Timeline, critical_path, simulate
+
+__all__ = [
+    "BACKWARD",
+    "FORWARD",
+    "INTERACTION",
+    "Operation",
+    "OperationKind",
+    "Operations",
+    "OrderScorer",
+    "OrderTimes",
+    "Pipeline",
+    "PipelineDeadlockError",
+    "Program",
+    "TimedOperation",
+    "Timeline",
+    "alternating",
+    "chain_edges",
+    "chunk_hops",
+    "critical_path",
+    "disttrain_order",
+    "passes",
+    "simulate",
+    "stage_operations",
+]

@@ -1,0 +1,183 @@
+"""The operations of all nodes as one graph: which wait for which."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataserver.planning.samples import I64, Bool
+from dataserver.planning.simulation.operations import BACKWARD, FORWARD, INTERACTION, Operation, Operations
+from dataserver.planning.simulation.pipeline import Pipeline
+
+
+class PipelineDeadlockError(RuntimeError):
+    """Operation lists that wait for each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationGraph:
+    """The operations of n nodes, and g gates: gate k opens when all forwards of contrastive batch k are done.
+
+    Operation i of node v has the number v * ops + i, with ops the length of the longest list; gates come behind.
+    """
+
+    slot: I64
+    """int64 [n, ops]: what each operation is, an index into the node's row of `slot_values`; -1 behind the list."""
+    offsets: I64
+    """int64 [n * ops + g + 1]: of the operations that each one lets go on."""
+    after: I64
+    """int64 [offsets[-1]]: those operations, beside the next in the list."""
+    delay_ns: I64
+    """int64 [offsets[-1]]: transfer to them."""
+    waits: I64
+    """int64 [n * ops + g]: operations that each one waits for, the one before it in the list included; -1 behind it."""
+
+    @property
+    def follows(self) -> Bool:
+        """bool [n * ops + g]: whether the list goes on behind the operation."""
+        found = np.zeros(self.slot.shape, np.bool_)
+        found[:, :-1] = self.slot[:, 1:] >= 0
+        return np.concatenate([found.ravel(), np.zeros(len(self.waits) - self.slot.size, np.bool_)])
+
+    def spread(self, values: I64, blank: int = 0) -> I64:
+        """The value of each operation by its slot, `blank` for gates and behind lists. int64 [n * ops + g].
+
+        `values` is int64 [n, slots], see `slot_values`.
+        """
+        found = np.full(len(self.waits), blank, np.int64)
+        listed = np.flatnonzero(self.slot.ravel() >= 0)
+        found[listed] = values[listed // max(self.slot.shape[1], 1), self.slot.ravel()[listed]]
+        return found
+
+
+def slot_values(pipeline: Pipeline, forward: I64, backward: I64, interaction: I64 | None) -> I64:
+    """One row for each node: forward values of its (chunk, microbatch), backward values, interaction values."""
+    shape = len(pipeline.stage), pipeline.num_chunks * pipeline.forward_ns.shape[1]
+    parts = [forward.reshape(shape), backward.reshape(shape)]
+    return np.concatenate(parts if interaction is None else [*parts, interaction], axis=1)
+
+
+def build_graph(pipeline: Pipeline) -> OperationGraph:
+    """Find what every operation waits for.
+
+    Raises:
+        ValueError: the pipeline's arrays do not fit each other, or an operation is missing, unknown or listed twice.
+        PipelineDeadlockError: a list runs a backward before what it needs.
+    """
+    pipeline.check()
+    stage_slots = [_slots(pipeline, s, operations) for s, operations in enumerate(pipeline.operations)]
+    ops, nodes, groups = max((len(s) for s in stage_slots), default=0), len(pipeline.stage), pipeline.num_groups
+    slots = np.full((pipeline.num_stages, ops), -1, np.int64)
+    width = 2 * pipeline.num_chunks * pipeline.forward_ns.shape[1] + groups
+    position = np.full((pipeline.num_stages, width), -1, np.int64)
+    for stage, listed in enumerate(stage_slots):
+        slots[stage, : len(listed)] = listed
+        position[stage, listed] = np.arange(len(listed))
+    _check_lists(pipeline, position)
+    slot, place = slots[pipeline.stage], position[pipeline.stage]
+    number = np.where(place >= 0, place + ops * np.arange(nodes)[:, None], -1)
+    before, after, delay = _dependencies(pipeline, number, nodes * ops)
+    order = np.argsort(before, kind="stable")
+    size = nodes * ops + groups
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(before, minlength=size))])
+    in_list = np.where(slot >= 0, np.arange(ops) > 0, -1).ravel()
+    waits = np.bincount(after, minlength=size) + np.concatenate([in_list, np.zeros(groups, np.int64)])
+    return OperationGraph(slot, offsets, after[order], delay[order], waits)
+
+
+def _slots(pipeline: Pipeline, stage: int, operations: Sequence[Operation]) -> I64:
+    """The slot of each operation of one list."""
+    microbatches, chunks = pipeline.forward_ns.shape[1], pipeline.num_chunks
+    listed = operations if isinstance(operations, Operations) else Operations.of(operations)
+    interacts = listed.kind == INTERACTION
+    limit = np.where(interacts, pipeline.num_groups, microbatches)
+    unknown = (listed.microbatch < 0) | (listed.microbatch >= limit) | (listed.chunk < 0) | (listed.chunk >= chunks)
+    if unknown.any():
+        raise ValueError(
+            f"stage {stage} lists {listed[int(unknown.argmax())]}; the pipeline has {microbatches} microbatches, "
+            f"{chunks} chunks and {pipeline.num_groups} contrastive batches"
+        )
+    slot: I64 = (listed.kind * chunks + np.where(interacts, 0, listed.chunk)) * microbatches + listed.microbatch
+    counts = np.bincount(slot, minlength=1)
+    if counts.max() > 1:
+        raise ValueError(f"stage {stage} lists {listed[int(np.argmax(counts[slot] > 1))]} twice; once is required")
+    return slot
+
+
+def _check_lists(pipeline: Pipeline, position: I64) -> None:
+    """A backward comes behind its forward; an interaction between the forwards and backwards of its batch.
+
+    Args:
+        pipeline: whose lists they are.
+        position: int64 [stages, slots], the place of each operation in its list, -1 for none.
+    """
+    stages, microbatches, chunks = len(position), pipeline.forward_ns.shape[1], pipeline.num_chunks
+    listed = position[:, : 2 * chunks * microbatches].reshape(stages, 2, chunks, microbatches)
+    forward, backward = listed[:, FORWARD], listed[:, BACKWARD]
+    wrong = (backward >= 0) & ((forward < 0) | (backward < forward))
+    if wrong.any():
+        stage, chunk, microbatch = np.argwhere(wrong)[0].tolist()
+        raise PipelineDeadlockError(
+            f"stage {stage} lists the backward of microbatch {microbatch}, chunk {chunk}, without its forward before it"
+        )
+    for number in range(pipeline.num_groups):
+        size = microbatches // pipeline.num_groups
+        mine = slice(number * size, (number + 1) * size)
+        interaction = position[:, 2 * chunks * microbatches + number]
+        last = forward[:, :, mine].reshape(stages, -1).max(axis=1, initial=-1)
+        returned = np.where(backward >= 0, backward, position.shape[1])[:, :, mine].reshape(stages, -1)
+        early = (interaction >= 0) & ((last > interaction) | (returned.min(axis=1) < interaction))
+        if early.any():
+            raise PipelineDeadlockError(
+                f"stage {int(early.argmax())} lists the interaction of contrastive batch {number} before one of its "
+                f"forwards or behind one of its backwards; it needs all of microbatches {mine.start} to {mine.stop - 1}"
+            )
+
+
+def _dependencies(pipeline: Pipeline, number: I64, first_gate: int) -> tuple[I64, I64, I64]:
+    """Pairs of operations of which the second waits for the first, and the delays between them. int64 [d] each."""
+    edges, gates = _along_edges(pipeline, number), _through_gates(pipeline, number, first_gate)
+    before, after, delay = (np.concatenate(column) for column in zip(edges, gates, strict=True))
+    return before, after, delay
+
+
+def _along_edges(pipeline: Pipeline, number: I64) -> tuple[I64, I64, I64]:
+    """Forwards wait for those of their sources, backwards for those of their targets."""
+    microbatch, source, target = pipeline.edges.T
+    microbatches = pipeline.forward_ns.shape[1]
+    delay = np.zeros(len(source), np.int64) if pipeline.transfer_ns is None else pipeline.transfer_ns
+
+    def at(kind: int, block: I64) -> I64:
+        node, chunk = np.divmod(block, pipeline.num_chunks)
+        found: I64 = number[node, (kind * pipeline.num_chunks + chunk) * microbatches + microbatch]
+        return found
+
+    before = np.concatenate([at(FORWARD, source), at(BACKWARD, target)])
+    after = np.concatenate([at(FORWARD, target), at(BACKWARD, source)])
+    used = after >= 0
+    missing = used & (before < 0)
+    if missing.any():
+        edge = pipeline.edges[int(missing.argmax()) % len(source)].tolist()
+        raise ValueError(
+            f"block {edge[1]} feeds block {edge[2]} in microbatch {edge[0]}, but only one of them lists that pass; "
+            "both ends of an edge must run it"
+        )
+    return before[used], after[used], np.tile(delay, 2)[used]
+
+
+def _through_gates(pipeline: Pipeline, number: I64, first_gate: int) -> tuple[I64, I64, I64]:
+    """A batch's gate waits for its forwards wherever its interaction is listed; the interactions wait for the gate."""
+    microbatches = pipeline.forward_ns.shape[1]
+    passes = pipeline.num_chunks * microbatches
+    before, after = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for group in range(pipeline.num_groups):
+        size = microbatches // pipeline.num_groups
+        nodes = np.flatnonzero(number[:, 2 * passes + group] >= 0)
+        forwards = number[nodes, :passes].reshape(len(nodes), pipeline.num_chunks, microbatches)
+        mine = forwards[:, :, group * size : (group + 1) * size].ravel()
+        mine = mine[mine >= 0]
+        gate = np.full(max(len(mine), len(nodes)), first_gate + group)
+        before += [mine, gate[: len(nodes)]]
+        after += [gate[: len(mine)], number[nodes, 2 * passes + group]]
+    pairs = np.concatenate(before), np.concatenate(after)
+    return *pairs, np.zeros_like(pairs[0])

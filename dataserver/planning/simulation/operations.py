@@ -1,0 +1,134 @@
+"""Programs: what each pipeline stage does in a step, one operation after the other.
+
+Programs are data: a layout makes them from a plan (`layout.Layout.programs`), the simulator runs any, and the trainer
+runs the ones that were simulated.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self, overload
+
+import numpy as np
+
+from dataserver.planning.samples import I64
+
+
+class OperationKind(StrEnum):
+    """What an operation does; the order of the members is the order of the numbers in the protos."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    INTERACTION = "interaction"
+    """Forward and backward of what couples all samples of a contrastive batch: a barrier of all its microbatches."""
+
+
+KINDS = tuple(OperationKind)
+FORWARD, BACKWARD, INTERACTION = range(len(KINDS))
+"""Numbers of the kinds in arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One pass of one microbatch, or the interaction of one contrastive batch."""
+
+    kind: OperationKind
+    microbatch: int
+    """Number of the microbatch; of an interaction, the number of its contrastive batch."""
+    chunk: int = 0
+    """Which of the stage's chunks; see `Program.modules`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operations(Sequence[Operation]):
+    """The operations of one stage in their order, as arrays: a list of thousands costs as much as one of ten."""
+
+    kind: I64
+    """int64 [n], numbers of `KINDS`."""
+    microbatch: I64
+    """int64 [n]."""
+    chunk: I64
+    """int64 [n]."""
+
+    @classmethod
+    def of(cls, operations: Iterable[Operation]) -> Self:
+        """The same operations as arrays."""
+        rows = [(KINDS.index(o.kind), o.microbatch, o.chunk) for o in operations]
+        return cls(*np.array(rows, np.int64).reshape(-1, 3).T.copy())
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @overload
+    def __getitem__(self, index: int) -> Operation: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Operations": ...
+    def __getitem__(self, index: int | slice) -> "Operation | Operations":
+        kind, microbatch, chunk = self.kind[index], self.microbatch[index], self.chunk[index]
+        if isinstance(index, slice):
+            return Operations(kind, microbatch, chunk)
+        return Operation(KINDS[int(kind)], int(microbatch), int(chunk))
+
+    def __iter__(self) -> Iterator[Operation]:
+        rows = zip(self.kind.tolist(), self.microbatch.tolist(), self.chunk.tolist(), strict=True)
+        return (Operation(KINDS[kind], microbatch, chunk) for kind, microbatch, chunk in rows)
+
+    def __add__(self, other: "Operations") -> "Operations":
+        pairs = ((self.kind, other.kind), (self.microbatch, other.microbatch), (self.chunk, other.chunk))
+        return Operations(*(np.concatenate(pair) for pair in pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the devices of one stage do in a step."""
+
+    modules: tuple[str, ...]
+    """The module of each chunk: one module, several times where its model chunks are interleaved; several modules where
+    they share the devices."""
+    stage: int
+    """Number of the stage within its modules."""
+    operations: Operations
+
+
+def passes(kind: int, microbatch: I64, chunk: I64 | None = None) -> Operations:
+    """Operations of one kind: all forwards, or all backwards."""
+    chunk = np.zeros_like(microbatch) if chunk is None else chunk
+    return Operations(np.full(len(microbatch), kind, np.int64), microbatch, chunk)
+
+
+def stage_operations(in_flight: int, num_microbatches: int, drain_every: int = 0) -> Operations:
+    """The operations of a stage that holds at most `in_flight` microbatches between forward and backward.
+
+    `in_flight - 1` forwards fill the pipeline, then forwards and backwards alternate, then the remaining backwards
+    drain it (PipeDream-Flush, Narayanan et al. 2021, section 2.2). Waves go in order in both directions. No stage may
+    hold more than the one before it, or it would wait for what that one cannot send yet.
+
+    Args:
+        in_flight: at least 1.
+        num_microbatches: of the step.
+        drain_every: microbatches after which all backwards that are left come before the next forward; it divides
+            `num_microbatches`. 0: only the end of the step drains the stage.
+    """
+    run = np.arange(drain_every or num_microbatches, dtype=np.int64)
+    once = alternating(passes(FORWARD, run), passes(BACKWARD, run), in_flight - 1)
+    if not drain_every:
+        return once
+    times = num_microbatches // drain_every
+    first = np.repeat(np.arange(times) * drain_every, len(once))
+    return Operations(np.tile(once.kind, times), np.tile(once.microbatch, times) + first, np.tile(once.chunk, times))
+
+
+def alternating(forward: Operations, backward: Operations, warmup: int) -> Operations:
+    """`warmup` forwards, then a forward and a backward in turn, then the backwards that are left."""
+    count = len(forward)
+    warmup = min(warmup, count)
+    position = np.arange(count)
+    place = np.concatenate(
+        [
+            np.where(position < warmup, position, 2 * position - warmup),
+            np.where(position < count - warmup, 2 * position + warmup + 1, position + count),
+        ]
+    )
+    order = np.argsort(place)
+    both = forward + backward
+    return Operations(both.kind[order], both.microbatch[order], both.chunk[order])

@@ -1,0 +1,49 @@
+"""Sequences of similar lengths as one, to shrink the MILP (FlexSP, section 3.4)."""
+
+import numpy as np
+
+from dataserver.planning.samples import I64
+
+
+def bucket_ends(lengths: I64, num_buckets: int) -> I64:
+    """Contiguous buckets that round lengths up to each bucket's longest with the least error in all.
+
+    The paper's dynamic programme, O(n^2 buckets): error[k][q] = min over j < k of error[j][q - 1] + the error of
+    sequences j to k rounded up to the last of them. Ties go to the earliest start of the last bucket.
+
+    Args:
+        lengths: int64 [n], ascending.
+        num_buckets: number of buckets, 1 to n.
+
+    Returns:
+        int64 [num_buckets]: bucket q ends before ends[q], and starts where the one before ends.
+
+    Raises:
+        ValueError: there cannot be that many buckets.
+    """
+    from dataserver.planning.kernels import grouping
+
+    if not 1 <= num_buckets <= len(lengths):
+        raise ValueError(f"{len(lengths)} sequences cannot fill {num_buckets} buckets; use 1 to {len(lengths)}")
+    ends: I64 = grouping.bucket_ends(np.ascontiguousarray(lengths, np.int64), num_buckets)
+    return ends
+
+
+def equal_interval_ends(lengths: I64, num_buckets: int) -> I64:
+    """The naive buckets of Table 4: intervals of equal width from the shortest to the longest; empty ones are left out.
+
+    Args:
+        lengths: int64 [n], ascending, n >= 1.
+        num_buckets: number of intervals.
+
+    Returns:
+        int64 [at most num_buckets], as of `bucket_ends`.
+    """
+    low, span = int(lengths[0]), int(lengths[-1] - lengths[0])
+    limits = low + span * np.arange(1, num_buckets + 1, dtype=np.int64) // num_buckets
+    return np.unique(np.searchsorted(lengths, limits, side="right"))
+
+
+def rounded_up(lengths: I64, ends: I64) -> I64:
+    """Each length as the longest of its bucket. int64 [n]."""
+    return np.repeat(lengths[ends - 1], np.diff(ends, prepend=0))

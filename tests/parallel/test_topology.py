@@ -1,0 +1,140 @@
+"""Which process is which."""
+
+from typing import Any
+
+import pytest
+from parallel.runtime_cases import Degrees, job_data
+
+from dataserver.planning.identity import Job, parse_job
+from trainclient.parallel.topology import Topology, TopologyError
+
+
+def parsed(data: dict[str, Any]) -> Job:
+    data["stream"]["datasets"][0]["fingerprint"] = "0" * 64
+    ids = {name: 256 + i for i, name in enumerate(("bos", "eos", "boi", "eoi", "image", "query"))}
+    data["stream"]["tokenizer"] = {"digest": "0" * 64, "vocab_size": 262, **ids}
+    return parse_job(data)
+
+
+def layout(degrees: Degrees) -> Topology:
+    return Topology.of(parsed(job_data(degrees)).spec)
+
+
+def test_ranks_are_dealt_module_by_module() -> None:
+    found = layout(Degrees(2, 2, 2, 1))
+    names = [(place.module.name, place.rank, place.stage) for place in found.places]
+    assert names == [
+        ("vit", 0, 0),
+        ("vit", 1, 0),
+        ("llm", 0, 0),
+        ("llm", 0, 1),
+        ("llm", 1, 0),
+        ("llm", 1, 1),
+        ("dit", 0, 0),
+    ]
+    assert [found.pipeline_stage(place) for place in found.places] == [0, 0, 1, 2, 1, 2, 3]
+    assert found.world_size == 7
+
+
+def test_neighbours() -> None:
+    found = layout(Degrees(2, 2, 2, 1))
+    sources = [found.sources(place) for place in found.places]
+    targets = [found.targets(place) for place in found.places]
+    assert sources == [(), (), (0, 1), (2,), (0, 1), (4,), (3, 5)]
+    assert targets == [(2, 4), (2, 4), (3,), (6,), (5,), (6,), ()]
+
+
+def test_every_way_has_two_ends() -> None:
+    found = layout(Degrees(3, 4, 2, 2))
+    for rank, place in enumerate(found.places):
+        for peer in found.targets(place):
+            assert rank in found.sources(found.places[peer])
+
+
+def test_modules_may_be_missing() -> None:
+    only = layout(Degrees(1, 1, 1, 1))
+    assert len(only.pipeline) == 3
+    data = job_data(Degrees(0, 2, 2, 0), generation={"ratio": "0"})
+    found = Topology.of(parsed(data).spec)
+    assert [found.pipeline_stage(place) for place in found.places] == [0, 1, 0, 1]
+    assert found.sources(found.places[0]) == ()
+    assert found.targets(found.places[3]) == ()
+
+
+def test_wrong_number_of_processes_names_the_command() -> None:
+    found = layout(Degrees(1, 2, 2, 1))
+    found.require_world_size(6)
+    with pytest.raises(TopologyError, match=r"WORLD_SIZE is 4 .* needs 6 .*torchrun --standalone --nproc-per-node 6"):
+        found.require_world_size(4)
+
+
+@pytest.mark.parametrize("degree", ["tp", "sp"])
+def test_unsupported_degrees_are_refused(degree: str) -> None:
+    data = job_data(Degrees())
+    data["execution"]["modules"][1][degree] = 2
+    with pytest.raises(TopologyError, match=f"module llm has {degree} 2"):
+        Topology.of(parsed(data).spec)
+
+
+def with_execution(**changes: Any) -> dict[str, Any]:
+    data = job_data(Degrees(1, 1, 1, 1))
+    data["execution"].update(changes)
+    return data
+
+
+def with_modules(*added: dict[str, Any], **changes: dict[str, Any]) -> dict[str, Any]:
+    """A job with further modules, and changed fields of those that it has."""
+    data = job_data(Degrees(1, 1, 1, 1))
+    modules = [{**m, **changes.get(m["name"], {})} for m in data["execution"]["modules"]]
+    data["execution"]["modules"] = [*modules, *added]
+    return data
+
+
+def contrastive() -> dict[str, Any]:
+    towers = [{"name": m, "kind": "tower", "modality": m} for m in ("image", "text")]
+    data = with_execution(modules=towers, layout={"kind": "contrastive"})
+    data["stream"] |= {"contrastive_batch": 4, "packing": {"enabled": False}, "generation": {"ratio": "0"}}
+    return data
+
+
+GROUPS = {"memory": {"room_bytes": 4096, "unit_bytes": 1}, "sequence_groups": {"max_degree": 1}}
+INTERLEAVED = {"kind": "pipeline", "schedule": "interleaved", "chunks": 2}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (with_execution(layout={"kind": "colocated"}), "the job's layout is colocated; .* set layout.kind to pipeline"),
+        (
+            with_execution(layout=INTERLEAVED),
+            "the job's layout is pipeline with 2 chunks; .* schedule to 1f1b or gpipe",
+        ),
+        (contrastive(), "the job trains contrastive towers; this trainer has none"),
+        (with_modules(vit={"padded": True}), "module vit has padded; this trainer neither shares .* leave it out"),
+        (with_modules(llm=GROUPS), "module llm has sequence_groups; this trainer neither shares .* leave it out"),
+    ],
+)
+def test_what_servers_plan_and_this_trainer_does_not_run_is_refused(data: dict[str, Any], message: str) -> None:
+    spec = parsed(data).spec
+    with pytest.raises(TopologyError, match=message):
+        Topology.of(spec)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("encoder", "vit"), ("generator", "dit")])
+def test_several_modules_of_a_kind_are_refused(kind: str, name: str) -> None:
+    data = with_modules({"name": "other", "kind": kind, "datasets": ["more"]})
+    data["stream"]["datasets"].append({"name": "more", "fingerprint": "0" * 64})
+    with pytest.raises(
+        TopologyError, match=rf"the {kind} modules \['{name}', 'other'\]; this trainer runs one of a kind"
+    ):
+        Topology.of(parsed(data).spec)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_policies_that_change_only_the_plan_are_run(schedule: str) -> None:
+    memory = {"memory": {"room_bytes": 4096, "unit_bytes": 1}}
+    data = with_modules(
+        vit={**memory, "balance": "karmarkar_karp_search"}, llm={**memory, "packing": "best_fit"}, dit=memory
+    )
+    data["execution"]["layout"] = {"kind": "pipeline", "schedule": schedule}
+    assert Topology.of(parsed(data).spec).world_size == 3
