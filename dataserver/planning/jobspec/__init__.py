@@ -6,7 +6,7 @@ No floats: fractions are decimal strings, times are integers.
 """
 
 from dataserver.planning.jobspec.cost import DEFAULT_COSTS, Cost, ModelCost, default_cost
-from dataserver.planning.jobspec.job import SUPPORTED_PLAN_VERSIONS, End, Execution, JobSpec, LastStep
+from dataserver.planning.jobspec.job import SUPPORTED_PLAN_VERSIONS, End, Execution, JobSpec, LastStep, ValidityPolicy
 from dataserver.planning.jobspec.layouts import (
     ColocatedLayout,
     ContrastiveLayout,
@@ -72,5 +72,6 @@ __all__ = [
     "Sizing",
     "Stream",
     "TokenizerSpec",
+    "ValidityPolicy",
     "default_cost",
 ]
