@@ -7,14 +7,15 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import grpc
 from disttrain.v1 import errors_pb2
-from grpc import HandlerCallDetails, RpcMethodHandler
 
 from dataserver.serving.errors import DataServiceError, abort
 
+if TYPE_CHECKING:  # gRPC's classes cannot be subscripted at run time
+    Handler = grpc.RpcMethodHandler[Any, Any]
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -59,9 +60,9 @@ class Gate(grpc.ServerInterceptor):
 
     def intercept_service(
         self,
-        continuation: Callable[[HandlerCallDetails], RpcMethodHandler[Any, Any] | None],
-        handler_call_details: HandlerCallDetails,
-    ) -> RpcMethodHandler[Any, Any]:
+        continuation: "Callable[[grpc.HandlerCallDetails], Handler | None]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "Handler":
         """The handler of a call, or one that refuses it."""
         handler = continuation(handler_call_details)
         if handler is None:
@@ -82,7 +83,7 @@ class Gate(grpc.ServerInterceptor):
         """End the thread that refuses."""
         self._refusing.shutdown(wait=False)
 
-    def _refusal(self, reason: errors_pb2.ErrorReason.ValueType, message: str) -> RpcMethodHandler[Any, Any]:
+    def _refusal(self, reason: errors_pb2.ErrorReason.ValueType, message: str) -> "Handler":
         # as if requests were streamed: gRPC then does not wait for one, which may never come
         return grpc.stream_unary_rpc_method_handler(_Refusal(DataServiceError(reason, message), self._refusing))
 

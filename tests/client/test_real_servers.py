@@ -56,7 +56,10 @@ def digest(batch: Batch) -> Digest:
     return (
         *(batch.step, batch.microbatch, batch.num_microbatches, batch.plan_hash),
         *(batch.text_tokens, batch.target_patches),
-        *(tuple(a.tolist()) for a in (batch.items.dataset, batch.items.sample, batch.items.image, batch.items.valid)),
+        *(
+            tuple(a.tolist())
+            for a in (batch.items.dataset, batch.items.sample, batch.items.image, batch.items.validity)
+        ),
         *((r.source_module, *(a.tobytes() for a in (r.source_rank, r.target_start, r.rows))) for r in batch.routings),
         *((name, str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for name, t in batch.tensors.items()),
     )

@@ -25,7 +25,7 @@ OTHER_DIGEST = "0" * 64
 CODE = grpc.StatusCode
 
 
-def refusal(server: Running, data: Any) -> tuple[grpc.StatusCode, str, bool, str]:
+def refusal(server: Running, data: Any) -> tuple[grpc.StatusCode, str, str, str]:
     text = data if isinstance(data, str) else json.dumps(data)
     with pytest.raises(grpc.RpcError) as caught:
         server.stub.GetOrCreateJob(pb.GetOrCreateJobRequest(job_spec_json=text), timeout=TIMEOUT_S)
@@ -65,8 +65,8 @@ def test_concurrent_calls_share_one_job(server: Running) -> None:
     ],
 )
 def test_what_is_no_job_is_refused(server: Running, text: str, message: str) -> None:
-    code, reason, retriable, details = refusal(server, text)
-    assert (code, reason, retriable) == (CODE.INVALID_ARGUMENT, "JOB_INVALID", False)
+    code, reason, action, details = refusal(server, text)
+    assert (code, reason, action) == (CODE.INVALID_ARGUMENT, "JOB_INVALID", "GIVE_UP")
     assert re.search(message, details)
 
 
@@ -173,7 +173,7 @@ def test_jobs_in_memory_are_bounded_and_the_oldest_is_forgotten(datasets: dict[s
         ids = [server.create(job_data(seed=seed)).job_id for seed in range(3)]
         with pytest.raises(grpc.RpcError) as caught:
             server.stub.GetPlan(pb.GetPlanRequest(job_id=ids[0]), timeout=TIMEOUT_S)
-        assert reason_of(caught.value)[:3] == (CODE.NOT_FOUND, "JOB_UNKNOWN", True)
+        assert reason_of(caught.value)[:3] == (CODE.NOT_FOUND, "JOB_UNKNOWN", "CREATE_JOB")
         for job_id in ids[1:]:
             server.stub.GetPlan(pb.GetPlanRequest(job_id=job_id), timeout=TIMEOUT_S)
 
