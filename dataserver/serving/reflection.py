@@ -43,7 +43,8 @@ def _describe_v1() -> None:
         file.name, file.package = _FILE, PACKAGE
         for message in file.message_type:
             for field in message.field:
-                field.type_name = _renamed(field.type_name)
+                if field.type_name:  # set, even to nothing, it would make a field of a message
+                    field.type_name = _renamed(field.type_name)
         for service in file.service:
             for method in service.method:
                 method.input_type, method.output_type = _renamed(method.input_type), _renamed(method.output_type)

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
-from disttrain.v1 import admin_service_pb2, data_service_pb2_grpc
+from disttrain.v1 import admin_service_pb2, data_service_pb2_grpc, microbatch_pb2
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -19,7 +19,7 @@ from shards import write_pairs
 from dataserver.dataset.build import build_index
 from dataserver.planning.identity import parse_job
 from dataserver.serving.catalog import fill_job
-from dataserver.serving.errors import MAX_MESSAGE_BYTES
+from dataserver.serving.errors import MAX_TEXT_BYTES
 
 OTHER_DIGEST = "0" * 64
 CODE = grpc.StatusCode
@@ -81,7 +81,7 @@ def test_a_hostile_specification_gives_a_bounded_message(server: Running) -> Non
     data["stream"].update({f"\u00e9{i}" * 40: i for i in range(1000)})
     code, reason, _, details = refusal(server, data)
     assert (code, reason) == (CODE.INVALID_ARGUMENT, "JOB_INVALID")
-    assert len(details.encode()) <= MAX_MESSAGE_BYTES
+    assert len(details.encode()) <= MAX_TEXT_BYTES
 
 
 @pytest.mark.parametrize(
@@ -266,6 +266,8 @@ def test_server_and_dataset_info(server: Running) -> None:
     info = server.stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=TIMEOUT_S)
     assert (list(info.order_versions), list(info.content_versions), list(info.plan_versions)) == ([1], [1], [1])
     assert len(info.content_digest) == 64
+    assert list(info.codecs) == [microbatch_pb2.CODEC_RAW, microbatch_pb2.CODEC_ZSTD]
+    assert (info.max_streams, info.max_message_bytes, info.stream_bytes) == (64, 4 << 20, 256 << 20)
     assert not info.draining
     found = server.stub.GetDatasetInfo(pb.GetDatasetInfoRequest(), timeout=TIMEOUT_S)
     assert [(d.name, d.num_shards, d.num_samples, d.quarantine) for d in found.datasets] == [
