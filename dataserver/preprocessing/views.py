@@ -180,12 +180,12 @@ def _image_tasks(
     """Yield one task per image. Without a tensor for them, patches go nowhere: validity is wanted all the same."""
     sizes = num_patches(samples, images.index)
     ends = np.cumsum(sizes)
-    sample_of = np.searchsorted(samples.image_offsets, images.index, side="right") - 1
-    for n, (image, i) in enumerate(zip(images.index.tolist(), sample_of.tolist(), strict=True)):
+    for n, image in enumerate(images.index.tolist()):
+        i = samples.image_sample[image]
         task = _ImageTask(
             dataset=datasets[int(samples.dataset[i])],
             sample=int(samples.sample[i]),
-            number=image - int(samples.image_offsets[i]),
+            number=int(samples.image_number[image]),
             rows=int(samples.image_rows[image]),
             columns=int(samples.image_columns[image]),
             sizing=spec.stream.sizing,

@@ -59,7 +59,7 @@ def test_a_stream_delivers_every_microbatch_of_every_step_and_says_that_it_ended
         assert len(header.items.validity) == len(header.items.dataset) == len(header.items.pass_number) == count
         assert not header.items.part
         known = microbatch_pb2.VALIDITY_UNKNOWN if module == "llm" else microbatch_pb2.VALIDITY_VALID
-        assert set(header.items.validity) == {known}, "every sample of these datasets has images"
+        assert set(header.items.validity) <= {known}, "every sample of these datasets has images"
         if module == "llm":
             assert len(views["cu_lengths"]) == count + 1
             assert not header.items.image
