@@ -1,5 +1,7 @@
 """Calls that never reach a method: what gRPC would refuse by itself carries a reason and an action all the same."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +10,9 @@ import grpc
 import pytest
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import microbatch_pb2
-from google.rpc.error_details_pb2 import ErrorInfo
-from google.rpc.status_pb2 import Status
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 from serving.harness import TIMEOUT_S, Running, reason_of, running
 
 from dataserver.serving.limits import MAX_MESSAGE_BYTES, MAX_TRANSPORT_BYTES
@@ -84,16 +87,28 @@ def test_one_call_too_many_is_refused_and_a_place_is_free_again(datasets: dict[s
         assert call(server, f"{SERVICE}/GetServerInfo", b"")
 
 
-def test_the_trailer_is_what_the_protos_say(server: Running) -> None:
+@pytest.fixture(scope="module")
+def protos() -> DescriptorPool:
+    """What a foreign client has: everything in protos/, compiled from there alone."""
+    buf, folder = Path(sys.executable).with_name("buf"), Path(__file__).resolve().parents[2] / "protos"
+    image = subprocess.run([buf, "build", folder, "--output", "-"], capture_output=True, timeout=60, check=True).stdout
+    pool = DescriptorPool()
+    for file in FileDescriptorSet.FromString(image).file:
+        pool.Add(file)
+    return pool
+
+
+def test_the_trailer_is_what_the_protos_say(server: Running, protos: DescriptorPool) -> None:
     """Read as a client of another language reads it: a key of the trailing metadata, and the messages of protos/."""
+    kinds = [GetMessageClass(protos.FindMessageTypeByName(f"google.rpc.{name}")) for name in ("Status", "ErrorInfo")]
     with pytest.raises(grpc.RpcError) as caught:
         server.stub.GetPlan(pb.GetPlanRequest(job_id="f" * 64), timeout=TIMEOUT_S)
     (encoded,) = [v for k, v in caught.value.trailing_metadata() if k == "grpc-status-details-bin"]
-    status = Status.FromString(encoded)
+    status = kinds[0].FromString(encoded)
     assert (status.code, status.message) == (CODE.NOT_FOUND.value[0], caught.value.details())
     (detail,) = status.details
     assert detail.type_url == "type.googleapis.com/google.rpc.ErrorInfo"
-    info = ErrorInfo.FromString(detail.value)
+    info = kinds[1].FromString(detail.value)
     assert (info.domain, info.reason, dict(info.metadata)) == ("disttrain", "JOB_UNKNOWN", {"action": "CREATE_JOB"})
 
 
