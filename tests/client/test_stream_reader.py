@@ -184,6 +184,13 @@ def test_another_server_takes_over_from_one_that_refuses(serve: Serve, quick: Ti
     assert len(two.requests) == 2
 
 
+def test_progress_after_a_pause_starts_the_patience_anew(serve: Serve) -> None:
+    """Two failures, further apart than `give_up`, each mended within it."""
+    server = serve(streams=["abort:0:STORAGE_UNAVAILABLE", "abort:5:STORAGE_UNAVAILABLE"], delay_s=0.3)
+    with Opened([server.address], Timeouts(give_up=1.0)) as opened:
+        assert opened.read_all() == ALL
+
+
 def test_the_end_comes_at_once_when_every_server_refuses(serve: Serve) -> None:
     """Not after `give_up`, whose default is longer than this test may take."""
     servers = [serve(streams=["abort:2:INTERNAL"] * 50), serve(streams=["abort:0:INTERNAL"] * 50)]

@@ -205,11 +205,10 @@ class Rotation:
     def succeeded(self) -> None:
         """Note progress: everything before it is forgiven."""
         self._fleet.current = self._position
-        if self._tried:
-            self._failures.clear()
-            self._refused.clear()
-            self._tried.clear()
-            self._rounds = 0
+        self._failures.clear()
+        self._refused.clear()
+        self._tried.clear()
+        self._rounds = 0
 
     def drained(self) -> None:
         """Move on from a server that shuts down in order; no failure, unless no server is left."""
