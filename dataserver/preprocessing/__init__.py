@@ -14,7 +14,7 @@ from dataserver.preprocessing.tokens import (
     load_tokenizer,
     tokenizer_spec,
 )
-from dataserver.preprocessing.views import PreparedView, prepare_view
+from dataserver.preprocessing.views import PreparedView, Validity, prepare_view
 
 __all__ = [
     "ByteTokenizer",
@@ -26,6 +26,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "UnknownTensorError",
+    "Validity",
     "check_tokenizer",
     "content_digest",
     "count_dataset_tokens",

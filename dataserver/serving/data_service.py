@@ -1,7 +1,7 @@
 # ruff: noqa: N802 (methods are named by the proto)
 """The methods of DataService. Every field of a request is checked here or where it is used, before memory is taken."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Final
 
@@ -18,13 +18,15 @@ from dataserver.planning.planner import explain
 from dataserver.preprocessing import content_digest
 from dataserver.serving.catalog import Catalog, quarantine_digest
 from dataserver.serving.config import ServerConfig
+from dataserver.serving.descriptions import describe_samples
 from dataserver.serving.errors import DataServiceError
+from dataserver.serving.limits import MAX_MESSAGE_BYTES
 from dataserver.serving.plan_message import plan_message
 from dataserver.serving.registry import JobRegistry, ServedJob, parse_job_json
 from dataserver.serving.source import ViewSource
 from dataserver.serving.streams import Streams
-from dataserver.serving.wire import MAX_MESSAGE_BYTES
 
+CODECS: Final = (microbatch_pb2.CODEC_RAW, microbatch_pb2.CODEC_ZSTD)
 MAX_TENSOR_NAMES: Final = 64
 MESSAGE_MARGIN_BYTES: Final = 1024
 """Room in a message of the largest size for what wraps a plan."""
@@ -65,7 +67,7 @@ class DataService:
             module=request.module,
             rank=request.rank,
             tensors=_checked_names(tuple(request.tensors)),
-            zstd_level=self._zstd_level(request.codec),
+            zstd_level=self._zstd_level(request.accepted_codecs),
         )
         stream = self._streams.open(source, request.start_step, request.start_microbatch)
         if not context.add_callback(stream.close):
@@ -110,6 +112,9 @@ class DataService:
             content_digest=self._content_digest,
             max_streams=self._config.max_streams,
             draining=self._streams.draining,
+            codecs=CODECS,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            stream_bytes=self._config.stream_bytes,
         )
 
     def GetDatasetInfo(self, _request: pb.GetDatasetInfoRequest, _: grpc.ServicerContext) -> pb.GetDatasetInfoResponse:
@@ -131,12 +136,27 @@ class DataService:
             ],
         )
 
-    def _zstd_level(self, codec: microbatch_pb2.Codec.ValueType) -> int | None:
-        if codec == microbatch_pb2.CODEC_UNSPECIFIED:
-            return None
-        if codec == microbatch_pb2.CODEC_ZSTD:
-            return self._config.zstd_level
-        raise _invalid(f"codec is {codec}; CODEC_UNSPECIFIED (raw) or CODEC_ZSTD is required")
+    def DescribeSamples(
+        self, request: pb.DescribeSamplesRequest, _: grpc.ServicerContext
+    ) -> pb.DescribeSamplesResponse:
+        """Say what stands behind sample numbers."""
+        dataset = self._catalog.named_dataset(request.dataset)
+        if request.fingerprint not in ("", dataset.fingerprint):
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_DATASET_MISMATCH,
+                f"dataset {request.dataset!r} was asked for with fingerprint {request.fingerprint[:64]!r}, the "
+                f"server's has {dataset.fingerprint}, in which the numbers mean other samples: ask another server",
+            )
+        return describe_samples(dataset, request.samples)
+
+    def _zstd_level(self, accepted: Sequence[microbatch_pb2.Codec.ValueType]) -> int | None:
+        """Level to compress with; None for raw tensors."""
+        if accepted and not set(accepted) & set(CODECS):
+            raise _invalid(
+                f"accepted_codecs is {list(accepted)[:16]}, none of which this server has; name one or more of "
+                f"{', '.join(f'{microbatch_pb2.Codec.Name(c)} ({c})' for c in CODECS)}, or none for raw tensors"
+            )
+        return self._config.zstd_level if microbatch_pb2.CODEC_ZSTD in accepted else None
 
 
 def _invalid(message: str) -> DataServiceError:

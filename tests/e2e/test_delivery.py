@@ -111,7 +111,7 @@ class Delivered:
 def summarize(batch: Batch) -> Delivered:
     """Read a view without any help of the planner."""
     items, tensors = batch.items, {name: t.numpy() for name, t in batch.tensors.items()}
-    assert items.valid.all()
+    assert not items.invalid.any()
     samples = list(zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True))
     images = list(zip(samples, items.image.tolist(), strict=True)) if "patches" in tensors else []
     generated, texts, targets = [], [], 0

@@ -107,7 +107,7 @@ def test_interleaved_documents_are_served_whole(shared_data: Path, tmp_path: Pat
             for header, _ in server.read(job.job_id, "llm", rank).microbatches:
                 documents += list(header.items.sample)
             for header, _ in server.read(job.job_id, "vit", rank).microbatches:
-                images += list(zip(header.items.sample, header.items.image, header.items.valid, strict=True))
+                images += list(zip(header.items.sample, header.items.image, header.items.validity, strict=True))
         dataset = server.catalog.datasets["d"]
         expected = {(s.position << 32) + row for s in dataset.shards for row in range(s.num_samples)}
         assert len(documents) == len(expected) == 300

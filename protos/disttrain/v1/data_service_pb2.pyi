@@ -6,10 +6,17 @@ The data service: plans steps of a training job and serves each rank the microba
 Rules that hold for every call:
  * The step is the cursor. What a call returns depends on the job and the (step, microbatch) it names, never on
    earlier calls: any server answers any request, with the same bytes.
- * Errors carry google.rpc.ErrorInfo with domain "disttrain" and a reason from ErrorReason (errors.proto); its
-   metadata entry "retriable" is "true" or "false".
+ * Every error of the service carries google.rpc.ErrorInfo in the trailing metadata, and in it one of four actions that
+   say what the client does: errors.proto.
  * Names, not places: datasets and tokenizers are named with their digests; no path or URL travels.
- * Messages stay below every language's default limit of 4 MiB.
+ * Ids, digests and hashes are taken from answers and compared; a client never needs to compute one.
+ * Messages stay below every language's default limit of 4 MiB, in both directions.
+ * Deadlines are the client's; the server sets none. GetOrCreateJob sizes every sample of the datasets and may take
+   minutes the first time; GetPlan and the first microbatch of a step wait for a plan; all else answers at once. A
+   stream lasts as long as the job: give it no deadline, but watch for the time since its last message.
+ * Keepalive: pings are permitted at most once a second, with or without calls in flight, and the server sends its own
+   every 30 s. A client that pings every 10 s and waits 5 s for the answer notices a lost server in time.
+ * 64-bit integers: steps stay below 2^53, sample numbers do not (microbatch.proto).
 """
 
 from collections import abc as _abc
@@ -102,9 +109,9 @@ class StreamMicrobatchesRequest(_message.Message):
     START_STEP_FIELD_NUMBER: _builtins.int
     START_MICROBATCH_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
-    CODEC_FIELD_NUMBER: _builtins.int
+    ACCEPTED_CODECS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
-    """Job to read; NOT_FOUND / JOB_UNKNOWN when this server does not know it."""
+    """Job to read, as GetOrCreateJob names it; JOB_UNKNOWN where this server does not know it."""
     module: _builtins.str
     """Name of the module in the job's module list."""
     rank: _builtins.int
@@ -112,12 +119,19 @@ class StreamMicrobatchesRequest(_message.Message):
     start_step: _builtins.int
     """First step to send."""
     start_microbatch: _builtins.int
-    """First microbatch of that step to send; later steps start at 0."""
-    codec: _microbatch_pb2.Codec.ValueType
-    """Codec the client accepts for tensor data; a tensor that would not get smaller is sent raw."""
+    """First microbatch of that step to send; later steps start at 0. A start at (number of steps, 0) is permitted, and
+    ends at once with REASON_END_OF_JOB.
+    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the tensors wanted; empty for all of the view. The first pipeline stage needs no labels, the last no ids."""
+
+    @_builtins.property
+    def accepted_codecs(self) -> _containers.RepeatedScalarFieldContainer[_microbatch_pb2.Codec.ValueType]:
+        """Codecs the client takes besides CODEC_RAW, which every client takes; empty for raw alone. The server chooses for each
+        tensor, and sends one raw that would not get smaller. Codecs that it does not know are ignored; a list in which it
+        knows none is refused with REQUEST_INVALID, which names the ones it has (GetServerInfo, codecs).
+        """
 
     def __init__(
         self,
@@ -128,11 +142,11 @@ class StreamMicrobatchesRequest(_message.Message):
         start_step: _builtins.int = ...,
         start_microbatch: _builtins.int = ...,
         tensors: _abc.Iterable[_builtins.str] | None = ...,
-        codec: _microbatch_pb2.Codec.ValueType = ...,
+        accepted_codecs: _abc.Iterable[_microbatch_pb2.Codec.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "job_id", b"job_id", "module", b"module", "rank", b"rank", "start_microbatch", b"start_microbatch", "start_step", b"start_step", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_codecs", b"accepted_codecs", "job_id", b"job_id", "module", b"module", "rank", b"rank", "start_microbatch", b"start_microbatch", "start_step", b"start_step", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -458,6 +472,9 @@ class GetServerInfoResponse(_message.Message):
     CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     MAX_STREAMS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    CODECS_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    STREAM_BYTES_FIELD_NUMBER: _builtins.int
     release: _builtins.str
     """Release of the server's software."""
     content_digest: _builtins.str
@@ -468,6 +485,12 @@ class GetServerInfoResponse(_message.Message):
     """Streams that may be open at once; one more is refused with TOO_MANY_STREAMS."""
     draining: _builtins.bool
     """True from the moment a drain was asked for."""
+    max_message_bytes: _builtins.int
+    """Largest message, in bytes, that this server sends or takes: 4 MiB, the default limit of gRPC in every language."""
+    stream_bytes: _builtins.int
+    """Largest microbatch, in bytes of raw tensors, that the operator permits. A larger one ends its stream with
+    SERVER_LIMIT: another server may permit more.
+    """
     @_builtins.property
     def order_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Values of stream.order_version that this server supports."""
@@ -480,6 +503,10 @@ class GetServerInfoResponse(_message.Message):
     def plan_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Values of execution.plan_version that this server supports."""
 
+    @_builtins.property
+    def codecs(self) -> _containers.RepeatedScalarFieldContainer[_microbatch_pb2.Codec.ValueType]:
+        """Codecs that StreamMicrobatches can send; CODEC_RAW is always among them."""
+
     def __init__(
         self,
         *,
@@ -490,10 +517,13 @@ class GetServerInfoResponse(_message.Message):
         content_digest: _builtins.str = ...,
         max_streams: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        codecs: _abc.Iterable[_microbatch_pb2.Codec.ValueType] | None = ...,
+        max_message_bytes: _builtins.int = ...,
+        stream_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_digest", b"content_digest", "content_versions", b"content_versions", "draining", b"draining", "max_streams", b"max_streams", "order_versions", b"order_versions", "plan_versions", b"plan_versions", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "content_digest", b"content_digest", "content_versions", b"content_versions", "draining", b"draining", "max_message_bytes", b"max_message_bytes", "max_streams", b"max_streams", "order_versions", b"order_versions", "plan_versions", b"plan_versions", "release", b"release", "stream_bytes", b"stream_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -613,3 +643,139 @@ class TokenizerInfo(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenizerInfo: _TypeAlias = TokenizerInfo  # noqa: Y015
+
+@_typing.final
+class DescribeSamplesRequest(_message.Message):
+    """Request of DescribeSamples."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    """Logical name of the dataset."""
+    fingerprint: _builtins.str
+    """Fingerprint that the dataset must have, so that numbers mean the same samples; empty to take what the server has."""
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sample numbers as they stand in Items, in any order; at most 1024. One that does not exist fails the call with
+        SAMPLE_UNKNOWN.
+        """
+
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        fingerprint: _builtins.str = ...,
+        samples: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "fingerprint", b"fingerprint", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeSamplesRequest: _TypeAlias = DescribeSamplesRequest  # noqa: Y015
+
+@_typing.final
+class DescribeSamplesResponse(_message.Message):
+    """Response of DescribeSamples."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleDescription]:
+        """One for each number of the request, in its order. Where they would exceed one message, the call fails with
+        REQUEST_INVALID: ask for fewer.
+        """
+
+    def __init__(
+        self,
+        *,
+        samples: _abc.Iterable[Global___SampleDescription] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeSamplesResponse: _TypeAlias = DescribeSamplesResponse  # noqa: Y015
+
+@_typing.final
+class SampleDescription(_message.Message):
+    """What stands behind a sample number."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    sample: _builtins.int
+    """The number."""
+    shard: _builtins.str
+    """Path of the shard within the dataset, with slashes."""
+    key: _builtins.str
+    """Key of the sample within the shard: what its members' names have in common."""
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___SidecarColumn]:
+        """Columns of the sidecar that have a value for this sample, by name. Missing values, and NaN, are left out."""
+
+    def __init__(
+        self,
+        *,
+        sample: _builtins.int = ...,
+        shard: _builtins.str = ...,
+        key: _builtins.str = ...,
+        columns: _abc.Iterable[Global___SidecarColumn] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "key", b"key", "sample", b"sample", "shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleDescription: _TypeAlias = SampleDescription  # noqa: Y015
+
+@_typing.final
+class SidecarColumn(_message.Message):
+    """One value of a sidecar. Typed, because JSON would lose integers beyond 2^53."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    INTEGER_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    BOOLEAN_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the column."""
+    integer: _builtins.int
+    """An integer."""
+    number: _builtins.float
+    """A floating-point number; may be infinite."""
+    boolean: _builtins.bool
+    """True or false."""
+    text: _builtins.str
+    """A text."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        integer: _builtins.int = ...,
+        number: _builtins.float = ...,
+        boolean: _builtins.bool = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "integer", b"integer", "number", b"number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "integer", b"integer", "name", b"name", "number", b"number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["integer", "number", "boolean", "text"]  # noqa: Y015
+    _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_value) -> _WhichOneofReturnType_value | None: ...
+
+Global___SidecarColumn: _TypeAlias = SidecarColumn  # noqa: Y015
