@@ -10,6 +10,7 @@ import numpy as np
 
 from dataserver.cli.alternatives import Alternative
 from dataserver.cli.timelines import chunks_of
+from dataserver.jobs import JobPlanner
 from dataserver.planning.expectation import imbalance, module_loads, padding_ppm
 from dataserver.planning.identity import Job, identify
 from dataserver.planning.jobspec import ColocatedLayout, ContrastiveLayout
@@ -17,7 +18,6 @@ from dataserver.planning.layouts import layout_planner
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import StepSamples
-from dataserver.serving.jobs import JobPlanner
 
 
 @dataclass(frozen=True, slots=True)
