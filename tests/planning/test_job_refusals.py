@@ -10,6 +10,7 @@ from planning.builders import MEMORY, TWO_DATASETS, changed, job_data, leaves, m
 
 from dataserver.planning.identity import JobSpecError, canonical_json, parse_job
 from dataserver.planning.jobspec import MAX_INTEGER
+from dataserver.planning.jobspec.schema import job_schema
 
 MODULE, BACKBONE = ("execution", "modules", 0), ("execution", "modules", 1)
 PIPELINE = {"kind": "pipeline"}
@@ -297,6 +298,15 @@ def test_a_list_of_wrong_members_is_not_called_empty() -> None:
     assert "at least 1 item" not in str(caught.value)
     with pytest.raises(JobSpecError, match=r"execution\.modules: found an empty list; it should have at least 1 item"):
         parse_job(changed(job_data(), ("execution", "modules"), []))
+
+
+@pytest.mark.parametrize("kind", ["ring", "Colocated", 3, None, ["colocated"]])
+def test_an_unknown_layout_is_answered_with_those_there_are(kind: Any) -> None:
+    kinds = job_schema()["$defs"]["Execution"]["properties"]["layout"]["discriminator"]["mapping"]
+    with pytest.raises(JobSpecError, match=r"execution\.layout: kind is .*; one of ") as caught:
+        parse_job(changed(job_data(), ("execution", "layout"), {"kind": kind, "chunks": 2}))
+    assert all(known in str(caught.value) for known in kinds)
+    assert ";" not in str(caught.value).partition("; one of ")[2], "one problem, not one for each layout"
 
 
 def test_datasets_named_twice_and_batches_that_do_not_divide() -> None:
