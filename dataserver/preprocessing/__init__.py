@@ -5,6 +5,8 @@ from dataserver.preprocessing.images import ImageShape, decode_patches, silence_
 from dataserver.preprocessing.layout import TensorSpec, UnknownTensorError, total_bytes, view_tensors
 from dataserver.preprocessing.sequences import TokenCountError
 from dataserver.preprocessing.tokens import (
+    BYTES,
+    SPECIAL_TOKENS,
     ByteTokenizer,
     HuggingFaceTokenizer,
     Tokenizer,
@@ -17,6 +19,8 @@ from dataserver.preprocessing.tokens import (
 from dataserver.preprocessing.views import PreparedView, Validity, prepare_view
 
 __all__ = [
+    "BYTES",
+    "SPECIAL_TOKENS",
     "ByteTokenizer",
     "HuggingFaceTokenizer",
     "ImageShape",

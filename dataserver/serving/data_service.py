@@ -1,6 +1,7 @@
 # ruff: noqa: N802 (methods are named by the proto)
 """The methods of DataService. Every field of a request is checked here or where it is used, before memory is taken."""
 
+import json
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Final
@@ -10,19 +11,21 @@ from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import errors_pb2, microbatch_pb2
 from google.protobuf.duration_pb2 import Duration
 
-from dataserver.planning.identity import canonical_json
+from dataserver.jobs import Catalog, fill_job, quarantine_digest
+from dataserver.planning.identity import JobSpecError, canonical_json, parse_job
 from dataserver.planning.job import SUPPORTED_PLAN_VERSIONS
 from dataserver.planning.jobspec import SUPPORTED_CONTENT_VERSIONS, SUPPORTED_ORDER_VERSIONS, ModuleSpec
+from dataserver.planning.jobspec.incomplete import absent_fields, json_pointer, value_at
+from dataserver.planning.jobspec.text import TextError, parse_json
 from dataserver.planning.naming import counted
 from dataserver.planning.planner import explain
-from dataserver.preprocessing import content_digest
-from dataserver.serving.catalog import Catalog, quarantine_digest
+from dataserver.preprocessing import content_digest, tokenizer_spec
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.descriptions import describe_samples
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 from dataserver.serving.plan_message import plan_message
-from dataserver.serving.registry import JobRegistry, ServedJob, parse_job_json
+from dataserver.serving.registry import JobRegistry, ServedJob
 from dataserver.serving.source import ViewSource
 from dataserver.serving.streams import Streams
 
@@ -46,13 +49,22 @@ class DataService:
         self._content_digest = content_digest()
 
     def GetOrCreateJob(self, request: pb.GetOrCreateJobRequest, _: grpc.ServicerContext) -> pb.GetOrCreateJobResponse:
-        """Make a job known."""
-        served = self._jobs.get_or_create(parse_job_json(request.job_spec_json))
+        """Make a job known, filling in what it leaves out."""
+        try:
+            stated = parse_json(request.job_spec_json)
+        except TextError as error:
+            raise JobSpecError(f"job_spec_json: {error}") from None
+        complete = fill_job(stated, self._catalog)
+        served = self._jobs.get_or_create(parse_job(complete))
         return pb.GetOrCreateJobResponse(
             job_id=served.job.job_id,
             stream_id=served.job.stream_id,
             canonical_job_spec_json=canonical_json(served.job.spec).decode(),
             num_steps=served.planner.num_steps,
+            filled=[
+                pb.FilledField(path=json_pointer(path), value_json=json.dumps(value_at(complete, path)))
+                for path in absent_fields(stated)
+            ],
         )
 
     def StreamMicrobatches(
@@ -131,8 +143,8 @@ class DataService:
                 for name, dataset in sorted(self._catalog.datasets.items())
             ],
             tokenizers=[
-                pb.TokenizerInfo(name=name, digest=tokenizer.digest, vocab_size=tokenizer.vocab_size)
-                for name, tokenizer in sorted(self._catalog.tokenizers.items())
+                pb.TokenizerInfo(text_vocab_size=tokenizer.vocab_size, **tokenizer_spec(tokenizer).model_dump())
+                for _, tokenizer in sorted(self._catalog.tokenizers.items())
             ],
         )
 

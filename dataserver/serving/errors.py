@@ -15,6 +15,7 @@ from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
+from dataserver.jobs import DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError
 from dataserver.planning.arranging import WaveTooLargeError
 from dataserver.planning.colocated.microbatches import NoRoomError
 from dataserver.planning.contrastive.limits import TowerMemoryError
@@ -97,6 +98,9 @@ _REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
     {
         JobSpecError: errors_pb2.ERROR_REASON_JOB_INVALID,
         UnsupportedVersionError: errors_pb2.ERROR_REASON_VERSION_UNSUPPORTED,
+        DatasetUnknownError: errors_pb2.ERROR_REASON_DATASET_UNKNOWN,
+        DatasetMismatchError: errors_pb2.ERROR_REASON_DATASET_MISMATCH,
+        TokenizerUnknownError: errors_pb2.ERROR_REASON_TOKENIZER_UNKNOWN,
         SampleTooLargeError: errors_pb2.ERROR_REASON_SAMPLE_TOO_LARGE,
         WaveTooLargeError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
         NoRoomError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,

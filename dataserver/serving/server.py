@@ -8,8 +8,8 @@ import grpc
 from disttrain.v1 import admin_service_pb2, data_service_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from dataserver.jobs import Catalog
 from dataserver.serving.admin_service import AdminService
-from dataserver.serving.catalog import Catalog
 from dataserver.serving.config import ConfigError, ServerConfig, split_address
 from dataserver.serving.data_service import DataService
 from dataserver.serving.gate import CallPool, Gate

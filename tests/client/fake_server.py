@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import google_crc32c
@@ -25,7 +26,8 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from dataserver.planning.identity import parse_job
+from dataserver.jobs import Catalog, fill_job
+from dataserver.planning.identity import canonical_json, parse_job
 
 NUM_STEPS = 4
 CHUNK_BYTES = 1 << 16
@@ -34,6 +36,11 @@ FINGERPRINT = hashlib.sha256(b"dataset").hexdigest()
 ACTIONS = {"INTERNAL": "ANOTHER_SERVER", "TENSOR_UNKNOWN": "GIVE_UP", "UNHEARD_OF": "DANCE"}
 """What abort:K:REASON asks the client to do where that is not RETRY."""
 TOKENIZER = hashlib.sha256(b"tokenizer").hexdigest()
+CATALOG: Any = Catalog(
+    datasets={"pairs": SimpleNamespace(fingerprint=FINGERPRINT, quarantine=None)},
+    tokenizers={"bytes": SimpleNamespace(name="bytes", digest=TOKENIZER, vocab_size=256)},
+)
+"""What jobs are filled in from."""
 
 
 def job_data(**changes: Any) -> dict[str, Any]:
@@ -113,21 +120,23 @@ class FakeServer(DataServiceServicer):
         fields = {"order_versions": [1], "content_versions": [1], "plan_versions": [1], "content_digest": DIGEST}
         return pb.GetServerInfoResponse(**{"release": "fake", **fields, **self.answers.info})
 
-    def GetDatasetInfo(self, request, context):  # noqa: ARG002, N802
-        return pb.GetDatasetInfoResponse(
-            datasets=[pb.DatasetInfo(name="pairs", fingerprint=FINGERPRINT)],
-            tokenizers=[pb.TokenizerInfo(name="bytes", digest=TOKENIZER, vocab_size=256)],
-        )
-
     def GetOrCreateJob(self, request, context):  # noqa: N802
-        job = parse_job(json.loads(request.job_spec_json))
+        try:
+            job = parse_job(fill_job(json.loads(request.job_spec_json), CATALOG))
+        except ValueError as error:
+            fail(context, grpc.StatusCode.INVALID_ARGUMENT, "JOB_INVALID", "GIVE_UP", str(error))
         if job.spec.stream.datasets[0].fingerprint != self.answers.fingerprint:
             fail(context, grpc.StatusCode.FAILED_PRECONDITION, "DATASET_MISMATCH", "ANOTHER_SERVER")
         self._closing.wait(self.answers.job_delay_s)
         self.jobs.add(job.job_id)
         self._stream_ids[job.job_id] = job.stream_id
         self.registrations += 1
-        return pb.GetOrCreateJobResponse(job_id=job.job_id, stream_id=job.stream_id, num_steps=NUM_STEPS)
+        return pb.GetOrCreateJobResponse(
+            job_id=job.job_id,
+            stream_id=job.stream_id,
+            canonical_job_spec_json=canonical_json(job.spec).decode(),
+            num_steps=NUM_STEPS,
+        )
 
     def GetPlan(self, request, context):  # noqa: N802
         self._require_job(request.job_id, context)
@@ -263,11 +272,11 @@ def end(reason: Any, step: int, microbatch: int) -> pb.StreamMicrobatchesRespons
     return pb.StreamMicrobatchesResponse(end=pb.EndOfStream(reason=reason, next_step=step, next_microbatch=microbatch))
 
 
-def fail(context: Any, code: grpc.StatusCode, reason: str, action: str) -> None:
+def fail(context: Any, code: grpc.StatusCode, reason: str, action: str, message: str = "") -> None:
     info = error_details_pb2.ErrorInfo(reason=reason, domain="disttrain", metadata={"action": action})
     detail = AnyMessage()
     detail.Pack(info)
-    status = status_pb2.Status(code=code.value[0], message=f"scripted {reason}", details=[detail])
+    status = status_pb2.Status(code=code.value[0], message=message or f"scripted {reason}", details=[detail])
     context.abort_with_status(rpc_status.to_status(status))
 
 

@@ -13,8 +13,8 @@ from serving.harness import VIEWS, index, job_data, running
 from shards import write_interleaved, write_pairs
 
 from dataserver.dataset.dataset import Dataset
+from dataserver.jobs import Catalog, fill_job
 from dataserver.planning.identity import parse_job
-from dataserver.serving.catalog import Catalog, fill_job
 from dataserver.serving.config import load_config
 from trainclient.client import Batch, DataClient
 from trainclient.stream.endpoint import Timeouts

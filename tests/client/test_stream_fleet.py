@@ -68,8 +68,10 @@ def test_a_server_that_says_nothing(quick: Timeouts) -> None:
 def test_a_job_may_take_longer_than_other_calls(serve: Serve) -> None:
     server = serve(job_delay_s=1.5)
     fleet = Fleet(server.address, timeouts=Timeouts(call=1.0, give_up=0.1))
-    assert fleet.register(resolve_job(job_data(), fleet)) == NUM_STEPS
-    assert server.registrations == 1
+    job = resolve_job(job_data(), fleet)
+    assert server.registrations == 1, "filling a job in is not repeated either"
+    assert fleet.register(job) == NUM_STEPS
+    assert server.registrations == 2
     fleet.close()
 
 

@@ -11,6 +11,7 @@ from preprocessing.pictures import decode
 from shards import write_interleaved, write_pairs, write_texts
 
 from dataserver.dataset import Dataset, ShardReadError, build_index
+from dataserver.jobs import JobPlanner
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.plan import StepPlan
@@ -29,7 +30,6 @@ from dataserver.preprocessing import (
     total_bytes,
     view_tensors,
 )
-from dataserver.serving.jobs import JobPlanner
 
 TOKENIZER = ByteTokenizer()
 NAMES = {

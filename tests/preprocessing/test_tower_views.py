@@ -11,11 +11,11 @@ from preprocessing.test_prepared_views import TOKENIZER, Run, corrupt, tensors_o
 from shards import draw_caption, make_image, write_pairs, write_tar
 
 from dataserver.dataset import Dataset, build_index
+from dataserver.jobs import JobPlanner
 from dataserver.planning.identity import parse_job
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.views import ViewPlan
 from dataserver.preprocessing import UnknownTensorError, Validity, count_dataset_tokens, tokenizer_spec, view_tensors
-from dataserver.serving.jobs import JobPlanner
 
 NAMES = {"image": ["patches", "grid", "cu_patches"], "text": ["token_ids", "position_ids", "cu_lengths"]}
 

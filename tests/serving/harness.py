@@ -18,8 +18,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from dataserver.dataset.build import build_index
+from dataserver.jobs import Catalog, fill_job
 from dataserver.preprocessing import count_dataset_tokens, load_tokenizer
-from dataserver.serving.catalog import Catalog, fill_job
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer
 

@@ -17,8 +17,8 @@ from serving.harness import TIMEOUT_S, Running, index, job_data, reason_of, runn
 from shards import write_pairs
 
 from dataserver.dataset.build import build_index
+from dataserver.jobs import fill_job
 from dataserver.planning.identity import parse_job
-from dataserver.serving.catalog import fill_job
 from dataserver.serving.errors import MAX_TEXT_BYTES
 
 OTHER_DIGEST = "0" * 64
@@ -72,7 +72,7 @@ def test_what_is_no_job_is_refused(server: Running, text: str, message: str) -> 
 
 def test_a_specification_over_a_mebibyte_is_refused(server: Running) -> None:
     code, reason, _, details = refusal(server, " " * (1 << 20) + "{}")
-    assert (code, reason) == (CODE.INVALID_ARGUMENT, "REQUEST_INVALID")
+    assert (code, reason) == (CODE.INVALID_ARGUMENT, "JOB_INVALID")
     assert "1048578 bytes" in details
 
 
@@ -275,7 +275,10 @@ def test_server_and_dataset_info(server: Running) -> None:
         ("pairs", 3, 40, ""),
     ]
     assert found.datasets[1].fingerprint == server.catalog.datasets["pairs"].fingerprint
-    assert [(t.name, t.vocab_size) for t in found.tokenizers] == [("bytes", 256)]
+    (block,) = found.tokenizers
+    assert block.text_vocab_size == 256
+    names = [field.name for field in block.DESCRIPTOR.fields if field.name != "text_vocab_size"]
+    assert {name: getattr(block, name) for name in names} == filled(server)["stream"]["tokenizer"]
 
 
 def test_health_follows_the_drain(server: Running) -> None:

@@ -11,7 +11,7 @@ from disttrain.v1 import data_service_pb2 as pb
 from serving.harness import TIMEOUT_S, Running, index, job_data, reason_of, running
 from shards import write_pairs, write_texts
 
-from dataserver.serving.catalog import fill_job
+from dataserver.jobs import fill_job
 
 CODE = grpc.StatusCode
 TOO_LARGE = (CODE.INVALID_ARGUMENT, "SAMPLE_TOO_LARGE", "GIVE_UP")

@@ -15,10 +15,10 @@ from serving.harness import Received, Running, index, reason_of, running, tensor
 from shards import write_interleaved, write_pairs
 
 from dataserver.dataset import Dataset
+from dataserver.jobs import fill_job
 from dataserver.planning.identity import parse_job
 from dataserver.planning.job import JobSpec
 from dataserver.preprocessing import ImageShape
-from dataserver.serving.catalog import fill_job
 
 BATCH, SIZE, SEQ_LEN = 12, 2, 48
 RANKS = {"image": 2, "text": 3}

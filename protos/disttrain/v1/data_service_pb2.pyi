@@ -47,8 +47,16 @@ class GetOrCreateJobRequest(_message.Message):
     JOB_SPEC_JSON_FIELD_NUMBER: _builtins.int
     job_spec_json: _builtins.str
     """The job specification as JSON, at most 1 MiB, in any formatting; its schema is job_spec.schema.json beside this
-    file. JSON rather than a message, because the job's identity is a hash of its canonical JSON (RFC 8785): a client of
-    any language can compute it, and a field that a server does not know is refused instead of silently dropped.
+    file. JSON rather than a message, because the job's identity is a hash of its canonical JSON (RFC 8785), and a field
+    that a server does not know is refused instead of silently dropped.
+
+    The job may be incomplete: fingerprints, quarantine lists and the tokenizer's block may be left out, wholly or
+    in part, and the server fills them in from what it has (see `filled` of the response). What the job states is never
+    altered; where it contradicts what the server has, the call fails.
+
+    Fill a job in once for a run: one process sends it incomplete, and hands the answer's canonical_job_spec_json to all
+    others. Other ranks, reconnects, other servers and resumed runs send that text. Servers whose quarantine lists
+    differ would fill in the same incomplete job differently, which makes it two jobs with different samples.
     """
     def __init__(
         self,
@@ -73,14 +81,23 @@ class GetOrCreateJobResponse(_message.Message):
     STREAM_ID_FIELD_NUMBER: _builtins.int
     CANONICAL_JOB_SPEC_JSON_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
+    FILLED_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
-    """SHA-256 of the canonical JSON of the whole specification, defaults filled in: 64 hexadecimal digits."""
+    """Names the job in all other calls. Clients take this and stream_id from here and need not compute them: they are
+    the SHA-256, 64 hexadecimal digits, of the canonical JSON of the complete specification with all defaults.
+    """
     stream_id: _builtins.str
     """The same of its stream part. A checkpoint of one job may be resumed by any job with the same stream."""
     canonical_job_spec_json: _builtins.str
-    """The canonical JSON that was hashed for job_id."""
+    """The canonical JSON (RFC 8785) that was hashed for job_id: the complete job, to be sent from now on."""
     num_steps: _builtins.int
     """Steps until the job ends."""
+    @_builtins.property
+    def filled(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilledField]:
+        """What the server filled in, in the order of the datasets and then of the tokenizer's fields; empty for a job that
+        was complete. Fields with a default that holds everywhere, such as stream.seed, are not listed.
+        """
+
     def __init__(
         self,
         *,
@@ -88,14 +105,41 @@ class GetOrCreateJobResponse(_message.Message):
         stream_id: _builtins.str = ...,
         canonical_job_spec_json: _builtins.str = ...,
         num_steps: _builtins.int = ...,
+        filled: _abc.Iterable[Global___FilledField] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["canonical_job_spec_json", b"canonical_job_spec_json", "job_id", b"job_id", "num_steps", b"num_steps", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canonical_job_spec_json", b"canonical_job_spec_json", "filled", b"filled", "job_id", b"job_id", "num_steps", b"num_steps", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetOrCreateJobResponse: _TypeAlias = GetOrCreateJobResponse  # noqa: Y015
+
+@_typing.final
+class FilledField(_message.Message):
+    """A field that a job left out, as the server filled it in."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    VALUE_JSON_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Where it is in the job: a JSON pointer (RFC 6901), such as "/stream/datasets/0/fingerprint"."""
+    value_json: _builtins.str
+    """Its value as JSON: a text in quotes, such as "\\"llama\\"", or an integer, such as "32005"."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        value_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "value_json", b"value_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilledField: _TypeAlias = FilledField  # noqa: Y015
 
 @_typing.final
 class StreamMicrobatchesRequest(_message.Message):
@@ -590,13 +634,15 @@ class DatasetInfo(_message.Message):
     name: _builtins.str
     """Logical name."""
     fingerprint: _builtins.str
-    """Fingerprint for JobSpec stream.datasets[].fingerprint."""
+    """Fingerprint for stream.datasets[].fingerprint of a job: 64 hexadecimal digits, the same for a copy elsewhere."""
     num_shards: _builtins.int
     """Shards."""
     num_samples: _builtins.int
     """Samples in the index, before filters and quarantine."""
     quarantine: _builtins.str
-    """Digest of the quarantine list the server has for it; empty without one."""
+    """Digest of the quarantine list that the server has for it, for stream.datasets[].quarantine of a job; empty without
+    one.
+    """
     def __init__(
         self,
         *,
@@ -616,29 +662,61 @@ Global___DatasetInfo: _TypeAlias = DatasetInfo  # noqa: Y015
 
 @_typing.final
 class TokenizerInfo(_message.Message):
-    """A tokenizer as a server has it."""
+    """A tokenizer as a server has it. Fields 1 to 9 are, under the same names, the block stream.tokenizer with which the
+    server fills in a job that names this tokenizer and nothing more: special tokens follow the vocabulary.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
+    BOS_FIELD_NUMBER: _builtins.int
+    EOS_FIELD_NUMBER: _builtins.int
+    BOI_FIELD_NUMBER: _builtins.int
+    EOI_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    TEXT_VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Logical name."""
     digest: _builtins.str
-    """Digest for JobSpec stream.tokenizer.digest."""
+    """SHA-256 of the tokenizer's file, 64 hexadecimal digits."""
     vocab_size: _builtins.int
-    """Token ids of the vocabulary itself; a job's special tokens may lie above."""
+    """Token ids that the backbone must know, special tokens included."""
+    bos: _builtins.int
+    """Id of the token that begins every sample."""
+    eos: _builtins.int
+    """Id of the token that ends a sample which is understood."""
+    boi: _builtins.int
+    """Id of the token before the embeddings, or the query tokens, of an image."""
+    eoi: _builtins.int
+    """Id of the token after the embeddings of an image."""
+    image: _builtins.int
+    """Id that stands where an image embedding replaces the token's own."""
+    query: _builtins.int
+    """Id that stands where a learned query replaces the token's own."""
+    text_vocab_size: _builtins.int
+    """Token ids of text alone: all tokens of texts lie below. A job with special tokens of its own (anywhere, also
+    within the vocabulary) states them and a vocab_size of at least this.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         digest: _builtins.str = ...,
         vocab_size: _builtins.int = ...,
+        bos: _builtins.int = ...,
+        eos: _builtins.int = ...,
+        boi: _builtins.int = ...,
+        eoi: _builtins.int = ...,
+        image: _builtins.int = ...,
+        query: _builtins.int = ...,
+        text_vocab_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boi", b"boi", "bos", b"bos", "digest", b"digest", "eoi", b"eoi", "eos", b"eos", "image", b"image", "name", b"name", "query", b"query", "text_vocab_size", b"text_vocab_size", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
