@@ -127,6 +127,8 @@ class FakeServer(DataServiceServicer):
             fail(context, grpc.StatusCode.INVALID_ARGUMENT, "JOB_INVALID", "GIVE_UP", str(error))
         if job.spec.stream.datasets[0].fingerprint != self.answers.fingerprint:
             fail(context, grpc.StatusCode.FAILED_PRECONDITION, "DATASET_MISMATCH", "ANOTHER_SERVER")
+        if job.spec.execution.plan_version not in self.answers.info.get("plan_versions", [1]):
+            fail(context, grpc.StatusCode.FAILED_PRECONDITION, "VERSION_UNSUPPORTED", "ANOTHER_SERVER")
         self._closing.wait(self.answers.job_delay_s)
         self.jobs.add(job.job_id)
         self._stream_ids[job.job_id] = job.stream_id
@@ -222,7 +224,7 @@ class FakeServer(DataServiceServicer):
                 pass_number=[0, 1],
             ),
             sequence_valid=[True],
-            schedules=[mb.ModuleSchedule(module="vit", in_flight=[2]), mb.ModuleSchedule(module="llm", in_flight=[1])],
+            schedules=[mb.ModuleSchedule(module=m, in_flight=[n], chunks=1) for m, n in (("vit", 2), ("llm", 1))],
             routings=[
                 mb.Routing(
                     source_module="vit",

@@ -10,7 +10,7 @@ import numpy as np
 from disttrain.v1 import microbatch_pb2 as pb
 from numpy.typing import NDArray
 
-from dataserver.planning.plan import Routing
+from dataserver.planning.plan import ModuleSchedule, Routing
 from dataserver.planning.samples import I64, U64, Bool
 from trainclient.stream.buffers import ALIGNMENT, Bytes
 from trainclient.stream.errors import ProtocolError
@@ -115,10 +115,8 @@ class Microbatch(Generic[TensorT]):
     routings: tuple[Routing, ...]
     """The ways in and out of this rank's microbatch."""
     sequence_parallel_groups: tuple[SequenceParallelGroup, ...]
-    in_flight: Mapping[str, tuple[int, ...]]
-    """By module: microbatches that each of its stages holds at most between forward and backward in this step."""
-    drain_every: Mapping[str, int]
-    """By module: microbatches after which its stages run all backwards before the next forward; 0: only at the end."""
+    schedules: tuple[ModuleSchedule, ...]
+    """How many microbatches the stages of each module hold, in the order of the job; their programs follow from it."""
     tensors: Mapping[str, TensorT]
     """By name, as views of one buffer that is used again when none of them is alive."""
     bfloat16: frozenset[str]
@@ -247,14 +245,16 @@ def read_routing(routing: pb.Routing) -> Routing:
     return Routing(routing.source_module, routing.target_module, *columns)
 
 
-def read_schedules(header: pb.MicrobatchHeader) -> Mapping[str, tuple[int, ...]]:
-    """Check and convert what the stages of all modules do."""
-    found = {s.module: tuple(s.in_flight) for s in header.schedules}
+def read_schedules(header: pb.MicrobatchHeader) -> tuple[ModuleSchedule, ...]:
+    """Check and convert how many microbatches the stages of all modules hold."""
+    found = header.schedules
     _require(
-        len(found) == len(header.schedules) and all(held and min(held) >= 1 for held in found.values()),
-        f"schedules {[(s.module, list(s.in_flight)) for s in header.schedules]}; each module needs one with 1 or more",
+        len({s.module for s in found}) == len(found)
+        and all(s.in_flight and min(s.in_flight) >= 1 and s.chunks >= 1 for s in found),
+        f"schedules {[(s.module, list(s.in_flight), s.chunks) for s in found]}; each module needs one, with 1 or more "
+        "in flight on each stage and 1 or more chunks",
     )
-    return MappingProxyType(found)
+    return tuple(ModuleSchedule(s.module, np.array(s.in_flight, np.int64), s.drain_every, s.chunks) for s in found)
 
 
 def read_header(header: pb.MicrobatchHeader, table: TensorTable) -> Microbatch[Array]:
@@ -284,8 +284,7 @@ def read_header(header: pb.MicrobatchHeader, table: TensorTable) -> Microbatch[A
         sequence_parallel_groups=tuple(
             SequenceParallelGroup(g.id, g.degree, tuple(g.ranks)) for g in header.sequence_parallel_groups
         ),
-        in_flight=read_schedules(header),
-        drain_every=MappingProxyType({s.module: s.drain_every for s in header.schedules}),
+        schedules=read_schedules(header),
         tensors=MappingProxyType({}),
         bfloat16=frozenset(t.name for t in header.tensors if t.dtype == pb.DATA_TYPE_BFLOAT16),
         nbytes=table.raw_bytes,

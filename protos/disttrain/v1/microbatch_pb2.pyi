@@ -387,14 +387,8 @@ Global___SequenceParallelGroup: _TypeAlias = SequenceParallelGroup  # noqa: Y015
 
 @_typing.final
 class ModuleSchedule(_message.Message):
-    """Microbatches that the pipeline stages of a module hold at most between forward and backward. A stage begins with that
-    many forwards less one; then forwards and backwards alternate until the forwards are used up; the backwards that are
-    left come last. Both go in the order of the microbatches.
-
-    A backbone whose stages hold several model chunks (schedule interleaved) counts passes instead: a microbatch passes a
-    stage once for each of its c chunks. Of p stages, forwards take p microbatches through chunk 0, the same through chunk
-    1 and so on, then the next p microbatches; backwards take the same microbatches through the last chunk first. A stage
-    begins with in_flight less one forward passes and alternates as above. Modules beside it count microbatches as ever.
+    """Microbatches that the pipeline stages of a module hold at most between forward and backward. What each stage does in the
+    step, operation by operation, follows from it: program.proto says how.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
