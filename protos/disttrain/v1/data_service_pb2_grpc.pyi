@@ -59,7 +59,7 @@ class DataServiceStub:
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.GetServerInfoRequest, _data_service_pb2.GetServerInfoResponse]
     """Release, supported versions and limits of this server."""
     GetDatasetInfo: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.GetDatasetInfoRequest, _data_service_pb2.GetDatasetInfoResponse]
-    """The datasets and tokenizers that this server has, for filling in a job specification."""
+    """The datasets and tokenizers that this server has. A job need not be filled in from them: GetOrCreateJob does that."""
 
 @_typing.type_check_only
 class DataServiceAsyncStub(DataServiceStub):
@@ -83,7 +83,7 @@ class DataServiceAsyncStub(DataServiceStub):
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_data_service_pb2.GetServerInfoRequest, _data_service_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """Release, supported versions and limits of this server."""
     GetDatasetInfo: _aio.UnaryUnaryMultiCallable[_data_service_pb2.GetDatasetInfoRequest, _data_service_pb2.GetDatasetInfoResponse]  # type: ignore[assignment]
-    """The datasets and tokenizers that this server has, for filling in a job specification."""
+    """The datasets and tokenizers that this server has. A job need not be filled in from them: GetOrCreateJob does that."""
 
 class DataServiceServicer(metaclass=_abc_1.ABCMeta):
     """Serves planned microbatches. Every method is idempotent."""
@@ -146,6 +146,6 @@ class DataServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _data_service_pb2.GetDatasetInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_data_service_pb2.GetDatasetInfoResponse, _abc.Awaitable[_data_service_pb2.GetDatasetInfoResponse]]:
-        """The datasets and tokenizers that this server has, for filling in a job specification."""
+        """The datasets and tokenizers that this server has. A job need not be filled in from them: GetOrCreateJob does that."""
 
 def add_DataServiceServicer_to_server(servicer: DataServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
