@@ -74,8 +74,9 @@ class DataClient:
 
         Args:
             addresses: `host:port` entries, or one text with commas between.
-            job: a YAML or JSON file, JSON text, mapping or JobSpec; fingerprints, quarantines and the tokenizer may be
-                left out.
+            job: a YAML or JSON file, JSON text, mapping or JobSpec. Fingerprints, quarantines and the tokenizer may be
+                left out; then let one rank open a client first and give its `job.text` to the others, since servers
+                with other quarantine lists would fill in other samples.
             module: name of the module in the job.
             rank: data-parallel rank within the module.
             tensors: names of the tensors wanted; all by default.

@@ -17,7 +17,7 @@ from dataserver.dataset.filters import Filter, compile_filter
 from dataserver.dataset.lint import Finding, LintReport, lint
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import DocumentParts, ImageRef, Shard, ShardSizes
-from dataserver.dataset.tokens import TokensReport, count_tokens
+from dataserver.dataset.tokens import TokenCounter, TokensReport, count_tokens
 
 __all__ = [
     "BuildReport",
@@ -38,6 +38,7 @@ __all__ = [
     "ShardReadError",
     "ShardSizes",
     "StaleIndexError",
+    "TokenCounter",
     "TokensMissingError",
     "TokensReport",
     "build_index",

@@ -38,6 +38,11 @@ class Job:
         """The stream part of the specification."""
         return self.spec.stream
 
+    @property
+    def text(self) -> str:
+        """The complete job as canonical JSON: what other processes and servers are given."""
+        return canonical_json(self.spec).decode()
+
 
 def canonical_json(spec: JobSpec | Stream) -> bytes:
     """RFC 8785 form of a specification, UTF-8; absent options are left out."""

@@ -12,7 +12,6 @@ from dataserver.preprocessing.tokens import (
     Tokenizer,
     TokenizerError,
     check_tokenizer,
-    count_dataset_tokens,
     load_tokenizer,
     tokenizer_spec,
 )
@@ -33,7 +32,6 @@ __all__ = [
     "Validity",
     "check_tokenizer",
     "content_digest",
-    "count_dataset_tokens",
     "decode_patches",
     "load_tokenizer",
     "prepare_view",

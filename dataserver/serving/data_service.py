@@ -12,7 +12,7 @@ from disttrain.v1 import errors_pb2, microbatch_pb2
 from google.protobuf.duration_pb2 import Duration
 
 from dataserver.jobs import Catalog, fill_job, quarantine_digest
-from dataserver.planning.identity import JobSpecError, canonical_json, parse_job
+from dataserver.planning.identity import JobSpecError, parse_job
 from dataserver.planning.job import SUPPORTED_PLAN_VERSIONS
 from dataserver.planning.jobspec import SUPPORTED_CONTENT_VERSIONS, SUPPORTED_ORDER_VERSIONS, ModuleSpec
 from dataserver.planning.jobspec.incomplete import absent_fields, json_pointer, value_at
@@ -59,7 +59,7 @@ class DataService:
         return pb.GetOrCreateJobResponse(
             job_id=served.job.job_id,
             stream_id=served.job.stream_id,
-            canonical_job_spec_json=canonical_json(served.job.spec).decode(),
+            canonical_job_spec_json=served.job.text,
             num_steps=served.planner.num_steps,
             filled=[
                 pb.FilledField(path=json_pointer(path), value_json=json.dumps(value_at(complete, path)))

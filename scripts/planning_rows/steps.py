@@ -13,6 +13,7 @@ from dataserver.planning.pipelined.planner import bound_ns
 from dataserver.planning.planner import explain, plan_step
 from dataserver.planning.samples import StepSamples, Task
 from dataserver.planning.sizing import draw_tasks, patch_grids
+from dataserver.preprocessing import load_tokenizer
 from planning_rows.row import Row
 
 SEEDS = range(20)
@@ -67,10 +68,11 @@ def laion_sizes(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Caption tokens (bytes), widths and heights of all samples of an img2dataset folder."""
     with tempfile.TemporaryDirectory() as index:
         build_index(folder, Path(index))
-        count_tokens(folder, "bytes", lambda texts: [len(t.encode()) for t in texts], Path(index))
+        tokenizer = load_tokenizer("bytes")
+        count_tokens(folder, tokenizer, Path(index))
         shards = Dataset.open(folder, Path(index)).shards
         sizes = [s.sizes() for s in shards]
-        tokens = np.concatenate([s.token_counts("bytes") for s in shards])
+        tokens = np.concatenate([s.token_counts(tokenizer.digest) for s in shards])
         return tokens, np.concatenate([s.image_width for s in sizes]), np.concatenate([s.image_height for s in sizes])
 
 

@@ -27,7 +27,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from dataserver.jobs import Catalog, fill_job
-from dataserver.planning.identity import canonical_json, parse_job
+from dataserver.planning.identity import parse_job
 
 NUM_STEPS = 4
 CHUNK_BYTES = 1 << 16
@@ -136,7 +136,7 @@ class FakeServer(DataServiceServicer):
         return pb.GetOrCreateJobResponse(
             job_id=job.job_id,
             stream_id=job.stream_id,
-            canonical_job_spec_json=canonical_json(job.spec).decode(),
+            canonical_job_spec_json=job.text,
             num_steps=NUM_STEPS,
         )
 

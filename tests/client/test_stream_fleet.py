@@ -65,6 +65,20 @@ def test_a_server_that_says_nothing(quick: Timeouts) -> None:
             resolve_job(job_data(), fleet)
 
 
+def test_ranks_have_a_job_filled_in_by_the_same_server(serve: Serve, quick: Timeouts) -> None:
+    servers = [serve() for _ in range(3)]
+    begun = set()
+    for rank in range(12):
+        fleet = Fleet([s.address for s in servers], key=f"job/llm/{rank}", timeouts=quick)
+        begun.add(fleet.current)
+        before = fleet.current
+        resolve_job(job_data(), fleet)
+        assert fleet.current == before, "streams are spread all the same"
+        fleet.close()
+    assert begun == {0, 1, 2}
+    assert [s.registrations for s in servers] == [12, 0, 0]
+
+
 def test_a_job_may_take_longer_than_other_calls(serve: Serve) -> None:
     server = serve(job_delay_s=1.5)
     fleet = Fleet(server.address, timeouts=Timeouts(call=1.0, give_up=0.1))
@@ -106,9 +120,8 @@ def test_servers_that_decode_differently_are_refused(serve: Serve, quick: Timeou
     one, two = serve(), serve(info={"content_digest": "other", "release": "2.0"})
     fleet = Fleet([one.address, two.address], timeouts=quick)
     job = resolve_job(job_data(), fleet)
-    first = fleet.endpoints[fleet.current].address
-    (one if first == one.address else two).close()
-    fleet.forget(fleet.endpoints[fleet.current])
+    one.close()
+    fleet.forget(fleet.endpoints[0])
     with pytest.raises(ServerMismatchError, match="decode differently") as raised:
         fleet.register(job)
     assert one.address in str(raised.value)

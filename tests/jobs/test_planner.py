@@ -30,7 +30,7 @@ BYTES = load_tokenizer("bytes", None)
 
 def index(folder: Path) -> Path:
     build_index(folder, workers=1)
-    count_tokens(folder, BYTES.digest, BYTES.count)
+    count_tokens(folder, BYTES)
     return folder
 
 
@@ -191,7 +191,7 @@ def test_uncounted_tokens_name_the_command(tmp_path: Path) -> None:
     build_index(folder, workers=1)
     with pytest.raises(TokensMissingError, match=r"is not counted .* run: dataserver index"):
         planner(Dataset.open(folder))
-    count_tokens(folder, BYTES.digest, BYTES.count)
+    count_tokens(folder, BYTES)
     assert len(planner(Dataset.open(folder)).plan(0).samples) == 4
 
 

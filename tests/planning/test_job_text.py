@@ -24,7 +24,7 @@ def test_what_json_writes_reads_back(value: Any) -> None:
 
 @given(VALUES)
 def test_what_yaml_writes_reads_back(value: Any) -> None:
-    shared = [value, value]  # PyYAML writes the second as an alias
+    shared = [value, value, 0.5, 1e-07, "1e3", "-.5", "0.", "1_0", "=", "<<"]  # PyYAML writes the second as an alias
     assert parse_yaml(yaml.safe_dump(shared).encode()) == shared
 
 
@@ -37,7 +37,10 @@ def test_what_yaml_writes_reads_back(value: Any) -> None:
             "[010, 0x1f, 1_000, 1:30, 2024-01-01, yes, .nan]",
             ["010", "0x1f", "1_000", "1:30", "2024-01-01", "yes", ".nan"],
         ),
-        ("[7, -7, 0.97, 1e-4, .5, true, False, ~, null]", [7, -7, 0.97, 1e-4, 0.5, True, False, None, None]),
+        (
+            "[7, -7, 0.97, 1.0e-4, .5, 1e3, true, False, ~, null]",
+            [7, -7, 0.97, 1e-4, 0.5, "1e3", True, False, None, None],
+        ),
         ("{a: &x {b: 1, c: 2}, d: {<<: *x, c: 3}}", {"a": {"b": 1, "c": 2}, "d": {"b": 1, "c": 3}}),
         ('{"a": [1, "1", 1.0]}', {"a": [1, "1", 1.0]}),
     ],

@@ -10,7 +10,7 @@ import pytest
 from preprocessing.pictures import decode
 from shards import write_interleaved, write_pairs, write_texts
 
-from dataserver.dataset import Dataset, ShardReadError, build_index
+from dataserver.dataset import Dataset, ShardReadError, build_index, count_tokens
 from dataserver.jobs import JobPlanner
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import ModuleKind
@@ -24,7 +24,6 @@ from dataserver.preprocessing import (
     TokenizerError,
     UnknownTensorError,
     Validity,
-    count_dataset_tokens,
     prepare_view,
     tokenizer_spec,
     total_bytes,
@@ -80,7 +79,7 @@ class Run:
 def open_run(folders: list[Path], steps: int = 2, ratio: str = "0.5") -> Run:
     for folder in folders:
         build_index(folder, workers=1)
-        count_dataset_tokens(folder, TOKENIZER)
+        count_tokens(folder, TOKENIZER)
     datasets = [Dataset.open(folder) for folder in folders]
     job = parse_job(
         {

@@ -10,12 +10,12 @@ import pytest
 from preprocessing.test_prepared_views import TOKENIZER, Run, corrupt, tensors_of
 from shards import draw_caption, make_image, write_pairs, write_tar
 
-from dataserver.dataset import Dataset, build_index
+from dataserver.dataset import Dataset, build_index, count_tokens
 from dataserver.jobs import JobPlanner
 from dataserver.planning.identity import parse_job
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.views import ViewPlan
-from dataserver.preprocessing import UnknownTensorError, Validity, count_dataset_tokens, tokenizer_spec, view_tensors
+from dataserver.preprocessing import UnknownTensorError, Validity, tokenizer_spec, view_tensors
 
 NAMES = {"image": ["patches", "grid", "cu_patches"], "text": ["token_ids", "position_ids", "cu_lengths"]}
 
@@ -23,7 +23,7 @@ NAMES = {"image": ["patches", "grid", "cu_patches"], "text": ["token_ids", "posi
 def open_towers(folder: Path, batch: int = 6, seq_len: int = 40) -> Run:
     """A job of an image tower of three ranks and a text tower of two over one dataset."""
     build_index(folder, workers=1)
-    count_dataset_tokens(folder, TOKENIZER)
+    count_tokens(folder, TOKENIZER)
     dataset = Dataset.open(folder)
     towers: list[dict[str, Any]] = [
         {"name": "image", "kind": "tower", "modality": "image", "dp": 3},

@@ -8,12 +8,12 @@ from serving.harness import Running, index, job_data, running, tensors
 from shards import write_pairs, write_texts
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from dataserver.dataset import build_index
+from dataserver.dataset import build_index, count_tokens
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.jobs import Catalog, DatasetUnknownError, fill_job
 from dataserver.planning.identity import parse_job
-from dataserver.preprocessing import count_dataset_tokens, load_tokenizer
+from dataserver.preprocessing import load_tokenizer
 from dataserver.serving.config import load_config
 
 
@@ -80,7 +80,7 @@ def test_a_hugging_face_tokenizer_serves_its_own_tokens(tmp_path: Path) -> None:
     model.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400, show_progress=False))
     file = tmp_path / "tokenizer.json"
     model.save(str(file))
-    count_dataset_tokens(folder, load_tokenizer("small", file))
+    count_tokens(folder, load_tokenizer("small", file))
     with running({"d": folder}, tokenizers={"small": file}) as server:
         fields: dict[str, Any] = {"datasets": [{"name": "d"}], "tokenizer": {"name": "small"}}
         job = server.create(job_data(**fields, end={"passes": 1}, generation={"ratio": "0"}))
@@ -97,7 +97,7 @@ def test_a_hugging_face_tokenizer_serves_its_own_tokens(tmp_path: Path) -> None:
 def test_interleaved_documents_are_served_whole(shared_data: Path, tmp_path: Path) -> None:
     folder = shared_data / "interleaved-mini"
     build_index(folder, tmp_path / "index", workers=1)
-    count_dataset_tokens(folder, load_tokenizer("bytes"), tmp_path / "index")
+    count_tokens(folder, load_tokenizer("bytes"), tmp_path / "index")
     with running({"d": folder}, index_dirs={"d": tmp_path / "index"}) as server:
         fields: dict[str, Any] = {"datasets": [{"name": "d"}], "seq_len": 4096, "global_batch": 8}
         job = server.create(job_data(**fields, end={"passes": 1}, generation={"ratio": "0"}))

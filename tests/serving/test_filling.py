@@ -13,10 +13,10 @@ from serving.harness import TIMEOUT_S, Running, index, reason_of, running
 from shards import write_pairs
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from dataserver.dataset import Dataset, Quarantine
+from dataserver.dataset import Dataset, Quarantine, count_tokens
 from dataserver.planning.identity import canonical_json, parse_job
 from dataserver.planning.jobspec.text import parse_json
-from dataserver.preprocessing import count_dataset_tokens, load_tokenizer
+from dataserver.preprocessing import load_tokenizer
 
 CODE = grpc.StatusCode
 ENTRY = ("stream", "datasets", 0)
@@ -32,7 +32,7 @@ def laion(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     model.pre_tokenizer = pre_tokenizers.ByteLevel()
     model.train_from_iterator(["a photo of the old red boat"], trainers.BpeTrainer(vocab_size=300, show_progress=False))
     model.save(str(file))
-    count_dataset_tokens(folder, load_tokenizer("llama", file))
+    count_tokens(folder, load_tokenizer("llama", file))
     keys = Dataset.open(folder).shards[0].keys()
     Quarantine.from_samples([("00000.tar", keys[0])]).save(root / "list")
     return {"datasets": {"laion": folder}, "tokenizers": {"llama": file}, "quarantine": root / "list"}

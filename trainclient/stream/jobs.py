@@ -46,6 +46,7 @@ def resolve_job(source: JobSource, fleet: Fleet, guard: CallGuard | None = None)
     """A validated job; a server fills in fingerprints, quarantines and the tokenizer where they are left out.
 
     Servers may differ in their quarantine lists. So one process of a run does this, and hands the job to all others.
+    Ranks that do it each for themselves all ask the first address, and another one only where that does not answer.
 
     Raises:
         JobSpecError: the job cannot be read, is not valid, or names a dataset or tokenizer that the server lacks.
@@ -70,12 +71,15 @@ def _filled_in(data: dict[str, Any], fleet: Fleet, guard: CallGuard) -> Job:
         response = endpoint.unary(lambda stub: stub.GetOrCreateJob, request, fleet.timeouts.register, guard)
         return endpoint.address, response
 
+    own, fleet.current = fleet.current, 0  # where all ranks begin, so that the same server fills in for all of them
     try:
         address, response = fleet.attempt(ask, guard)
     except DataServiceError as error:
         if error.reason not in FAULTS_OF_THE_JOB:
             raise
         raise JobSpecError(f"{error.message} (says server {error.server})") from None
+    finally:
+        fleet.current = own
     job = parse_job(_json(response.canonical_job_spec_json))
     if (response.job_id, response.stream_id) != (job.job_id, job.stream_id):
         raise ProtocolError(

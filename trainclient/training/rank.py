@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch.distributed.rendezvous import rendezvous
 
-from dataserver.planning.identity import Job, canonical_json, parse_job
+from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec.text import parse_json
 from trainclient.client import DataClient
 from trainclient.parallel.groups import Groups, process_groups
@@ -103,7 +103,7 @@ def shared_job(config: TrainConfig, process: Process) -> Iterator[tuple[Job, Top
         job, topology = prepare(config)
         topology.require_world_size(process.world_size)
         store = _store(process)
-        store.set(JOB_KEY, canonical_json(job.spec).decode())
+        store.set(JOB_KEY, job.text)
     else:
         with contact("rank 0"):
             store = _store(process)

@@ -1,7 +1,7 @@
 """The text of a job or a configuration: YAML or JSON, to the values that JSON has.
 
-Both forms mean the same here: every key of a mapping is text and stands once, a number is what it looks like (YAML 1.2:
-no octal, no sexagesimal, no dates), and nothing but mappings, lists, texts, numbers, true, false and null comes out.
+Both forms mean the same here: every key of a mapping is text and stands once, and nothing but mappings, lists, texts,
+numbers, true, false and null comes out. What versions of YAML do not agree about is text: 010, 1_000, 1e3, yes, dates.
 """
 
 import json
@@ -24,10 +24,10 @@ _SCALARS: Final = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
-    ("float", r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+    ("float", r"([-+]?(0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)([eE][-+][0-9]+)?", list("-+.0123456789")),
     ("merge", "<<", ["<"]),
 )
-"""Plain scalars that are no text: tag, form, first characters. In this order, so that an integer is no float."""
+"""Plain scalars that are no text: tag, form, first characters. All of them are what they are in YAML 1.1 and in 1.2."""
 
 
 class TextError(ValueError):
@@ -75,7 +75,7 @@ def _check_size(num_bytes: int) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the scalars of YAML 1.2 and unique keys."""
+    """PyYAML's safe loader with unique keys and its own scalars."""
 
     def compose_mapping_node(self, anchor: Any) -> MappingNode:
         """A mapping; here, because merging (`<<`) later rewrites its keys."""
@@ -92,7 +92,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-_Loader.yaml_implicit_resolvers = {}  # none of YAML 1.1
+_Loader.yaml_implicit_resolvers = {}
 for _name, _form, _first in _SCALARS:
     _Loader.add_implicit_resolver(_PREFIX + _name, re.compile(f"^(?:{_form})$"), _first)
 

@@ -131,7 +131,7 @@ class DataServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetDatasetInfo(self, request, context):
-        """The datasets and tokenizers that this server has, for filling in a job specification.
+        """The datasets and tokenizers that this server has. A job need not be filled in from them: GetOrCreateJob does that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

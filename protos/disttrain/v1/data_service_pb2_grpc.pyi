@@ -71,7 +71,7 @@ class DataServiceStub:
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.GetServerInfoRequest, _data_service_pb2.GetServerInfoResponse]
     """Release, supported versions and limits of this server."""
     GetDatasetInfo: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.GetDatasetInfoRequest, _data_service_pb2.GetDatasetInfoResponse]
-    """The datasets and tokenizers that this server has, for filling in a job specification."""
+    """The datasets and tokenizers that this server has. A job need not be filled in from them: GetOrCreateJob does that."""
     DescribeSamples: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.DescribeSamplesRequest, _data_service_pb2.DescribeSamplesResponse]
     """What stands behind sample numbers: shard, key, and what the sidecar says. Read from the index; no shard is touched."""
 
@@ -102,7 +102,7 @@ class DataServiceAsyncStub(DataServiceStub):
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_data_service_pb2.GetServerInfoRequest, _data_service_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """Release, supported versions and limits of this server."""
     GetDatasetInfo: _aio.UnaryUnaryMultiCallable[_data_service_pb2.GetDatasetInfoRequest, _data_service_pb2.GetDatasetInfoResponse]  # type: ignore[assignment]
-    """The datasets and tokenizers that this server has, for filling in a job specification."""
+    """The datasets and tokenizers that this server has. A job need not be filled in from them: GetOrCreateJob does that."""
     DescribeSamples: _aio.UnaryUnaryMultiCallable[_data_service_pb2.DescribeSamplesRequest, _data_service_pb2.DescribeSamplesResponse]  # type: ignore[assignment]
     """What stands behind sample numbers: shard, key, and what the sidecar says. Read from the index; no shard is touched."""
 
@@ -172,7 +172,7 @@ class DataServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _data_service_pb2.GetDatasetInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_data_service_pb2.GetDatasetInfoResponse, _abc.Awaitable[_data_service_pb2.GetDatasetInfoResponse]]:
-        """The datasets and tokenizers that this server has, for filling in a job specification."""
+        """The datasets and tokenizers that this server has. A job need not be filled in from them: GetOrCreateJob does that."""
 
     @_abc_1.abstractmethod
     def DescribeSamples(
