@@ -57,8 +57,9 @@ def local(job: Job, catalog: Catalog, count: int) -> Iterator[None]:
     for number in range(count):
         plan = planner.plan(number // WAVES)
         view = view_plan(job.spec, plan, MODULE, 0, number % WAVES)
-        buffer = np.empty(total_bytes(view_tensors(job.spec, plan, view)), np.uint8)
-        prepared = prepare_view(job.spec, plan, view, datasets, tokenizer, (), buffer)
+        tensors = view_tensors(job.spec, plan, view)
+        buffer = np.empty(total_bytes(tensors), np.uint8)
+        prepared = prepare_view(job.spec, plan, view, datasets, tokenizer, tensors, buffer)
         for task in prepared.tasks:
             task()
         prepared.finish()

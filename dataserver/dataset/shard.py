@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import DatasetError, OddityReport
+from dataserver.dataset.files import ShardFile
 from dataserver.dataset.filters import Filter
 from dataserver.dataset.index import (
     BATCH_ROWS,
@@ -19,7 +20,6 @@ from dataserver.dataset.index import (
     read_columns,
     read_oddities,
 )
-from dataserver.dataset.layout import ShardFile
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.tokens import read_counts
 

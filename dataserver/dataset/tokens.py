@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dataserver.dataset.errors import DatasetError, TokensMissingError
+from dataserver.dataset.files import ShardFile, find_shards, read_fresh_schema
 from dataserver.dataset.index import BATCH_ROWS, IndexHeader, atomic_writer, read_batch
-from dataserver.dataset.layout import ShardFile, find_shards, read_fresh_schema
 
 COLUMNS_KEY: Final = b"disttrain.columns_digest"
 TOKENIZER_KEY: Final = b"disttrain.tokenizer_digest"

@@ -2,8 +2,8 @@
 
 from dataserver.preprocessing.digest import content_digest
 from dataserver.preprocessing.images import ImageShape, decode_patches, silence_pillow_warnings
-from dataserver.preprocessing.layout import TensorSpec, UnknownTensorError, total_bytes, view_tensors
 from dataserver.preprocessing.sequences import TokenCountError
+from dataserver.preprocessing.tensors import TensorSpec, UnknownTensorError, total_bytes, view_tensors
 from dataserver.preprocessing.tokens import (
     BYTES,
     SPECIAL_TOKENS,

@@ -1,4 +1,4 @@
-"""The tensors of a view: their layout in one buffer, and the tasks that fill it.
+"""The tensors of a view: their places in one buffer, and the tasks that fill it.
 
 A view is laid out from the plan alone. `prepare_view` fills what needs no pixels and returns one task per image; the
 caller runs them on its thread pool, in any order, and then calls `finish`. The bytes depend on the job and the stored
@@ -8,7 +8,7 @@ A view of samples needs no pixels, and waits for none: whether its images can be
 `execution.validity` is exact pays for knowing it, with a task for each image that decodes and keeps the verdict alone.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -23,8 +23,8 @@ from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64, ROW_BITS, Bool, StepSamples
 from dataserver.planning.views import ViewPlan
 from dataserver.preprocessing.images import U8, ImageShape, decode_patches
-from dataserver.preprocessing.layout import TensorSpec, num_patches, total_bytes, view_tensors
 from dataserver.preprocessing.sequences import IGNORED, TokenizedDocument, backbone_arrays, text_arrays
+from dataserver.preprocessing.tensors import TensorSpec, num_patches, total_bytes
 from dataserver.preprocessing.tokens import Tokenizer, check_tokenizer
 
 
@@ -82,7 +82,7 @@ def prepare_view(
     view: ViewPlan,
     datasets: Sequence[Dataset],
     tokenizer: Tokenizer,
-    names: Collection[str],
+    tensors: tuple[TensorSpec, ...],
     buffer: U8,
 ) -> PreparedView:
     """Fill tokens and offsets of a view, and make the tasks that fill its pixels.
@@ -93,16 +93,14 @@ def prepare_view(
         view: the view.
         datasets: the datasets of the job, in its order.
         tokenizer: the tokenizer of the job.
-        names: the tensors that are wanted; all, if empty.
-        buffer: writable uint8 [total_bytes(view_tensors(spec, plan, view, names))]; its content does not matter.
+        tensors: those of the view that are wanted (`view_tensors`).
+        buffer: writable uint8 [total_bytes(tensors)]; its content does not matter.
 
     Raises:
-        UnknownTensorError: the view has no tensor of that name.
         TokenCountError: a text does not have the tokens that were planned.
         TokenizerError: the tokenizer is not that of the job.
         ValueError: the buffer has another size.
     """
-    tensors = view_tensors(spec, plan, view, names)
     if buffer.shape != (total_bytes(tensors),) or buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:
         raise ValueError(
             f"found a buffer of {buffer.dtype} {list(buffer.shape)}; "

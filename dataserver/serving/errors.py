@@ -22,8 +22,8 @@ from dataserver.planning.contrastive.limits import TowerMemoryError
 from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
 from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError
 from dataserver.planning.sizing import SampleTooLargeError
-from dataserver.preprocessing.layout import UnknownTensorError
 from dataserver.preprocessing.sequences import TokenCountError
+from dataserver.preprocessing.tensors import UnknownTensorError
 from dataserver.preprocessing.tokens import TokenizerError
 
 ERROR_DOMAIN = "disttrain"

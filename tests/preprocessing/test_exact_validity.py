@@ -8,12 +8,12 @@ from preprocessing.test_prepared_views import Run, open_run, tensors_of
 from shards import write_interleaved, write_pairs, write_texts
 
 from dataserver.dataset import ShardReadError
+from dataserver.jobs import JobPlanner
 from dataserver.planning.identity import parse_job
 from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.samples import Task
 from dataserver.preprocessing import Validity
 from dataserver.preprocessing.sequences import IGNORED
-from dataserver.serving.jobs import JobPlanner
 
 PAIRS, DOCUMENTS = 0, 1
 

@@ -66,9 +66,9 @@ class Run:
     def prepare(
         self, plan: StepPlan, view: ViewPlan, names: Collection[str] = (), *, filler: int = 0, threads: int = 1
     ) -> PreparedView:
-        size = total_bytes(view_tensors(self.job.spec, plan, view, names))
-        buffer = np.full(size, filler, np.uint8)
-        prepared = prepare_view(self.job.spec, plan, view, self.datasets, TOKENIZER, names, buffer)
+        tensors = view_tensors(self.job.spec, plan, view, names)
+        buffer = np.full(total_bytes(tensors), filler, np.uint8)
+        prepared = prepare_view(self.job.spec, plan, view, self.datasets, TOKENIZER, tensors, buffer)
         with ThreadPoolExecutor(threads) as pool:
             for future in [pool.submit(task) for task in reversed(prepared.tasks)]:
                 future.result()
@@ -244,10 +244,11 @@ def test_requests_that_do_not_fit_are_refused(run: Run) -> None:
     plan, view = next(run.views(ModuleKind.ENCODER))
     with pytest.raises(UnknownTensorError, match="has no tensor labels, pixels; it has patches, grid, cu_patches"):
         view_tensors(run.job.spec, plan, view, ["pixels", "grid", "labels"])
-    size = total_bytes(view_tensors(run.job.spec, plan, view))
+    tensors = view_tensors(run.job.spec, plan, view)
+    size = total_bytes(tensors)
     for buffer in (np.zeros(size - 1, np.uint8), np.zeros(size, np.int8), np.zeros(2 * size, np.uint8)[::2]):
         with pytest.raises(ValueError, match=rf"contiguous uint8 \[{size}\] is required"):
-            prepare_view(run.job.spec, plan, view, run.datasets, TOKENIZER, (), buffer)
+            prepare_view(run.job.spec, plan, view, run.datasets, TOKENIZER, tensors, buffer)
 
 
 def test_another_tokenizer_is_refused(run: Run) -> None:
@@ -255,9 +256,10 @@ def test_another_tokenizer_is_refused(run: Run) -> None:
         digest = "1" * 64  # type: ignore[misc]
 
     plan, view = next(run.views(ModuleKind.BACKBONE))
-    buffer = np.zeros(total_bytes(view_tensors(run.job.spec, plan, view)), np.uint8)
+    tensors = view_tensors(run.job.spec, plan, view)
+    buffer = np.zeros(total_bytes(tensors), np.uint8)
     with pytest.raises(TokenizerError, match="give the server the file"):
-        prepare_view(run.job.spec, plan, view, run.datasets, Other(), (), buffer)
+        prepare_view(run.job.spec, plan, view, run.datasets, Other(), tensors, buffer)
 
 
 def corrupt(folder: Path, dataset: Dataset, position: int) -> None:
@@ -297,8 +299,9 @@ def test_storage_trouble_is_no_verdict_on_the_image(tmp_path: Path) -> None:
     folder = write_pairs(tmp_path, num_samples=12, shard_size=12)
     run = open_run([folder], steps=1, ratio="0")
     plan, view = next((p, v) for p, v in run.views(ModuleKind.ENCODER) if v.num_items)
-    buffer = np.zeros(total_bytes(view_tensors(run.job.spec, plan, view)), np.uint8)
-    prepared = prepare_view(run.job.spec, plan, view, run.datasets, TOKENIZER, (), buffer)
+    tensors = view_tensors(run.job.spec, plan, view)
+    buffer = np.zeros(total_bytes(tensors), np.uint8)
+    prepared = prepare_view(run.job.spec, plan, view, run.datasets, TOKENIZER, tensors, buffer)
     path = folder / "00000.tar"
     content = path.read_bytes()
     path.write_bytes(b"")

@@ -1,4 +1,4 @@
-"""From a place in the layout to the role that runs there."""
+"""From a place in the topology to the role that runs there."""
 
 from typing import Any
 

@@ -50,7 +50,7 @@ class TensorSpec:
 
 
 def view_tensors(spec: JobSpec, plan: StepPlan, view: ViewPlan, names: Collection[str] = ()) -> tuple[TensorSpec, ...]:
-    """Lay out the tensors of a view, in the order in which `microbatch.proto` describes them.
+    """The tensors of a view and their places in one buffer, in the order in which `microbatch.proto` describes them.
 
     Args:
         spec: the job.
@@ -61,16 +61,16 @@ def view_tensors(spec: JobSpec, plan: StepPlan, view: ViewPlan, names: Collectio
     Raises:
         UnknownTensorError: the view has no tensor of that name.
     """
-    layout = _layout(spec, plan, view)
-    unknown = sorted(set(names) - {name for name, _, _ in layout})
+    shapes = _shapes(spec, plan, view)
+    unknown = sorted(set(names) - {name for name, _, _ in shapes})
     if unknown:
         raise UnknownTensorError(
             f"the view of module {view.module} ({view.kind}) has no tensor {', '.join(unknown)}; "
-            f"it has {', '.join(name for name, _, _ in layout)}"
+            f"it has {', '.join(name for name, _, _ in shapes)}"
         )
     tensors = []
     offset = 0
-    for name, dtype, shape in layout:
+    for name, dtype, shape in shapes:
         if not names or name in names:
             tensors.append(TensorSpec(name, dtype, shape, offset))
             offset = -(-(offset + tensors[-1].num_bytes) // ALIGNMENT) * ALIGNMENT
@@ -82,17 +82,17 @@ def total_bytes(tensors: Sequence[TensorSpec]) -> int:
     return tensors[-1].offset + tensors[-1].num_bytes if tensors else 0
 
 
-_Layout = list[tuple[str, _DType, tuple[int, ...]]]
+_Shapes = list[tuple[str, _DType, tuple[int, ...]]]
 
 
-def _layout(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Layout:
+def _shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
     """All tensors of a view."""
     if view.kind is ModuleKind.BACKBONE:
-        return _backbone_layout(spec, plan, view)
-    return _text_layout(plan, view) if view.holds_samples else _image_layout(spec, plan, view)
+        return _backbone_shapes(spec, plan, view)
+    return _text_shapes(plan, view) if view.holds_samples else _image_shapes(spec, plan, view)
 
 
-def _text_layout(plan: StepPlan, view: ViewPlan) -> _Layout:
+def _text_shapes(plan: StepPlan, view: ViewPlan) -> _Shapes:
     num_tokens = int(plan.samples.tokens[view.items].sum())
     return [
         ("token_ids", _I32, (num_tokens,)),
@@ -101,7 +101,7 @@ def _text_layout(plan: StepPlan, view: ViewPlan) -> _Layout:
     ]
 
 
-def _backbone_layout(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Layout:
+def _backbone_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
     samples = plan.samples
     generated = samples.task[view.items] == Task.GENERATION
     num_tokens = int(samples.tokens[view.items].sum())
@@ -118,16 +118,16 @@ def _backbone_layout(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Layout:
     ]
 
 
-def _image_layout(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Layout:
+def _image_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
     total = int(num_patches(plan.samples, view.items).sum())
-    layout: _Layout = [
+    shapes: _Shapes = [
         ("patches", _U8, (total, spec.stream.sizing.patch**2 * 3)),
         ("grid", _I32, (view.num_items, 2)),
         ("cu_patches", _I32, (view.num_items + 1,)),
     ]
     if view.kind is ModuleKind.GENERATOR:
-        layout += [("loss_mask", _U8, (view.num_items,)), ("condition_offsets", _I32, (view.num_items + 1,))]
-    return layout
+        shapes += [("loss_mask", _U8, (view.num_items,)), ("condition_offsets", _I32, (view.num_items + 1,))]
+    return shapes
 
 
 def num_patches(samples: StepSamples, images: I64) -> I64:
