@@ -12,12 +12,9 @@ from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64, StepSamples, Task
-from dataserver.planning.views import ViewPlan
+from dataserver.planning.views import ViewPlan, aligned
 from dataserver.preprocessing.images import U8
 from dataserver.preprocessing.sequences import embeddings
-
-ALIGNMENT: Final = 64
-"""Every tensor begins at a multiple of this many bytes."""
 
 _U8: Final = np.dtype("u1")
 _I32: Final = np.dtype("<i4")
@@ -73,7 +70,7 @@ def view_tensors(spec: JobSpec, plan: StepPlan, view: ViewPlan, names: Collectio
     for name, dtype, shape in shapes:
         if not names or name in names:
             tensors.append(TensorSpec(name, dtype, shape, offset))
-            offset = -(-(offset + tensors[-1].num_bytes) // ALIGNMENT) * ALIGNMENT
+            offset = aligned(offset + tensors[-1].num_bytes)
     return tuple(tensors)
 
 

@@ -13,16 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as HuggingFaceModel
 
-from dataserver.planning.jobspec import TokenizerSpec
+from dataserver.planning.jobspec import SPECIAL_TOKENS, TokenizerSpec
 from dataserver.preprocessing.limits import MAX_TEXT_BATCH_BYTES, MAX_TOKENIZER_BYTES
 
 I32 = NDArray[np.int32]
 
 BYTES: Final = "bytes"
 """Name of the built-in tokenizer."""
-
-SPECIAL_TOKENS: Final = ("bos", "eos", "boi", "eoi", "image", "query")
-"""Special tokens in the order in which `tokenizer_spec` numbers them."""
 
 
 class TokenizerError(ValueError):

@@ -81,7 +81,15 @@ class JobRegistry:
             self._jobs.move_to_end(job.job_id)
         if first:
             self._fulfil(future, job)
-        return future.result(JOB_TIMEOUT_S)
+        try:
+            return future.result(JOB_TIMEOUT_S)
+        except TimeoutError:
+            if future.done():  # the job's own failure
+                raise
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+                f"another call has been sizing the datasets of job {job.job_id} for {JOB_TIMEOUT_S:.0f} s; ask again",
+            ) from None
 
     def get(self, job_id: str) -> ServedJob:
         """A job that is known.

@@ -15,13 +15,12 @@ from disttrain.v1 import data_service_pb2, errors_pb2, microbatch_pb2
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.plan import Routing, StepPlan
-from dataserver.planning.views import ViewPlan
+from dataserver.planning.views import ViewPlan, aligned
 from dataserver.preprocessing.tensors import TensorSpec
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 from dataserver.serving.memory import Buffer
 
-ALIGNMENT = 64
 CHUNK_BYTES = 1 << 20
 
 _CHUNK_TAG = b"\x12"
@@ -152,7 +151,7 @@ def _encode_in_place(
         raw_bytes = spec.num_bytes
         source = raw[spec.offset : spec.offset + raw_bytes]
         encoded = None if compressor is None else compressor(source.data)
-        start = -(-end // ALIGNMENT) * ALIGNMENT
+        start = aligned(end)
         raw[end:start] = 0
         smaller = encoded is not None and len(encoded) < raw_bytes
         size = len(encoded) if encoded is not None and smaller else raw_bytes

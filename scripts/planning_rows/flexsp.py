@@ -13,6 +13,7 @@ from dataserver.planning.grouped.batches import plan_groups
 from dataserver.planning.grouped.chunking import chunk_bounds
 from dataserver.planning.grouped.compositions import group_compositions
 from dataserver.planning.identity import Job, parse_job
+from dataserver.planning.jobspec import SPECIAL_TOKENS
 from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import I64, StepSamples, Task
 from planning_rows.flexsp_buckets import bucket_ends, equal_interval_ends, rounded_up
@@ -157,7 +158,7 @@ def _as_a_job(name: str, images: bool) -> Row:
 
 def _job(name: str, images: bool) -> Job:
     """A job with the published constants, half of them in the forward pass."""
-    model, ids = PROFILES[name], dict.fromkeys(("bos", "eos", "boi", "eoi", "image", "query"), 0)
+    model, ids = PROFILES[name], dict.fromkeys(SPECIAL_TOKENS, 0)
     terms = {"microbatch_ns": model.fixed_ns, "linear_ps": model.linear_ps, "quadratic_fs": model.quadratic_fs}
     room = group_costs(model, A100_CLUSTER).device_tokens * model.token_bytes
     backbone = {

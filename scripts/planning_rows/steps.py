@@ -9,6 +9,7 @@ import numpy as np
 
 from dataserver.dataset import Dataset, build_index, count_tokens
 from dataserver.planning.identity import Job, parse_job
+from dataserver.planning.jobspec import SPECIAL_TOKENS
 from dataserver.planning.pipelined.planner import bound_ns
 from dataserver.planning.planner import explain, plan_step
 from dataserver.planning.samples import StepSamples, Task
@@ -40,7 +41,7 @@ def make_job(
 ) -> Job:
     """ViT-H, Llama 7B and a 1B generator, each with memory for so many patches or tokens."""
     common = {"balance": balance} | ({} if memory is None else {"memory": {"room_bytes": memory, "unit_bytes": 1}})
-    tokenizer = dict.fromkeys(("bos", "eos", "boi", "eoi", "image", "query"), 0)
+    tokenizer = dict.fromkeys(SPECIAL_TOKENS, 0)
     return parse_job(
         {
             "stream": {

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from dataserver.planning.plan import ModuleSchedule, Routing
 from dataserver.planning.samples import I64, U64, Bool
-from trainclient.stream.buffers import ALIGNMENT, Bytes
+from dataserver.planning.views import ALIGNMENT, aligned
+from trainclient.stream.buffers import Bytes
 from trainclient.stream.errors import ProtocolError
 
 Array = NDArray[Any]
@@ -290,11 +291,6 @@ def read_header(header: pb.MicrobatchHeader, table: TensorTable) -> Microbatch[A
         nbytes=table.raw_bytes,
         wait_s=0.0,
     )
-
-
-def aligned(nbytes: int) -> int:
-    """The next multiple of ALIGNMENT."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _entry(tensor: pb.Tensor) -> TensorEntry:
