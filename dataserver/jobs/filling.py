@@ -5,8 +5,9 @@ from typing import Any
 
 from dataserver.jobs.catalog import Catalog, quarantine_digest
 from dataserver.jobs.errors import FillingError
+from dataserver.planning.jobspec import SPECIAL_TOKENS
 from dataserver.planning.jobspec.incomplete import absent_fields
-from dataserver.preprocessing import BYTES, SPECIAL_TOKENS, tokenizer_spec
+from dataserver.preprocessing import BYTES, tokenizer_spec
 
 
 def fill_job(data: Any, catalog: Catalog) -> Any:

@@ -6,7 +6,6 @@ from dataserver.preprocessing.sequences import TokenCountError
 from dataserver.preprocessing.tensors import TensorSpec, UnknownTensorError, total_bytes, view_tensors
 from dataserver.preprocessing.tokens import (
     BYTES,
-    SPECIAL_TOKENS,
     ByteTokenizer,
     HuggingFaceTokenizer,
     Tokenizer,
@@ -19,7 +18,6 @@ from dataserver.preprocessing.views import PreparedView, Validity, prepare_view
 
 __all__ = [
     "BYTES",
-    "SPECIAL_TOKENS",
     "ByteTokenizer",
     "HuggingFaceTokenizer",
     "ImageShape",
