@@ -4,10 +4,10 @@ from bisect import bisect_left, insort
 
 import numpy as np
 
-from dataserver.planning.grouped.batches import DEFAULT_BUDGET, assemble, sorted_batch
+from dataserver.planning.grouped.batch import Grouping
 from dataserver.planning.grouped.costs import GroupCosts
-from dataserver.planning.grouped.search import Budget, Grouping, search
-from dataserver.planning.grouped.sequence_plan import SequencePlan
+from dataserver.planning.grouped.search import DEFAULT_BUDGET, Budget, search
+from dataserver.planning.grouped.sequence_plan import SequencePlan, assemble, sorted_batch
 from dataserver.planning.samples import I64
 
 SPREAD_FROM = 16

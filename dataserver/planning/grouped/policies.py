@@ -6,12 +6,11 @@ from itertools import groupby
 from types import MappingProxyType
 
 from dataserver.planning.grouped.baselines import best_homogeneous_plan, homogeneous_plan, searched_homogeneous_plan
-from dataserver.planning.grouped.batches import plan_groups
 from dataserver.planning.grouped.compositions import group_compositions
 from dataserver.planning.grouped.costs import GroupCosts
 from dataserver.planning.grouped.options import GroupPolicy
 from dataserver.planning.grouped.search import Budget
-from dataserver.planning.grouped.sequence_plan import SequenceGroup, SequencePlan
+from dataserver.planning.grouped.sequence_plan import SequenceGroup, SequencePlan, plan_groups
 from dataserver.planning.samples import I64
 
 MAX_LOOKS = 15_000_000
