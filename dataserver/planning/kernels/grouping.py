@@ -52,31 +52,6 @@ def chunk_bounds(lengths: I64, num_chunks: int) -> I64:
 
 
 @kernel
-def bucket_ends(lengths: I64, num_buckets: int) -> I64:
-    """Ends of the buckets of least error; see bucketing.bucket_ends. int64 [num_buckets]."""
-    n = len(lengths)
-    prefix = np.zeros(n + 1, np.int64)
-    prefix[1:] = np.cumsum(lengths)
-    error = np.full(n + 1, NEVER, np.int64)
-    error[0] = 0
-    cuts = np.zeros((num_buckets, n + 1), np.int64)
-    for bucket in range(num_buckets):
-        previous = error.copy()
-        error[:] = NEVER
-        for end in range(bucket + 1, n + 1):
-            for start in range(bucket, end):
-                value = previous[start] + lengths[end - 1] * (end - start) - (prefix[end] - prefix[start])
-                if value < error[end]:
-                    error[end], cuts[bucket, end] = value, start
-    ends = np.empty(num_buckets, np.int64)
-    end = n
-    for bucket in range(num_buckets - 1, -1, -1):
-        ends[bucket] = end
-        end = cuts[bucket, end]
-    return ends
-
-
-@kernel
 def _least_work(times: I64, floors: I64) -> int:
     """Time on one cell that the sequences take at least, each in its best degree, rounded down."""
     n, columns = len(floors), times.shape[1]
