@@ -188,7 +188,7 @@ def _contrastive() -> Row:
         pipeline = _equal([generate(s, 4, size, 8) for s in range(4)], 8 * size)
         idle.append(simulate(replace(pipeline, interaction_ns=np.zeros((4, 8), np.int64))).bubble_ppm)
     return Row(
-        "8 contrastive groups of 8 microbatches on 4 stages: idle, batch-sync / DISTMM-Pipe of 16 half microbatches",
+        "8 contrastive batches of 8 microbatches on 4 stages: idle, batch-sync / DISTMM-Pipe of 16 half microbatches",
         " / ".join(f"{ppm / 10_000:.2f} %" for ppm in idle),
         "less than batch-sync",
         idle[1] < idle[0],
