@@ -114,6 +114,6 @@ def _refuse_overflow(lengths: I64, squares: I64, costs: GroupCosts) -> None:
     exchange = int(lengths.sum()) * max(costs.token_ps)
     if slowest >= UNLIMITED << 10 or exchange >= 1 << 62 or quadratic >= 1 << 62:
         raise ValueError(
-            f"{costs.name}: {len(lengths)} sequences with up to {int(lengths.max())} tokens take too much time to count"
-            " in int64 nanoseconds; are the cost coefficients in their units (fs, ps, ns)?"
+            f"{costs.name}: {len(lengths)} sequences with up to {int(lengths.max())} tokens take longer than int64"
+            " nanoseconds can count; are the cost coefficients in their units (fs, ps, ns)?"
         )

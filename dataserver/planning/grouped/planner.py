@@ -151,7 +151,7 @@ def _refuse_too_large(job: Job, samples: StepSamples, capacity: int) -> None:
         raise SampleTooLargeError(
             f"{sample_name(job.stream, samples, worst)}: the sample has {samples.tokens[worst]} tokens, but the "
             f"largest sequence group of module {backbone.name} holds {capacity}; raise layout.max_degree or "
-            "the module's memory, lower seq_len, or leave such samples out with a filter or a quarantine list"
+            "the module's memory, lower stream.seq_len, or leave such samples out with a filter or a quarantine list"
         )
 
 

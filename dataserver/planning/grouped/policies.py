@@ -33,10 +33,10 @@ _SAVINGS: tuple[Mapping[str, int], ...] = (
 
 
 def plans_of(policy: GroupPolicy, lengths: I64, squares: I64, costs: GroupCosts) -> dict[str, SequencePlan]:
-    """The policy's own plan, and those of one degree to compare it with, by names for people.
+    """The policy's own plan first, and plans of one degree to compare it with, by names for people.
 
-    All are compared with the published way to one degree (FlexSP-BatchAda: best fit) and with the largest one. A search
-    for one degree is the whole of `homogeneous`, and a quick one stands beside `search`.
+    Each is compared with the published plan of the best degree (FlexSP-BatchAda: best fit) and with that of the largest
+    degree. Policy `homogeneous` searches for one degree at length, `search` also does so quickly.
 
     Args:
         policy: of the job.

@@ -22,7 +22,7 @@ class Attempt:
     packed: PackedStep
     starts: Starts
     candidates: tuple[CandidatePlan, ...]
-    """All plans by rules that keep within memory."""
+    """The plans by rules that keep within memory."""
     lacking: ModuleSpec | None
     """The module whose memory was too small for a plan; of several, the last that was found."""
 
@@ -62,7 +62,9 @@ def attempt(packed: PackedStep) -> Attempt:
 def search(made: Attempt, most_sequences: int) -> tuple[CandidatePlan, ...]:
     """The plans that search finds, if the job asks for it; none if memory holds no start.
 
-    Its budget is for so many sequences at most (`placing.searched`).
+    Args:
+        made: what came of the number of microbatches that is searched.
+        most_sequences: the search budget is for no more than these (`placing.searched`).
     """
     if made.packed.layout.order is not OrderPolicy.SEARCH or not made.starts.by_rules:
         return ()

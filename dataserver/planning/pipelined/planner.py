@@ -32,14 +32,13 @@ def baseline(execution: Execution) -> Execution:
 def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     """Plan one step.
 
-    As many microbatches as the samples need. Where memory does not hold them, more and smaller ones, equally many on
-    every rank; where it holds them but fewer at once than the schedule asks for, twice as many are compared with them,
-    as long as plans by rules are faster. Only the number that is chosen is searched.
+    There are as many microbatches as the samples need. Where memory does not hold them, there are more and smaller
+    ones, equally many on every rank. Where it holds them, but fewer at once than the schedule asks for, plans with
+    twice as many are compared, and twice as many again, as long as plans by rules get faster. Only the number that is
+    chosen is searched.
 
-    Every step of a job that `limits.check_table` accepts has a plan: in the end every sample has a wave to itself, and
+    Every step of a job that the layout's limits accept has a plan: in the end every sample has a wave to itself, and
     with interleaved chunks so many waves without samples between it and the next that no two are in flight together.
-
-    Images to understand require an encoder (`limits.check_table`).
 
     Raises:
         SampleTooLargeError: memory does not hold a sample, however many microbatches there are.
@@ -132,11 +131,11 @@ def _too_large(job: Job, samples: StepSamples, module: ModuleSpec | None, count:
     if module.padded:
         remedies.append("switch padding off")
     remedies.append("leave such samples out with a filter or a quarantine list")
-    item, held = "tokens" if backbone else "patches", "all that are planned, and padded," if module.padded else "all"
+    item, padding = "tokens" if backbone else "patches", ", padding included" if module.padded else ""
     return SampleTooLargeError(
         f"{sample_name(job.stream, samples, largest)}: the sample has {sizes[largest]} {item}, the most in module "
-        f"{module.name}, and even in {count} microbatches its memory for {module.memory.units} on each of {module.dp} "
-        f"ranks does not hold {held} that must be held at once; {', '.join(remedies[:-1])}, or {remedies[-1]}"
+        f"{module.name}. Even in {count} microbatches, memory for {module.memory.units} on each of its ranks (dp "
+        f"{module.dp}) cannot hold at once what the step needs{padding}: {', '.join(remedies[:-1])}, or {remedies[-1]}"
     )
 
 
