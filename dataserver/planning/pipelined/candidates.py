@@ -38,7 +38,7 @@ class ImageSpread:
     """How the images of every wave get their ranks."""
 
     islands: int = 1
-    """Groups of ranks within which they stay."""
+    """Parts of the ranks within which they stay."""
     beside: bool = False
     """Whether each goes to the rank beside that of its sequence, whatever the balance of its module."""
 
