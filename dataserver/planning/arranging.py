@@ -50,7 +50,7 @@ def arrange_images(module: ModuleSpec, images: I64, rank: I64, wave: I64, rows: 
         rows: int64 [k], rows of its output (embeddings) or input (conditions).
     """
     order = np.lexsort((np.arange(len(images)), wave, rank))
-    position = _within_groups(rank[order], wave[order], np.ones(len(order), np.int64))
+    position = _rows_before(rank[order], wave[order], np.ones(len(order), np.int64))
     return _arrangement(module.name, images[order], rank[order], wave[order], position, rows[order])
 
 
@@ -69,7 +69,7 @@ def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64,
         backbone_rank: int64 [k], where each image's sample is.
         wave: int64 [k].
         dp: backbone ranks.
-        islands: independent groups of ranks; it divides both degrees.
+        islands: parts of the ranks that exchange nothing with each other; it divides both degrees.
 
     Raises:
         WaveTooLargeError: no way was found to keep every rank's part of every wave within the module's memory.
@@ -108,28 +108,28 @@ def _balanced_waves(module: ModuleSpec, balancer: str, sizes: I64, wave: I64, is
     finish = np.zeros((islands, width), np.int64)
     key = wave * islands + island
     order = np.argsort(key, kind="stable")
-    for group in np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else ():
-        here = int(island[group[0]])
-        memory = None if module.memory is None else Memory(sizes[group], module.memory.units)
+    for mine in np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else ():
+        here = int(island[mine[0]])
+        memory = None if module.memory is None else Memory(sizes[mine], module.memory.units)
         try:
-            batch = BALANCERS[balancer](loads[group], width, None, memory)
+            batch = BALANCERS[balancer](loads[mine], width, None, memory)
         except ValueError as error:
             if memory is None:
                 raise
             raise WaveTooLargeError(
-                f"module {module.name}, wave {wave[group[0]]}: its {counted(len(group), 'image')} of "
-                f"{sizes[group].sum()} patches do not fit {counted(width, 'rank')}"
+                f"module {module.name}, wave {wave[mine[0]]}: its {counted(len(mine), 'image')} of "
+                f"{sizes[mine].sum()} patches do not fit {counted(width, 'rank')}"
                 f"{', padded,' if module.padded else ''} with memory for {memory.cap} each; {_SMALLER}",
-                int(wave[group[0]]),
+                int(wave[mine[0]]),
             ) from error
         if module.padded:
-            times = padded_ns(module.cost, sizes[group], batch, width)
+            times = padded_ns(module.cost, sizes[mine], batch, width)
         else:
-            times = bin_loads(loads[group], batch, width)
+            times = bin_loads(loads[mine], batch, width)
         rank_of = np.empty(width, np.int64)
         rank_of[np.argsort(-times, kind="stable")] = np.argsort(finish[here], kind="stable")
         finish[here, rank_of] += times
-        rank[group] = here * width + rank_of[batch]
+        rank[mine] = here * width + rank_of[batch]
     return rank
 
 
@@ -150,10 +150,10 @@ def _check_memory(module: ModuleSpec, sizes: I64, rank: I64, wave: I64) -> None:
 
 
 def _arrangement(name: str, item: I64, rank: I64, wave: I64, slot: I64, rows: I64) -> Arrangement:
-    return Arrangement(name, item, rank, wave, slot, _within_groups(rank, wave, rows))
+    return Arrangement(name, item, rank, wave, slot, _rows_before(rank, wave, rows))
 
 
-def _within_groups(rank: I64, wave: I64, rows: I64) -> I64:
+def _rows_before(rank: I64, wave: I64, rows: I64) -> I64:
     """Running sum of rows before each item among the items of the same (rank, wave), which stand together."""
     before = np.cumsum(rows) - rows
     first = np.ones(len(rows), np.bool_)
@@ -205,7 +205,7 @@ def arrange_module(
         module: its encoder or generator.
         samples: of the step.
         backbone: their arrangement in the backbone.
-        islands: independent groups of ranks; it divides both degrees.
+        islands: parts of the ranks that exchange nothing with each other; it divides both degrees.
 
     Raises:
         WaveTooLargeError: the module's memory does not hold a wave.
@@ -234,7 +234,7 @@ def images_beside(spec: JobSpec, module: ModuleSpec, samples: StepSamples, backb
     of_task = np.flatnonzero(samples.task[samples.image_sample] == task)
     image, rank, wave = images_in_order(samples, backbone, of_task)
     rows = image_rows(spec.stream, samples, image, task)
-    start = _within_groups(rank, wave, rows)
+    start = _rows_before(rank, wave, rows)
     mine = _mask(module_images(spec, module, samples), len(samples.image_rows))[image]
     return BesideBackbone(*(a[mine] for a in (image, rank, wave, start, rows)))
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from dataserver.planning.grouped.baselines import best_homogeneous_plan, homogeneous_plan, searched_homogeneous_plan
-from dataserver.planning.grouped.batches import plan_groups
-from dataserver.planning.grouped.chunking import chunk_bounds
 from dataserver.planning.grouped.compositions import group_compositions
+from dataserver.planning.grouped.search import chunk_bounds
+from dataserver.planning.grouped.sequence_plan import plan_groups
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import SPECIAL_TOKENS
 from dataserver.planning.planner import plan_step

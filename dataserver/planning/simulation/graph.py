@@ -66,9 +66,9 @@ def build_graph(pipeline: Pipeline) -> OperationGraph:
     """
     pipeline.check()
     stage_slots = [_slots(pipeline, s, operations) for s, operations in enumerate(pipeline.operations)]
-    ops, nodes, groups = max((len(s) for s in stage_slots), default=0), len(pipeline.stage), pipeline.num_groups
+    ops, nodes, batches = max((len(s) for s in stage_slots), default=0), len(pipeline.stage), pipeline.num_batches
     slots = np.full((pipeline.num_stages, ops), -1, np.int64)
-    width = 2 * pipeline.num_chunks * pipeline.forward_ns.shape[1] + groups
+    width = 2 * pipeline.num_chunks * pipeline.forward_ns.shape[1] + batches
     position = np.full((pipeline.num_stages, width), -1, np.int64)
     for stage, listed in enumerate(stage_slots):
         slots[stage, : len(listed)] = listed
@@ -78,10 +78,10 @@ def build_graph(pipeline: Pipeline) -> OperationGraph:
     number = np.where(place >= 0, place + ops * np.arange(nodes)[:, None], -1)
     before, after, delay = _dependencies(pipeline, number, nodes * ops)
     order = np.argsort(before, kind="stable")
-    size = nodes * ops + groups
+    size = nodes * ops + batches
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(before, minlength=size))])
     in_list = np.where(slot >= 0, np.arange(ops) > 0, -1).ravel()
-    waits = np.bincount(after, minlength=size) + np.concatenate([in_list, np.zeros(groups, np.int64)])
+    waits = np.bincount(after, minlength=size) + np.concatenate([in_list, np.zeros(batches, np.int64)])
     return OperationGraph(slot, offsets, after[order], delay[order], waits)
 
 
@@ -90,12 +90,12 @@ def _slots(pipeline: Pipeline, stage: int, operations: Sequence[Operation]) -> I
     microbatches, chunks = pipeline.forward_ns.shape[1], pipeline.num_chunks
     listed = operations if isinstance(operations, Operations) else Operations.of(operations)
     interacts = listed.kind == INTERACTION
-    limit = np.where(interacts, pipeline.num_groups, microbatches)
+    limit = np.where(interacts, pipeline.num_batches, microbatches)
     unknown = (listed.microbatch < 0) | (listed.microbatch >= limit) | (listed.chunk < 0) | (listed.chunk >= chunks)
     if unknown.any():
         raise ValueError(
             f"stage {stage} lists {listed[int(unknown.argmax())]}; the pipeline has {microbatches} microbatches, "
-            f"{chunks} chunks and {pipeline.num_groups} contrastive batches"
+            f"{chunks} chunks and {pipeline.num_batches} contrastive batches"
         )
     slot: I64 = (listed.kind * chunks + np.where(interacts, 0, listed.chunk)) * microbatches + listed.microbatch
     counts = np.bincount(slot, minlength=1)
@@ -120,8 +120,8 @@ def _check_lists(pipeline: Pipeline, position: I64) -> None:
         raise PipelineDeadlockError(
             f"stage {stage} lists the backward of microbatch {microbatch}, chunk {chunk}, without its forward before it"
         )
-    for number in range(pipeline.num_groups):
-        size = microbatches // pipeline.num_groups
+    for number in range(pipeline.num_batches):
+        size = microbatches // pipeline.num_batches
         mine = slice(number * size, (number + 1) * size)
         interaction = position[:, 2 * chunks * microbatches + number]
         last = forward[:, :, mine].reshape(stages, -1).max(axis=1, initial=-1)
@@ -170,14 +170,14 @@ def _through_gates(pipeline: Pipeline, number: I64, first_gate: int) -> tuple[I6
     microbatches = pipeline.forward_ns.shape[1]
     passes = pipeline.num_chunks * microbatches
     before, after = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for group in range(pipeline.num_groups):
-        size = microbatches // pipeline.num_groups
-        nodes = np.flatnonzero(number[:, 2 * passes + group] >= 0)
+    for batch in range(pipeline.num_batches):
+        size = microbatches // pipeline.num_batches
+        nodes = np.flatnonzero(number[:, 2 * passes + batch] >= 0)
         forwards = number[nodes, :passes].reshape(len(nodes), pipeline.num_chunks, microbatches)
-        mine = forwards[:, :, group * size : (group + 1) * size].ravel()
+        mine = forwards[:, :, batch * size : (batch + 1) * size].ravel()
         mine = mine[mine >= 0]
-        gate = np.full(max(len(mine), len(nodes)), first_gate + group)
+        gate = np.full(max(len(mine), len(nodes)), first_gate + batch)
         before += [mine, gate[: len(nodes)]]
-        after += [gate[: len(mine)], number[nodes, 2 * passes + group]]
+        after += [gate[: len(mine)], number[nodes, 2 * passes + batch]]
     pairs = np.concatenate(before), np.concatenate(after)
     return *pairs, np.zeros_like(pairs[0])

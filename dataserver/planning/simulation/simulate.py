@@ -57,8 +57,8 @@ def simulate(pipeline: Pipeline) -> Timeline:
     """Run the lists of all nodes: an operation starts when the node is free and its inputs are there.
 
     A forward needs the forwards of the blocks that feed it; a backward needs its own forward and the backwards of the
-    blocks it feeds; an interaction needs all forwards of its group on every node that lists it, and comes before all
-    backwards of its group there.
+    blocks it feeds; an interaction needs all forwards of its batch on every node that lists it, and comes before all
+    backwards of its batch there.
 
     Raises:
         ValueError: the pipeline's arrays do not fit each other, or an operation is missing, unknown or listed twice.
@@ -116,11 +116,11 @@ def _peaks(pipeline: Pipeline, graph: OperationGraph) -> I64:
         return np.zeros(len(pipeline.stage), np.int64)
     shape = len(pipeline.stage), pipeline.num_chunks * pipeline.forward_ns.shape[1]
     held = pipeline.activation_bytes.reshape(shape)
-    listed = np.zeros((shape[0], 2 * shape[1] + pipeline.num_groups), np.bool_)
+    listed = np.zeros((shape[0], 2 * shape[1] + pipeline.num_batches), np.bool_)
     rows, columns = np.nonzero(graph.slot >= 0)
     listed[rows, graph.slot[rows, columns]] = True
     returned = np.where(listed[:, shape[1] : 2 * shape[1]], held, 0)
-    none = np.zeros((shape[0], pipeline.num_groups), np.int64)
+    none = np.zeros((shape[0], pipeline.num_batches), np.int64)
     change = graph.spread(np.concatenate([returned, -returned, none], axis=1))
     passing = graph.spread(np.concatenate([held - returned, np.zeros_like(held), none], axis=1))
     change, passing = (values[: graph.slot.size].reshape(graph.slot.shape) for values in (change, passing))
