@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dataserver.planning.balancing import BALANCERS, Memory, bin_loads, bin_totals
+from dataserver.planning.balancing import BALANCERS, BinRoom, bin_loads, bin_totals
 from dataserver.planning.costs import forward_ns, padded_ns
 from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec, Stream
@@ -110,16 +110,16 @@ def _balanced_waves(module: ModuleSpec, balancer: str, sizes: I64, wave: I64, is
     order = np.argsort(key, kind="stable")
     for group in np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else ():
         here = int(island[group[0]])
-        memory = None if module.memory is None else Memory(sizes[group], module.memory.units)
+        room = None if module.memory is None else BinRoom(sizes[group], module.memory.units)
         try:
-            batch = BALANCERS[balancer](loads[group], width, None, memory)
+            batch = BALANCERS[balancer](loads[group], width, None, room)
         except ValueError as error:
-            if memory is None:
+            if room is None:
                 raise
             raise WaveTooLargeError(
                 f"module {module.name}, wave {wave[group[0]]}: its {counted(len(group), 'image')} of "
                 f"{sizes[group].sum()} patches do not fit {counted(width, 'rank')}"
-                f"{', padded,' if module.padded else ''} with memory for {memory.cap} each; {_SMALLER}",
+                f"{', padded,' if module.padded else ''} with memory for {room.cap} each; {_SMALLER}",
                 int(wave[group[0]]),
             ) from error
         if module.padded:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dataserver.planning.balancing import BALANCERS, BinMemoryError, Memory
+from dataserver.planning.balancing import BALANCERS, BinRoom, BinRoomError
 from dataserver.planning.contrastive.batches import (
     GroupedArrangement,
     balance_groups,
@@ -118,12 +118,12 @@ class _Planner:
         loads, size = forward_ns(tower.cost, sizes), self._layout.microbatches
         if not balanced or tower.balance is BalancePolicy.NONE:
             return groups_in_order(loads, self._group, tower.dp, size)
-        memory = None if tower.memory is None else Memory(sizes, tower.memory.units)
+        room = None if tower.memory is None else BinRoom(sizes, tower.memory.units)
         try:
             if tower.padded:
-                return pad_groups(loads, self._group, tower.dp, size, memory)
-            return balance_groups(loads, self._group, tower.dp, size, BALANCERS[tower.balance.value], memory)
-        except BinMemoryError:  # placing by time found no way; by size there is one in every job that was accepted
+                return pad_groups(loads, self._group, tower.dp, size, room)
+            return balance_groups(loads, self._group, tower.dp, size, BALANCERS[tower.balance.value], room)
+        except BinRoomError:  # placing by time found no way; by size there is one in every job that was accepted
             return deal_by_size(sizes, self._group, tower.dp, size, tower.padded)
 
     def _assemble(self, arrangements: tuple[Arrangement, ...], schedule: ContrastiveSchedule) -> StepPlan:
