@@ -1,5 +1,7 @@
 """How the items of a module are spread over batches, one for each rank, and over the microbatches of each."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +17,7 @@ from dataserver.planning.balancing import (
     in_runs,
 )
 from dataserver.planning.colocated.items import ModuleItems
-from dataserver.planning.jobspec import BalancePolicy
+from dataserver.planning.jobspec import BalancePolicy, ModuleSpec
 from dataserver.planning.packing import number_by_first
 from dataserver.planning.samples import I64
 
@@ -49,10 +51,8 @@ def spread_items(items: ModuleItems, num_sequences: int, microbatches: int) -> t
         BinRoomError: the memory of so many microbatches does not hold the items, or no way to fit them was found.
     """
     home = in_runs(num_sequences, items.module.dp)[items.sequence]
-    try:
+    with _naming(items.module):
         spread, at_home = (_spread_padded if items.module.padded else _spread)(items, home, microbatches)
-    except BinRoomError as error:
-        raise BinRoomError(f"module {items.module.name}: {error}") from error
     return spread, microbatches * items.module.cost.microbatch_ns + at_home
 
 
@@ -62,12 +62,21 @@ def spread_beside(items: ModuleItems, backbone: Spread, microbatches: int) -> Sp
     Raises:
         BinRoomError: the memory of so many microbatches does not hold them, or no way to fit them was found.
     """
-    batch = backbone.batch[items.sequence]
-    spread = Spread(batch, _microbatch(items, batch, microbatches))
-    place, count = batch * microbatches + spread.microbatch, items.module.dp * microbatches
-    if not fits(items.sizes, place, count, items.room(), padded=items.module.padded):
-        raise BinRoomError(f"module {items.module.name}: the images beside their sequences exceed its memory")
-    return spread
+    batch, count = backbone.batch[items.sequence], items.module.dp * microbatches
+    with _naming(items.module):
+        microbatch = _microbatch(items, batch, microbatches)
+        if not fits(items.sizes, batch * microbatches + microbatch, count, items.room(), padded=items.module.padded):
+            raise BinRoomError("the images beside their sequences exceed its memory")
+    return Spread(batch, microbatch)
+
+
+@contextmanager
+def _naming(module: ModuleSpec) -> Iterator[None]:
+    """Errors say whose memory is too small."""
+    try:
+        yield
+    except BinRoomError as error:
+        raise BinRoomError(f"module {module.name}: {error}") from error
 
 
 def _spread(items: ModuleItems, home: I64, microbatches: int) -> tuple[Spread, I64]:
