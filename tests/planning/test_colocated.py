@@ -225,7 +225,7 @@ def test_a_plan_is_faster_and_moves_fewer_bytes_between_nodes(seed: int) -> None
 @settings(max_examples=80, deadline=None)
 @given(colocated_steps())
 def test_the_assignment_to_ranks_changes_no_load_and_saves_bytes(step: Step) -> None:
-    """On one node it saves nothing and batches stay as numbered: they may not have fewer bytes between nodes."""
+    """On one node it saves nothing: batches stay as numbered, and have no fewer bytes between nodes of this size."""
     job, samples = step
     plan, numbered = plan_step(job, 3, samples), on_one_node(job, samples)
     layout = job.spec.execution.layout

@@ -5,7 +5,7 @@ from disttrain.v1.errors_pb2 import ErrorReason
 
 from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
 from dataserver.planning.arranging import WaveTooLargeError
-from dataserver.planning.colocated.microbatches import NoRoomError
+from dataserver.planning.balancing import BinRoomError
 from dataserver.planning.contrastive.limits import TowerMemoryError
 from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
 from dataserver.planning.sizing import SampleTooLargeError
@@ -62,7 +62,7 @@ def test_every_reason_has_a_rule_that_agrees_with_its_comment_in_the_proto() -> 
         (OSError(5, "x"), "STORAGE_UNAVAILABLE"),
         (SampleTooLargeError("x"), "SAMPLE_TOO_LARGE"),
         (WaveTooLargeError("x"), "MICROBATCH_TOO_LARGE"),
-        (NoRoomError("x"), "MICROBATCH_TOO_LARGE"),
+        (BinRoomError("x"), "MICROBATCH_TOO_LARGE"),
         (TowerMemoryError("x"), "MICROBATCH_TOO_LARGE"),
     ],
 )
