@@ -197,15 +197,15 @@ def _assignment() -> list[Row]:
 
 
 def _assignment_of_128() -> list[Row]:
-    """Fewest bytes between nodes; then lower peaks within the identity's bytes."""
-    node, identity = np.arange(128) // 8, np.arange(128)
+    """Fewest bytes between nodes; then lower peaks within the bytes of batches as numbered."""
+    node, numbered = np.arange(128) // 8, np.arange(128)
     shares: list[list[float]] = [[], [], [], []]
     times: list[list[float]] = [[], []]
     for seed in SEEDS:
         draw, loads = np.random.default_rng([seed, 1]), _log_normal(seed, 1_920, 0.75)
         batch = longest_first(loads, 128, 15)
         traffic = traffic_between(draw.integers(0, 128, 1_920), batch, loads, 128, 128)
-        same, peak = (f(traffic, node, node, identity) for f in (bytes_between_nodes, peak_between_nodes))
+        same, peak = (f(traffic, node, node, numbered) for f in (bytes_between_nodes, peak_between_nodes))
         fewest, spent = _timed(lambda t=traffic: fewest_bytes(t, node, node))  # type: ignore[misc]
         times[0].append(spent)
         level, spent = _timed(lambda t=traffic, n=fewest, m=same: lower_peaks(n, [(t, node)], node, m))  # type: ignore[misc]
@@ -216,9 +216,9 @@ def _assignment_of_128() -> list[Row]:
     return [
         Row(
             f"same, 1,920 items on 128 ranks in nodes of 8: {title}",
-            f"{_spread(shares[2 * n], '.3f')} of the identity's bytes between nodes, "
+            f"{_spread(shares[2 * n], '.3f')} of the bytes between nodes of batches as numbered, "
             f"{_spread(shares[2 * n + 1], '.3f')} of its busiest node's, in {_spread(times[n], '.2f')} ms",
-            "never above the identity's",
+            "never above those of batches as numbered",
             max(*shares[2 * n], *shares[2 * n + 1]) <= 1,
         )
         for n, title in enumerate(("fewest bytes", "then lower peaks"))
