@@ -257,14 +257,20 @@ def test_decisions_say_what_was_chosen_and_why() -> None:
     modules = [{**m, "balance": "none"} if m["name"] == "dit" else m for m in MODULES]
     modules[0] = {**modules[0], "memory": {"room_bytes": 300_000, "unit_bytes": 1_000}}
     job = colocated_job(modules, microbatch=8, **STREAM)
-    plan = plan_step(job, 0, samples_of(job, (60, 30), 0, 3))
+    samples = samples_of(job, (60, 30), 0, 3)
+    plan, numbered = plan_step(job, 0, samples), on_one_node(job, samples)
     said = [(d.subject, d.chosen) for d in plan.decisions]
     assert said[0] == ("step", f"{plan.num_microbatches} microbatches of each rank")
     assert plan.decisions[0].reason == "1 hold the sequences, but not within the memory of vit"
     assert said[1][1].endswith("MB of activations")
     assert said[2:5] == [("vit", "lpt"), ("llm", "lpt"), ("dit", "images beside their sequences")]
     assert "in canonical order" in plan.decisions[2].reason
-    assert said[5:] in ([("vit", "batches reassigned")], [("vit", "batches as numbered")])
+    assert said[5:] == [("vit", "batches reassigned")]
+    now, before = (crossing(p, 2) * 512 // 1000 for p in (plan, numbered))
+    assert plan.decisions[5].reason.startswith(f"{now:,} kB between nodes, {before:,} kB before; ")
+    assert now < before
+    assert [(d.subject, d.chosen) for d in numbered.decisions[5:]] == [("vit", "batches as numbered")]
+    assert numbered.decisions[5].reason == "no byte saved: 0 kB between nodes"
 
 
 def test_memory_raises_the_number_of_microbatches_of_all_ranks() -> None:
