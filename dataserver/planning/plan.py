@@ -27,7 +27,7 @@ class Arrangement:
     rank: I64
     """Data-parallel rank within the module."""
     microbatch: I64
-    """Microbatch, which is also the wave."""
+    """Microbatch of that rank; where modules run as a pipeline, the wave."""
     slot: I64
     """Backbone: sequence slot within the microbatch. Elsewhere: position within the microbatch."""
     start: I64

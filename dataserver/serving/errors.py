@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
 from dataserver.jobs import DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError
 from dataserver.planning.arranging import WaveTooLargeError
-from dataserver.planning.colocated.microbatches import NoRoomError
+from dataserver.planning.balancing import BinRoomError
 from dataserver.planning.contrastive.limits import TowerMemoryError
 from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
 from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError
@@ -103,7 +103,7 @@ _REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
         TokenizerUnknownError: errors_pb2.ERROR_REASON_TOKENIZER_UNKNOWN,
         SampleTooLargeError: errors_pb2.ERROR_REASON_SAMPLE_TOO_LARGE,
         WaveTooLargeError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
-        NoRoomError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
+        BinRoomError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
         TowerMemoryError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
         DatasetEmptyError: errors_pb2.ERROR_REASON_DATASET_EMPTY,
         StepOutOfRangeError: errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,

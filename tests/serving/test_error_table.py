@@ -8,7 +8,7 @@ from disttrain.v1.errors_pb2 import ErrorAction, ErrorReason
 
 from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
 from dataserver.planning.arranging import WaveTooLargeError
-from dataserver.planning.colocated.microbatches import NoRoomError
+from dataserver.planning.balancing import BinRoomError
 from dataserver.planning.contrastive.limits import TowerMemoryError
 from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
 from dataserver.planning.sizing import SampleTooLargeError
@@ -86,7 +86,7 @@ def test_the_comments_of_the_proto_name_code_and_action() -> None:
         (OSError(5, "x"), "STORAGE_UNAVAILABLE"),
         (SampleTooLargeError("x"), "SAMPLE_TOO_LARGE"),
         (WaveTooLargeError("x"), "MICROBATCH_TOO_LARGE"),
-        (NoRoomError("x"), "MICROBATCH_TOO_LARGE"),
+        (BinRoomError("x"), "MICROBATCH_TOO_LARGE"),
         (TowerMemoryError("x"), "MICROBATCH_TOO_LARGE"),
     ],
 )

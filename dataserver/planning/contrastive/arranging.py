@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataserver.planning.balancing import BALANCERS, BinMemoryError, Memory
+from dataserver.planning.balancing import BALANCERS, BinRoom, BinRoomError
 from dataserver.planning.contrastive.batches import (
     BatchedArrangement,
     balance_batches,
@@ -85,10 +85,10 @@ def _spread(batched: BatchedStep, tower: ModuleSpec, sizes: I64) -> BatchedArran
     if tower.balance is BalancePolicy.NONE:
         return _in_order(batched, tower, sizes)
     loads, ranks, each = forward_ns(tower.cost, sizes), tower.dp, batched.layout.microbatches
-    memory = None if tower.memory is None else Memory(sizes, tower.memory.units)
+    room = None if tower.memory is None else BinRoom(sizes, tower.memory.units)
     try:
         if tower.padded:
-            return pad_batches(loads, batched.batch, ranks, each, memory)
-        return balance_batches(loads, batched.batch, ranks, each, BALANCERS[tower.balance.value], memory)
-    except BinMemoryError:  # placing by time found no way; by size there is one in every job that was accepted
+            return pad_batches(loads, batched.batch, ranks, each, room)
+        return balance_batches(loads, batched.batch, ranks, each, BALANCERS[tower.balance.value], room)
+    except BinRoomError:  # placing by time found no way; by size there is one in every job that was accepted
         return deal_by_size(sizes, batched.batch, ranks, each, tower.padded)

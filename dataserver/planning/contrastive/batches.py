@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataserver.planning.balancing import Balancer, Memory, in_runs, longest_first, padded, searched
+from dataserver.planning.balancing import Balancer, BinRoom, in_runs, longest_first, padded, searched
 from dataserver.planning.samples import I64
 
 
@@ -39,7 +39,7 @@ def balance_batches(
     num_ranks: int,
     microbatches_per_batch: int,
     balancer: Balancer = searched,
-    memory: Memory | None = None,
+    room: BinRoom | None = None,
 ) -> BatchedArrangement:
     """Spread the items of every batch over ranks, and those of each rank over the batch's microbatches.
 
@@ -52,15 +52,15 @@ def balance_batches(
         num_ranks: data-parallel ranks of the tower.
         microbatches_per_batch: K of section 4.3.
         balancer: see `balancing.BALANCERS`.
-        memory: need of each item, and what a rank has for its items of one batch: it holds them all at the barrier.
+        room: need of each item, and what a rank has for its items of one batch: it holds them all at the barrier.
 
     Raises:
-        BinMemoryError: no way was found to keep the memory.
+        BinRoomError: no way was found to keep the memory.
         ValueError: the items of a batch do not divide evenly, or the shapes do not fit.
     """
     rank, microbatch = np.zeros(len(loads), np.int64), np.zeros(len(loads), np.int64)
     for number, mine in enumerate(_members(loads, batch, num_ranks, microbatches_per_batch)):
-        here = None if memory is None else Memory(memory.need[mine], memory.cap)
+        here = None if room is None else BinRoom(room.need[mine], room.cap)
         rank[mine] = balancer(loads[mine], num_ranks, len(mine) // num_ranks, here)
         for r in range(num_ranks):
             part = mine[rank[mine] == r]
@@ -82,7 +82,7 @@ def batches_in_order(loads: I64, batch: I64, num_ranks: int, microbatches_per_ba
 
 
 def pad_batches(
-    loads: I64, batch: I64, num_ranks: int, microbatches_per_batch: int, memory: Memory | None = None
+    loads: I64, batch: I64, num_ranks: int, microbatches_per_batch: int, room: BinRoom | None = None
 ) -> BatchedArrangement:
     """The same for towers whose items are padded to the largest of their microbatch.
 
@@ -97,7 +97,7 @@ def pad_batches(
         part = padded(loads[mine], count, len(mine) // count)
         longest = np.zeros(count, np.int64)
         np.maximum.at(longest, part, loads[mine])
-        rank_of = longest_first(longest, num_ranks, microbatches_per_batch, _of_parts(memory, mine, part, count))
+        rank_of = longest_first(longest, num_ranks, microbatches_per_batch, _of_parts(room, mine, part, count))
         order = np.argsort(rank_of, kind="stable")
         within = np.empty(count, np.int64)
         within[order] = np.arange(count) % microbatches_per_batch
@@ -146,13 +146,13 @@ def barrier_units(
     return together * int(ordered[:, : apart * (count // together) : apart].sum(axis=1).max(initial=0))
 
 
-def _of_parts(memory: Memory | None, mine: I64, part: I64, count: int) -> Memory | None:
+def _of_parts(room: BinRoom | None, mine: I64, part: I64, count: int) -> BinRoom | None:
     """The memory of microbatches of padded items."""
-    if memory is None:
+    if room is None:
         return None
     largest = np.zeros(count, np.int64)
-    np.maximum.at(largest, part, memory.need[mine])
-    return Memory(largest * (len(mine) // count), memory.cap)
+    np.maximum.at(largest, part, room.need[mine])
+    return BinRoom(largest * (len(mine) // count), room.cap)
 
 
 def _members(loads: I64, batch: I64, num_ranks: int, microbatches_per_batch: int) -> Iterator[I64]:

@@ -78,6 +78,11 @@ def _problem(error: ErrorDetails, model: type[BaseModel]) -> str:
         near = difflib.get_close_matches(str(error["loc"][-1])[:_MOST_CHARS], _fields_beside(error["loc"], model), 1)
         meant = f"is {near[0]} meant?" if near else "correct its spelling, or use the release that knows it"
         return f"this key is unknown; {meant}"
+    if kind == "union_tag_invalid":
+        tags = error["ctx"]["expected_tags"].replace("'", "")
+        return f"kind is {_shown(error['ctx']['tag'])}; one of {tags} is required"
+    if kind == "union_tag_not_found":
+        return "kind is missing; say which one this is"
     message = error["msg"].removeprefix("Value error, ")
     message = message.replace("Input should", "it should", 1).replace("Tuple should", "it should", 1)
     if kind in ("missing", "value_error", "json_invalid"):

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from dataserver.planning.samples import I64
-from dataserver.planning.simulation.graph import PipelineDeadlockError, build_graph, slot_values
+from dataserver.planning.simulation.graph import PipelineDeadlockError, build_graph, cell_values
 from dataserver.planning.simulation.pipeline import Pipeline
 
 
@@ -88,8 +88,8 @@ class OrderScorer:
         by_after = np.argsort(after, kind="stable")
         chained = np.concatenate([np.zeros(1, np.bool_), graph.follows[:-1]])
         return cls(
-            cell=graph.spread(slot_values(pipeline, passes[0], passes[1], none), blank=-1)[order],
-            fixed_ns=graph.spread(slot_values(pipeline, 0 * passes[0], 0 * passes[1], interaction))[order],
+            cell=graph.spread(cell_values(pipeline, passes[0], passes[1], none), blank=-1)[order],
+            fixed_ns=graph.spread(cell_values(pipeline, 0 * passes[0], 0 * passes[1], interaction))[order],
             previous=np.where(chained[order], number[order - 1], -1),
             offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(after, minlength=len(order)))]),
             needs=before[by_after],

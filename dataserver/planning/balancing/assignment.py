@@ -1,4 +1,4 @@
-"""Which rank takes which of the balanced batches, so that few bytes cross between nodes."""
+"""Which rank takes which of the balanced batches, so that few bytes go between nodes."""
 
 from collections.abc import Sequence
 
@@ -41,12 +41,12 @@ def bytes_between_nodes(traffic: I64, source_node: I64, node: I64, rank: I64) ->
     return int(traffic[source_node[:, None] != node[rank][None, :]].sum())
 
 
-def relabel(traffic: I64, source_node: I64, node: I64) -> I64:
-    """Names for the batches with the fewest bytes between nodes (OrchMLLM, node-wise all-to-all, total bytes).
+def fewest_bytes(traffic: I64, source_node: I64, node: I64) -> I64:
+    """The assignment of batches to ranks with the fewest bytes between nodes (OrchMLLM, node-wise all-to-all).
 
-    The batches of a phase are balanced whatever their names are, so loads are unchanged. An optimal assignment of
-    batches to nodes, each of which takes as many as it has ranks; never more bytes than under the identity. A batch
-    that stays on its own node keeps its rank, the others take the ranks left in order. O(d^2 nodes).
+    Batches are balanced whatever ranks take them, so loads are unchanged. An optimal assignment of batches to nodes,
+    each of which takes as many as it has ranks; never more bytes than if rank i took batch i. A batch that stays on its
+    own node keeps its rank, the others take the ranks left in order. O(d^2 nodes).
 
     Args:
         traffic: int64 [s, d], bytes that batch k takes from source rank i, sum at most MAX_TOTAL.
@@ -80,10 +80,10 @@ def peak_between_nodes(traffic: I64, source_node: I64, node: I64, rank: I64) -> 
 
 
 def lower_peaks(rank: I64, hops: Sequence[tuple[I64, I64]], node: I64, most_bytes: int) -> I64:
-    """Names with a lower sum, over the hops, of the most bytes that one node sends or takes.
+    """An assignment with a lower sum, over the hops, of the most bytes that one node sends or takes.
 
     OrchMLLM's node-wise all-to-all is reported to minimise that maximum by an integer programme. Here two batches swap
-    nodes as long as that lowers the sum, best swap first. From the names of `relabel` the median on random traffic of 4
+    nodes as long as that lowers the sum, best swap first. From `fewest_bytes` the median on random traffic of 4
     to 32 nodes ends within 4 % of the bound of the programme's linear relaxation.
 
     Args:
@@ -94,10 +94,10 @@ def lower_peaks(rank: I64, hops: Sequence[tuple[I64, I64]], node: I64, most_byte
         most_bytes: bytes between nodes, over all hops, that no swap may exceed.
 
     Returns:
-        int64 [d]: the rank of each batch, a permutation; the names given where no swap helps.
+        int64 [d]: the rank of each batch, a permutation; the one given where no swap helps.
 
     Raises:
-        ValueError: as `relabel`.
+        ValueError: as `fewest_bytes`.
     """
     from dataserver.planning.kernels import peaks
 
