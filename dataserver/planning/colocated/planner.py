@@ -20,7 +20,7 @@ from dataserver.planning.jobspec import BalancePolicy, ModuleKind
 from dataserver.planning.layout import canonical_modules
 from dataserver.planning.naming import sample_name
 from dataserver.planning.placement import in_order
-from dataserver.planning.plan import Arrangement, Decision, Routing, StepPlan, make_plan
+from dataserver.planning.plan import NO_GROUPS, ArrangedStep, Arrangement, Decision, Routing, StepPlan, make_plan
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.sequences import pack_step
 from dataserver.planning.sizing import SampleTooLargeError
@@ -153,16 +153,16 @@ def _assemble(
         arrangement, routing = arrange_and_route(found.module, backbone, beside, rank[at], microbatch[at])
         arrangements[arrangement.module] = arrangement
         routings.append(routing)
-    return make_plan(
-        job,
-        step,
-        samples,
+    arranged = ArrangedStep(
+        samples=samples,
         num_microbatches=microbatches,
         sequences_per_microbatch=execution.microbatch,
         arrangements=tuple(arrangements[m.name] for m in execution.modules),
         routings=tuple(routings),
         schedules=schedules(execution, microbatches),
+        groups=NO_GROUPS,
     )
+    return make_plan(job, step, arranged)
 
 
 def _decisions(spec: JobSpec, found: StepPlan, arranged: _Arranged, fewest: int) -> tuple[Decision, ...]:

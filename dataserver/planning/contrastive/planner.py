@@ -24,7 +24,7 @@ from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import BalancePolicy, ModuleSpec
 from dataserver.planning.layout import canonical_modules
 from dataserver.planning.naming import listed, milliseconds
-from dataserver.planning.plan import Arrangement, Decision, ModuleSchedule, StepPlan, make_plan
+from dataserver.planning.plan import NO_GROUPS, ArrangedStep, Arrangement, Decision, ModuleSchedule, StepPlan, make_plan
 from dataserver.planning.samples import I64, StepSamples
 
 Refusals = Mapping[ContrastiveSchedule, TowerMemoryError]
@@ -54,7 +54,7 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
         raise refused[ContrastiveSchedule.BATCH_SYNC]
     candidates = ranked(found)
     said = _step_decision(batched, candidates, refused), *_tower_decisions(batched, candidates[0])
-    return replace(candidates[0].plan, candidates=shown(candidates), decisions=said)
+    return replace(make_plan(job, step, candidates[0].plan), candidates=shown(candidates), decisions=said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class CandidatePlan:
 
     balanced: bool
     schedule: ContrastiveSchedule
-    plan: StepPlan
+    plan: ArrangedStep
     makespan_ns: int
 
     @property
@@ -92,20 +92,21 @@ def _compare(batched: BatchedStep) -> tuple[list[CandidatePlan], Refusals]:
     return found, refused
 
 
-def _assemble(batched: BatchedStep, arrangements: tuple[Arrangement, ...], schedule: ContrastiveSchedule) -> StepPlan:
+def _assemble(
+    batched: BatchedStep, arrangements: tuple[Arrangement, ...], schedule: ContrastiveSchedule
+) -> ArrangedStep:
     """A plan; TowerMemoryError where memory does not hold it."""
     pairs = zip(batched.towers, arrangements, strict=True)
     held = [_in_flight(batched, tower, arrangement, schedule) for tower, arrangement in pairs]
     drain_every = batched.layout.microbatches if schedule is ContrastiveSchedule.BATCH_SYNC else 0
-    return make_plan(
-        batched.job,
-        batched.step,
-        batched.samples,
+    return ArrangedStep(
+        samples=batched.samples,
         num_microbatches=batched.num_microbatches,
         sequences_per_microbatch=0,
         arrangements=arrangements,
         routings=(),
         schedules=tuple(ModuleSchedule(t.name, h, drain_every) for t, h in zip(batched.towers, held, strict=True)),
+        groups=NO_GROUPS,
     )
 
 

@@ -1,8 +1,7 @@
 """The plans of a grouped step that are compared: groups whose images are arranged and whose stages are scheduled."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from dataserver.planning.grouped.sequences import units_held
 from dataserver.planning.grouped.timeline import timeline
 from dataserver.planning.identity import Job
 from dataserver.planning.layout import PlannedTimeline
-from dataserver.planning.plan import RankGroups, StepPlan, make_plan
+from dataserver.planning.plan import ArrangedStep, RankGroups
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.waves import InFlight
 
@@ -25,7 +24,7 @@ class CandidatePlan:
     """How they were found, for people."""
     changes: tuple[str, ...]
     """What was changed afterwards."""
-    plan: StepPlan
+    plan: ArrangedStep
     planned: PlannedTimeline
     held: InFlight
     arranged: ArrangedGroups
@@ -42,59 +41,48 @@ class CandidatePlan:
 
 
 def plain_candidate(
-    job: Job, step: int, samples: StepSamples, groups: str, microbatches: Microbatches, sequence: I64
+    job: Job, samples: StepSamples, groups: str, microbatches: Microbatches, sequence: I64
 ) -> CandidatePlan:
     """Groups as they were found.
 
     Args:
         job: with sequence groups.
-        step: its number.
         samples: of the step.
         groups: how they were found.
         microbatches: their groups.
         sequence: int64 [n], the sequence of each sample.
     """
-    return _simulated(job, step, groups, (), samples, arrange_groups(job, samples, microbatches, sequence), 0)
+    return _simulated(job, samples, groups, (), arrange_groups(job, samples, microbatches, sequence), 0)
 
 
 def with_microbatches(job: Job, seed: CandidatePlan, microbatches: Microbatches, *changes: str) -> CandidatePlan:
     """The sequences of a candidate in other microbatches; what was changed in all."""
-    samples = seed.plan.samples
-    arranged = arrange_groups(job, samples, microbatches, seed.arranged.sequence)
-    return _simulated(job, seed.plan.step, seed.groups, changes, samples, arranged, 0)
+    arranged = arrange_groups(job, seed.plan.samples, microbatches, seed.arranged.sequence)
+    return _simulated(job, seed.plan.samples, seed.groups, changes, arranged, 0)
 
 
 def with_extra(job: Job, seed: CandidatePlan, extra: int) -> CandidatePlan:
     """A candidate with more microbatches in flight."""
     changes = (*seed.changes, f"up to {extra} extra in flight")
-    return _simulated(job, seed.plan.step, seed.groups, changes, seed.plan.samples, seed.arranged, extra)
+    return _simulated(job, seed.plan.samples, seed.groups, changes, seed.arranged, extra)
 
 
 def _simulated(
-    job: Job,
-    step: int,
-    groups: str,
-    changes: Sequence[str],
-    samples: StepSamples,
-    arranged: ArrangedGroups,
-    extra: int,
+    job: Job, samples: StepSamples, groups: str, changes: Sequence[str], arranged: ArrangedGroups, extra: int
 ) -> CandidatePlan:
     execution, microbatches = job.spec.execution, arranged.microbatches
-    make = partial(
-        make_plan,
-        job,
-        step,
-        samples,
+    bare = ArrangedStep(
+        samples=samples,
         num_microbatches=len(microbatches),
         sequences_per_microbatch=max(1, *(len(g.sequences) for here in microbatches for g in here)),
         arrangements=arranged.arrangements,
         routings=arranged.routings,
+        schedules=(),
         groups=_rank_groups(execution.backbone.name, microbatches),
     )
-    bare = make(schedules=())
     units = {m.name: units_held(execution, m, bare) for m in execution.modules if m.memory is not None}
     held = waves.in_flight(execution, bare.num_microbatches, extra, units)
-    plan = make(schedules=held.schedules(execution))
+    plan = replace(bare, schedules=held.schedules(execution))
     return CandidatePlan(groups, tuple(changes), plan, timeline(job.spec, plan), held, arranged)
 
 

@@ -27,7 +27,7 @@ from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind, OrderPolicy
 from dataserver.planning.layout import canonical_modules
 from dataserver.planning.naming import milliseconds, sample_name
-from dataserver.planning.plan import Decision, StepPlan
+from dataserver.planning.plan import Decision, StepPlan, make_plan
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.sequences import pack_sequences
 from dataserver.planning.sizing import SampleTooLargeError
@@ -64,7 +64,7 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     candidates = ranked(found)  # equals stay in order: the policy's own comes first
     best = candidates[0]
     said = _decisions(job.spec.execution, packed.costs, best, [c for c in compared if c is not best])
-    return replace(best.plan, candidates=shown(candidates), decisions=said)
+    return replace(make_plan(job, step, best.plan), candidates=shown(candidates), decisions=said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _plans_of(packed: _PackedStep, costs: GroupCosts) -> dict[str, SequencePlan]
 
 def _plain(packed: _PackedStep, name: str, plan: SequencePlan) -> CandidatePlan:
     microbatches = [m.groups for m in plan.microbatches] or [idle_groups(packed.costs)]
-    return plain_candidate(packed.job, packed.step, packed.samples, name, microbatches, packed.sequence)
+    return plain_candidate(packed.job, packed.samples, name, microbatches, packed.sequence)
 
 
 def _with_two_in_flight(

@@ -69,23 +69,13 @@ def _named(made: Attempt, candidates: Sequence[CandidatePlan]) -> list[Candidate
 def _chosen(job: Job, step: int, candidates: Sequence[CandidatePlan], fewest: int, fitting: int) -> StepPlan:
     """The first of the candidates, fastest first, with what was decided."""
     best = candidates[0]
-    number, arranged = best.plan.num_microbatches, best.plan
-    plan = make_plan(
-        job,
-        step,
-        arranged.samples,
-        num_microbatches=number,
-        sequences_per_microbatch=arranged.sequences_per_microbatch,
-        arrangements=arranged.arrangements,
-        routings=arranged.routings,
-        schedules=arranged.schedules,
-    )
+    number = best.plan.num_microbatches
     fastest = {c.plan.num_microbatches: c for c in reversed(candidates)}
     worth_showing = [
         c for c in candidates if c.plan.num_microbatches == number or c is fastest[c.plan.num_microbatches]
     ]
     said = _decisions(job.spec.execution, candidates, fewest, fitting)
-    return replace(plan, candidates=shown(worth_showing), decisions=said)
+    return replace(make_plan(job, step, best.plan), candidates=shown(worth_showing), decisions=said)
 
 
 def _decisions(
