@@ -109,7 +109,7 @@ def _arrange(execution: Execution, items: Sequence[ModuleItems], microbatches: i
     """
     ranks, name = execution.backbone.dp, execution.backbone.name
     by_name = {i.module.name: i for i in items}
-    own = [m.name for m in execution.modules if m.name == name or m.balance is not BalancePolicy.NONE]
+    own = [n for n, i in by_name.items() if n == name or i.module.balance is not BalancePolicy.NONE]
     spreads, at_home = {}, {}
     for module in own:
         spreads[module], at_home[module] = spread_items(by_name[module], len(by_name[name].index), microbatches)
