@@ -109,7 +109,7 @@ def _arrange(execution: Execution, items: Sequence[ModuleItems], microbatches: i
     """
     ranks, name = execution.backbone.dp, execution.backbone.name
     by_name = {i.module.name: i for i in items}
-    own = [m.name for m in execution.modules if m.name == name or m.balance is not BalancePolicy.NONE]
+    own = [n for n, i in by_name.items() if n == name or i.module.balance is not BalancePolicy.NONE]
     spreads, at_home = {}, {}
     for module in own:
         spreads[module], at_home[module] = spread_items(by_name[module], len(by_name[name].index), microbatches)
@@ -153,7 +153,7 @@ def _assemble(
         arrangement, routing = arrange_and_route(found.module, backbone, beside, rank[at], microbatch[at])
         arrangements[arrangement.module] = arrangement
         routings.append(routing)
-    arranged = ArrangedStep(
+    whole = ArrangedStep(
         samples=samples,
         num_microbatches=microbatches,
         sequences_per_microbatch=execution.microbatch,
@@ -162,7 +162,7 @@ def _assemble(
         schedules=schedules(execution, microbatches),
         groups=NO_GROUPS,
     )
-    return make_plan(job, step, arranged)
+    return make_plan(job, step, whole)
 
 
 def _decisions(spec: JobSpec, found: StepPlan, arranged: _Arranged, fewest: int) -> tuple[Decision, ...]:
