@@ -13,8 +13,9 @@ from serving.harness import index, job_data
 from shards import write_interleaved, write_pairs
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _node() -> None:
+@pytest.fixture(scope="session")
+def javascript() -> None:
+    """Skip where JavaScript cannot run."""
     node.require_node()
 
 
@@ -39,7 +40,7 @@ class Case:
 
 
 @pytest.fixture(scope="session")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+def case(tmp_path_factory: pytest.TempPathFactory, javascript: None) -> Case:
     """Twelve steps of pairs and documents for three modules, far more than what sockets and pipes hold."""
     root = tmp_path_factory.mktemp("foreign")
     datasets = {

@@ -21,13 +21,13 @@ class _Proxy(DataServiceServicer):
         self._upstream = upstream
         self._change = change
 
-    def GetOrCreateJob(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def GetOrCreateJob(self, request: Any, _: Any) -> Any:  # noqa: N802
         return self._upstream.GetOrCreateJob(request)
 
-    def GetServerInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def GetServerInfo(self, request: Any, _: Any) -> Any:  # noqa: N802
         return self._upstream.GetServerInfo(request)
 
-    def StreamMicrobatches(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+    def StreamMicrobatches(self, request: Any, _: Any) -> Iterator[Any]:  # noqa: N802
         yield from self._change(self._upstream.StreamMicrobatches(request))
 
 

@@ -22,6 +22,7 @@ from foreign.proxy import Messages, proxy
 from serving.harness import TIMEOUT_S, index
 from shards import write_pairs
 
+pytestmark = pytest.mark.usefixtures("javascript")
 VIEW = ("vit", 0)
 FLAGS = ("--module", "vit", "--rank", "0")
 
@@ -65,14 +66,13 @@ def test_all_ranks_survive_a_kill(case: Case, servers: tuple[ServerProcess, Serv
 
 
 def test_a_restarted_server_gets_the_job_again(case: Case, tmp_path: Path) -> None:
-    with serving(*case.flags) as first:
-        with node.reading([first.address], case.complete(tmp_path), *FLAGS) as lines:
-            next(lines)
-            taken = [*islice(lines, 5)]
-            first.end(signal.SIGKILL)
-            with serving(*case.flags, "--listen", first.address) as again:
-                assert again.address == first.address
-                taken += lines
+    with serving(*case.flags) as first, node.reading([first.address], case.complete(tmp_path), *FLAGS) as lines:
+        next(lines)
+        taken = [*islice(lines, 5)]
+        first.end(signal.SIGKILL)
+        with serving(*case.flags, "--listen", first.address) as again:
+            assert again.address == first.address
+            taken += lines
     assert contents(taken) == contents(case.undisturbed.view(*VIEW))
 
 

@@ -22,6 +22,7 @@ from dataserver.planning.identity import parse_job
 from dataserver.preprocessing import count_dataset_tokens, load_tokenizer
 from trainclient.client import Batch
 
+pytestmark = pytest.mark.usefixtures("javascript")
 DEFAULT_LIMIT = 4 << 20
 """Bytes of a message that gRPC takes in every language."""
 
@@ -63,6 +64,10 @@ def as_python_says(line: node.Line) -> dict[str, Any]:
     }
 
 
+def place(line: node.Line) -> tuple[int, int]:
+    return int(line["header"]["step"]), line["header"]["microbatch"]
+
+
 def codecs(read: node.Read) -> set[str]:
     return {tensor["codec"] for line in read.lines for tensor in line["header"]["tensors"]}
 
@@ -79,7 +84,6 @@ def test_all_modules_and_ranks_get_what_python_gets(case: Case, server: ServerPr
 
 
 def test_a_stream_begins_anywhere(case: Case, server: ServerProcess) -> None:
-    whole = case.undisturbed.view("llm", 1)
     found = node.read(
         [server.address], case.job, "--module", "llm", "--rank", "1", "--step", "3", "--microbatch", "2", "--steps", "2"
     )
