@@ -2,7 +2,6 @@
 
 import base64
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +80,16 @@ def test_a_saved_transcript_is_the_one_that_was_recorded(tmp_path: Path) -> None
 
 
 def test_every_action_occurs() -> None:
-    every = {re.sub("^ERROR_ACTION_", "", name) for name in ErrorAction.keys()} - {"UNSPECIFIED"}
+    every = {name.removeprefix("ERROR_ACTION_") for name in ErrorAction.DESCRIPTOR.values_by_name} - {"UNSPECIFIED"}
     assert {exchange.error["action"] for exchange in GOLDEN if exchange.details} == every
 
 
 def test_patches_are_the_pixels_in_the_order_that_the_protos_describe() -> None:
     checked = broken = 0
     for header, body in BY_NAME["stream_vit_0"].microbatches:
-        tensors = {
-            t.name: np.frombuffer(tensor_bytes(t, body), "u1" if t.dtype == 1 else "<i4") for t in header.tensors
-        }
-        patches = tensors["patches"].reshape(-1, PATCH * PATCH * 3)
+        encoded = {tensor.name: tensor_bytes(tensor, body) for tensor in header.tensors}
+        patches = np.frombuffer(encoded["patches"], "u1").reshape(-1, PATCH * PATCH * 3)
+        bounds = np.frombuffer(encoded["cu_patches"], "<i4")
         items = zip(header.items.dataset, header.items.sample, header.items.validity, strict=True)
         for place, (dataset, sample, validity) in enumerate(items):
             if dataset != 0:
@@ -101,7 +99,7 @@ def test_patches_are_the_pixels_in_the_order_that_the_protos_describe() -> None:
             rows, columns = (side // PATCH for side in image.shape[:2])
             blocks = image.reshape(rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH, 3)
             expected = blocks.transpose(0, 3, 1, 4, 2, 5, 6).reshape(rows * columns, -1)
-            first, end = tensors["cu_patches"][place : place + 2]
+            first, end = bounds[place : place + 2]
             assert np.array_equal(patches[first:end], expected)
             assert (validity == VALIDITY_INVALID) == (number == BROKEN)
             checked += 1
