@@ -96,7 +96,9 @@ class DataServiceServicer(object):
         To resume, ask any server for the first microbatch that was not received completely: its bytes are the same from
         every server. After an error do what its action says; after a stream without `end` (a lost connection, also one that
         ends with status OK) treat it like RETRY. A header must name the job, the stream, and exactly the (step, microbatch)
-        that is next, and carry the plan_hash of the other microbatches of its step.
+        that is next, and carry the plan_hash of the other microbatches of its step. Bytes that are cut or whose checksum is
+        wrong were harmed on the way: RETRY. Messages that break a rule of this file are a defect of the server:
+        ANOTHER_SERVER. Two plan hashes for one step are neither: GIVE_UP.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

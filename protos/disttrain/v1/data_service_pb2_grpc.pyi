@@ -16,6 +16,7 @@ Rules that hold for every call:
    stream lasts as long as the job: give it no deadline, but watch for the time since its last message.
  * Keepalive: pings are permitted at most once a second, with or without calls in flight, and the server sends its own
    every 30 s. A client that pings every 10 s and waits 5 s for the answer notices a lost server in time.
+ * Servers speak HTTP/2 in plain text: there is no TLS and no authentication yet.
  * 64-bit integers: steps stay below 2^53, sample numbers do not (microbatch.proto).
 """
 
@@ -60,7 +61,9 @@ class DataServiceStub:
     To resume, ask any server for the first microbatch that was not received completely: its bytes are the same from
     every server. After an error do what its action says; after a stream without `end` (a lost connection, also one that
     ends with status OK) treat it like RETRY. A header must name the job, the stream, and exactly the (step, microbatch)
-    that is next, and carry the plan_hash of the other microbatches of its step.
+    that is next, and carry the plan_hash of the other microbatches of its step. Bytes that are cut or whose checksum is
+    wrong were harmed on the way: RETRY. Messages that break a rule of this file are a defect of the server:
+    ANOTHER_SERVER. Two plan hashes for one step are neither: GIVE_UP.
     """
     GetPlan: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.GetPlanRequest, _data_service_pb2.GetPlanResponse]
     """The plan of one step: who gets which sample, and what the simulator expects of it."""
@@ -91,7 +94,9 @@ class DataServiceAsyncStub(DataServiceStub):
     To resume, ask any server for the first microbatch that was not received completely: its bytes are the same from
     every server. After an error do what its action says; after a stream without `end` (a lost connection, also one that
     ends with status OK) treat it like RETRY. A header must name the job, the stream, and exactly the (step, microbatch)
-    that is next, and carry the plan_hash of the other microbatches of its step.
+    that is next, and carry the plan_hash of the other microbatches of its step. Bytes that are cut or whose checksum is
+    wrong were harmed on the way: RETRY. Messages that break a rule of this file are a defect of the server:
+    ANOTHER_SERVER. Two plan hashes for one step are neither: GIVE_UP.
     """
     GetPlan: _aio.UnaryUnaryMultiCallable[_data_service_pb2.GetPlanRequest, _data_service_pb2.GetPlanResponse]  # type: ignore[assignment]
     """The plan of one step: who gets which sample, and what the simulator expects of it."""
@@ -131,7 +136,9 @@ class DataServiceServicer(metaclass=_abc_1.ABCMeta):
         To resume, ask any server for the first microbatch that was not received completely: its bytes are the same from
         every server. After an error do what its action says; after a stream without `end` (a lost connection, also one that
         ends with status OK) treat it like RETRY. A header must name the job, the stream, and exactly the (step, microbatch)
-        that is next, and carry the plan_hash of the other microbatches of its step.
+        that is next, and carry the plan_hash of the other microbatches of its step. Bytes that are cut or whose checksum is
+        wrong were harmed on the way: RETRY. Messages that break a rule of this file are a defect of the server:
+        ANOTHER_SERVER. Two plan hashes for one step are neither: GIVE_UP.
         """
 
     @_abc_1.abstractmethod

@@ -45,7 +45,8 @@ class _ErrorActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorActi
     """
     ERROR_ACTION_ANOTHER_SERVER: _ErrorAction.ValueType  # 2
     """This server cannot serve the request until its operator changes something. Repeat it at another server and set this
-    one aside; give up when every server of the fleet is set aside, with the message of each.
+    one aside; give up when every server of the fleet is set aside, with the message of each. Once another server has
+    made progress it may be asked again.
     """
     ERROR_ACTION_CREATE_JOB: _ErrorAction.ValueType  # 3
     """Call GetOrCreateJob at this server with the complete specification (canonical_job_spec_json of an earlier answer),
@@ -65,7 +66,8 @@ pause with every round, and give up after a time of your choosing.
 """
 ERROR_ACTION_ANOTHER_SERVER: ErrorAction.ValueType  # 2
 """This server cannot serve the request until its operator changes something. Repeat it at another server and set this
-one aside; give up when every server of the fleet is set aside, with the message of each.
+one aside; give up when every server of the fleet is set aside, with the message of each. Once another server has
+made progress it may be asked again.
 """
 ERROR_ACTION_CREATE_JOB: ErrorAction.ValueType  # 3
 """Call GetOrCreateJob at this server with the complete specification (canonical_job_spec_json of an earlier answer),
