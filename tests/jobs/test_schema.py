@@ -57,7 +57,9 @@ def jobs() -> list[dict[str, Any]]:
     filled = fill_job(written, CATALOG)
     dumped = json.loads(JobSpec.model_validate_json(json.dumps(filled)).model_dump_json())
     named = changed(
-        written, ("execution", "modules", 0, "cost"), {"model": "vit-h", "device": "h100", "efficiency": "1"}
+        written,
+        ("execution", "modules", 0, "cost"),
+        {"model": "vit-h", "device": "h100", "efficiency": "1", "frozen": False},
     )
     return [written, filled, dumped, named, *base_jobs()]
 

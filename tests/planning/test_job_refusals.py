@@ -14,6 +14,7 @@ from dataserver.planning.schema import job_schema
 
 MODULE, BACKBONE = ("execution", "modules", 0), ("execution", "modules", 1)
 PIPELINE = {"kind": "pipeline"}
+VIT = {"model": "vit-h", "device": "h100"}
 BAD = [
     (("stream", "bogus"), 1, "stream.bogus: this key is unknown; correct its spelling"),
     (("execution", "layout"), {"kind": "pipeline", "odrer": "none"}, "execution.layout.odrer"),
@@ -28,7 +29,8 @@ BAD = [
         PIPELINE | {"chunkz": 1},
         r"execution.layout.chunkz: this key is unknown; is chunks meant",
     ),
-    ((*MODULE, "cost"), {"model": "vit-h", "device": "h100", "efficiency": 0.4}, "0.cost: efficiency: .* valid string"),
+    ((*MODULE, "cost"), VIT | {"efficiency": 0.4}, "0.cost: efficiency: .* valid string"),
+    ((*MODULE, "cost"), VIT | {"efficiency": "0.4", "frozen": 1}, "0.cost: frozen: .* valid boolean"),
     (("execution", "layout"), {"order": "none"}, "execution.layout: kind is missing; one of pipeline, colocated"),
     (("execution", "layout"), "pipeline", "execution.layout"),
     (("execution", "layout"), PIPELINE | {"chunks": 2}, "schedule is 1f1b and chunks is 2; interleaved needs 2 chunks"),

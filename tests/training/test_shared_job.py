@@ -21,7 +21,7 @@ from trainclient.parallel.layout import LayoutError
 from trainclient.training.config import TrainConfig
 from trainclient.training.rank import Process, shared_job
 
-config = TrainConfig(job=sys.argv[1], servers="127.0.0.1:1")
+config = TrainConfig(job=sys.argv[1], servers="127.0.0.1:1", timeout_s=30)
 with shared_job(config, Process(int(sys.argv[2]), 0, 1, 3)) as (job, layout):
     print(job.job_id, layout.world_size)
 """
@@ -50,7 +50,7 @@ def test_only_the_first_process_asks_a_server(tmp_path: Path, monkeypatch: pytes
     ]
     try:
         with FakeServer() as server:
-            config = TrainConfig(job=file, servers=server.address)
+            config = TrainConfig(job=file, servers=server.address, timeout_s=30)
             with shared_job(config, Process(0, 0, 1, 3)) as (job, _):
                 assert job.stream.datasets[0].fingerprint == FINGERPRINT
                 found = [process.communicate(timeout=60)[0] for process in others]

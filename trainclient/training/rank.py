@@ -102,11 +102,11 @@ def shared_job(config: TrainConfig, process: Process) -> Iterator[tuple[Job, Top
     if process.rank == 0:
         job, topology = prepare(config)
         topology.require_world_size(process.world_size)
-        store = _store(process)
+        store = _store(process, config.timeout_s)
         store.set(JOB_KEY, job.text)
     else:
         with contact("rank 0"):
-            store = _store(process)
+            store = _store(process, max(config.timeout_s, 2 * Timeouts().register))  # servers size all samples first
             text = store.get(JOB_KEY).decode()
         job = parse_job(parse_json(text))
         topology = Topology.of(job.spec)
@@ -115,9 +115,9 @@ def shared_job(config: TrainConfig, process: Process) -> Iterator[tuple[Job, Top
     del store
 
 
-def _store(process: Process) -> Any:
-    """The torch store that the processes share. Who waits there for the job waits for servers that size its samples."""
-    timeout = timedelta(seconds=2 * Timeouts().register)
+def _store(process: Process, timeout_s: float) -> Any:
+    """The torch store that the processes share; each of them may wait so long for another."""
+    timeout = timedelta(seconds=timeout_s)
     store, _, _ = next(rendezvous("env://", process.rank, process.world_size, timeout=timeout))
     return store
 
