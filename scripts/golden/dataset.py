@@ -74,7 +74,7 @@ def _pairs(numbers: range) -> Iterable[Member]:
             "punsafe": number / 16,
             "reviewed": number % 2 == 0,
             "url": f"synthetic/{number}",
-            "hash": 2**53 + number,
+            "hash": 2**53 + 2 * number + 1,
         }
         yield f"{number:04d}.png", encoded[: len(encoded) // 2] if number == BROKEN else encoded
         yield f"{number:04d}.json", json.dumps(columns).encode()

@@ -93,10 +93,11 @@ def reading(addresses: Sequence[str], job: Path, *flags: str) -> Iterator[Iterat
 
 
 def evaluate(script: str, value: Any) -> Any:
-    """Run a function body of JavaScript on a JSON value; `client` is the library."""
+    """Run a function body of JavaScript on a JSON value, and wait for what it promises; `client` is the library."""
     text = f"const client = require({json.dumps(str(CLIENT))});"
     text += f"const run = (client, value) => {{ {script} }};"
-    text += "console.log(JSON.stringify(run(client, JSON.parse(require('fs').readFileSync(0)))));"
+    text += "Promise.resolve(run(client, JSON.parse(require('fs').readFileSync(0))))"
+    text += ".then((found) => console.log(JSON.stringify(found)));"
     done = subprocess.run(
         ["node", "-e", text], input=json.dumps(value), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )

@@ -14,7 +14,7 @@ from foreign import node
 from foreign.replay import replaying
 from golden.dataset import BROKEN, MERGE, PATCH, pixels
 from golden.transcript import FOLDER, VIEWS, Exchange, load, record, save, tensor_bytes
-from google.protobuf.json_format import ParseDict
+from google.protobuf.json_format import MessageToDict, ParseDict
 
 GOLDEN = load()
 BY_NAME = {exchange.name: exchange for exchange in GOLDEN}
@@ -133,6 +133,29 @@ def test_the_client_in_javascript_reads_the_transcript(tmp_path: Path, codec: st
     assert isinstance(created, pb.GetOrCreateJobResponse)
     assert read.job["spec"] == created.canonical_job_spec_json
     assert [f["path"] for f in read.job["filled"]] == [filled.path for filled in created.filled]
+
+
+DESCRIBE = """
+    const one = new client.DataClient([value.address]);
+    return one.call('DescribeSamples', value.request).finally(() => one.close());
+"""
+
+
+@pytest.mark.usefixtures("javascript")
+def test_the_client_in_javascript_loses_no_bit_of_large_integers() -> None:
+    golden = BY_NAME["describe_samples"]
+    large = pb.DescribeSamplesResponse(samples=[pb.SampleDescription(sample=2**64 - 1)])
+    other = pb.DescribeSamplesRequest(dataset="pairs", samples=[2**63 + 1])
+    exchanges = [golden, Exchange("", "DescribeSamples", other, messages=[large.SerializeToString()])]
+    with replaying(exchanges) as address:
+        request = MessageToDict(golden.request, preserving_proto_field_name=True)
+        found = node.evaluate(DESCRIBE, {"address": address, "request": request})
+        beyond = node.evaluate(
+            DESCRIBE, {"address": address, "request": {"dataset": "pairs", "samples": [str(2**63 + 1)]}}
+        )
+    columns = {column["name"]: column["integer"] for column in found["samples"][0]["columns"] if "integer" in column}
+    assert columns["hash"] == str(2**53 + 21)
+    assert beyond["samples"][0]["sample"] == str(2**64 - 1)
 
 
 ERROR = """

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from threading import Event
 
 import google_crc32c
 import grpc
@@ -200,6 +201,54 @@ def test_views_of_two_modules_must_come_from_one_plan(case: Case, servers: tuple
 
     with proxy(servers[0].address, change) as address:
         assert "step 0 has the plans" in node.refused([address], case.job)
+
+
+def test_servers_that_decode_differently_end_the_run(case: Case, servers: tuple[ServerProcess, ServerProcess]) -> None:
+    with proxy(servers[0].address, digest="other") as address:
+        message = node.refused([servers[0].address, address], case.job)
+    assert "decode images differently" in message
+    assert address in message
+
+
+READ = """
+    const one = new client.DataClient([value.address], { idleMs: 2000 });
+    const read = async () => {
+        await one.createJob(value.job);
+        const places = [];
+        for await (const { header } of one.stream('vit', 0)) places.push([Number(header.step), header.microbatch]);
+        return places;
+    };
+    return read().finally(() => one.close());
+"""
+
+
+def test_a_stream_that_falls_silent_is_asked_for_again(
+    case: Case, servers: tuple[ServerProcess, ServerProcess]
+) -> None:
+    silent, over = Event(), Event()
+
+    def change(messages: Messages) -> Messages:
+        for number, message in enumerate(messages):
+            if number == 4 and not silent.is_set():
+                silent.set()
+                over.wait(TIMEOUT_S)
+            yield message
+
+    with proxy(servers[0].address, change) as address:
+        try:
+            places = node.evaluate(READ, {"address": address, "job": case.job.read_text()})
+        finally:
+            over.set()
+    assert silent.is_set()
+    assert places == [
+        [int(line["header"]["step"]), line["header"]["microbatch"]] for line in case.undisturbed.view(*VIEW)
+    ]
+
+
+def test_without_node_the_reason_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(pytest.skip.Exception, match=r"node is missing: Node\.js 20"):
+        node.require_node()
 
 
 BODY = bytes(range(200))

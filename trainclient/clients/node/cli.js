@@ -10,16 +10,18 @@ const USAGE = `usage: disttrain-stream --servers HOST:PORT[,HOST:PORT ...] --job
     [--module NAME --rank N]   one rank; without them all ranks of all modules
     [--step N] [--microbatch N] where to begin
     [--steps N]                print so many steps only
-    [--codec raw|zstd]         zstd by default`;
+    [--codec raw|zstd]         zstd by default
+    [--give-up-ms N]           how long to try without progress`;
 
 const sha256 = ({ buffer, byteOffset, byteLength }) =>
-  createHash('sha256').update(new Uint8Array(buffer, byteOffset, byteLength)).digest('hex');
+  createHash('sha256')
+    .update(new Uint8Array(buffer, byteOffset, byteLength))
+    .digest('hex');
 
 const hexed = (key, value) => (value?.type === 'Buffer' ? Buffer.from(value.data).toString('hex') : value);
 
 /** Write a line; waits where the reader is slow. */
-const print = (value) =>
-  new Promise((resolve) => process.stdout.write(`${JSON.stringify(value, hexed)}\n`, resolve));
+const print = (value) => new Promise((resolve) => process.stdout.write(`${JSON.stringify(value, hexed)}\n`, resolve));
 
 /** Print the microbatches of one rank. */
 async function printStream(client, module, rank, options) {
@@ -44,7 +46,9 @@ async function main() {
     await print({ job });
     const views = values.module
       ? [[values.module, Number(values.rank ?? 0)]]
-      : JSON.parse(job.spec).execution.modules.flatMap(({ name, dp }) => Array.from({ length: dp }, (_, r) => [name, r]));
+      : JSON.parse(job.spec).execution.modules.flatMap(({ name, dp }) =>
+          Array.from({ length: dp }, (_, r) => [name, r]),
+        );
     await Promise.all(views.map(([module, rank]) => printStream(client, module, rank, values)));
   } finally {
     client.close();
@@ -52,7 +56,8 @@ async function main() {
 }
 
 main().catch((error) => {
-  if (!(error instanceof DataError)) throw error;
+  // Codes that are texts: a file that cannot be read, an unknown flag.
+  if (!(error instanceof DataError) && typeof error.code !== 'string') throw error;
   process.stderr.write(`${error.message}\n`);
   process.exitCode = 2;
 });

@@ -7,7 +7,11 @@ const { DataError, DataService, dataError, grpc } = require('./protocol');
 
 if (os.endianness() !== 'LE') throw new Error('tensors travel little-endian; this machine is big-endian');
 
-const CHANNEL = { 'grpc.keepalive_time_ms': 10_000, 'grpc.keepalive_timeout_ms': 5_000, 'grpc.max_reconnect_backoff_ms': 5_000 };
+const CHANNEL = {
+  'grpc.keepalive_time_ms': 10_000,
+  'grpc.keepalive_timeout_ms': 5_000,
+  'grpc.max_reconnect_backoff_ms': 5_000,
+};
 const DEFAULTS = {
   callMs: 30_000, // deadline of a call that answers at once
   createMs: 600_000, // deadline of GetOrCreateJob, which sizes whole datasets
@@ -93,7 +97,8 @@ class DataClient {
 
   /** One unary call, at the first server that answers it. */
   async call(method, request, ms = this.options.callMs) {
-    for (const rotation = new Rotation(this, 0); ; ) {
+    const rotation = new Rotation(this, 0);
+    for (;;) {
       try {
         return await this.ask(rotation.server, method, request, ms);
       } catch (error) {
@@ -112,7 +117,8 @@ class DataClient {
   async *stream(module, rank, { step = 0, microbatch = 0, tensors = [] } = {}) {
     agree(this.job, 'GIVE_UP', 'call createJob before stream');
     const place = { module, rank, step: Number(step), microbatch, tensors };
-    for (const rotation = new Rotation(this, rank); ; ) {
+    const rotation = new Rotation(this, rank);
+    for (;;) {
       try {
         for await (const batch of this.follow(rotation.server, place)) {
           rotation.progress();
@@ -140,13 +146,19 @@ class DataClient {
     if (!this.job || dataError(error, server.address).action !== 'CREATE_JOB') throw error;
     const request = { job_spec_json: this.job.spec };
     const { job_id: found } = await this.ask(server, 'GetOrCreateJob', request, this.options.createMs);
-    agree(found === this.job.job_id, 'ANOTHER_SERVER', `${server.address} calls the job ${found}, not ${this.job.job_id}`);
+    agree(
+      found === this.job.job_id,
+      'ANOTHER_SERVER',
+      `${server.address} calls the job ${found}, not ${this.job.job_id}`,
+    );
   }
 
   /** One unary call at one server. */
   ask({ stub }, method, request, ms) {
     return new Promise((resolve, reject) => {
-      stub[method](request, { deadline: Date.now() + ms }, (error, answer) => (error ? reject(error) : resolve(answer)));
+      stub[method](request, { deadline: Date.now() + ms }, (error, answer) =>
+        error ? reject(error) : resolve(answer),
+      );
     });
   }
 
@@ -155,7 +167,11 @@ class DataClient {
     server.info ??= await this.ask(server, 'GetServerInfo', {}, this.options.callMs);
     this.reference ??= { address: server.address, digest: server.info.content_digest };
     const { address, digest } = this.reference;
-    agree(server.info.content_digest === digest, 'GIVE_UP', `${address} and ${server.address} decode images differently`);
+    agree(
+      server.info.content_digest === digest,
+      'GIVE_UP',
+      `${address} and ${server.address} decode images differently`,
+    );
     return server.info;
   }
 
@@ -177,10 +193,11 @@ class DataClient {
         const { header } = message;
         this.check(header, place, info);
         const chunks = [];
-        for (let left = Number(header.total_bytes); left > 0; ) {
+        for (let left = Number(header.total_bytes); left > 0;) {
           const { chunk } = await this.next(call, messages);
           agree(chunk?.length, 'RETRY', `${server.address} stops ${left} bytes before the end of a microbatch`);
-          left -= chunks.push(chunk) && chunk.length;
+          chunks.push(chunk);
+          left -= chunk.length;
         }
         const batch = { server: server.address, header, tensors: decode(header, chunks) };
         const last = header.microbatch + 1 === header.num_microbatches;
@@ -208,7 +225,11 @@ class DataClient {
   ended(end, { step, microbatch }, server) {
     const done = end.reason === 'REASON_END_OF_JOB';
     const right = Number(end.next_step) === step && end.next_microbatch === microbatch;
-    agree(right && (!done || step === Number(this.job.num_steps)), 'ANOTHER_SERVER', `${server.address} ends too early`);
+    agree(
+      right && (!done || step === Number(this.job.num_steps)),
+      'ANOTHER_SERVER',
+      `${server.address} ends too early`,
+    );
     agree(done, 'RETRY', `${server.address} shuts down`);
   }
 
@@ -218,11 +239,19 @@ class DataClient {
     const found = [header.job_id, header.stream_id, Number(header.step), header.microbatch].join(' ');
     const wanted = [job, stream, step, microbatch].join(' ');
     agree(found === wanted, 'ANOTHER_SERVER', `a header of ${found}, where ${wanted} was next`);
-    agree(microbatch < header.num_microbatches, 'ANOTHER_SERVER', `microbatch ${microbatch} of ${header.num_microbatches}`);
+    agree(
+      microbatch < header.num_microbatches,
+      'ANOTHER_SERVER',
+      `microbatch ${microbatch} of ${header.num_microbatches}`,
+    );
     const raw = header.tensors.reduce((sum, tensor) => sum + Number(tensor.raw_bytes), 0);
     const total = Number(header.total_bytes);
     const fits = raw <= Number(info.stream_bytes) && total <= raw + 64 * header.tensors.length;
-    agree(fits, 'ANOTHER_SERVER', `a microbatch of ${total} bytes for ${raw}, where the server's limit is ${info.stream_bytes}`);
+    agree(
+      fits,
+      'ANOTHER_SERVER',
+      `a microbatch of ${total} bytes for ${raw}, where the server's limit is ${info.stream_bytes}`,
+    );
     const hash = header.plan_hash.toString('hex');
     const known = this.hashes.get(step) ?? hash;
     agree(hash === known, 'GIVE_UP', `step ${step} has the plans ${known} and ${hash}`);

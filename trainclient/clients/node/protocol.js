@@ -14,7 +14,15 @@ const { DataService } = grpc.loadPackageDefinition(types).disttrain.v1;
 
 const ACTIONS = ['RETRY', 'ANOTHER_SERVER', 'CREATE_JOB', 'GIVE_UP'];
 // What errors without ErrorInfo, which gRPC makes itself, ask for.
-const RETRIED = ['UNAVAILABLE', 'DEADLINE_EXCEEDED', 'RESOURCE_EXHAUSTED', 'ABORTED', 'CANCELLED', 'INTERNAL', 'UNKNOWN'];
+const RETRIED = [
+  'UNAVAILABLE',
+  'DEADLINE_EXCEEDED',
+  'RESOURCE_EXHAUSTED',
+  'ABORTED',
+  'CANCELLED',
+  'INTERNAL',
+  'UNKNOWN',
+];
 
 /** An error with what is to be done about it: `action` is one of ACTIONS, `reason` is for people and logs. */
 class DataError extends Error {
