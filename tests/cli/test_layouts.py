@@ -57,7 +57,7 @@ CONTRASTIVE: dict[str, Any] = {
 GROUPED: dict[str, Any] = {
     "stream": {**STREAM, "global_batch": 24, "generation": {"ratio": "0"}, "packing": {"enabled": False}},
     "execution": {
-        "layout": {"kind": "pipeline"},
+        "layout": {"kind": "pipelined"},
         "modules": [
             {"name": "vit", "kind": "encoder"},
             {

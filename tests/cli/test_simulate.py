@@ -35,7 +35,7 @@ JOB: dict[str, Any] = {
             {"name": "llm", "kind": "backbone", "dp": 2, "pp": 2, "packing": "best_fit", **PLAIN},
             {"name": "dit", "kind": "generator", **PLAIN},
         ],
-        "layout": {"kind": "pipeline", "order": "none"},
+        "layout": {"kind": "pipelined", "order": "none"},
         "end": {"steps": 4},
     },
 }
@@ -120,8 +120,13 @@ def test_changes_are_what_to_write_into_the_job(indexed: Path, found: dict[str, 
     by_name = {(row["group"], row["name"]): row for row in found["rows"]}
     assert found["rows"][0]["changes"] == {}
     assert by_name["balance of vit", "lpt"]["changes"] == {"modules": [{"name": "vit", "balance": "lpt"}]}
+    # The whole layout: it replaces the job's.
     assert by_name["extra_in_flight", "2"]["changes"] == {
-        "layout": {"kind": "pipeline", "extra_in_flight": 2, "order": "none"}  # the whole layout: it replaces the job's
+        "layout": {
+            "kind": "pipelined",
+            "extra_in_flight": 2,
+            "order": "none",
+        }
     }
     best = by_name[GRID, "balanced, lpt, search"]
     again = compared(indexed, changed(JOB, best["changes"]))
@@ -132,7 +137,7 @@ def test_changes_are_what_to_write_into_the_job(indexed: Path, found: dict[str, 
 
 def test_figures_agree_with_the_plans_of_the_same_steps(indexed: Path) -> None:
     """The job's own row is the mean of what `dataserver plan` says of each step."""
-    job = {**JOB, "execution": {**JOB["execution"], "layout": {"kind": "pipeline"}}}
+    job = {**JOB, "execution": {**JOB["execution"], "layout": {"kind": "pipelined"}}}
     own = compared(indexed, job, "--first-step", "1", "--steps", "2")["rows"][0]
     plans = []
     for step in (1, 2):
@@ -230,7 +235,7 @@ def test_the_lines_of_the_verdict_make_the_job_faster(indexed: Path) -> None:
 
 
 def test_more_microbatches_in_flight_are_advised_apart_unless_memory_is_stated(indexed: Path) -> None:
-    job = changed(JOB, {"layout": {"kind": "pipeline", "order": "search", "extra_in_flight": 0}})
+    job = changed(JOB, {"layout": {"kind": "pipelined", "order": "search", "extra_in_flight": 0}})
     found = compared(indexed, job)
     own, extra = found["rows"][0], [row for row in found["rows"] if row["group"] == "extra_in_flight"]
     assert all(row["in_flight"]["llm"] > own["in_flight"]["llm"] for row in extra)

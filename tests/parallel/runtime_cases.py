@@ -76,7 +76,7 @@ def job_data(
         "execution": {
             "modules": [module for module in modules if module["dp"]],
             "layout": {
-                "kind": "pipeline",
+                "kind": "pipelined",
                 "order": "search" if balanced else "none",
                 "extra_in_flight": extra_in_flight,
             },

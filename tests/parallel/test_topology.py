@@ -98,7 +98,7 @@ def contrastive() -> dict[str, Any]:
 
 
 GROUPS = {"memory": {"room_bytes": 4096, "unit_bytes": 1}, "sequence_groups": {"max_degree": 1}}
-INTERLEAVED = {"kind": "pipeline", "schedule": "interleaved", "chunks": 2}
+INTERLEAVED = {"kind": "pipelined", "schedule": "interleaved", "chunks": 2}
 
 
 @pytest.mark.parametrize(
@@ -136,5 +136,5 @@ def test_policies_that_change_only_the_plan_are_run(schedule: str) -> None:
     data = with_modules(
         vit={**memory, "balance": "karmarkar_karp_search"}, llm={**memory, "packing": "best_fit"}, dit=memory
     )
-    data["execution"]["layout"] = {"kind": "pipeline", "schedule": schedule}
+    data["execution"]["layout"] = {"kind": "pipelined", "schedule": schedule}
     assert Topology.of(parsed(data).spec).world_size == 3

@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from builders.jobs import dataset, make_job
+from builders.samples import SyntheticDatasets, make_table, sample_number
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning.builders import SyntheticDatasets, dataset, make_job, make_table, sample_number
 
 from dataserver.planning.identity import Job
 from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError, StreamOrder, units_of
