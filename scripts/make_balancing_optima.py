@@ -3,8 +3,8 @@
     nice -n 19 python scripts/make_balancing_optima.py
 
 Solves 100 fixed instances (12 items on 3 bins, 24 on 4, 40 on 8; equal counts; log-normal loads of sigma 0.75 and 1.2)
-with HiGHS on one thread, 60 s each, to gap zero. Writes tests/planning/balancing/balancing_optima.json after every instance and
-keeps what is there already, so that an interrupted run continues.
+with HiGHS on one thread, 60 s each, to gap zero. Writes tests/planning/balancing/balancing_optima.json after
+every instance and keeps what is there already, so that an interrupted run continues.
 """
 
 import json
