@@ -1,6 +1,7 @@
 """Shards, storage and index: input and output, no policy."""
 
 from dataserver.dataset.build import BuildReport, build_index
+from dataserver.dataset.cache import LruCache
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.errors import (
     DatasetError,
@@ -28,6 +29,7 @@ __all__ = [
     "Finding",
     "ImageRef",
     "LintReport",
+    "LruCache",
     "Oddity",
     "OddityReport",
     "Quarantine",

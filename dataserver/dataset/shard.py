@@ -149,7 +149,7 @@ class Shard:
 
     def parts(self, row: int) -> DocumentParts:
         """Return the parts of one sample; decompresses the texts of one record batch."""
-        self._check_row(row)
+        self.check_row(row)
         number, inner = divmod(row, BATCH_ROWS)
         batch = self.caches.texts.get(
             (self.position, number), lambda: read_batch(self.file.index_path, self.header, number, ["kinds", "texts"])
@@ -163,7 +163,7 @@ class Shard:
         Raises:
             IndexError: there is no such row or image.
         """
-        self._check_row(row)
+        self.check_row(row)
         rows = self._rows()
         first, end = (int(o) for o in rows.sizes.image_offsets[row : row + 2])
         if not 0 <= i < end - first:
@@ -204,7 +204,8 @@ class Shard:
             kept &= quarantine.mask(self)
         return kept
 
-    def _check_row(self, row: int) -> None:
+    def check_row(self, row: int) -> None:
+        """Raise IndexError, which names the shard, if it has no such row."""
         if not 0 <= row < self.num_samples:
             raise IndexError(f"shard {self.name} has {self.num_samples} samples, row {row} was asked for")
 

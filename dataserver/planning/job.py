@@ -1,5 +1,6 @@
 """The whole specification of a job: a stream and its execution; and the layouts that a job can have."""
 
+from enum import StrEnum
 from typing import Annotated, Any, Final, Self, TypeVar, get_args
 
 import numpy as np
@@ -31,7 +32,15 @@ def _of_known_kind(value: Any) -> Any:
     if value.get("kind") not in LAYOUT_KINDS:
         found = f"is {value['kind']!r}" if "kind" in value else "is missing"
         raise ValueError(f"kind {found}; one of {', '.join(LAYOUT_KINDS)} is required")
-    return value
+    # What this returns is validated as Python's values, of which strict mode takes no list for a tuple.
+    return {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
+
+
+class ValidityPolicy(StrEnum):
+    """What a backbone's views say of samples with images."""
+
+    EXACT = "exact"
+    """Whether their images can be decoded; the server decodes them first. For trainers without encoder ranks."""
 
 
 class Execution(SpecModel):
@@ -47,6 +56,9 @@ class Execution(SpecModel):
     """End of the job."""
     plan_version: Positive = 1
     """Version of the rules that turn a step's samples into a plan."""
+    validity: ValidityPolicy | None = None
+    """What the views of samples say of their validity; by default nothing that takes decoding, which the ranks that get
+    the images know. Samples, order and denominators are the same."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -5,6 +5,8 @@ from dataserver.preprocessing.images import ImageShape, decode_patches, silence_
 from dataserver.preprocessing.layout import TensorSpec, UnknownTensorError, total_bytes, view_tensors
 from dataserver.preprocessing.sequences import TokenCountError
 from dataserver.preprocessing.tokens import (
+    BYTES,
+    SPECIAL_TOKENS,
     ByteTokenizer,
     HuggingFaceTokenizer,
     Tokenizer,
@@ -14,9 +16,11 @@ from dataserver.preprocessing.tokens import (
     load_tokenizer,
     tokenizer_spec,
 )
-from dataserver.preprocessing.views import PreparedView, prepare_view
+from dataserver.preprocessing.views import PreparedView, Validity, prepare_view
 
 __all__ = [
+    "BYTES",
+    "SPECIAL_TOKENS",
     "ByteTokenizer",
     "HuggingFaceTokenizer",
     "ImageShape",
@@ -26,6 +30,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "UnknownTensorError",
+    "Validity",
     "check_tokenizer",
     "content_digest",
     "count_dataset_tokens",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import I64, Task
+from dataserver.planning.samples import I64, StepSamples, Task
 from dataserver.planning.views import ViewPlan
 from dataserver.preprocessing.images import U8
 from dataserver.preprocessing.sequences import embeddings
@@ -119,7 +119,7 @@ def _backbone_layout(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Layout:
 
 
 def _image_layout(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Layout:
-    total = int(num_patches(plan, view).sum())
+    total = int(num_patches(plan.samples, view.items).sum())
     layout: _Layout = [
         ("patches", _U8, (total, spec.stream.sizing.patch**2 * 3)),
         ("grid", _I32, (view.num_items, 2)),
@@ -130,7 +130,6 @@ def _image_layout(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Layout:
     return layout
 
 
-def num_patches(plan: StepPlan, view: ViewPlan) -> I64:
-    """int64 [k]: patches of each image of a view."""
-    samples = plan.samples
-    return samples.image_rows[view.items].astype(np.int64) * samples.image_columns[view.items]
+def num_patches(samples: StepSamples, images: I64) -> I64:
+    """int64 [k]: patches of images of a step, given by their indices, int64 [k]."""
+    return samples.image_rows[images].astype(np.int64) * samples.image_columns[images]

@@ -148,7 +148,7 @@ def check_tokenizer(spec: TokenizerSpec, tokenizer: Tokenizer) -> None:
     if tokenizer.digest != spec.digest:
         raise TokenizerError(
             f"tokenizer {spec.name} has digest {tokenizer.digest} here, the job requires {spec.digest}; "
-            "give the server the file that the job was made with"
+            "give the server the file that the job was made with, or leave digest out of a new job, to take this one"
         )
     if tokenizer.vocab_size > spec.vocab_size:
         raise TokenizerError(

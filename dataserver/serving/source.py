@@ -69,5 +69,5 @@ class ViewSource:
         """Encode a view whose tasks have all run."""
         compressor = None if self.zstd_level is None else zstd_compressor(self.zstd_level)
         return encode_microbatch(
-            self.served.job, layout.plan, layout.view, layout.tensors, prepared.buffer, prepared.valid, compressor
+            self.served.job, layout.plan, layout.view, layout.tensors, prepared.buffer, prepared.validity, compressor
         )

@@ -191,7 +191,7 @@ class MicrobatchStream:
         layout = self._source.lay_out(plan, microbatch)
         if layout.num_bytes > self._shared.stream_bytes:
             raise DataServiceError(
-                errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
+                errors_pb2.ERROR_REASON_SERVER_LIMIT,
                 f"microbatch {microbatch} of step {step} has {layout.num_bytes} bytes for module "
                 f"{self._source.module}; a stream of this server may take {self._shared.stream_bytes}: lower "
                 "execution.microbatch or sizing.max_patches, or raise the server's stream_bytes",

@@ -166,10 +166,11 @@ def _job(name: str, images: bool) -> Job:
         "dp": A100_CLUSTER.num_devices,
         "cost": {**{term: value // 2 for term, value in terms.items()}, "backward_percent": 100},
         "memory": {"room_bytes": room, "unit_bytes": model.token_bytes},
-        "sequence_groups": {
-            "max_degree": A100_CLUSTER.num_devices,
-            "exchange": [{"degree": d, "unit_ps": model.transfer_ps(b)} for d, b in A100_CLUSTER.bandwidths],
-        },
+    }
+    layout = {
+        "kind": "grouped",
+        "max_degree": A100_CLUSTER.num_devices,
+        "exchange": [{"degree": d, "unit_ps": model.transfer_ps(b)} for d, b in A100_CLUSTER.bandwidths],
     }
     beside = [{"name": "encoder", "kind": "encoder", "dp": 16}, {"name": "generator", "kind": "generator", "dp": 8}]
     stream = {
@@ -180,7 +181,8 @@ def _job(name: str, images: bool) -> Job:
         "packing": {"enabled": False},
         "generation": {"ratio": "0.3" if images else "0"},
     }
-    execution = {"modules": [backbone, *(beside if images else [])], "end": {"steps": NUM_BATCHES}}
+    modules = [backbone, *(beside if images else [])]
+    execution = {"modules": modules, "layout": layout, "end": {"steps": NUM_BATCHES}}
     return parse_job({"stream": stream, "execution": execution})
 
 

@@ -12,6 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from dataserver.planning.contrastive.options import ContrastiveSchedule
+from dataserver.planning.contrastive.programs import tower_in_flight, with_interactions
 from dataserver.planning.pipelined.programs import interleaved_operations
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import (
@@ -19,9 +21,7 @@ from dataserver.planning.simulation import (
     OrderScorer,
     OrderTimes,
     Pipeline,
-    batch_sync_operations,
     chain_edges,
-    distmm_operations,
     simulate,
     stage_operations,
 )
@@ -184,8 +184,11 @@ def _chunkflow() -> Row:
 def _contrastive() -> Row:
     """Groups of 8 microbatches on 4 stages, eight groups; DISTMM-Pipe with half the microbatch, twice as many."""
     idle = []
-    for generate, size in ((batch_sync_operations, 8), (distmm_operations, 16)):
-        pipeline = _equal([generate(s, 4, size, 8) for s in range(4)], 8 * size)
+    for schedule, size in ((ContrastiveSchedule.BATCH_SYNC, 8), (ContrastiveSchedule.DISTMM_PIPE, 16)):
+        drain = size if schedule is ContrastiveSchedule.BATCH_SYNC else 0
+        held = tower_in_flight(4, size, schedule).tolist()
+        *first, last = (stage_operations(n, 8 * size, drain) for n in held)
+        pipeline = _equal([*first, with_interactions(last, size)], 8 * size)
         idle.append(simulate(replace(pipeline, interaction_ns=np.zeros((4, 8), np.int64))).bubble_ppm)
     return Row(
         "8 contrastive groups of 8 microbatches on 4 stages: idle, batch-sync / DISTMM-Pipe of 16 half microbatches",

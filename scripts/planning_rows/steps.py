@@ -56,7 +56,7 @@ def make_job(
                     {"name": "backbone", "kind": "backbone", "dp": dp, "pp": 8, "packing": packing, **common},
                     {"name": "generator", "kind": "generator", "dp": images_dp, **common},
                 ],
-                "layout": {"kind": "pipeline", "order": order},
+                "layout": {"kind": "pipelined", "order": order},
                 "end": {"steps": 1},
             },
         }

@@ -15,8 +15,8 @@ from dataserver.planning.samples import StepSamples
 from dataserver.planning.sizing import SampleTooLargeError
 
 STEPS = {
-    "pipeline": st.one_of(tight_steps(), steps(several=True, schedules=SCHEDULES)),
-    "groups": grouped_steps(),
+    "pipelined": st.one_of(tight_steps(), steps(several=True, schedules=SCHEDULES)),
+    "grouped": grouped_steps(),
     "colocated": colocated_steps(),
     "contrastive": contrastive_steps(),
 }

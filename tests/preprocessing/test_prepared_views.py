@@ -11,6 +11,7 @@ from preprocessing.pictures import decode
 from shards import write_interleaved, write_pairs, write_texts
 
 from dataserver.dataset import Dataset, ShardReadError, build_index
+from dataserver.jobs import JobPlanner
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.plan import StepPlan
@@ -22,13 +23,13 @@ from dataserver.preprocessing import (
     PreparedView,
     TokenizerError,
     UnknownTensorError,
+    Validity,
     count_dataset_tokens,
     prepare_view,
     tokenizer_spec,
     total_bytes,
     view_tensors,
 )
-from dataserver.serving.jobs import JobPlanner
 
 TOKENIZER = ByteTokenizer()
 NAMES = {
@@ -172,7 +173,7 @@ def check_image_view(run: Run, plan: StepPlan, view: ViewPlan) -> None:
         data, shape, _ = image_of(run, plan, int(item))
         valid, patches = decode(data, shape, run.job.stream.sizing)
         assert valid
-        assert prepared.valid[n]
+        assert prepared.validity[n] == Validity.VALID
         assert tensors["grid"][n].tolist() == [shape.rows, shape.columns]
         assert tensors["cu_patches"][n] == first
         assert np.array_equal(tensors["patches"][first : first + len(patches)], patches)
@@ -189,7 +190,8 @@ def test_backbone_views_hold_the_texts(run: Run) -> None:
     for plan, view in run.views(ModuleKind.BACKBONE):
         prepared = run.prepare(plan, view)
         tensors = tensors_of(prepared)
-        assert prepared.valid.tolist() == [True] * view.num_items
+        has_images = np.diff(plan.samples.image_offsets)[view.items] > 0
+        assert prepared.validity.tolist() == np.where(has_images, Validity.UNKNOWN, Validity.VALID).tolist()
         assert not prepared.tasks
         for n, i in enumerate(view.items.tolist()):
             number = int(plan.samples.sample[i])
@@ -224,7 +226,7 @@ def test_bytes_do_not_depend_on_the_buffer_or_the_threads(run: Run) -> None:
         once = run.prepare(plan, view)
         again = run.prepare(plan, view, filler=171, threads=4)
         assert np.array_equal(once.buffer, again.buffer)
-        assert np.array_equal(once.valid, again.valid)
+        assert np.array_equal(once.validity, again.validity)
 
 
 def test_named_tensors_alone(run: Run) -> None:
@@ -234,7 +236,7 @@ def test_named_tensors_alone(run: Run) -> None:
             alone = run.prepare(plan, view, [name], filler=171)
             assert [(t.name, t.offset) for t in alone.tensors] == [(name, 0)]
             assert np.array_equal(tensors_of(alone)[name], whole[name])
-            assert alone.valid.all()
+            assert (alone.validity != Validity.INVALID).all()
         pair = run.prepare(plan, view, NAMES[view.kind][2:0:-1])
         assert [t.name for t in pair.tensors] == NAMES[view.kind][1:3]
 
@@ -284,10 +286,10 @@ def test_a_bad_image_keeps_its_slot(tmp_path: Path, ratio: str) -> None:
             for n, item in enumerate(view.items):
                 _, _, i = image_of(run, plan, int(item))
                 patches = tensors["patches"][tensors["cu_patches"][n] : tensors["cu_patches"][n + 1]]
-                assert prepared.valid[n] == patches.any()
-                invalid += [] if prepared.valid[n] else [int(plan.samples.sample[i])]
+                assert (prepared.validity[n] == Validity.VALID) == patches.any()
+                invalid += [] if patches.any() else [int(plan.samples.sample[i])]
             if kind is ModuleKind.GENERATOR:
-                assert tensors["loss_mask"].tolist() == prepared.valid.astype(int).tolist()
+                assert tensors["loss_mask"].tolist() == (prepared.validity == Validity.VALID).astype(int).tolist()
     # the step is longer than the dataset: every pass meets the same image
     assert set(invalid) == {5}
 
@@ -303,8 +305,10 @@ def test_storage_trouble_is_no_verdict_on_the_image(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(ShardReadError):
         prepared.tasks[0]()
-    assert not prepared.valid.any()
+    prepared.finish()
+    assert (prepared.validity == Validity.INVALID).all(), "nothing is taken for valid before its task has run"
     path.write_bytes(content)
     for task in prepared.tasks:
         task()
-    assert prepared.valid.all()
+    prepared.finish()
+    assert (prepared.validity == Validity.VALID).all()

@@ -19,8 +19,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from dataserver.dataset.build import build_index
+from dataserver.jobs import Catalog, fill_job
 from dataserver.preprocessing import count_dataset_tokens, load_tokenizer
-from dataserver.serving.catalog import Catalog, fill_job
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer
 
@@ -160,11 +160,11 @@ def tensors(header: microbatch_pb2.MicrobatchHeader, body: bytes) -> dict[str, n
     return found
 
 
-def reason_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, bool, str]:
-    """Code, reason, whether it is retriable, and text of an error of the service."""
+def reason_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, str, str]:
+    """Code, reason, action and text of an error of the service."""
     status = rpc_status.from_call(error)
     assert status is not None, f"no rich status: {error}"
     info = error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(info)
     assert info.domain == "disttrain"
-    return error.code(), info.reason, info.metadata["retriable"] == "true", error.details()
+    return error.code(), info.reason, info.metadata["action"], error.details()

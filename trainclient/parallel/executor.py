@@ -31,7 +31,7 @@ class StepRecord:
     num_items: int = 0
     """Samples (backbone) or images in this process's views."""
     num_invalid: int = 0
-    """Items of these that could not be made from their bytes."""
+    """Items of these that are known to be invalid."""
     samples: list[tuple[int, int, int]] = field(default_factory=list)
     """(dataset, pass, sample) of every item."""
 
@@ -93,8 +93,8 @@ class StepExecutor:
             )
         items = batch.items
         record.data_wait_s += batch.wait_s
-        record.num_items += len(items.valid)
-        record.num_invalid += len(items.valid) - int(np.count_nonzero(items.valid))
+        record.num_items += len(items)
+        record.num_invalid += int(np.count_nonzero(items.invalid))
         record.samples += zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True)
         self._role.forward(batch)
 

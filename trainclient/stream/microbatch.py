@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from dataserver.planning.plan import Routing
 from dataserver.planning.samples import I64, U64, Bool
-from trainclient.stream.buffers import ALIGNMENT
+from trainclient.stream.buffers import ALIGNMENT, Bytes
 from trainclient.stream.errors import ProtocolError
 
 Array = NDArray[Any]
 TensorT = TypeVar("TensorT")
 OtherT = TypeVar("OtherT")
 
+VALIDITIES = frozenset({pb.VALIDITY_UNKNOWN, pb.VALIDITY_VALID, pb.VALIDITY_INVALID})
 MAX_TENSORS = 64
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 1 << 48
@@ -62,11 +63,24 @@ class Items:
     """uint64 [n]: shard << 32 | row."""
     image: I64
     """int64 [n]: number of the image within its sample; [0] where items are samples."""
-    valid: Bool
-    """bool [n]: False where the item could not be made from its stored bytes."""
+    validity: Bytes
+    """uint8 [n]: `Validity` of the proto, VALIDITY_UNKNOWN, VALIDITY_VALID or VALIDITY_INVALID. A sample whose validity
+    is unknown is as valid as its images, of which the ranks that decode them know it."""
 
     def __len__(self) -> int:
         return len(self.sample)
+
+    @property
+    def valid(self) -> Bool:
+        """bool [n]: True where the item is known to be valid."""
+        valid: Bool = self.validity == pb.VALIDITY_VALID
+        return valid
+
+    @property
+    def invalid(self) -> Bool:
+        """bool [n]: True where the item is known to be invalid."""
+        invalid: Bool = self.validity == pb.VALIDITY_INVALID
+        return invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +213,18 @@ def read_table(header: pb.MicrobatchHeader, max_bytes: int) -> TensorTable:
 
 def read_items(items: pb.Items) -> Items:
     """Check and convert the names of a view's items."""
-    lengths = [len(items.dataset), len(items.pass_number), len(items.sample), len(items.valid)]
+    lengths = [len(items.dataset), len(items.pass_number), len(items.sample), len(items.validity)]
     count = len(items.sample)
     _require(set(lengths) == {count} and len(items.image) in (0, count), f"item arrays of lengths {lengths} differ")
+    unknown = set(items.validity) - VALIDITIES
+    _require(not unknown, f"items of the unknown validities {sorted(unknown)}")
+    _require(not items.part, "parts of samples, which this release cannot train on")
     return Items(
         _int64(items.dataset),
         _int64(items.pass_number),
         np.array(items.sample, np.uint64),
         _int64(items.image),
-        np.array(items.valid, np.bool_),
+        np.array(items.validity, np.uint8),
     )
 
 
@@ -298,7 +315,9 @@ def _entry(tensor: pb.Tensor) -> TensorEntry:
         raw_bytes == tensor.raw_bytes,
         f"tensor {tensor.name!r} of shape {shape} has {tensor.raw_bytes} bytes, {raw_bytes} are required",
     )
-    _require(tensor.codec in (pb.CODEC_UNSPECIFIED, pb.CODEC_ZSTD), f"tensor {tensor.name!r} has an unknown codec")
+    _require(
+        tensor.codec in (pb.CODEC_RAW, pb.CODEC_ZSTD), f"tensor {tensor.name!r} has the unknown codec {tensor.codec}"
+    )
     compressed = tensor.codec == pb.CODEC_ZSTD
     _require(
         compressed or tensor.encoded_bytes == raw_bytes,

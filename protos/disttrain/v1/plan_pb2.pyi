@@ -71,7 +71,7 @@ class PlannedSamples(_message.Message):
 
     @_builtins.property
     def sample(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sample within the dataset: shard number * 2^32 + row."""
+        """Sample within the dataset: shard number * 2^32 + row. JavaScript: a string or bigint, not a number."""
 
     @_builtins.property
     def task(self) -> _containers.RepeatedScalarFieldContainer[Global___Task.ValueType]:

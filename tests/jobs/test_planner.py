@@ -17,13 +17,13 @@ from dataserver.dataset import (
     build_index,
     count_tokens,
 )
+from dataserver.jobs import JobPlanner
 from dataserver.planning.identity import parse_job
 from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import ROW_BITS, Task
 from dataserver.planning.sizing import SampleTooLargeError, patch_grid
 from dataserver.preprocessing.tokens import load_tokenizer, tokenizer_spec
-from dataserver.serving.jobs import JobPlanner
 
 BYTES = load_tokenizer("bytes", None)
 
