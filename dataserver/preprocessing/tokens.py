@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as HuggingFaceModel
 
-from dataserver.dataset.tokens import TokensReport, count_tokens
+from dataserver.dataset import TokensReport, count_tokens
 from dataserver.planning.jobspec import TokenizerSpec
 from dataserver.preprocessing.limits import MAX_TEXT_BATCH_BYTES, MAX_TOKENIZER_BYTES
 

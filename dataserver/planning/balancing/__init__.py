@@ -10,7 +10,16 @@ from types import MappingProxyType
 
 from dataserver.planning.balancing.composing import Hop, Places, compose
 from dataserver.planning.balancing.greedy import differencing, in_runs, longest_first, tokens_then_squares
-from dataserver.planning.balancing.interface import Balancer, BinMemoryError, Memory, bin_loads, bin_totals, lower_bound
+from dataserver.planning.balancing.interface import (
+    Balancer,
+    BinMemoryError,
+    Memory,
+    bin_loads,
+    bin_totals,
+    check,
+    lower_bound,
+    plain,
+)
 from dataserver.planning.balancing.padded import padded
 from dataserver.planning.balancing.relabelling import (
     bytes_between_nodes,
@@ -42,6 +51,7 @@ __all__ = [
     "bin_loads",
     "bin_totals",
     "bytes_between_nodes",
+    "check",
     "compose",
     "differencing",
     "in_runs",
@@ -50,6 +60,7 @@ __all__ = [
     "lower_peaks",
     "padded",
     "peak_between_nodes",
+    "plain",
     "relabel",
     "searched",
     "tokens_then_squares",

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from dataserver.planning.balancing import Balancer, Memory, bin_totals, in_runs
-from dataserver.planning.balancing.interface import check
+from dataserver.planning.balancing import Balancer, Memory, bin_totals, check, in_runs
 from dataserver.planning.packing import number_by_first
 from dataserver.planning.samples import I64
+from dataserver.planning.sizing import MicrobatchTooLargeError
 
 
-class NoRoomError(ValueError):
+class NoRoomError(MicrobatchTooLargeError):
     """So many microbatches are too few for the memory of a module; more may do."""
 
 
