@@ -8,8 +8,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from builders.jobs import changed, leaves
 from jobs.written import catalog, readme_job
-from planning.builders import changed, leaves
 from planning.test_identity import SCHEMA, base_jobs
 from pydantic import ValidationError
 

@@ -1,12 +1,11 @@
 """What was planned can be explained: the baseline plans every step, however little memory there is."""
 
+from builders.colocated import colocated_steps
+from builders.contrastive import contrastive_steps
+from builders.grouped import grouped_steps
+from builders.pipelined import SCHEDULES, steps, tight_steps
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from planning.builders import steps
-from planning.colocated import colocated_steps
-from planning.sequence_parallel.grouped_jobs import grouped_steps
-from planning.test_contrastive_plans import jobs as contrastive_steps
-from planning.test_pipelined_memory import SCHEDULES, tight_steps
 
 from dataserver.planning.arranging import WaveTooLargeError
 from dataserver.planning.contrastive.limits import TowerMemoryError
@@ -16,8 +15,8 @@ from dataserver.planning.samples import StepSamples
 from dataserver.planning.sizing import SampleTooLargeError
 
 STEPS = {
-    "pipeline": st.one_of(tight_steps(), steps(several=True, schedules=SCHEDULES)),
-    "groups": grouped_steps(),
+    "pipelined": st.one_of(tight_steps(), steps(several=True, schedules=SCHEDULES)),
+    "grouped": grouped_steps(),
     "colocated": colocated_steps(),
     "contrastive": contrastive_steps(),
 }
