@@ -1,25 +1,13 @@
 """What was planned can be explained: the baseline plans every step, however little memory there is."""
 
-from builders.colocated import colocated_steps
-from builders.contrastive import contrastive_steps
-from builders.grouped import grouped_steps
-from builders.pipelined import SCHEDULES, steps, tight_steps
+from builders.layouts import STEPS
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dataserver.planning.arranging import WaveTooLargeError
-from dataserver.planning.contrastive.limits import TowerMemoryError
 from dataserver.planning.identity import Job
 from dataserver.planning.planner import explain, plan_step
 from dataserver.planning.samples import StepSamples
-from dataserver.planning.sizing import SampleTooLargeError
-
-STEPS = {
-    "pipelined": st.one_of(tight_steps(), steps(several=True, schedules=SCHEDULES)),
-    "grouped": grouped_steps(),
-    "colocated": colocated_steps(),
-    "contrastive": contrastive_steps(),
-}
+from dataserver.planning.sizing import MicrobatchTooLargeError, SampleTooLargeError
 
 
 @settings(max_examples=200, deadline=None)
@@ -28,7 +16,7 @@ def test_every_planned_step_can_be_explained(step: tuple[Job, StepSamples]) -> N
     job, samples = step
     try:
         plan = plan_step(job, 3, samples)
-    except (SampleTooLargeError, WaveTooLargeError, TowerMemoryError):
+    except (SampleTooLargeError, MicrobatchTooLargeError):
         assume(False)
     summary = explain(job, plan)
     assert summary.plan is plan

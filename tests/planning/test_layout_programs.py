@@ -6,34 +6,24 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from builders.colocated import colocated_steps
-from builders.contrastive import contrastive_steps
-from builders.grouped import grouped_steps
 from builders.jobs import LAYOUT_KINDS
-from builders.pipelined import SCHEDULES, Step, steps
+from builders.layouts import STEPS
+from builders.pipelined import Step
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from dataserver.planning.arranging import WaveTooLargeError
-from dataserver.planning.contrastive.limits import TowerMemoryError
 from dataserver.planning.job import Execution
 from dataserver.planning.layout import layout_of
 from dataserver.planning.plan import ModuleSchedule, StepPlan
 from dataserver.planning.planner import plan_step
 from dataserver.planning.simulation import FORWARD, Operation, OperationKind, Operations, PipelineDeadlockError, Program
-
-STEPS = {
-    "pipelined": steps(several=True, schedules=SCHEDULES),
-    "grouped": grouped_steps(),
-    "colocated": colocated_steps(),
-    "contrastive": contrastive_steps(),
-}
+from dataserver.planning.sizing import MicrobatchTooLargeError, SampleTooLargeError
 
 
 def planned(step: Step) -> StepPlan:
     try:
         return plan_step(step[0], 0, step[1])
-    except (WaveTooLargeError, TowerMemoryError):
+    except (MicrobatchTooLargeError, SampleTooLargeError):
         assume(False)
         raise
 

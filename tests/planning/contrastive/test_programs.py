@@ -63,7 +63,7 @@ def test_distmm_is_never_slower_than_batch_sync(stages: int, size: int, groups: 
 
 
 @pytest.mark.parametrize("generate", [batch_sync_operations, distmm_operations])
-def test_no_backward_before_all_forwards_of_its_group_on_all_ranks(generate: Callable[..., Operations]) -> None:
+def test_no_backward_before_all_forwards_of_its_batch_on_all_ranks(generate: Callable[..., Operations]) -> None:
     """Two towers of different depth and speed meet in the interaction of their last stages."""
     stages, size, groups = (2, 1), 3, 4
     count = size * groups
@@ -95,5 +95,5 @@ def test_no_backward_before_all_forwards_of_its_group_on_all_ranks(generate: Cal
     again = Pipeline(3, pipeline.stage, pipeline.forward_ns[:, inside], pipeline.backward_ns[:, inside],
                      pipeline.edges, operations=lists, interaction_ns=pipeline.interaction_ns)  # fmt: skip
     assert scorer.makespans(times, inside[None]).tolist() == [simulate(again).makespan_ns]
-    with pytest.raises(ValueError, match="takes a microbatch out of its contrastive group of 3"):
+    with pytest.raises(ValueError, match="takes a microbatch out of its contrastive batch of 3"):
         scorer.makespans(times, np.arange(count)[::-1][None])

@@ -22,7 +22,7 @@ BAD = [
     (
         ("execution", "layout"),
         {"kind": "ring"},
-        "execution.layout: kind is 'ring'; one of pipelined, grouped, colocated, contrastive",
+        'execution.layout: kind is "ring"; one of pipelined, grouped, colocated, contrastive',
     ),
     (
         ("execution", "layout"),

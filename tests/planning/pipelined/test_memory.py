@@ -181,7 +181,7 @@ def test_a_sample_that_no_microbatch_holds_is_named() -> None:
         plan_step(job, 0, samples)
     job, samples = equal_job(4, {"vit": 63})
     with pytest.raises(
-        SampleTooLargeError, match=rf"^dataset laion, shard 0, row {row}: .*64 patches.*63 on each of 1"
+        SampleTooLargeError, match=rf"^dataset laion, shard 0, row {row}: .*64 patches.*63 on each of its ranks"
     ):
         plan_step(job, 0, samples)
 

@@ -62,4 +62,4 @@ def test_without_the_line_in_the_registry_the_toy_is_unknown(server: Path, tmp_p
         [sys.executable, HERE / "use.py"], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert ran.returncode != 0
-    assert "kind is 'toy'; one of pipelined, grouped, colocated, contrastive is required" in ran.stderr
+    assert 'kind is "toy"; one of pipelined, grouped, colocated, contrastive is required' in ran.stderr

@@ -61,7 +61,7 @@ sys.stdout.write(
     json.dumps(
         {
             "at": dataserver.__file__,
-            "kinds": [options.__name__ for options in get_args(AnyLayout)],
+            "kinds": [get_args(o.model_fields["kind"].annotation)[0] for o in get_args(AnyLayout)],
             "same_id": identify(spec).job_id == job.job_id,
             "samples": len(samples),
             "each_once": held == Counter(range(len(samples))),

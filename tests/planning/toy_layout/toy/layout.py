@@ -15,7 +15,7 @@ from dataserver.planning.jobspec import OrderPolicy
 from dataserver.planning.layout import Layout, Node, PlannedTimeline, canonical_modules
 from dataserver.planning.limits import BackboneLimits
 from dataserver.planning.placement import in_order
-from dataserver.planning.plan import ArrangedStep, ModuleSchedule, StepPlan, make_plan
+from dataserver.planning.plan import NO_GROUPS, ArrangedStep, ModuleSchedule, StepPlan, make_plan
 from dataserver.planning.samples import StepSamples
 from dataserver.planning.sequences import fill_percent, pack_step
 from dataserver.planning.simulation import Pipeline, Program, simulate, stage_operations
@@ -29,16 +29,16 @@ def _plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
         turn = turn[::-1].copy()
     wave, rank = np.divmod(turn, execution.backbone.dp)
     placement = in_order(rank, wave // execution.microbatch, microbatches)
-    return make_plan(
-        job,
-        step,
-        samples,
+    arranged = ArrangedStep(
+        samples=samples,
         num_microbatches=microbatches,
         sequences_per_microbatch=execution.microbatch,
         arrangements=(arrange_samples(execution.backbone, samples, sequence, placement),),
         routings=(),
         schedules=(ModuleSchedule(execution.backbone.name, np.ones(1, np.int64)),),
+        groups=NO_GROUPS,
     )
+    return make_plan(job, step, arranged)
 
 
 def _programs(execution: Execution, schedules: Sequence[ModuleSchedule], num_microbatches: int) -> tuple[Program, ...]:
