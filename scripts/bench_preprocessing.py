@@ -34,7 +34,7 @@ def synthetic(num_images: int, sizing: Sizing) -> list[Picture]:
         height = int(np.clip(width / np.exp(rng.normal(0.15, 0.35)), 64, 3000))
         buffer = io.BytesIO()
         source = sources[i % len(sources)]
-        left, top = rng.integers(0, source.width // 2), rng.integers(0, source.height // 2)
+        left, top = (int(rng.integers(0, side // 2)) for side in source.size)
         crop = source.crop((left, top, left + source.width // 2, top + source.height // 2)).resize((width, height))
         crop.save(buffer, "JPEG", quality=int(rng.integers(75, 96)))
         pictures.append((buffer.getvalue(), ImageShape(width, height, 1, *patch_grid(width, height, sizing))))

@@ -77,7 +77,7 @@ def ahead(microbatches: Iterator[None]) -> Iterator[None]:
 
 def waits(microbatches: Iterator[Any], busy_s: float) -> list[float]:
     """Seconds that each microbatch but the first is waited for, with an accelerator that is busy in between."""
-    found = []
+    found: list[float] = []
     while True:
         start = time.perf_counter()
         if next(microbatches, microbatches) is microbatches:

@@ -10,7 +10,7 @@ every instance and keeps what is there already, so that an interrupted run conti
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import highspy
 import numpy as np
@@ -43,7 +43,7 @@ def solve(loads: list[int], bins: int) -> dict[str, Any]:
     """
     ordered = sorted(loads, reverse=True)
     per_bin = len(loads) // bins
-    model = highspy.Highs()
+    model: Any = cast(Any, highspy).Highs()
     model.setOptionValue("output_flag", False)
     model.setOptionValue("threads", 1)
     model.setOptionValue("time_limit", float(TIME_LIMIT_S))
@@ -51,7 +51,7 @@ def solve(loads: list[int], bins: int) -> dict[str, Any]:
     model.setOptionValue("mip_abs_gap", 0.9)  # the objective is an integer
     smallest = max(-(-sum(loads) // bins), ordered[0] + sum(ordered[len(ordered) - per_bin + 1 :]))
     heaviest = model.addIntegral(lb=smallest, ub=sum(ordered[:per_bin]))
-    x = [[model.addBinary() if b <= i else None for b in range(bins)] for i in range(len(ordered))]
+    x: list[list[Any]] = [[model.addBinary() if b <= i else None for b in range(bins)] for i in range(len(ordered))]
     for row in x:
         model.addConstr(sum(v for v in row if v is not None) == 1)
     for b in range(bins):
@@ -71,7 +71,7 @@ def main() -> None:
     """Solve what the file lacks."""
     document: dict[str, Any] = {
         "command": COMMAND,
-        "solver": f"HiGHS {highspy.Highs().version()}, 1 thread, {TIME_LIMIT_S} s, gap zero",
+        "solver": f"HiGHS {cast(Any, highspy).Highs().version()}, 1 thread, {TIME_LIMIT_S} s, gap zero",
         "instances": [],
     }
     if OUTPUT.exists():

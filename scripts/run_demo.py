@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace, processes: Processes) -> None:
     planner = JobPlanner(job, [dataset])
     summaries = [explain(job, planner.plan(step)) for step in range(arguments.steps)]
     picture = output / "plan.png"
-    draw_plan(job.spec.execution, summaries[PICTURED_STEP], f"step {PICTURED_STEP} of the demo, as simulated", picture)
+    draw_plan(summaries[PICTURED_STEP], f"step {PICTURED_STEP} of the demo, as simulated", picture)
     figures = collect(metrics_file, summaries)
     print_table(figures)
     for decision in summaries[PICTURED_STEP].plan.decisions:

@@ -36,7 +36,8 @@ def pixels(number: int) -> npt.NDArray[np.uint8]:
     """Image `number`: a pattern of integers, RGB, (rows, columns, 3)."""
     height, width = SIDES[number % 3], SIDES[(number // 2) % 3]
     y, x, channel = np.ogrid[:height, :width, :3]
-    return ((x * (number + 1) + y * (2 * number + 3) + channel * 85 + (x * y >> 3)) % 256).astype(np.uint8)
+    values: npt.NDArray[np.int64] = x * (number + 1) + y * (2 * number + 3) + channel * 85 + (x * y >> 3)
+    return (values % 256).astype(np.uint8)
 
 
 def png(image: npt.NDArray[np.uint8]) -> bytes:

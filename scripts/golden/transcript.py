@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import zstandard
@@ -167,8 +167,9 @@ def _exchanges(done: list[Exchange]) -> Iterator[Exchange]:
         yield _stream(f"stream_{module}_{rank}", created.job_id, module, rank)
     for module in ("vit", "llm"):
         yield _stream(f"stream_{module}_0_zstd", created.job_id, module, 0, accepted_codecs=ZSTD)
-    place = {"start_step": 1, "start_microbatch": 1}
-    yield _stream("stream_from_the_middle", created.job_id, "llm", 1, tensors=["token_ids"], **place)
+    yield _stream(
+        "stream_from_the_middle", created.job_id, "llm", 1, tensors=["token_ids"], start_step=1, start_microbatch=1
+    )
     yield _stream("stream_from_the_end", created.job_id, "vit", 0, start_step=created.num_steps)
     numbers = [1 << 32 | 2, 0]
     yield Exchange("describe_samples", "DescribeSamples", pb.DescribeSamplesRequest(dataset="pairs", samples=numbers))
@@ -210,13 +211,13 @@ def _server() -> Iterator[tuple[DataServer, grpc.Channel]]:
 def _ask(channel: grpc.Channel, exchange: Exchange) -> Exchange:
     path = f"/{SERVICE.full_name}/{exchange.method}"
     streams = SERVICE.methods_by_name[exchange.method].server_streaming
-    call = channel.unary_stream(path) if streams else channel.unary_unary(path)
+    call: Any = channel.unary_stream(path) if streams else channel.unary_unary(path)
     try:
         answer = call(exchange.request.SerializeToString(), timeout=TIMEOUT_S)
         exchange.messages = [*answer] if streams else [answer]
     except grpc.RpcError as error:
         exchange.code = error.code().name
-        exchange.details = dict(error.trailing_metadata())["grpc-status-details-bin"]
+        exchange.details = dict(cast(Any, error).trailing_metadata())["grpc-status-details-bin"]
     return exchange
 
 

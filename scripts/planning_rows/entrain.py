@@ -38,7 +38,9 @@ def rows() -> list[Row]:
     made = []
     name = "two kinds of images, 512 samples in 128 microbatches on 4 ranks x 4 stages"
     for label, method in (("Alg. 1 + 2", _disttrain), ("microbatches made alike", _alike), ("ours", _default)):
-        ratios, encoder, backbone = [], [], []
+        ratios: list[float] = []
+        encoder: list[float] = []
+        backbone: list[float] = []
         for seed in SEEDS:
             problem = _problem(seed)
             placement, baseline = method(problem, seed), _disttrain(problem, seed)

@@ -4,6 +4,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from planning_rows.row import Row
 
 SEEDS = range(20)
 SEQ_LEN = 8192
-PLANNERS = {
+PLANNERS: dict[str, dict[str, Any]] = {
     "default policies": {},
     "first-fit packing": {"packing": "first_fit"},
     "best-fit packing": {"packing": "best_fit"},

@@ -178,7 +178,7 @@ JOBS = {
     "a fraction that is none": ({"stream.packing": {"fill": "much"}}, ("stream.packing.fill", "'much'")),
     "a fraction as a float": ({"stream.packing": {"fill": 0.9}}, ("stream.packing.fill", "0.9", "put it in quotes")),
     "a number as a text": ({"stream.seq_len": "512"}, ("stream.seq_len", '"512"', "without quotes")),
-    "a layout that is none": ({"execution.layout": {"kind": "ring"}}, ("'ring'", "one of", "colocated", "contrastive")),
+    "a layout that is none": ({"execution.layout": {"kind": "ring"}}, ('"ring"', "one of", "colocated", "contrastive")),
     "too small a vocabulary": (
         {"stream.tokenizer": {"vocab_size": 256}},
         ("tokenizer.vocab_size is 256", "at least 262", "leave it out"),
