@@ -55,7 +55,7 @@ class Definitions:
         return found
 
     def events(self) -> set[Event]:
-        return {(n, o) for n, stage in enumerate(self.pipeline.stage) for o in self.pipeline.lists[int(stage)]}
+        return {(n, o) for n, stage in enumerate(self.pipeline.stage) for o in self.pipeline.operations[int(stage)]}
 
 
 def fixed_point(pipeline: Pipeline) -> dict[Event, tuple[int, int]]:
@@ -65,7 +65,7 @@ def fixed_point(pipeline: Pipeline) -> dict[Event, tuple[int, int]]:
     end = {event: definitions.duration(event) for event in events}
     needs = {event: definitions.needs(event, events) for event in events}
     for node, stage in enumerate(pipeline.stage):
-        operations = pipeline.lists[int(stage)]
+        operations = pipeline.operations[int(stage)]
         for before, operation in pairwise(operations):
             needs[node, operation].setdefault((node, before), 0)
     changed = True

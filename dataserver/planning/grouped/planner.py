@@ -12,16 +12,13 @@ from types import MappingProxyType
 import numpy as np
 
 from dataserver.planning import waves
-from dataserver.planning.arranging import module_images
 from dataserver.planning.balancing import bin_loads
-from dataserver.planning.costs import backward_ns, forward_ns
 from dataserver.planning.grouped.arranging import ArrangedGroups, Microbatches, arrange_groups
 from dataserver.planning.grouped.costs import GroupCosts
 from dataserver.planning.grouped.options import GroupedOptions, GroupPolicy
 from dataserver.planning.grouped.policies import compositions_text, halved, idle_groups, plans_of
-from dataserver.planning.grouped.search import Batch
 from dataserver.planning.grouped.sequence_plan import SequencePlan
-from dataserver.planning.grouped.sequences import group_costs, planned_sequences, rank_tokens, units_held
+from dataserver.planning.grouped.sequences import group_costs, rank_tokens, units_held
 from dataserver.planning.grouped.timeline import timeline
 from dataserver.planning.grouped.wave_order import algorithm_2, chain, searched_order
 from dataserver.planning.identity import Job, JobSpecError
@@ -243,30 +240,17 @@ def _rank_groups(module: str, microbatches: Microbatches) -> RankGroups:
 
 
 def _chain(execution: Execution, variant: _Variant) -> Pipeline:
-    """Encoders, backbone and generators as one node each, which takes as long as its slowest rank."""
+    """Encoders, backbone and generators as one node each, which takes as long as its slowest rank.
+
+    Hops take their mean over the microbatches: an order is scored with the same hops for all (`OrderScorer`).
+    """
     pipeline, kinds = variant.planned.pipeline, [execution.module(n.modules[0]).kind for n in variant.planned.nodes]
     stages = [np.array([k is kind for k in kinds]) for kind in ModuleKind if kind in kinds]
     held = [min(variant.plan.in_flight(m.name)[0] for m in execution.of_kind(k)) for k in ModuleKind if k in kinds]
     times = [(pipeline.forward_ns[here].max(axis=0), pipeline.backward_ns[here].max(axis=0)) for here in stages]
-    return chain(times, np.array(held))
-
-
-def bound_ns(job: Job, plan: StepPlan) -> int:
-    """A time that no groups and no order of the plan's sequences can beat.
-
-    The backbone's: its sequences in the best degrees without any waiting (`sequence_parallel.search.Batch.bound`).
-    Those of the others: their work, evenly spread over their ranks.
-    """
-    backbone = job.spec.execution.backbone
-    costs, sequences = group_costs(job.spec.execution), planned_sequences(backbone, plan)
-    order = np.argsort(-sequences.lengths, kind="stable")
-    batch = Batch(sequences.lengths[order], costs, squares=sequences.squares[order])
-    bound = batch.fewest * costs.fixed_ns + batch.bound(0, len(order))
-    for module in job.spec.execution.modules:
-        if module.name == backbone.name:
-            continue
-        images = module_images(job.spec, module, plan.samples)
-        constants = np.full(batch.fewest * module.dp, module.cost.microbatch_ns)  # one by one: backwards round down
-        forward = np.append(forward_ns(module.cost, plan.samples.patches[images]), constants)
-        bound = max(bound, int((forward + backward_ns(module.cost, forward)).sum()) // module.dp)
-    return bound
+    if pipeline.transfer_ns is None:
+        return chain(times, np.array(held))
+    microbatch, source, _ = pipeline.edges.T
+    slowest = np.zeros((len(stages) - 1, pipeline.forward_ns.shape[1]), np.int64)
+    np.maximum.at(slowest, (np.array(stages).argmax(axis=0)[source], microbatch), pipeline.transfer_ns)
+    return chain(times, np.array(held), slowest.sum(axis=1) // slowest.shape[1])

@@ -27,6 +27,7 @@ from dataserver.planning.jobspec.stream import (
     Stream,
     TokenizerSpec,
 )
+from dataserver.planning.jobspec.transfers import Transfer
 from dataserver.planning.jobspec.values import MAX_INTEGER, Modality, ModuleKind, Name, Natural, Positive, SpecModel
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "SpecModel",
     "Stream",
     "TokenizerSpec",
+    "Transfer",
     "WaveOptions",
     "default_cost",
 ]

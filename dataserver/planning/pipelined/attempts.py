@@ -120,6 +120,7 @@ class Attempt:
         limited = self._problem.rooms is not None
         if self._order is OrderPolicy.SEARCH:
             guessed = self._chunks > 1 or any(m.padded for m in self._modules)  # the search goes by an estimate
+            guessed = guessed or self._problem.hops is not None
             for name, seed in {**self._seeds, **(self._ordered if guessed else {})}.items():
                 if name == _CANONICAL or limited or guessed:
                     yield name, seed, self._extras[:1]
