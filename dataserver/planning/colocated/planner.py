@@ -21,7 +21,7 @@ from dataserver.planning.jobspec import BalancePolicy, ModuleKind
 from dataserver.planning.layout import canonical_modules
 from dataserver.planning.naming import sample_name
 from dataserver.planning.placement import in_order
-from dataserver.planning.plan import Arrangement, Decision, Routing, StepPlan, make_plan
+from dataserver.planning.plan import Arrangement, Candidate, Decision, Routing, StepPlan, make_plan
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.sequences import pack_step
 from dataserver.planning.sizing import SampleTooLargeError
@@ -75,8 +75,30 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
             if microbatches > max(len(i.index) for i in items):  # every item had a microbatch for itself
                 raise
             microbatches += max(1, microbatches // 8)
-    found = _assemble(job, step, samples, sequence, microbatches, items, arranged.spreads)
-    return replace(found, decisions=_decisions(job.spec, found, arranged, fewest))
+    options = {"balanced": arranged}
+    if job.spec.execution.transfers is not None:
+        options |= _staying(job.spec.execution, items, microbatches)
+    plans = {n: _assemble(job, step, samples, sequence, microbatches, items, o.spreads) for n, o in options.items()}
+    ranked = _ranked(job.spec, plans) if len(plans) > 1 else ()
+    best = ranked[0].name if ranked else "balanced"
+    decided = _decisions(job.spec, plans[best], options[best], fewest)
+    return replace(plans[best], candidates=ranked, decisions=decided)
+
+
+def _ranked(spec: JobSpec, plans: Mapping[str, StepPlan]) -> tuple[Candidate, ...]:
+    """Some plans as simulated, fastest first."""
+    candidates = [Candidate(name, timeline(spec, found).makespan_ns) for name, found in plans.items()]
+    return tuple(sorted(candidates, key=lambda c: c.makespan_ns))
+
+
+def _staying(execution: Execution, items: Sequence[ModuleItems], microbatches: int) -> dict[str, _Arranged]:
+    """Every image on the rank of its sequence, so that no hop moves a row; nothing where memory does not hold that."""
+    none = {"balance": BalancePolicy.NONE}
+    kept = [i if i.slots is not None else replace(i, module=i.module.model_copy(update=none)) for i in items]
+    try:
+        return {"images beside their sequences": _arrange(execution, kept, microbatches)}
+    except NoRoomError:
+        return {}
 
 
 def _check_room(spec: JobSpec, samples: StepSamples) -> None:
@@ -203,7 +225,7 @@ def _decisions(spec: JobSpec, found: StepPlan, arranged: _Arranged, fewest: int)
         loads = microbatch_loads(module, found).sum(axis=1)
         home = homes.get(module.name, loads)
         spread = f"largest / mean load of the ranks {imbalance(loads.tolist()):.3f}"
-        if module.balance is BalancePolicy.NONE:
+        if module.balance is BalancePolicy.NONE or module.name not in homes:
             chosen = "canonical order" if module.kind is ModuleKind.BACKBONE else "images beside their sequences"
         elif np.array_equal(np.sort(loads), np.sort(home)):
             chosen, spread = "canonical order", f"{spread}, and {module.balance.value} is no faster"
