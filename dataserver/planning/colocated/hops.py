@@ -20,26 +20,26 @@ def phase_hops(execution: Execution, routings: Sequence[Routing]) -> dict[str, i
     All ranks exchange at once, and each node has one link: the hop lasts as long as the node that sends or takes most
     rows needs. Rows that stay on their node take no time. Where all ranks share a node, links are those of ranks.
     """
-    backbone, size = execution.backbone, execution.options(ColocatedOptions).ranks_per_node
-    if size >= backbone.dp:
-        size = 1
-    found = {}
-    for routing in routings:
-        source, target = routing.source_rank // size, routing.target_rank // size
-        moved = np.where(source == target, 0, routing.rows)
-        peak = max(int(bin_loads(moved, ends, backbone.dp).max()) for ends in (source, target))
-        found |= {module: _hop_ns(execution, routing, peak) for module in _outer(execution, routing)}
-    return found
+    return {_outer(execution, r): _hop_ns(execution, r, _busiest(execution, r)) for r in routings}
 
 
 def least_hops(execution: Execution, routings: Sequence[Routing]) -> dict[str, int]:
     """The same if no row left its node: the latencies."""
-    return {m: _hop_ns(execution, r, 0) for r in routings for m in _outer(execution, r)}
+    return {_outer(execution, r): _hop_ns(execution, r, 0) for r in routings}
 
 
-def _outer(execution: Execution, routing: Routing) -> list[str]:
+def _outer(execution: Execution, routing: Routing) -> str:
     """The end of a routing that is not the backbone."""
-    return [m for m in (routing.source_module, routing.target_module) if m != execution.backbone.name]
+    is_source = routing.source_module == execution.backbone.name
+    return routing.target_module if is_source else routing.source_module
+
+
+def _busiest(execution: Execution, routing: Routing) -> int:
+    """The most rows that one link sends or takes."""
+    ranks, size = execution.backbone.dp, execution.options(ColocatedOptions).ranks_per_node
+    source, target = (rank // (size if size < ranks else 1) for rank in (routing.source_rank, routing.target_rank))
+    moved = np.where(source == target, 0, routing.rows)
+    return max(int(bin_loads(moved, link, ranks).max()) for link in (source, target))
 
 
 def _hop_ns(execution: Execution, routing: Routing, rows: int) -> int:
