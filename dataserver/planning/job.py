@@ -65,6 +65,13 @@ class Execution(SpecModel):
         if len(set(names)) < len(names):
             raise ValueError(f"module names {names} are not unique; give each module a name of its own")
         self.layout.check_modules(self)
+        for module in self.modules:
+            bounded = module.memory is not None and module.memory.step_bytes is not None
+            if bounded and not self.layout.keeps_step(self, module):
+                raise ValueError(
+                    f"module {module.name} has memory.step_bytes, but it never keeps a whole step; only encoders of a "
+                    "colocated layout do, and its backbone before generators, if they are trained: leave it out"
+                )
         self._check_transfers()
         return self
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataserver.planning.arranging import TASK_OF, image_rows, module_images
-from dataserver.planning.balancing import BALANCERS, Balancer, Memory, bin_loads, bin_totals, in_runs
+from dataserver.planning.balancing import BALANCERS, Balancer, BinMemoryError, Memory, bin_loads, bin_totals, in_runs
 from dataserver.planning.colocated.microbatches import NoRoomError, fits, runs, split_ranks
 from dataserver.planning.colocated.phases import Link, Phase
 from dataserver.planning.costs import forward_ns
@@ -41,8 +41,16 @@ class ModuleItems:
         return int(self.sequence.max(initial=-1)) + 1
 
     def memory(self, microbatches: int = 1) -> Memory | None:
-        """What the items need of the memory of so many microbatches."""
-        return None if self.module.memory is None else Memory(self.sizes, microbatches * self.module.memory.units)
+        """What the items need of the memory of so many microbatches of a rank."""
+        if self.module.memory is None:
+            return None
+        room, step = microbatches * self.module.memory.units, self.module.memory.step_units
+        return Memory(self.sizes, room if step is None else min(room, step))
+
+    def step_memory(self, needs: I64) -> Memory | None:
+        """What padded microbatches, `needs` int64 [any], take of a rank's memory for the whole step."""
+        step = None if self.module.memory is None else self.module.memory.step_units
+        return None if step is None else Memory(needs, step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +181,21 @@ def _padded_phase(items: ModuleItems, home: I64, ranks: int, microbatches: int) 
     if not kept:
         raise NoRoomError(f"the microbatches of module {module.name} in canonical order exceed its memory")
 
-    def slowest(option: tuple[I64, Balancer]) -> int:
-        times = bin_totals(items.loads, option[0], count, padded=True)
-        return int(bin_loads(times, option[1](times, ranks, microbatches), ranks).max())
+    def held(batch: I64) -> Memory | None:
+        return items.step_memory(bin_totals(items.sizes, batch, count, padded=True))
 
-    batch, balancer = min(kept, key=slowest)
+    def slowest(option: tuple[I64, Balancer]) -> int | None:
+        times = bin_totals(items.loads, option[0], count, padded=True)
+        try:
+            rank = option[1](times, ranks, microbatches, held(option[0]))
+        except (BinMemoryError, NoRoomError):
+            return None
+        return int(bin_loads(times, rank, ranks).max())
+
+    spread = [(time, number) for number, time in enumerate(map(slowest, kept)) if time is not None]
+    if not spread:
+        raise NoRoomError(f"the microbatches of module {module.name} exceed what a rank holds of a step")
+    batch, balancer = kept[min(spread)[1]]
     first = np.zeros(count, np.int64)
     first[batch[::-1]] = items.sample[::-1]
     phase = Phase(
@@ -187,6 +205,7 @@ def _padded_phase(items: ModuleItems, home: I64, ranks: int, microbatches: int) 
         constant_ns=microbatches * module.cost.microbatch_ns,
         balancer=balancer,
         capacity=microbatches,
+        memory=held(batch),
     )
     at_home = bin_totals(items.loads, canonical, count, padded=True).reshape(ranks, -1).sum(axis=1)
     return ModulePhase(items, phase, batch, phase.constant_ns + at_home)

@@ -13,8 +13,9 @@ from dataserver.planning.colocated.microbatches import NoRoomError, fits, runs, 
 from dataserver.planning.colocated.options import ColocatedOptions
 from dataserver.planning.colocated.phases import PhasePlan, PhaseRouting
 from dataserver.planning.colocated.programs import schedules
+from dataserver.planning.colocated.rooms import check_ranks, check_total, unit_of
 from dataserver.planning.colocated.timeline import timeline
-from dataserver.planning.expectation import imbalance, microbatch_loads
+from dataserver.planning.expectation import held_units, imbalance, microbatch_loads
 from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind
@@ -59,10 +60,13 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
 
     Raises:
         SampleTooLargeError: the memory of a module does not hold a sample; names it and the limit.
+        NoRoomError: the memory of a module does not hold the step, however it is spread.
     """
     _check_room(job.spec, samples)
     sequence, fewest = pack_step(job, samples)
     items = module_items(job.spec, samples, sequence)
+    for found in items:
+        check_total(found)
     microbatches = max(fewest, *(_fewest_microbatches(i) for i in items))
     while True:
         if microbatches > fewest:  # there are more slots to pack into
@@ -141,6 +145,9 @@ def _arrange(execution: Execution, items: Sequence[ModuleItems], microbatches: i
         for module in items:
             if module not in free:
                 spreads[module.module.name] = _beside(module, spreads[backbone.module.name], ranks, microbatches)
+        for module in items:
+            spread = spreads[module.module.name]
+            check_ranks(module, spread.rank, spread.microbatch, microbatches)
     except ValueError as error:
         if all(i.memory() is None for i in items):
             raise
@@ -220,6 +227,12 @@ def _decisions(spec: JobSpec, found: StepPlan, arranged: _Arranged, fewest: int)
         peak = int(timeline(spec, found).timeline.peak_bytes.max())
         reason = "the most that a rank holds at once if nothing is computed again; memory bounds single microbatches"
         said.append(Decision("step", f"{peak // 10**6:,} MB of activations", reason))
+    for module in spec.execution.modules:
+        room = None if module.memory is None else module.memory.step_units
+        if room is not None:
+            kept = int(held_units(module, found).sum(axis=1).max())
+            chosen = f"keeps {kept:,} {unit_of(module)} of the step on the fullest rank"
+            said.append(Decision(module.name, chosen, f"memory.step_bytes holds {room:,} until its backward phase"))
     homes = {p.phase.name: p.home_loads for p in arranged.phases}
     for module in spec.execution.modules:
         loads = microbatch_loads(module, found).sum(axis=1)

@@ -1,0 +1,58 @@
+"""What the memory of ranks holds of a whole step (`jobspec.Memory.step_bytes`)."""
+
+from dataserver.planning.balancing import BALANCERS, BinMemoryError, bin_totals
+from dataserver.planning.colocated.items import ModuleItems
+from dataserver.planning.colocated.microbatches import NoRoomError
+from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.naming import counted
+from dataserver.planning.samples import I64
+
+
+def unit_of(module: ModuleSpec) -> str:
+    """What a module's items are sized in."""
+    return "tokens" if module.holds_samples else "patches"
+
+
+def check_total(items: ModuleItems) -> None:
+    """Refuse a step that all ranks together cannot keep, or images that no way was found to spread within memory.
+
+    Raises:
+        NoRoomError: names the module, what is needed and what there is.
+    """
+    module, memory, total = items.module, items.step_memory(items.sizes), int(items.sizes.sum())
+    if memory is None:
+        return
+    try:
+        if not module.holds_samples:
+            BALANCERS["lpt"](items.sizes, module.dp, None, memory)
+        elif total > module.dp * memory.cap:  # within that, samples may be packed in other ways
+            raise BinMemoryError("more than all ranks hold")
+    except BinMemoryError as error:
+        raise NoRoomError(
+            f"module {module.name} keeps the {total} {unit_of(module)} of this step until its backward phase, but "
+            f"memory.step_bytes holds {memory.cap} on each of {counted(module.dp, 'rank')}, "
+            f"{module.dp * memory.cap} together ({error}); raise memory.step_bytes or dp, or lower stream.global_batch"
+        ) from error
+
+
+def check_ranks(items: ModuleItems, rank: I64, microbatch: I64, microbatches: int) -> None:
+    """Refuse ranks that would keep more of the step than their memory holds.
+
+    Args:
+        items: k of a module.
+        rank: int64 [k].
+        microbatch: int64 [k].
+        microbatches: of each rank.
+
+    Raises:
+        NoRoomError: names the module, what is needed and what there is.
+    """
+    module, count = items.module, items.module.dp * microbatches
+    held = bin_totals(items.sizes, rank * microbatches + microbatch, count, padded=module.padded)
+    kept = held.reshape(module.dp, microbatches).sum(axis=1)
+    memory = items.step_memory(kept)
+    if memory is not None and kept.max() > memory.cap:
+        raise NoRoomError(
+            f"module {module.name}: rank {kept.argmax()} would keep {kept.max()} {unit_of(module)} of the step, but "
+            f"memory.step_bytes holds {memory.cap}; raise it, or take a balance other than none"
+        )
