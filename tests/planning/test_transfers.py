@@ -423,3 +423,63 @@ def test_images_stay_where_moving_them_costs_more_than_it_gains() -> None:
         ("balanced", True, "lpt"),
         ("images beside their sequences", False, "images beside their sequences"),
     ]
+
+
+# Bounds that are reached
+
+
+def one_image_each(job: Job, count: int) -> StepSamples:
+    """Samples that are all alike."""
+    sides = np.full((2, count), 112, np.int32)
+    table = shard_table(job.stream, np.arange(count), np.full(count, 50), np.arange(count + 1), *sides)
+    return size_samples(job.stream, 0, 0, table.row.astype(np.uint64), table)
+
+
+def alike_data(dp: int, pp: int, *, generates: bool, cost: int = 6_000, **layout: Any) -> dict[str, Any]:
+    """One encoder, or one generator, beside the backbone: all samples are understood, or all generated."""
+    data = job_data(
+        encoder=0 if generates else 1,
+        backbone=(dp, pp),
+        generator=int(generates),
+        stream={
+            "seq_len": 900,
+            "sizing": {"max_patches": 64},
+            "global_batch": dp,
+            "packing": {"enabled": False},
+            "generation": {"ratio": "1" if generates else "0", "query_tokens": 16},
+        },
+        execution={"layout": layout},
+    )
+    for module in data["execution"]["modules"]:
+        linear_ps = 6_000 * pp if module["kind"] == "backbone" else cost
+        module["cost"] = {"linear_ps": linear_ps, "quadratic_fs": 0}
+    return data
+
+
+@pytest.mark.parametrize(
+    ("dp", "pp", "generates"), [(1, 1, False), (1, 1, True), (1, 3, False), (1, 3, True), (2, 2, False)]
+)
+def test_a_single_wave_takes_its_bound(dp: int, pp: int, generates: bool) -> None:
+    """Nothing waits but for what the bound counts, so that it is exact but for rounding."""
+    pairs = [ONWARD if generates else INTO, *([STAGES] if pp > 1 else [])]
+    hops = [transfer(pair, 1_000 * (k + 1), "0.5", 3 + k) for k, pair in enumerate(pairs)]
+    job = with_transfers(alike_data(dp, pp, generates=generates, kind="pipelined"), *hops)
+    plan = plan_step(job, 0, one_image_each(job, dp))
+    bound_of, makespan = layout_of(job.spec.execution).lower_bound_ns, timeline(job.spec, plan).makespan_ns
+    assert makespan - 1 <= bound_of(job, plan) <= makespan
+    assert makespan > timeline(without_transfers(job).spec, plan).makespan_ns
+
+
+@pytest.mark.parametrize("generates", [False, True])
+def test_groups_take_their_bound(generates: bool) -> None:
+    """An encoder that takes no time, or a generator beside which the backbone takes little."""
+    layout = {"kind": "grouped", "min_degree": 2, "max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 0}]}
+    data = alike_data(2, 1, generates=generates, cost=10**9 if generates else 0, **layout)
+    data["execution"]["modules"][0 if generates else 1]["memory"] = {"room_bytes": 1000, "unit_bytes": 1}
+    job = with_transfers(data, transfer(ONWARD if generates else INTO, 10_000, "0.5", 3))
+    plan = plan_step(job, 0, one_image_each(job, 1))
+    planned, bound = timeline(job.spec, plan), layout_of(job.spec.execution).lower_bound_ns(job, plan)
+    backbone = [n.modules == ("llm",) for n in planned.nodes].index(True)
+    left_out = int(planned.timeline.busy_ns[backbone]) if generates else 0
+    assert bound == planned.makespan_ns - left_out
+    assert bound > layout_of(job.spec.execution).lower_bound_ns(without_transfers(job), plan)
