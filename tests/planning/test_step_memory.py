@@ -16,6 +16,7 @@ from dataserver.planning.identity import Job, JobSpecError, canonical_json, pars
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import StepSamples
+from dataserver.planning.sizing import shard_table, size_samples
 
 UNIT_BYTES = 10
 ENCODER, BACKBONE, GENERATOR = range(3)
@@ -145,11 +146,21 @@ def test_a_step_that_all_ranks_together_cannot_keep() -> None:
     assert total > 4 * 300
     message = (
         f"module vit keeps the {total} patches of this step until its backward phase, but memory.step_bytes holds 300 "
-        "on each of 4 ranks, 1200 together"
+        "on each of 4 ranks, 1200 together; raise memory.step_bytes or dp, or lower stream.global_batch"
     )
-    with pytest.raises(NoRoomError, match=re.escape(message)) as error:
+    with pytest.raises(NoRoomError, match=re.escape(message)):
         plan_step(job, 0, samples)
-    assert "raise memory.step_bytes or dp, or lower stream.global_batch" in str(error.value)
+
+
+def test_images_that_fit_all_ranks_together_but_no_way_to_spread_them() -> None:
+    """Of three images of 196 patches no rank of 300 keeps two."""
+    job = parse_job(colocated_data(2, vit={"memory": memory(256, 300)}))
+    sides = np.full((2, 3), 196, np.int32)
+    table = shard_table(job.stream, np.arange(3), np.full(3, 9), np.arange(4), *sides)
+    samples = size_samples(job.stream, 0, 0, table.row.astype(np.uint64), table)
+    message = r"the 588 patches .* 600 together, and no way was found to spread them; raise memory\.step_bytes"
+    with pytest.raises(NoRoomError, match=message):
+        plan_step(job, 0, samples)
 
 
 def test_images_beside_their_sequences_that_a_rank_cannot_keep() -> None:

@@ -14,7 +14,7 @@ from planning.builders import job_data, make_samples
 from planning.pipeline_reference import fixed_point
 
 from dataserver.planning.costs import hop_ns
-from dataserver.planning.identity import Job, JobSpecError, canonical_json, parse_job
+from dataserver.planning.identity import Job, JobSpecError, canonical_json, identify, parse_job
 from dataserver.planning.jobspec import Transfer
 from dataserver.planning.layout import PlannedTimeline, layout_of
 from dataserver.planning.pipelined.placing import Placement, makespan_ns, placement_problem
@@ -483,3 +483,40 @@ def test_groups_take_their_bound(generates: bool) -> None:
     left_out = int(planned.timeline.busy_ns[backbone]) if generates else 0
     assert bound == planned.makespan_ns - left_out
     assert bound > layout_of(job.spec.execution).lower_bound_ns(without_transfers(job), plan)
+
+
+# Comparisons
+
+
+def makespans(job: Job, samples: StepSamples, dimension: str) -> dict[str, int]:
+    """Of the alternatives of one dimension, which all have the job's transfers."""
+    found = {}
+    for choice in layout_of(job.spec.execution).alternatives(job).single:
+        for name, edit in choice.choices.items() if choice.name == dimension else ():
+            other = identify(job.spec.model_copy(update={"execution": edit(job.spec.execution)}))
+            assert other.spec.execution.transfers == job.spec.execution.transfers
+            found[name] = timeline(other.spec, plan_step(other, 0, samples)).makespan_ns
+    return found
+
+
+def test_what_is_in_flight_pays_where_hops_are_long() -> None:
+    """Equal microbatches on four stages: with hops, stages of strict 1F1B wait for each other."""
+    data = alike_data(1, 4, generates=False, kind="pipelined")
+    data["stream"]["global_batch"] = 12
+    gains = []
+    for hops in ([], [transfer(STAGES, 20_000)]):
+        job = with_transfers(data, *hops) if hops else parse_job(data)
+        found = makespans(job, one_image_each(job, 12), "extra_in_flight")
+        gains.append(found["0"] / found["4"])
+    assert gains[0] == 1
+    assert gains[1] > 1.1
+
+
+def test_colocated_alternatives_have_the_same_network() -> None:
+    layout = {"kind": "colocated", "ranks_per_node": 2}
+    data = job_data(encoder=4, backbone=(4, 1), stream={"global_batch": 16}, execution={"layout": layout})
+    names = [
+        {d.name for d in layout_of(job.spec.execution).alternatives(job).single}
+        for job in (parse_job(data), with_transfers(data, transfer(INTO, 1)))
+    ]
+    assert names[0] - names[1] == {"assignment to ranks"}

@@ -1,6 +1,6 @@
 """What the memory of ranks holds of a whole step (`jobspec.Memory.step_bytes`)."""
 
-from dataserver.planning.balancing import BALANCERS, BinMemoryError, bin_totals
+from dataserver.planning.balancing import BALANCERS, BinMemoryError, Memory, bin_totals
 from dataserver.planning.colocated.items import ModuleItems
 from dataserver.planning.colocated.microbatches import NoRoomError
 from dataserver.planning.jobspec import ModuleSpec
@@ -20,19 +20,26 @@ def check_total(items: ModuleItems) -> None:
         NoRoomError: names the module, what is needed and what there is.
     """
     module, memory, total = items.module, items.step_memory(items.sizes), int(items.sizes.sum())
-    if memory is None:
+    if memory is None or _spreads(items, memory):
         return
+    together = module.dp * memory.cap
+    problem = "" if total > together else ", and no way was found to spread them"
+    raise NoRoomError(
+        f"module {module.name} keeps the {total} {unit_of(module)} of this step until its backward phase, but "
+        f"memory.step_bytes holds {memory.cap} on each of {counted(module.dp, 'rank')}, {together} together{problem}; "
+        "raise memory.step_bytes or dp, or lower stream.global_batch"
+    )
+
+
+def _spreads(items: ModuleItems, memory: Memory) -> bool:
+    """Whether images fit; sequences may be packed in other ways, so that only their total counts."""
+    if items.module.holds_samples:
+        return int(memory.need.sum()) <= items.module.dp * memory.cap
     try:
-        if not module.holds_samples:
-            BALANCERS["lpt"](items.sizes, module.dp, None, memory)
-        elif total > module.dp * memory.cap:  # within that, samples may be packed in other ways
-            raise BinMemoryError("more than all ranks hold")
-    except BinMemoryError as error:
-        raise NoRoomError(
-            f"module {module.name} keeps the {total} {unit_of(module)} of this step until its backward phase, but "
-            f"memory.step_bytes holds {memory.cap} on each of {counted(module.dp, 'rank')}, "
-            f"{module.dp * memory.cap} together ({error}); raise memory.step_bytes or dp, or lower stream.global_batch"
-        ) from error
+        BALANCERS["lpt"](items.sizes, items.module.dp, None, memory)
+    except BinMemoryError:
+        return False
+    return True
 
 
 def check_ranks(items: ModuleItems, rank: I64, microbatch: I64, microbatches: int) -> None:
