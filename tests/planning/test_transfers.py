@@ -14,14 +14,16 @@ from planning.builders import job_data, make_samples
 from planning.pipeline_reference import fixed_point
 
 from dataserver.planning.costs import hop_ns
+from dataserver.planning.grouped.wave_order import chain, searched_order
 from dataserver.planning.identity import Job, JobSpecError, canonical_json, identify, parse_job
-from dataserver.planning.jobspec import Transfer
+from dataserver.planning.jobspec import OrderPolicy, Transfer
 from dataserver.planning.layout import PlannedTimeline, layout_of
 from dataserver.planning.pipelined.placing import Placement, makespan_ns, placement_problem
 from dataserver.planning.pipelined.timeline import timeline as pipelined_timeline
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import baseline_plan, plan_step, timeline
 from dataserver.planning.samples import StepSamples
+from dataserver.planning.simulation import OrderScorer, OrderTimes, Pipeline, simulate
 from dataserver.planning.sizing import shard_table, size_samples
 
 INTO, ONWARD, STAGES = ("vit", "llm"), ("llm", "dit"), ("llm", "llm")
@@ -264,6 +266,48 @@ def test_groups_wait_for_the_slowest_hop_of_all_their_ranks(drawn: tuple[Job, St
         activation_bytes=None,
     )
     assert planned.makespan_ns == max(end for _, end in fixed_point(joined).values())
+
+
+def test_orders_are_scored_with_hops() -> None:
+    """In a chain of single nodes; brute force over all orders of five microbatches."""
+    random = np.random.default_rng(5)
+    stages = [(f, 2 * f) for f in random.integers(1, 50, (3, 5))]
+    hops = np.array([30, 7])
+    times = {}
+    for hop in (None, hops):
+        pipelines = [
+            chain([(f[list(order)], b[list(order)]) for f, b in stages], np.array([3, 2, 1]), hop)
+            for order in permutations(range(5))
+        ]
+        expected = [max(end for _, end in fixed_point(p).values()) for p in pipelines]
+        orders = np.array(list(permutations(range(5))))
+        scorer = OrderScorer.of(pipelines[0])
+        assert scorer.makespans(OrderTimes.of(pipelines[0]), orders).tolist() == expected
+        times[hop is None] = expected
+        assert expected[orders.tolist().index(searched_order(pipelines[0]))] <= 1.1 * min(expected)
+    assert all(with_hops > without for with_hops, without in zip(times[False], times[True], strict=True))
+
+
+def test_a_grouped_plan_is_ordered_with_its_hops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What orders are searched for is the plan itself where every module is one node and hops depend on no rows."""
+    layout = {"kind": "grouped", "min_degree": 2, "max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 0}]}
+    data = alike_data(2, 1, generates=False, **layout)
+    data["stream"]["global_batch"] = 6
+    data["execution"]["modules"][1]["memory"] = {"room_bytes": 100, "unit_bytes": 1}
+    job = with_transfers(data, transfer(INTO, 10_000))
+    asked = list[Pipeline]()
+
+    def recorded(pipeline: Pipeline) -> list[int]:
+        asked.append(pipeline)
+        return list(range(pipeline.forward_ns.shape[1]))
+
+    orders = {OrderPolicy.SEARCH: (recorded, "recorded")}
+    monkeypatch.setattr("dataserver.planning.grouped.planner._ORDERS", orders)
+    plan = plan_step(job, 0, one_image_each(job, 6))
+    assert plan.num_microbatches > 1
+    makespan = timeline(job.spec, plan).makespan_ns
+    assert makespan in {simulate(p).makespan_ns for p in asked}
+    assert makespan > timeline(without_transfers(job).spec, plan).makespan_ns
 
 
 # Small pipelines in full
