@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 from demo_processes import Processes
 
+from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.views import view_plan
 from dataserver.preprocessing import prepare_view, total_bytes, view_tensors
-from dataserver.serving.catalog import Catalog, fill_job
 from dataserver.serving.config import load_config
-from dataserver.serving.jobs import JobPlanner
 from trainclient.client import DataClient
 
 HERE, BIN = Path(__file__).parent, Path(sys.executable).parent
@@ -58,8 +57,9 @@ def local(job: Job, catalog: Catalog, count: int) -> Iterator[None]:
     for number in range(count):
         plan = planner.plan(number // WAVES)
         view = view_plan(job.spec, plan, MODULE, 0, number % WAVES)
-        buffer = np.empty(total_bytes(view_tensors(job.spec, plan, view)), np.uint8)
-        prepared = prepare_view(job.spec, plan, view, datasets, tokenizer, (), buffer)
+        tensors = view_tensors(job.spec, plan, view)
+        buffer = np.empty(total_bytes(tensors), np.uint8)
+        prepared = prepare_view(job.spec, plan, view, datasets, tokenizer, tensors, buffer)
         for task in prepared.tasks:
             task()
         prepared.finish()

@@ -18,10 +18,10 @@ from make_demo_shards import make_shards
 
 from dataserver.cli.pictures import draw_plan
 from dataserver.dataset import Dataset
+from dataserver.jobs import JobPlanner
 from dataserver.planning.identity import parse_job
 from dataserver.planning.planner import explain
 from dataserver.preprocessing.tokens import ByteTokenizer, tokenizer_spec
-from dataserver.serving.jobs import JobPlanner
 
 BIN = Path(sys.executable).parent
 NUM_SERVERS = 2

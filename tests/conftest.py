@@ -1,5 +1,6 @@
 """Fixtures that every part of the suite uses."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,15 @@ settings.register_profile("disttrain", deadline=None)
 settings.load_profile("disttrain")
 
 
+DATA = Path(os.environ.get("DISTTRAIN_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+"""Where the data sets for development lie. They are not part of the repository."""
+DATA_SETS = ("flexsp", "interleaved-mini", "laion-mini")
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder of real photographs with captions that lies beside the checkout of a development machine."""
-    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
-    assert folder.is_dir(), f"{folder} is missing: these tests need the development data set beside the checkout"
-    return folder
+    """The folder of all development data sets: real photographs, documents and text lengths. Skips where it is not."""
+    missing = [name for name in DATA_SETS if not (DATA / name).is_dir()]
+    if missing:
+        pytest.skip(f"{DATA} has no {', '.join(missing)}; set DISTTRAIN_TEST_DATA to the folder of the data sets")
+    return DATA

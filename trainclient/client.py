@@ -19,7 +19,13 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
-from disttrain.v1.data_service_pb2 import GetPlanRequest, ReportStepTimesRequest, StepTimes
+from disttrain.v1.data_service_pb2 import (
+    DescribeSamplesRequest,
+    GetPlanRequest,
+    ReportStepTimesRequest,
+    SampleDescription,
+    StepTimes,
+)
 from disttrain.v1.plan_pb2 import StepPlan
 from google.protobuf.duration_pb2 import Duration
 
@@ -68,8 +74,9 @@ class DataClient:
 
         Args:
             addresses: `host:port` entries, or one text with commas between.
-            job: a YAML or JSON file, JSON text, mapping or JobSpec; fingerprints, quarantines and the tokenizer may be
-                left out.
+            job: a YAML or JSON file, JSON text, mapping or JobSpec. Fingerprints, quarantines and the tokenizer may be
+                left out; then let one rank open a client first and give its `job.text` to the others, since servers
+                with other quarantine lists would fill in other samples.
             module: name of the module in the job.
             rank: data-parallel rank within the module.
             tensors: names of the tensors wanted; all by default.
@@ -175,6 +182,20 @@ class DataClient:
         """The plan of a step of this job."""
         request = GetPlanRequest(job_id=self.job.job_id, step=step)
         return self.fleet.call(lambda stub: stub.GetPlan, request, job=self.job).plan
+
+    def describe_samples(self, dataset: int, samples: Sequence[int]) -> list[SampleDescription]:
+        """Shard, key and sidecar columns of samples, in their order.
+
+        Args:
+            dataset: position in the job's dataset list, as `Items.dataset` has it.
+            samples: numbers of at most 1024 samples, as `Items.sample` has them.
+
+        Raises:
+            ClientError: the dataset has no such sample, or no server answers.
+        """
+        spec = self.job.stream.datasets[dataset]
+        request = DescribeSamplesRequest(dataset=spec.name, fingerprint=spec.fingerprint, samples=samples)
+        return list(self.fleet.call(lambda stub: stub.DescribeSamples, request).samples)
 
     def report_step_times(
         self,

@@ -7,12 +7,12 @@ from statistics import fmean
 from typing import Any
 
 from dataserver.cli.alternatives import Alternative
+from dataserver.jobs import JobPlanner
 from dataserver.planning.expectation import imbalance, padding_ppm
 from dataserver.planning.identity import Job, identify
 from dataserver.planning.layout import layout_of
 from dataserver.planning.planner import module_loads, plan_step
 from dataserver.planning.samples import StepSamples
-from dataserver.serving.jobs import JobPlanner
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,18 +24,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.cli.arguments import Address, MaybePath, Pairs, given, named_paths
-from dataserver.cli.plan import read_job
+from dataserver.cli.arguments import Address, MaybePath, Pairs
+from dataserver.cli.jobs import open_job
 from dataserver.cli.progress import progress_bar
+from dataserver.jobs import JobPlanner
 from dataserver.planning.costs.fitting import MAX_TIME_NS, Fit, FitError, Measurements, fit, microbatch_sizes
-from dataserver.planning.identity import parse_job
 from dataserver.planning.jobspec import ModuleSpec
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64
-from dataserver.serving.catalog import Catalog, fill_job
-from dataserver.serving.config import load_config
-from dataserver.serving.jobs import JobPlanner
-from dataserver.serving.registry import make_planner
 
 MAX_LINE_BYTES: Final = 4 << 20
 MAX_REPORTS: Final = 1 << 16
@@ -76,18 +72,10 @@ def fit_costs(
     """
     if (times is None) == (server is None):
         raise ValueError("exactly one of --times and --server is required: a file of step times, or who has them")
-    flags = given(
-        datasets=named_paths("dataset", dataset),
-        index_dirs=named_paths("index-dir", index_dir),
-        quarantines=named_paths("quarantine", quarantine),
-        tokenizers=named_paths("tokenizer", tokenizer),
-    )
-    catalog = Catalog.open(load_config(config, flags))
-    parsed = parse_job(fill_job(read_job(job), catalog))
-    planner = make_planner(parsed, catalog.find_datasets(parsed.stream))
-    reports = list(read_times(times) if times is not None else fetch_times(server or "", parsed.job_id))
+    planner = open_job(job, dataset, index_dir, quarantine, tokenizer, config)
+    reports = list(read_times(times) if times is not None else fetch_times(server or "", planner.job.job_id))
     measured = measurements(planner, [r for r in reports if r.step >= first_step])
-    _show(Console(), parsed.spec.execution.modules, measured)
+    _show(Console(), planner.job.spec.execution.modules, measured)
 
 
 def read_times(file: Path) -> Iterator[StepTimes]:

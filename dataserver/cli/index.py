@@ -7,9 +7,10 @@ import tyro
 
 from dataserver.cli.arguments import MaybeInt, MaybePath, named_paths
 from dataserver.cli.progress import progress_bar
+from dataserver.dataset import count_tokens
 from dataserver.dataset.build import build_index
 from dataserver.dataset.dataset import Dataset
-from dataserver.preprocessing.tokens import BYTES, Tokenizer, count_dataset_tokens, load_tokenizer
+from dataserver.preprocessing.tokens import BYTES, Tokenizer, load_tokenizer
 
 Paths = Annotated[
     tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH...", help_behavior_hint="(required)")
@@ -66,6 +67,6 @@ def _index_one(path: Path, index_dir: Path | None, workers: int | None, tokenize
         print(f"  left out     {count} {kind}")
     for tokenizer in tokenizers:
         with progress_bar(f"counting {tokenizer.name} tokens") as report:
-            counted = count_dataset_tokens(path, tokenizer, index_dir, report)
+            counted = count_tokens(path, tokenizer, index_dir, report)
         print(f"  tokens       {counted.num_tokens} ({tokenizer.name}, digest {tokenizer.digest})")
     print(f"  fingerprint  {Dataset.open(path, index_dir).fingerprint}", flush=True)

@@ -1,23 +1,18 @@
 """`dataserver plan`."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import yaml
 from google.protobuf.json_format import MessageToJson
 
-from dataserver.cli.arguments import MaybePath, Pairs, Switch, given, named_paths
+from dataserver.cli.arguments import MaybePath, Pairs, Switch
+from dataserver.cli.jobs import open_job
 from dataserver.cli.pages import write_page
 from dataserver.cli.pictures import draw_plan
 from dataserver.cli.tables import console_for_tables, show_plan
 from dataserver.cli.trace import write_trace
-from dataserver.planning.identity import parse_job
 from dataserver.planning.planner import explain
-from dataserver.serving.catalog import Catalog, fill_job
-from dataserver.serving.config import MAX_CONFIG_BYTES, load_config
-from dataserver.serving.jobs import JobPlanner
 from dataserver.serving.plan_message import plan_message
-from dataserver.serving.registry import make_planner
 
 PICTURES: Final = (".png", ".svg", ".pdf", ".html")
 
@@ -72,43 +67,3 @@ def plan(
         print(MessageToJson(message, preserving_proto_field_name=True))
     else:
         show_plan(console_for_tables(), parsed.spec.execution, message, planner.num_steps)
-
-
-def open_job(
-    job: Path, dataset: Pairs, index_dir: Pairs, quarantine: Pairs, tokenizer: Pairs, config: Path | None
-) -> JobPlanner:
-    """The planner of the job in a file, over the datasets and tokenizers that the flags name.
-
-    Raises:
-        ValueError: the file, a flag, or what they name cannot be used.
-        DataServiceError: the job does not fit the datasets.
-    """
-    flags = given(
-        datasets=named_paths("dataset", dataset),
-        index_dirs=named_paths("index-dir", index_dir),
-        quarantines=named_paths("quarantine", quarantine),
-        tokenizers=named_paths("tokenizer", tokenizer),
-    )
-    catalog = Catalog.open(load_config(config, flags))
-    parsed = parse_job(fill_job(read_job(job), catalog))
-    datasets = catalog.find_datasets(parsed.stream)
-    catalog.find_tokenizer(parsed.stream.tokenizer)
-    return make_planner(parsed, datasets)
-
-
-def read_job(file: Path) -> Any:
-    """What a job's YAML or JSON file holds.
-
-    Raises:
-        ValueError: it cannot be read, or is no YAML.
-    """
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(MAX_CONFIG_BYTES + 1)
-        if len(content) > MAX_CONFIG_BYTES:
-            raise ValueError(f"the job {file} has more than {MAX_CONFIG_BYTES} bytes; a job specification is required")
-        return yaml.safe_load(content)
-    except OSError as error:
-        raise ValueError(f"the job {file} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"the job {file} is not valid YAML: {error}") from None

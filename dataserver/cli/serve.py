@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from dataserver.cli.arguments import Address, MaybeInt, MaybePath, Pairs, Switch, given, named_paths
+from dataserver.jobs import Catalog
 from dataserver.planning.warmup import warm_up
 from dataserver.preprocessing import silence_pillow_warnings
-from dataserver.serving.catalog import Catalog
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer
 

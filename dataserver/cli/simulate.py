@@ -11,10 +11,10 @@ from dataserver.cli.alternatives import alternatives_of, changes
 from dataserver.cli.arguments import MaybePath, Pairs, Switch
 from dataserver.cli.comparison import Outcome, compare
 from dataserver.cli.comparison_table import beyond, comparison_table, notes, verdict
-from dataserver.cli.plan import open_job
+from dataserver.cli.jobs import open_job
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.tables import console_for_tables
-from dataserver.serving.jobs import JobPlanner
+from dataserver.jobs import JobPlanner
 
 
 def simulate(

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dataserver.cli.arguments import MaybePath, Pairs, Switch
-from dataserver.cli.plan import open_job
+from dataserver.cli.jobs import open_job
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.tables import console_for_tables
+from dataserver.jobs import JobPlanner
 from dataserver.planning.contrastive.choice import (
     TowerChoice,
     TowerCluster,
@@ -34,7 +35,6 @@ from dataserver.planning.expectation import item_sizes
 from dataserver.planning.identity import identify
 from dataserver.planning.jobspec import ModuleSpec
 from dataserver.planning.planner import plan_step, timeline
-from dataserver.serving.jobs import JobPlanner
 
 StateBytes = Annotated[
     tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=BYTES", help_behavior_hint="")

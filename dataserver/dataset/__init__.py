@@ -1,6 +1,7 @@
 """Shards, storage and index: input and output, no policy."""
 
 from dataserver.dataset.build import BuildReport, build_index
+from dataserver.dataset.cache import LruCache
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.errors import (
     DatasetError,
@@ -16,7 +17,7 @@ from dataserver.dataset.filters import Filter, compile_filter
 from dataserver.dataset.lint import Finding, LintReport, lint
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import DocumentParts, ImageRef, Shard, ShardSizes
-from dataserver.dataset.tokens import TokensReport, count_tokens
+from dataserver.dataset.tokens import TokenCounter, TokensReport, count_tokens
 
 __all__ = [
     "BuildReport",
@@ -28,6 +29,7 @@ __all__ = [
     "Finding",
     "ImageRef",
     "LintReport",
+    "LruCache",
     "Oddity",
     "OddityReport",
     "Quarantine",
@@ -36,6 +38,7 @@ __all__ = [
     "ShardReadError",
     "ShardSizes",
     "StaleIndexError",
+    "TokenCounter",
     "TokensMissingError",
     "TokensReport",
     "build_index",

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataserver.dataset.errors import DatasetError, Oddities, StaleIndexError
+from dataserver.dataset.files import ShardFile, find_shards, read_fresh_schema
 from dataserver.dataset.index import (
     FORMAT_VERSION,
     IndexHeader,
@@ -24,7 +25,6 @@ from dataserver.dataset.index import (
     read_oddities,
     write_index,
 )
-from dataserver.dataset.layout import ShardFile, find_shards, read_fresh_schema
 from dataserver.dataset.samples import Scalar, read_samples
 from dataserver.dataset.sidecar import read_sidecar
 from dataserver.dataset.tar import READ_CHUNK_BYTES, HashingReader, scan_members

@@ -12,8 +12,8 @@ from typing import Final
 
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import DatasetError, ShardReadError
+from dataserver.dataset.files import find_shards, read_fresh_schema
 from dataserver.dataset.headers import MAX_IMAGE_BYTES
-from dataserver.dataset.layout import find_shards, read_fresh_schema
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import IMAGE_COLUMNS, ImageRef, IndexCaches, Shard
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import DatasetError, OddityReport
+from dataserver.dataset.files import ShardFile
 from dataserver.dataset.filters import Filter
 from dataserver.dataset.index import (
     BATCH_ROWS,
@@ -19,7 +20,6 @@ from dataserver.dataset.index import (
     read_columns,
     read_oddities,
 )
-from dataserver.dataset.layout import ShardFile
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.tokens import read_counts
 
@@ -149,7 +149,7 @@ class Shard:
 
     def parts(self, row: int) -> DocumentParts:
         """Return the parts of one sample; decompresses the texts of one record batch."""
-        self._check_row(row)
+        self.check_row(row)
         number, inner = divmod(row, BATCH_ROWS)
         batch = self.caches.texts.get(
             (self.position, number), lambda: read_batch(self.file.index_path, self.header, number, ["kinds", "texts"])
@@ -163,7 +163,7 @@ class Shard:
         Raises:
             IndexError: there is no such row or image.
         """
-        self._check_row(row)
+        self.check_row(row)
         rows = self._rows()
         first, end = (int(o) for o in rows.sizes.image_offsets[row : row + 2])
         if not 0 <= i < end - first:
@@ -204,7 +204,8 @@ class Shard:
             kept &= quarantine.mask(self)
         return kept
 
-    def _check_row(self, row: int) -> None:
+    def check_row(self, row: int) -> None:
+        """Raise IndexError, which names the shard, if it has no such row."""
         if not 0 <= row < self.num_samples:
             raise IndexError(f"shard {self.name} has {self.num_samples} samples, row {row} was asked for")
 

@@ -7,22 +7,30 @@ columns it was counted from; counts of other texts are noticed and count as miss
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from dataserver.dataset.errors import DatasetError, TokensMissingError
+from dataserver.dataset.files import ShardFile, find_shards, read_fresh_schema
 from dataserver.dataset.index import BATCH_ROWS, IndexHeader, atomic_writer, read_batch
-from dataserver.dataset.layout import ShardFile, find_shards, read_fresh_schema
-
-EncodeCounts = Callable[[list[str]], Sequence[int]]
-"""Gives the number of tokens of each text, without special tokens."""
 
 COLUMNS_KEY: Final = b"disttrain.columns_digest"
 TOKENIZER_KEY: Final = b"disttrain.tokenizer_digest"
 MAX_TOKENS: Final = (1 << 31) - 1
+
+
+class TokenCounter(Protocol):
+    """What counting takes of a tokenizer."""
+
+    @property
+    def digest(self) -> str:
+        """Identifies the tokenizer in a job."""
+
+    def count(self, texts: list[str]) -> Sequence[int]:
+        """Return the number of tokens of each text, without special tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +45,7 @@ class TokensReport:
 
 def count_tokens(
     path: Path,
-    tokenizer_digest: str,
-    encode_counts: EncodeCounts,
+    tokenizer: TokenCounter,
     index_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> TokensReport:
@@ -46,14 +53,13 @@ def count_tokens(
 
     Args:
         path: folder of indexed shards, or one shard.
-        tokenizer_digest: what identifies the tokenizer in a job.
-        encode_counts: called with the texts of at most `BATCH_ROWS` samples.
+        tokenizer: called with the texts of at most `BATCH_ROWS` samples.
         index_dir: where the indexes lie instead of beside the shards.
         progress: called with (shards done, shards in total).
 
     Raises:
         StaleIndexError: a shard is not indexed.
-        DatasetError: `encode_counts` broke its contract, or a file cannot be written.
+        DatasetError: `tokenizer.count` broke its contract, or a file cannot be written.
     """
     shards = find_shards(path, index_dir)
     num_counted = num_texts = num_tokens = 0
@@ -62,10 +68,10 @@ def count_tokens(
             progress(done, len(shards))
         header, _ = read_fresh_schema(shard)
         try:
-            counts = read_counts(shard, header, tokenizer_digest)
+            counts = read_counts(shard, header, tokenizer.digest)
         except TokensMissingError:
-            counts = _count_shard(shard, header, encode_counts)
-            _write_counts(shard, header, tokenizer_digest, counts)
+            counts = _count_shard(shard, header, tokenizer)
+            _write_counts(shard, header, tokenizer.digest, counts)
             num_counted += 1
         num_texts += len(counts)
         num_tokens += int(counts.sum(dtype=np.int64))
@@ -104,18 +110,18 @@ def _missing(shard: ShardFile, digest: str, reason: str) -> TokensMissingError:
     )
 
 
-def _count_shard(shard: ShardFile, header: IndexHeader, encode_counts: EncodeCounts) -> npt.NDArray[np.int32]:
+def _count_shard(shard: ShardFile, header: IndexHeader, tokenizer: TokenCounter) -> npt.NDArray[np.int32]:
     counted: list[npt.NDArray[np.int64]] = []
     for batch in range(-(-header.num_samples // BATCH_ROWS)):
         rows = read_batch(shard.index_path, header, batch, ["texts"])
         texts: list[str] = rows.column("texts").flatten().to_pylist()
-        counts = np.asarray(encode_counts(texts), dtype=np.int64)
+        counts = np.asarray(tokenizer.count(texts), dtype=np.int64)
         if counts.shape != (len(texts),):
             raise DatasetError(
                 f"the tokenizer gave {counts.shape} counts for {len(texts)} texts; it must give one each"
             )
         if len(counts) and not 0 <= int(counts.min()) <= int(counts.max()) <= MAX_TOKENS:
-            raise DatasetError(f"the tokenizer gave a count outside 0..{MAX_TOKENS}; check its encode_counts")
+            raise DatasetError(f"the tokenizer gave a count outside 0..{MAX_TOKENS}; check its count")
         counted.append(counts)
     return np.concatenate(counted).astype(np.int32) if counted else np.zeros(0, np.int32)
 

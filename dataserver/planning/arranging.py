@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dataserver.planning.balancing import BALANCERS, Memory, bin_loads, bin_totals
+from dataserver.planning.balancing import BALANCERS, BinRoom, bin_loads, bin_totals
 from dataserver.planning.costs import forward_ns, padded_ns
 from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec, Stream
@@ -19,7 +19,6 @@ TASK_OF: Mapping[ModuleKind, Task] = MappingProxyType(
     {ModuleKind.ENCODER: Task.UNDERSTANDING, ModuleKind.GENERATOR: Task.GENERATION}
 )
 """The task whose images a module handles."""
-
 
 _SMALLER = "take smaller microbatches, a balance other than none, more ranks, or more memory"
 
@@ -39,19 +38,19 @@ def arrange_samples(module: ModuleSpec, samples: StepSamples, sequence: I64, pla
     return _arrangement(module.name, order, ranks[order], waves[order], slots[order], samples.tokens[order])
 
 
-def arrange_images(module: ModuleSpec, images: I64, rank: I64, wave: I64, rows: I64) -> Arrangement:
+def arrange_images(module: ModuleSpec, images: I64, rank: I64, microbatch: I64, rows: I64) -> Arrangement:
     """The arrangement of an encoder or generator.
 
     Args:
         module: the encoder or generator.
         images: int64 [k], the images it handles, in backbone order.
         rank: int64 [k], the rank of the module that gets each.
-        wave: int64 [k], the wave of each.
+        microbatch: int64 [k], the microbatch of each.
         rows: int64 [k], rows of its output (embeddings) or input (conditions).
     """
-    order = np.lexsort((np.arange(len(images)), wave, rank))
-    position = _within_groups(rank[order], wave[order], np.ones(len(order), np.int64))
-    return _arrangement(module.name, images[order], rank[order], wave[order], position, rows[order])
+    order = np.lexsort((np.arange(len(images)), microbatch, rank))
+    position = _rows_before(rank[order], microbatch[order], np.ones(len(order), np.int64))
+    return _arrangement(module.name, images[order], rank[order], microbatch[order], position, rows[order])
 
 
 def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64, dp: int, islands: int) -> I64:
@@ -69,7 +68,7 @@ def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64,
         backbone_rank: int64 [k], where each image's sample is.
         wave: int64 [k].
         dp: backbone ranks.
-        islands: independent groups of ranks; it divides both degrees.
+        islands: independent sets of ranks; it divides both degrees.
 
     Raises:
         WaveTooLargeError: no way was found to keep every rank's part of every wave within the module's memory.
@@ -108,28 +107,28 @@ def _balanced_waves(module: ModuleSpec, balancer: str, sizes: I64, wave: I64, is
     finish = np.zeros((islands, width), np.int64)
     key = wave * islands + island
     order = np.argsort(key, kind="stable")
-    for group in np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else ():
-        here = int(island[group[0]])
-        memory = None if module.memory is None else Memory(sizes[group], module.memory.units)
+    for mine in np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else ():
+        here = int(island[mine[0]])
+        room = None if module.memory is None else BinRoom(sizes[mine], module.memory.units)
         try:
-            batch = BALANCERS[balancer](loads[group], width, None, memory)
+            batch = BALANCERS[balancer](loads[mine], width, None, room)
         except ValueError as error:
-            if memory is None:
+            if room is None:
                 raise
             raise WaveTooLargeError(
-                f"module {module.name}, wave {wave[group[0]]}: its {counted(len(group), 'image')} of "
-                f"{sizes[group].sum()} patches do not fit {counted(width, 'rank')}"
-                f"{', padded,' if module.padded else ''} with memory for {memory.cap} each; {_SMALLER}",
-                int(wave[group[0]]),
+                f"module {module.name}, wave {wave[mine[0]]}: its {counted(len(mine), 'image')} of "
+                f"{sizes[mine].sum()} patches do not fit {counted(width, 'rank')}"
+                f"{', padded,' if module.padded else ''} with memory for {room.cap} each; {_SMALLER}",
+                int(wave[mine[0]]),
             ) from error
         if module.padded:
-            times = padded_ns(module.cost, sizes[group], batch, width)
+            times = padded_ns(module.cost, sizes[mine], batch, width)
         else:
-            times = bin_loads(loads[group], batch, width)
+            times = bin_loads(loads[mine], batch, width)
         rank_of = np.empty(width, np.int64)
         rank_of[np.argsort(-times, kind="stable")] = np.argsort(finish[here], kind="stable")
         finish[here, rank_of] += times
-        rank[group] = here * width + rank_of[batch]
+        rank[mine] = here * width + rank_of[batch]
     return rank
 
 
@@ -149,15 +148,15 @@ def _check_memory(module: ModuleSpec, sizes: I64, rank: I64, wave: I64) -> None:
         )
 
 
-def _arrangement(name: str, item: I64, rank: I64, wave: I64, slot: I64, rows: I64) -> Arrangement:
-    return Arrangement(name, item, rank, wave, slot, _within_groups(rank, wave, rows))
+def _arrangement(name: str, item: I64, rank: I64, microbatch: I64, slot: I64, rows: I64) -> Arrangement:
+    return Arrangement(name, item, rank, microbatch, slot, _rows_before(rank, microbatch, rows))
 
 
-def _within_groups(rank: I64, wave: I64, rows: I64) -> I64:
-    """Running sum of rows before each item among the items of the same (rank, wave), which stand together."""
+def _rows_before(rank: I64, microbatch: I64, rows: I64) -> I64:
+    """Sum of the rows before each item among those of its rank's microbatch, which stand together. int64 [k]."""
     before = np.cumsum(rows) - rows
     first = np.ones(len(rows), np.bool_)
-    first[1:] = (rank[1:] != rank[:-1]) | (wave[1:] != wave[:-1])
+    first[1:] = (rank[1:] != rank[:-1]) | (microbatch[1:] != microbatch[:-1])
     base = before[first][np.cumsum(first) - 1] if len(rows) else before
     return (before - base).astype(np.int64)
 
@@ -174,7 +173,7 @@ def module_images(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> I6
 
 
 def images_in_order(samples: StepSamples, backbone: Arrangement, images: I64) -> tuple[I64, I64, I64]:
-    """Some of the step's images in backbone order, with the backbone rank and wave of each. int64 [k] each."""
+    """Some of the step's images in backbone order, with the backbone rank and microbatch of each. int64 [k] each."""
     counts = np.diff(samples.image_offsets)[backbone.item]
     firsts = samples.image_offsets[backbone.item]
     total = int(counts.sum())
@@ -205,7 +204,7 @@ def arrange_module(
         module: its encoder or generator.
         samples: of the step.
         backbone: their arrangement in the backbone.
-        islands: independent groups of ranks; it divides both degrees.
+        islands: independent sets of ranks; it divides both degrees.
 
     Raises:
         WaveTooLargeError: the module's memory does not hold a wave.
@@ -232,11 +231,11 @@ def images_beside(spec: JobSpec, module: ModuleSpec, samples: StepSamples, backb
     """The images of an encoder or generator and their places in the backbone."""
     task = TASK_OF[module.kind]
     of_task = np.flatnonzero(samples.task[samples.image_sample] == task)
-    image, rank, wave = images_in_order(samples, backbone, of_task)
+    image, rank, microbatch = images_in_order(samples, backbone, of_task)
     rows = image_rows(spec.stream, samples, image, task)
-    start = _within_groups(rank, wave, rows)
+    start = _rows_before(rank, microbatch, rows)
     mine = _mask(module_images(spec, module, samples), len(samples.image_rows))[image]
-    return BesideBackbone(*(a[mine] for a in (image, rank, wave, start, rows)))
+    return BesideBackbone(*(a[mine] for a in (image, rank, microbatch, start, rows)))
 
 
 def arrange_and_route(

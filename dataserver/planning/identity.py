@@ -5,6 +5,7 @@ running jobs would change under an upgrade; the golden hashes in the tests guard
 """
 
 import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,7 @@ from pydantic import ValidationError
 
 from dataserver.planning.job import SUPPORTED_PLAN_VERSIONS, JobSpec
 from dataserver.planning.jobspec import SUPPORTED_CONTENT_VERSIONS, SUPPORTED_ORDER_VERSIONS, Stream
-
-Path = tuple[int | str, ...]
-"""Where an error is in a job."""
+from dataserver.planning.jobspec.problems import describe
 
 
 class JobSpecError(ValueError):
@@ -39,6 +38,11 @@ class Job:
         """The stream part of the specification."""
         return self.spec.stream
 
+    @property
+    def text(self) -> str:
+        """The complete job as canonical JSON: what other processes and servers are given."""
+        return canonical_json(self.spec).decode()
+
 
 def canonical_json(spec: JobSpec | Stream) -> bytes:
     """RFC 8785 form of a specification, UTF-8; absent options are left out."""
@@ -55,22 +59,18 @@ def identify(spec: JobSpec) -> Job:
 
 
 def parse_job(data: Any) -> Job:
-    """Validate parsed JSON or YAML.
+    """Validate a complete specification, given as the values of its JSON or YAML.
+
+    Types are those of JSON, and none is converted: a number is no text, an integer has no fraction, true is no 1.
 
     Raises:
         JobSpecError: naming every field that is wrong.
         UnsupportedVersionError: naming the version and the supported ones.
     """
     try:
-        spec = JobSpec.model_validate(data)
+        spec = JobSpec.model_validate_json(_json(data), strict=True)
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in e['loc']) or 'job'}: {_problem(e['type'], e['msg'])}"
-            for e in errors
-            if e["type"] != "too_short" or not any(_is_below(other["loc"], e["loc"]) for other in errors)
-        )
-        raise JobSpecError(f"the job is not valid: {problems}") from None
+        raise JobSpecError(f"the job is not valid: {describe(error, data, JobSpec)}") from None
     for name, found, supported in (
         ("order_version", spec.stream.order_version, SUPPORTED_ORDER_VERSIONS),
         ("content_version", spec.stream.content_version, SUPPORTED_CONTENT_VERSIONS),
@@ -84,15 +84,14 @@ def parse_job(data: Any) -> Job:
     return identify(spec)
 
 
-def _is_below(path: Path, other: Path) -> bool:
-    """Whether a list with an error at `other` has one in a member, which pydantic then does not count as one."""
-    return len(path) > len(other) and path[: len(other)] == other
-
-
-def _problem(kind: str, message: str) -> str:
-    if kind == "extra_forbidden":
-        return "this key is unknown; correct its spelling, or use the release that the job was written for"
-    return message.removeprefix("Value error, ")
+def _json(data: Any) -> bytes:
+    try:
+        return json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        before = error.object[max(0, error.start - 40) : error.start]
+        raise JobSpecError(f"the job is not valid: half a surrogate pair, no text, stands after {before!r}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise JobSpecError(f"the job is not valid: it holds what JSON cannot say: {error}") from None
 
 
 def differing_fields(ours: Stream, theirs: dict[str, Any]) -> list[str]:

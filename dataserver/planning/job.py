@@ -1,9 +1,10 @@
 """The whole specification of a job: a stream and its execution; and the layouts that a job can have."""
 
-from typing import Annotated, Any, Final, Self, TypeVar, get_args
+from enum import StrEnum
+from typing import Annotated, Final, Self, TypeVar
 
 import numpy as np
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from dataserver.planning.colocated.options import ColocatedOptions
 from dataserver.planning.contrastive.options import ContrastiveOptions
@@ -28,19 +29,12 @@ AnyLayout = PipelinedOptions | GroupedOptions | ColocatedOptions | ContrastiveOp
 
 Options = TypeVar("Options", bound=LayoutOptions)
 
-LAYOUT_KINDS: Final = tuple(get_args(o.model_fields["kind"].annotation)[0] for o in get_args(AnyLayout))
 
+class ValidityPolicy(StrEnum):
+    """What a backbone's views say of samples with images."""
 
-def _of_known_kind(value: Any) -> Any:
-    """Say in words what a discriminator would complain of."""
-    if isinstance(value, get_args(AnyLayout)):
-        return value
-    if not isinstance(value, dict):
-        raise ValueError(f"found {value!r}; a mapping with a kind is required, such as {{kind: {LAYOUT_KINDS[0]}}}")
-    if value.get("kind") not in LAYOUT_KINDS:
-        found = f"is {value['kind']!r}" if "kind" in value else "is missing"
-        raise ValueError(f"kind {found}; one of {', '.join(LAYOUT_KINDS)} is required")
-    return value
+    EXACT = "exact"
+    """Whether their images can be decoded; the server decodes them first. For trainers without encoder ranks."""
 
 
 class Execution(SpecModel):
@@ -48,7 +42,7 @@ class Execution(SpecModel):
 
     modules: Annotated[tuple[ModuleSpec, ...], Field(min_length=1, max_length=64)]
     """The modules: one backbone with any number of encoders and generators, or towers alone."""
-    layout: Annotated[AnyLayout, Field(discriminator="kind"), BeforeValidator(_of_known_kind)] = PipelinedOptions()
+    layout: Annotated[AnyLayout, Field(discriminator="kind")] = PipelinedOptions()
     """How the modules share devices and time."""
     microbatch: Annotated[int, Field(ge=1, le=65536)] = 1
     """Sequences of one microbatch of one backbone rank, at most; fewer where the memory of a module asks for it."""
@@ -58,6 +52,9 @@ class Execution(SpecModel):
     """End of the job."""
     plan_version: Positive = 1
     """Version of the rules that turn a step's samples into a plan."""
+    validity: ValidityPolicy | None = None
+    """What the views of samples say of their validity; by default nothing that takes decoding, which the ranks that get
+    the images know. Samples, order and denominators are the same."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

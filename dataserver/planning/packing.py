@@ -97,14 +97,14 @@ def balanced(tokens: I64, loads: I64, seq_len: int, num_sequences: int | None = 
     return number_by_first(packed)
 
 
-def number_by_first(group: I64) -> I64:
-    """The same groups, numbered from 0 in the order of their first members. int64 [n]."""
-    count = int(group.max(initial=-1)) + 1
-    first = np.full(count, len(group))
-    first[group[::-1]] = np.arange(len(group))[::-1]
+def number_by_first(bin_of: I64) -> I64:
+    """The same bins, numbered from 0 in the order of their first members. int64 [n]."""
+    count = int(bin_of.max(initial=-1)) + 1
+    first = np.full(count, len(bin_of))
+    first[bin_of[::-1]] = np.arange(len(bin_of))[::-1]
     number = np.empty(count, np.int64)
     number[np.argsort(first, kind="stable")] = np.arange(count)
-    numbered: I64 = number[group]
+    numbered: I64 = number[bin_of]
     return numbered
 
 

@@ -27,7 +27,7 @@ class Arrangement:
     rank: I64
     """Data-parallel rank within the module."""
     microbatch: I64
-    """Microbatch, which is also the wave."""
+    """Microbatch of that rank; where modules run as a pipeline, the wave."""
     slot: I64
     """Backbone: sequence slot within the microbatch. Elsewhere: position within the microbatch."""
     start: I64
@@ -207,32 +207,25 @@ def plan_hash(
     return digest.digest()
 
 
-def make_plan(
-    job: Job,
-    step: int,
-    samples: StepSamples,
-    *,
-    num_microbatches: int,
-    sequences_per_microbatch: int,
-    arrangements: tuple[Arrangement, ...],
-    routings: tuple[Routing, ...],
-    schedules: tuple[ModuleSchedule, ...],
-    groups: RankGroups = NO_GROUPS,
-) -> StepPlan:
+def make_plan(job: Job, step: int, arranged: ArrangedStep) -> StepPlan:
     """A plan with what follows from its parts: the denominators of the losses, and its hash."""
+    samples = arranged.samples
     understood, generated = samples.task == Task.UNDERSTANDING, samples.task == Task.GENERATION
     return StepPlan(
+        **{field.name: getattr(arranged, field.name) for field in fields(ArrangedStep)},
         job_id=job.job_id,
         stream_id=job.stream_id,
         step=step,
-        samples=samples,
-        num_microbatches=num_microbatches,
-        sequences_per_microbatch=sequences_per_microbatch,
-        arrangements=arrangements,
-        routings=routings,
-        schedules=schedules,
-        groups=groups,
         text_tokens=int((samples.text_tokens[understood] + 1).sum()),
         target_patches=int(samples.patches[generated[samples.image_sample]].sum()),
-        hash=plan_hash(job.job_id, step, samples, num_microbatches, arrangements, routings, schedules, groups),
+        hash=plan_hash(
+            job.job_id,
+            step,
+            samples,
+            arranged.num_microbatches,
+            arranged.arrangements,
+            arranged.routings,
+            arranged.schedules,
+            arranged.groups,
+        ),
     )

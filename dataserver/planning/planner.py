@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from dataserver.planning.identity import Job, identify
-from dataserver.planning.job import JobSpec
+from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.layout import PlannedTimeline, layout_of
-from dataserver.planning.plan import StepPlan
+from dataserver.planning.plan import ArrangedStep, StepPlan
 from dataserver.planning.samples import I64, StepSamples
+from dataserver.planning.simulation import Program
 
 
 def plan_step(job: Job, step: int, samples: StepSamples) -> StepPlan:
@@ -28,6 +29,11 @@ def baseline_plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     execution = job.spec.execution
     without = layout_of(execution).baseline(execution)
     return plan_step(identify(job.spec.model_copy(update={"execution": without})), step, samples)
+
+
+def programs(execution: Execution, plan: ArrangedStep) -> tuple[Program, ...]:
+    """What every stage does: the programs that `timeline` simulates and the trainer runs."""
+    return layout_of(execution).programs(execution, plan.schedules, plan.num_microbatches)
 
 
 def timeline(spec: JobSpec, plan: StepPlan) -> PlannedTimeline:

@@ -33,7 +33,10 @@ def pack_step(job: Job, samples: StepSamples, at_least: int = 0) -> tuple[I64, i
 
 
 def pack_sequences(job: Job, samples: StepSamples, capacity: int, slots: int, at_least: int = 0) -> tuple[I64, int]:
-    """The same, of at most `capacity` tokens, where a microbatch of all ranks together holds `slots` sequences."""
+    """Pack as `pack_step` does, into sequences of at most `capacity` tokens.
+
+    Here `slots` is the number of sequences that one microbatch of all ranks together holds.
+    """
     stream, tokens, backbone = job.stream, samples.tokens, job.spec.execution.backbone
     if not stream.packing.enabled:
         return one_per_sequence(tokens), max(at_least, -(-max(stream.global_batch, len(tokens)) // slots))

@@ -1,6 +1,7 @@
 """Views: what one (module, rank) gets of a microbatch, cut from the plan. Shapes and bytes only, no content."""
 
 from dataclasses import dataclass, fields
+from typing import Final
 
 import numpy as np
 
@@ -8,6 +9,14 @@ from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.plan import Routing, StepPlan
 from dataserver.planning.samples import I64
+
+ALIGNMENT: Final = 64
+"""Every tensor of a view begins at a multiple of this many bytes."""
+
+
+def aligned(num_bytes: int) -> int:
+    """The next multiple of ALIGNMENT."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)

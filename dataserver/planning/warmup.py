@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from dataserver.planning.identity import parse_job
+from dataserver.planning.jobspec import SPECIAL_TOKENS
 from dataserver.planning.planner import plan_step
 from dataserver.planning.sizing import shard_table, size_samples
 
@@ -23,7 +24,7 @@ def warm_up() -> None:
 
 def _plan(backbone: dict[str, Any], layout: dict[str, Any] | None = None) -> None:
     """Plan a step of a job with the default policies but for its layout and some fields of its backbone."""
-    ids = dict.fromkeys(("bos", "eos", "boi", "eoi", "image", "query"), 0)
+    ids = dict.fromkeys(SPECIAL_TOKENS, 0)
     job = parse_job(
         {
             "stream": {

@@ -146,7 +146,7 @@ def decisions(execution: Execution, found: InFlight) -> tuple[Decision, ...]:
                 else f"; memory for {m.memory.units:,} {item} holds {found.most[m.name]}"
             )
         if (held < np.minimum(wanted, found.most.get(m.name, int(wanted.max())))).any():
-            reason += "; falls evenly to what the last stage holds, so that few neighbours wait for each other"
+            reason += "; the number falls evenly towards the last stage, so that few neighbours wait for each other"
         made.append(Decision(m.name, f"{counted}in flight: {listed(held)}", reason))
     return tuple(made)
 

@@ -5,7 +5,7 @@ looks like one is tokenized as text.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -13,17 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as HuggingFaceModel
 
-from dataserver.dataset.tokens import TokensReport, count_tokens
-from dataserver.planning.jobspec import TokenizerSpec
+from dataserver.planning.jobspec import SPECIAL_TOKENS, TokenizerSpec
 from dataserver.preprocessing.limits import MAX_TEXT_BATCH_BYTES, MAX_TOKENIZER_BYTES
 
 I32 = NDArray[np.int32]
 
 BYTES: Final = "bytes"
 """Name of the built-in tokenizer."""
-
-SPECIAL_TOKENS: Final = ("bos", "eos", "boi", "eoi", "image", "query")
-"""Special tokens in the order in which `tokenizer_spec` numbers them."""
 
 
 class TokenizerError(ValueError):
@@ -148,23 +144,13 @@ def check_tokenizer(spec: TokenizerSpec, tokenizer: Tokenizer) -> None:
     if tokenizer.digest != spec.digest:
         raise TokenizerError(
             f"tokenizer {spec.name} has digest {tokenizer.digest} here, the job requires {spec.digest}; "
-            "give the server the file that the job was made with"
+            "give the server the file that the job was made with, or leave digest out of a new job, to take this one"
         )
     if tokenizer.vocab_size > spec.vocab_size:
         raise TokenizerError(
             f"tokenizer {spec.name} has {tokenizer.vocab_size} ids, the job's vocab_size is {spec.vocab_size}; "
             f"raise tokenizer.vocab_size to at least {tokenizer.vocab_size}"
         )
-
-
-def count_dataset_tokens(
-    path: Path,
-    tokenizer: Tokenizer,
-    index_dir: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> TokensReport:
-    """Count the tokens of all texts of an indexed dataset, as `dataserver.dataset.tokens.count_tokens` says."""
-    return count_tokens(path, tokenizer.digest, tokenizer.count, index_dir, progress)
 
 
 def _read_bounded(path: Path) -> bytes:

@@ -1,29 +1,53 @@
-"""The tensors of a view: their layout in one buffer, and the tasks that fill it.
+"""The tensors of a view: their places in one buffer, and the tasks that fill it.
 
 A view is laid out from the plan alone. `prepare_view` fills what needs no pixels and returns one task per image; the
 caller runs them on its thread pool, in any order, and then calls `finish`. The bytes depend on the job and the stored
 data alone, whatever the buffer held before.
+
+A view of samples needs no pixels, and waits for none: whether its images can be decoded is not known then. A job whose
+`execution.validity` is exact pays for knowing it, with a task for each image that decodes and keeps the verdict alone.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.dataset import Dataset
-from dataserver.planning.job import JobSpec
+from dataserver.planning.job import JobSpec, ValidityPolicy
 from dataserver.planning.jobspec import ModuleKind, Sizing
 from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import ROW_BITS
+from dataserver.planning.samples import I64, ROW_BITS, Bool, StepSamples
 from dataserver.planning.views import ViewPlan
 from dataserver.preprocessing.images import U8, ImageShape, decode_patches
-from dataserver.preprocessing.layout import TensorSpec, UnknownTensorError, num_patches, total_bytes, view_tensors
-from dataserver.preprocessing.sequences import TokenizedDocument, backbone_arrays, text_arrays
+from dataserver.preprocessing.sequences import IGNORED, TokenizedDocument, backbone_arrays, text_arrays
+from dataserver.preprocessing.tensors import TensorSpec, num_patches, total_bytes
 from dataserver.preprocessing.tokens import Tokenizer, check_tokenizer
 
-__all__ = ["PreparedView", "TensorSpec", "UnknownTensorError", "prepare_view", "total_bytes", "view_tensors"]
+
+class Validity(IntEnum):
+    """What is known of an item, in the numbers of the proto."""
+
+    UNKNOWN = 1
+    """A sample with images that nobody decoded for this view."""
+    VALID = 2
+    INVALID = 3
+    """An image that cannot be made from its stored bytes, or a sample with such an image."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Images:
+    """The images that are decoded for a view: k of them, of n items."""
+
+    index: I64
+    """int64 [k]: indices into the step's images."""
+    item: I64
+    """int64 [k]: the item of the view that each belongs to."""
+    valid: Bool
+    """bool [k]: what its task found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +57,23 @@ class PreparedView:
     tensors: tuple[TensorSpec, ...]
     buffer: U8
     """uint8 [total_bytes(tensors)]."""
-    valid: NDArray[np.bool_]
-    """bool [items]: False where an image could not be made from its stored bytes; known when its task has run."""
+    validity: U8
+    """uint8 [items], numbers of `Validity`; complete after `finish`."""
     tasks: tuple[Callable[[], None], ...]
-    """One for each image, each independent of the others and repeatable. ShardReadError where storage fails."""
+    """One for each image to decode, independent of each other and repeatable. ShardReadError where storage fails."""
+    images: _Images
+    tokens: I64
+    """int64 [items]: tokens of each sample; of no meaning where items are images."""
 
     def finish(self) -> None:
-        """Fill what depends on the validity of the images."""
+        """Fill what depends on the validity of the images; every task has run."""
+        self.validity[self.images.item] = Validity.VALID
+        self.validity[self.images.item[~self.images.valid]] = Validity.INVALID
         for tensor in self.tensors:
             if tensor.name == "loss_mask":
-                tensor.of(self.buffer)[:] = self.valid
+                tensor.of(self.buffer)[:] = self.validity == Validity.VALID
+            elif tensor.name == "labels":
+                tensor.of(self.buffer)[np.repeat(self.validity == Validity.INVALID, self.tokens)] = IGNORED
 
 
 def prepare_view(
@@ -51,7 +82,7 @@ def prepare_view(
     view: ViewPlan,
     datasets: Sequence[Dataset],
     tokenizer: Tokenizer,
-    names: Collection[str],
+    tensors: tuple[TensorSpec, ...],
     buffer: U8,
 ) -> PreparedView:
     """Fill tokens and offsets of a view, and make the tasks that fill its pixels.
@@ -62,16 +93,14 @@ def prepare_view(
         view: the view.
         datasets: the datasets of the job, in its order.
         tokenizer: the tokenizer of the job.
-        names: the tensors that are wanted; all, if empty.
-        buffer: writable uint8 [total_bytes(view_tensors(spec, plan, view, names))]; its content does not matter.
+        tensors: those of the view that are wanted (`view_tensors`).
+        buffer: writable uint8 [total_bytes(tensors)]; its content does not matter.
 
     Raises:
-        UnknownTensorError: the view has no tensor of that name.
         TokenCountError: a text does not have the tokens that were planned.
         TokenizerError: the tokenizer is not that of the job.
         ValueError: the buffer has another size.
     """
-    tensors = view_tensors(spec, plan, view, names)
     if buffer.shape != (total_bytes(tensors),) or buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:
         raise ValueError(
             f"found a buffer of {buffer.dtype} {list(buffer.shape)}; "
@@ -79,18 +108,37 @@ def prepare_view(
         )
     _clear_gaps(tensors, buffer)
     by_name = {tensor.name: tensor.of(buffer) for tensor in tensors}
+    arrays: dict[str, NDArray[np.int32]]
     if view.holds_samples:
-        arrays: dict[str, NDArray[np.int32]] = _sequences(spec, plan, view, datasets, tokenizer)
-        valid = np.ones(view.num_items, np.bool_)
-        tasks: tuple[Callable[[], None], ...] = ()
+        arrays = _sequences(spec, plan, view, datasets, tokenizer)
+        counts = np.diff(plan.samples.image_offsets)[view.items]
     else:
         arrays = _offsets(spec, plan, view)
-        valid = np.zeros(view.num_items, np.bool_)
-        tasks = tuple(_image_tasks(spec, plan, view, datasets, by_name.get("patches"), valid))
+        counts = np.ones(view.num_items, np.int64)
     for name, array in arrays.items():
         if name in by_name:
             by_name[name][...] = array
-    return PreparedView(tensors, buffer, valid, tasks)
+    images = _images_to_decode(spec, plan.samples, view, counts)
+    return PreparedView(
+        tensors=tensors,
+        buffer=buffer,
+        validity=np.where(counts > 0, Validity.UNKNOWN, Validity.VALID).astype(np.uint8),
+        tasks=tuple(_image_tasks(spec, plan.samples, images, datasets, by_name.get("patches"))),
+        images=images,
+        tokens=plan.samples.tokens[view.items] if view.holds_samples else counts,
+    )
+
+
+def _images_to_decode(spec: JobSpec, samples: StepSamples, view: ViewPlan, counts: I64) -> _Images:
+    """All of a view of images; of a view of samples, which have `counts` images, all or none as the job wants it."""
+    if not view.holds_samples:
+        index = view.items
+    elif spec.execution.validity is ValidityPolicy.EXACT:
+        first = np.repeat(samples.image_offsets[view.items] - (np.cumsum(counts) - counts), counts)
+        index = first + np.arange(len(first))
+    else:
+        index, counts = np.zeros(0, np.int64), np.zeros_like(counts)
+    return _Images(index, np.repeat(np.arange(view.num_items), counts), np.zeros(len(index), np.bool_))
 
 
 def _clear_gaps(tensors: Sequence[TensorSpec], buffer: U8) -> None:
@@ -119,35 +167,29 @@ def _offsets(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> dict[str, NDArray
     conditions = np.arange(view.num_items + 1) * spec.stream.generation.query_tokens
     return {
         "grid": np.stack([samples.image_rows[view.items], samples.image_columns[view.items]], axis=1),
-        "cu_patches": np.concatenate([[0], np.cumsum(num_patches(plan, view))]).astype(np.int32),
+        "cu_patches": np.concatenate([[0], np.cumsum(num_patches(samples, view.items))]).astype(np.int32),
         "loss_mask": np.zeros(view.num_items, np.int32),
         "condition_offsets": conditions.astype(np.int32),
     }
 
 
 def _image_tasks(
-    spec: JobSpec,
-    plan: StepPlan,
-    view: ViewPlan,
-    datasets: Sequence[Dataset],
-    patches: NDArray[Any] | None,
-    valid: NDArray[np.bool_],
+    spec: JobSpec, samples: StepSamples, images: _Images, datasets: Sequence[Dataset], patches: NDArray[Any] | None
 ) -> Iterator[Callable[[], None]]:
     """Yield one task per image. Without a tensor for them, patches go nowhere: validity is wanted all the same."""
-    samples = plan.samples
-    sizes = num_patches(plan, view)
+    sizes = num_patches(samples, images.index)
     ends = np.cumsum(sizes)
-    sample_of = np.searchsorted(samples.image_offsets, view.items, side="right") - 1
-    for n, (item, i) in enumerate(zip(view.items.tolist(), sample_of.tolist(), strict=True)):
+    for n, image in enumerate(images.index.tolist()):
+        i = samples.image_sample[image]
         task = _ImageTask(
             dataset=datasets[int(samples.dataset[i])],
             sample=int(samples.sample[i]),
-            number=item - int(samples.image_offsets[i]),
-            rows=int(samples.image_rows[item]),
-            columns=int(samples.image_columns[item]),
+            number=int(samples.image_number[image]),
+            rows=int(samples.image_rows[image]),
+            columns=int(samples.image_columns[image]),
             sizing=spec.stream.sizing,
             out=None if patches is None else patches[int(ends[n] - sizes[n]) : int(ends[n])],
-            valid=valid[n : n + 1],
+            valid=images.valid[n : n + 1],
         )
         yield task.run
 
@@ -163,8 +205,8 @@ class _ImageTask:
     columns: int
     sizing: Sizing
     out: U8 | None
-    valid: NDArray[np.bool_]
-    """bool [1]: the image's place in `PreparedView.valid`."""
+    valid: Bool
+    """bool [1]: the image's place in `_Images.valid`."""
 
     def run(self) -> None:
         shard, row = divmod(self.sample, 1 << ROW_BITS)

@@ -1,4 +1,4 @@
-"""One microbatch on its way from a layout to encoded bytes, its images decoded by a shared thread pool."""
+"""One microbatch on its way from its spec to encoded bytes, its images decoded by a shared thread pool."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from dataserver.dataset.errors import ShardReadError
 from dataserver.preprocessing.views import PreparedView
 from dataserver.serving.memory import Buffer
-from dataserver.serving.source import Layout, ViewSource
+from dataserver.serving.source import MicrobatchSpec, ViewSource
 from dataserver.serving.wire import EncodedMicrobatch
 
 READ_ATTEMPTS: Final = 4
@@ -36,16 +36,16 @@ def with_retries(action: Callable[[], Result], stop: threading.Event) -> Result:
 class Assembly:
     """A microbatch in the making. It owns its buffer until it is released."""
 
-    def __init__(self, layout: Layout, buffer: Buffer, settled: Callable[["Assembly"], None]) -> None:
+    def __init__(self, spec: MicrobatchSpec, buffer: Buffer, settled: Callable[["Assembly"], None]) -> None:
         """Make an assembly that has not begun.
 
         Args:
-            layout: what to make.
-            buffer: at least `layout.num_bytes` long.
+            spec: what to make.
+            buffer: at least `spec.num_bytes` long.
             settled: called once, from any thread, when the assembly is made, has failed or was cancelled, and no thread
                 writes to the buffer any more.
         """
-        self.layout = layout
+        self.spec = spec
         self.buffer = buffer
         self.encoded: EncodedMicrobatch | None = None
         self.error: Exception | None = None
@@ -59,8 +59,8 @@ class Assembly:
         """Fill in what needs no decoding and hand the images to the pool. Errors end in `error`."""
         prepared: PreparedView | None = None
         try:
-            used = self.buffer[: self.layout.num_bytes]
-            prepared = with_retries(lambda: source.prepare(self.layout, used), self._stop)
+            used = self.buffer[: self.spec.num_bytes]
+            prepared = with_retries(lambda: source.prepare(self.spec, used), self._stop)
             for task in prepared.tasks:
                 self._submit(pool, task)
         except Exception as error:
@@ -105,7 +105,7 @@ class Assembly:
         if prepared is not None and not self._stop.is_set():
             try:
                 prepared.finish()
-                self.encoded = source.encode(self.layout, prepared)
+                self.encoded = source.encode(self.spec, prepared)
             except Exception as error:
                 self._fail(error)
         self._futures = []  # their callbacks hold the prepared view

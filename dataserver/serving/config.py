@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from dataserver.planning.jobspec import Name
+from dataserver.planning.jobspec.text import MAX_TEXT_BYTES, TextError, parse_yaml
 
-MAX_CONFIG_BYTES = 1 << 20
 MIB = 1 << 20
 
 
@@ -118,17 +117,14 @@ def _problem(error: ErrorDetails) -> str:
 def _read(file: Path) -> dict[str, Any]:
     try:
         with file.open("rb") as stream:
-            content = stream.read(MAX_CONFIG_BYTES + 1)
-        if len(content) > MAX_CONFIG_BYTES:
-            raise ConfigError(f"{file} has more than {MAX_CONFIG_BYTES} bytes; a server configuration is required")
-        data = yaml.safe_load(content)
+            data = parse_yaml(stream.read(MAX_TEXT_BYTES + 1))
     except OSError as error:
         raise ConfigError(f"the configuration {file} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
+    except TextError as error:
+        raise ConfigError(f"the configuration {file} cannot be used: {error}") from None
     if data is None:
         return {}
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+    if not isinstance(data, dict):
         raise ConfigError(f"{file} holds no mapping of configuration keys; the keys are {[*ServerConfig.model_fields]}")
     for key in ("datasets", "index_dirs", "quarantines", "tokenizers"):
         if isinstance(data.get(key), dict):

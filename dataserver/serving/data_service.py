@@ -1,7 +1,8 @@
 # ruff: noqa: N802 (methods are named by the proto)
 """The methods of DataService. Every field of a request is checked here or where it is used, before memory is taken."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Final
 
@@ -10,21 +11,25 @@ from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import errors_pb2, microbatch_pb2
 from google.protobuf.duration_pb2 import Duration
 
-from dataserver.planning.identity import canonical_json
+from dataserver.jobs import Catalog, fill_job, quarantine_digest
+from dataserver.planning.identity import JobSpecError, parse_job
 from dataserver.planning.job import SUPPORTED_PLAN_VERSIONS
 from dataserver.planning.jobspec import SUPPORTED_CONTENT_VERSIONS, SUPPORTED_ORDER_VERSIONS, ModuleSpec
+from dataserver.planning.jobspec.incomplete import absent_fields, json_pointer, value_at
+from dataserver.planning.jobspec.text import TextError, parse_json
 from dataserver.planning.naming import counted
 from dataserver.planning.planner import explain
-from dataserver.preprocessing import content_digest
-from dataserver.serving.catalog import Catalog, quarantine_digest
+from dataserver.preprocessing import content_digest, tokenizer_spec
 from dataserver.serving.config import ServerConfig
+from dataserver.serving.descriptions import describe_samples
 from dataserver.serving.errors import DataServiceError
+from dataserver.serving.limits import MAX_MESSAGE_BYTES
 from dataserver.serving.plan_message import plan_message
-from dataserver.serving.registry import JobRegistry, ServedJob, parse_job_json
+from dataserver.serving.registry import JobRegistry, ServedJob
 from dataserver.serving.source import ViewSource
 from dataserver.serving.streams import Streams
-from dataserver.serving.wire import MAX_MESSAGE_BYTES
 
+CODECS: Final = (microbatch_pb2.CODEC_RAW, microbatch_pb2.CODEC_ZSTD)
 MAX_TENSOR_NAMES: Final = 64
 MESSAGE_MARGIN_BYTES: Final = 1024
 """Room in a message of the largest size for what wraps a plan."""
@@ -44,13 +49,22 @@ class DataService:
         self._content_digest = content_digest()
 
     def GetOrCreateJob(self, request: pb.GetOrCreateJobRequest, _: grpc.ServicerContext) -> pb.GetOrCreateJobResponse:
-        """Make a job known."""
-        served = self._jobs.get_or_create(parse_job_json(request.job_spec_json))
+        """Make a job known, filling in what it leaves out."""
+        try:
+            stated = parse_json(request.job_spec_json)
+        except TextError as error:
+            raise JobSpecError(f"job_spec_json: {error}") from None
+        complete = fill_job(stated, self._catalog)
+        served = self._jobs.get_or_create(parse_job(complete))
         return pb.GetOrCreateJobResponse(
             job_id=served.job.job_id,
             stream_id=served.job.stream_id,
-            canonical_job_spec_json=canonical_json(served.job.spec).decode(),
+            canonical_job_spec_json=served.job.text,
             num_steps=served.planner.num_steps,
+            filled=[
+                pb.FilledField(path=json_pointer(path), value_json=json.dumps(value_at(complete, path)))
+                for path in absent_fields(stated)
+            ],
         )
 
     def StreamMicrobatches(
@@ -65,7 +79,7 @@ class DataService:
             module=request.module,
             rank=request.rank,
             tensors=_checked_names(tuple(request.tensors)),
-            zstd_level=self._zstd_level(request.codec),
+            zstd_level=self._zstd_level(request.accepted_codecs),
         )
         stream = self._streams.open(source, request.start_step, request.start_microbatch)
         if not context.add_callback(stream.close):
@@ -110,6 +124,9 @@ class DataService:
             content_digest=self._content_digest,
             max_streams=self._config.max_streams,
             draining=self._streams.draining,
+            codecs=CODECS,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            stream_bytes=self._config.stream_bytes,
         )
 
     def GetDatasetInfo(self, _request: pb.GetDatasetInfoRequest, _: grpc.ServicerContext) -> pb.GetDatasetInfoResponse:
@@ -126,17 +143,32 @@ class DataService:
                 for name, dataset in sorted(self._catalog.datasets.items())
             ],
             tokenizers=[
-                pb.TokenizerInfo(name=name, digest=tokenizer.digest, vocab_size=tokenizer.vocab_size)
-                for name, tokenizer in sorted(self._catalog.tokenizers.items())
+                pb.TokenizerInfo(text_vocab_size=tokenizer.vocab_size, **tokenizer_spec(tokenizer).model_dump())
+                for _, tokenizer in sorted(self._catalog.tokenizers.items())
             ],
         )
 
-    def _zstd_level(self, codec: microbatch_pb2.Codec.ValueType) -> int | None:
-        if codec == microbatch_pb2.CODEC_UNSPECIFIED:
-            return None
-        if codec == microbatch_pb2.CODEC_ZSTD:
-            return self._config.zstd_level
-        raise _invalid(f"codec is {codec}; CODEC_UNSPECIFIED (raw) or CODEC_ZSTD is required")
+    def DescribeSamples(
+        self, request: pb.DescribeSamplesRequest, _: grpc.ServicerContext
+    ) -> pb.DescribeSamplesResponse:
+        """Say what stands behind sample numbers."""
+        dataset = self._catalog.named_dataset(request.dataset)
+        if request.fingerprint not in ("", dataset.fingerprint):
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_DATASET_MISMATCH,
+                f"dataset {request.dataset!r} was asked for with fingerprint {request.fingerprint[:64]!r}, the "
+                f"server's has {dataset.fingerprint}, in which the numbers mean other samples: ask another server",
+            )
+        return describe_samples(dataset, request.samples)
+
+    def _zstd_level(self, accepted: Sequence[microbatch_pb2.Codec.ValueType]) -> int | None:
+        """Level to compress with; None for raw tensors."""
+        if accepted and not set(accepted) & set(CODECS):
+            raise _invalid(
+                f"accepted_codecs is {list(accepted)[:16]}, none of which this server has; name one or more of "
+                f"{', '.join(f'{microbatch_pb2.Codec.Name(c)} ({c})' for c in CODECS)}, or none for raw tensors"
+            )
+        return self._config.zstd_level if microbatch_pb2.CODEC_ZSTD in accepted else None
 
 
 def _invalid(message: str) -> DataServiceError:

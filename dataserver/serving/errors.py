@@ -2,30 +2,32 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NoReturn
 
 import grpc
 from disttrain.v1 import errors_pb2
-from disttrain.v1.errors_pb2 import ErrorReason
+from disttrain.v1.errors_pb2 import ErrorAction, ErrorReason
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
+from dataserver.jobs import DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError
 from dataserver.planning.arranging import WaveTooLargeError
-from dataserver.planning.colocated.microbatches import NoRoomError
+from dataserver.planning.balancing import BinRoomError
 from dataserver.planning.contrastive.limits import TowerMemoryError
 from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
 from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError
 from dataserver.planning.sizing import SampleTooLargeError
-from dataserver.preprocessing.layout import UnknownTensorError
 from dataserver.preprocessing.sequences import TokenCountError
+from dataserver.preprocessing.tensors import UnknownTensorError
 from dataserver.preprocessing.tokens import TokenizerError
 
 ERROR_DOMAIN = "disttrain"
-MAX_MESSAGE_BYTES = 1500
+MAX_TEXT_BYTES = 1500
 """Of an error's text: it travels twice in HTTP/2 trailers, which gRPC bounds to 8 KiB by default."""
 
 _log = logging.getLogger(__name__)
@@ -36,36 +38,44 @@ class ErrorRule:
     """What belongs to a reason for ever."""
 
     code: grpc.StatusCode
-    retriable: bool
+    action: ErrorAction.ValueType
 
 
 _CODE = grpc.StatusCode
+_RETRY = errors_pb2.ERROR_ACTION_RETRY
+_ANOTHER_SERVER = errors_pb2.ERROR_ACTION_ANOTHER_SERVER
+_CREATE_JOB = errors_pb2.ERROR_ACTION_CREATE_JOB
+_GIVE_UP = errors_pb2.ERROR_ACTION_GIVE_UP
 ERROR_TABLE: Mapping[ErrorReason.ValueType, ErrorRule] = MappingProxyType(
     {
-        errors_pb2.ERROR_REASON_JOB_UNKNOWN: ErrorRule(_CODE.NOT_FOUND, retriable=True),
-        errors_pb2.ERROR_REASON_JOB_INVALID: ErrorRule(_CODE.INVALID_ARGUMENT, retriable=False),
-        errors_pb2.ERROR_REASON_VERSION_UNSUPPORTED: ErrorRule(_CODE.FAILED_PRECONDITION, retriable=False),
-        errors_pb2.ERROR_REASON_DATASET_UNKNOWN: ErrorRule(_CODE.NOT_FOUND, retriable=False),
-        errors_pb2.ERROR_REASON_DATASET_MISMATCH: ErrorRule(_CODE.FAILED_PRECONDITION, retriable=False),
-        errors_pb2.ERROR_REASON_TOKENIZER_UNKNOWN: ErrorRule(_CODE.NOT_FOUND, retriable=False),
-        errors_pb2.ERROR_REASON_TOKENIZER_MISMATCH: ErrorRule(_CODE.FAILED_PRECONDITION, retriable=False),
-        errors_pb2.ERROR_REASON_TOKENS_NOT_COUNTED: ErrorRule(_CODE.FAILED_PRECONDITION, retriable=False),
-        errors_pb2.ERROR_REASON_INDEX_STALE: ErrorRule(_CODE.FAILED_PRECONDITION, retriable=False),
-        errors_pb2.ERROR_REASON_SAMPLE_TOO_LARGE: ErrorRule(_CODE.INVALID_ARGUMENT, retriable=False),
-        errors_pb2.ERROR_REASON_DATASET_EMPTY: ErrorRule(_CODE.FAILED_PRECONDITION, retriable=False),
-        errors_pb2.ERROR_REASON_MODULE_UNKNOWN: ErrorRule(_CODE.INVALID_ARGUMENT, retriable=False),
-        errors_pb2.ERROR_REASON_RANK_OUT_OF_RANGE: ErrorRule(_CODE.OUT_OF_RANGE, retriable=False),
-        errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE: ErrorRule(_CODE.OUT_OF_RANGE, retriable=False),
-        errors_pb2.ERROR_REASON_TENSOR_UNKNOWN: ErrorRule(_CODE.INVALID_ARGUMENT, retriable=False),
-        errors_pb2.ERROR_REASON_REQUEST_INVALID: ErrorRule(_CODE.INVALID_ARGUMENT, retriable=False),
-        errors_pb2.ERROR_REASON_TOO_MANY_STREAMS: ErrorRule(_CODE.RESOURCE_EXHAUSTED, retriable=True),
-        errors_pb2.ERROR_REASON_DRAINING: ErrorRule(_CODE.UNAVAILABLE, retriable=True),
-        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE: ErrorRule(_CODE.UNAVAILABLE, retriable=True),
-        errors_pb2.ERROR_REASON_INTERNAL: ErrorRule(_CODE.INTERNAL, retriable=False),
-        errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE: ErrorRule(_CODE.RESOURCE_EXHAUSTED, retriable=False),
+        errors_pb2.ERROR_REASON_JOB_UNKNOWN: ErrorRule(_CODE.NOT_FOUND, _CREATE_JOB),
+        errors_pb2.ERROR_REASON_JOB_INVALID: ErrorRule(_CODE.INVALID_ARGUMENT, _GIVE_UP),
+        errors_pb2.ERROR_REASON_VERSION_UNSUPPORTED: ErrorRule(_CODE.FAILED_PRECONDITION, _ANOTHER_SERVER),
+        errors_pb2.ERROR_REASON_DATASET_UNKNOWN: ErrorRule(_CODE.NOT_FOUND, _ANOTHER_SERVER),
+        errors_pb2.ERROR_REASON_DATASET_MISMATCH: ErrorRule(_CODE.FAILED_PRECONDITION, _ANOTHER_SERVER),
+        errors_pb2.ERROR_REASON_TOKENIZER_UNKNOWN: ErrorRule(_CODE.NOT_FOUND, _ANOTHER_SERVER),
+        errors_pb2.ERROR_REASON_TOKENIZER_MISMATCH: ErrorRule(_CODE.FAILED_PRECONDITION, _ANOTHER_SERVER),
+        errors_pb2.ERROR_REASON_TOKENS_NOT_COUNTED: ErrorRule(_CODE.FAILED_PRECONDITION, _ANOTHER_SERVER),
+        errors_pb2.ERROR_REASON_INDEX_STALE: ErrorRule(_CODE.FAILED_PRECONDITION, _ANOTHER_SERVER),
+        errors_pb2.ERROR_REASON_SAMPLE_TOO_LARGE: ErrorRule(_CODE.INVALID_ARGUMENT, _GIVE_UP),
+        errors_pb2.ERROR_REASON_DATASET_EMPTY: ErrorRule(_CODE.FAILED_PRECONDITION, _GIVE_UP),
+        errors_pb2.ERROR_REASON_MODULE_UNKNOWN: ErrorRule(_CODE.INVALID_ARGUMENT, _GIVE_UP),
+        errors_pb2.ERROR_REASON_RANK_OUT_OF_RANGE: ErrorRule(_CODE.OUT_OF_RANGE, _GIVE_UP),
+        errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE: ErrorRule(_CODE.OUT_OF_RANGE, _GIVE_UP),
+        errors_pb2.ERROR_REASON_TENSOR_UNKNOWN: ErrorRule(_CODE.INVALID_ARGUMENT, _GIVE_UP),
+        errors_pb2.ERROR_REASON_REQUEST_INVALID: ErrorRule(_CODE.INVALID_ARGUMENT, _GIVE_UP),
+        errors_pb2.ERROR_REASON_TOO_MANY_STREAMS: ErrorRule(_CODE.RESOURCE_EXHAUSTED, _RETRY),
+        errors_pb2.ERROR_REASON_DRAINING: ErrorRule(_CODE.UNAVAILABLE, _RETRY),
+        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE: ErrorRule(_CODE.UNAVAILABLE, _RETRY),
+        errors_pb2.ERROR_REASON_INTERNAL: ErrorRule(_CODE.INTERNAL, _ANOTHER_SERVER),
+        errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE: ErrorRule(_CODE.RESOURCE_EXHAUSTED, _GIVE_UP),
+        errors_pb2.ERROR_REASON_SERVER_LIMIT: ErrorRule(_CODE.RESOURCE_EXHAUSTED, _ANOTHER_SERVER),
+        errors_pb2.ERROR_REASON_TOO_MANY_CALLS: ErrorRule(_CODE.RESOURCE_EXHAUSTED, _RETRY),
+        errors_pb2.ERROR_REASON_METHOD_UNKNOWN: ErrorRule(_CODE.UNIMPLEMENTED, _ANOTHER_SERVER),
+        errors_pb2.ERROR_REASON_SAMPLE_UNKNOWN: ErrorRule(_CODE.NOT_FOUND, _GIVE_UP),
     }
 )
-"""Frozen: clients decide by it what to repeat."""
+"""Frozen: clients act on it."""
 
 
 @dataclass(eq=False)
@@ -74,14 +84,13 @@ class DataServiceError(Exception):
 
     reason: ErrorReason.ValueType
     message: str
-    metadata: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.message
 
     @property
     def rule(self) -> ErrorRule:
-        """Status code, and whether a retry can help."""
+        """Status code, and what the client does."""
         return ERROR_TABLE[self.reason]
 
 
@@ -89,9 +98,12 @@ _REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
     {
         JobSpecError: errors_pb2.ERROR_REASON_JOB_INVALID,
         UnsupportedVersionError: errors_pb2.ERROR_REASON_VERSION_UNSUPPORTED,
+        DatasetUnknownError: errors_pb2.ERROR_REASON_DATASET_UNKNOWN,
+        DatasetMismatchError: errors_pb2.ERROR_REASON_DATASET_MISMATCH,
+        TokenizerUnknownError: errors_pb2.ERROR_REASON_TOKENIZER_UNKNOWN,
         SampleTooLargeError: errors_pb2.ERROR_REASON_SAMPLE_TOO_LARGE,
         WaveTooLargeError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
-        NoRoomError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
+        BinRoomError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
         TowerMemoryError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
         DatasetEmptyError: errors_pb2.ERROR_REASON_DATASET_EMPTY,
         StepOutOfRangeError: errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
@@ -124,22 +136,21 @@ def service_error(error: Exception) -> DataServiceError:
 
 def abort(context: grpc.ServicerContext, error: DataServiceError) -> NoReturn:
     """End a call with the error's status, text and ErrorInfo."""
-    name = ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_")
     rule = error.rule
-    info = error_details_pb2.ErrorInfo(
-        reason=name,
+    info = ErrorInfo(
+        reason=ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_"),
         domain=ERROR_DOMAIN,
-        metadata={"retriable": "true" if rule.retriable else "false", **error.metadata},
+        metadata={"action": ErrorAction.Name(rule.action).removeprefix("ERROR_ACTION_")},
     )
     detail = AnyMessage()
     detail.Pack(info)
-    status = status_pb2.Status(code=rule.code.value[0], message=_cut(error.message), details=[detail])
+    status = Status(code=rule.code.value[0], message=_cut(error.message), details=[detail])
     context.abort_with_status(rpc_status.to_status(status))
     raise AssertionError("abort_with_status returned")
 
 
 def _cut(text: str) -> str:
     encoded = text.encode("utf-8", "backslashreplace")
-    if len(encoded) <= MAX_MESSAGE_BYTES:
+    if len(encoded) <= MAX_TEXT_BYTES:
         return encoded.decode()
-    return encoded[: MAX_MESSAGE_BYTES - 4].decode("utf-8", "ignore") + " ..."
+    return encoded[: MAX_TEXT_BYTES - 4].decode("utf-8", "ignore") + " ..."

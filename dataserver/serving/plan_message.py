@@ -1,12 +1,13 @@
 """A step's plan as a message, with what the simulator expects of it."""
 
 import numpy as np
-from disttrain.v1 import plan_pb2
+from disttrain.v1 import plan_pb2, program_pb2
 
 from dataserver.planning.expectation import padding_ppm
 from dataserver.planning.identity import Job
 from dataserver.planning.plan import Arrangement, StepPlan
-from dataserver.planning.planner import PlanSummary
+from dataserver.planning.planner import PlanSummary, programs
+from dataserver.planning.simulation import Program
 from dataserver.serving.wire import denominators, schedules
 
 
@@ -39,6 +40,7 @@ def plan_message(job: Job, plan: StepPlan, summary: PlanSummary) -> plan_pb2.Ste
         arrangements=[_arrangement(a) for a in plan.arrangements],
         schedules=schedules(plan),
         groups=_groups(plan),
+        programs=[_program(p) for p in programs(job.spec.execution, plan)],
     )
 
 
@@ -62,6 +64,17 @@ def _arrangement(arrangement: Arrangement) -> plan_pb2.ModuleArrangement:
         rank=arrangement.rank.tolist(),
         microbatch=arrangement.microbatch.tolist(),
         slot=arrangement.slot.tolist(),
+    )
+
+
+def _program(program: Program) -> program_pb2.StageProgram:
+    operations = program.operations
+    return program_pb2.StageProgram(
+        modules=program.modules,
+        stage=program.stage,
+        kind=(operations.kind + program_pb2.OPERATION_KIND_FORWARD).tolist(),
+        chunk=operations.chunk.tolist(),
+        microbatch=operations.microbatch.tolist(),
     )
 
 

@@ -1,24 +1,19 @@
 """The jobs that this server knows: in memory only, made once however many ask for them, and bounded in number."""
 
-import json
 import threading
 from collections import OrderedDict, deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Final
 
 from disttrain.v1 import data_service_pb2, errors_pb2
 
-from dataserver.dataset.cache import LruCache
-from dataserver.dataset.dataset import Dataset
-from dataserver.planning.identity import Job, JobSpecError, parse_job
-from dataserver.planning.samples import ShardTable
-from dataserver.preprocessing.tokens import Tokenizer
-from dataserver.serving.catalog import Catalog
+from dataserver.dataset import Dataset
+from dataserver.jobs import Catalog, JobPlanner, table_cache
+from dataserver.planning.identity import Job
+from dataserver.preprocessing import Tokenizer
 from dataserver.serving.errors import DataServiceError, service_error
-from dataserver.serving.jobs import JobPlanner, table_cache
 
-MAX_JOB_SPEC_BYTES: Final = 1 << 20
 JOB_TIMEOUT_S: Final = 3600.0
 """Longest wait for another call that makes the same job: sizing a billion samples takes minutes."""
 MAX_STEP_TIMES: Final = 1024
@@ -86,7 +81,15 @@ class JobRegistry:
             self._jobs.move_to_end(job.job_id)
         if first:
             self._fulfil(future, job)
-        return future.result(JOB_TIMEOUT_S)
+        try:
+            return future.result(JOB_TIMEOUT_S)
+        except TimeoutError:
+            if future.done():  # the job's own failure
+                raise
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+                f"another call has been sizing the datasets of job {job.job_id} for {JOB_TIMEOUT_S:.0f} s; ask again",
+            ) from None
 
     def get(self, job_id: str) -> ServedJob:
         """A job that is known.
@@ -116,52 +119,4 @@ class JobRegistry:
     def _make(self, job: Job) -> ServedJob:
         datasets = self._catalog.find_datasets(job.stream)
         tokenizer = self._catalog.find_tokenizer(job.stream.tokenizer)
-        return ServedJob(job, datasets, tokenizer, make_planner(job, datasets, self._tables))
-
-
-def make_planner(job: Job, datasets: tuple[Dataset, ...], tables: LruCache[ShardTable] | None = None) -> JobPlanner:
-    """The planner of a job; `tables` as in `JobPlanner`.
-
-    Raises:
-        DataServiceError: with the reason why the job cannot be planned over these datasets.
-    """
-    try:
-        return JobPlanner(job, datasets, tables)
-    except ValueError as error:
-        known = service_error(JobSpecError(str(error))) if type(error) is ValueError else service_error(error)
-        raise known from error
-
-
-def parse_job_json(text: str) -> Job:
-    """The job of a GetOrCreateJob request.
-
-    Raises:
-        DataServiceError: REQUEST_INVALID if it is too long, JOB_INVALID if it is no JSON.
-        JobSpecError: naming the fields that are wrong.
-    """
-    size = len(text.encode())
-    if size > MAX_JOB_SPEC_BYTES:
-        raise DataServiceError(
-            errors_pb2.ERROR_REASON_REQUEST_INVALID,
-            f"job_spec_json has {size} bytes; at most {MAX_JOB_SPEC_BYTES} are allowed",
-        )
-    try:
-        data = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise DataServiceError(
-            errors_pb2.ERROR_REASON_JOB_INVALID, f"job_spec_json is not valid JSON: {error}"
-        ) from None
-    return parse_job(data)
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})[:8]
-        raise ValueError(f"an object names {twice} twice; every key may stand once")
-    return found
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+        return ServedJob(job, datasets, tokenizer, JobPlanner(job, datasets, self._tables))

@@ -2,23 +2,24 @@
 
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import grpc
 from disttrain.v1 import admin_service_pb2, data_service_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
+from dataserver.jobs import Catalog
 from dataserver.serving.admin_service import AdminService
-from dataserver.serving.catalog import Catalog
 from dataserver.serving.config import ConfigError, ServerConfig, split_address
 from dataserver.serving.data_service import DataService
+from dataserver.serving.gate import CallPool, Gate
 from dataserver.serving.handlers import service_handler
+from dataserver.serving.limits import MAX_TRANSPORT_BYTES
+from dataserver.serving.reflection import enable_reflection
 from dataserver.serving.streams import Streams
 
 UNARY_THREADS: Final = 32
-"""Threads beyond one for each stream, so that a full server still answers, if only to refuse."""
+"""Calls in hand beyond one for each stream, each with a thread of its own; one more is refused."""
 STOP_GRACE_S: Final = 1.0
 """Time that calls other than streams get to end when the streams have ended."""
 
@@ -30,6 +31,7 @@ _OPTIONS: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 30_000),  # a trainer that vanished must not hold its stream for ever
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.max_receive_message_length", MAX_TRANSPORT_BYTES),
 )
 
 
@@ -43,9 +45,9 @@ class DataServer:
         self._lock = threading.Lock()
         self._drainer: threading.Thread | None = None
         self._ended = threading.Event()
-        threads = config.max_streams + UNARY_THREADS
-        self._handlers = ThreadPoolExecutor(threads, "rpc")
-        self._grpc = grpc.server(self._handlers, options=_OPTIONS, maximum_concurrent_rpcs=threads)
+        self._calls = CallPool(config.max_streams + UNARY_THREADS)
+        self._gate = Gate(self._calls)
+        self._grpc = grpc.server(self._calls, interceptors=[self._gate], options=_OPTIONS)
         self._grpc.add_generic_rpc_handlers(
             (
                 service_handler(_DATA, DataService(catalog, self._streams, config)),
@@ -53,8 +55,7 @@ class DataServer:
             )
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
-        names = (_DATA.full_name, _ADMIN.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._grpc)
+        enable_reflection((_DATA.full_name, _ADMIN.full_name, health.SERVICE_NAME), self._grpc)
 
     @property
     def streams(self) -> Streams:
@@ -105,7 +106,8 @@ class DataServer:
         self._streams.wait_until_idle(grace_s)
         self._grpc.stop(STOP_GRACE_S).wait()
         self._streams.close()
-        self._handlers.shutdown(wait=False)
+        self._calls.shutdown(wait=False)
+        self._gate.close()
         self._ended.set()
 
     def _bind(self, host: str, port: int) -> int:

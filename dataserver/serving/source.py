@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.views import ViewPlan, view_plan
-from dataserver.preprocessing.layout import TensorSpec, total_bytes, view_tensors
+from dataserver.preprocessing.tensors import TensorSpec, total_bytes, view_tensors
 from dataserver.preprocessing.views import PreparedView, prepare_view
 from dataserver.serving.memory import Buffer
 from dataserver.serving.registry import ServedJob
@@ -12,7 +12,7 @@ from dataserver.serving.wire import EncodedMicrobatch, encode_microbatch, zstd_c
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MicrobatchSpec:
     """Shapes and places of what a microbatch will hold."""
 
     plan: StepPlan
@@ -42,8 +42,8 @@ class ViewSource:
         """The plan of a step."""
         return self.served.planner.plan(step)
 
-    def lay_out(self, plan: StepPlan, microbatch: int) -> Layout:
-        """The layout of one microbatch.
+    def specify(self, plan: StepPlan, microbatch: int) -> MicrobatchSpec:
+        """What one microbatch will hold.
 
         Raises:
             UnknownTensorError: the view has no tensor of a name that is wanted.
@@ -51,23 +51,23 @@ class ViewSource:
         spec = self.served.job.spec
         view = view_plan(spec, plan, self.module, self.rank, microbatch)
         tensors = view_tensors(spec, plan, view, self.tensors)
-        return Layout(plan, view, tensors, total_bytes(tensors))
+        return MicrobatchSpec(plan, view, tensors, total_bytes(tensors))
 
-    def prepare(self, layout: Layout, buffer: Buffer) -> PreparedView:
+    def prepare(self, wanted: MicrobatchSpec, buffer: Buffer) -> PreparedView:
         """Fill in everything but the images, which are left as tasks.
 
         Args:
-            layout: what to make.
-            buffer: uint8 [layout.num_bytes].
+            wanted: what to make.
+            buffer: uint8 [wanted.num_bytes].
         """
         served = self.served
         return prepare_view(
-            served.job.spec, layout.plan, layout.view, served.datasets, served.tokenizer, self.tensors, buffer
+            served.job.spec, wanted.plan, wanted.view, served.datasets, served.tokenizer, wanted.tensors, buffer
         )
 
-    def encode(self, layout: Layout, prepared: PreparedView) -> EncodedMicrobatch:
+    def encode(self, wanted: MicrobatchSpec, prepared: PreparedView) -> EncodedMicrobatch:
         """Encode a view whose tasks have all run."""
         compressor = None if self.zstd_level is None else zstd_compressor(self.zstd_level)
         return encode_microbatch(
-            self.served.job, layout.plan, layout.view, layout.tensors, prepared.buffer, prepared.valid, compressor
+            self.served.job, wanted.plan, wanted.view, wanted.tensors, prepared.buffer, prepared.validity, compressor
         )

@@ -18,7 +18,7 @@ from disttrain.v1.data_service_pb2 import EndOfStream
 from dataserver.serving.assembly import Assembly, with_retries
 from dataserver.serving.errors import DataServiceError, service_error
 from dataserver.serving.memory import BufferPool, ByteBudget
-from dataserver.serving.source import Layout, ViewSource
+from dataserver.serving.source import MicrobatchSpec, ViewSource
 from dataserver.serving.wire import end_of_stream
 
 MAX_AHEAD: Final = 8
@@ -61,8 +61,8 @@ class MicrobatchStream:
         """First microbatch that the consumer was not given."""
         self._cursor = (step, microbatch)
         """Next microbatch to prepare."""
-        self._pending: Layout | None = None
-        """Layout of that microbatch, where it waits for memory."""
+        self._pending: MicrobatchSpec | None = None
+        """What that microbatch will hold, where it waits for memory."""
         self._queue: deque[Assembly] = deque()
         self._settled: set[Assembly] = set()
         self._own_room: Assembly | None = None
@@ -131,7 +131,7 @@ class MicrobatchStream:
                     raise self._failure
                 return None
             assembly = self._queue.popleft()
-            self._position = _following(assembly.layout)
+            self._position = _following(assembly.spec)
             return assembly
 
     def _has_news(self) -> bool:
@@ -154,15 +154,15 @@ class MicrobatchStream:
     def _prepare_next(self) -> None:
         """Begin the next microbatch, if there is memory for it, in one of the preparing threads."""
         try:
-            layout = self._next_layout()
+            spec = self._next_spec()
         except Exception as error:
             self._exhaust(service_error(error))
             return
-        if layout is None:
+        if spec is None:
             self._exhaust(None)
             return
         with self._condition:
-            assembly = self._admit(layout)
+            assembly = self._admit(spec)
             if assembly is None:
                 self._preparing = False
                 return
@@ -176,7 +176,7 @@ class MicrobatchStream:
             self._exhausted, self._failure, self._preparing = True, failure, False
             self._condition.notify_all()
 
-    def _next_layout(self) -> Layout | None:
+    def _next_spec(self) -> MicrobatchSpec | None:
         if self._pending is not None:
             return self._pending
         step, microbatch = self._cursor
@@ -188,30 +188,30 @@ class MicrobatchStream:
                 errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
                 f"microbatch {microbatch} of step {step} was asked for; the step has {plan.num_microbatches}",
             )
-        layout = self._source.lay_out(plan, microbatch)
-        if layout.num_bytes > self._shared.stream_bytes:
+        spec = self._source.specify(plan, microbatch)
+        if spec.num_bytes > self._shared.stream_bytes:
             raise DataServiceError(
-                errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
-                f"microbatch {microbatch} of step {step} has {layout.num_bytes} bytes for module "
+                errors_pb2.ERROR_REASON_SERVER_LIMIT,
+                f"microbatch {microbatch} of step {step} has {spec.num_bytes} bytes for module "
                 f"{self._source.module}; a stream of this server may take {self._shared.stream_bytes}: lower "
                 "execution.microbatch or sizing.max_patches, or raise the server's stream_bytes",
             )
-        return layout
+        return spec
 
-    def _admit(self, layout: Layout) -> Assembly | None:
+    def _admit(self, spec: MicrobatchSpec) -> Assembly | None:
         """An assembly in the queue, with memory; None if there is none left or the stream was closed."""
-        self._pending = layout
+        self._pending = spec
         if self._closed:
             return None
-        buffer = self._shared.buffers.take(layout.num_bytes)
-        assembly = Assembly(layout, buffer, self._settle)
+        buffer = self._shared.buffers.take(spec.num_bytes)
+        assembly = Assembly(spec, buffer, self._settle)
         if self._own_room is None:
             self._own_room = assembly
         elif not self._account.take(buffer.nbytes):
             self._shared.buffers.give(buffer)
             return None
         self._pending = None
-        self._cursor = _following(layout)
+        self._cursor = _following(spec)
         self._queue.append(assembly)
         return assembly
 
@@ -236,6 +236,6 @@ class MicrobatchStream:
         self._shared.buffers.give(assembly.buffer)
 
 
-def _following(layout: Layout) -> tuple[int, int]:
-    step, after = layout.plan.step, layout.view.microbatch + 1
-    return (step, after) if after < layout.plan.num_microbatches else (step + 1, 0)
+def _following(spec: MicrobatchSpec) -> tuple[int, int]:
+    step, after = spec.plan.step, spec.view.microbatch + 1
+    return (step, after) if after < spec.plan.num_microbatches else (step + 1, 0)

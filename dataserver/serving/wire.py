@@ -15,16 +15,13 @@ from disttrain.v1 import data_service_pb2, errors_pb2, microbatch_pb2
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.plan import Routing, StepPlan
-from dataserver.planning.samples import Bool
-from dataserver.planning.views import ViewPlan
-from dataserver.preprocessing.layout import TensorSpec
+from dataserver.planning.views import ViewPlan, aligned
+from dataserver.preprocessing.tensors import TensorSpec
 from dataserver.serving.errors import DataServiceError
+from dataserver.serving.limits import MAX_MESSAGE_BYTES
 from dataserver.serving.memory import Buffer
 
-ALIGNMENT = 64
 CHUNK_BYTES = 1 << 20
-MAX_MESSAGE_BYTES = 4 << 20
-"""Every language's default limit of a received message."""
 
 _CHUNK_TAG = b"\x12"
 """Field 2 of StreamMicrobatchesResponse, length-delimited."""
@@ -67,7 +64,7 @@ def encode_microbatch(
     view: ViewPlan,
     tensors: Sequence[TensorSpec],
     raw: Buffer,
-    valid: Bool,
+    validity: Buffer,
     compressor: Compressor | None,
 ) -> EncodedMicrobatch:
     """Encode the tensors that lie in `raw` as `tensors` says, in place, and describe them.
@@ -78,7 +75,7 @@ def encode_microbatch(
         view: what of the plan the tensors hold.
         tensors: name, dtype, shape and offset of each, in order of offset.
         raw: uint8 [total bytes]; holds the encoded bytes afterwards.
-        valid: bool [items of the view].
+        validity: uint8 [items of the view], numbers of the proto.
         compressor: applied to each tensor that it makes smaller.
 
     Raises:
@@ -95,7 +92,7 @@ def encode_microbatch(
         microbatch=view.microbatch,
         num_microbatches=plan.num_microbatches,
         denominators=denominators(plan),
-        items=_items(plan, view, valid),
+        items=_items(plan, view, validity),
         sequence_valid=_sequence_valid(plan, view),
         routings=[_routing(r) for r in view.routings],
         sequence_parallel_groups=_groups(plan, view),
@@ -154,7 +151,7 @@ def _encode_in_place(
         raw_bytes = spec.num_bytes
         source = raw[spec.offset : spec.offset + raw_bytes]
         encoded = None if compressor is None else compressor(source.data)
-        start = -(-end // ALIGNMENT) * ALIGNMENT
+        start = aligned(end)
         raw[end:start] = 0
         smaller = encoded is not None and len(encoded) < raw_bytes
         size = len(encoded) if encoded is not None and smaller else raw_bytes
@@ -171,13 +168,13 @@ def _encode_in_place(
                 offset=start,
                 encoded_bytes=size,
                 raw_bytes=raw_bytes,
-                codec=microbatch_pb2.CODEC_ZSTD if smaller else microbatch_pb2.CODEC_UNSPECIFIED,
+                codec=microbatch_pb2.CODEC_ZSTD if smaller else microbatch_pb2.CODEC_RAW,
             )
         )
     return table, end
 
 
-def _items(plan: StepPlan, view: ViewPlan, valid: Bool) -> microbatch_pb2.Items:
+def _items(plan: StepPlan, view: ViewPlan, validity: Buffer) -> microbatch_pb2.Items:
     samples = plan.samples
     index = view.items if view.holds_samples else samples.image_sample[view.items]
     return microbatch_pb2.Items(
@@ -185,7 +182,7 @@ def _items(plan: StepPlan, view: ViewPlan, valid: Bool) -> microbatch_pb2.Items:
         pass_number=samples.pass_[index].tolist(),
         sample=samples.sample[index].tolist(),
         image=[] if view.holds_samples else samples.image_number[view.items].tolist(),
-        valid=valid.tolist(),
+        validity=validity.tolist(),
     )
 
 

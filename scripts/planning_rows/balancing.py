@@ -1,4 +1,4 @@
-"""Rows about balancers, packing and relabelling. Times are CPU time of one core, the kernels already loaded.
+"""Rows about balancers, packing and assignment. Times are CPU time of one core, the kernels already loaded.
 
 Alone, from the folder scripts: python -m planning_rows.balancing
 """
@@ -17,12 +17,12 @@ from dataserver.planning import packing
 from dataserver.planning.balancing import (
     bin_loads,
     bytes_between_nodes,
+    fewest_bytes,
     longest_first,
     lower_bound,
     lower_peaks,
     padded,
     peak_between_nodes,
-    relabel,
     searched,
     traffic_between,
 )
@@ -38,7 +38,7 @@ def rows() -> list[Row]:
     made = [_equal_counts(2_048, 128, sigma, 1.0005, 3) for sigma in (0.75, 1.2)] + [
         _equal_counts(65_536, 1_024, sigma, 1.0002, 150) for sigma in (0.75, 1.2)
     ]
-    return [*made, *_against_optima(), _scheduler_latency(), *_packing(), *_relabelling(), _pools(), _padded()]
+    return [*made, *_against_optima(), _scheduler_latency(), *_packing(), *_assignment(), _pools(), _padded()]
 
 
 def _log_normal(seed: int, count: int, sigma: float) -> I64:
@@ -174,7 +174,7 @@ def _packing() -> list[Row]:
     return made
 
 
-def _relabelling() -> list[Row]:
+def _assignment() -> list[Row]:
     equal, instances = True, 0
     for ranks, per_node in ((4, 2), (6, 2), (6, 3), (8, 2), (8, 4)):
         orders = np.array(list(itertools.permutations(range(ranks))))
@@ -183,42 +183,42 @@ def _relabelling() -> list[Row]:
             traffic = np.random.default_rng([seed, ranks, per_node]).integers(0, 1_000_000, (ranks, ranks))
             crossing = np.stack([traffic[node != g].sum(axis=0) for g in range(ranks // per_node)], axis=1)
             least = int(crossing[np.arange(ranks), node[orders]].sum(axis=1).min())
-            found = bytes_between_nodes(traffic, node, node, relabel(traffic, node, node))
+            found = bytes_between_nodes(traffic, node, node, fewest_bytes(traffic, node, node))
             equal, instances = equal and found == least, instances + 1
     return [
         Row(
-            f"node-aware relabelling, {instances} instances of 4 to 8 ranks",
+            f"assignment of batches to ranks by node, {instances} instances of 4 to 8 ranks",
             "equal to exhaustive search" if equal else "above exhaustive search",
             "equal to exhaustive search",
             equal,
         ),
-        *_relabelling_of_128(),
+        *_assignment_of_128(),
     ]
 
 
-def _relabelling_of_128() -> list[Row]:
-    """Fewest bytes between nodes; then lower peaks within the identity's bytes."""
-    node, identity = np.arange(128) // 8, np.arange(128)
+def _assignment_of_128() -> list[Row]:
+    """Fewest bytes between nodes; then lower peaks within the bytes of batches as numbered."""
+    node, numbered = np.arange(128) // 8, np.arange(128)
     shares: list[list[float]] = [[], [], [], []]
     times: list[list[float]] = [[], []]
     for seed in SEEDS:
         draw, loads = np.random.default_rng([seed, 1]), _log_normal(seed, 1_920, 0.75)
         batch = longest_first(loads, 128, 15)
         traffic = traffic_between(draw.integers(0, 128, 1_920), batch, loads, 128, 128)
-        same, peak = (f(traffic, node, node, identity) for f in (bytes_between_nodes, peak_between_nodes))
-        fewest, spent = _timed(lambda t=traffic: relabel(t, node, node))  # type: ignore[misc]
+        same, peak = (f(traffic, node, node, numbered) for f in (bytes_between_nodes, peak_between_nodes))
+        fewest, spent = _timed(lambda t=traffic: fewest_bytes(t, node, node))  # type: ignore[misc]
         times[0].append(spent)
         level, spent = _timed(lambda t=traffic, n=fewest, m=same: lower_peaks(n, [(t, node)], node, m))  # type: ignore[misc]
         times[1].append(spent)
-        for number, names in enumerate((fewest, level)):
-            shares[2 * number].append(bytes_between_nodes(traffic, node, node, names) / same)
-            shares[2 * number + 1].append(peak_between_nodes(traffic, node, node, names) / peak)
+        for number, rank in enumerate((fewest, level)):
+            shares[2 * number].append(bytes_between_nodes(traffic, node, node, rank) / same)
+            shares[2 * number + 1].append(peak_between_nodes(traffic, node, node, rank) / peak)
     return [
         Row(
             f"same, 1,920 items on 128 ranks in nodes of 8: {title}",
-            f"{_spread(shares[2 * n], '.3f')} of the identity's bytes between nodes, "
+            f"{_spread(shares[2 * n], '.3f')} of the bytes between nodes of batches as numbered, "
             f"{_spread(shares[2 * n + 1], '.3f')} of its busiest node's, in {_spread(times[n], '.2f')} ms",
-            "never above the identity's",
+            "never above those of batches as numbered",
             max(*shares[2 * n], *shares[2 * n + 1]) <= 1,
         )
         for n, title in enumerate(("fewest bytes", "then lower peaks"))

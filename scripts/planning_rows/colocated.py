@@ -12,6 +12,7 @@ from statistics import median
 import numpy as np
 
 from dataserver.planning.identity import Job, parse_job
+from dataserver.planning.jobspec import SPECIAL_TOKENS
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import explain, plan_step
 from planning_rows.row import Row
@@ -41,7 +42,7 @@ def rows(folder: Path) -> list[Row]:
 
 def make_job(batch: int, packed: bool, changes: Mapping[str, object]) -> Job:
     """ViT-H, Llama 7B and a 1B generator on every rank; `changes` are fields of all modules."""
-    ids = dict.fromkeys(("bos", "eos", "boi", "eoi", "image", "query"), 0)
+    ids = dict.fromkeys(SPECIAL_TOKENS, 0)
     return parse_job(
         {
             "stream": {

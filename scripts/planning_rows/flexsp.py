@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from dataserver.planning.grouped.baselines import best_homogeneous_plan, homogeneous_plan, searched_homogeneous_plan
-from dataserver.planning.grouped.batches import plan_groups
-from dataserver.planning.grouped.chunking import chunk_bounds
 from dataserver.planning.grouped.compositions import group_compositions
+from dataserver.planning.grouped.search import chunk_bounds
+from dataserver.planning.grouped.sequence_plan import plan_groups
 from dataserver.planning.identity import Job, parse_job
+from dataserver.planning.jobspec import SPECIAL_TOKENS
 from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import I64, StepSamples, Task
 from planning_rows.flexsp_buckets import bucket_ends, equal_interval_ends, rounded_up
@@ -157,7 +158,7 @@ def _as_a_job(name: str, images: bool) -> Row:
 
 def _job(name: str, images: bool) -> Job:
     """A job with the published constants, half of them in the forward pass."""
-    model, ids = PROFILES[name], dict.fromkeys(("bos", "eos", "boi", "eoi", "image", "query"), 0)
+    model, ids = PROFILES[name], dict.fromkeys(SPECIAL_TOKENS, 0)
     terms = {"microbatch_ns": model.fixed_ns, "linear_ps": model.linear_ps, "quadratic_fs": model.quadratic_fs}
     room = group_costs(model, A100_CLUSTER).device_tokens * model.token_bytes
     backbone = {
@@ -166,10 +167,11 @@ def _job(name: str, images: bool) -> Job:
         "dp": A100_CLUSTER.num_devices,
         "cost": {**{term: value // 2 for term, value in terms.items()}, "backward_percent": 100},
         "memory": {"room_bytes": room, "unit_bytes": model.token_bytes},
-        "sequence_groups": {
-            "max_degree": A100_CLUSTER.num_devices,
-            "exchange": [{"degree": d, "unit_ps": model.transfer_ps(b)} for d, b in A100_CLUSTER.bandwidths],
-        },
+    }
+    layout = {
+        "kind": "grouped",
+        "max_degree": A100_CLUSTER.num_devices,
+        "exchange": [{"degree": d, "unit_ps": model.transfer_ps(b)} for d, b in A100_CLUSTER.bandwidths],
     }
     beside = [{"name": "encoder", "kind": "encoder", "dp": 16}, {"name": "generator", "kind": "generator", "dp": 8}]
     stream = {
@@ -180,7 +182,8 @@ def _job(name: str, images: bool) -> Job:
         "packing": {"enabled": False},
         "generation": {"ratio": "0.3" if images else "0"},
     }
-    execution = {"modules": [backbone, *(beside if images else [])], "end": {"steps": NUM_BATCHES}}
+    modules = [backbone, *(beside if images else [])]
+    execution = {"modules": modules, "layout": layout, "end": {"steps": NUM_BATCHES}}
     return parse_job({"stream": stream, "execution": execution})
 
 

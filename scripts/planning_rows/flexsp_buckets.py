@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels.grouping import NEVER
 from dataserver.planning.samples import I64
 
 
@@ -21,11 +23,34 @@ def bucket_ends(lengths: I64, num_buckets: int) -> I64:
     Raises:
         ValueError: there cannot be that many buckets.
     """
-    from dataserver.planning.kernels import grouping
-
     if not 1 <= num_buckets <= len(lengths):
         raise ValueError(f"{len(lengths)} sequences cannot fill {num_buckets} buckets; use 1 to {len(lengths)}")
-    ends: I64 = grouping.bucket_ends(np.ascontiguousarray(lengths, np.int64), num_buckets)
+    ends: I64 = _bucket_ends(np.ascontiguousarray(lengths, np.int64), num_buckets)
+    return ends
+
+
+@kernel
+def _bucket_ends(lengths: I64, num_buckets: int) -> I64:
+    """Compiled `bucket_ends`."""
+    n = len(lengths)
+    prefix = np.zeros(n + 1, np.int64)
+    prefix[1:] = np.cumsum(lengths)
+    error = np.full(n + 1, NEVER, np.int64)
+    error[0] = 0
+    cuts = np.zeros((num_buckets, n + 1), np.int64)
+    for bucket in range(num_buckets):
+        previous = error.copy()
+        error[:] = NEVER
+        for end in range(bucket + 1, n + 1):
+            for start in range(bucket, end):
+                value = previous[start] + lengths[end - 1] * (end - start) - (prefix[end] - prefix[start])
+                if value < error[end]:
+                    error[end], cuts[bucket, end] = value, start
+    ends = np.empty(num_buckets, np.int64)
+    end = n
+    for bucket in range(num_buckets - 1, -1, -1):
+        ends[bucket] = end
+        end = cuts[bucket, end]
     return ends
 
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from dataserver.planning.grouped.chunking import chunk_bounds
-from dataserver.planning.grouped.search import Batch, Grouping
+from dataserver.planning.grouped.batch import Batch, Grouping
+from dataserver.planning.grouped.search import chunk_bounds
 from dataserver.planning.samples import I64
 from planning_rows.flexsp_buckets import bucket_ends
 
@@ -69,7 +69,7 @@ def solve_chunk(batch: Batch, start: int, end: int, num_buckets: int, max_nodes:
         return None
     used = amounts.sum(axis=0) > 0
     composition = np.bincount(programme.columns[used], minlength=len(batch.costs.degrees))
-    _complete(composition, batch.units)
+    _complete(composition, batch.cells)
     first = np.cumsum(composition) - composition
     group = np.empty(len(members), np.int64)
     seats = np.zeros(len(composition), np.int64)
@@ -104,9 +104,9 @@ def _buckets(lengths: I64, num_buckets: int, room: int) -> tuple[I64, I64]:
     return distinct, inverse.astype(np.int64)[::-1]
 
 
-def _complete(composition: I64, units: int) -> None:
+def _complete(composition: I64, cells: int) -> None:
     """Idle devices become groups of their own, so that the groups make up the cluster."""
-    left = units - int((composition << np.arange(len(composition))).sum())
+    left = cells - int((composition << np.arange(len(composition))).sum())
     for column in range(len(composition) - 1, -1, -1):
         composition[column] += left >> column
         left -= (left >> column) << column
@@ -121,7 +121,7 @@ class _Programme:
 
     def __init__(self, batch: Batch, sizes: I64, times_ns: I64, counts: I64) -> None:
         degrees = batch.costs.degrees
-        self.columns = np.repeat(np.arange(len(degrees)), [batch.units >> j for j in range(len(degrees))])
+        self.columns = np.repeat(np.arange(len(degrees)), [batch.cells >> j for j in range(len(degrees))])
         self._batch, self._sizes, self._counts = batch, sizes, counts
         self._floors = batch.costs.floors(sizes)
         self._rows: list[tuple[list[int], list[float], float, float]] = []
@@ -142,7 +142,7 @@ class _Programme:
             if p and self.columns[p - 1] == j:
                 self._rows.append(([used + p - 1, used + p], [1.0, -1.0], 0.0, infinity))
         weights = [float(1 << j) for j in self.columns.tolist()]
-        self._rows.append((list(range(used, end)), weights, -infinity, float(batch.units)))
+        self._rows.append((list(range(used, end)), weights, -infinity, float(batch.cells)))
 
     def solve(self, max_nodes: int) -> I64 | None:
         """int64 [buckets, groups]: how many sequences of each bucket each virtual group takes."""

@@ -12,16 +12,17 @@ from itertools import pairwise
 
 import numpy as np
 
+from dataserver.planning.contrastive.options import ContrastiveSchedule
+from dataserver.planning.contrastive.programs import tower_in_flight, with_interactions
 from dataserver.planning.pipelined.programs import interleaved_operations
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import (
     Operation,
+    Operations,
     OrderScorer,
     OrderTimes,
     Pipeline,
-    batch_sync_operations,
     chain_edges,
-    distmm_operations,
     simulate,
     stage_operations,
 )
@@ -70,10 +71,14 @@ def _chain_problem(seed: int, extra: int) -> Problem:
         forward_ns=forward,
         backward_ns=2 * forward,
         edges=chain_edges(STAGES, MICROBATCHES),
-        in_flight=one_f_one_b_in_flight(STAGES, extra),
+        operations=_one_f_one_b(extra),
     )
     orders = random.permuted(np.tile(np.arange(MICROBATCHES), (ORDERS, 1)), axis=1)
     return pipeline, OrderTimes.of(pipeline), orders
+
+
+def _one_f_one_b(extra: int = 0) -> list[Operations]:
+    return [stage_operations(held, MICROBATCHES) for held in one_f_one_b_in_flight(STAGES, extra).tolist()]
 
 
 def _joined_problem(seed: int, ranks: int) -> Problem:
@@ -89,7 +94,7 @@ def _joined_problem(seed: int, ranks: int) -> Problem:
     forward[ends] = random.lognormal(13.5, 0.6, (2 * ranks, MICROBATCHES)).astype(np.int64) // ranks
     blank = np.zeros((last + 1, MICROBATCHES), np.int64)
     stage = np.concatenate([[0], np.tile(np.arange(1, STAGES - 1), ranks), [STAGES - 1]])
-    pipeline = Pipeline(STAGES, stage, blank, blank, np.array(edges, np.int64))
+    pipeline = Pipeline(STAGES, stage, blank, blank, np.array(edges, np.int64), _one_f_one_b())
     orders = random.permuted(np.tile(np.arange(MICROBATCHES), (ORDERS // ranks, ranks, 1)), axis=2)
     return pipeline, OrderTimes(block, line, forward, 2 * forward), orders
 
@@ -182,13 +187,15 @@ def _chunkflow() -> Row:
 
 
 def _contrastive() -> Row:
-    """Groups of 8 microbatches on 4 stages, eight groups; DISTMM-Pipe with half the microbatch, twice as many."""
+    """Eight batches of 8 microbatches on 4 stages; DISTMM-Pipe with half the microbatch, twice as many."""
     idle = []
-    for generate, size in ((batch_sync_operations, 8), (distmm_operations, 16)):
-        pipeline = _equal([generate(s, 4, size, 8) for s in range(4)], 8 * size)
+    for schedule, size in ((ContrastiveSchedule.BATCH_SYNC, 8), (ContrastiveSchedule.DISTMM_PIPE, 16)):
+        drain_every = size if schedule is ContrastiveSchedule.BATCH_SYNC else 0
+        lists = [stage_operations(held, 8 * size, drain_every) for held in tower_in_flight(4, size, schedule).tolist()]
+        pipeline = _equal([*lists[:-1], with_interactions(lists[-1], size)], 8 * size)
         idle.append(simulate(replace(pipeline, interaction_ns=np.zeros((4, 8), np.int64))).bubble_ppm)
     return Row(
-        "8 contrastive groups of 8 microbatches on 4 stages: idle, batch-sync / DISTMM-Pipe of 16 half microbatches",
+        "8 contrastive batches of 8 microbatches on 4 stages: idle, batch-sync / DISTMM-Pipe of 16 half microbatches",
         " / ".join(f"{ppm / 10_000:.2f} %" for ppm in idle),
         "less than batch-sync",
         idle[1] < idle[0],

@@ -9,10 +9,12 @@ import numpy as np
 
 from dataserver.dataset import Dataset, build_index, count_tokens
 from dataserver.planning.identity import Job, parse_job
+from dataserver.planning.jobspec import SPECIAL_TOKENS
 from dataserver.planning.pipelined.planner import bound_ns
 from dataserver.planning.planner import explain, plan_step
 from dataserver.planning.samples import StepSamples, Task
 from dataserver.planning.sizing import draw_tasks, patch_grids
+from dataserver.preprocessing import load_tokenizer
 from planning_rows.row import Row
 
 SEEDS = range(20)
@@ -39,7 +41,7 @@ def make_job(
 ) -> Job:
     """ViT-H, Llama 7B and a 1B generator, each with memory for so many patches or tokens."""
     common = {"balance": balance} | ({} if memory is None else {"memory": {"room_bytes": memory, "unit_bytes": 1}})
-    tokenizer = dict.fromkeys(("bos", "eos", "boi", "eoi", "image", "query"), 0)
+    tokenizer = dict.fromkeys(SPECIAL_TOKENS, 0)
     return parse_job(
         {
             "stream": {
@@ -56,7 +58,7 @@ def make_job(
                     {"name": "backbone", "kind": "backbone", "dp": dp, "pp": 8, "packing": packing, **common},
                     {"name": "generator", "kind": "generator", "dp": images_dp, **common},
                 ],
-                "layout": {"kind": "pipeline", "order": order},
+                "layout": {"kind": "pipelined", "order": order},
                 "end": {"steps": 1},
             },
         }
@@ -67,10 +69,11 @@ def laion_sizes(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Caption tokens (bytes), widths and heights of all samples of an img2dataset folder."""
     with tempfile.TemporaryDirectory() as index:
         build_index(folder, Path(index))
-        count_tokens(folder, "bytes", lambda texts: [len(t.encode()) for t in texts], Path(index))
+        tokenizer = load_tokenizer("bytes")
+        count_tokens(folder, tokenizer, Path(index))
         shards = Dataset.open(folder, Path(index)).shards
         sizes = [s.sizes() for s in shards]
-        tokens = np.concatenate([s.token_counts("bytes") for s in shards])
+        tokens = np.concatenate([s.token_counts(tokenizer.digest) for s in shards])
         return tokens, np.concatenate([s.image_width for s in sizes]), np.concatenate([s.image_height for s in sizes])
 
 

@@ -17,12 +17,11 @@ from serving.harness import index, running
 from shards import write_pairs
 
 from dataserver.cli import fit
+from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.planning.costs.fitting import microbatch_sizes
 from dataserver.planning.identity import parse_job
 from dataserver.planning.jobspec import Cost
-from dataserver.serving.catalog import Catalog, fill_job
 from dataserver.serving.config import load_config
-from dataserver.serving.registry import make_planner
 
 JOB = {
     "stream": {
@@ -64,7 +63,7 @@ def reports_of(data: dict[str, Any], dataset: Path) -> list[pb.StepTimes]:
     """What trainers that work exactly as `COSTS` says would report of all steps."""
     catalog = Catalog.open(load_config(None, {"datasets": {"d": dataset}}))
     job = parse_job(fill_job(data, catalog))
-    planner = make_planner(job, catalog.find_datasets(job.stream))
+    planner = JobPlanner(job, catalog.find_datasets(job.stream))
     found = []
     for step in range(planner.num_steps):
         plan = planner.plan(step)
@@ -186,7 +185,7 @@ def test_images_of_one_size_are_refused_with_what_is_missing(tmp_path: Path) -> 
     file.write_text(yaml.safe_dump(job))
     catalog = Catalog.open(load_config(None, {"datasets": {"d": folder}}))
     parsed = parse_job(fill_job(job, catalog))
-    plan = make_planner(parsed, catalog.find_datasets(parsed.stream)).plan(0)
+    plan = JobPlanner(parsed, catalog.find_datasets(parsed.stream)).plan(0)
     assert set(plan.samples.patches.tolist()) == {4}
     times = [100 * (k + 1) for k in range(plan.num_microbatches)]
     fields = {"job_id": parsed.job_id, "module": "vit", "forward_ns": times, "backward_ns": times}

@@ -13,7 +13,7 @@ import yaml
 from cli.server_process import run
 from shards import write_pairs
 
-from dataserver.cli.plan import open_job
+from dataserver.cli.jobs import open_job
 from dataserver.planning.planner import explain
 
 Trace = list[dict[str, Any]]

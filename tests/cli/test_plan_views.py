@@ -17,8 +17,8 @@ from cli.server_process import refused, run
 from PIL import Image
 from shards import write_interleaved, write_pairs
 
+from dataserver.cli.jobs import open_job
 from dataserver.cli.pictures import svg_of_plan
-from dataserver.cli.plan import open_job
 from dataserver.cli.timelines import bars_of, labels_of
 from dataserver.planning.planner import explain
 

@@ -14,7 +14,7 @@ from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from serving.harness import FIXED_WINDOW, index, job_data, receive
 from shards import write_pairs
 
-from dataserver.serving.catalog import Catalog, fill_job
+from dataserver.jobs import Catalog, fill_job
 from dataserver.serving.config import load_config
 
 

@@ -17,7 +17,7 @@ from shards import write_pairs
 from dataserver.cli.alternatives import Alternative
 from dataserver.cli.comparison import compare
 from dataserver.cli.comparison_table import comparison_table, notes, verdict
-from dataserver.cli.plan import open_job
+from dataserver.cli.jobs import open_job
 from dataserver.planning.jobspec import Memory
 
 PLAIN = {"balance": "none"}

@@ -12,12 +12,11 @@ from google.protobuf.json_format import MessageToJson
 from serving.harness import index
 from shards import write_pairs
 
+from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.planning.costs.fitting import microbatch_sizes
 from dataserver.planning.identity import parse_job
 from dataserver.planning.jobspec import Cost
-from dataserver.serving.catalog import Catalog, fill_job
 from dataserver.serving.config import load_config
-from dataserver.serving.registry import make_planner
 
 COSTS = {
     "image": Cost(microbatch_ns=30_000, linear_ps=4_000_000, quadratic_fs=70_000_000, backward_percent=200),
@@ -150,7 +149,7 @@ def test_costs_of_towers_are_fitted(folder: Path, tmp_path: Path) -> None:
     """From the times that trainers would report whose towers work exactly as the job says."""
     catalog = Catalog.open(load_config(None, {"datasets": {"d": folder}}))
     job = parse_job(fill_job(JOB, catalog))
-    planner = make_planner(job, catalog.find_datasets(job.stream))
+    planner = JobPlanner(job, catalog.find_datasets(job.stream))
     reports = []
     for step in range(planner.num_steps):
         plan = planner.plan(step)

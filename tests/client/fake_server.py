@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import google_crc32c
@@ -25,13 +26,21 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from dataserver.jobs import Catalog, fill_job
 from dataserver.planning.identity import parse_job
 
 NUM_STEPS = 4
 CHUNK_BYTES = 1 << 16
 DIGEST = hashlib.sha256(b"images").hexdigest()
 FINGERPRINT = hashlib.sha256(b"dataset").hexdigest()
+ACTIONS = {"INTERNAL": "ANOTHER_SERVER", "TENSOR_UNKNOWN": "GIVE_UP", "UNHEARD_OF": "DANCE"}
+"""What abort:K:REASON asks the client to do where that is not RETRY."""
 TOKENIZER = hashlib.sha256(b"tokenizer").hexdigest()
+CATALOG: Any = Catalog(
+    datasets={"pairs": SimpleNamespace(fingerprint=FINGERPRINT, quarantine=None)},
+    tokenizers={"bytes": SimpleNamespace(name="bytes", digest=TOKENIZER, vocab_size=256)},
+)
+"""What jobs are filled in from."""
 
 
 def job_data(**changes: Any) -> dict[str, Any]:
@@ -73,6 +82,8 @@ class Answers:
     """Before each microbatch."""
     job_delay_s: float = 0.0
     """Before a job is known."""
+    fingerprint: str = FINGERPRINT
+    """Of the dataset that jobs must name."""
     content: str = ""
     """Anything else makes other plans."""
 
@@ -109,21 +120,25 @@ class FakeServer(DataServiceServicer):
         fields = {"order_versions": [1], "content_versions": [1], "plan_versions": [1], "content_digest": DIGEST}
         return pb.GetServerInfoResponse(**{"release": "fake", **fields, **self.answers.info})
 
-    def GetDatasetInfo(self, request, context):  # noqa: ARG002, N802
-        return pb.GetDatasetInfoResponse(
-            datasets=[pb.DatasetInfo(name="pairs", fingerprint=FINGERPRINT)],
-            tokenizers=[pb.TokenizerInfo(name="bytes", digest=TOKENIZER, vocab_size=256)],
-        )
-
     def GetOrCreateJob(self, request, context):  # noqa: N802
-        job = parse_job(json.loads(request.job_spec_json))
-        if job.spec.stream.datasets[0].fingerprint != FINGERPRINT:
-            fail(context, grpc.StatusCode.FAILED_PRECONDITION, "DATASET_MISMATCH", retriable=False)
+        try:
+            job = parse_job(fill_job(json.loads(request.job_spec_json), CATALOG))
+        except ValueError as error:
+            fail(context, grpc.StatusCode.INVALID_ARGUMENT, "JOB_INVALID", "GIVE_UP", str(error))
+        if job.spec.stream.datasets[0].fingerprint != self.answers.fingerprint:
+            fail(context, grpc.StatusCode.FAILED_PRECONDITION, "DATASET_MISMATCH", "ANOTHER_SERVER")
+        if job.spec.execution.plan_version not in self.answers.info.get("plan_versions", [1]):
+            fail(context, grpc.StatusCode.FAILED_PRECONDITION, "VERSION_UNSUPPORTED", "ANOTHER_SERVER")
         self._closing.wait(self.answers.job_delay_s)
         self.jobs.add(job.job_id)
         self._stream_ids[job.job_id] = job.stream_id
         self.registrations += 1
-        return pb.GetOrCreateJobResponse(job_id=job.job_id, stream_id=job.stream_id, num_steps=NUM_STEPS)
+        return pb.GetOrCreateJobResponse(
+            job_id=job.job_id,
+            stream_id=job.stream_id,
+            canonical_job_spec_json=job.text,
+            num_steps=NUM_STEPS,
+        )
 
     def GetPlan(self, request, context):  # noqa: N802
         self._require_job(request.job_id, context)
@@ -147,7 +162,7 @@ class FakeServer(DataServiceServicer):
 
     def _require_job(self, job_id: str, context) -> None:
         if job_id not in self.jobs:
-            fail(context, grpc.StatusCode.NOT_FOUND, "JOB_UNKNOWN", retriable=True)
+            fail(context, grpc.StatusCode.NOT_FOUND, "JOB_UNKNOWN", "CREATE_JOB")
 
     def _stream(self, request, context, kind: str, after: str = "0", reason: str = "") -> Iterator[Any]:
         left = int(after)
@@ -171,7 +186,7 @@ class FakeServer(DataServiceServicer):
             case "cut":
                 yield from messages[:-1]  # the microbatch is never complete
             case "abort":
-                fail(context, grpc.StatusCode.UNAVAILABLE, reason, retriable=reason != "INTERNAL")
+                fail(context, grpc.StatusCode.UNAVAILABLE, reason, ACTIONS.get(reason, "RETRY"))
             case "drain":
                 yield end(pb.EndOfStream.REASON_DRAINING, step, microbatch)
             case "hang":
@@ -202,9 +217,14 @@ class FakeServer(DataServiceServicer):
             microbatch=microbatch,
             num_microbatches=num_microbatches(step),
             denominators=mb.Denominators(text_tokens=100 + step, target_patches=7),
-            items=mb.Items(dataset=[0, 0], sample=[step, 1 << 40], valid=[True, False], pass_number=[0, 1]),
+            items=mb.Items(
+                dataset=[0, 0],
+                sample=[step, 1 << 40],
+                validity=[mb.VALIDITY_VALID, mb.VALIDITY_INVALID],
+                pass_number=[0, 1],
+            ),
             sequence_valid=[True],
-            schedules=[mb.ModuleSchedule(module="vit", in_flight=[2]), mb.ModuleSchedule(module="llm", in_flight=[1])],
+            schedules=[mb.ModuleSchedule(module=m, in_flight=[n], chunks=1) for m, n in (("vit", 2), ("llm", 1))],
             routings=[
                 mb.Routing(
                     source_module="vit",
@@ -219,7 +239,7 @@ class FakeServer(DataServiceServicer):
                 )
             ],
         )
-        payload = pack(header, wanted, compress=request.codec == mb.CODEC_ZSTD)
+        payload = pack(header, wanted, compress=mb.CODEC_ZSTD in request.accepted_codecs)
         yield pb.StreamMicrobatchesResponse(header=header)
         for first in range(0, len(payload), CHUNK_BYTES):
             yield pb.StreamMicrobatchesResponse(chunk=payload[first : first + CHUNK_BYTES])
@@ -242,7 +262,7 @@ def pack(header: mb.MicrobatchHeader, arrays: dict[str, np.ndarray], *, compress
             offset=len(payload),
             encoded_bytes=len(encoded),
             raw_bytes=len(raw),
-            codec=mb.CODEC_ZSTD if smaller else mb.CODEC_UNSPECIFIED,
+            codec=mb.CODEC_ZSTD if smaller else mb.CODEC_RAW,
         )
         payload += encoded
     header.total_bytes = len(payload)
@@ -254,13 +274,11 @@ def end(reason: Any, step: int, microbatch: int) -> pb.StreamMicrobatchesRespons
     return pb.StreamMicrobatchesResponse(end=pb.EndOfStream(reason=reason, next_step=step, next_microbatch=microbatch))
 
 
-def fail(context: Any, code: grpc.StatusCode, reason: str, *, retriable: bool) -> None:
-    info = error_details_pb2.ErrorInfo(
-        reason=reason, domain="disttrain", metadata={"retriable": "true" if retriable else "false"}
-    )
+def fail(context: Any, code: grpc.StatusCode, reason: str, action: str, message: str = "") -> None:
+    info = error_details_pb2.ErrorInfo(reason=reason, domain="disttrain", metadata={"action": action})
     detail = AnyMessage()
     detail.Pack(info)
-    status = status_pb2.Status(code=code.value[0], message=f"scripted {reason}", details=[detail])
+    status = status_pb2.Status(code=code.value[0], message=message or f"scripted {reason}", details=[detail])
     context.abort_with_status(rpc_status.to_status(status))
 
 

@@ -91,14 +91,16 @@ def test_what_the_job_says_stands(connect) -> None:
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        (job_data(datasets=[{"name": "paris"}]), r"names dataset 'paris'; the servers have \['pairs'\]"),
-        (job_data(tokenizer={"name": "gpt9"}), r"names tokenizer 'gpt9'; the servers have \['bytes'\]"),
+        (job_data(datasets=[{"name": "paris"}]), r"names dataset 'paris', there are \['pairs'\]"),
+        (job_data(tokenizer={"name": "gpt9"}), r"names tokenizer 'gpt9', there are \['bytes'\]"),
         (job_data(seq_len=3), "stream.seq_len"),
         (job_data(colour=3), "stream.colour"),
         (job_data(global_batch=3), "use a multiple of 2"),
         ({"stream": 3}, "stream"),
         ({}, "Field required"),
-        ("{]", "not JSON"),
+        ("{]", "not valid JSON"),
+        ('{"stream": 1, "stream": 2}', r"names \['stream'\] twice"),
+        (job_data(seed={1}), "the job holds what JSON cannot say"),
         ("/nowhere/job.yaml", "cannot be read: No such file"),
     ],
 )
@@ -109,7 +111,12 @@ def test_wrong_jobs_are_one_clear_error(connect, job: JobSource, message: str) -
 
 def test_wrong_yaml(connect, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
-    for text, message in (("a: [", "not YAML"), ("- 1", "a mapping"), ("x" * (1 << 20) + "x", "larger than 1 MiB")):
+    for text, message in (
+        ("a: [", "not valid YAML"),
+        ("a: 1\na: 2", "key 'a' stands twice"),
+        ("- 1", "a mapping"),
+        ("x" * (1 << 20) + "x", "1048577 bytes; at most 1048576"),
+    ):
         path.write_text(text)
         with pytest.raises(JobSpecError, match=message):
             connect(path)
@@ -226,8 +233,9 @@ def test_step_times_are_reported(connect) -> None:
     assert (times.step_time.ToNanoseconds(), times.data_wait.ToNanoseconds()) == (1_500_000_000, 250_000_000)
     assert (list(times.forward_ns), list(times.backward_ns)) == ([1, 2], [3])
     connect.server.jobs.clear()
+    before = connect.server.registrations
     assert not client.report_step_times(2, step_time_s=1.0, data_wait_s=0.0)
-    assert connect.server.registrations == 1, "a report does not wait for a server to size the job"
+    assert connect.server.registrations == before, "a report does not wait for a server to size the job"
     connect.server.close()
     assert not client.report_step_times(3, step_time_s=1.0, data_wait_s=0.0)
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from serving.harness import VIEWS, index, job_data
+from serving.harness import VIEWS, index, job_data, running
 from shards import write_interleaved, write_pairs
 
+from dataserver.dataset.dataset import Dataset
+from dataserver.jobs import Catalog, fill_job
 from dataserver.planning.identity import parse_job
-from dataserver.serving.catalog import Catalog, fill_job
 from dataserver.serving.config import load_config
 from trainclient.client import Batch, DataClient
 from trainclient.stream.endpoint import Timeouts
@@ -56,7 +57,10 @@ def digest(batch: Batch) -> Digest:
     return (
         *(batch.step, batch.microbatch, batch.num_microbatches, batch.plan_hash),
         *(batch.text_tokens, batch.target_patches),
-        *(tuple(a.tolist()) for a in (batch.items.dataset, batch.items.sample, batch.items.image, batch.items.valid)),
+        *(
+            tuple(a.tolist())
+            for a in (batch.items.dataset, batch.items.sample, batch.items.image, batch.items.validity)
+        ),
         *((r.source_module, *(a.tobytes() for a in (r.source_rank, r.target_start, r.rows))) for r in batch.routings),
         *((name, str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for name, t in batch.tensors.items()),
     )
@@ -128,6 +132,38 @@ def test_jobs_are_filled_in_as_the_servers_do_it(start, datasets: dict[str, Path
         plan = client.get_plan(1)
         assert plan.plan_hash == next(b for b in client if b.step == 1).plan_hash
         assert client.report_step_times(0, step_time_s=1.0, data_wait_s=0.5)
+
+
+def test_samples_of_a_microbatch_are_described(start, datasets: dict[str, Path]) -> None:
+    _, address = start()
+    with DataClient(address, job_data(), "vit", 0) as client:
+        items = next(batch.items for batch in client if len(batch.items))
+        for position, name in enumerate(("pairs", "docs")):
+            numbers = items.sample[items.dataset == position].tolist()
+            found = client.describe_samples(position, numbers)
+            shards = Dataset.open(datasets[name]).shards
+            assert [(s.shard, s.key) for s in found] == [
+                (shards[number >> 32].name, shards[number >> 32].keys()[number & 0xFFFFFFFF]) for number in numbers
+            ]
+        with pytest.raises(DataServiceError, match="was asked for") as raised:
+            client.describe_samples(0, [2**63])
+        assert raised.value.reason == "SAMPLE_UNKNOWN"
+
+
+def test_a_fleet_with_one_server_that_has_other_data(start, datasets: dict[str, Path], tmp_path: Path) -> None:
+    """The odd server is at fault, not the job: whoever asks it first goes on at the other one."""
+    _, right = start()
+    other = {"pairs": index(write_pairs(tmp_path / "other", 12, 6, seed=9)), "docs": datasets["docs"]}
+    settings = load_config(None, {"datasets": datasets, "listen": "127.0.0.1:0"})
+    job = parse_job(fill_job(job_data(), Catalog.open(settings)))
+    with running(other) as odd:
+        for addresses in ([right, odd.address], [odd.address, right]):  # one of them begins with the odd one
+            with DataClient(addresses, job, "llm", 0) as client:
+                assert len({batch.step for batch in client}) == 4
+                assert client.fleet.endpoints[client.fleet.current].address == right
+        with pytest.raises(DataServiceError, match="has fingerprint") as raised:
+            DataClient(odd.address, job, "llm", 0)
+        assert raised.value.reason == "DATASET_MISMATCH"
 
 
 def test_refusals_of_a_real_server(start) -> None:

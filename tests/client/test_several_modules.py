@@ -44,7 +44,7 @@ def test_rows_arrive_wherever_either_side_says(tmp_path: Path) -> None:
                     batches.update({(module, rank, b.step, b.microbatch): b for b in client})
     rows = {"embedding_slots": 0, "condition_slots": 0}
     for (module, rank, step, microbatch), batch in batches.items():
-        assert set(batch.in_flight) == set(DEGREES)
+        assert {s.module for s in batch.schedules} == set(DEGREES)
         if module != "llm":
             continue
         for slots, encoders in (("embedding_slots", True), ("condition_slots", False)):

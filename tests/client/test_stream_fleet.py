@@ -8,6 +8,7 @@ import grpc
 import pytest
 from client.fake_server import NUM_STEPS, FakeServer, job_data
 from disttrain.v1.data_service_pb2 import GetPlanRequest
+from disttrain.v1.errors_pb2 import ERROR_ACTION_ANOTHER_SERVER
 
 from trainclient.stream.endpoint import Timeouts, parse_addresses
 from trainclient.stream.errors import (
@@ -15,6 +16,7 @@ from trainclient.stream.errors import (
     DataServiceError,
     FleetError,
     ServerMismatchError,
+    VersionError,
 )
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.jobs import resolve_job
@@ -63,11 +65,27 @@ def test_a_server_that_says_nothing(quick: Timeouts) -> None:
             resolve_job(job_data(), fleet)
 
 
+def test_ranks_have_a_job_filled_in_by_the_same_server(serve: Serve, quick: Timeouts) -> None:
+    servers = [serve() for _ in range(3)]
+    begun = set()
+    for rank in range(12):
+        fleet = Fleet([s.address for s in servers], key=f"job/llm/{rank}", timeouts=quick)
+        begun.add(fleet.current)
+        before = fleet.current
+        resolve_job(job_data(), fleet)
+        assert fleet.current == before, "streams are spread all the same"
+        fleet.close()
+    assert begun == {0, 1, 2}
+    assert [s.registrations for s in servers] == [12, 0, 0]
+
+
 def test_a_job_may_take_longer_than_other_calls(serve: Serve) -> None:
     server = serve(job_delay_s=1.5)
     fleet = Fleet(server.address, timeouts=Timeouts(call=1.0, give_up=0.1))
-    assert fleet.register(resolve_job(job_data(), fleet)) == NUM_STEPS
-    assert server.registrations == 1
+    job = resolve_job(job_data(), fleet)
+    assert server.registrations == 1, "filling a job in is not repeated either"
+    assert fleet.register(job) == NUM_STEPS
+    assert server.registrations == 2
     fleet.close()
 
 
@@ -102,9 +120,8 @@ def test_servers_that_decode_differently_are_refused(serve: Serve, quick: Timeou
     one, two = serve(), serve(info={"content_digest": "other", "release": "2.0"})
     fleet = Fleet([one.address, two.address], timeouts=quick)
     job = resolve_job(job_data(), fleet)
-    first = fleet.endpoints[fleet.current].address
-    (one if first == one.address else two).close()
-    fleet.forget(fleet.endpoints[fleet.current])
+    one.close()
+    fleet.forget(fleet.endpoints[0])
     with pytest.raises(ServerMismatchError, match="decode differently") as raised:
         fleet.register(job)
     assert one.address in str(raised.value)
@@ -116,21 +133,50 @@ def test_servers_that_decode_differently_are_refused(serve: Serve, quick: Timeou
 def test_unsupported_versions_are_named(serve: Serve, quick: Timeouts, field: str) -> None:
     server = serve(info={field: [2, 3]})
     fleet = Fleet(server.address, timeouts=quick)
-    with pytest.raises(ServerMismatchError, match=rf"{field.removesuffix('s')} \[2, 3\], the job is pinned to 1"):
+    with pytest.raises(VersionError, match=rf"{field.removesuffix('s')} \[2, 3\], the job is pinned to 1"):
         fleet.register(resolve_job(job_data(), fleet))
     fleet.close()
 
 
-def test_a_refusal_is_raised_at_once_with_its_reason(serve: Serve, quick: Timeouts) -> None:
-    servers = [serve(), serve()]
-    fleet = Fleet([s.address for s in servers], timeouts=quick)
-    data = job_data(datasets=[{"name": "pairs", "fingerprint": "0" * 64}])
+MISMATCHED = job_data(datasets=[{"name": "pairs", "fingerprint": "0" * 64}])
+
+
+def test_the_refusal_of_the_only_server_is_raised_with_its_reason(serve: Serve) -> None:
+    fleet = Fleet(serve().address)
     with pytest.raises(DataServiceError, match="scripted DATASET_MISMATCH") as raised:
-        fleet.register(resolve_job(data, fleet))
+        fleet.register(resolve_job(MISMATCHED, fleet))
     assert raised.value.reason == "DATASET_MISMATCH"
     assert raised.value.code is grpc.StatusCode.FAILED_PRECONDITION
-    assert not raised.value.retriable
+    assert raised.value.action == ERROR_ACTION_ANOTHER_SERVER
     fleet.close()
+
+
+def test_refusals_of_all_servers_are_raised_at_once_with_the_message_of_each(serve: Serve) -> None:
+    servers = [serve(), serve()]
+    fleet = Fleet([s.address for s in servers])
+    with pytest.raises(FleetError, match="no server can do this") as raised:
+        fleet.register(resolve_job(MISMATCHED, fleet))
+    assert raised.value.failures.keys() == {s.address for s in servers}
+    assert str(raised.value).count("scripted DATASET_MISMATCH") == 2
+    fleet.close()
+
+
+def test_a_server_with_another_dataset_is_passed_over(serve: Serve, quick: Timeouts) -> None:
+    odd, right = serve(fingerprint="1" * 64), serve()
+    for key in "abcdef":  # whichever is asked first
+        fleet = Fleet([odd.address, right.address], key=key, timeouts=quick)
+        assert fleet.register(resolve_job(job_data(), fleet)) == NUM_STEPS
+        assert fleet.endpoints[fleet.current].address == right.address
+        fleet.close()
+
+
+def test_a_server_that_lacks_the_versions_is_passed_over(serve: Serve, quick: Timeouts) -> None:
+    old, right = serve(info={"plan_versions": [2]}), serve()
+    for key in "abcdef":
+        fleet = Fleet([old.address, right.address], key=key, timeouts=quick)
+        assert fleet.register(resolve_job(job_data(), fleet)) == NUM_STEPS
+        fleet.close()
+    assert not old.registrations
 
 
 def test_an_unknown_job_is_brought(serve: Serve, quick: Timeouts) -> None:

@@ -87,6 +87,7 @@ def test_the_header_as_plain_values(serve: Serve, quick: Timeouts) -> None:
     assert got.items.sample.tolist() == [3, 1 << 40]
     assert got.items.pass_.tolist() == [0, 1]
     assert got.items.valid.tolist() == [True, False]
+    assert got.items.invalid.tolist() == [False, True]
     assert len(got.items) == 2
     assert got.sequence_valid.tolist() == [True]
     (routing,) = got.routings
@@ -165,14 +166,48 @@ def test_draining_refusals_and_all_servers_draining(serve: Serve, quick: Timeout
         opened.read_all()
 
 
-def test_a_defect_of_the_server_is_raised_at_once(serve: Serve, quick: Timeouts) -> None:
-    one, two = serve(streams=["abort:2:INTERNAL"]), serve()
+@pytest.mark.parametrize("reason", ["TENSOR_UNKNOWN", "UNHEARD_OF"])
+def test_what_no_server_would_answer_otherwise_is_raised_at_once(serve: Serve, quick: Timeouts, reason: str) -> None:
+    one, two = serve(streams=[f"abort:2:{reason}"]), serve()
     with Opened([one.address, two.address], quick) as opened:
         assert [next(opened.reader).cursor, next(opened.reader).cursor] == [Cursor(0, 0), Cursor(0, 1)]
         for _ in range(2):
-            with pytest.raises(DataServiceError, match="scripted INTERNAL"):
+            with pytest.raises(DataServiceError, match=f"scripted {reason}"):
                 next(opened.reader)
     assert not two.requests
+
+
+def test_another_server_takes_over_from_one_that_refuses(serve: Serve, quick: Timeouts) -> None:
+    one, two = serve(streams=["abort:2:INTERNAL"] * 50), serve(streams=["abort:1:STORAGE_UNAVAILABLE"])
+    with Opened([one.address, two.address], quick) as opened:
+        assert opened.read_all() == ALL
+    assert len(two.requests) == 2
+
+
+def test_progress_after_a_pause_starts_the_patience_anew(serve: Serve) -> None:
+    """Two failures, further apart than `give_up`, each mended within it."""
+    server = serve(streams=["abort:0:STORAGE_UNAVAILABLE", "abort:5:STORAGE_UNAVAILABLE"], delay_s=0.3)
+    with Opened([server.address], Timeouts(give_up=1.0)) as opened:
+        assert opened.read_all() == ALL
+
+
+def test_the_end_comes_at_once_when_every_server_refuses(serve: Serve) -> None:
+    """Not after `give_up`, whose default is longer than this test may take."""
+    servers = [serve(streams=["abort:2:INTERNAL"] * 50), serve(streams=["abort:0:INTERNAL"] * 50)]
+    with Opened([s.address for s in servers], Timeouts()) as opened:
+        assert [next(opened.reader).cursor, next(opened.reader).cursor] == [Cursor(0, 0), Cursor(0, 1)]
+        with pytest.raises(FleetError, match="no server can do this") as raised:
+            next(opened.reader)
+    assert raised.value.failures.keys() == {s.address for s in servers}
+    assert [len(s.requests) for s in servers] == [1, 1]
+
+
+def test_a_server_that_refuses_is_not_asked_again_while_the_others_are_tried(serve: Serve, quick: Timeouts) -> None:
+    odd = serve(streams=["abort:0:INTERNAL"] * 50)
+    busy = serve(streams=["abort:0:TOO_MANY_STREAMS"] * 3)
+    with Opened([odd.address, busy.address], quick) as opened:
+        assert opened.read_all() == ALL
+    assert (len(odd.requests), len(busy.requests)) == (1, 4)
 
 
 @pytest.mark.parametrize(

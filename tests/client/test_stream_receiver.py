@@ -219,8 +219,9 @@ def test_items_and_routings_must_be_parallel() -> None:
         read_items(mb.Items(dataset=[1], sample=[1, 2]))
     with pytest.raises(ProtocolError, match="routing arrays"):
         read_routing(mb.Routing(source_rank=[1], rows=[1, 2]))
-    with pytest.raises(ProtocolError, match="schedules"):
-        read_schedules(mb.MicrobatchHeader(schedules=[mb.ModuleSchedule(module="llm", in_flight=[2, 0])]))
+    for wrong in ({"in_flight": [2, 0], "chunks": 1}, {"in_flight": [], "chunks": 1}, {"in_flight": [2], "chunks": 0}):
+        with pytest.raises(ProtocolError, match="schedules"):
+            read_schedules(mb.MicrobatchHeader(schedules=[mb.ModuleSchedule(module="llm", **wrong)]))
 
 
 def test_cursor_order() -> None:

@@ -39,8 +39,8 @@ def test_features_of_all_towers_can_be_paired(tmp_path: Path) -> None:
                         items = batch.items
                         keys = zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True)
                         found.setdefault(tower, []).extend((batch.step, batch.microbatch // 2, key) for key in keys)
-                        assert dict(batch.in_flight) == {"image": (2,), "text": (2,)}
-                        assert dict(batch.drain_every) == {"image": 2, "text": 2}
+                        held = [(s.module, s.in_flight.tolist(), s.drain_every, s.chunks) for s in batch.schedules]
+                        assert held == [("image", [2], 2, 1), ("text", [2], 2, 1)]
                         assert all(tensor.dtype in (torch.uint8, torch.int32) for tensor in batch.tensors.values())
     assert sorted(found["image"]) == sorted(found["text"])
     assert len(set(found["text"])) == len(found["text"]) == 32

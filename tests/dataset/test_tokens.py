@@ -1,7 +1,8 @@
 """Token counts beside the index: order, freshness, and the command that a missing count names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,6 +10,13 @@ from shards import write_interleaved, write_tar, write_texts
 
 from dataserver.dataset import Dataset, DatasetError, TokensMissingError, build_index, count_tokens
 from dataserver.dataset.index import BATCH_ROWS
+
+
+class Tokenizer(NamedTuple):
+    """Stands for one in the count."""
+
+    digest: str
+    count: Callable[[list[str]], Sequence[int]]
 
 
 def byte_counts(texts: list[str]) -> Sequence[int]:
@@ -19,12 +27,15 @@ def word_counts(texts: list[str]) -> Sequence[int]:
     return [len(text.split()) for text in texts]
 
 
+BYTES, WORDS = Tokenizer("bytes", byte_counts), Tokenizer("words", word_counts)
+
+
 def test_counts_of_two_tokenizers(tmp_path: Path) -> None:
     folder = write_interleaved(tmp_path, 12, 4)
     build_index(folder, workers=1)
-    report = count_tokens(folder, "bytes", byte_counts)
+    report = count_tokens(folder, BYTES)
     assert (report.num_shards, report.num_counted) == (3, 3)
-    count_tokens(folder, "words", word_counts)
+    count_tokens(folder, WORDS)
     total = 0
     for shard in Dataset.open(folder).shards:
         texts = [text for row in range(shard.num_samples) for text in shard.parts(row).texts]
@@ -40,10 +51,10 @@ def test_only_missing_counts_are_made(tmp_path: Path) -> None:
     folder = write_texts(tmp_path, 9, 3)
     build_index(folder, workers=1)
     progress: list[tuple[int, int]] = []
-    first = count_tokens(folder, "bytes", byte_counts, progress=lambda *call: progress.append(call))
+    first = count_tokens(folder, BYTES, progress=lambda *call: progress.append(call))
     assert progress == [(0, 3), (1, 3), (2, 3), (3, 3)]
     next(folder.glob("00001.tar.tokens-*")).unlink()
-    second = count_tokens(folder, "bytes", byte_counts)
+    second = count_tokens(folder, BYTES)
     assert (second.num_counted, second.num_tokens, second.num_texts) == (1, first.num_tokens, 9)
 
 
@@ -60,13 +71,13 @@ def test_missing_counts_name_the_command(tmp_path: Path) -> None:
 def test_counts_of_other_texts_are_noticed(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", [("0.txt", b"one two")])
     build_index(tmp_path, workers=1)
-    count_tokens(tmp_path, "words", word_counts)
+    count_tokens(tmp_path, WORDS)
     write_tar(tmp_path / "0.tar", [("0.txt", b"one two three")])
     (tmp_path / "0.tar.index").unlink()
     build_index(tmp_path, workers=1)
     with pytest.raises(TokensMissingError, match="another index"):
         Dataset.open(tmp_path).shards[0].token_counts("words")
-    assert count_tokens(tmp_path, "words", word_counts).num_tokens == 3
+    assert count_tokens(tmp_path, WORDS).num_tokens == 3
     tokens = next(tmp_path.glob("*.tokens-*"))
     tokens.write_bytes(tokens.read_bytes()[:60])
     with pytest.raises(TokensMissingError, match="cannot be read"):
@@ -83,7 +94,7 @@ def test_batches_are_bounded(tmp_path: Path) -> None:
         lengths.append(len(texts))
         return byte_counts(texts)
 
-    count_tokens(folder, "bytes", encode)
+    count_tokens(folder, Tokenizer("bytes", encode))
     assert lengths == [BATCH_ROWS, BATCH_ROWS, 1]
 
 
@@ -92,5 +103,5 @@ def test_a_tokenizer_that_breaks_its_contract(tmp_path: Path, answer: list[int])
     folder = write_texts(tmp_path, 3, 3)
     build_index(folder, workers=1)
     with pytest.raises(DatasetError, match="the tokenizer gave"):
-        count_tokens(folder, "broken", lambda _: answer)
+        count_tokens(folder, Tokenizer("broken", lambda _: answer))
     assert not list(folder.glob("*.tokens-*"))

@@ -51,7 +51,7 @@ class Digest:
     samples: tuple[tuple[int, int, int], ...]
     """Dataset, pass and number."""
     images: tuple[int, ...]
-    valid: tuple[bool, ...]
+    validity: tuple[int, ...]
     sequence_valid: tuple[bool, ...]
     routings: tuple[tuple[object, ...], ...]
     tensors: tuple[tuple[str, str, tuple[int, ...], str], ...]
@@ -66,7 +66,7 @@ def digest(batch: Batch) -> Digest:
         denominators=(batch.text_tokens, batch.target_patches),
         samples=tuple(zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True)),
         images=tuple(items.image.tolist()),
-        valid=tuple(items.valid.tolist()),
+        validity=tuple(items.validity.tolist()),
         sequence_valid=tuple(batch.sequence_valid.tolist()),
         routings=tuple(
             tuple(v if isinstance(v, str) else v.tobytes() for v in astuple(routing)) for routing in batch.routings

@@ -101,6 +101,24 @@ COMMANDS = {
     ),
     "no job": Bad("trainclient train --servers {server}", ("--job",)),
     "no job file": Bad("trainclient train --job {missing} --servers {server}", ("{missing}", "--job")),
+    "a key twice in the server's file": Bad(
+        "dataserver serve --dataset d={pairs} --config {config}",
+        ("{config}", "'max_jobs' stands twice", "line 2"),
+        files={"config": "max_jobs: 1\nmax_jobs: 2"},
+    ),
+    "a key twice in the trainer's file": Bad(
+        TRAIN + " --config {config}", ("{config}", "'seed' stands twice"), files={"config": "seed: 1\nseed: 2"}
+    ),
+    "a key twice in a job": Bad(
+        "trainclient train --job {bad} --servers {server}",
+        ("{bad}", "'stream' stands twice"),
+        files={"bad": "stream: {}\nstream: {}"},
+    ),
+    "plan of a job with a key twice": Bad(
+        "dataserver plan --job {bad} --step 0 --dataset d={pairs}",
+        ("{bad}", "'stream' stands twice"),
+        files={"bad": "stream: {}\nstream: {}"},
+    ),
     "a job that is no YAML": Bad("trainclient train --job {bad} --servers {server}", ("{bad}",), files={"bad": "a: ["}),
     "plan of a job that is no YAML": Bad(
         "dataserver plan --job {bad} --step 0 --dataset d={pairs}", ("{bad}",), files={"bad": "a: ["}
@@ -157,7 +175,18 @@ JOBS = {
     "generation without a generator": ({"stream.generation": {"ratio": "0.5"}}, ("generator", "ratio")),
     "an unknown tokenizer": ({"stream.tokenizer": {"name": "llama"}}, ("'llama'", "--tokenizer llama=FILE")),
     "another version": ({"stream.order_version": 2}, ("order_version 2", "[1]")),
-    "a fraction as a float": ({"stream.packing": {"fill": "much"}}, ("stream.packing.fill", "'much'")),
+    "a fraction that is none": ({"stream.packing": {"fill": "much"}}, ("stream.packing.fill", "'much'")),
+    "a fraction as a float": ({"stream.packing": {"fill": 0.9}}, ("stream.packing.fill", "0.9", "put it in quotes")),
+    "a number as a text": ({"stream.seq_len": "512"}, ("stream.seq_len", '"512"', "without quotes")),
+    "a layout that is none": ({"execution.layout": {"kind": "ring"}}, ("'ring'", "one of", "colocated", "contrastive")),
+    "too small a vocabulary": (
+        {"stream.tokenizer": {"vocab_size": 256}},
+        ("tokenizer.vocab_size is 256", "at least 262", "leave it out"),
+    ),
+    "a tokenizer of another file": (
+        {"stream.tokenizer": {"name": "bytes", "digest": "0" * 64}},
+        ("tokenizer bytes", "0" * 64, "leave digest out"),
+    ),
     "no end": ({"execution.end": {}}, ("end.steps", "end.passes")),
 }
 TRAINER = {

@@ -17,8 +17,8 @@ from serving.harness import index
 from shards import write_interleaved, write_pairs, write_texts
 
 from dataserver.dataset import Dataset
+from dataserver.jobs import Catalog, fill_job
 from dataserver.planning.identity import Job, parse_job
-from dataserver.serving.catalog import Catalog, fill_job
 from dataserver.serving.config import load_config
 from trainclient.client import Batch
 
@@ -111,7 +111,7 @@ class Delivered:
 def summarize(batch: Batch) -> Delivered:
     """Read a view without any help of the planner."""
     items, tensors = batch.items, {name: t.numpy() for name, t in batch.tensors.items()}
-    assert items.valid.all()
+    assert not items.invalid.any()
     samples = list(zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True))
     images = list(zip(samples, items.image.tolist(), strict=True)) if "patches" in tensors else []
     generated, texts, targets = [], [], 0

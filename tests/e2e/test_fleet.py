@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from cli.server_process import ServerProcess, serving
+from disttrain.v1.microbatch_pb2 import VALIDITY_INVALID
 from e2e.streams import (
     Clients,
     Digest,
@@ -20,8 +21,8 @@ from e2e.streams import (
 from serving.harness import index, job_data
 from shards import write_interleaved, write_pairs
 
+from dataserver.jobs import Catalog, fill_job
 from dataserver.planning.identity import Job, parse_job
-from dataserver.serving.catalog import Catalog, fill_job
 from dataserver.serving.config import load_config
 
 Received = dict[View, list[Digest]]
@@ -58,8 +59,8 @@ def test_the_broken_image_is_invalid_wherever_it_occurs(undisturbed: Received) -
         (dataset, sample)
         for batches in undisturbed.values()
         for batch in batches
-        for (dataset, _, sample), valid in zip(batch.samples, batch.valid, strict=True)
-        if not valid
+        for (dataset, _, sample), validity in zip(batch.samples, batch.validity, strict=True)
+        if validity == VALIDITY_INVALID
     }
     assert invalid == {(0, BROKEN_SHARD << 32 | BROKEN_ROW)}
 

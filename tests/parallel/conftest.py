@@ -14,10 +14,10 @@ from serving.harness import index
 from shards import write_interleaved, write_pairs
 
 from dataserver.dataset import Dataset
+from dataserver.jobs import JobPlanner
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.samples import ROW_BITS, Task
 from dataserver.preprocessing.tokens import ByteTokenizer, tokenizer_spec
-from dataserver.serving.jobs import JobPlanner
 
 
 @dataclass(frozen=True)

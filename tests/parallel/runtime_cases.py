@@ -167,7 +167,7 @@ def main(script: Path) -> None:
             batches = case.batches(place.module.name, place.rank, role.tensors)
             if groups.rank == case.other_plan_rank:
                 batches = (replace(batch, plan_hash=bytes(32)) for batch in batches)
-            assert build_executor(layout, groups, role).run(batches) is not None
+            assert build_executor(spec, layout, groups, role).run(batches) is not None
             fill_missing_gradients(module)
             reduce_gradients(module, groups.data_parallel, bucket_bytes=100_000)
             found = {f"{place.module.name}.{key}": p.grad for key, p in module.named_parameters()}

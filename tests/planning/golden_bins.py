@@ -6,7 +6,7 @@ import sys
 import numpy as np
 
 from dataserver.planning import packing
-from dataserver.planning.balancing import BALANCERS, Memory, lower_peaks, relabel
+from dataserver.planning.balancing import BALANCERS, BinRoom, fewest_bytes, lower_peaks
 
 
 def digest() -> str:
@@ -16,15 +16,15 @@ def digest() -> str:
         for bins, capacity in ((8, 12), (8, None), (7, 14), (32, 3)):
             found.update(BALANCERS[name](loads, bins, capacity).astype("<i8").tobytes())
     for name, memory in (("lpt", 512), ("karmarkar_karp", 520), ("lpt_search", 700), ("karmarkar_karp_search", 512)):
-        found.update(BALANCERS[name](loads, 8, 14, Memory(loads % 97, memory)).astype("<i8").tobytes())
-    found.update(BALANCERS["padded"](loads, 8, None, Memory(loads // 97 + 5, 836)).astype("<i8").tobytes())
+        found.update(BALANCERS[name](loads, 8, 14, BinRoom(loads % 97, memory)).astype("<i8").tobytes())
+    found.update(BALANCERS["padded"](loads, 8, None, BinRoom(loads // 97 + 5, 836)).astype("<i8").tobytes())
     for pack in (packing.first_fit_decreasing, packing.best_fit_decreasing):
         found.update(pack(loads + 1, 20000).astype("<i8").tobytes())
     found.update(packing.balanced(loads + 1, loads + loads**2 // 5000, 20000, 26).astype("<i8").tobytes())
     traffic, node = loads[:64].reshape(8, 8), np.arange(8) // 2
-    names = relabel(traffic, node, node)
-    found.update(names.astype("<i8").tobytes())
-    found.update(lower_peaks(names, [(traffic, node), (traffic.T, node)], node, 10**6).astype("<i8").tobytes())
+    rank = fewest_bytes(traffic, node, node)
+    found.update(rank.astype("<i8").tobytes())
+    found.update(lower_peaks(rank, [(traffic, node), (traffic.T, node)], node, 10**6).astype("<i8").tobytes())
     return found.hexdigest()
 
 

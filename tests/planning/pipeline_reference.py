@@ -29,14 +29,14 @@ class Definitions:
         return int(times[node * self.pipeline.num_chunks + operation.chunk, operation.microbatch])
 
     def group(self, number: int) -> range:
-        size = self.pipeline.forward_ns.shape[1] // self.pipeline.num_groups
+        size = self.pipeline.forward_ns.shape[1] // self.pipeline.num_batches
         return range(number * size, (number + 1) * size)
 
     def needs(self, event: Event, all_events: set[Event]) -> dict[Event, int]:
         """The events that must have ended, and how long before; the list's own order left aside."""
         node, operation = event
         found: dict[Event, int] = {}
-        groups = range(self.pipeline.num_groups)
+        groups = range(self.pipeline.num_batches)
         if operation.kind is I:
             with_it = [n for n, o in all_events if o == operation]
             return {(n, o): 0 for n, o in all_events if n in with_it and o.kind is F and

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_rows.distmm_memory import distmm_max_batch, pipeline_max_microbatch
 
-from dataserver.planning.balancing import BALANCERS, Memory, bin_loads, in_runs
+from dataserver.planning.balancing import BALANCERS, BinRoom, bin_loads, in_runs
 from dataserver.planning.contrastive.batches import (
-    GroupedArrangement,
-    balance_groups,
-    contrastive_groups,
-    groups_in_order,
-    pad_groups,
+    BatchedArrangement,
+    balance_batches,
+    batches_in_order,
+    contrastive_batches,
+    pad_batches,
 )
 from dataserver.planning.contrastive.choice import (
     TowerChoice,
@@ -41,25 +41,25 @@ from dataserver.planning.simulation import OperationKind, simulate
     st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.sampled_from(sorted(BALANCERS)),
     st.integers(0, 2**32 - 1),
 )  # fmt: skip
-def test_no_sample_crosses_a_group(
+def test_no_sample_leaves_its_batch(
     groups: int, ranks: int, microbatches: int, samples: int, balancer: str, seed: int
 ) -> None:
     """Every group keeps its samples, spread evenly over its own microbatches of all ranks; whatever balances them."""
     random = np.random.default_rng(seed)
     batch = ranks * microbatches * samples
-    group = random.permutation(contrastive_groups(groups * batch, batch))
+    group = random.permutation(contrastive_batches(groups * batch, batch))
     loads = random.integers(0, 1_000, len(group))
-    found = balance_groups(loads, group, ranks, microbatches, BALANCERS[balancer])
+    found = balance_batches(loads, group, ranks, microbatches, BALANCERS[balancer])
     assert np.array_equal(found.microbatch // microbatches, group)
     cells, counts = np.unique(np.stack([found.rank, found.microbatch]), axis=1, return_counts=True)
     assert cells.shape[1] == ranks * microbatches * groups
     assert set(counts.tolist()) == {samples}
 
 
-def test_groups_are_balanced_inside() -> None:
+def test_batches_are_balanced_inside() -> None:
     random = np.random.default_rng(0)
-    loads, group = random.lognormal(10, 1, 4 * 512).astype(np.int64), contrastive_groups(4 * 512, 512)
-    found = balance_groups(loads, group, num_ranks=8, microbatches_per_group=4)
+    loads, group = random.lognormal(10, 1, 4 * 512).astype(np.int64), contrastive_batches(4 * 512, 512)
+    found = balance_batches(loads, group, num_ranks=8, microbatches_per_batch=4)
     for number in range(4):
         mine = group == number
         heaviest = bin_loads(loads[mine], found.rank[mine], 8).max()
@@ -73,10 +73,10 @@ def test_padded_groups(groups: int, ranks: int, microbatches: int, samples: int,
     """Equal counts inside every group, and no other arrangement of equal counts pads less."""
     random = np.random.default_rng(seed)
     batch = ranks * microbatches * samples
-    group = random.permutation(contrastive_groups(groups * batch, batch))
+    group = random.permutation(contrastive_batches(groups * batch, batch))
     loads = random.integers(0, 1_000, len(group))
 
-    def padded_total(found: GroupedArrangement) -> int:
+    def padded_total(found: BatchedArrangement) -> int:
         cells = found.rank * groups * microbatches + found.microbatch
         longest = np.zeros(ranks * groups * microbatches, np.int64)
         np.maximum.at(longest, cells, loads)
@@ -84,14 +84,14 @@ def test_padded_groups(groups: int, ranks: int, microbatches: int, samples: int,
         assert np.array_equal(found.microbatch // microbatches, group)
         return int(longest.sum())
 
-    least = padded_total(pad_groups(loads, group, ranks, microbatches))
-    assert least <= padded_total(groups_in_order(loads, group, ranks, microbatches))
-    assert least <= padded_total(balance_groups(loads, group, ranks, microbatches))
+    least = padded_total(pad_batches(loads, group, ranks, microbatches))
+    assert least <= padded_total(batches_in_order(loads, group, ranks, microbatches))
+    assert least <= padded_total(balance_batches(loads, group, ranks, microbatches))
 
 
-def test_groups_in_order_are_runs() -> None:
-    group = contrastive_groups(12, 6)
-    found = groups_in_order(np.ones(12, np.int64), group, 3, 2)
+def test_batches_in_order_are_runs() -> None:
+    group = contrastive_batches(12, 6)
+    found = batches_in_order(np.ones(12, np.int64), group, 3, 2)
     assert found.rank.tolist() == [0, 0, 1, 1, 2, 2] * 2
     assert found.microbatch.tolist() == [0, 1] * 3 + [2, 3] * 3
 
@@ -99,11 +99,11 @@ def test_groups_in_order_are_runs() -> None:
 def test_memory_of_groups() -> None:
     """Loads that say nothing of needs: without memory the two needy items share a rank."""
     loads, need, group = np.array([8, 7, 6, 7]), np.array([5, 1, 5, 1]), np.zeros(4, np.int64)
-    assert bin_loads(need, balance_groups(loads, group, 2, 1, BALANCERS["lpt"]).rank, 2).tolist() != [6, 6]
-    found = balance_groups(loads, group, 2, 1, BALANCERS["lpt"], Memory(need, 6))
+    assert bin_loads(need, balance_batches(loads, group, 2, 1, BALANCERS["lpt"]).rank, 2).tolist() != [6, 6]
+    found = balance_batches(loads, group, 2, 1, BALANCERS["lpt"], BinRoom(need, 6))
     assert bin_loads(need, found.rank, 2).tolist() == [6, 6]
     with pytest.raises(ValueError, match="memory"):
-        balance_groups(loads, group, 2, 1, BALANCERS["lpt"], Memory(need, 5))
+        balance_batches(loads, group, 2, 1, BALANCERS["lpt"], BinRoom(need, 5))
 
 
 def test_microbatches_in_flight() -> None:
@@ -131,17 +131,17 @@ def test_any_depth_above_a_group_finishes(stages: int, size: int, groups: int, m
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: contrastive_groups(10, 4), "10 items do not divide into contrastive batches of 4"),
+        (lambda: contrastive_batches(10, 4), "10 items do not divide into contrastive batches of 4"),
         (
-            lambda: balance_groups(np.ones(6, np.int64), np.zeros(6, np.int64), 2, 2),
-            "group 0 has 6 items.*multiple of 4",
+            lambda: balance_batches(np.ones(6, np.int64), np.zeros(6, np.int64), 2, 2),
+            "batch 0 has 6 items.*multiple of 4",
         ),
-        (lambda: balance_groups(np.ones(4, np.int64), np.array([0, 0, 2, 2]), 2, 1), "group 1 has 0 items"),
-        (lambda: balance_groups(np.ones(4, np.int64), np.array([0, 0, -1, 0]), 2, 1), "found group -1"),
-        (lambda: balance_groups(np.ones(4, np.int64), np.zeros(3, np.int64), 2, 1), "4 loads and 3 groups"),
+        (lambda: balance_batches(np.ones(4, np.int64), np.array([0, 0, 2, 2]), 2, 1), "batch 1 has 0 items"),
+        (lambda: balance_batches(np.ones(4, np.int64), np.array([0, 0, -1, 0]), 2, 1), "found batch -1"),
+        (lambda: balance_batches(np.ones(4, np.int64), np.zeros(3, np.int64), 2, 1), "4 loads and 3 batches"),
     ],
 )
-def test_groups_that_cannot_be_balanced(call, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_batches_that_cannot_be_balanced(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -309,5 +309,5 @@ def test_the_light_tower_waits_at_the_barrier_less_with_distmm_pipe() -> None:
 
 def test_towers_must_agree_on_microbatches() -> None:
     one, two = (TowerTimes(*np.ones((2, 1, 1, count), np.int64)) for count in (4, 6))
-    with pytest.raises(ValueError, match=r"towers of \[4, 6\] microbatches and 2 contrastive groups"):
+    with pytest.raises(ValueError, match=r"towers of \[4, 6\] microbatches and 2 contrastive batches"):
         contrastive_pipeline([one, two], np.ones(2, np.int64), ContrastiveSchedule.BATCH_SYNC)

@@ -230,7 +230,7 @@ def test_distmm_pipe_is_faster_where_batches_follow_each_other() -> None:
     assert [s.drain_every for s in plan.schedules] == [0, 0]
     alone = planned(make_job(two_towers(), batch=24, groups=1, microbatches=4))
     assert alone.decisions[0].chosen == "batch_sync"
-    assert alone.decisions[0].reason.endswith("of equal ones the one that holds less")
+    assert alone.decisions[0].reason.endswith("of two equally fast ones, the one that holds less")
     assert alone.in_flight("image").tolist() == [4, 4, 4]
     assert [s.drain_every for s in alone.schedules] == [4, 4]
 
@@ -263,7 +263,7 @@ def test_memory_limits_what_is_in_flight() -> None:
     assert plan.in_flight("image").tolist() == [7, 6, 4]
     found = next(d for d in plan.decisions if "in flight" in d.chosen)
     assert (found.subject, found.chosen) == ("image", "in flight: 7, 6, 4")
-    assert found.reason == f"memory holds {seven:,} patches; 10, 9, 4 if it were endless"
+    assert found.reason == f"memory holds {seven:,} patches; 10, 9, 4 without that limit"
 
 
 def test_what_memory_limits_falls_evenly() -> None:

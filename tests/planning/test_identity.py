@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from planning.builders import MEMORY, TWO_DATASETS, changed, job_data, leaves, make_job
@@ -22,24 +21,26 @@ from dataserver.planning.identity import (
 )
 from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import Stream
+from dataserver.planning.jobspec.text import parse_yaml
+from dataserver.planning.schema import job_schema
 
 SCHEMA = Path(__file__).resolve().parents[2] / "protos" / "disttrain" / "v1" / "job_spec.schema.json"
 
 GOLDEN_JOB = """
 stream:
   datasets:
-    - {name: laion, fingerprint: '0000000000000000000000000000000000000000000000000000000000000000', weight: 0.7,
+    - {name: laion, fingerprint: '0000000000000000000000000000000000000000000000000000000000000000', weight: '0.7',
        filter: width >= 256 and punsafe < 0.1}
     - name: obelics
       fingerprint: 'ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff'
-      weight: 0.30
+      weight: '0.30'
       quarantine: 'abababababababababababababababababababababababababababababababab'
   tokenizer: {name: bytes, digest: '1111111111111111111111111111111111111111111111111111111111111111',
               vocab_size: 300, bos: 256, eos: 257, boi: 258, eoi: 259, image: 260, query: 261}
   seq_len: 4096
   global_batch: 64
-  packing: {fill: 0.970}
-  generation: {ratio: 0.25, query_tokens: 32}
+  packing: {fill: '0.970'}
+  generation: {ratio: '0.25', query_tokens: 32}
   seed: 42
 execution:
   modules:
@@ -53,20 +54,20 @@ execution:
 
 def test_golden_ids() -> None:
     """A change here changes the identity of running jobs: do not make one."""
-    job = parse_job(yaml.safe_load(GOLDEN_JOB))
+    job = parse_job(parse_yaml(GOLDEN_JOB.encode()))
     assert job.stream_id == "5b3fd955141cfb47540a727d409960a177e0e3cb89186db52051cfdb5412319e"
     assert job.job_id == "5eb0131fb76ee25284e5bb1229e1afe1d299ec77c533fdbfe16ec4450c0b1056"
 
 
 def test_ids_are_hashes_of_canonical_json() -> None:
-    job = parse_job(yaml.safe_load(GOLDEN_JOB))
+    job = parse_job(parse_yaml(GOLDEN_JOB.encode()))
     for spec, found in ((job.spec, job.job_id), (job.stream, job.stream_id)):
         text = canonical_json(spec)
         assert hashlib.sha256(text).hexdigest() == found
         # RFC 8785 of what we have, integers and ASCII text: sorted keys, no space, nothing escaped.
         plain = json.loads(text)
         assert text == json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-        assert type(spec).model_validate(plain) == spec
+        assert type(spec).model_validate_json(text, strict=True) == spec
         assert not any(isinstance(leaf, float) or leaf is None for _, leaf in leaves(plain))
 
 
@@ -86,14 +87,13 @@ def reversed_keys(value: Any) -> Any:
 
 
 def test_spelling_does_not_matter() -> None:
-    data = yaml.safe_load(GOLDEN_JOB)
+    data = parse_yaml(GOLDEN_JOB.encode())
     job = parse_job(data)
     explicit = job.spec.model_dump(mode="json")  # all defaults spelt out, null for the end that is not meant
     same = [reversed_keys(data), explicit, json.loads(canonical_json(job.spec))]
     for path, spellings in {
-        ("stream", "packing", "fill"): ["0.97", "0.970", ".97", "97e-2", "+0.97", 0.97],
-        ("stream", "datasets", 0, "weight"): ["0.7", "0.70", "7E-1", 0.7],
-        ("stream", "seed"): [42, "42"],
+        ("stream", "packing", "fill"): ["0.97", "0.970", "00.97"],
+        ("stream", "datasets", 0, "weight"): ["0.7", "0.70", "000.7"],
         ("execution", "modules", 0, "cost"): [None],
     }.items():
         same += [changed(data, path, s) for s in spellings]
@@ -102,7 +102,7 @@ def test_spelling_does_not_matter() -> None:
 
 @given(st.decimals(0, 10**6, places=4))
 def test_equal_decimals_have_one_spelling(value: Any) -> None:
-    spellings = [str(value), f"{value}0000", f"{value:E}", str(value.normalize()), f"0{value}"]
+    spellings = [str(value), f"{value}0000", f"{value.normalize():f}", f"0{value}"]
     weights = {
         make_job(stream={"datasets": [{**job_data()["stream"]["datasets"][0], "weight": w}, other]}).stream_id
         for w in spellings
@@ -208,10 +208,10 @@ def variants(data: dict[str, Any]) -> dict[tuple[str, ...], Job]:
             others = [changed(data, path, candidate) for candidate in candidates(value)]
         for other in others:
             try:
-                job = identify(JobSpec.model_validate(other))
+                job = identify(JobSpec.model_validate_json(json.dumps(other), strict=True))
             except ValidationError:
                 continue
-            if job.spec != JobSpec.model_validate(data):
+            if job.spec != parse_job(data).spec:
                 found.setdefault(field, job)
     return found
 
@@ -264,5 +264,5 @@ def test_streams_that_differ_say_where() -> None:
 
 
 def test_the_published_schema_is_that_of_the_model() -> None:
-    assert json.loads(SCHEMA.read_text()) == JobSpec.model_json_schema(), "run scripts/generate_stubs"
-    assert set(JobSpec.model_json_schema()["$defs"]["Stream"]["properties"]) == set(Stream.model_fields)
+    assert json.loads(SCHEMA.read_text()) == job_schema(), "run scripts/generate_stubs"
+    assert set(job_schema()["$defs"]["Stream"]["properties"]) == set(Stream.model_fields)

@@ -10,18 +10,27 @@ from planning.builders import MEMORY, TWO_DATASETS, changed, job_data, leaves, m
 
 from dataserver.planning.identity import JobSpecError, canonical_json, parse_job
 from dataserver.planning.jobspec import MAX_INTEGER
+from dataserver.planning.schema import job_schema
 
 MODULE, BACKBONE = ("execution", "modules", 0), ("execution", "modules", 1)
 PIPELINE = {"kind": "pipeline"}
+VIT = {"model": "vit-h", "device": "h100"}
 BAD = [
-    (("stream", "bogus"), 1, "stream.bogus: this key is unknown"),
-    (("execution", "layout"), {"kind": "pipeline", "odrer": "none"}, "execution.layout.pipeline.odrer"),
-    (("execution", "layout"), {"kind": "pipeline", "order": "best"}, "execution.layout.pipeline.order"),
+    (("stream", "bogus"), 1, "stream.bogus: this key is unknown; correct its spelling"),
+    (("execution", "layout"), {"kind": "pipeline", "odrer": "none"}, "execution.layout.odrer"),
+    (("execution", "layout"), {"kind": "pipeline", "order": "best"}, "execution.layout.order"),
     (
         ("execution", "layout"),
         {"kind": "ring"},
         "execution.layout: kind is 'ring'; one of pipeline, colocated, contrastive",
     ),
+    (
+        ("execution", "layout"),
+        PIPELINE | {"chunkz": 1},
+        r"execution.layout.chunkz: this key is unknown; is chunks meant",
+    ),
+    ((*MODULE, "cost"), VIT | {"efficiency": 0.4}, "0.cost: efficiency: .* valid string"),
+    ((*MODULE, "cost"), VIT | {"efficiency": "0.4", "frozen": 1}, "0.cost: frozen: .* valid boolean"),
     (("execution", "layout"), {"order": "none"}, "execution.layout: kind is missing; one of pipeline, colocated"),
     (("execution", "layout"), "pipeline", "execution.layout"),
     (("execution", "layout"), PIPELINE | {"chunks": 2}, "schedule is 1f1b and chunks is 2; interleaved needs 2 chunks"),
@@ -35,8 +44,8 @@ BAD = [
         PIPELINE | {"schedule": "gpipe", "extra_in_flight": 2},
         "schedule gpipe has extra_in_flight 2; only 1f1b leaves a choice, leave it out",
     ),
-    (("execution", "layout"), PIPELINE | {"extra_in_flight": 1025}, "execution.layout.pipeline.extra_in_flight"),
-    (("execution", "layout"), {"kind": "colocated", "ranks_per_node": 0}, "execution.layout.colocated.ranks_per_node"),
+    (("execution", "layout"), PIPELINE | {"extra_in_flight": 1025}, "execution.layout.extra_in_flight"),
+    (("execution", "layout"), {"kind": "colocated", "ranks_per_node": 0}, "execution.layout.ranks_per_node"),
     (
         ("execution", "layout"),
         {"kind": "contrastive"},
@@ -102,20 +111,34 @@ BAD = [
     (("stream", "datasets", 0, "weight"), "0", "all dataset weights are 0"),
     (("stream", "datasets", 0, "weight"), "-1", "stream.datasets.0.weight: found '-1'"),
     (("stream", "datasets", 0, "weight"), "-0", "stream.datasets.0.weight: found '-0'"),
-    (("stream", "datasets", 0, "weight"), float("nan"), "stream.datasets.0.weight: found 'nan'"),
-    (("stream", "datasets", 0, "weight"), float("inf"), "stream.datasets.0.weight: found 'inf'"),
+    (("stream", "datasets", 0, "weight"), float("nan"), "stream.datasets.0.weight: found NaN"),
+    (("stream", "datasets", 0, "weight"), float("inf"), "stream.datasets.0.weight: found Infinity"),
     (("stream", "datasets", 0, "weight"), "1e19", "stream.datasets.0.weight: found '1e19'"),
     (("stream", "datasets", 0, "weight"), "1" * 33, "stream.datasets.0.weight"),
     (("stream", "datasets", 0, "weight"), "a half", "stream.datasets.0.weight: found 'a half'"),
-    (("stream", "datasets", 0, "weight"), True, "stream.datasets.0.weight"),
+    (("stream", "datasets", 0, "weight"), True, "stream.datasets.0.weight: found true; it should be a valid string"),
+    (("stream", "datasets", 0, "weight"), 0.5, "weight: found 0.5; it should be a valid string; put it in quotes"),
+    (("stream", "datasets", 0, "weight"), " 0.5 ", "weight: found ' 0.5 '; a decimal string such as '0.97'"),
+    (("stream", "datasets", 0, "weight"), "5e-1", "weight: found '5e-1'; .* no sign and no exponent"),
+    (("stream", "datasets", 0, "weight"), "\uff11", "weight: found '\uff11'; a decimal string"),
     (("stream", "datasets", 0, "filter"), "x" * 4097, "stream.datasets.0.filter"),
-    (("stream", "datasets", 0, "filter"), "\ud800", "stream.datasets.0.filter"),
+    (("stream", "datasets", 0, "filter"), "\ud800", 'half a surrogate pair, no text, stands after .*"filter"'),
     (("stream", "tokenizer", "bos"), 300, "tokenizer.bos is 300; it must lie below vocab_size 300"),
     (("stream", "tokenizer", "digest"), "1" * 63 + "G", "stream.tokenizer.digest"),
     (("stream", "sizing"), {"merge": 4, "max_patches": 15}, r"max_patches is 15; at least merge\^2 = 16"),
     (("stream", "sizing"), {"patch": 0}, "stream.sizing.patch"),
     (("stream", "seq_len"), 7, "stream.seq_len"),
     (("stream", "seq_len"), 512.5, "stream.seq_len"),
+    (("stream", "seq_len"), 512.0, "stream.seq_len: found 512.0; it should be a valid integer"),
+    (
+        ("stream", "seq_len"),
+        "512",
+        'stream.seq_len: found "512"; it should be a valid integer; write it without quotes',
+    ),
+    (("stream", "seq_len"), True, "stream.seq_len: found true; it should be a valid integer"),
+    (("stream", "seq_length"), 512, r"stream.seq_length: this key is unknown; is seq_len meant\?"),
+    (("stream", "packing"), {"enabled": "false"}, "packing.enabled: found .* write true or false, without quotes"),
+    (("stream", "packing"), {"enabled": 0}, "packing.enabled: found 0; it should be a valid boolean"),
     (("stream", "seq_len"), float("nan"), "stream.seq_len"),
     (("stream", "global_batch"), 0, "stream.global_batch"),
     (("stream", "seed"), MAX_INTEGER + 1, "stream.seed"),
@@ -273,9 +296,19 @@ def test_a_list_of_wrong_members_is_not_called_empty() -> None:
     with pytest.raises(JobSpecError) as caught:
         parse_job(changed(job_data(), ("execution", "modules"), [{"name": "a", "kind": "b"}]))
     assert "modules.0.kind: " in str(caught.value)
+    assert "cost" not in str(caught.value), "the default that needs the kind is no mistake of its own"
     assert "at least 1 item" not in str(caught.value)
-    with pytest.raises(JobSpecError, match=r"execution\.modules: Tuple should have at least 1 item"):
+    with pytest.raises(JobSpecError, match=r"execution\.modules: found an empty list; it should have at least 1 item"):
         parse_job(changed(job_data(), ("execution", "modules"), []))
+
+
+@pytest.mark.parametrize("kind", ["ring", "Colocated", 3, None, ["colocated"]])
+def test_an_unknown_layout_is_answered_with_those_there_are(kind: Any) -> None:
+    kinds = job_schema()["$defs"]["Execution"]["properties"]["layout"]["discriminator"]["mapping"]
+    with pytest.raises(JobSpecError, match=r"execution\.layout: kind is .*; one of ") as caught:
+        parse_job(changed(job_data(), ("execution", "layout"), {"kind": kind, "chunks": 2}))
+    assert all(known in str(caught.value) for known in kinds)
+    assert ";" not in str(caught.value).partition("; one of ")[2], "one problem, not one for each layout"
 
 
 def test_datasets_named_twice_and_batches_that_do_not_divide() -> None:

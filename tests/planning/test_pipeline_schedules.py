@@ -191,5 +191,5 @@ def test_no_backward_before_all_forwards_of_its_group_on_all_ranks(generate: typ
     again = Pipeline(3, pipeline.stage, pipeline.forward_ns[:, inside], pipeline.backward_ns[:, inside],
                      pipeline.edges, operations=lists, interaction_ns=pipeline.interaction_ns)  # fmt: skip
     assert scorer.makespans(times, inside[None]).tolist() == [simulate(again).makespan_ns]
-    with pytest.raises(ValueError, match="takes a microbatch out of its contrastive group of 3"):
+    with pytest.raises(ValueError, match="takes a microbatch out of its contrastive batch of 3"):
         scorer.makespans(times, np.arange(count)[::-1][None])

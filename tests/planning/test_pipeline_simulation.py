@@ -116,7 +116,7 @@ def chain(lists: list[list[Operation]], count: int, chunks: int = 1, groups: int
         ([[Operation(F, 0), Operation(F, 0)]], "stage 0 lists .*twice"),
         ([[Operation(F, 1)]], "stage 0 lists .*the pipeline has 1 microbatches"),
         ([[Operation(F, 0, 1)]], "1 chunks"),
-        ([[Operation(I, 0)]], "0 contrastive groups"),
+        ([[Operation(I, 0)]], "0 contrastive batches"),
         ([[], [Operation(F, 0)]], "block 0 feeds block 1 in microbatch 0, but only one of them lists that pass"),
         ([[Operation(F, 0), Operation(B, 0)], [Operation(F, 0)]], "block 0 feeds block 1"),
     ],
@@ -144,7 +144,7 @@ def test_a_backward_needs_its_forward_and_a_barrier_its_group() -> None:
         ({"edges": np.array([[0, 0, 2]])}, "blocks of edges"),
         ({"stage": np.array([0, 2])}, "stages lie in"),
         ({"operations": [stage_operations(4, 4)]}, "1 operation lists for 2 stages"),
-        ({"interaction_ns": np.ones((2, 3), np.int64)}, "4 microbatches do not divide into 3 contrastive groups"),
+        ({"interaction_ns": np.ones((2, 3), np.int64)}, "4 microbatches do not divide into 3 contrastive batches"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(change: dict[str, object], message: str) -> None:

@@ -183,8 +183,8 @@ def test_decisions_say_what_limits_a_stage() -> None:
     decisions = {d.subject: d for d in plan_step(job, 0, samples).decisions if d.subject != "step"}
     assert decisions["llm"].chosen == "in flight: 2, 2, 1, 1"
     assert decisions["llm"].reason == (
-        "1f1b asks for 4, 3, 2, 1; memory for 299 tokens holds 2; falls evenly to what the last stage holds, so that "
-        "few neighbours wait for each other"
+        "1f1b asks for 4, 3, 2, 1; memory for 299 tokens holds 2; the number falls evenly towards the last stage, so "
+        "that few neighbours wait for each other"
     )
     assert decisions["vit"].reason == "1f1b asks for 5"
 

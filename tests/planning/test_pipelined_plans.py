@@ -1,5 +1,6 @@
 """Pipelined plans: the bound, islands as the search sees them, schedules, padded backbones, balancers by name."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from dataserver.planning.layout import layout_of
 from dataserver.planning.pipelined.placing import balanced, makespan_ns, placement_problem
 from dataserver.planning.pipelined.planner import bound_ns
 from dataserver.planning.pipelined.timeline import pipeline_modules
-from dataserver.planning.plan import ModuleSchedule, make_plan
+from dataserver.planning.plan import ModuleSchedule
 from dataserver.planning.planner import baseline_plan, plan_step, timeline
 
 
@@ -91,12 +92,8 @@ def test_an_island_is_simulated_as_the_whole_plan(step: Step, policy: BalancePol
         for m in modules
         if m.kind is not ModuleKind.BACKBONE
     }
-    plan = make_plan(
-        job,
-        0,
-        samples,
-        num_microbatches=planned.num_microbatches,
-        sequences_per_microbatch=1,
+    plan = replace(
+        planned,
         arrangements=(backbone, *(a for a, _ in found.values())),
         routings=tuple(r for _, r in found.values()),
         schedules=tuple(ModuleSchedule(m.name, planned.in_flight(m.name)) for m in modules),

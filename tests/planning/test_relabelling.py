@@ -1,4 +1,4 @@
-"""Node-aware names of batches, and the composition of two arrangements."""
+"""Assignment of balanced batches to ranks by the bytes between nodes."""
 
 from itertools import combinations, permutations, product
 
@@ -8,14 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataserver.planning.balancing import (
-    Hop,
-    Places,
     bytes_between_nodes,
-    compose,
+    fewest_bytes,
     longest_first,
     lower_peaks,
     peak_between_nodes,
-    relabel,
     traffic_between,
 )
 from dataserver.planning.samples import I64
@@ -34,7 +31,7 @@ def test_equal_to_exhaustive_search(shape: tuple[int, int], scattered: bool, dat
     if scattered:
         node = np.array(data.draw(st.permutations(node.tolist())))
     traffic = draw_traffic(data, ranks, ranks)
-    rank = relabel(traffic, node, node)
+    rank = fewest_bytes(traffic, node, node)
     assert sorted(rank.tolist()) == list(range(ranks))
     least = min(bytes_between_nodes(traffic, node, node, np.array(p)) for p in permutations(range(ranks)))
     assert bytes_between_nodes(traffic, node, node, rank) == least
@@ -47,18 +44,18 @@ def test_equal_to_exhaustive_search_on_eight_ranks(per_node: int) -> None:
         traffic = np.random.default_rng([seed, per_node]).integers(0, 10**6, (8, 8))
         crossing = np.array([[int(traffic[node != g, k].sum()) for g in range(8 // per_node)] for k in range(8)])
         least = int(crossing[np.arange(8), node[every]].sum(axis=1).min())
-        assert bytes_between_nodes(traffic, node, node, relabel(traffic, node, node)) == least
+        assert bytes_between_nodes(traffic, node, node, fewest_bytes(traffic, node, node)) == least
 
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 2**32))
 @settings(max_examples=40)
-def test_never_above_the_identity_and_loads_unchanged(ranks: int, per_node: int, seed: int) -> None:
+def test_never_above_batches_as_numbered_and_loads_unchanged(ranks: int, per_node: int, seed: int) -> None:
     draw, node = np.random.default_rng(seed), np.arange(ranks) // per_node
     size, source = draw.integers(1, 10**6, 5 * ranks), draw.integers(0, ranks, 5 * ranks)
     batch = longest_first(size, ranks, 5)
     traffic = traffic_between(source, batch, size, ranks, ranks)
     assert traffic.sum() == size.sum()
-    rank = relabel(traffic, node, node)
+    rank = fewest_bytes(traffic, node, node)
     here = np.arange(ranks)
     assert bytes_between_nodes(traffic, node, node, rank) <= bytes_between_nodes(traffic, node, node, here)
     before, after = np.bincount(batch, size), np.bincount(rank[batch], size)
@@ -71,14 +68,14 @@ def test_a_batch_goes_where_its_bytes_are() -> None:
     """Batches 0 and 3 come from the other node and change places; 1 and 2 keep their ranks."""
     traffic = np.array([[0, 5, 1, 9], [0, 5, 1, 9], [9, 1, 5, 0], [9, 1, 5, 0]])
     node = np.array([0, 0, 1, 1])
-    assert relabel(traffic, node, node).tolist() == [3, 1, 2, 0]
+    assert fewest_bytes(traffic, node, node).tolist() == [3, 1, 2, 0]
     assert bytes_between_nodes(traffic, node, node, np.arange(4)) == 2 * (9 + 1 + 1 + 9)
     assert bytes_between_nodes(traffic, node, node, np.array([3, 1, 2, 0])) == 2 * (0 + 1 + 1 + 0)
 
 
 def test_sources_may_be_other_ranks_than_targets() -> None:
     traffic = np.array([[0, 7, 0, 0], [5, 0, 0, 6]])
-    rank = relabel(traffic, np.array([3, 8]), np.array([3, 3, 8, 8]))
+    rank = fewest_bytes(traffic, np.array([3, 8]), np.array([3, 3, 8, 8]))
     assert bytes_between_nodes(traffic, np.array([3, 8]), np.array([3, 3, 8, 8]), rank) == 0
 
 
@@ -141,7 +138,7 @@ def test_lowered_peaks_are_close_to_exhaustive_search(per_node: int) -> None:
                 (near[g, at != g].sum(), near[:, at == g].sum() - near[g, at == g].sum()) for g in range(len(near))
             ]
             best = min(best, int(np.max(moved)))
-        first = relabel(traffic, node, node)
+        first = fewest_bytes(traffic, node, node)
         rank = lower_peaks(first, [(traffic, node)], node, int(traffic.sum()))
         found, start = (peak_between_nodes(traffic, node, node, r) for r in (rank, first))
         assert best <= found <= start
@@ -154,7 +151,7 @@ def test_a_busy_node_gives_a_batch_away() -> None:
     """Batches 0 and 2 on node 0 leave 10 + 6 to send and 3 to take, 19 in all; 0 and 1 leave 6 + 6 and 3 + 5, 20."""
     node = np.array([0, 0, 1, 1])
     traffic = np.array([[10, 10, 6, 6], [0, 0, 0, 0], [3, 5, 0, 0], [0, 0, 0, 0]])
-    fewest = relabel(traffic, node, node)
+    fewest = fewest_bytes(traffic, node, node)
     assert bytes_between_nodes(traffic, node, node, fewest) == 19
     assert peak_between_nodes(traffic, node, node, fewest) == 16
     assert lower_peaks(fewest, [(traffic, node)], node, 19).tolist() == fewest.tolist()
@@ -166,62 +163,8 @@ def test_a_busy_node_gives_a_batch_away() -> None:
 def test_refusals() -> None:
     node = np.zeros(2, np.int64)
     with pytest.raises(ValueError, match=r"traffic is \(2, 3\); 2 sources and 2 ranks"):
-        relabel(np.zeros((2, 3), np.int64), node, node)
+        fewest_bytes(np.zeros((2, 3), np.int64), node, node)
     with pytest.raises(ValueError, match=r"traffic is \(2, 3\); 2 sources and 2 ranks"):
         lower_peaks(np.arange(2), [(np.zeros((2, 3), np.int64), node)], node, 0)
     with pytest.raises(ValueError, match="traffic from -1 to 0 bytes"):
-        relabel(np.array([[0, 0], [0, -1]]), node, node)
-
-
-def placements(data: st.DataObject, items: list[int], ranks: int) -> Places:
-    """Items in any order on ranks, positions of a rank distinct but not dense."""
-    places = data.draw(
-        st.lists(
-            st.tuples(st.integers(0, ranks - 1), st.integers(0, 99)),
-            min_size=len(items),
-            max_size=len(items),
-            unique=True,
-        )
-    )
-    order = data.draw(st.permutations(items))
-    columns = np.array(places, np.int64).reshape(-1, 2)
-    return Places(np.array(order, np.int64), columns[:, 0].copy(), columns[:, 1].copy())
-
-
-def carried(hop: Hop, buffers: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
-    """What lies where after a hop; every entry is moved."""
-    sources = zip(hop.source_rank.tolist(), hop.source_position.tolist(), strict=True)
-    targets = zip(hop.target_rank.tolist(), hop.target_position.tolist(), strict=True)
-    moved = {target: buffers[source] for source, target in zip(sources, targets, strict=True)}
-    assert len(moved) == len(buffers)
-    return moved
-
-
-@given(st.lists(st.integers(0, 10**9), max_size=20, unique=True), st.integers(1, 4), st.integers(1, 4), st.data())
-def test_one_hop_is_two_hops(items: list[int], first_ranks: int, second_ranks: int, data: st.DataObject) -> None:
-    """Encoder layout -> sampling layout -> backbone layout, and encoder layout -> backbone layout; and back."""
-    encoder, backbone = placements(data, items, first_ranks), placements(data, items, second_ranks)
-    sampling = Places(np.array(items, np.int64), np.zeros(len(items), np.int64), np.arange(len(items)))
-    places = zip(encoder.rank.tolist(), encoder.position.tolist(), strict=True)
-    start = dict(zip(places, encoder.item.tolist(), strict=True))
-    hop = compose(encoder, backbone)
-    assert carried(hop, start) == carried(compose(sampling, backbone), carried(compose(encoder, sampling), start))
-    assert carried(compose(backbone, encoder), carried(hop, start)) == start
-    by_source = list(zip(hop.source_rank.tolist(), hop.source_position.tolist(), strict=True))
-    assert by_source == sorted(by_source)
-
-
-def test_placements_that_do_not_compose() -> None:
-    def place(item: list[int], rank: list[int], position: list[int]) -> Places:
-        return Places(np.array(item), np.array(rank), np.array(position))
-
-    good = place([4, 5], [0, 1], [0, 0])
-    for bad, message in (
-        (place([4, 6], [0, 1], [0, 0]), "different items"),
-        (place([4], [0], [0]), "different items"),
-        (place([4, 4], [0, 1], [0, 0]), "placed twice"),
-        (place([4, 5], [1, 1], [3, 3]), "share a place"),
-    ):
-        for pair in ((good, bad), (bad, good)):
-            with pytest.raises(ValueError, match=message):
-                compose(*pair)
+        fewest_bytes(np.array([[0, 0], [0, -1]]), node, node)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planning.builders import changed, job_data, make_samples
 
 from dataserver.planning.arranging import module_images
-from dataserver.planning.colocated.microbatches import NoRoomError
+from dataserver.planning.balancing import BinRoomError
 from dataserver.planning.expectation import held_units
 from dataserver.planning.identity import Job, JobSpecError, canonical_json, parse_job
 from dataserver.planning.plan import StepPlan
@@ -148,7 +148,7 @@ def test_a_step_that_all_ranks_together_cannot_keep() -> None:
         f"module vit keeps the {total} patches of this step until its backward phase, but memory.step_bytes holds 300 "
         "on each of 4 ranks, 1200 together; raise memory.step_bytes or dp, or lower stream.global_batch"
     )
-    with pytest.raises(NoRoomError, match=re.escape(message)):
+    with pytest.raises(BinRoomError, match=re.escape(message)):
         plan_step(job, 0, samples)
 
 
@@ -159,7 +159,7 @@ def test_images_that_fit_all_ranks_together_but_no_way_to_spread_them() -> None:
     table = shard_table(job.stream, np.arange(3), np.full(3, 9), np.arange(4), *sides)
     samples = size_samples(job.stream, 0, 0, table.row.astype(np.uint64), table)
     message = r"the 588 patches .* 600 together, and no way was found to spread them; raise memory\.step_bytes"
-    with pytest.raises(NoRoomError, match=message):
+    with pytest.raises(BinRoomError, match=message):
         plan_step(job, 0, samples)
 
 
@@ -170,5 +170,5 @@ def test_images_beside_their_sequences_that_a_rank_cannot_keep() -> None:
     fits = parse_job(changed(data, (*MEMORY, ENCODER, "memory"), memory(900, max(kept))))
     assert max(of_step(fits, plan_step(fits, 0, samples), "vit")) <= max(kept)
     tight = parse_job(changed(data, (*MEMORY, ENCODER, "memory"), memory(900, -(-sum(kept) // 4) + 260)))
-    with pytest.raises(NoRoomError, match=r"module vit: rank \d would keep \d+ patches of the step, but memory"):
+    with pytest.raises(BinRoomError, match=r"module vit: rank \d would keep \d+ patches of the step, but memory"):
         plan_step(tight, 0, samples)

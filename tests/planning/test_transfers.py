@@ -52,7 +52,7 @@ def test_a_job_without_transfers_has_the_identity_that_it_had() -> None:
     assert b"transfers" not in canonical_json(plain.spec)
     assert plain.stream_id == timed.stream_id
     assert plain.job_id != timed.job_id
-    spelled = [with_transfers(TWO_STAGES, transfer(INTO, bytes_per_ns=b)).job_id for b in ("50", "50.00", 50)]
+    spelled = [with_transfers(TWO_STAGES, transfer(INTO, bytes_per_ns=b)).job_id for b in ("50", "50.00", "050")]
     assert len(set(spelled)) == 1
 
 
@@ -67,9 +67,10 @@ def test_a_job_without_transfers_has_the_identity_that_it_had() -> None:
         ([transfer(("vit", "vit"))], "the transfer from vit to vit moves nothing"),
         ([transfer(INTO), transfer(INTO)], "the transfer from vit to llm is there 2 times; name each pair once"),
         ([transfer(INTO, bytes_per_ns="0")], "the transfer from vit to llm has bytes_per_ns 0; from 0.001 to 1000000"),
+        ([transfer(INTO, bytes_per_ns=50)], "transfers.0.bytes_per_ns: found 50; it should be a valid string"),
         ([transfer(INTO, bytes_per_ns="0.0005")], "has bytes_per_ns 0.0005; from 0.001"),
         ([transfer(INTO, bytes_per_ns="1000001")], "has bytes_per_ns 1000001"),
-        ([transfer(INTO, latency_ns=-1)], "transfers.0.latency_ns: Input should be greater than or equal to 0"),
+        ([transfer(INTO, latency_ns=-1)], "transfers.0.latency_ns: found -1; it should be greater than or equal to 0"),
         ([], "at least 1 item"),
     ],
 )
@@ -302,7 +303,7 @@ def test_a_grouped_plan_is_ordered_with_its_hops(monkeypatch: pytest.MonkeyPatch
         return list(range(pipeline.forward_ns.shape[1]))
 
     orders = {OrderPolicy.SEARCH: (recorded, "recorded")}
-    monkeypatch.setattr("dataserver.planning.grouped.planner._ORDERS", orders)
+    monkeypatch.setattr("dataserver.planning.grouped.refining._ORDERS", orders)
     plan = plan_step(job, 0, one_image_each(job, 6))
     assert plan.num_microbatches > 1
     makespan = timeline(job.spec, plan).makespan_ns

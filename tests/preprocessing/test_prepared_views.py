@@ -10,7 +10,8 @@ import pytest
 from preprocessing.pictures import decode
 from shards import write_interleaved, write_pairs, write_texts
 
-from dataserver.dataset import Dataset, ShardReadError, build_index
+from dataserver.dataset import Dataset, ShardReadError, build_index, count_tokens
+from dataserver.jobs import JobPlanner
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.plan import StepPlan
@@ -22,13 +23,12 @@ from dataserver.preprocessing import (
     PreparedView,
     TokenizerError,
     UnknownTensorError,
-    count_dataset_tokens,
+    Validity,
     prepare_view,
     tokenizer_spec,
     total_bytes,
     view_tensors,
 )
-from dataserver.serving.jobs import JobPlanner
 
 TOKENIZER = ByteTokenizer()
 NAMES = {
@@ -66,9 +66,9 @@ class Run:
     def prepare(
         self, plan: StepPlan, view: ViewPlan, names: Collection[str] = (), *, filler: int = 0, threads: int = 1
     ) -> PreparedView:
-        size = total_bytes(view_tensors(self.job.spec, plan, view, names))
-        buffer = np.full(size, filler, np.uint8)
-        prepared = prepare_view(self.job.spec, plan, view, self.datasets, TOKENIZER, names, buffer)
+        tensors = view_tensors(self.job.spec, plan, view, names)
+        buffer = np.full(total_bytes(tensors), filler, np.uint8)
+        prepared = prepare_view(self.job.spec, plan, view, self.datasets, TOKENIZER, tensors, buffer)
         with ThreadPoolExecutor(threads) as pool:
             for future in [pool.submit(task) for task in reversed(prepared.tasks)]:
                 future.result()
@@ -79,7 +79,7 @@ class Run:
 def open_run(folders: list[Path], steps: int = 2, ratio: str = "0.5") -> Run:
     for folder in folders:
         build_index(folder, workers=1)
-        count_dataset_tokens(folder, TOKENIZER)
+        count_tokens(folder, TOKENIZER)
     datasets = [Dataset.open(folder) for folder in folders]
     job = parse_job(
         {
@@ -172,7 +172,7 @@ def check_image_view(run: Run, plan: StepPlan, view: ViewPlan) -> None:
         data, shape, _ = image_of(run, plan, int(item))
         valid, patches = decode(data, shape, run.job.stream.sizing)
         assert valid
-        assert prepared.valid[n]
+        assert prepared.validity[n] == Validity.VALID
         assert tensors["grid"][n].tolist() == [shape.rows, shape.columns]
         assert tensors["cu_patches"][n] == first
         assert np.array_equal(tensors["patches"][first : first + len(patches)], patches)
@@ -189,7 +189,8 @@ def test_backbone_views_hold_the_texts(run: Run) -> None:
     for plan, view in run.views(ModuleKind.BACKBONE):
         prepared = run.prepare(plan, view)
         tensors = tensors_of(prepared)
-        assert prepared.valid.tolist() == [True] * view.num_items
+        has_images = np.diff(plan.samples.image_offsets)[view.items] > 0
+        assert prepared.validity.tolist() == np.where(has_images, Validity.UNKNOWN, Validity.VALID).tolist()
         assert not prepared.tasks
         for n, i in enumerate(view.items.tolist()):
             number = int(plan.samples.sample[i])
@@ -224,7 +225,7 @@ def test_bytes_do_not_depend_on_the_buffer_or_the_threads(run: Run) -> None:
         once = run.prepare(plan, view)
         again = run.prepare(plan, view, filler=171, threads=4)
         assert np.array_equal(once.buffer, again.buffer)
-        assert np.array_equal(once.valid, again.valid)
+        assert np.array_equal(once.validity, again.validity)
 
 
 def test_named_tensors_alone(run: Run) -> None:
@@ -234,7 +235,7 @@ def test_named_tensors_alone(run: Run) -> None:
             alone = run.prepare(plan, view, [name], filler=171)
             assert [(t.name, t.offset) for t in alone.tensors] == [(name, 0)]
             assert np.array_equal(tensors_of(alone)[name], whole[name])
-            assert alone.valid.all()
+            assert (alone.validity != Validity.INVALID).all()
         pair = run.prepare(plan, view, NAMES[view.kind][2:0:-1])
         assert [t.name for t in pair.tensors] == NAMES[view.kind][1:3]
 
@@ -243,10 +244,11 @@ def test_requests_that_do_not_fit_are_refused(run: Run) -> None:
     plan, view = next(run.views(ModuleKind.ENCODER))
     with pytest.raises(UnknownTensorError, match="has no tensor labels, pixels; it has patches, grid, cu_patches"):
         view_tensors(run.job.spec, plan, view, ["pixels", "grid", "labels"])
-    size = total_bytes(view_tensors(run.job.spec, plan, view))
+    tensors = view_tensors(run.job.spec, plan, view)
+    size = total_bytes(tensors)
     for buffer in (np.zeros(size - 1, np.uint8), np.zeros(size, np.int8), np.zeros(2 * size, np.uint8)[::2]):
         with pytest.raises(ValueError, match=rf"contiguous uint8 \[{size}\] is required"):
-            prepare_view(run.job.spec, plan, view, run.datasets, TOKENIZER, (), buffer)
+            prepare_view(run.job.spec, plan, view, run.datasets, TOKENIZER, tensors, buffer)
 
 
 def test_another_tokenizer_is_refused(run: Run) -> None:
@@ -254,9 +256,10 @@ def test_another_tokenizer_is_refused(run: Run) -> None:
         digest = "1" * 64  # type: ignore[misc]
 
     plan, view = next(run.views(ModuleKind.BACKBONE))
-    buffer = np.zeros(total_bytes(view_tensors(run.job.spec, plan, view)), np.uint8)
+    tensors = view_tensors(run.job.spec, plan, view)
+    buffer = np.zeros(total_bytes(tensors), np.uint8)
     with pytest.raises(TokenizerError, match="give the server the file"):
-        prepare_view(run.job.spec, plan, view, run.datasets, Other(), (), buffer)
+        prepare_view(run.job.spec, plan, view, run.datasets, Other(), tensors, buffer)
 
 
 def corrupt(folder: Path, dataset: Dataset, position: int) -> None:
@@ -284,10 +287,10 @@ def test_a_bad_image_keeps_its_slot(tmp_path: Path, ratio: str) -> None:
             for n, item in enumerate(view.items):
                 _, _, i = image_of(run, plan, int(item))
                 patches = tensors["patches"][tensors["cu_patches"][n] : tensors["cu_patches"][n + 1]]
-                assert prepared.valid[n] == patches.any()
-                invalid += [] if prepared.valid[n] else [int(plan.samples.sample[i])]
+                assert (prepared.validity[n] == Validity.VALID) == patches.any()
+                invalid += [] if patches.any() else [int(plan.samples.sample[i])]
             if kind is ModuleKind.GENERATOR:
-                assert tensors["loss_mask"].tolist() == prepared.valid.astype(int).tolist()
+                assert tensors["loss_mask"].tolist() == (prepared.validity == Validity.VALID).astype(int).tolist()
     # the step is longer than the dataset: every pass meets the same image
     assert set(invalid) == {5}
 
@@ -296,15 +299,18 @@ def test_storage_trouble_is_no_verdict_on_the_image(tmp_path: Path) -> None:
     folder = write_pairs(tmp_path, num_samples=12, shard_size=12)
     run = open_run([folder], steps=1, ratio="0")
     plan, view = next((p, v) for p, v in run.views(ModuleKind.ENCODER) if v.num_items)
-    buffer = np.zeros(total_bytes(view_tensors(run.job.spec, plan, view)), np.uint8)
-    prepared = prepare_view(run.job.spec, plan, view, run.datasets, TOKENIZER, (), buffer)
+    tensors = view_tensors(run.job.spec, plan, view)
+    buffer = np.zeros(total_bytes(tensors), np.uint8)
+    prepared = prepare_view(run.job.spec, plan, view, run.datasets, TOKENIZER, tensors, buffer)
     path = folder / "00000.tar"
     content = path.read_bytes()
     path.write_bytes(b"")
     with pytest.raises(ShardReadError):
         prepared.tasks[0]()
-    assert not prepared.valid.any()
+    prepared.finish()
+    assert (prepared.validity == Validity.INVALID).all(), "nothing is taken for valid before its task has run"
     path.write_bytes(content)
     for task in prepared.tasks:
         task()
-    assert prepared.valid.all()
+    prepared.finish()
+    assert (prepared.validity == Validity.VALID).all()

@@ -12,8 +12,8 @@ from dataserver.planning.jobspec import TokenizerSpec
 from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import StepSamples, Task
 from dataserver.planning.views import view_plan
-from dataserver.preprocessing.layout import view_tensors
 from dataserver.preprocessing.sequences import TokenCountError, TokenizedDocument, backbone_arrays
+from dataserver.preprocessing.tensors import view_tensors
 from dataserver.preprocessing.tokens import ByteTokenizer, tokenizer_spec
 
 JOB = parse_job(

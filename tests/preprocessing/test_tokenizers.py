@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from shards import write_pairs
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-from dataserver.dataset import Dataset, build_index
+from dataserver.dataset import Dataset, build_index, count_tokens
 from dataserver.preprocessing.limits import MAX_TEXT_BATCH_BYTES
 from dataserver.preprocessing.tokens import (
     ByteTokenizer,
     HuggingFaceTokenizer,
     TokenizerError,
     check_tokenizer,
-    count_dataset_tokens,
     load_tokenizer,
     text_batches,
     tokenizer_spec,
@@ -174,9 +173,9 @@ def test_a_dataset_is_counted_once(tmp_path: Path, plain_file: Path) -> None:
     folder = write_pairs(tmp_path, num_samples=20, shard_size=8)
     build_index(folder, workers=1)
     tokenizer = load_tokenizer("bpe", plain_file)
-    report = count_dataset_tokens(folder, tokenizer)
+    report = count_tokens(folder, tokenizer)
     assert (report.num_counted, report.num_texts) == (3, 20)
-    assert count_dataset_tokens(folder, tokenizer).num_counted == 0
+    assert count_tokens(folder, tokenizer).num_counted == 0
     for shard in Dataset.open(folder).shards:
         texts = [shard.parts(row).texts[0] for row in range(shard.num_samples)]
         assert shard.token_counts(tokenizer.digest).tolist() == [len(tokenizer.encode(text)) for text in texts]

@@ -10,12 +10,12 @@ import pytest
 from preprocessing.test_prepared_views import TOKENIZER, Run, corrupt, tensors_of
 from shards import draw_caption, make_image, write_pairs, write_tar
 
-from dataserver.dataset import Dataset, build_index
+from dataserver.dataset import Dataset, build_index, count_tokens
+from dataserver.jobs import JobPlanner
 from dataserver.planning.identity import parse_job
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.views import ViewPlan
-from dataserver.preprocessing import UnknownTensorError, count_dataset_tokens, tokenizer_spec, view_tensors
-from dataserver.serving.jobs import JobPlanner
+from dataserver.preprocessing import UnknownTensorError, Validity, tokenizer_spec, view_tensors
 
 NAMES = {"image": ["patches", "grid", "cu_patches"], "text": ["token_ids", "position_ids", "cu_lengths"]}
 
@@ -23,7 +23,7 @@ NAMES = {"image": ["patches", "grid", "cu_patches"], "text": ["token_ids", "posi
 def open_towers(folder: Path, batch: int = 6, seq_len: int = 40) -> Run:
     """A job of an image tower of three ranks and a text tower of two over one dataset."""
     build_index(folder, workers=1)
-    count_dataset_tokens(folder, TOKENIZER)
+    count_tokens(folder, TOKENIZER)
     dataset = Dataset.open(folder)
     towers: list[dict[str, Any]] = [
         {"name": "image", "kind": "tower", "modality": "image", "dp": 3},
@@ -73,7 +73,8 @@ def test_views_and_bytes(run: Run) -> None:
     for plan, view in run.views():
         prepared = run.prepare(plan, view)
         assert [t.name for t in prepared.tensors] == NAMES[view.module]
-        assert prepared.valid.tolist() == [True] * view.num_items
+        known = Validity.VALID if view.module == "image" else Validity.UNKNOWN
+        assert prepared.validity.tolist() == [known] * view.num_items
         again = run.prepare(plan, view, filler=171, threads=4)
         assert np.array_equal(prepared.buffer, again.buffer)
         for name, whole in tensors_of(prepared).items():
@@ -112,8 +113,8 @@ def test_a_bad_image_keeps_its_slot_and_its_text(tmp_path: Path) -> None:
     for plan, view in run.views():
         prepared = run.prepare(plan, view, filler=171)
         tensors = tensors_of(prepared)
-        assert view.module == "image" or prepared.valid.all()
-        for n in np.flatnonzero(~prepared.valid):
+        assert view.module == "image" or (prepared.validity == Validity.UNKNOWN).all()
+        for n in np.flatnonzero(prepared.validity == Validity.INVALID):
             assert not tensors["patches"][tensors["cu_patches"][n] : tensors["cu_patches"][n + 1]].any()
             invalid.append(int(plan.samples.sample[view.items[n]]))
     assert invalid == [5, 5]

@@ -17,9 +17,10 @@ from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from dataserver.dataset import count_tokens
 from dataserver.dataset.build import build_index
-from dataserver.preprocessing import count_dataset_tokens, load_tokenizer
-from dataserver.serving.catalog import Catalog, fill_job
+from dataserver.jobs import Catalog, fill_job
+from dataserver.preprocessing import load_tokenizer
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer
 
@@ -33,7 +34,7 @@ DTYPES = {microbatch_pb2.DATA_TYPE_UINT8: np.dtype("u1"), microbatch_pb2.DATA_TY
 def index(folder: Path) -> Path:
     """Index a folder of shards and count its tokens with the byte tokenizer."""
     build_index(folder, workers=1)
-    count_dataset_tokens(folder, load_tokenizer("bytes"))
+    count_tokens(folder, load_tokenizer("bytes"))
     return folder
 
 
@@ -168,11 +169,11 @@ def tensors(header: microbatch_pb2.MicrobatchHeader, body: bytes) -> dict[str, n
     return found
 
 
-def reason_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, bool, str]:
-    """Code, reason, whether it is retriable, and text of an error of the service."""
+def reason_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, str, str]:
+    """Code, reason, action and text of an error of the service."""
     status = rpc_status.from_call(error)
     assert status is not None, f"no rich status: {error}"
     info = error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(info)
     assert info.domain == "disttrain"
-    return error.code(), info.reason, info.metadata["retriable"] == "true", error.details()
+    return error.code(), info.reason, info.metadata["action"], error.details()

@@ -8,14 +8,13 @@ from serving.harness import Running, index, job_data, running, tensors
 from shards import write_pairs, write_texts
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from dataserver.dataset import build_index
+from dataserver.dataset import build_index, count_tokens
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.quarantine import Quarantine
+from dataserver.jobs import Catalog, DatasetUnknownError, fill_job
 from dataserver.planning.identity import parse_job
-from dataserver.preprocessing import count_dataset_tokens, load_tokenizer
-from dataserver.serving.catalog import Catalog, fill_job
+from dataserver.preprocessing import load_tokenizer
 from dataserver.serving.config import load_config
-from dataserver.serving.errors import DataServiceError
 
 
 def samples(server: Running, data: dict[str, Any]) -> set[int]:
@@ -41,7 +40,7 @@ def test_a_job_is_filled_with_what_it_leaves_out_and_nothing_else(datasets: dict
     assert fill_job(found, catalog) == found
     found["stream"]["tokenizer"]["eos"] = 99
     assert fill_job(found, catalog)["stream"]["tokenizer"]["eos"] == 99
-    with pytest.raises(DataServiceError, match="'ghost'"):
+    with pytest.raises(DatasetUnknownError, match="'ghost'"):
         fill_job(job_data(datasets=[{"name": "ghost"}]), catalog)
 
 
@@ -81,7 +80,7 @@ def test_a_hugging_face_tokenizer_serves_its_own_tokens(tmp_path: Path) -> None:
     model.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400, show_progress=False))
     file = tmp_path / "tokenizer.json"
     model.save(str(file))
-    count_dataset_tokens(folder, load_tokenizer("small", file))
+    count_tokens(folder, load_tokenizer("small", file))
     with running({"d": folder}, tokenizers={"small": file}) as server:
         fields: dict[str, Any] = {"datasets": [{"name": "d"}], "tokenizer": {"name": "small"}}
         job = server.create(job_data(**fields, end={"passes": 1}, generation={"ratio": "0"}))
@@ -98,7 +97,7 @@ def test_a_hugging_face_tokenizer_serves_its_own_tokens(tmp_path: Path) -> None:
 def test_interleaved_documents_are_served_whole(shared_data: Path, tmp_path: Path) -> None:
     folder = shared_data / "interleaved-mini"
     build_index(folder, tmp_path / "index", workers=1)
-    count_dataset_tokens(folder, load_tokenizer("bytes"), tmp_path / "index")
+    count_tokens(folder, load_tokenizer("bytes"), tmp_path / "index")
     with running({"d": folder}, index_dirs={"d": tmp_path / "index"}) as server:
         fields: dict[str, Any] = {"datasets": [{"name": "d"}], "seq_len": 4096, "global_batch": 8}
         job = server.create(job_data(**fields, end={"passes": 1}, generation={"ratio": "0"}))
@@ -107,7 +106,7 @@ def test_interleaved_documents_are_served_whole(shared_data: Path, tmp_path: Pat
             for header, _ in server.read(job.job_id, "llm", rank).microbatches:
                 documents += list(header.items.sample)
             for header, _ in server.read(job.job_id, "vit", rank).microbatches:
-                images += list(zip(header.items.sample, header.items.image, header.items.valid, strict=True))
+                images += list(zip(header.items.sample, header.items.image, header.items.validity, strict=True))
         dataset = server.catalog.datasets["d"]
         expected = {(s.position << 32) + row for s in dataset.shards for row in range(s.num_samples)}
         assert len(documents) == len(expected) == 300

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
-from disttrain.v1 import admin_service_pb2, data_service_pb2_grpc
+from disttrain.v1 import admin_service_pb2, data_service_pb2_grpc, microbatch_pb2
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -17,15 +17,15 @@ from serving.harness import TIMEOUT_S, Running, index, job_data, reason_of, runn
 from shards import write_pairs
 
 from dataserver.dataset.build import build_index
+from dataserver.jobs import fill_job
 from dataserver.planning.identity import parse_job
-from dataserver.serving.catalog import fill_job
-from dataserver.serving.errors import MAX_MESSAGE_BYTES
+from dataserver.serving.errors import MAX_TEXT_BYTES
 
 OTHER_DIGEST = "0" * 64
 CODE = grpc.StatusCode
 
 
-def refusal(server: Running, data: Any) -> tuple[grpc.StatusCode, str, bool, str]:
+def refusal(server: Running, data: Any) -> tuple[grpc.StatusCode, str, str, str]:
     text = data if isinstance(data, str) else json.dumps(data)
     with pytest.raises(grpc.RpcError) as caught:
         server.stub.GetOrCreateJob(pb.GetOrCreateJobRequest(job_spec_json=text), timeout=TIMEOUT_S)
@@ -65,14 +65,14 @@ def test_concurrent_calls_share_one_job(server: Running) -> None:
     ],
 )
 def test_what_is_no_job_is_refused(server: Running, text: str, message: str) -> None:
-    code, reason, retriable, details = refusal(server, text)
-    assert (code, reason, retriable) == (CODE.INVALID_ARGUMENT, "JOB_INVALID", False)
+    code, reason, action, details = refusal(server, text)
+    assert (code, reason, action) == (CODE.INVALID_ARGUMENT, "JOB_INVALID", "GIVE_UP")
     assert re.search(message, details)
 
 
 def test_a_specification_over_a_mebibyte_is_refused(server: Running) -> None:
     code, reason, _, details = refusal(server, " " * (1 << 20) + "{}")
-    assert (code, reason) == (CODE.INVALID_ARGUMENT, "REQUEST_INVALID")
+    assert (code, reason) == (CODE.INVALID_ARGUMENT, "JOB_INVALID")
     assert "1048578 bytes" in details
 
 
@@ -81,7 +81,7 @@ def test_a_hostile_specification_gives_a_bounded_message(server: Running) -> Non
     data["stream"].update({f"\u00e9{i}" * 40: i for i in range(1000)})
     code, reason, _, details = refusal(server, data)
     assert (code, reason) == (CODE.INVALID_ARGUMENT, "JOB_INVALID")
-    assert len(details.encode()) <= MAX_MESSAGE_BYTES
+    assert len(details.encode()) <= MAX_TEXT_BYTES
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_jobs_in_memory_are_bounded_and_the_oldest_is_forgotten(datasets: dict[s
         ids = [server.create(job_data(seed=seed)).job_id for seed in range(3)]
         with pytest.raises(grpc.RpcError) as caught:
             server.stub.GetPlan(pb.GetPlanRequest(job_id=ids[0]), timeout=TIMEOUT_S)
-        assert reason_of(caught.value)[:3] == (CODE.NOT_FOUND, "JOB_UNKNOWN", True)
+        assert reason_of(caught.value)[:3] == (CODE.NOT_FOUND, "JOB_UNKNOWN", "CREATE_JOB")
         for job_id in ids[1:]:
             server.stub.GetPlan(pb.GetPlanRequest(job_id=job_id), timeout=TIMEOUT_S)
 
@@ -266,6 +266,8 @@ def test_server_and_dataset_info(server: Running) -> None:
     info = server.stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=TIMEOUT_S)
     assert (list(info.order_versions), list(info.content_versions), list(info.plan_versions)) == ([1], [1], [1])
     assert len(info.content_digest) == 64
+    assert list(info.codecs) == [microbatch_pb2.CODEC_RAW, microbatch_pb2.CODEC_ZSTD]
+    assert (info.max_streams, info.max_message_bytes, info.stream_bytes) == (64, 4 << 20, 256 << 20)
     assert not info.draining
     found = server.stub.GetDatasetInfo(pb.GetDatasetInfoRequest(), timeout=TIMEOUT_S)
     assert [(d.name, d.num_shards, d.num_samples, d.quarantine) for d in found.datasets] == [
@@ -273,7 +275,10 @@ def test_server_and_dataset_info(server: Running) -> None:
         ("pairs", 3, 40, ""),
     ]
     assert found.datasets[1].fingerprint == server.catalog.datasets["pairs"].fingerprint
-    assert [(t.name, t.vocab_size) for t in found.tokenizers] == [("bytes", 256)]
+    (block,) = found.tokenizers
+    assert block.text_vocab_size == 256
+    names = [field.name for field in block.DESCRIPTOR.fields if field.name != "text_vocab_size"]
+    assert {name: getattr(block, name) for name in names} == filled(server)["stream"]["tokenizer"]
 
 
 def test_health_follows_the_drain(server: Running) -> None:

@@ -11,15 +11,15 @@ from disttrain.v1 import data_service_pb2 as pb
 from serving.harness import TIMEOUT_S, Running, index, job_data, reason_of, running
 from shards import write_pairs, write_texts
 
-from dataserver.serving.catalog import fill_job
+from dataserver.jobs import fill_job
 
 CODE = grpc.StatusCode
-TOO_LARGE = (CODE.INVALID_ARGUMENT, "SAMPLE_TOO_LARGE", False)
-INVALID = (CODE.INVALID_ARGUMENT, "JOB_INVALID", False)
+TOO_LARGE = (CODE.INVALID_ARGUMENT, "SAMPLE_TOO_LARGE", "GIVE_UP")
+INVALID = (CODE.INVALID_ARGUMENT, "JOB_INVALID", "GIVE_UP")
 
 
-def refusal(server: Running, **changes: Any) -> tuple[tuple[grpc.StatusCode, str, bool], str]:
-    """Status, reason and retriability, and the text."""
+def refusal(server: Running, **changes: Any) -> tuple[tuple[grpc.StatusCode, str, str], str]:
+    """Status, reason and action, and the text."""
     text = json.dumps(fill_job(job_data(**changes), server.catalog))
     with pytest.raises(grpc.RpcError) as caught:
         server.stub.GetOrCreateJob(pb.GetOrCreateJobRequest(job_spec_json=text), timeout=TIMEOUT_S)
@@ -113,7 +113,7 @@ def towers(**changes: Any) -> dict[str, Any]:
     return found
 
 
-def contrastive_refusal(server: Running, **changes: Any) -> tuple[tuple[grpc.StatusCode, str, bool], str]:
+def contrastive_refusal(server: Running, **changes: Any) -> tuple[tuple[grpc.StatusCode, str, str], str]:
     text = json.dumps(fill_job(towers(**changes), server.catalog))
     with pytest.raises(grpc.RpcError) as caught:
         server.stub.GetOrCreateJob(pb.GetOrCreateJobRequest(job_spec_json=text), timeout=TIMEOUT_S)
@@ -148,6 +148,6 @@ def test_half_a_pair_that_exceeds_the_memory_of_its_tower(server: Running, tower
 def test_memory_that_no_plan_might_keep_is_refused_when_the_job_is_created(server: Running) -> None:
     """All samples of a contrastive batch wait for its barrier."""
     status, details = contrastive_refusal(server, image=memory(300))
-    assert status == (CODE.RESOURCE_EXHAUSTED, "MICROBATCH_TOO_LARGE", False)
+    assert status == (CODE.RESOURCE_EXHAUSTED, "MICROBATCH_TOO_LARGE", "GIVE_UP")
     assert "may meet in one contrastive batch of 4 samples" in details
     assert re.search(r"on a rank of image, whose memory holds 300: raise memory.room_bytes of image to \d+", details)

@@ -112,8 +112,8 @@ def test_rows_of_the_encoder_fill_the_slots_of_every_group(served: Served) -> No
 def test_a_sample_that_no_group_holds_is_named_when_the_job_is_created(datasets: dict[str, Path]) -> None:
     with running(datasets) as server, pytest.raises(grpc.RpcError) as caught:
         server.create(job_data(modules=modules(40)))
-    code, reason, retriable, details = reason_of(caught.value)
-    assert (code, reason, retriable) == (grpc.StatusCode.INVALID_ARGUMENT, "SAMPLE_TOO_LARGE", False)
+    code, reason, action, details = reason_of(caught.value)
+    assert (code, reason, action) == (grpc.StatusCode.INVALID_ARGUMENT, "SAMPLE_TOO_LARGE", "GIVE_UP")
     assert details.startswith("dataset pairs, shard 00000.tar, row ")
     assert "the memory of 2 ranks of module llm holds 80" in details
     assert "raise sequence_groups.max_degree" in details
@@ -122,8 +122,8 @@ def test_a_sample_that_no_group_holds_is_named_when_the_job_is_created(datasets:
 def test_plans_that_depend_on_the_version_of_a_solver_are_not_served(datasets: dict[str, Path]) -> None:
     with running(datasets) as server, pytest.raises(grpc.RpcError) as caught:
         server.create(job_data(modules=modules(300, policy="milp")))
-    _, reason, retriable, details = reason_of(caught.value)
-    assert (reason, retriable) == ("JOB_INVALID", False)
+    _, reason, action, details = reason_of(caught.value)
+    assert (reason, action) == ("JOB_INVALID", "GIVE_UP")
     assert "policy milp; its plans depend on the version of HiGHS" in details
     assert details.endswith("use the policy search")
 

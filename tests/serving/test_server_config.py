@@ -55,7 +55,9 @@ def test_insecure_permits_any_address() -> None:
     assert load_config(None, {**DATASETS, "listen": "0.0.0.0:50051", "insecure": True}).insecure
 
 
-@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [", "{1: 2}", "just text", "a: 2001-99-99"])
+@pytest.mark.parametrize(
+    "content", ["- a\n", "a: [", "{1: 2}", "text", "a: !!timestamp 2001-99-99", "listen: a:1\nlisten: b:2"]
+)
 def test_a_file_that_is_no_configuration(content: str, tmp_path: Path) -> None:
     file = tmp_path / "server.yaml"
     file.write_text(content)

@@ -34,7 +34,7 @@ def cursors(found: Received) -> list[tuple[int, int]]:
     return [(header.step, header.microbatch) for header, _ in found.microbatches]
 
 
-def refusal(call: Any) -> tuple[grpc.StatusCode, str, bool, str]:
+def refusal(call: Any) -> tuple[grpc.StatusCode, str, str, str]:
     with pytest.raises(grpc.RpcError) as caught:
         list(call)
     return reason_of(caught.value)
@@ -56,8 +56,10 @@ def test_a_stream_delivers_every_microbatch_of_every_step_and_says_that_it_ended
     for header, body in found.microbatches:
         views = tensors(header, body)
         count = len(header.items.sample)
-        assert len(header.items.valid) == len(header.items.dataset) == len(header.items.pass_number) == count
-        assert all(header.items.valid)
+        assert len(header.items.validity) == len(header.items.dataset) == len(header.items.pass_number) == count
+        assert not header.items.part
+        known = microbatch_pb2.VALIDITY_UNKNOWN if module == "llm" else microbatch_pb2.VALIDITY_VALID
+        assert set(header.items.validity) <= {known}, "every sample of these datasets has images"
         if module == "llm":
             assert len(views["cu_lengths"]) == count + 1
             assert not header.items.image
@@ -129,7 +131,7 @@ def test_zstd_changes_nothing_but_the_encoding(server: Running) -> None:
     job_id = server.create().job_id
     for module, rank in VIEWS:
         raw = server.read(job_id, module, rank)
-        packed = server.read(job_id, module, rank, codec=microbatch_pb2.CODEC_ZSTD)
+        packed = server.read(job_id, module, rank, accepted_codecs=[microbatch_pb2.CODEC_ZSTD])
         assert sum(h.total_bytes for h, _ in packed.microbatches) < sum(h.total_bytes for h, _ in raw.microbatches)
         codecs = set()
         for (raw_header, raw_body), (header, body) in zip(raw.microbatches, packed.microbatches, strict=True):
@@ -138,7 +140,7 @@ def test_zstd_changes_nothing_but_the_encoding(server: Running) -> None:
             assert list(expected) == list(found)
             assert all(np.array_equal(expected[name], found[name]) for name in expected)
             codecs |= {entry.codec for entry in header.tensors}
-        assert codecs == {microbatch_pb2.CODEC_ZSTD, microbatch_pb2.CODEC_UNSPECIFIED}
+        assert codecs == {microbatch_pb2.CODEC_ZSTD, microbatch_pb2.CODEC_RAW}
 
 
 def test_only_the_tensors_that_are_wanted_travel(server: Running) -> None:
@@ -167,7 +169,8 @@ def test_only_the_tensors_that_are_wanted_travel(server: Running) -> None:
         ({"tensors": ["labels"]}, CODE.INVALID_ARGUMENT, "TENSOR_UNKNOWN", "patches, grid"),
         ({"tensors": ["x" * 65]}, CODE.INVALID_ARGUMENT, "REQUEST_INVALID", "64"),
         ({"tensors": ["grid"] * 65}, CODE.INVALID_ARGUMENT, "REQUEST_INVALID", "64"),
-        ({"codec": 7}, CODE.INVALID_ARGUMENT, "REQUEST_INVALID", "CODEC_ZSTD"),
+        ({"accepted_codecs": [7]}, CODE.INVALID_ARGUMENT, "REQUEST_INVALID", "CODEC_RAW (1), CODEC_ZSTD (2)"),
+        ({"accepted_codecs": [0]}, CODE.INVALID_ARGUMENT, "REQUEST_INVALID", "accepted_codecs is [0]"),
     ],
 )
 def test_wrong_requests(
@@ -191,7 +194,7 @@ def test_one_stream_too_many_is_refused_at_once_and_a_place_is_free_again(datase
         open_streams = [server.stream(job_id), server.stream(job_id)]
         for stream in open_streams:
             next(stream)
-        assert refusal(server.stream(job_id))[:3] == (CODE.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS", True)
+        assert refusal(server.stream(job_id))[:3] == (CODE.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS", "RETRY")
         assert server.stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=TIMEOUT_S).max_streams == 2
         for stream in open_streams:
             stream.cancel()
@@ -225,7 +228,7 @@ def test_a_microbatch_over_the_limit_is_an_error_that_says_so(photographs: Path)
     with running({"photos": photographs}, stream_bytes=2 * MIB) as server:
         job_id = server.create(large_job()).job_id
         found = refusal(server.stream(job_id))
-        assert found[:3] == (CODE.RESOURCE_EXHAUSTED, "MICROBATCH_TOO_LARGE", False)
+        assert found[:3] == (CODE.RESOURCE_EXHAUSTED, "SERVER_LIMIT", "ANOTHER_SERVER")
         assert "stream_bytes" in found[3]
 
 
@@ -325,7 +328,7 @@ def test_a_draining_server_refuses_new_streams_and_ends_when_the_last_is_done(ph
         first = next(held)
         admin = AdminServiceStub(server.channel)
         assert admin.Drain(admin_service_pb2.DrainRequest(), timeout=TIMEOUT_S).open_streams == 1
-        assert refusal(server.stream(job_id))[:3] == (CODE.UNAVAILABLE, "DRAINING", True)
+        assert refusal(server.stream(job_id))[:3] == (CODE.UNAVAILABLE, "DRAINING", "RETRY")
         assert server.stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=TIMEOUT_S).draining
         assert admin.Drain(admin_service_pb2.DrainRequest(), timeout=TIMEOUT_S).open_streams == 1
         found = receive(itertools.chain([first], held))
@@ -353,7 +356,7 @@ def test_a_shard_that_disappears_ends_as_unavailable_after_what_was_ready(tmp_pa
         for shard in folder.glob("*.tar"):
             with shard.open("r+b") as file:
                 file.truncate(1024)
-        assert refusal(server.stream(job_id))[:3] == (CODE.UNAVAILABLE, "STORAGE_UNAVAILABLE", True)
+        assert refusal(server.stream(job_id))[:3] == (CODE.UNAVAILABLE, "STORAGE_UNAVAILABLE", "RETRY")
         assert server.read(job_id, "llm").end is not None, "texts lie in the index"
 
 
@@ -371,9 +374,9 @@ def test_a_sample_that_does_not_decode_keeps_its_slot(tmp_path: Path) -> None:
         for rank in range(2):
             for header, body in server.read(job.job_id, "vit", rank).microbatches:
                 views = tensors(header, body)
-                for i, (number, valid) in enumerate(zip(header.items.sample, header.items.valid, strict=True)):
+                for i, (number, validity) in enumerate(zip(header.items.sample, header.items.validity, strict=True)):
                     first, last = views["cu_patches"][i : i + 2]
-                    seen[number] = valid
+                    seen[number] = valid = validity == microbatch_pb2.VALIDITY_VALID
                     assert last - first == views["grid"][i].prod()
                     assert valid or not views["patches"][first:last].any()
         assert seen == {row: row != 3 for row in range(16)}

@@ -9,15 +9,16 @@ import grpc
 import numpy as np
 import pytest
 from disttrain.v1 import data_service_pb2 as pb
+from disttrain.v1 import microbatch_pb2
 from preprocessing.pictures import decode
 from serving.harness import Received, Running, index, reason_of, running, tensors
 from shards import write_interleaved, write_pairs
 
 from dataserver.dataset import Dataset
+from dataserver.jobs import fill_job
 from dataserver.planning.identity import parse_job
 from dataserver.planning.job import JobSpec
 from dataserver.preprocessing import ImageShape
-from dataserver.serving.catalog import fill_job
 
 BATCH, SIZE, SEQ_LEN = 12, 2, 48
 RANKS = {"image": 2, "text": 3}
@@ -105,7 +106,8 @@ def test_headers(served: dict[tuple[str, int], Received]) -> None:
             assert hashes.setdefault(header.step, header.plan_hash) == header.plan_hash
             assert len(header.items.sample) == BATCH // RANKS[tower] // SIZE
             assert list(header.items.image) == ([0] * len(header.items.sample) if tower == "image" else [])
-            assert all(header.items.valid)
+            known = microbatch_pb2.VALIDITY_VALID if tower == "image" else microbatch_pb2.VALIDITY_UNKNOWN
+            assert set(header.items.validity) == {known}
             assert not header.routings
             assert not header.sequence_valid
             assert (header.denominators.text_tokens, header.denominators.target_patches) == (0, 0)
@@ -185,8 +187,8 @@ def test_memory_that_might_not_hold_a_batch_is_refused_when_the_job_is_created(f
     with running({"pairs": folder}) as server:
         with pytest.raises(grpc.RpcError) as caught:
             server.create(data)
-        _, reason, retriable, text = reason_of(caught.value)
-        assert (reason, retriable) == ("MICROBATCH_TOO_LARGE", False)
+        _, reason, action, text = reason_of(caught.value)
+        assert (reason, action) == ("MICROBATCH_TOO_LARGE", "GIVE_UP")
         found = re.search(r"raise memory.room_bytes of image to (\d+)", text)
         assert found is not None, text
         memory["room_bytes"] = int(found[1])

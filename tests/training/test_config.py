@@ -27,7 +27,8 @@ def test_yaml_and_flags_are_the_same(tmp_path: Path) -> None:
         ("optimizer: {lr: 0}", r"optimizer.lr: Input should be greater than 0"),
         ("dtype: float8", r"dtype: Input should be"),
         ("- a", r"holds a list; a mapping of options is required"),
-        ("a: [", r"cannot be read"),
+        ("a: [", r"train.yaml cannot be used: not valid YAML"),
+        ("seed: 1\nseed: 2", r"key 'seed' stands twice"),
     ],
 )
 def test_errors_name_the_key(tmp_path: Path, text: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""From a place in the layout to the role that runs there."""
+"""From a place in the topology to the role that runs there."""
 
 from typing import Any
 
@@ -40,10 +40,11 @@ def build_role(spec: JobSpec, topology: Topology, groups: Groups, module: nn.Mod
     raise TopologyError(f"{place} has no backbone beside it in the pipeline; add one to the job's modules")
 
 
-def build_executor(topology: Topology, groups: Groups, role: Role[Any]) -> StepExecutor:
+def build_executor(spec: JobSpec, topology: Topology, groups: Groups, role: Role[Any]) -> StepExecutor:
     """The executor of this process's stage of the joined pipeline."""
     stage = topology.pipeline_stage(groups.place)
-    return StepExecutor(role, topology.pipeline[stage], topology.pipeline[stage - 1] if stage else None)
+    before = topology.pipeline[stage - 1] if stage else None
+    return StepExecutor(spec.execution, role, topology.pipeline[stage], before)
 
 
 def _edge(topology: Topology, groups: Groups, direction: int, dtype: torch.dtype) -> Edge | None:

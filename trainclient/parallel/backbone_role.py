@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +29,8 @@ class Inputs:
     blocks: RowBlocks | None
     """Where embeddings came from."""
     sample_valid: Tensor
-    """bool [S], CPU: False for samples of which an image could not be decoded; their labels are ignored."""
+    """bool [S], CPU: True for samples known to be valid, those with images by what encoders say of them; the labels of
+    the others are ignored, as those of generated samples are anyway."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +88,7 @@ class BackboneRole(Role[Staged]):
 
     def _receive(self, batch: Batch) -> Inputs:
         stamp, width = stamp_of(batch), self._stage.config.width
-        valid = torch.from_numpy(np.array(batch.items.valid, dtype=np.bool_))
+        valid = torch.from_numpy(batch.items.valid)
         if self._before is None:
             return Inputs(None, None, valid)
         if not self._stage.is_first:
@@ -102,6 +102,7 @@ class BackboneRole(Role[Staged]):
         rows, block_valid = receive_blocks(self._before.forward, Kind.EMBEDDINGS, stamp, blocks, len(slots), width)
         tokens_of_blocks = slots[torch.from_numpy(blocks.start)]
         samples = torch.searchsorted(batch.tensors["cu_lengths"], tokens_of_blocks, right=True) - 1
+        valid[samples] = torch.from_numpy(~batch.items.invalid)[samples]
         valid[samples[~block_valid]] = False
         return Inputs(rows.requires_grad_(), blocks, valid)
 

@@ -48,7 +48,7 @@ class EncoderRole(Role[Encoded]):
         starts = cu_patches.numpy().astype(np.int64) // self._encoder.config.merge**2
         blocks = outgoing(batch, self._name, self._backbone.module)
         blocks.check(len(embeddings), len(self._backbone.forward.peers), "embeddings")
-        valid = torch.from_numpy(np.array(batch.items.valid, dtype=np.bool_))
+        valid = torch.from_numpy(batch.items.valid)
         block_valid = valid[blocks.items(starts, "embeddings")]
         row_valid = valid.repeat_interleave(torch.from_numpy(np.diff(starts)))[:, None].to(self.device)
         sent = embeddings.detach().masked_fill(~row_valid, 0)

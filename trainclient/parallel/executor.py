@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleSpec
-from dataserver.planning.simulation import OperationKind, stage_operations
+from dataserver.planning.layout import layout_of
+from dataserver.planning.simulation import OperationKind, Program
 from trainclient.client import Batch
 from trainclient.parallel.roles import Role
 
@@ -31,7 +33,7 @@ class StepRecord:
     num_items: int = 0
     """Samples (backbone) or images in this process's views."""
     num_invalid: int = 0
-    """Items of these that could not be made from their bytes."""
+    """Items of these that are known to be invalid."""
     samples: list[tuple[int, int, int]] = field(default_factory=list)
     """(dataset, pass, sample) of every item."""
 
@@ -43,8 +45,9 @@ Stage = tuple[ModuleSpec, int]
 class StepExecutor:
     """Runs steps of one process."""
 
-    def __init__(self, role: Role[Any], stage: Stage, before: Stage | None) -> None:
+    def __init__(self, execution: Execution, role: Role[Any], stage: Stage, before: Stage | None) -> None:
         """Make an executor for a stage of the joined pipeline; `before` is the one that feeds it."""
+        self._execution = execution
         self._role = role
         self._stage = stage
         self._before = before
@@ -66,9 +69,9 @@ class StepExecutor:
             return None
         record = StepRecord(batch.step, batch.num_microbatches, batch.text_tokens, batch.target_patches)
         self._role.begin_step()
-        held, newest = _in_flight(batch, self._stage), -1
-        held_before = held if self._before is None else _in_flight(batch, self._before)
-        for operation in stage_operations(held, record.num_microbatches):
+        program, newest = self._program(batch), -1
+        held_before = _held(batch, self._before or self._stage)
+        for operation in program.operations:
             if operation.kind is OperationKind.BACKWARD:
                 self._role.backward(operation.microbatch, newest - held_before)
                 continue
@@ -78,6 +81,16 @@ class StepExecutor:
             batch, newest = None, operation.microbatch
         self._role.end_step()
         return record
+
+    def _program(self, batch: Batch) -> Program:
+        """What this process does in a step, as it was simulated; StreamError if the header contradicts the job."""
+        module, stage = self._stage
+        stages = {s.module: len(s.in_flight) for s in batch.schedules}
+        wanted = {m.name: m.pp for m in self._execution.modules}
+        if stages != wanted:
+            raise StreamError(f"the header of step {batch.step} has schedules of stages {stages}; the job has {wanted}")
+        found = layout_of(self._execution).programs(self._execution, batch.schedules, batch.num_microbatches)
+        return next(p for p in found if module.name in p.modules and p.stage == stage)
 
     def _next(self, batches: Iterator[Batch], record: StepRecord) -> Batch:
         batch = next(batches, None)
@@ -93,16 +106,13 @@ class StepExecutor:
             )
         items = batch.items
         record.data_wait_s += batch.wait_s
-        record.num_items += len(items.valid)
-        record.num_invalid += len(items.valid) - int(np.count_nonzero(items.valid))
+        record.num_items += len(items)
+        record.num_invalid += int(np.count_nonzero(items.invalid))
         record.samples += zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True)
         self._role.forward(batch)
 
 
-def _in_flight(batch: Batch, stage: Stage) -> int:
-    """Microbatches that a stage holds at most in the step of a microbatch; StreamError if the header does not say."""
+def _held(batch: Batch, stage: Stage) -> int:
+    """Microbatches that a stage holds at most in the step of a microbatch."""
     module, number = stage
-    held = batch.in_flight.get(module.name, ())
-    if number >= len(held):
-        raise StreamError(f"step {batch.step} says nothing of stage {number} of {module.name}; its header has {held}")
-    return held[number]
+    return next(int(s.in_flight[number]) for s in batch.schedules if s.module == module.name)

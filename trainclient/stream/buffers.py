@@ -15,10 +15,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+from dataserver.planning.views import ALIGNMENT
 
-ALIGNMENT = 64
-"""Bytes; a cache line, and what the tensor table's offsets are multiples of."""
+Bytes = NDArray[np.uint8]
 
 
 class Buffers(Protocol):

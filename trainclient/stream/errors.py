@@ -1,15 +1,24 @@
-"""What can go wrong between a trainer and its servers, each kind as a type of its own."""
+"""What can go wrong between a trainer and its servers, each kind as a type of its own.
+
+Every error says what to do about it, an `ErrorAction` of errors.proto. Servers send it with their errors; here stands
+what follows from errors that no server sends.
+"""
 
 import logging
 from collections.abc import Mapping
 
 import grpc
+from disttrain.v1.errors_pb2 import (
+    ERROR_ACTION_ANOTHER_SERVER,
+    ERROR_ACTION_GIVE_UP,
+    ERROR_ACTION_RETRY,
+    ErrorAction,
+)
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2
+from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
 DOMAIN = "disttrain"
-JOB_UNKNOWN = "JOB_UNKNOWN"
 
 _log = logging.getLogger(__name__)
 _TRANSIENT = frozenset(
@@ -37,14 +46,16 @@ class StateError(ValueError):
 class ClientError(RuntimeError):
     """Base of everything that ends a stream."""
 
-    retriable = False
-    """Whether another server, or the same one later, may do better."""
+    action: ErrorAction.ValueType = ERROR_ACTION_GIVE_UP
+    """What to do about it."""
 
 
 class DataServiceError(ClientError):
     """A server refused a call, or the call did not reach it."""
 
-    def __init__(self, server: str, code: grpc.StatusCode, reason: str, message: str, *, retriable: bool) -> None:
+    def __init__(
+        self, server: str, code: grpc.StatusCode, reason: str, message: str, action: ErrorAction.ValueType
+    ) -> None:
         what = f"answered {reason}" if reason else f"failed with {code.name}"
         super().__init__(f"server {server} {what}: {message}")
         self.server = server
@@ -52,7 +63,7 @@ class DataServiceError(ClientError):
         self.reason = reason
         """Name from ErrorReason without its prefix; empty where the status came from gRPC itself."""
         self.message = message
-        self.retriable = retriable
+        self.action = action
 
 
 class ProtocolError(ClientError):
@@ -62,19 +73,19 @@ class ProtocolError(ClientError):
 class CorruptDataError(ClientError):
     """The bytes of a microbatch are not those that the server summed up."""
 
-    retriable = True
+    action = ERROR_ACTION_RETRY
 
 
 class CutStreamError(ClientError):
     """A stream ended without saying that it ends."""
 
-    retriable = True
+    action = ERROR_ACTION_RETRY
 
 
 class DeadlineError(ClientError):
     """A wait for data lasted too long."""
 
-    retriable = True
+    action = ERROR_ACTION_RETRY
 
 
 class PlanMismatchError(ClientError):
@@ -82,11 +93,17 @@ class PlanMismatchError(ClientError):
 
 
 class ServerMismatchError(ClientError):
-    """Servers of one fleet would not serve the same bytes, or not those of this job."""
+    """A server would not serve the bytes that the others of its fleet serve: which of them is right, nobody knows."""
+
+
+class VersionError(ClientError):
+    """A server does not support the versions that the job is pinned to."""
+
+    action = ERROR_ACTION_ANOTHER_SERVER
 
 
 class FleetError(ClientError):
-    """Every server was tried for as long as allowed."""
+    """Every server refused, or was tried for as long as allowed."""
 
     def __init__(self, summary: str, failures: Mapping[str, str]) -> None:
         listed = "; ".join(f"{a}: {text.removeprefix(f'server {a}').lstrip(': ')}" for a, text in failures.items())
@@ -115,24 +132,34 @@ def service_error(server: str, error: grpc.RpcError) -> ClientError:
     code, message = error.code(), error.details() or "no details"
     info = _error_info(error)
     if info is not None:
-        retriable = info.metadata.get("retriable") == "true"
-        return DataServiceError(server, code, info.reason, message, retriable=retriable)
+        return DataServiceError(server, code, info.reason, message, _action(info))
+    action = ERROR_ACTION_RETRY if code in _TRANSIENT else ERROR_ACTION_GIVE_UP
     if code is grpc.StatusCode.UNIMPLEMENTED:
+        action = ERROR_ACTION_ANOTHER_SERVER
         message = (
             f"it does not speak this client's API, disttrain.v1 ({message}); "
             "point the client at a `dataserver serve` of a matching release"
         )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         message = "it gave no answer in time; is it overloaded, or something else than `dataserver serve`?"
-    return DataServiceError(server, code, "", message, retriable=code in _TRANSIENT)
+    return DataServiceError(server, code, "", message, action)
 
 
-def _error_info(call: grpc.Call) -> error_details_pb2.ErrorInfo | None:
+def _action(info: ErrorInfo) -> ErrorAction.ValueType:
+    """What an ErrorInfo says is to be done; GIVE_UP for what is none of the proto's actions."""
+    name = f"ERROR_ACTION_{info.metadata.get('action', '')}"
+    if name not in ErrorAction.keys():  # noqa: SIM118 (an enum wrapper is no mapping)
+        _log.warning("an error with reason %s names the unknown action %r, giving up", info.reason, name)
+        return ERROR_ACTION_GIVE_UP
+    return ErrorAction.Value(name)
+
+
+def _error_info(call: grpc.Call) -> ErrorInfo | None:
     """The ErrorInfo of our domain in a status, or None where there is none that can be read."""
     try:
         status = rpc_status.from_call(call)
         for detail in status.details if status is not None else ():
-            info = error_details_pb2.ErrorInfo()
+            info = ErrorInfo()
             if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == DOMAIN:
                 return info
     except (ValueError, DecodeError) as error:

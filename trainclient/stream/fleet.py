@@ -1,8 +1,9 @@
 """The servers of a fleet as one: which to ask, where to go when it fails, and when to give up.
 
-Any server answers any request with the same bytes, so failing over only means to ask the next one. Before a server is
-used, and again after each of its failures, it is asked what it is: one whose versions do not fit the job, or whose
-decoding libraries would make other bytes than those of the servers already used, is refused.
+Any server answers any request with the same bytes, so failing over only means to ask the next one; what an error asks
+for is its `action`. Before a server is used, and again after each of its failures, it is asked what it is: one whose
+versions do not fit the job is passed over, and a fleet in which decoding libraries make other bytes than those of the
+servers already used is refused.
 """
 
 import hashlib
@@ -14,16 +15,22 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 from disttrain.v1.data_service_pb2 import GetOrCreateJobRequest, GetServerInfoRequest, GetServerInfoResponse
+from disttrain.v1.errors_pb2 import (
+    ERROR_ACTION_ANOTHER_SERVER,
+    ERROR_ACTION_CREATE_JOB,
+    ERROR_ACTION_GIVE_UP,
+    ERROR_ACTION_RETRY,
+)
 
 from dataserver.planning.identity import Job, canonical_json
 from trainclient.stream.endpoint import CallGuard, Endpoint, Request, Response, Timeouts, parse_addresses
 from trainclient.stream.errors import (
-    JOB_UNKNOWN,
     ClientError,
     DataServiceError,
     FleetError,
     ProtocolError,
     ServerMismatchError,
+    VersionError,
 )
 
 if TYPE_CHECKING:
@@ -106,7 +113,7 @@ class Fleet:
         try:
             return endpoint.unary(method, request, self.timeouts.call, guard)
         except DataServiceError as error:
-            if error.reason != JOB_UNKNOWN or job is None:
+            if error.action != ERROR_ACTION_CREATE_JOB or job is None:
                 raise
         self.bring(endpoint, job, guard)
         return endpoint.unary(method, request, self.timeouts.call, guard)
@@ -136,7 +143,8 @@ class Fleet:
         """Ask a server what it is, unless it said so since its last failure.
 
         Raises:
-            ServerMismatchError: it would not serve this job, or not the bytes that the servers used before serve.
+            ServerMismatchError: it would not serve the bytes that the servers used before serve.
+            VersionError: it does not support the job's versions.
         """
         info = self._infos.get(endpoint.address)
         if info is None:
@@ -170,7 +178,11 @@ class Fleet:
 
 
 class Rotation:
-    """One user's way through the servers: the next one at once, a pause after each round, an end after a while."""
+    """One user's way through the servers: the next one at once, a pause after each round, an end after a while.
+
+    A server that refuses (action ANOTHER_SERVER) is set aside until another one makes progress; when all are, that is
+    the end at once.
+    """
 
     def __init__(self, fleet: Fleet, guard: CallGuard) -> None:
         self._fleet = fleet
@@ -179,7 +191,11 @@ class Rotation:
         self._failures: dict[str, str] = {}
         self._began = time.monotonic()
         self._failing_since = 0.0
-        self._moves = 0
+        self._refused: set[int] = set()
+        """Positions of servers that are set aside."""
+        self._tried: set[int] = set()
+        """Positions of servers that were left in this round."""
+        self._rounds = 0
 
     @property
     def endpoint(self) -> Endpoint:
@@ -189,18 +205,18 @@ class Rotation:
     def succeeded(self) -> None:
         """Note progress: everything before it is forgiven."""
         self._fleet.current = self._position
-        if self._moves:
-            self._failures.clear()
-            self._moves = 0
+        self._failures.clear()
+        self._refused.clear()
+        self._tried.clear()
+        self._rounds = 0
 
     def drained(self) -> None:
         """Move on from a server that shuts down in order; no failure, unless no server is left."""
-        if self._moves + 1 >= len(self._fleet.endpoints):
+        if len(self._tried | self._refused | {self._position}) == len(self._fleet.endpoints):
             endpoint = self.endpoint
             text = "it is shutting down, and no other server took over"
-            self.failed(
-                DataServiceError(endpoint.address, grpc.StatusCode.UNAVAILABLE, "DRAINING", text, retriable=True)
-            )
+            code = grpc.StatusCode.UNAVAILABLE
+            self.failed(DataServiceError(endpoint.address, code, "DRAINING", text, ERROR_ACTION_RETRY))
         else:
             _log.info("server %s is shutting down, going to the next", self.endpoint.address)
             self._move()
@@ -209,11 +225,11 @@ class Rotation:
         """Move on after a failure, pausing after each round of all servers.
 
         Raises:
-            ClientError: the error itself, if no other server would mend it.
-            FleetError: all servers were tried for as long as allowed.
+            ClientError: the error itself, if no other server would mend it, or there is none.
+            FleetError: all servers refused, or were tried for as long as allowed.
             ClosedError: the guard was stopped.
         """
-        if not error.retriable:
+        if error.action == ERROR_ACTION_GIVE_UP:
             raise error
         now = time.monotonic()
         if not self._failures:
@@ -222,6 +238,12 @@ class Rotation:
         if self._failures.get(address) != text:  # once, however often it is tried
             _log.warning("%s; going to the next server", text)
         self._failures[address] = text
+        if error.action == ERROR_ACTION_ANOTHER_SERVER:
+            self._refused.add(self._position)
+            if len(self._fleet.endpoints) == 1:
+                raise error
+            if len(self._refused) == len(self._fleet.endpoints):
+                raise FleetError("no server can do this", self._failures) from None
         if self._fleet.reached:
             limit, since = self._fleet.timeouts.give_up, self._failing_since
         else:
@@ -230,14 +252,18 @@ class Rotation:
         if left <= 0 and len(self._failures) == len(self._fleet.endpoints):
             raise self._given_up(limit) from None
         self._move()
-        rounds, rest = divmod(self._moves, len(self._fleet.endpoints))
-        if rest == 0:
-            self._guard.pause(min(self._pause(rounds), max(left, 0.0)))
+        if self._position in self._tried:
+            self._tried.clear()
+            self._rounds += 1
+            self._guard.pause(min(self._pause(self._rounds), max(left, 0.0)))
 
     def _move(self) -> None:
+        """Go to the next server that is not set aside, which may be the same one."""
         self._fleet.forget(self.endpoint)
-        self._position = (self._position + 1) % len(self._fleet.endpoints)
-        self._moves += 1
+        self._tried.add(self._position)
+        count = len(self._fleet.endpoints)
+        following = ((self._position + i) % count for i in range(1, count + 1))
+        self._position = next(position for position in following if position not in self._refused)
 
     def _pause(self, rounds: int) -> float:
         """Seconds before round `rounds`: doubling, with jitter that differs between ranks but not between runs."""
@@ -266,7 +292,7 @@ def _check_versions(address: str, info: GetServerInfoResponse, job: Job) -> None
         ("plan_version", execution.plan_version, info.plan_versions),
     ):
         if wanted not in supported:
-            raise ServerMismatchError(
+            raise VersionError(
                 f"server {address} (release {info.release}) supports {name} {sorted(supported)}, the job is pinned to "
                 f"{wanted}: run servers of the release that made the job, or start a new job"
             )

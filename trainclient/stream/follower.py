@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import grpc
 from disttrain.v1.data_service_pb2 import EndOfStream, StreamMicrobatchesRequest
-from disttrain.v1.microbatch_pb2 import CODEC_UNSPECIFIED, CODEC_ZSTD, MicrobatchHeader
+from disttrain.v1.errors_pb2 import ERROR_ACTION_CREATE_JOB
+from disttrain.v1.microbatch_pb2 import CODEC_ZSTD, MicrobatchHeader
 
 from dataserver.planning.identity import Job
 from trainclient.stream.buffers import Buffers
 from trainclient.stream.endpoint import CallGuard, Endpoint
 from trainclient.stream.errors import (
-    JOB_UNKNOWN,
     ClientError,
     ClosedError,
     CorruptDataError,
@@ -106,7 +106,7 @@ class Follower:
         try:
             return self._read(endpoint, rotation)
         except DataServiceError as error:
-            if error.reason != JOB_UNKNOWN:
+            if error.action != ERROR_ACTION_CREATE_JOB:
                 raise
         self._fleet.bring(endpoint, self._job, self._guard)
         return self._read(endpoint, rotation)
@@ -146,7 +146,7 @@ class Follower:
             start_step=self._cursor.step,
             start_microbatch=self._cursor.microbatch,
             tensors=self._view.tensors,
-            codec=CODEC_ZSTD if self._view.compress else CODEC_UNSPECIFIED,
+            accepted_codecs=[CODEC_ZSTD] if self._view.compress else [],
         )
 
     def _check(self, microbatch: Microbatch[Array], server: str) -> None:

@@ -1,23 +1,22 @@
-"""Jobs as users write them, with what only the servers know filled in."""
+"""Jobs as users write them, made complete by a server."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-from disttrain.v1.data_service_pb2 import GetDatasetInfoRequest, GetDatasetInfoResponse, TokenizerInfo
+from disttrain.v1.data_service_pb2 import GetOrCreateJobRequest, GetOrCreateJobResponse
 
 from dataserver.planning.identity import Job, JobSpecError, identify, parse_job
 from dataserver.planning.job import JobSpec
-from trainclient.stream.endpoint import CallGuard
+from dataserver.planning.jobspec.incomplete import absent_fields
+from dataserver.planning.jobspec.text import MAX_TEXT_BYTES, TextError, parse_json, parse_yaml
+from trainclient.stream.endpoint import CallGuard, Endpoint
+from trainclient.stream.errors import DataServiceError, ProtocolError
 from trainclient.stream.fleet import Fleet
 
-MAX_JOB_BYTES = 1 << 20
-DEFAULT_TOKENIZER = "bytes"
-SPECIAL_TOKENS = ("bos", "eos", "boi", "eoi", "image", "query")
-"""Ids that follow the vocabulary, in this order, where a job names none."""
-_TOKENIZER_FIELDS = {"digest", "vocab_size", *SPECIAL_TOKENS}
+FAULTS_OF_THE_JOB = frozenset({"JOB_INVALID", "DATASET_UNKNOWN", "TOKENIZER_UNKNOWN"})
+"""Reasons of a refusal that only another job mends."""
 
 JobSource = Job | JobSpec | Mapping[str, Any] | str | Path
 
@@ -44,99 +43,67 @@ def load_job_data(source: JobSource) -> Job | dict[str, Any]:
 
 
 def resolve_job(source: JobSource, fleet: Fleet, guard: CallGuard | None = None) -> Job:
-    """A validated job, in which fingerprints, quarantines and the tokenizer are filled in where they are left out.
+    """A validated job; a server fills in fingerprints, quarantines and the tokenizer where they are left out.
 
-    What the job says stands; a server that has something else will refuse the job.
+    Servers may differ in their quarantine lists. So one process of a run does this, and hands the job to all others.
+    Ranks that do it each for themselves all ask the first address, and another one only where that does not answer.
 
     Raises:
-        JobSpecError: the job cannot be read, is not valid, or names a dataset or tokenizer that the fleet lacks.
-        ClientError: the servers could not be asked.
+        JobSpecError: the job cannot be read, is not valid, or names a dataset or tokenizer that the server lacks.
+        ClientError: no server could be asked, or the server refuses the job for another reason.
     """
     data = load_job_data(source)
     if isinstance(data, Job):
         return data
-    if _is_complete(data):
+    if not absent_fields(data):
         return parse_job(data)
-    return parse_job(fill_job(data, fleet.call(lambda stub: stub.GetDatasetInfo, GetDatasetInfoRequest(), guard)))
+    return _filled_in(data, fleet, guard or CallGuard())
 
 
-def fill_job(data: dict[str, Any], info: GetDatasetInfoResponse) -> dict[str, Any]:
-    """A copy of a job's data with what it leaves out taken from what a server has.
+def _filled_in(data: dict[str, Any], fleet: Fleet, guard: CallGuard) -> Job:
+    try:
+        request = GetOrCreateJobRequest(job_spec_json=json.dumps(data))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise JobSpecError(f"the job holds what JSON cannot say: {error}") from None
 
-    Raises:
-        JobSpecError: it names a dataset or tokenizer that the server does not have.
-    """
-    stream = data.get("stream")
-    if not isinstance(stream, dict):
-        return data  # for parse_job to refuse
-    filled = dict(stream)
-    if isinstance(stream.get("datasets"), list):
-        filled["datasets"] = [_filled_dataset(entry, info) for entry in stream["datasets"]]
-    block = stream.get("tokenizer") or {}
-    if isinstance(block, dict) and not block.keys() >= _TOKENIZER_FIELDS:
-        filled["tokenizer"] = {**_tokenizer_block(block.get("name", DEFAULT_TOKENIZER), info), **block}
-    return {**data, "stream": filled}
+    def ask(endpoint: Endpoint) -> tuple[str, GetOrCreateJobResponse]:
+        fleet.check(endpoint, guard)
+        response = endpoint.unary(lambda stub: stub.GetOrCreateJob, request, fleet.timeouts.register, guard)
+        return endpoint.address, response
 
-
-def _is_complete(data: dict[str, Any]) -> bool:
-    """Whether the servers need not be asked: a `quarantine` that is left out is to be filled in, too."""
-    stream = data.get("stream")
-    if not isinstance(stream, dict) or not isinstance(stream.get("datasets"), list):
-        return True
-    tokenizer = stream.get("tokenizer")
-    entries = [d for d in stream["datasets"] if isinstance(d, dict)]
-    return (
-        isinstance(tokenizer, dict)
-        and tokenizer.keys() >= _TOKENIZER_FIELDS
-        and all("fingerprint" in d and "quarantine" in d for d in entries)
-    )
-
-
-def _filled_dataset(entry: Any, info: GetDatasetInfoResponse) -> Any:
-    if not isinstance(entry, dict) or "name" not in entry or {"fingerprint", "quarantine"} <= entry.keys():
-        return entry
-    known = {d.name: d for d in info.datasets}
-    found = known.get(entry["name"])
-    if found is None:
-        raise JobSpecError(
-            f"the job names dataset {entry['name']!r}; the servers have {sorted(known)}: correct the name, or start "
-            f"the servers with --dataset {entry['name']}=PATH"
+    own, fleet.current = fleet.current, 0  # where all ranks begin, so that the same server fills in for all of them
+    try:
+        address, response = fleet.attempt(ask, guard)
+    except DataServiceError as error:
+        if error.reason not in FAULTS_OF_THE_JOB:
+            raise
+        raise JobSpecError(f"{error.message} (says server {error.server})") from None
+    finally:
+        fleet.current = own
+    job = parse_job(_json(response.canonical_job_spec_json))
+    if (response.job_id, response.stream_id) != (job.job_id, job.stream_id):
+        raise ProtocolError(
+            f"server {address} names the job that it filled in {response.job_id} (stream {response.stream_id}), this "
+            f"client {job.job_id} (stream {job.stream_id}): install the same release on both"
         )
-    return {"fingerprint": found.fingerprint, "quarantine": found.quarantine, **entry}
-
-
-def _tokenizer_block(name: Any, info: GetDatasetInfoResponse) -> dict[str, Any]:
-    known: dict[str, TokenizerInfo] = {t.name: t for t in info.tokenizers}
-    found = known.get(name)
-    if found is None:
-        raise JobSpecError(
-            f"the job names tokenizer {name!r}; the servers have {sorted(known)}: correct the name, or start the "
-            f"servers with --tokenizer {name}=FILE"
-        )
-    ids = {token: found.vocab_size + i for i, token in enumerate(SPECIAL_TOKENS)}
-    vocab_size = found.vocab_size + len(SPECIAL_TOKENS)
-    return {"name": found.name, "digest": found.digest, "vocab_size": vocab_size, **ids}
+    return job
 
 
 def _yaml(path: Path) -> Any:
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_JOB_BYTES + 1)
+            return parse_yaml(file.read(MAX_TEXT_BYTES + 1))
     except OSError as error:
         raise JobSpecError(f"the job file {path} cannot be read: {error.strerror or error}") from None
-    if len(text) > MAX_JOB_BYTES:
-        raise JobSpecError(f"the job file {path} is larger than 1 MiB; is it a job?")
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise JobSpecError(f"the job file {path} is not YAML: {' '.join(str(error).split())}") from None
+    except TextError as error:
+        raise JobSpecError(f"the job file {path} cannot be used: {error}") from None
 
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError as error:
-        raise JobSpecError(f"the job's text is not JSON: {error}") from None
+        return parse_json(text)
+    except TextError as error:
+        raise JobSpecError(f"the job's text cannot be used: {error}") from None
 
 
 def _mapping(data: Any, where: str) -> dict[str, Any]:

@@ -10,15 +10,17 @@ import numpy as np
 from disttrain.v1 import microbatch_pb2 as pb
 from numpy.typing import NDArray
 
-from dataserver.planning.plan import Routing
+from dataserver.planning.plan import ModuleSchedule, Routing
 from dataserver.planning.samples import I64, U64, Bool
-from trainclient.stream.buffers import ALIGNMENT
+from dataserver.planning.views import ALIGNMENT, aligned
+from trainclient.stream.buffers import Bytes
 from trainclient.stream.errors import ProtocolError
 
 Array = NDArray[Any]
 TensorT = TypeVar("TensorT")
 OtherT = TypeVar("OtherT")
 
+VALIDITIES = frozenset({pb.VALIDITY_UNKNOWN, pb.VALIDITY_VALID, pb.VALIDITY_INVALID})
 MAX_TENSORS = 64
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 1 << 48
@@ -62,11 +64,24 @@ class Items:
     """uint64 [n]: shard << 32 | row."""
     image: I64
     """int64 [n]: number of the image within its sample; [0] where items are samples."""
-    valid: Bool
-    """bool [n]: False where the item could not be made from its stored bytes."""
+    validity: Bytes
+    """uint8 [n]: `Validity` of the proto, VALIDITY_UNKNOWN, VALIDITY_VALID or VALIDITY_INVALID. A sample whose validity
+    is unknown is as valid as its images, of which the ranks that decode them know it."""
 
     def __len__(self) -> int:
         return len(self.sample)
+
+    @property
+    def valid(self) -> Bool:
+        """bool [n]: True where the item is known to be valid."""
+        valid: Bool = self.validity == pb.VALIDITY_VALID
+        return valid
+
+    @property
+    def invalid(self) -> Bool:
+        """bool [n]: True where the item is known to be invalid."""
+        invalid: Bool = self.validity == pb.VALIDITY_INVALID
+        return invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +116,8 @@ class Microbatch(Generic[TensorT]):
     routings: tuple[Routing, ...]
     """The ways in and out of this rank's microbatch."""
     sequence_parallel_groups: tuple[SequenceParallelGroup, ...]
-    in_flight: Mapping[str, tuple[int, ...]]
-    """By module: microbatches that each of its stages holds at most between forward and backward in this step."""
-    drain_every: Mapping[str, int]
-    """By module: microbatches after which its stages run all backwards before the next forward; 0: only at the end."""
+    schedules: tuple[ModuleSchedule, ...]
+    """How many microbatches the stages of each module hold, in the order of the job; their programs follow from it."""
     tensors: Mapping[str, TensorT]
     """By name, as views of one buffer that is used again when none of them is alive."""
     bfloat16: frozenset[str]
@@ -199,15 +212,18 @@ def read_table(header: pb.MicrobatchHeader, max_bytes: int) -> TensorTable:
 
 def read_items(items: pb.Items) -> Items:
     """Check and convert the names of a view's items."""
-    lengths = [len(items.dataset), len(items.pass_number), len(items.sample), len(items.valid)]
+    lengths = [len(items.dataset), len(items.pass_number), len(items.sample), len(items.validity)]
     count = len(items.sample)
     _require(set(lengths) == {count} and len(items.image) in (0, count), f"item arrays of lengths {lengths} differ")
+    unknown = set(items.validity) - VALIDITIES
+    _require(not unknown, f"items of the unknown validities {sorted(unknown)}")
+    _require(not items.part, "parts of samples, which this release cannot train on")
     return Items(
         _int64(items.dataset),
         _int64(items.pass_number),
         np.array(items.sample, np.uint64),
         _int64(items.image),
-        np.array(items.valid, np.bool_),
+        np.array(items.validity, np.uint8),
     )
 
 
@@ -230,14 +246,16 @@ def read_routing(routing: pb.Routing) -> Routing:
     return Routing(routing.source_module, routing.target_module, *columns)
 
 
-def read_schedules(header: pb.MicrobatchHeader) -> Mapping[str, tuple[int, ...]]:
-    """Check and convert what the stages of all modules do."""
-    found = {s.module: tuple(s.in_flight) for s in header.schedules}
+def read_schedules(header: pb.MicrobatchHeader) -> tuple[ModuleSchedule, ...]:
+    """Check and convert how many microbatches the stages of all modules hold."""
+    found = header.schedules
     _require(
-        len(found) == len(header.schedules) and all(held and min(held) >= 1 for held in found.values()),
-        f"schedules {[(s.module, list(s.in_flight)) for s in header.schedules]}; each module needs one with 1 or more",
+        len({s.module for s in found}) == len(found)
+        and all(s.in_flight and min(s.in_flight) >= 1 and s.chunks >= 1 for s in found),
+        f"schedules {[(s.module, list(s.in_flight), s.chunks) for s in found]}; each module needs one, with 1 or more "
+        "in flight on each stage and 1 or more chunks",
     )
-    return MappingProxyType(found)
+    return tuple(ModuleSchedule(s.module, np.array(s.in_flight, np.int64), s.drain_every, s.chunks) for s in found)
 
 
 def read_header(header: pb.MicrobatchHeader, table: TensorTable) -> Microbatch[Array]:
@@ -267,18 +285,12 @@ def read_header(header: pb.MicrobatchHeader, table: TensorTable) -> Microbatch[A
         sequence_parallel_groups=tuple(
             SequenceParallelGroup(g.id, g.degree, tuple(g.ranks)) for g in header.sequence_parallel_groups
         ),
-        in_flight=read_schedules(header),
-        drain_every=MappingProxyType({s.module: s.drain_every for s in header.schedules}),
+        schedules=read_schedules(header),
         tensors=MappingProxyType({}),
         bfloat16=frozenset(t.name for t in header.tensors if t.dtype == pb.DATA_TYPE_BFLOAT16),
         nbytes=table.raw_bytes,
         wait_s=0.0,
     )
-
-
-def aligned(nbytes: int) -> int:
-    """The next multiple of ALIGNMENT."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _entry(tensor: pb.Tensor) -> TensorEntry:
@@ -298,7 +310,9 @@ def _entry(tensor: pb.Tensor) -> TensorEntry:
         raw_bytes == tensor.raw_bytes,
         f"tensor {tensor.name!r} of shape {shape} has {tensor.raw_bytes} bytes, {raw_bytes} are required",
     )
-    _require(tensor.codec in (pb.CODEC_UNSPECIFIED, pb.CODEC_ZSTD), f"tensor {tensor.name!r} has an unknown codec")
+    _require(
+        tensor.codec in (pb.CODEC_RAW, pb.CODEC_ZSTD), f"tensor {tensor.name!r} has the unknown codec {tensor.codec}"
+    )
     compressed = tensor.codec == pb.CODEC_ZSTD
     _require(
         compressed or tensor.encoded_bytes == raw_bytes,

@@ -13,9 +13,10 @@ from disttrain.v1.data_service_pb2 import EndOfStream, StreamMicrobatchesRespons
 from disttrain.v1.microbatch_pb2 import MicrobatchHeader
 from google.protobuf.message import DecodeError
 
+from dataserver.planning.views import aligned
 from trainclient.stream.buffers import Buffers, Bytes
 from trainclient.stream.errors import CorruptDataError, CutStreamError, ProtocolError
-from trainclient.stream.microbatch import Array, TensorEntry, TensorTable, aligned
+from trainclient.stream.microbatch import Array, TensorEntry, TensorTable
 
 CHUNK_TAG = 0x12
 """Field 2 (`chunk`), length-delimited."""

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import torch
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dataserver.planning.jobspec.text import MAX_TEXT_BYTES, TextError, parse_yaml
 
 
 class ConfigError(ValueError):
@@ -173,9 +174,12 @@ def load_config(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or holds something other than a mapping.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"the configuration {path} cannot be read: {error}") from None
+        with path.open("rb") as file:
+            data = parse_yaml(file.read(MAX_TEXT_BYTES + 1))
+    except OSError as error:
+        raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from None
+    except TextError as error:
+        raise ConfigError(f"the configuration {path} cannot be used: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"the configuration {path} holds a {type(data).__name__}; a mapping of options is required")
     return data

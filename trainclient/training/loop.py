@@ -70,7 +70,7 @@ class Trainer:
         self._module = build_module(configs, groups.place, config, groups.device)
         self._optimizer = Optimizer(self._module, config.optimizer)
         self._role = build_role(job.spec, topology, groups, self._module, weights)
-        self._executor = build_executor(topology, groups, self._role)
+        self._executor = build_executor(job.spec, topology, groups, self._role)
         self._sizes = configs.describe_all(job.spec)
         self._images = self._invalid_images = 0
         self._lap_start = time.perf_counter()

@@ -3,17 +3,23 @@
 import logging
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
 
 import torch
 from rich.console import Console
+from torch.distributed.rendezvous import rendezvous
 
-from dataserver.planning.identity import Job
+from dataserver.planning.identity import Job, parse_job
+from dataserver.planning.jobspec.text import parse_json
 from trainclient.client import DataClient
 from trainclient.parallel.groups import Groups, process_groups
 from trainclient.parallel.topology import Topology
+from trainclient.parallel.transport import contact
+from trainclient.stream.endpoint import Timeouts
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.jobs import resolve_job
 from trainclient.training.checkpoint import complete_checkpoints
@@ -24,6 +30,9 @@ from trainclient.training.modules import ModelConfigs
 from trainclient.training.signals import StopSignals
 
 _log = logging.getLogger(__name__)
+
+JOB_KEY: Final = "disttrain/job"
+"""Of the complete job, as canonical JSON, in the store of all processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +87,48 @@ def check(config: TrainConfig, job: Job) -> None:
             continue_from(found[-1], client, sizes)
 
 
+@contextmanager
+def shared_job(config: TrainConfig, process: Process) -> Iterator[tuple[Job, Topology]]:
+    """The job that the run's first process reads, has filled in, and hands to all others.
+
+    Servers may differ in their quarantine lists, and so may fill in the same job differently: processes that did it
+    each for themselves could train on different samples.
+
+    Raises:
+        ValueError: something is wrong with the configuration or the job.
+        ClientError: no server could be reached, or they refuse the job.
+        PeerLostError: the first process ended before the others had the job.
+    """
+    if process.rank == 0:
+        job, topology = prepare(config)
+        topology.require_world_size(process.world_size)
+        store = _store(process, config.timeout_s)
+        store.set(JOB_KEY, job.text)
+    else:
+        with contact("rank 0"):
+            store = _store(process, max(config.timeout_s, 2 * Timeouts().register))  # servers size all samples first
+            text = store.get(JOB_KEY).decode()
+        job = parse_job(parse_json(text))
+        topology = Topology.of(job.spec)
+    # The first process may be the one that holds the store for the others, and process groups are found through it.
+    yield job, topology
+    del store
+
+
+def _store(process: Process, timeout_s: float) -> Any:
+    """The torch store that the processes share; each of them may wait so long for another."""
+    timeout = timedelta(seconds=timeout_s)
+    store, _, _ = next(rendezvous("env://", process.rank, process.world_size, timeout=timeout))
+    return store
+
+
 def run_rank(config: TrainConfig, process: Process, stop: StopSignals) -> None:
     """Train as one of the processes."""
-    job, topology = prepare(config)
-    topology.require_world_size(process.world_size)
+    with shared_job(config, process) as (job, topology):
+        _train(config, process, stop, job, topology)
+
+
+def _train(config: TrainConfig, process: Process, stop: StopSignals, job: Job, topology: Topology) -> None:
     torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // process.local_world_size))
     device = choose_device(config.device, process.local_rank)
     with process_groups(topology, device, config.timeout_s) as groups:

@@ -8,17 +8,24 @@ from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 
-from dataserver.planning.balancing.composing import Hop, Places, compose
-from dataserver.planning.balancing.greedy import differencing, in_runs, longest_first, tokens_then_squares
-from dataserver.planning.balancing.interface import Balancer, BinMemoryError, Memory, bin_loads, bin_totals, lower_bound
-from dataserver.planning.balancing.padded import padded
-from dataserver.planning.balancing.relabelling import (
+from dataserver.planning.balancing.assignment import (
     bytes_between_nodes,
+    fewest_bytes,
     lower_peaks,
     peak_between_nodes,
-    relabel,
     traffic_between,
 )
+from dataserver.planning.balancing.greedy import differencing, in_runs, longest_first, tokens_then_squares
+from dataserver.planning.balancing.interface import (
+    Balancer,
+    BinRoom,
+    BinRoomError,
+    bin_loads,
+    bin_totals,
+    check,
+    lower_bound,
+)
+from dataserver.planning.balancing.padded import padded
 from dataserver.planning.balancing.search import searched
 
 BALANCERS: Mapping[str, Balancer] = MappingProxyType(
@@ -35,22 +42,20 @@ BALANCERS: Mapping[str, Balancer] = MappingProxyType(
 __all__ = [
     "BALANCERS",
     "Balancer",
-    "BinMemoryError",
-    "Hop",
-    "Memory",
-    "Places",
+    "BinRoom",
+    "BinRoomError",
     "bin_loads",
     "bin_totals",
     "bytes_between_nodes",
-    "compose",
+    "check",
     "differencing",
+    "fewest_bytes",
     "in_runs",
     "longest_first",
     "lower_bound",
     "lower_peaks",
     "padded",
     "peak_between_nodes",
-    "relabel",
     "searched",
     "tokens_then_squares",
     "traffic_between",

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from dataserver.planning.balancing.interface import BinMemoryError, Memory, bin_loads, check, plain, search_budget
+from dataserver.planning.balancing.interface import BinRoom, BinRoomError, bin_loads, check, plain, search_budget
 from dataserver.planning.samples import I64
 
 
-def longest_first(loads: I64, num_bins: int, capacity: int | None = None, memory: Memory | None = None) -> I64:
+def longest_first(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> I64:
     """Longest processing time first with caps on the items and the memory of a bin (DistTrain, Algorithm 1).
 
     Items, heaviest first, go to the lightest bin that has room. Without caps the heaviest bin is at most
@@ -17,15 +17,15 @@ def longest_first(loads: I64, num_bins: int, capacity: int | None = None, memory
     """
     from dataserver.planning.kernels import greedy
 
-    limit = check(loads, num_bins, capacity, memory)
+    limit = check(loads, num_bins, capacity, room)
     loads = plain(loads)
     order = np.argsort(-loads, kind="stable")
-    if memory is not None:
-        bins, left_over = greedy.longest_first_within(loads, plain(memory.need), order, num_bins, limit, memory.cap)
+    if room is not None:
+        bins, left_over = greedy.longest_first_within(loads, plain(room.need), order, num_bins, limit, room.cap)
         if left_over < 0:
             return bins
     bins = greedy.longest_first(loads, order, num_bins, limit)
-    return bins if memory is None else _repaired(bins, num_bins, limit, memory)
+    return bins if room is None else _repaired(bins, num_bins, limit, room)
 
 
 def tokens_then_squares(lengths: I64, num_bins: int, capacity: int | None = None, tolerance: int = 0) -> I64:
@@ -58,7 +58,7 @@ def tokens_then_squares(lengths: I64, num_bins: int, capacity: int | None = None
     return greedy.tokens_then_squares(plain(lengths), order, num_bins, limit, tolerance)
 
 
-def differencing(loads: I64, num_bins: int, capacity: int | None = None, memory: Memory | None = None) -> I64:
+def differencing(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> I64:
     """Balanced largest differencing (Karmarkar and Karp 1982 for equal counts: Michiels et al. 2003, BLDM).
 
     Items, heaviest first, form partial solutions with one item in each bin; the two with the widest spread are joined,
@@ -71,12 +71,12 @@ def differencing(loads: I64, num_bins: int, capacity: int | None = None, memory:
     """
     from dataserver.planning.kernels import greedy
 
-    limit = check(loads, num_bins, capacity, memory)
+    limit = check(loads, num_bins, capacity, room)
     bins = greedy.differencing(plain(loads), np.argsort(-loads, kind="stable"), num_bins)
-    return bins if memory is None else _repaired(bins, num_bins, limit, memory)
+    return bins if room is None else _repaired(bins, num_bins, limit, room)
 
 
-def _repaired(bins: I64, num_bins: int, capacity: int, memory: Memory) -> I64:
+def _repaired(bins: I64, num_bins: int, capacity: int, room: BinRoom) -> I64:
     """The bins, changed by moves and swaps until all keep the memory.
 
     The search of `searched`, with the needs as loads, until no bin exceeds the cap; it looks at `search_budget(n)`
@@ -84,21 +84,21 @@ def _repaired(bins: I64, num_bins: int, capacity: int, memory: Memory) -> I64:
     are.
 
     Raises:
-        BinMemoryError: neither led to bins that keep the memory. There may be some: this is bin packing.
+        BinRoomError: neither led to bins that keep the memory. There may be some: this is bin packing.
     """
     from dataserver.planning.kernels import greedy, search
 
-    need = plain(memory.need)
+    need = plain(room.need)
     order = np.argsort(-need, kind="stable")
-    items, cap = search.Items(need, np.zeros(len(need), np.int64), order), np.array([memory.cap], np.int64)
-    least = memory.cap
+    items, cap = search.Items(need, np.zeros(len(need), np.int64), order), np.array([room.cap], np.int64)
+    least = room.cap
     for start in (bins, greedy.longest_first(need, order, num_bins, capacity)):
         found, _ = search.improve(items, start, num_bins, capacity, 0, cap, search_budget(len(need)), False)
         least = int(bin_loads(need, found, num_bins).max())
-        if least <= memory.cap:
+        if least <= room.cap:
             return found
-    raise BinMemoryError(
-        f"found no way to place {len(need)} items within the memory of {num_bins} bins of {memory.cap}: one of them "
+    raise BinRoomError(
+        f"found no way to place {len(need)} items within the memory of {num_bins} bins of {room.cap}: one of them "
         f"would need {least}; raise the number of bins or their memory"
     )
 

@@ -11,12 +11,12 @@ MAX_TOTAL = 2**61
 """Largest sum of loads, so that no sum of two overflows int64."""
 
 
-class BinMemoryError(ValueError):
+class BinRoomError(ValueError):
     """Items that bins have too little memory for, or that no way was found to place within it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class BinRoom:
     """A second resource of which no bin may hold more than a cap, such as activation bytes or tokens."""
 
     need: I64
@@ -28,7 +28,7 @@ class Memory:
 class Balancer(Protocol):
     """Spreads items over bins so that the heaviest bin is light. Pure: the same arguments give the same bins."""
 
-    def __call__(self, loads: I64, num_bins: int, capacity: int | None = None, memory: Memory | None = None) -> I64:
+    def __call__(self, loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> I64:
         """Place every item.
 
         Args:
@@ -36,23 +36,23 @@ class Balancer(Protocol):
             num_bins: number of bins.
             capacity: items that a bin may hold; n <= num_bins * capacity is required. With equality all bins hold
                 equal counts.
-            memory: a second resource.
+            room: a second resource.
 
         Returns:
             int64 [n]: the bin of each item.
 
         Raises:
-            BinMemoryError: the memory does not hold the items, or no way to fit them was found.
+            BinRoomError: the memory does not hold the items, or no way to fit them was found.
             ValueError: more items than the bins may hold, or numbers out of their range.
         """
         ...
 
 
-def check(loads: I64, num_bins: int, capacity: int | None = None, memory: Memory | None = None) -> int:
+def check(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> int:
     """Refuse what no balancer can place; the capacity, or n if there is none.
 
     Raises:
-        BinMemoryError: the memory cannot hold the items.
+        BinRoomError: the memory cannot hold the items.
         ValueError: a load or need is negative or too large, or there are more items than the bins may hold.
     """
     count = len(loads)
@@ -65,29 +65,29 @@ def check(loads: I64, num_bins: int, capacity: int | None = None, memory: Memory
         )
     if capacity is not None and count > num_bins * capacity:
         raise ValueError(f"{count} items do not fit {num_bins} bins of {capacity}; raise the number of bins")
-    if memory is not None:
-        _check_memory(memory, count, num_bins)
+    if room is not None:
+        _check_room(room, count, num_bins)
     return count if capacity is None else capacity
 
 
-def _check_memory(memory: Memory, count: int, num_bins: int) -> None:
-    if len(memory.need) != count:
-        raise ValueError(f"memory of {len(memory.need)} items for loads of {count}; one for each is required")
-    if memory.cap < 0:
-        raise ValueError(f"bins have {memory.cap} of memory; at least 0 is required")
+def _check_room(room: BinRoom, count: int, num_bins: int) -> None:
+    if len(room.need) != count:
+        raise ValueError(f"memory of {len(room.need)} items for loads of {count}; one for each is required")
+    if room.cap < 0:
+        raise ValueError(f"bins have {room.cap} of memory; at least 0 is required")
     if not count:
         return
-    item = int(memory.need.argmax())
-    if memory.need.min() < 0 or memory.need[item] > memory.cap:
-        kind = ValueError if memory.need.min() < 0 else BinMemoryError
+    item = int(room.need.argmax())
+    if room.need.min() < 0 or room.need[item] > room.cap:
+        kind = ValueError if room.need.min() < 0 else BinRoomError
         raise kind(
-            f"needs of memory from {int(memory.need.min())} to {int(memory.need[item])} (item {item}); each must lie "
-            f"in [0, {memory.cap}], the memory of a bin"
+            f"needs of memory from {int(room.need.min())} to {int(room.need[item])} (item {item}); each must lie "
+            f"in [0, {room.cap}], the memory of a bin"
         )
-    total = sum(memory.need.tolist())
-    if total > num_bins * memory.cap:
-        raise BinMemoryError(
-            f"items need {total} of memory, {num_bins} bins of {memory.cap} have {num_bins * memory.cap}; raise the "
+    total = sum(room.need.tolist())
+    if total > num_bins * room.cap:
+        raise BinRoomError(
+            f"items need {total} of memory, {num_bins} bins of {room.cap} have {num_bins * room.cap}; raise the "
             "number of bins"
         )
 

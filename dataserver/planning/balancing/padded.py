@@ -4,11 +4,11 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from dataserver.planning.balancing.interface import BinMemoryError, Memory, check
+from dataserver.planning.balancing.interface import BinRoom, BinRoomError, check
 from dataserver.planning.samples import I64
 
 
-def padded(loads: I64, num_bins: int, capacity: int | None = None, memory: Memory | None = None) -> I64:
+def padded(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> I64:
     """Least possible maximum, over the batches, of count x largest load (OrchMLLM, post-balancing with padding).
 
     A batch needs count x largest need of memory. Loads and needs come from the same sizes: of two items, the one with
@@ -22,20 +22,20 @@ def padded(loads: I64, num_bins: int, capacity: int | None = None, memory: Memor
     Arguments and result are those of `Balancer`.
 
     Raises:
-        BinMemoryError: no batches keep the memory.
+        BinRoomError: no batches keep the memory.
         ValueError: no batches keep the capacity, or an item with more load than another has less need.
     """
-    limit = check(loads, num_bins, capacity, memory)
-    need = np.zeros(len(loads), np.int64) if memory is None else memory.need
+    limit = check(loads, num_bins, capacity, room)
+    need = np.zeros(len(loads), np.int64) if room is None else room.need
     order = np.lexsort((-need, -loads))
     _check_same_order(loads, need, order)
     ordered = loads[order].tolist()
-    longest = [limit if memory is None or not n else min(limit, memory.cap // n) for n in need[order].tolist()]
+    longest = [limit if room is None or not n else min(limit, room.cap // n) for n in need[order].tolist()]
     low, high = (ordered[0], ordered[0] * limit) if ordered else (0, 0)
-    if memory is not None and sum(_runs(ordered, high, num_bins, longest)) < len(ordered):
-        raise BinMemoryError(
+    if room is not None and sum(_runs(ordered, high, num_bins, longest)) < len(ordered):
+        raise BinRoomError(
             f"{len(loads)} padded items need {_least_need(need, num_bins, capacity)} of memory in one of {num_bins} "
-            f"bins however they are arranged, but a bin has {memory.cap}; raise the number of bins or their memory"
+            f"bins however they are arranged, but a bin has {room.cap}; raise the number of bins or their memory"
         )
     while low < high:
         middle = (low + high) // 2

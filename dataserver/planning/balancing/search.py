@@ -3,7 +3,7 @@
 import numpy as np
 
 from dataserver.planning.balancing.greedy import longest_first
-from dataserver.planning.balancing.interface import Balancer, Memory, check, lower_bound, plain, search_budget
+from dataserver.planning.balancing.interface import Balancer, BinRoom, check, lower_bound, plain, search_budget
 from dataserver.planning.samples import I64
 
 CLOSE = 16
@@ -14,7 +14,7 @@ def searched(
     loads: I64,
     num_bins: int,
     capacity: int | None = None,
-    memory: Memory | None = None,
+    room: BinRoom | None = None,
     *,
     seed: Balancer = longest_first,
     budget: int | None = None,
@@ -32,23 +32,23 @@ def searched(
         loads: int64 [n].
         num_bins: number of bins.
         capacity: items that a bin may hold.
-        memory: a second resource.
+        room: a second resource.
         seed: the balancer to begin with.
         budget: pairs of items to look at, `search_budget(n)` unless given; about a nanosecond each.
     """
     from dataserver.planning.kernels import search
 
-    limit = check(loads, num_bins, capacity, memory)
-    bins = seed(loads, num_bins, capacity, memory)
+    limit = check(loads, num_bins, capacity, room)
+    bins = seed(loads, num_bins, capacity, room)
     bound = lower_bound(loads, num_bins, capacity)
     items = search.Items(
         load=plain(loads),
-        memory=np.zeros(len(loads), np.int64) if memory is None else plain(memory.need),
+        memory=np.zeros(len(loads), np.int64) if room is None else plain(room.need),
         order=np.argsort(-loads, kind="stable"),
     )
     targets = np.array([bound + (bound >> 12), bound + (bound >> CLOSE)], np.int64)
     spend = search_budget(len(loads)) if budget is None else budget
     best, _ = search.improve(
-        items, plain(bins), num_bins, limit, 0 if memory is None else memory.cap, targets, spend, False
+        items, plain(bins), num_bins, limit, 0 if room is None else room.cap, targets, spend, False
     )
     return best

@@ -18,8 +18,8 @@ class ColocatedOptions(BackboneOptions):
     kind: Literal["colocated"]
     """Names the layout."""
     ranks_per_node: Annotated[int, Field(ge=1, le=65536)] = 8
-    """Consecutive ranks of a node; batches are named so that few bytes leave their node. With `dp` or more there is one
-    node, and no name saves anything."""
+    """Consecutive ranks of a node; batches are assigned to ranks so that few bytes leave their node. With `dp` or more
+    there is one node, and no assignment saves anything."""
     row_bytes: Natural = 8192
     """Bytes of one embedding or condition between phases: the backbone's width x bytes of a number."""
 

@@ -6,45 +6,59 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dataserver.planning.arranging import arrange_and_route, arrange_samples, images_beside, module_images
-from dataserver.planning.balancing import BALANCERS, Balancer
-from dataserver.planning.colocated.arranging import arrange_phases
-from dataserver.planning.colocated.items import ModuleItems, ModulePhase, module_items, module_phase, phase_links
-from dataserver.planning.colocated.microbatches import NoRoomError, fits, runs, split_ranks
+from dataserver.planning.balancing import BinRoomError, traffic_between
+from dataserver.planning.candidates import ranked, shown
+from dataserver.planning.colocated.assignment import Assignment, Exchange, as_numbered, assign_batches
+from dataserver.planning.colocated.items import ModuleItems, module_items
 from dataserver.planning.colocated.options import ColocatedOptions
-from dataserver.planning.colocated.phases import PhasePlan, PhaseRouting
 from dataserver.planning.colocated.programs import schedules
 from dataserver.planning.colocated.rooms import check_ranks, check_total, unit_of
+from dataserver.planning.colocated.spreading import Spread, spread_beside, spread_items
 from dataserver.planning.colocated.timeline import timeline
 from dataserver.planning.expectation import held_units, imbalance, microbatch_loads
 from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind
-from dataserver.planning.layout import canonical_modules
+from dataserver.planning.layout import PlannedTimeline, canonical_modules
 from dataserver.planning.naming import sample_name
 from dataserver.planning.placement import in_order
-from dataserver.planning.plan import Arrangement, Candidate, Decision, Routing, StepPlan, make_plan
+from dataserver.planning.plan import NO_GROUPS, ArrangedStep, Arrangement, Decision, Routing, StepPlan, make_plan
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.sequences import pack_step
 from dataserver.planning.sizing import SampleTooLargeError
 
 
 @dataclass(frozen=True, slots=True)
-class _Spread:
-    """Rank and microbatch of each item of a module. int64 [k] each."""
-
-    rank: I64
-    microbatch: I64
-
-
-@dataclass(frozen=True, slots=True)
 class _Arranged:
     """What was found for the items of a step."""
 
-    phases: Sequence[ModulePhase]
-    """Of the modules with an arrangement of their own."""
-    plan: PhasePlan
-    spreads: Mapping[str, _Spread]
+    spreads: Mapping[str, Spread]
     """Of all modules."""
+    at_home: Mapping[str, I64]
+    """Of the modules with an arrangement of their own int64 [ranks]: nanoseconds in the sampling layout."""
+    exchanges: Sequence[Exchange]
+    """Between the backbone and the others of those."""
+    assigned: Assignment
+    """Of all modules; images beside their sequences go where the backbone's batches go."""
+
+    def places(self, module: str) -> tuple[I64, I64]:
+        """Rank and microbatch of each item of a module. int64 [k] each."""
+        return self.assigned[module][self.spreads[module].batch], self.spreads[module].microbatch
+
+
+@dataclass(frozen=True, slots=True)
+class _CandidatePlan:
+    """One of the plans that are compared."""
+
+    name: str
+    arranged: _Arranged
+    plan: ArrangedStep
+    planned: PlannedTimeline
+
+    @property
+    def makespan_ns(self) -> int:
+        """As simulated."""
+        return self.planned.makespan_ns
 
 
 def baseline(execution: Execution) -> Execution:
@@ -60,7 +74,7 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
 
     Raises:
         SampleTooLargeError: the memory of a module does not hold a sample; names it and the limit.
-        NoRoomError: the memory of a module does not hold the step, however it is spread.
+        BinRoomError: no way was found to keep the memory of a module, however many microbatches.
     """
     _check_room(job.spec, samples)
     sequence, fewest = pack_step(job, samples)
@@ -75,24 +89,19 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
         try:
             arranged = _arrange(job.spec.execution, items, microbatches)
             break
-        except NoRoomError:
+        except BinRoomError:
             if microbatches > max(len(i.index) for i in items):  # every item had a microbatch for itself
                 raise
             microbatches += max(1, microbatches // 8)
     options = {"balanced": arranged}
     if job.spec.execution.transfers is not None:
         options |= _staying(job.spec.execution, items, microbatches)
-    plans = {n: _assemble(job, step, samples, sequence, microbatches, items, o.spreads) for n, o in options.items()}
-    ranked = _ranked(job.spec, plans) if len(plans) > 1 else ()
-    best = ranked[0].name if ranked else "balanced"
-    decided = _decisions(job.spec, plans[best], options[best], fewest)
-    return replace(plans[best], candidates=ranked, decisions=decided)
-
-
-def _ranked(spec: JobSpec, plans: Mapping[str, StepPlan]) -> tuple[Candidate, ...]:
-    """Some plans as simulated, fastest first."""
-    candidates = [Candidate(name, timeline(spec, found).makespan_ns) for name, found in plans.items()]
-    return tuple(sorted(candidates, key=lambda c: c.makespan_ns))
+    candidates = ranked(
+        _candidate(job, name, samples, sequence, microbatches, items, option) for name, option in options.items()
+    )
+    best = candidates[0]
+    said = _decisions(job.spec, best, fewest)
+    return replace(make_plan(job, step, best.plan), candidates=shown(candidates), decisions=said)
 
 
 def _staying(execution: Execution, items: Sequence[ModuleItems], microbatches: int) -> dict[str, _Arranged]:
@@ -101,7 +110,7 @@ def _staying(execution: Execution, items: Sequence[ModuleItems], microbatches: i
     kept = [i if i.slots is not None else replace(i, module=i.module.model_copy(update=none)) for i in items]
     try:
         return {"images beside their sequences": _arrange(execution, kept, microbatches)}
-    except NoRoomError:
+    except BinRoomError:
         return {}
 
 
@@ -124,74 +133,52 @@ def _check_room(spec: JobSpec, samples: StepSamples) -> None:
 
 def _fewest_microbatches(items: ModuleItems) -> int:
     """With fewer microbatches of each rank the memory of a module cannot hold its items."""
-    memory = items.memory()
-    return 1 if memory is None else -(-int(items.sizes.sum()) // (items.module.dp * memory.cap))
+    room = items.room()
+    return 1 if room is None else -(-int(items.sizes.sum()) // (items.module.dp * room.cap))
 
 
 def _arrange(execution: Execution, items: Sequence[ModuleItems], microbatches: int) -> _Arranged:
-    """Spread the items of every module.
+    """Spread the items of every module, each for itself, and assign the batches to ranks.
 
     Raises:
-        NoRoomError: the memory of a module does not hold them in so many microbatches.
+        BinRoomError: the memory of a module does not hold them in so many microbatches.
     """
-    layout, ranks = execution.options(ColocatedOptions), execution.backbone.dp
-    backbone = next(i for i in items if i.module.kind is ModuleKind.BACKBONE)
-    free = [i for i in items if i is backbone or i.module.balance is not BalancePolicy.NONE]
-    try:
-        phases = [module_phase(i, len(backbone.index), ranks, microbatches) for i in free]
-        links = phase_links(phases, layout.row_bytes)
-        found = arrange_phases([p.phase for p in phases], links, np.arange(ranks) // layout.ranks_per_node)
-        spreads = {p.phase.name: _within_ranks(p, found, ranks, microbatches) for p in phases}
-        for module in items:
-            if module not in free:
-                spreads[module.module.name] = _beside(module, spreads[backbone.module.name], ranks, microbatches)
-        for module in items:
-            spread = spreads[module.module.name]
-            check_ranks(module, spread.rank, spread.microbatch, microbatches)
-    except ValueError as error:
-        if all(i.memory() is None for i in items):
-            raise
-        raise NoRoomError(str(error)) from error
-    return _Arranged(phases, found, spreads)
+    ranks, name = execution.backbone.dp, execution.backbone.name
+    by_name = {i.module.name: i for i in items}
+    own = [n for n, i in by_name.items() if n == name or i.module.balance is not BalancePolicy.NONE]
+    spreads, at_home = {}, {}
+    for module in own:
+        spreads[module], at_home[module] = spread_items(by_name[module], len(by_name[name].index), microbatches)
+    exchanges = [_exchange(execution, by_name[m], spreads[m], spreads[name]) for m in own if m != name]
+    assigned = assign_batches(as_numbered(own, ranks), exchanges)
+    for module in [m for m in by_name if m not in own]:
+        spreads[module] = spread_beside(by_name[module], spreads[name], microbatches)
+        assigned[module] = assigned[name]
+        check_ranks(by_name[module], assigned[module][spreads[module].batch], spreads[module].microbatch, microbatches)
+    return _Arranged(spreads, at_home, exchanges, assigned)
 
 
-def _within_ranks(phase: ModulePhase, found: PhasePlan, ranks: int, microbatches: int) -> _Spread:
-    items, places = phase.items, found.arrangement(phase.phase.name).places
-    rank = places.rank[phase.unit]
-    if items.module.padded:  # what was spread are microbatches
-        return _Spread(rank, places.position[phase.unit])
-    return _Spread(rank, _split(items, rank, ranks, microbatches))
+def _exchange(execution: Execution, items: ModuleItems, spread: Spread, backbone: Spread) -> Exchange:
+    """What the batches of an encoder hand to those of the backbone, or these to those of a generator."""
+    layout, ranks, module = execution.options(ColocatedOptions), execution.backbone.dp, items.module
+    ends = [(module.name, spread.batch), (execution.backbone.name, backbone.batch[items.sequence])]
+    (source, first), (target, then) = ends if module.kind is ModuleKind.ENCODER else reversed(ends)
+    traffic = traffic_between(first, then, items.rows * layout.row_bytes, ranks, ranks)
+    return Exchange(source, target, traffic, np.arange(ranks) // layout.ranks_per_node)
 
 
-def _beside(items: ModuleItems, backbone: _Spread, ranks: int, microbatches: int) -> _Spread:
-    """Every image on the rank of its sequence."""
-    rank = backbone.rank[items.sequence]
-    spread = _Spread(rank, _split(items, rank, ranks, microbatches))
-    place = rank * microbatches + spread.microbatch
-    if not fits(items.sizes, place, ranks * microbatches, items.memory(), padded=items.module.padded):
-        raise NoRoomError(f"module {items.module.name}: the images beside their sequences exceed its memory")
-    return spread
-
-
-def _split(items: ModuleItems, rank: I64, ranks: int, microbatches: int) -> I64:
-    """The microbatch of each item within its rank."""
-    policy = items.module.balance
-    balancer: Balancer = runs if policy is BalancePolicy.NONE else BALANCERS[policy.value]
-    return split_ranks(balancer, items.loads, rank, ranks, microbatches, items.slots, items.memory())
-
-
-def _assemble(
+def _candidate(
     job: Job,
-    step: int,
+    name: str,
     samples: StepSamples,
     sequence: I64,
     microbatches: int,
     items: Sequence[ModuleItems],
-    spreads: Mapping[str, _Spread],
-) -> StepPlan:
+    arranged: _Arranged,
+) -> _CandidatePlan:
+    """The arrangements with their routings, simulated."""
     execution = job.spec.execution
-    spread = spreads[execution.backbone.name]
-    placement = in_order(spread.rank, spread.microbatch, microbatches)
+    placement = in_order(*arranged.places(execution.backbone.name), microbatches)
     backbone = arrange_samples(execution.backbone, samples, sequence, placement)
     arrangements: dict[str, Arrangement] = {backbone.module: backbone}
     routings: list[Routing] = []
@@ -200,45 +187,44 @@ def _assemble(
             continue
         beside = images_beside(job.spec, found.module, samples, backbone)
         at = np.searchsorted(found.index, beside.image)
-        spread = spreads[found.module.name]
-        arrangement, routing = arrange_and_route(found.module, backbone, beside, spread.rank[at], spread.microbatch[at])
+        rank, microbatch = arranged.places(found.module.name)
+        arrangement, routing = arrange_and_route(found.module, backbone, beside, rank[at], microbatch[at])
         arrangements[arrangement.module] = arrangement
         routings.append(routing)
-    return make_plan(
-        job,
-        step,
-        samples,
+    whole = ArrangedStep(
+        samples=samples,
         num_microbatches=microbatches,
         sequences_per_microbatch=execution.microbatch,
         arrangements=tuple(arrangements[m.name] for m in execution.modules),
         routings=tuple(routings),
         schedules=schedules(execution, microbatches),
+        groups=NO_GROUPS,
     )
+    return _CandidatePlan(name, arranged, whole, timeline(job.spec, whole))
 
 
-def _decisions(spec: JobSpec, found: StepPlan, arranged: _Arranged, fewest: int) -> tuple[Decision, ...]:
-    """How every module was spread, what the names of the ranks saved, and what memory asked for."""
-    said = []
-    limited = [m.name for m in spec.execution.modules if m.memory is not None]
+def _decisions(spec: JobSpec, best: _CandidatePlan, fewest: int) -> tuple[Decision, ...]:
+    """How every module was spread, what the assignment to ranks saved, and what memory asked for."""
+    said, execution, found, arranged = list[Decision](), spec.execution, best.plan, best.arranged
+    limited = [m.name for m in execution.modules if m.memory is not None]
     if found.num_microbatches > fewest:
         reason = f"{fewest} hold the sequences, but not within the memory of {', '.join(limited)}"
         said.append(Decision("step", f"{found.num_microbatches} microbatches of each rank", reason))
     if limited:
-        peak = int(timeline(spec, found).timeline.peak_bytes.max())
+        peak = int(best.planned.timeline.peak_bytes.max())
         reason = "the most that a rank holds at once if nothing is computed again; memory bounds single microbatches"
         said.append(Decision("step", f"{peak // 10**6:,} MB of activations", reason))
-    for module in spec.execution.modules:
+    for module in execution.modules:
         room = None if module.memory is None else module.memory.step_units
         if room is not None:
             kept = int(held_units(module, found).sum(axis=1).max())
             chosen = f"keeps {kept:,} {unit_of(module)} of the step on the fullest rank"
             said.append(Decision(module.name, chosen, f"memory.step_bytes holds {room:,} until its backward phase"))
-    homes = {p.phase.name: p.home_loads for p in arranged.phases}
-    for module in spec.execution.modules:
+    for module in execution.modules:
         loads = microbatch_loads(module, found).sum(axis=1)
-        home = homes.get(module.name, loads)
+        home = arranged.at_home.get(module.name, loads)
         spread = f"largest / mean load of the ranks {imbalance(loads.tolist()):.3f}"
-        if module.balance is BalancePolicy.NONE or module.name not in homes:
+        if module.balance is BalancePolicy.NONE or module.name not in arranged.at_home:
             chosen = "canonical order" if module.kind is ModuleKind.BACKBONE else "images beside their sequences"
         elif np.array_equal(np.sort(loads), np.sort(home)):
             chosen, spread = "canonical order", f"{spread}, and {module.balance.value} is no faster"
@@ -246,16 +232,17 @@ def _decisions(spec: JobSpec, found: StepPlan, arranged: _Arranged, fewest: int)
             spread += f", of the same sequences in canonical order {imbalance(home.tolist()):.3f}"
             chosen = module.balance.value
         said.append(Decision(module.name, chosen, spread))
-    return (*said, *(_named(spec, routing) for routing in arranged.plan.routings))
+    return (*said, *(_assigned(execution.backbone.name, e, arranged.assigned) for e in arranged.exchanges))
 
 
-def _named(spec: JobSpec, found: PhaseRouting) -> Decision:
-    """What new names of the ranks saved between a module and the backbone."""
-    ends = found.routing.source_module, found.routing.target_module
-    now, before = (f"{count // 1000:,} kB" for count in (found.bytes_between_nodes, found.identity_bytes))
-    peak, same_peak = (f"{count // 1000:,}" for count in (found.peak_bytes, found.identity_peak_bytes))
-    module = next(name for name in ends if name != spec.execution.backbone.name)
-    if (found.bytes_between_nodes, found.peak_bytes) == (found.identity_bytes, found.identity_peak_bytes):
-        return Decision(module, "kept identity", f"no byte saved: {now} between nodes")
-    reason = f"{now} between nodes, {before} before; {peak} kB on the busiest node, {same_peak} before"
-    return Decision(module, "ranks named anew", reason)
+def _assigned(backbone: str, exchange: Exchange, assigned: Assignment) -> Decision:
+    """What the assignment of batches to ranks saved between a module and the backbone."""
+    numbered = as_numbered([exchange.source, exchange.target], len(exchange.node))
+    moved, peak = exchange.bytes_between_nodes(assigned), exchange.peak(assigned)
+    moved_before, peak_before = exchange.bytes_between_nodes(numbered), exchange.peak(numbered)
+    module = exchange.source if exchange.target == backbone else exchange.target
+    if (moved, peak) == (moved_before, peak_before):
+        return Decision(module, "batches as numbered", f"no byte saved: {moved // 1000:,} kB between nodes")
+    reason = f"{moved // 1000:,} kB between nodes, {moved_before // 1000:,} kB before"
+    reason += f"; {peak // 1000:,} kB on the busiest node, {peak_before // 1000:,} before"
+    return Decision(module, "batches reassigned", reason)

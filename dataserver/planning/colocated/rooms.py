@@ -1,8 +1,7 @@
 """What the memory of ranks holds of a whole step (`jobspec.Memory.step_bytes`)."""
 
-from dataserver.planning.balancing import BALANCERS, BinMemoryError, Memory, bin_totals
+from dataserver.planning.balancing import BALANCERS, BinRoom, BinRoomError, bin_totals
 from dataserver.planning.colocated.items import ModuleItems
-from dataserver.planning.colocated.microbatches import NoRoomError
 from dataserver.planning.jobspec import ModuleSpec
 from dataserver.planning.naming import counted
 from dataserver.planning.samples import I64
@@ -17,27 +16,27 @@ def check_total(items: ModuleItems) -> None:
     """Refuse a step that all ranks together cannot keep, or images that no way was found to spread within memory.
 
     Raises:
-        NoRoomError: names the module, what is needed and what there is.
+        BinRoomError: names the module, what is needed and what there is.
     """
-    module, memory, total = items.module, items.step_memory(items.sizes), int(items.sizes.sum())
-    if memory is None or _spreads(items, memory):
+    module, room, total = items.module, items.step_room(items.sizes), int(items.sizes.sum())
+    if room is None or _spreads(items, room):
         return
-    together = module.dp * memory.cap
+    together = module.dp * room.cap
     problem = "" if total > together else ", and no way was found to spread them"
-    raise NoRoomError(
+    raise BinRoomError(
         f"module {module.name} keeps the {total} {unit_of(module)} of this step until its backward phase, but "
-        f"memory.step_bytes holds {memory.cap} on each of {counted(module.dp, 'rank')}, {together} together{problem}; "
+        f"memory.step_bytes holds {room.cap} on each of {counted(module.dp, 'rank')}, {together} together{problem}; "
         "raise memory.step_bytes or dp, or lower stream.global_batch"
     )
 
 
-def _spreads(items: ModuleItems, memory: Memory) -> bool:
+def _spreads(items: ModuleItems, room: BinRoom) -> bool:
     """Whether images fit; sequences may be packed in other ways, so that only their total counts."""
     if items.module.holds_samples:
-        return int(memory.need.sum()) <= items.module.dp * memory.cap
+        return int(room.need.sum()) <= items.module.dp * room.cap
     try:
-        BALANCERS["lpt"](items.sizes, items.module.dp, None, memory)
-    except BinMemoryError:
+        BALANCERS["lpt"](items.sizes, items.module.dp, None, room)
+    except BinRoomError:
         return False
     return True
 
@@ -52,14 +51,14 @@ def check_ranks(items: ModuleItems, rank: I64, microbatch: I64, microbatches: in
         microbatches: of each rank.
 
     Raises:
-        NoRoomError: names the module, what is needed and what there is.
+        BinRoomError: names the module, what is needed and what there is.
     """
     module, count = items.module, items.module.dp * microbatches
     held = bin_totals(items.sizes, rank * microbatches + microbatch, count, padded=module.padded)
     kept = held.reshape(module.dp, microbatches).sum(axis=1)
-    memory = items.step_memory(kept)
-    if memory is not None and kept.max() > memory.cap:
-        raise NoRoomError(
+    room = items.step_room(kept)
+    if room is not None and kept.max() > room.cap:
+        raise BinRoomError(
             f"module {module.name}: rank {kept.argmax()} would keep {kept.max()} {unit_of(module)} of the step, but "
-            f"memory.step_bytes holds {memory.cap}; raise it, or take a balance other than none"
+            f"memory.step_bytes holds {room.cap}; raise it, or take a balance other than none"
         )

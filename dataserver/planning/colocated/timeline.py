@@ -131,6 +131,6 @@ def _forward_bound(items: ModuleItems, microbatches: int) -> int:
     module, slots, count = items.module, items.slots, items.module.dp * microbatches
     bound = lower_bound(items.loads, module.dp, None if slots is None else slots * microbatches)
     if module.padded:  # the least possible maximum of a single microbatch
-        batch = padded(items.loads, count, slots, items.memory())
+        batch = padded(items.loads, count, slots, items.room())
         bound = max(bound, int(bin_totals(items.loads, batch, count, padded=True).max()))
     return microbatches * module.cost.microbatch_ns + bound

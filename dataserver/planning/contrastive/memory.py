@@ -45,14 +45,14 @@ class TowerMemory:
     memory: Memory
     """Of the tower."""
     arrangement: Arrangement
-    group_size: int
+    batch_size: int
     """Microbatches of a contrastive batch."""
 
     def in_flight(self, wanted: I64, schedule: ContrastiveSchedule) -> I64:
         """As many microbatches in flight as are wanted, int64 [pp], but no more than memory holds.
 
         Exact: any so many consecutive microbatches of any rank fit. At least those of a contrastive batch, all of which
-        wait for its barrier. What stages hold beyond those falls evenly, as in a pipeline (`in_flight.evenly`), to none
+        wait for its barrier. What stages hold beyond those falls evenly, as in a pipeline (`waves.evenly`), to none
         at the last one, which has no forwards to run ahead.
 
         Raises:
@@ -60,22 +60,22 @@ class TowerMemory:
         """
         count = int(self.arrangement.microbatch.max()) + 1
         units = sums_with_padding(self.tower, self.arrangement, item_sizes(self.tower, self.samples), count)
-        apart = self.group_size if schedule is ContrastiveSchedule.BATCH_SYNC else 1
-        least = _together(units, self.group_size)[:, ::apart]
+        apart = self.batch_size if schedule is ContrastiveSchedule.BATCH_SYNC else 1
+        least = _together(units, self.batch_size)[:, ::apart]
         if least.max() > self.memory.units:
             rank, window = divmod(int(least.argmax()), least.shape[1])
             raise self._error(schedule, rank, window * apart, int(least.max()))
-        most = self.group_size
+        most = self.batch_size
         while most < wanted.max() and _together(units, most + 1).max() <= self.memory.units:
             most += 1
-        ahead = wanted - self.group_size
-        ahead[:-1] = evenly(ahead[:-1], np.full(len(ahead) - 1, most - self.group_size))
-        return self.group_size + ahead
+        ahead = wanted - self.batch_size
+        ahead[:-1] = evenly(ahead[:-1], np.full(len(ahead) - 1, most - self.batch_size))
+        return self.batch_size + ahead
 
     def _error(self, schedule: ContrastiveSchedule, rank: int, first: int, need: int) -> TowerMemoryError:
         """What the microbatches from `first` on need, as many as wait for one barrier."""
         sizes, late = item_sizes(self.tower, self.samples), self.arrangement.microbatch - first
-        mine = self.arrangement.item[(self.arrangement.rank == rank) & (late >= 0) & (late < self.group_size)]
+        mine = self.arrangement.item[(self.arrangement.rank == rank) & (late >= 0) & (late < self.batch_size)]
         largest = int(mine[sizes[mine].argmax()])
         sample = sample_name(self.job.stream, self.samples, largest)
         name, room = self.tower.name, f"{self.memory.units:,}"

@@ -20,9 +20,9 @@ class ContrastiveSchedule(StrEnum):
     """What the stages of a tower do around the barrier."""
 
     BATCH_SYNC = "batch_sync"
-    """One group after the other (DISTMM, section 4.3)."""
+    """One contrastive batch after the other (DISTMM, section 4.3)."""
     DISTMM_PIPE = "distmm_pipe"
-    """The next group's forwards fill the barrier's gap (DISTMM, section 4.4)."""
+    """The forwards of the next batch fill the gap at the barrier (DISTMM, section 4.4)."""
 
 
 class ContrastiveOptions(LayoutOptions):

@@ -5,19 +5,13 @@ samples over its own ranks and microbatches, and none leaves it. No routing says
 interaction gathers them all; the items of the views name the pairs.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dataserver.planning.balancing import BALANCERS, BinMemoryError, Memory
-from dataserver.planning.contrastive.batches import (
-    GroupedArrangement,
-    balance_groups,
-    contrastive_groups,
-    deal_by_size,
-    groups_in_order,
-    pad_groups,
-)
+from dataserver.planning.candidates import ranked, shown
+from dataserver.planning.contrastive.arranging import BatchedStep, arrange, batched_step
 from dataserver.planning.contrastive.limits import TowerMemoryError, unit_of
 from dataserver.planning.contrastive.memory import TowerMemory, sums_with_padding
 from dataserver.planning.contrastive.options import ContrastiveOptions, ContrastiveSchedule
@@ -30,8 +24,11 @@ from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import BalancePolicy, ModuleSpec
 from dataserver.planning.layout import canonical_modules
 from dataserver.planning.naming import listed, milliseconds
-from dataserver.planning.plan import Arrangement, Candidate, Decision, ModuleSchedule, StepPlan, make_plan
+from dataserver.planning.plan import NO_GROUPS, ArrangedStep, Arrangement, Decision, ModuleSchedule, StepPlan, make_plan
 from dataserver.planning.samples import I64, StepSamples
+
+Refusals = Mapping[ContrastiveSchedule, TowerMemoryError]
+"""Why memory does not hold a schedule."""
 
 
 def baseline(execution: Execution) -> Execution:
@@ -51,148 +48,123 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
         TowerMemoryError: the memory of a tower does not hold its part of a contrastive batch.
         ValueError: samples that are no pairs, or no whole contrastive batches.
     """
-    return _Planner(job, step, samples).plan()
+    batched = batched_step(job, step, samples)
+    found, refused = _compare(batched)
+    if not found:
+        raise refused[ContrastiveSchedule.BATCH_SYNC]
+    candidates = ranked(found)
+    said = _step_decision(batched, candidates, refused), *_tower_decisions(batched, candidates[0])
+    return replace(make_plan(job, step, candidates[0].plan), candidates=shown(candidates), decisions=said)
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
-    """One way to run the step."""
+class CandidatePlan:
+    """One of the plans that are compared."""
 
     balanced: bool
     schedule: ContrastiveSchedule
-    plan: StepPlan
+    plan: ArrangedStep
     makespan_ns: int
 
     @property
-    def candidate(self) -> Candidate:
-        """How it is shown."""
-        order = "balanced" if self.balanced else "canonical order"
-        return Candidate(f"{self.schedule}, {order}", self.makespan_ns)
+    def name(self) -> str:
+        """Schedule and order."""
+        return f"{self.schedule}, {'balanced' if self.balanced else 'canonical order'}"
 
 
-class _Planner:
-    """The stages of planning, over the samples of one step."""
+def _compare(batched: BatchedStep) -> tuple[list[CandidatePlan], Refusals]:
+    """The plans within memory, and why there are none under a schedule."""
+    found, refused = list[CandidatePlan](), dict[ContrastiveSchedule, TowerMemoryError]()
+    schedules = [ContrastiveSchedule.BATCH_SYNC]
+    if batched.layout.schedule is ContrastiveSchedule.DISTMM_PIPE:
+        schedules.append(batched.layout.schedule)
+    balances = any(t.balance is not BalancePolicy.NONE for t in batched.towers)
+    for balanced in (True, False) if balances else (False,):
+        arrangements = tuple(arrange(batched, tower, balanced=balanced) for tower in batched.towers)
+        for schedule in schedules:
+            try:
+                made = _assemble(batched, arrangements, schedule)
+            except TowerMemoryError as error:
+                refused.setdefault(schedule, error)
+                continue
+            makespan = timeline(batched.job.spec, made).makespan_ns
+            found.append(CandidatePlan(balanced, schedule, made, makespan))
+    return found, refused
 
-    def __init__(self, job: Job, step: int, samples: StepSamples) -> None:
-        self._job, self._step, self._samples = job, step, samples
-        self._towers = job.spec.execution.modules
-        self._layout = job.spec.execution.options(ContrastiveOptions)
-        self._group = contrastive_groups(len(samples), job.stream.contrastive_batch or 1)
-        if not len(samples) or (np.diff(samples.image_offsets) != 1).any():
-            raise ValueError(f"step {step} has no samples, or not one image for each; contrastive samples are pairs")
-        self._num_groups = int(self._group[-1]) + 1
 
-    def plan(self) -> StepPlan:
-        wanted, attempts, refused = self._layout.schedule, list[_Attempt](), dict[ContrastiveSchedule, ValueError]()
-        schedules = [ContrastiveSchedule.BATCH_SYNC]
-        if wanted is ContrastiveSchedule.DISTMM_PIPE:
-            schedules.append(wanted)
-        spread = any(t.balance is not BalancePolicy.NONE for t in self._towers)
-        for balanced in (True, False) if spread else (False,):
-            arrangements = tuple(self._arrange(tower, balanced) for tower in self._towers)
-            for schedule in schedules:
-                try:
-                    made = self._assemble(arrangements, schedule)
-                except TowerMemoryError as error:
-                    refused.setdefault(schedule, error)
-                    continue
-                makespan = timeline(self._job.spec, made).makespan_ns
-                attempts.append(_Attempt(balanced, schedule, made, makespan))
-        if not attempts:
-            raise refused[ContrastiveSchedule.BATCH_SYNC]
-        ranked = sorted(attempts, key=lambda attempt: attempt.makespan_ns)
-        candidates = tuple(attempt.candidate for attempt in ranked) if len(ranked) > 1 else ()
-        return replace(ranked[0].plan, candidates=candidates, decisions=self._decisions(ranked, refused))
+def _assemble(
+    batched: BatchedStep, arrangements: tuple[Arrangement, ...], schedule: ContrastiveSchedule
+) -> ArrangedStep:
+    """A plan; TowerMemoryError where memory does not hold it."""
+    pairs = zip(batched.towers, arrangements, strict=True)
+    held = [_in_flight(batched, tower, arrangement, schedule) for tower, arrangement in pairs]
+    drain_every = batched.layout.microbatches if schedule is ContrastiveSchedule.BATCH_SYNC else 0
+    return ArrangedStep(
+        samples=batched.samples,
+        num_microbatches=batched.num_microbatches,
+        sequences_per_microbatch=0,
+        arrangements=arrangements,
+        routings=(),
+        schedules=tuple(ModuleSchedule(t.name, h, drain_every) for t, h in zip(batched.towers, held, strict=True)),
+        groups=NO_GROUPS,
+    )
 
-    def _arrange(self, tower: ModuleSpec, balanced: bool) -> Arrangement:
-        """The samples of every contrastive batch on ranks and microbatches; within these, in canonical order."""
-        sizes, count = item_sizes(tower, self._samples), self._num_groups * self._layout.microbatches
-        place = self._spread(tower, sizes, balanced)
-        order = np.lexsort((np.arange(len(sizes)), place.microbatch, place.rank))
-        rank, microbatch, rows = place.rank[order], place.microbatch[order], sizes[order]
-        first, before = np.searchsorted(rank * count + microbatch, rank * count + microbatch), np.cumsum(rows) - rows
-        slot = np.arange(len(order)) - first
-        return Arrangement(tower.name, order, rank, microbatch, slot, before - before[first])
 
-    def _spread(self, tower: ModuleSpec, sizes: I64, balanced: bool) -> GroupedArrangement:
-        loads, size = forward_ns(tower.cost, sizes), self._layout.microbatches
-        if not balanced or tower.balance is BalancePolicy.NONE:
-            return groups_in_order(loads, self._group, tower.dp, size)
-        memory = None if tower.memory is None else Memory(sizes, tower.memory.units)
-        try:
-            if tower.padded:
-                return pad_groups(loads, self._group, tower.dp, size, memory)
-            return balance_groups(loads, self._group, tower.dp, size, BALANCERS[tower.balance.value], memory)
-        except BinMemoryError:  # placing by time found no way; by size there is one in every job that was accepted
-            return deal_by_size(sizes, self._group, tower.dp, size, tower.padded)
+def _wanted(batched: BatchedStep, tower: ModuleSpec, schedule: ContrastiveSchedule) -> I64:
+    """Microbatches in flight as far as memory does not limit them. int64 [pp]."""
+    layout = batched.layout
+    wanted = tower_in_flight(tower.pp, layout.microbatches, schedule, layout.extra_in_flight)
+    return np.minimum(wanted, batched.num_microbatches)
 
-    def _assemble(self, arrangements: tuple[Arrangement, ...], schedule: ContrastiveSchedule) -> StepPlan:
-        """A plan; TowerMemoryError where memory does not hold it."""
-        size = self._layout.microbatches
-        pairs = zip(self._towers, arrangements, strict=True)
-        held = [self._in_flight(tower, arrangement, schedule) for tower, arrangement in pairs]
-        drain_every = size if schedule is ContrastiveSchedule.BATCH_SYNC else 0
-        return make_plan(
-            self._job,
-            self._step,
-            self._samples,
-            num_microbatches=self._num_groups * size,
-            sequences_per_microbatch=0,
-            arrangements=arrangements,
-            routings=(),
-            schedules=tuple(ModuleSchedule(t.name, h, drain_every) for t, h in zip(self._towers, held, strict=True)),
-        )
 
-    def _wanted(self, tower: ModuleSpec, schedule: ContrastiveSchedule) -> I64:
-        """Microbatches in flight as far as memory does not limit them. int64 [pp]."""
-        size, extra = self._layout.microbatches, self._layout.extra_in_flight
-        return np.minimum(tower_in_flight(tower.pp, size, schedule, extra), size * self._num_groups)
+def _in_flight(batched: BatchedStep, tower: ModuleSpec, arrangement: Arrangement, schedule: ContrastiveSchedule) -> I64:
+    """Microbatches that the stages of a tower hold, within its memory. int64 [pp]."""
+    wanted = _wanted(batched, tower, schedule)
+    if tower.memory is None:
+        return wanted
+    size = batched.layout.microbatches
+    memory = TowerMemory(batched.job, batched.step, batched.samples, tower, tower.memory, arrangement, size)
+    return memory.in_flight(wanted, schedule)
 
-    def _in_flight(self, tower: ModuleSpec, arrangement: Arrangement, schedule: ContrastiveSchedule) -> I64:
-        """Microbatches that the stages of a tower hold, within its memory. int64 [pp]."""
-        wanted = self._wanted(tower, schedule)
-        if tower.memory is None:
-            return wanted
-        memory = TowerMemory(
-            self._job, self._step, self._samples, tower, tower.memory, arrangement, self._layout.microbatches
-        )
-        return memory.in_flight(wanted, schedule)
 
-    def _decisions(
-        self, ranked: list[_Attempt], refused: dict[ContrastiveSchedule, ValueError]
-    ) -> tuple[Decision, ...]:
-        """What was decided about the step and each tower."""
-        best, wanted = ranked[0], self._layout.schedule
-        other = next((a for a in ranked if a.schedule is not best.schedule), None)
-        if other is not None:
-            tie = "; of equal ones the one that holds less" if best.makespan_ns == other.makespan_ns else ""
+def _step_decision(batched: BatchedStep, candidates: Sequence[CandidatePlan], refused: Refusals) -> Decision:
+    """Why this schedule."""
+    best, wanted = candidates[0], batched.layout.schedule
+    time, other = milliseconds(best.makespan_ns), next((c for c in candidates if c.schedule is not best.schedule), None)
+    if other is not None:
+        tie = "; of two equally fast ones, the one that holds less" if best.makespan_ns == other.makespan_ns else ""
+        reason = f"simulated {time}, against {milliseconds(other.makespan_ns)} for {other.schedule}{tie}"
+    elif best.schedule is not wanted:
+        reason = str(refused[wanted])
+    else:
+        reason = f"as the job asks; simulated {time}"
+    return Decision("step", best.schedule.value, reason)
+
+
+def _tower_decisions(batched: BatchedStep, best: CandidatePlan) -> tuple[Decision, ...]:
+    """What balancing gained in each tower, and what memory keeps it from holding."""
+    found = []
+    for tower, schedule in zip(batched.towers, best.plan.schedules, strict=True):
+        if best.balanced and tower.balance is not BalancePolicy.NONE:
+            after, before = (_excess(batched, tower, balanced) for balanced in (True, False))
             reason = (
-                f"simulated {milliseconds(best.makespan_ns)}, {other.schedule} {milliseconds(other.makespan_ns)}{tie}"
+                f"in any contrastive batch the fullest rank is at most {after} % above the mean, "
+                f"against {before} % in canonical order"
             )
-        elif best.schedule is not wanted:
-            reason = str(refused[wanted])
-        else:
-            reason = f"as the job asks; simulated {milliseconds(best.makespan_ns)}"
-        found = [Decision("step", best.schedule.value, reason)]
-        for tower, schedule in zip(self._towers, best.plan.schedules, strict=True):
-            if best.balanced and tower.balance is not BalancePolicy.NONE:
-                after, before = (self._excess(tower, self._arrange(tower, balanced)) for balanced in (True, False))
-                reason = (
-                    f"fullest rank of any contrastive batch {after} % above the mean, {before} % in canonical order"
-                )
-                found.append(Decision(tower.name, "padded" if tower.padded else tower.balance.value, reason))
-            free = self._wanted(tower, best.schedule)
-            if tower.memory is not None and not np.array_equal(free, schedule.in_flight):
-                reason = f"memory holds {tower.memory.units:,} {unit_of(tower)}; {listed(free)} if it were endless"
-                found.append(Decision(tower.name, f"in flight: {listed(schedule.in_flight)}", reason))
-        return tuple(found)
+            found.append(Decision(tower.name, "padded" if tower.padded else tower.balance.value, reason))
+        free = _wanted(batched, tower, best.schedule)
+        if tower.memory is not None and not np.array_equal(free, schedule.in_flight):
+            reason = f"memory holds {tower.memory.units:,} {unit_of(tower)}; {listed(free)} without that limit"
+            found.append(Decision(tower.name, f"in flight: {listed(schedule.in_flight)}", reason))
+    return tuple(found)
 
-    def _excess(self, tower: ModuleSpec, arrangement: Arrangement) -> str:
-        """Percent by which the fullest rank of a contrastive batch exceeds the mean, padding included, at most."""
-        loads = forward_ns(tower.cost, item_sizes(tower, self._samples))
-        size = self._layout.microbatches
-        cells = sums_with_padding(tower, arrangement, loads, self._num_groups * size)
-        table = cells.reshape(tower.dp, self._num_groups, size).sum(axis=2)
-        total = np.maximum(table.sum(axis=0), 1)
-        tenths = int(((table.max(axis=0) * tower.dp - total) * 1_000 // total).max())
-        return f"{tenths // 10}.{tenths % 10}"
+
+def _excess(batched: BatchedStep, tower: ModuleSpec, balanced: bool) -> str:
+    """Percent by which the fullest rank of a contrastive batch exceeds the mean, padding included, at most."""
+    loads = forward_ns(tower.cost, item_sizes(tower, batched.samples))
+    arrangement = arrange(batched, tower, balanced=balanced)
+    sums = sums_with_padding(tower, arrangement, loads, batched.num_microbatches)
+    table = sums.reshape(tower.dp, batched.num_batches, batched.layout.microbatches).sum(axis=2)
+    total = np.maximum(table.sum(axis=0), 1)
+    tenths = int(((table.max(axis=0) * tower.dp - total) * 1_000 // total).max())
+    return f"{tenths // 10}.{tenths % 10}"

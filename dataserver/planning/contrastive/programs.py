@@ -42,14 +42,14 @@ def with_interactions(operations: Operations, batch_size: int) -> Operations:
     )
 
 
-def tower_in_flight(num_stages: int, group_size: int, schedule: ContrastiveSchedule, extra: int = 0) -> I64:
+def tower_in_flight(num_stages: int, batch_size: int, schedule: ContrastiveSchedule, extra: int = 0) -> I64:
     """Microbatches that the stages of a tower hold at most between forward and backward. int64 [stages].
 
-    All of a group, since no backward starts before its barrier. `distmm_pipe` lets as many forwards of the next group
-    run ahead as 1F1B begins with, and `extra` more, on all stages but the last (`programs`).
+    All of a contrastive batch, since no backward starts before its barrier. `distmm_pipe` lets as many forwards of the
+    next batch run ahead as 1F1B begins with, and `extra` more, on all stages but the last (`programs`).
     """
     ahead = np.arange(num_stages - 1, -1, -1)
     if schedule is ContrastiveSchedule.BATCH_SYNC:
         ahead[:] = 0
     ahead[ahead > 0] += extra
-    return group_size + ahead
+    return batch_size + ahead

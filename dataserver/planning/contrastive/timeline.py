@@ -47,10 +47,10 @@ def contrastive_pipeline(
     Raises:
         ValueError: towers of different numbers of microbatches, or microbatches that do not divide into the batches.
     """
-    counts, groups = {t.forward_ns.shape[2] for t in towers}, len(interaction_ns)
-    if len(counts) != 1 or not groups or min(counts) % groups:
+    counts, batches = {t.forward_ns.shape[2] for t in towers}, len(interaction_ns)
+    if len(counts) != 1 or not batches or min(counts) % batches:
         raise ValueError(
-            f"towers of {sorted(counts)} microbatches and {groups} contrastive batches; all towers need the same "
+            f"towers of {sorted(counts)} microbatches and {batches} contrastive batches; all towers need the same "
             "number, a multiple of the batches"
         )
     count = counts.pop()
@@ -81,10 +81,10 @@ def contrastive_pipeline(
 def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
     """Simulate a plan: every rank of every stage of every tower, joined by the interactions."""
     layout, towers = spec.execution.options(ContrastiveOptions), spec.execution.modules
-    groups = plan.num_microbatches // layout.microbatches
+    batches = plan.num_microbatches // layout.microbatches
     pipeline = contrastive_pipeline(
         [_times(spec.execution, tower, plan) for tower in towers],
-        np.full(groups, layout.interaction_ns),
+        np.full(batches, layout.interaction_ns),
         [p.operations for p in programs(spec.execution, plan.schedules, plan.num_microbatches)],
     )
     nodes = tuple(Node((t.name,), rank, stage) for t in towers for rank in range(t.dp) for stage in range(t.pp))
@@ -128,11 +128,11 @@ def _tower_bound_ns(execution: Execution, tower: ModuleSpec, plan: StepPlan) -> 
     """The bound of one tower without interactions. Times of stages are rounded down, once for each microbatch."""
     sizes = np.sort(item_sizes(tower, plan.samples))
     loads = forward_ns(tower.cost, sizes)
-    cells, percent = tower.dp * plan.num_microbatches, tower.cost.backward_percent
-    total = int(loads.sum()) + cells * tower.cost.microbatch_ns
-    forward = max((total - cells * (tower.pp - 1)) // tower.pp, 0)
-    backward = max((forward * percent - 99 * cells) // 100, 0)
-    least = (int(loads[: len(loads) // cells].sum()) + tower.cost.microbatch_ns) // tower.pp
-    hop = int(hop_ns(execution.transfer(tower.name, tower.name), sizes[: len(sizes) // cells].sum()))
+    count, percent = tower.dp * plan.num_microbatches, tower.cost.backward_percent
+    total = int(loads.sum()) + count * tower.cost.microbatch_ns
+    forward = max((total - count * (tower.pp - 1)) // tower.pp, 0)
+    backward = max((forward * percent - 99 * count) // 100, 0)
+    least = (int(loads[: len(loads) // count].sum()) + tower.cost.microbatch_ns) // tower.pp
+    hop = int(hop_ns(execution.transfer(tower.name, tower.name), sizes[: len(sizes) // count].sum()))
     way = (tower.pp - 1) * (least + least * percent // 100 + 2 * hop)
     return -(-(forward + backward) // tower.dp) + way

@@ -4,10 +4,10 @@ from bisect import bisect_left, insort
 
 import numpy as np
 
-from dataserver.planning.grouped.batches import DEFAULT_BUDGET, assemble, sorted_batch
+from dataserver.planning.grouped.batch import Grouping
 from dataserver.planning.grouped.costs import GroupCosts
-from dataserver.planning.grouped.search import Budget, Grouping, search
-from dataserver.planning.grouped.sequence_plan import SequencePlan
+from dataserver.planning.grouped.search import DEFAULT_BUDGET, Budget, search
+from dataserver.planning.grouped.sequence_plan import SequencePlan, assemble, sorted_batch
 from dataserver.planning.samples import I64
 
 SPREAD_FROM = 16
@@ -19,8 +19,8 @@ def homogeneous_plan(
 ) -> SequencePlan:
     """Sequences packed best-fit decreasing into groups of one degree: a static plan, as DeepSpeed-Ulysses has it.
 
-    As the public code of FlexSP has it (methods `static` and `adaptive` of its solver): a bin is what one group holds
-    in one microbatch, filled to `fill_percent` of its tokens, or to the longest sequence if that is more. Bins run in
+    As in the public code of FlexSP (methods `static` and `adaptive` of its solver): a bin is what one group holds in
+    one microbatch, filled to `fill_percent` of its tokens, or to the longest sequence if that is more. Bins run in
     the order in which they were opened. Groups that the last microbatch leaves idle take one sequence each from groups
     before them; from degree `SPREAD_FROM` on, the groups of that microbatch then share its tokens evenly.
 
@@ -144,7 +144,7 @@ def _best_fit(lengths: I64, order: I64, limit: int) -> list[list[int]]:
 
 
 def _give_idle_groups_one(groups: list[list[int]], idle: int) -> None:
-    """Append so many groups, each with the first sequence of the last group before them that has several."""
+    """Append `idle` groups, each with the first sequence of the last group before them that has several."""
     used = groups.copy()
     for _ in range(idle):
         giver = next((members for members in reversed(used) if len(members) > 1), None)

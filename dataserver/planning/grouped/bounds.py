@@ -4,8 +4,8 @@ import numpy as np
 
 from dataserver.planning.arranging import TASK_OF, image_rows, module_images
 from dataserver.planning.costs import backward_ns, forward_ns, hop_ns
+from dataserver.planning.grouped.batch import Batch
 from dataserver.planning.grouped.options import GroupedOptions
-from dataserver.planning.grouped.search import Batch
 from dataserver.planning.grouped.sequences import group_costs, planned_sequences
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
@@ -17,7 +17,7 @@ from dataserver.planning.sequences import sequence_of_samples
 def bound_ns(job: Job, plan: StepPlan) -> int:
     """A time that no groups and no order of the plan's sequences can beat.
 
-    The backbone's: its sequences in the best degrees without any waiting (`search.Batch.bound`). Those of the others:
+    The backbone's: its sequences in the best degrees without any waiting (`batch.Batch.bound`). Those of the others:
     their work, evenly spread over their ranks. A generator's images wait for a hop, and the backbone for their
     gradients; so the backbone and encoders do if all sequences have images.
     """

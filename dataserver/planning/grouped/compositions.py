@@ -28,14 +28,14 @@ def group_compositions(num_devices: int, min_degree: int = 1, max_degree: int | 
     Raises:
         ValueError: as of `check_compositions`.
     """
-    units, columns = check_compositions(num_devices, min_degree, max_degree)
-    rows = np.array(_rows(units, columns - 1), np.int64)
+    cells, columns = check_compositions(num_devices, min_degree, max_degree)
+    rows = np.array(_rows(cells, columns - 1), np.int64)
     rows.flags.writeable = False
     return rows
 
 
 def check_compositions(num_devices: int, min_degree: int = 1, max_degree: int | None = None) -> tuple[int, int]:
-    """The cluster in units of `min_degree`, and the number of degrees, of compositions that can be searched.
+    """The cluster in cells of `min_degree`, and the number of degrees, of compositions that can be searched.
 
     Raises:
         ValueError: no composition exists, or there are more than MAX_COMPOSITIONS.
@@ -47,29 +47,29 @@ def check_compositions(num_devices: int, min_degree: int = 1, max_degree: int | 
     if num_devices < 1 or num_devices % min_degree or largest < min_degree:
         raise ValueError(f"groups of {min_degree} to {max_degree} devices cannot make up a cluster of {num_devices}")
     columns = largest.bit_length() - min_degree.bit_length() + 1
-    units = num_devices // min_degree
-    number = _count(units, columns)
+    cells = num_devices // min_degree
+    number = _count(cells, columns)
     if number > MAX_COMPOSITIONS:
         raise ValueError(
             f"{num_devices} devices have {number} compositions of groups of {min_degree} to {largest}, and at most "
             f"{MAX_COMPOSITIONS} are searched: use min_degree {2 * min_degree} or more"
         )
-    return units, columns
+    return cells, columns
 
 
-def _count(units: int, columns: int) -> int:
-    """Number of compositions of `units` into parts 1, 2, 4, ... of `columns` sizes."""
-    ways = [1] * (units + 1)
+def _count(cells: int, columns: int) -> int:
+    """Number of compositions of `cells` into parts 1, 2, 4, ... of `columns` sizes."""
+    ways = [1] * (cells + 1)
     for column in range(1, columns):
         part = 1 << column
-        for total in range(part, units + 1):
+        for total in range(part, cells + 1):
             ways[total] += ways[total - part]
-    return ways[units]
+    return ways[cells]
 
 
-def _rows(units: int, column: int) -> list[list[int]]:
-    """Compositions of `units` into parts up to `1 << column`, most of the largest first."""
+def _rows(cells: int, column: int) -> list[list[int]]:
+    """Compositions of `cells` into parts up to `1 << column`, most of the largest first."""
     if column == 0:
-        return [[units]]
-    most = units >> column
-    return [[*row, count] for count in range(most, -1, -1) for row in _rows(units - (count << column), column - 1)]
+        return [[cells]]
+    most = cells >> column
+    return [[*row, count] for count in range(most, -1, -1) for row in _rows(cells - (count << column), column - 1)]

@@ -6,12 +6,11 @@ from itertools import groupby
 from types import MappingProxyType
 
 from dataserver.planning.grouped.baselines import best_homogeneous_plan, homogeneous_plan, searched_homogeneous_plan
-from dataserver.planning.grouped.batches import plan_groups
 from dataserver.planning.grouped.compositions import group_compositions
 from dataserver.planning.grouped.costs import GroupCosts
 from dataserver.planning.grouped.options import GroupPolicy
 from dataserver.planning.grouped.search import Budget
-from dataserver.planning.grouped.sequence_plan import SequenceGroup, SequencePlan
+from dataserver.planning.grouped.sequence_plan import SequenceGroup, SequencePlan, plan_groups
 from dataserver.planning.samples import I64
 
 MAX_LOOKS = 15_000_000
@@ -34,10 +33,10 @@ _SAVINGS: tuple[Mapping[str, int], ...] = (
 
 
 def plans_of(policy: GroupPolicy, lengths: I64, squares: I64, costs: GroupCosts) -> dict[str, SequencePlan]:
-    """The policy's own plan, and those of one degree to compare it with, by names for people.
+    """The policy's own plan first, and plans of one degree to compare it with, by names for people.
 
-    All are compared with the published way to one degree (FlexSP-BatchAda: best fit) and with the largest one. A search
-    for one degree is the whole of `homogeneous`, and a quick one stands beside `search`.
+    Each is compared with the published plan of the best degree (FlexSP-BatchAda: best fit) and with that of the largest
+    degree. Policy `homogeneous` searches for one degree at length, `search` also does so quickly.
 
     Args:
         policy: of the job.

@@ -22,9 +22,12 @@ def algorithm_2(pipeline: Pipeline) -> list[int]:
 
 
 def searched_order(pipeline: Pipeline) -> list[int]:
-    """The same by bounded search: from the better of the order that there is and Algorithm 2's, the best exchange of
-    two microbatches, or move of one, as long as one helps. Ties go to the first. Beyond some forty microbatches, which
-    have far more neighbours than may be simulated, the better of the two it is."""
+    """The microbatches in an order found by bounded search.
+
+    It starts from the better of the order that they have and Algorithm 2's, and makes the best exchange of two
+    microbatches, or move of one, as long as that helps; ties go to the first. Some forty microbatches or more have far
+    more neighbours than may be simulated: there the better of the two is the result.
+    """
     count = pipeline.forward_ns.shape[1]
     scorer, times = OrderScorer.of(pipeline), OrderTimes.of(pipeline)
     starts = np.array([np.arange(count), algorithm_2(pipeline)])

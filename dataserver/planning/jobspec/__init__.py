@@ -18,6 +18,7 @@ from dataserver.planning.jobspec.layout import (
 )
 from dataserver.planning.jobspec.modules import BalancePolicy, Memory, ModuleSpec, PackingPolicy
 from dataserver.planning.jobspec.stream import (
+    SPECIAL_TOKENS,
     SUPPORTED_CONTENT_VERSIONS,
     SUPPORTED_ORDER_VERSIONS,
     DatasetSpec,
@@ -33,6 +34,7 @@ from dataserver.planning.jobspec.values import MAX_INTEGER, Modality, ModuleKind
 __all__ = [
     "DEFAULT_COSTS",
     "MAX_INTEGER",
+    "SPECIAL_TOKENS",
     "SUPPORTED_CONTENT_VERSIONS",
     "SUPPORTED_ORDER_VERSIONS",
     "BackboneOptions",

@@ -128,7 +128,7 @@ class ModuleSpec(SpecModel):
             return default_cost(kind, info.data["modality"]).fields_of(kind, degree)
         if isinstance(value, dict) and "model" in value:
             try:
-                value = ModelCost.model_validate(value)
+                value = ModelCost.model_validate(value, strict=True)
             except ValidationError as error:
                 problems = [(*e["loc"], e["msg"].removeprefix("Value error, ")) for e in error.errors()]
                 raise ValueError("; ".join(": ".join(map(str, p)) for p in problems)) from None

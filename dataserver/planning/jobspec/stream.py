@@ -1,7 +1,7 @@
 """Which samples each step holds, and what they look like."""
 
 from fractions import Fraction
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
@@ -47,6 +47,10 @@ class TokenizerSpec(SpecModel):
     """Stands where an image embedding replaces the token's own."""
     query: TokenId
     """Stands where a learned query replaces the token's own."""
+
+
+SPECIAL_TOKENS: Final = ("bos", "eos", "boi", "eoi", "image", "query")
+"""Fields of a tokenizer that name a token's id; by default the ids behind the vocabulary, in this order."""
 
 
 class Sizing(SpecModel):
@@ -136,7 +140,7 @@ class Stream(SpecModel):
         if all(Fraction(d.weight) == 0 for d in self.datasets):
             raise ValueError("all dataset weights are 0; at least one must be positive")
         ids = self.tokenizer
-        for field in ("bos", "eos", "boi", "eoi", "image", "query"):
+        for field in SPECIAL_TOKENS:
             if getattr(ids, field) >= ids.vocab_size:
                 raise ValueError(
                     f"tokenizer.{field} is {getattr(ids, field)}; it must lie below vocab_size {ids.vocab_size}"

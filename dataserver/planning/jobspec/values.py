@@ -1,6 +1,6 @@
 """Kinds of values that specifications are made of."""
 
-from decimal import Decimal, InvalidOperation
+import re
 from enum import StrEnum
 from typing import Annotated
 
@@ -10,19 +10,23 @@ MAX_INTEGER = 2**53 - 1
 """Largest integer that every JSON implementation carries exactly (RFC 8785, section 3.2.2.3)."""
 
 
+_DECIMAL = r"^[0-9]{1,15}(\.[0-9]{1,15})?$"
+
+
 def _decimal(text: str) -> str:
-    """The shortest spelling of a non-negative decimal, so that equal fractions hash equally."""
-    try:
-        value = Decimal(text)
-    except InvalidOperation:
-        raise ValueError(f"found {text!r}; a decimal string such as '0.97' is required") from None
-    if not value.is_finite() or value.is_signed() or len(text) > 32 or abs(value.adjusted()) > 18:
-        raise ValueError(f"found {text!r}; a decimal in [0, 10^18] with at most 32 characters is required")
-    plain = format(value, "f")
-    return (plain.rstrip("0").rstrip(".") if "." in plain else plain) or "0"
+    """The shortest spelling of a decimal, so that equal fractions hash equally."""
+    if not re.fullmatch(_DECIMAL[1:-1], text):
+        raise ValueError(
+            f"found {text[:64]!r}; a decimal string such as '0.97' is required: digits, with at most 15 before the "
+            "point and 15 after it, no sign and no exponent"
+        )
+    whole, _, fraction = text.partition(".")
+    whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
+    return f"{whole}.{fraction}" if fraction else whole
 
 
-DecimalString = Annotated[str, AfterValidator(_decimal)]
+DecimalString = Annotated[str, AfterValidator(_decimal), Field(json_schema_extra={"pattern": _DECIMAL})]
+"""A fraction, as text; leading and trailing zeros do not count."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
@@ -33,7 +37,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 class SpecModel(BaseModel):
     """Base of all parts of a specification: immutable, and keys that are unknown are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class ModuleKind(StrEnum):

@@ -1,9 +1,9 @@
 """Compiled loops of the sequence-parallel planner. Import only inside the functions that call them: numba is heavy.
 
 Sequences come sorted, longest first. `times` is int64 [n, degrees]: nanoseconds of a sequence in a group of degree
-`min_degree << column`. `floors` is int64 [n]: the first column whose group holds the sequence. The cluster has `units`
-of `min_degree` devices; a unit holds `room` tokens. A composition is int64 [degrees], its groups are numbered smallest
-degree first. The caller makes sure that times of a whole batch, multiplied by the units, stay in int64.
+`min_degree << column`. `floors` is int64 [n]: the first column whose group holds the sequence. The cluster has `cells`
+of `min_degree` devices; a cell holds `room` tokens. A composition is int64 [degrees], its groups are numbered smallest
+degree first. The caller makes sure that times of a whole batch, multiplied by the cells, stay in int64.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ CLOSE = 9
 
 @kernel
 def chunk_bounds(lengths: I64, num_chunks: int) -> I64:
-    """Bounds of the chunks; see chunking.chunk_bounds. int64 [num_chunks + 1]."""
+    """Bounds of the chunks; see search.chunk_bounds. int64 [num_chunks + 1]."""
     n = len(lengths)
     prefix = np.zeros(n + 1, np.int64)
     prefix[1:] = np.cumsum(lengths)
@@ -52,33 +52,8 @@ def chunk_bounds(lengths: I64, num_chunks: int) -> I64:
 
 
 @kernel
-def bucket_ends(lengths: I64, num_buckets: int) -> I64:
-    """Ends of the buckets of least error; see bucketing.bucket_ends. int64 [num_buckets]."""
-    n = len(lengths)
-    prefix = np.zeros(n + 1, np.int64)
-    prefix[1:] = np.cumsum(lengths)
-    error = np.full(n + 1, NEVER, np.int64)
-    error[0] = 0
-    cuts = np.zeros((num_buckets, n + 1), np.int64)
-    for bucket in range(num_buckets):
-        previous = error.copy()
-        error[:] = NEVER
-        for end in range(bucket + 1, n + 1):
-            for start in range(bucket, end):
-                value = previous[start] + lengths[end - 1] * (end - start) - (prefix[end] - prefix[start])
-                if value < error[end]:
-                    error[end], cuts[bucket, end] = value, start
-    ends = np.empty(num_buckets, np.int64)
-    end = n
-    for bucket in range(num_buckets - 1, -1, -1):
-        ends[bucket] = end
-        end = cuts[bucket, end]
-    return ends
-
-
-@kernel
 def _least_work(times: I64, floors: I64) -> int:
-    """Time on one unit that the sequences take at least, each in its best degree, rounded down."""
+    """Time on one cell that the sequences take at least, each in its best degree, rounded down."""
     n, columns = len(floors), times.shape[1]
     work = 0
     for k in range(n):
@@ -104,7 +79,7 @@ def _token_limits(lengths: I64, times: I64, floors: I64, room: int, limit: int, 
 
 @kernel
 def _least_exchange(tokens: I64, left: I64, penalties: I64) -> int:
-    """Exchange time that tokens add at least to the least work, ps on one unit; NEVER if there is no room.
+    """Exchange time that tokens add at least to the least work, ps on one cell; NEVER if there is no room.
 
     Tokens [degrees], by the smallest degree open to them, go to the cheapest degree with room `left`, those of the
     longest sequences first: a minimum-weight basis, because the sets of open degrees are nested. Changes `left`.
@@ -130,22 +105,22 @@ def composition_bounds(
     room: int,
     penalties: I64,
     compositions: I64,
-    units: int,
+    cells: int,
     limit: int,
     easiest: int,
 ) -> I64:
     """A lower bound of each composition's makespan if that is to stay under `limit`; NEVER where it cannot.
 
-    The work and the exchange that cannot be avoided, spread evenly over all units, and the longest sequence alone.
+    The work and the exchange that cannot be avoided, spread evenly over all cells, and the longest sequence alone.
 
     Args:
         lengths: int64 [n], n >= 1.
         times: int64 [n, degrees].
         floors: int64 [n].
-        room: tokens of a unit.
-        penalties: int64 [degrees], ascending: no larger degree takes less unit time per token, ps.
+        room: tokens of a cell.
+        penalties: int64 [degrees], ascending: no larger degree takes less time of a cell per token, ps.
         compositions: int64 [compositions, degrees].
-        units: of the cluster.
+        cells: of the cluster.
         limit: ns.
         easiest: the sequence that takes the least time for each of its tokens.
 
@@ -166,7 +141,7 @@ def composition_bounds(
                 single = min(single, times[0, j])
         exchange = _least_exchange(tokens, compositions[c] * limits, penalties)
         if exchange < NEVER:
-            bounds[c] = max((work + exchange // 1000) // units, single)
+            bounds[c] = max((work + exchange // 1000) // cells, single)
     return bounds
 
 
@@ -201,7 +176,7 @@ def place(
     """Longest first to the group that finishes first and has room; ties to the smaller degree, then the lower group.
 
     Given up as soon as a sequence would end at `limit`, or groups larger than needed have used up the `spare` time that
-    the units have until then beside the least work.
+    the cells have until then beside the least work.
 
     Returns:
         (makespan or UNPLACED, int64 [groups] loads, int64 [groups] free tokens, int64 [n] group of each sequence).
@@ -300,7 +275,7 @@ def best_grouping(
     room: int,
     penalties: I64,
     compositions: I64,
-    units: int,
+    cells: int,
     limit: int,
     max_moves: int,
     easiest: int,
@@ -320,11 +295,11 @@ def best_grouping(
         whole += times[k, floors[k] :].max()  # no placement takes longer than the sum
     best, work = min(limit, 2 * whole + 2), _least_work(times, floors)
     for look in range(2):
-        bounds = composition_bounds(lengths, times, floors, room, penalties, compositions, units, best, easiest)
+        bounds = composition_bounds(lengths, times, floors, room, penalties, compositions, cells, best, easiest)
         for position, c in enumerate(np.argsort(bounds, kind="mergesort")):
             if bounds[c] + (bounds[c] >> CLOSE) >= best or (look == 0 and position == FIRST_LOOK):
                 break
-            spare = best * units - work
+            spare = best * cells - work
             makespan, loads, free, group = place(lengths, times, floors, room, compositions[c], spare, best)
             if makespan == UNPLACED:
                 continue

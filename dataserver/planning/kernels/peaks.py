@@ -1,4 +1,4 @@
-"""Local search for names of batches with which no node sends or takes much more than others."""
+"""Local search for an assignment of batches to ranks with which no node sends or takes much more than others."""
 
 import numpy as np
 

@@ -8,8 +8,9 @@ from dataserver.planning.arranging import module_images
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec, PackingPolicy, Schedule
 from dataserver.planning.packing import one_per_sequence
-from dataserver.planning.pipelined.attempts import Attempt
+from dataserver.planning.pipelined.attempts import Attempt, attempt
 from dataserver.planning.pipelined.options import PipelinedOptions
+from dataserver.planning.pipelined.packed import PackedStep
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.sequences import pack_step
 
@@ -47,39 +48,41 @@ class Counts:
         microbatches, at most, before it is done with one: so many waves from one sample to the next keep all other
         samples out.
         """
-        attempt, too_few = first, 0
+        last, too_few = first, 0
         most = max(first.num_microbatches, len(self.samples) * (2 * self._stages if self._interleaved else 1))
-        while not attempt.options and not (
-            attempt.is_alone and (attempt.is_hopeless or attempt.num_microbatches >= most)
-        ):
-            too_few = attempt.num_microbatches
-            attempt = self._more(attempt, most)
-        if attempt.options and 0 < too_few < attempt.num_microbatches - 1:
-            between = self._attempt((too_few + attempt.num_microbatches) // 2, attempt.is_alone)
-            if between.options and too_few < between.num_microbatches < attempt.num_microbatches:
+        while not (last.candidates or self._is_final(last, most)):
+            too_few = last.num_microbatches
+            last = self._more(last, most)
+        if last.candidates and 0 < too_few < last.num_microbatches - 1:
+            between = self._attempt((too_few + last.num_microbatches) // 2, last.is_alone)
+            if between.candidates and too_few < between.num_microbatches < last.num_microbatches:
                 return between
-        return attempt
+        return last
 
-    def finer(self, attempt: Attempt) -> Attempt | None:
+    def finer(self, made: Attempt) -> Attempt | None:
         """Twice as many microbatches; None where they would not be smaller."""
-        sequences = len(self.samples) if self._divisible else attempt.num_sequences
-        if attempt.num_microbatches * self.job.spec.execution.backbone.dp >= sequences:
+        sequences = len(self.samples) if self._divisible else made.num_sequences
+        if made.num_microbatches * self.job.spec.execution.backbone.dp >= sequences:
             return None
-        return self._attempt(2 * attempt.num_microbatches, attempt.is_alone)
+        return self._attempt(2 * made.num_microbatches, made.is_alone)
 
-    def _more(self, attempt: Attempt, most: int) -> Attempt:
+    def _is_final(self, made: Attempt, most: int) -> bool:
+        """Whether more microbatches would not help."""
+        return made.is_alone and (made.starts.is_hopeless or made.num_microbatches >= most)
+
+    def _more(self, made: Attempt, most: int) -> Attempt:
         """Twice as many; without packing where there are slots for all samples, or more would not divide sequences."""
-        if attempt.is_hopeless and not attempt.is_alone and not self._divisible:
-            return self._attempt(attempt.num_microbatches, alone=True)
-        count = min(most, 2 * attempt.num_microbatches)
-        return self._attempt(count, attempt.is_alone or count * self._slots >= len(self.samples))
+        if made.starts.is_hopeless and not made.is_alone and not self._divisible:
+            return self._attempt(made.num_microbatches, alone=True)
+        count = min(most, 2 * made.num_microbatches)
+        return self._attempt(count, made.is_alone or count * self._slots >= len(self.samples))
 
     def _attempt(self, at_least: int, alone: bool) -> Attempt:
         """With a multiple of the stages where chunks are interleaved; `alone`, whatever packing says."""
         sequence, count = self._sequences(at_least, alone)
         if self._interleaved and count % self._stages:
             sequence, count = self._sequences(-(-count // self._stages) * self._stages, alone)
-        return Attempt(self.job, self.step, self.samples, sequence, count)
+        return attempt(PackedStep(self.job, self.step, self.samples, sequence, count))
 
     def _sequences(self, at_least: int, alone: bool) -> tuple[I64, int]:
         if not alone:

@@ -5,16 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from dataserver.planning.candidates import ranked, shown
 from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec, OrderPolicy
 from dataserver.planning.layout import canonical_modules
 from dataserver.planning.naming import milliseconds, sample_name
-from dataserver.planning.pipelined.attempts import Attempt, Option
+from dataserver.planning.pipelined.attempts import Attempt, search
+from dataserver.planning.pipelined.candidates import CandidatePlan
 from dataserver.planning.pipelined.counts import Counts, sample_sizes
 from dataserver.planning.pipelined.options import PipelinedOptions
 from dataserver.planning.pipelined.placing import lower_bound_ns, placement_problem
-from dataserver.planning.plan import Candidate, Decision, StepPlan, make_plan
+from dataserver.planning.plan import Decision, StepPlan, make_plan
 from dataserver.planning.samples import StepSamples
 from dataserver.planning.sequences import sequence_of_samples
 from dataserver.planning.sizing import SampleTooLargeError
@@ -30,14 +32,13 @@ def baseline(execution: Execution) -> Execution:
 def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     """Plan one step.
 
-    As many microbatches as the samples need. Where memory does not hold them, more and smaller ones, equally many on
-    every rank; where it holds them but fewer at once than the schedule asks for, twice as many are compared with them,
-    as long as plans by rules are faster. Only the number that is chosen is searched.
+    There are as many microbatches as the samples need. Where memory does not hold them, there are more and smaller
+    ones, equally many on every rank. Where it holds them, but fewer at once than the schedule asks for, plans with
+    twice as many are compared, and twice as many again, as long as plans by rules get faster. Only the number that is
+    chosen is searched.
 
-    Every step of a job that `limits.check_table` accepts has a plan: in the end every sample has a wave to itself, and
+    Every step of a job that the layout's limits accept has a plan: in the end every sample has a wave to itself, and
     with interleaved chunks so many waves without samples between it and the next that no two are in flight together.
-
-    Images to understand require an encoder (`limits.check_table`).
 
     Raises:
         SampleTooLargeError: memory does not hold a sample, however many microbatches there are.
@@ -46,60 +47,56 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     counts = Counts(job, step, samples)
     first = counts.first()
     fitting = counts.fitting(first)
-    if not fitting.options:
-        raise _too_large(job, samples, fitting.too_large, fitting.num_microbatches)
-    best, options = fitting, list(fitting.options)
+    if not fitting.candidates:
+        raise _too_large(job, samples, fitting.lacking, fitting.num_microbatches)
+    best, candidates = fitting, list(fitting.candidates)
     finer = counts.finer(fitting) if fitting.is_short else None
     while finer is not None:
-        options += _named(finer, finer.options)
-        if not finer.options or finer.fastest_ns >= best.fastest_ns:
+        candidates += _named(finer, finer.candidates)
+        if not finer.candidates or finer.fastest_ns >= best.fastest_ns:
             break
         best, finer = finer, counts.finer(finer) if finer.is_short else None
-    searched = best.searched(2 * first.num_sequences)
-    options += searched if best is fitting else _named(best, searched)
-    return _chosen(job, step, samples, options, first.num_microbatches, fitting.num_microbatches)
+    searched = search(best, 2 * first.num_sequences)
+    candidates += searched if best is fitting else _named(best, searched)
+    return _chosen(job, step, ranked(candidates), first.num_microbatches, fitting.num_microbatches)
 
 
-def _named(attempt: Attempt, options: Sequence[Option]) -> list[Option]:
-    """The options of an attempt beside those of fewer microbatches."""
-    return [replace(o, name=f"{o.name}, {attempt.num_microbatches} microbatches") for o in options]
+def _named(made: Attempt, candidates: Sequence[CandidatePlan]) -> list[CandidatePlan]:
+    """The candidates of an attempt beside those of fewer microbatches."""
+    return [replace(c, name=f"{c.name}, {made.num_microbatches} microbatches") for c in candidates]
 
 
-def _chosen(job: Job, step: int, samples: StepSamples, options: list[Option], fewest: int, fitting: int) -> StepPlan:
-    """The fastest of the plans, the first of several, with what was decided."""
-    ranked = sorted(options, key=lambda o: o.makespan_ns)
-    best = ranked[0]
-    made = list(decisions(job.spec.execution, best.in_flight))
+def _chosen(job: Job, step: int, candidates: Sequence[CandidatePlan], fewest: int, fitting: int) -> StepPlan:
+    """The first of the candidates, fastest first, with what was decided."""
+    best = candidates[0]
+    number = best.plan.num_microbatches
+    fastest = {c.plan.num_microbatches: c for c in reversed(candidates)}
+    worth_showing = [
+        c for c in candidates if c.plan.num_microbatches == number or c is fastest[c.plan.num_microbatches]
+    ]
+    said = _decisions(job.spec.execution, candidates, fewest, fitting)
+    return replace(make_plan(job, step, best.plan), candidates=shown(worth_showing), decisions=said)
+
+
+def _decisions(
+    execution: Execution, candidates: Sequence[CandidatePlan], fewest: int, fitting: int
+) -> tuple[Decision, ...]:
+    """Why each module holds what it does, why there are so many microbatches, and what the choice gained."""
+    best, last = candidates[0], candidates[-1]
+    time, said = milliseconds(best.makespan_ns), list(decisions(execution, best.in_flight))
     number = best.plan.num_microbatches
     if number > fewest:
-        reason = (
-            f"memory does not hold those of {fewest}" if number == fitting else "memory holds more of them in flight"
-        )
-        made.append(Decision("step", f"{number} microbatches of each rank", reason))
-    without = [o for o in ranked if not o.extra]
-    extra = [o for o in ranked if o.extra]
-    if without and extra:
-        other = (without if best.extra else extra)[0]
-        reason = f"simulated {milliseconds(best.makespan_ns)}, {milliseconds(other.makespan_ns)} with {other.extra}"
-        made.append(Decision("step", f"{best.extra} extra in flight", reason))
-    if len(ranked) > 1:
-        last = ranked[-1]
-        reason = f"simulated {milliseconds(best.makespan_ns)}; slowest of {len(ranked)} plans is {last.name}, "
-        made.append(Decision("step", best.name, reason + milliseconds(last.makespan_ns)))
-    plan = make_plan(
-        job,
-        step,
-        samples,
-        num_microbatches=number,
-        sequences_per_microbatch=best.plan.sequences_per_microbatch,
-        arrangements=best.plan.arrangements,
-        routings=best.plan.routings,
-        schedules=best.plan.schedules,
-    )
-    fastest = {o.plan.num_microbatches: o for o in reversed(ranked)}
-    shown = [o for o in ranked if o.plan.num_microbatches == number or o is fastest[o.plan.num_microbatches]]
-    candidates = tuple(Candidate(o.name, o.makespan_ns) for o in shown) if len(shown) > 1 else ()
-    return replace(plan, candidates=candidates, decisions=tuple(made))
+        needed = number == fitting
+        reason = f"with only {fewest} they would exceed memory" if needed else "memory holds more of them in flight"
+        said.append(Decision("step", f"{number} microbatches of each rank", reason))
+    other = next((c for c in candidates if (c.extra > 0) is not (best.extra > 0)), None)
+    if other is not None:
+        reason = f"simulated {time}, against {milliseconds(other.makespan_ns)} with {other.extra}"
+        said.append(Decision("step", f"{best.extra} extra in flight", reason))
+    if len(candidates) > 1:
+        slowest = f"the slowest of {len(candidates)} plans takes {milliseconds(last.makespan_ns)} ({last.name})"
+        said.append(Decision("step", best.name, f"simulated {time}; {slowest}"))
+    return tuple(said)
 
 
 def _check_tokens(job: Job, samples: StepSamples) -> None:
@@ -124,11 +121,11 @@ def _too_large(job: Job, samples: StepSamples, module: ModuleSpec | None, count:
     if module.padded:
         remedies.append("switch padding off")
     remedies.append("leave such samples out with a filter or a quarantine list")
-    item, held = "tokens" if backbone else "patches", "all that are planned, and padded," if module.padded else "all"
+    item, padding = "tokens" if backbone else "patches", ", padding included" if module.padded else ""
     return SampleTooLargeError(
         f"{sample_name(job.stream, samples, largest)}: the sample has {sizes[largest]} {item}, the most in module "
-        f"{module.name}, and even in {count} microbatches its memory for {module.memory.units} on each of {module.dp} "
-        f"ranks does not hold {held} that must be held at once; {', '.join(remedies[:-1])}, or {remedies[-1]}"
+        f"{module.name}. Even in {count} microbatches, memory for {module.memory.units} on each of its ranks (dp "
+        f"{module.dp}) cannot hold at once what the step needs{padding}: {', '.join(remedies[:-1])}, or {remedies[-1]}"
     )
 
 

@@ -21,8 +21,8 @@ class OperationGraph:
     Operation i of node v has the number v * ops + i, with ops the length of the longest list; gates come behind.
     """
 
-    slot: I64
-    """int64 [n, ops]: what each operation is, an index into the node's row of `slot_values`; -1 behind the list."""
+    cell: I64
+    """int64 [n, ops]: what each operation is, an index into the node's row of `cell_values`; -1 behind the list."""
     offsets: I64
     """int64 [n * ops + g + 1]: of the operations that each one lets go on."""
     after: I64
@@ -35,22 +35,22 @@ class OperationGraph:
     @property
     def follows(self) -> Bool:
         """bool [n * ops + g]: whether the list goes on behind the operation."""
-        found = np.zeros(self.slot.shape, np.bool_)
-        found[:, :-1] = self.slot[:, 1:] >= 0
-        return np.concatenate([found.ravel(), np.zeros(len(self.waits) - self.slot.size, np.bool_)])
+        found = np.zeros(self.cell.shape, np.bool_)
+        found[:, :-1] = self.cell[:, 1:] >= 0
+        return np.concatenate([found.ravel(), np.zeros(len(self.waits) - self.cell.size, np.bool_)])
 
     def spread(self, values: I64, blank: int = 0) -> I64:
-        """The value of each operation by its slot, `blank` for gates and behind lists. int64 [n * ops + g].
+        """The value of each operation by its cell, `blank` for gates and behind lists. int64 [n * ops + g].
 
-        `values` is int64 [n, slots], see `slot_values`.
+        `values` is int64 [n, cells], see `cell_values`.
         """
         found = np.full(len(self.waits), blank, np.int64)
-        listed = np.flatnonzero(self.slot.ravel() >= 0)
-        found[listed] = values[listed // max(self.slot.shape[1], 1), self.slot.ravel()[listed]]
+        listed = np.flatnonzero(self.cell.ravel() >= 0)
+        found[listed] = values[listed // max(self.cell.shape[1], 1), self.cell.ravel()[listed]]
         return found
 
 
-def slot_values(pipeline: Pipeline, forward: I64, backward: I64, interaction: I64 | None) -> I64:
+def cell_values(pipeline: Pipeline, forward: I64, backward: I64, interaction: I64 | None) -> I64:
     """One row for each node: forward values of its (chunk, microbatch), backward values, interaction values."""
     shape = len(pipeline.stage), pipeline.num_chunks * pipeline.forward_ns.shape[1]
     parts = [forward.reshape(shape), backward.reshape(shape)]
@@ -65,43 +65,43 @@ def build_graph(pipeline: Pipeline) -> OperationGraph:
         PipelineDeadlockError: a list runs a backward before what it needs.
     """
     pipeline.check()
-    stage_slots = [_slots(pipeline, s, operations) for s, operations in enumerate(pipeline.operations)]
-    ops, nodes, groups = max((len(s) for s in stage_slots), default=0), len(pipeline.stage), pipeline.num_groups
-    slots = np.full((pipeline.num_stages, ops), -1, np.int64)
-    width = 2 * pipeline.num_chunks * pipeline.forward_ns.shape[1] + groups
+    stage_cells = [_cells(pipeline, s, operations) for s, operations in enumerate(pipeline.operations)]
+    ops, nodes, batches = max((len(s) for s in stage_cells), default=0), len(pipeline.stage), pipeline.num_batches
+    cells = np.full((pipeline.num_stages, ops), -1, np.int64)
+    width = 2 * pipeline.num_chunks * pipeline.forward_ns.shape[1] + batches
     position = np.full((pipeline.num_stages, width), -1, np.int64)
-    for stage, listed in enumerate(stage_slots):
-        slots[stage, : len(listed)] = listed
+    for stage, listed in enumerate(stage_cells):
+        cells[stage, : len(listed)] = listed
         position[stage, listed] = np.arange(len(listed))
     _check_lists(pipeline, position)
-    slot, place = slots[pipeline.stage], position[pipeline.stage]
+    cell, place = cells[pipeline.stage], position[pipeline.stage]
     number = np.where(place >= 0, place + ops * np.arange(nodes)[:, None], -1)
     before, after, delay = _dependencies(pipeline, number, nodes * ops)
     order = np.argsort(before, kind="stable")
-    size = nodes * ops + groups
+    size = nodes * ops + batches
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(before, minlength=size))])
-    in_list = np.where(slot >= 0, np.arange(ops) > 0, -1).ravel()
-    waits = np.bincount(after, minlength=size) + np.concatenate([in_list, np.zeros(groups, np.int64)])
-    return OperationGraph(slot, offsets, after[order], delay[order], waits)
+    in_list = np.where(cell >= 0, np.arange(ops) > 0, -1).ravel()
+    waits = np.bincount(after, minlength=size) + np.concatenate([in_list, np.zeros(batches, np.int64)])
+    return OperationGraph(cell, offsets, after[order], delay[order], waits)
 
 
-def _slots(pipeline: Pipeline, stage: int, operations: Sequence[Operation]) -> I64:
-    """The slot of each operation of one list."""
+def _cells(pipeline: Pipeline, stage: int, operations: Sequence[Operation]) -> I64:
+    """The cell of each operation of one list."""
     microbatches, chunks = pipeline.forward_ns.shape[1], pipeline.num_chunks
     listed = operations if isinstance(operations, Operations) else Operations.of(operations)
     interacts = listed.kind == INTERACTION
-    limit = np.where(interacts, pipeline.num_groups, microbatches)
+    limit = np.where(interacts, pipeline.num_batches, microbatches)
     unknown = (listed.microbatch < 0) | (listed.microbatch >= limit) | (listed.chunk < 0) | (listed.chunk >= chunks)
     if unknown.any():
         raise ValueError(
             f"stage {stage} lists {listed[int(unknown.argmax())]}; the pipeline has {microbatches} microbatches, "
-            f"{chunks} chunks and {pipeline.num_groups} contrastive batches"
+            f"{chunks} chunks and {pipeline.num_batches} contrastive batches"
         )
-    slot: I64 = (listed.kind * chunks + np.where(interacts, 0, listed.chunk)) * microbatches + listed.microbatch
-    counts = np.bincount(slot, minlength=1)
+    cell: I64 = (listed.kind * chunks + np.where(interacts, 0, listed.chunk)) * microbatches + listed.microbatch
+    counts = np.bincount(cell, minlength=1)
     if counts.max() > 1:
-        raise ValueError(f"stage {stage} lists {listed[int(np.argmax(counts[slot] > 1))]} twice; once is required")
-    return slot
+        raise ValueError(f"stage {stage} lists {listed[int(np.argmax(counts[cell] > 1))]} twice; once is required")
+    return cell
 
 
 def _check_lists(pipeline: Pipeline, position: I64) -> None:
@@ -109,7 +109,7 @@ def _check_lists(pipeline: Pipeline, position: I64) -> None:
 
     Args:
         pipeline: whose lists they are.
-        position: int64 [stages, slots], the place of each operation in its list, -1 for none.
+        position: int64 [stages, cells], the place of each operation in its list, -1 for none.
     """
     stages, microbatches, chunks = len(position), pipeline.forward_ns.shape[1], pipeline.num_chunks
     listed = position[:, : 2 * chunks * microbatches].reshape(stages, 2, chunks, microbatches)
@@ -120,8 +120,8 @@ def _check_lists(pipeline: Pipeline, position: I64) -> None:
         raise PipelineDeadlockError(
             f"stage {stage} lists the backward of microbatch {microbatch}, chunk {chunk}, without its forward before it"
         )
-    for number in range(pipeline.num_groups):
-        size = microbatches // pipeline.num_groups
+    for number in range(pipeline.num_batches):
+        size = microbatches // pipeline.num_batches
         mine = slice(number * size, (number + 1) * size)
         interaction = position[:, 2 * chunks * microbatches + number]
         last = forward[:, :, mine].reshape(stages, -1).max(axis=1, initial=-1)
@@ -170,14 +170,14 @@ def _through_gates(pipeline: Pipeline, number: I64, first_gate: int) -> tuple[I6
     microbatches = pipeline.forward_ns.shape[1]
     passes = pipeline.num_chunks * microbatches
     before, after = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for group in range(pipeline.num_groups):
-        size = microbatches // pipeline.num_groups
-        nodes = np.flatnonzero(number[:, 2 * passes + group] >= 0)
+    for batch in range(pipeline.num_batches):
+        size = microbatches // pipeline.num_batches
+        nodes = np.flatnonzero(number[:, 2 * passes + batch] >= 0)
         forwards = number[nodes, :passes].reshape(len(nodes), pipeline.num_chunks, microbatches)
-        mine = forwards[:, :, group * size : (group + 1) * size].ravel()
+        mine = forwards[:, :, batch * size : (batch + 1) * size].ravel()
         mine = mine[mine >= 0]
-        gate = np.full(max(len(mine), len(nodes)), first_gate + group)
+        gate = np.full(max(len(mine), len(nodes)), first_gate + batch)
         before += [mine, gate[: len(nodes)]]
-        after += [gate[: len(mine)], number[nodes, 2 * passes + group]]
+        after += [gate[: len(mine)], number[nodes, 2 * passes + batch]]
     pairs = np.concatenate(before), np.concatenate(after)
     return *pairs, np.zeros_like(pairs[0])

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from dataserver.planning.samples import I64
-from dataserver.planning.simulation.graph import PipelineDeadlockError, build_graph, slot_values
+from dataserver.planning.simulation.graph import PipelineDeadlockError, build_graph, cell_values
 from dataserver.planning.simulation.pipeline import Pipeline
 
 
@@ -58,8 +58,8 @@ class OrderScorer:
     """int64 [offsets[-1]]."""
     shape: tuple[int, int]
     """Blocks and microbatches."""
-    group_size: int
-    """Microbatches of a contrastive group, all of them without groups."""
+    batch_size: int
+    """Microbatches of a contrastive batch; all of them where microbatches do not interact."""
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> Self:
@@ -88,14 +88,14 @@ class OrderScorer:
         by_after = np.argsort(after, kind="stable")
         chained = np.concatenate([np.zeros(1, np.bool_), graph.follows[:-1]])
         return cls(
-            cell=graph.spread(slot_values(pipeline, passes[0], passes[1], none), blank=-1)[order],
-            fixed_ns=graph.spread(slot_values(pipeline, 0 * passes[0], 0 * passes[1], interaction))[order],
+            cell=graph.spread(cell_values(pipeline, passes[0], passes[1], none), blank=-1)[order],
+            fixed_ns=graph.spread(cell_values(pipeline, 0 * passes[0], 0 * passes[1], interaction))[order],
             previous=np.where(chained[order], number[order - 1], -1),
             offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(after, minlength=len(order)))]),
             needs=before[by_after],
             delay_ns=graph.delay_ns[by_after],
             shape=(shape[0], shape[1]),
-            group_size=shape[1] // max(pipeline.num_groups, 1),
+            batch_size=shape[1] // max(pipeline.num_batches, 1),
         )
 
     def makespans(self, times: OrderTimes, orders: I64) -> I64:
@@ -111,7 +111,7 @@ class OrderScorer:
 
         Raises:
             ValueError: the shapes do not fit, a row is no permutation or takes a microbatch out of its contrastive
-                group, or a block has no times.
+                batch, or a block has no times.
         """
         from dataserver.planning.kernels.operations import run_orders
 
@@ -139,8 +139,8 @@ class OrderScorer:
         places = np.arange(microbatches)
         if not (np.sort(orders, axis=2) == places).all():
             raise ValueError(f"an order is no permutation of {microbatches} microbatches")
-        if not (orders // self.group_size == places // self.group_size).all():
-            raise ValueError(f"an order takes a microbatch out of its contrastive group of {self.group_size}")
+        if not (orders // self.batch_size == places // self.batch_size).all():
+            raise ValueError(f"an order takes a microbatch out of its contrastive batch of {self.batch_size}")
 
 
 def _check_joins(pipeline: Pipeline) -> None:

@@ -34,15 +34,15 @@ class Pipeline:
     """int64 [e]: from the end of a pass until its output, or gradient, is at the other end of the edge. Pure latency:
     transfers share no link and delay no computation. Without it 0."""
     interaction_ns: I64 | None = None
-    """int64 [n, groups]: time of each contrastive group's interaction on each node that runs one. A group is
-    `microbatches / groups` consecutive microbatches."""
+    """int64 [n, batches]: time of each contrastive batch's interaction on each node that runs one. A batch is
+    `microbatches / batches` consecutive microbatches."""
     activation_bytes: I64 | None = None
     """int64 [blocks, microbatches]: held from the start of a forward to the end of its backward, or to the end of the
     forward where no backward is run (frozen modules)."""
 
     @property
-    def num_groups(self) -> int:
-        """Contrastive groups; 0 if microbatches do not interact."""
+    def num_batches(self) -> int:
+        """Contrastive batches; 0 if microbatches do not interact."""
         return 0 if self.interaction_ns is None else self.interaction_ns.shape[1]
 
     def check(self) -> None:
@@ -57,7 +57,7 @@ class Pipeline:
             ("backward_ns", self.backward_ns, (blocks, microbatches)),
             ("edges", self.edges, (len(self.edges), 3)),
             ("transfer_ns", self.transfer_ns, (len(self.edges),)),
-            ("interaction_ns", self.interaction_ns, (len(self.stage), self.num_groups)),
+            ("interaction_ns", self.interaction_ns, (len(self.stage), self.num_batches)),
             ("activation_bytes", self.activation_bytes, (blocks, microbatches)),
         ):
             if values is not None and values.shape != shape:
@@ -71,10 +71,10 @@ class Pipeline:
             raise ValueError(
                 f"{len(self.operations)} operation lists for {self.num_stages} stages; give each stage one"
             )
-        if self.num_groups and microbatches % self.num_groups:
+        if self.num_batches and microbatches % self.num_batches:
             raise ValueError(
-                f"{microbatches} microbatches do not divide into {self.num_groups} contrastive groups; give every "
-                "group the same number"
+                f"{microbatches} microbatches do not divide into {self.num_batches} contrastive batches; give every "
+                "batch the same number"
             )
         for name, numbers, limit in (
             ("stages", self.stage, self.num_stages),

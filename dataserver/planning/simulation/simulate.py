@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataserver.planning.samples import I64
-from dataserver.planning.simulation.graph import OperationGraph, PipelineDeadlockError, build_graph, slot_values
+from dataserver.planning.simulation.graph import OperationGraph, PipelineDeadlockError, build_graph, cell_values
 from dataserver.planning.simulation.operations import Operation
 from dataserver.planning.simulation.pipeline import Pipeline
 
@@ -57,8 +57,8 @@ def simulate(pipeline: Pipeline) -> Timeline:
     """Run the lists of all nodes: an operation starts when the node is free and its inputs are there.
 
     A forward needs the forwards of the blocks that feed it; a backward needs its own forward and the backwards of the
-    blocks it feeds; an interaction needs all forwards of its group on every node that lists it, and comes before all
-    backwards of its group there.
+    blocks it feeds; an interaction needs all forwards of its batch on every node that lists it, and comes before all
+    backwards of its batch there.
 
     Raises:
         ValueError: the pipeline's arrays do not fit each other, or an operation is missing, unknown or listed twice.
@@ -67,8 +67,8 @@ def simulate(pipeline: Pipeline) -> Timeline:
     from dataserver.planning.kernels.operations import run_operations
 
     graph = build_graph(pipeline)
-    shape, listed = graph.slot.shape, graph.slot >= 0
-    times = slot_values(pipeline, pipeline.forward_ns, pipeline.backward_ns, pipeline.interaction_ns)
+    shape, listed = graph.cell.shape, graph.cell >= 0
+    times = cell_values(pipeline, pipeline.forward_ns, pipeline.backward_ns, pipeline.interaction_ns)
     spread = graph.spread(times)
     flat, cause, _ = run_operations(
         spread, graph.follows, graph.offsets, graph.after, graph.delay_ns, graph.waits.copy()
@@ -112,18 +112,18 @@ def critical_path(pipeline: Pipeline, timeline: Timeline) -> list[TimedOperation
 
 def _peaks(pipeline: Pipeline, graph: OperationGraph) -> I64:
     """Most activation bytes in flight on each node. int64 [n]."""
-    if pipeline.activation_bytes is None or not graph.slot.size:
+    if pipeline.activation_bytes is None or not graph.cell.size:
         return np.zeros(len(pipeline.stage), np.int64)
     shape = len(pipeline.stage), pipeline.num_chunks * pipeline.forward_ns.shape[1]
     held = pipeline.activation_bytes.reshape(shape)
-    listed = np.zeros((shape[0], 2 * shape[1] + pipeline.num_groups), np.bool_)
-    rows, columns = np.nonzero(graph.slot >= 0)
-    listed[rows, graph.slot[rows, columns]] = True
+    listed = np.zeros((shape[0], 2 * shape[1] + pipeline.num_batches), np.bool_)
+    rows, columns = np.nonzero(graph.cell >= 0)
+    listed[rows, graph.cell[rows, columns]] = True
     returned = np.where(listed[:, shape[1] : 2 * shape[1]], held, 0)
-    none = np.zeros((shape[0], pipeline.num_groups), np.int64)
+    none = np.zeros((shape[0], pipeline.num_batches), np.int64)
     change = graph.spread(np.concatenate([returned, -returned, none], axis=1))
     passing = graph.spread(np.concatenate([held - returned, np.zeros_like(held), none], axis=1))
-    change, passing = (values[: graph.slot.size].reshape(graph.slot.shape) for values in (change, passing))
+    change, passing = (values[: graph.cell.size].reshape(graph.cell.shape) for values in (change, passing))
     peaks: I64 = (change.cumsum(axis=1) + passing).max(axis=1)
     return peaks
 

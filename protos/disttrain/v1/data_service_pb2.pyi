@@ -6,10 +6,18 @@ The data service: plans steps of a training job and serves each rank the microba
 Rules that hold for every call:
  * The step is the cursor. What a call returns depends on the job and the (step, microbatch) it names, never on
    earlier calls: any server answers any request, with the same bytes.
- * Errors carry google.rpc.ErrorInfo with domain "disttrain" and a reason from ErrorReason (errors.proto); its
-   metadata entry "retriable" is "true" or "false".
+ * Every error of the service carries google.rpc.ErrorInfo in the trailing metadata, and in it one of four actions that
+   say what the client does: errors.proto.
  * Names, not places: datasets and tokenizers are named with their digests; no path or URL travels.
- * Messages stay below every language's default limit of 4 MiB.
+ * Ids, digests and hashes are taken from answers and compared; a client never needs to compute one.
+ * Messages stay below every language's default limit of 4 MiB, in both directions.
+ * Deadlines are the client's; the server sets none. GetOrCreateJob sizes every sample of the datasets and may take
+   minutes the first time; GetPlan and the first microbatch of a step wait for a plan; all else answers at once. A
+   stream lasts as long as the job: give it no deadline, but watch for the time since its last message.
+ * Keepalive: pings are permitted at most once a second, with or without calls in flight, and the server sends its own
+   every 30 s. A client that pings every 10 s and waits 5 s for the answer notices a lost server in time.
+ * Servers speak HTTP/2 in plain text: there is no TLS and no authentication yet.
+ * 64-bit integers: steps stay below 2^53, sample numbers do not (microbatch.proto).
 """
 
 from collections import abc as _abc
@@ -40,8 +48,16 @@ class GetOrCreateJobRequest(_message.Message):
     JOB_SPEC_JSON_FIELD_NUMBER: _builtins.int
     job_spec_json: _builtins.str
     """The job specification as JSON, at most 1 MiB, in any formatting; its schema is job_spec.schema.json beside this
-    file. JSON rather than a message, because the job's identity is a hash of its canonical JSON (RFC 8785): a client of
-    any language can compute it, and a field that a server does not know is refused instead of silently dropped.
+    file. JSON rather than a message, because the job's identity is a hash of its canonical JSON (RFC 8785), and a field
+    that a server does not know is refused instead of silently dropped.
+
+    The job may be incomplete: fingerprints, quarantine lists and the tokenizer's block may be left out, wholly or
+    in part, and the server fills them in from what it has (see `filled` of the response). What the job states is never
+    altered; where it contradicts what the server has, the call fails.
+
+    Fill a job in once for a run: one process sends it incomplete, and hands the answer's canonical_job_spec_json to all
+    others. Other ranks, reconnects, other servers and resumed runs send that text. Servers whose quarantine lists
+    differ would fill in the same incomplete job differently, which makes it two jobs with different samples.
     """
     def __init__(
         self,
@@ -66,14 +82,23 @@ class GetOrCreateJobResponse(_message.Message):
     STREAM_ID_FIELD_NUMBER: _builtins.int
     CANONICAL_JOB_SPEC_JSON_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
+    FILLED_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
-    """SHA-256 of the canonical JSON of the whole specification, defaults filled in: 64 hexadecimal digits."""
+    """Names the job in all other calls. Clients take this and stream_id from here and need not compute them: they are
+    the SHA-256, 64 hexadecimal digits, of the canonical JSON of the complete specification with all defaults.
+    """
     stream_id: _builtins.str
     """The same of its stream part. A checkpoint of one job may be resumed by any job with the same stream."""
     canonical_job_spec_json: _builtins.str
-    """The canonical JSON that was hashed for job_id."""
+    """The canonical JSON (RFC 8785) that was hashed for job_id: the complete job, to be sent from now on."""
     num_steps: _builtins.int
     """Steps until the job ends."""
+    @_builtins.property
+    def filled(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilledField]:
+        """What the server filled in, in the order of the datasets and then of the tokenizer's fields; empty for a job that
+        was complete. Fields with a default that holds everywhere, such as stream.seed, are not listed.
+        """
+
     def __init__(
         self,
         *,
@@ -81,14 +106,41 @@ class GetOrCreateJobResponse(_message.Message):
         stream_id: _builtins.str = ...,
         canonical_job_spec_json: _builtins.str = ...,
         num_steps: _builtins.int = ...,
+        filled: _abc.Iterable[Global___FilledField] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["canonical_job_spec_json", b"canonical_job_spec_json", "job_id", b"job_id", "num_steps", b"num_steps", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canonical_job_spec_json", b"canonical_job_spec_json", "filled", b"filled", "job_id", b"job_id", "num_steps", b"num_steps", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetOrCreateJobResponse: _TypeAlias = GetOrCreateJobResponse  # noqa: Y015
+
+@_typing.final
+class FilledField(_message.Message):
+    """A field that a job left out, as the server filled it in."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    VALUE_JSON_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Where it is in the job: a JSON pointer (RFC 6901), such as "/stream/datasets/0/fingerprint"."""
+    value_json: _builtins.str
+    """Its value as JSON: a text in quotes, such as "\\"llama\\"", or an integer, such as "32005"."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        value_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "value_json", b"value_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilledField: _TypeAlias = FilledField  # noqa: Y015
 
 @_typing.final
 class StreamMicrobatchesRequest(_message.Message):
@@ -102,9 +154,9 @@ class StreamMicrobatchesRequest(_message.Message):
     START_STEP_FIELD_NUMBER: _builtins.int
     START_MICROBATCH_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
-    CODEC_FIELD_NUMBER: _builtins.int
+    ACCEPTED_CODECS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
-    """Job to read; NOT_FOUND / JOB_UNKNOWN when this server does not know it."""
+    """Job to read, as GetOrCreateJob names it; JOB_UNKNOWN where this server does not know it."""
     module: _builtins.str
     """Name of the module in the job's module list."""
     rank: _builtins.int
@@ -112,12 +164,19 @@ class StreamMicrobatchesRequest(_message.Message):
     start_step: _builtins.int
     """First step to send."""
     start_microbatch: _builtins.int
-    """First microbatch of that step to send; later steps start at 0."""
-    codec: _microbatch_pb2.Codec.ValueType
-    """Codec the client accepts for tensor data; a tensor that would not get smaller is sent raw."""
+    """First microbatch of that step to send; later steps start at 0. A start at (number of steps, 0) is permitted, and
+    ends at once with REASON_END_OF_JOB.
+    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the tensors wanted; empty for all of the view. The first pipeline stage needs no labels, the last no ids."""
+
+    @_builtins.property
+    def accepted_codecs(self) -> _containers.RepeatedScalarFieldContainer[_microbatch_pb2.Codec.ValueType]:
+        """Codecs the client takes besides CODEC_RAW, which every client takes; empty for raw alone. The server chooses for each
+        tensor, and sends one raw that would not get smaller. Codecs that it does not know are ignored; a list in which it
+        knows none is refused with REQUEST_INVALID, which names the ones it has (GetServerInfo, codecs).
+        """
 
     def __init__(
         self,
@@ -128,11 +187,11 @@ class StreamMicrobatchesRequest(_message.Message):
         start_step: _builtins.int = ...,
         start_microbatch: _builtins.int = ...,
         tensors: _abc.Iterable[_builtins.str] | None = ...,
-        codec: _microbatch_pb2.Codec.ValueType = ...,
+        accepted_codecs: _abc.Iterable[_microbatch_pb2.Codec.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "job_id", b"job_id", "module", b"module", "rank", b"rank", "start_microbatch", b"start_microbatch", "start_step", b"start_step", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_codecs", b"accepted_codecs", "job_id", b"job_id", "module", b"module", "rank", b"rank", "start_microbatch", b"start_microbatch", "start_step", b"start_step", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -458,6 +517,9 @@ class GetServerInfoResponse(_message.Message):
     CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     MAX_STREAMS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    CODECS_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    STREAM_BYTES_FIELD_NUMBER: _builtins.int
     release: _builtins.str
     """Release of the server's software."""
     content_digest: _builtins.str
@@ -468,6 +530,12 @@ class GetServerInfoResponse(_message.Message):
     """Streams that may be open at once; one more is refused with TOO_MANY_STREAMS."""
     draining: _builtins.bool
     """True from the moment a drain was asked for."""
+    max_message_bytes: _builtins.int
+    """Largest message, in bytes, that this server sends or takes: 4 MiB, the default limit of gRPC in every language."""
+    stream_bytes: _builtins.int
+    """Largest microbatch, in bytes of raw tensors, that the operator permits. A larger one ends its stream with
+    SERVER_LIMIT: another server may permit more.
+    """
     @_builtins.property
     def order_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Values of stream.order_version that this server supports."""
@@ -480,6 +548,10 @@ class GetServerInfoResponse(_message.Message):
     def plan_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Values of execution.plan_version that this server supports."""
 
+    @_builtins.property
+    def codecs(self) -> _containers.RepeatedScalarFieldContainer[_microbatch_pb2.Codec.ValueType]:
+        """Codecs that StreamMicrobatches can send; CODEC_RAW is always among them."""
+
     def __init__(
         self,
         *,
@@ -490,10 +562,13 @@ class GetServerInfoResponse(_message.Message):
         content_digest: _builtins.str = ...,
         max_streams: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        codecs: _abc.Iterable[_microbatch_pb2.Codec.ValueType] | None = ...,
+        max_message_bytes: _builtins.int = ...,
+        stream_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_digest", b"content_digest", "content_versions", b"content_versions", "draining", b"draining", "max_streams", b"max_streams", "order_versions", b"order_versions", "plan_versions", b"plan_versions", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "content_digest", b"content_digest", "content_versions", b"content_versions", "draining", b"draining", "max_message_bytes", b"max_message_bytes", "max_streams", b"max_streams", "order_versions", b"order_versions", "plan_versions", b"plan_versions", "release", b"release", "stream_bytes", b"stream_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -560,13 +635,15 @@ class DatasetInfo(_message.Message):
     name: _builtins.str
     """Logical name."""
     fingerprint: _builtins.str
-    """Fingerprint for JobSpec stream.datasets[].fingerprint."""
+    """Fingerprint for stream.datasets[].fingerprint of a job: 64 hexadecimal digits, the same for a copy elsewhere."""
     num_shards: _builtins.int
     """Shards."""
     num_samples: _builtins.int
     """Samples in the index, before filters and quarantine."""
     quarantine: _builtins.str
-    """Digest of the quarantine list the server has for it; empty without one."""
+    """Digest of the quarantine list that the server has for it, for stream.datasets[].quarantine of a job; empty without
+    one.
+    """
     def __init__(
         self,
         *,
@@ -586,30 +663,198 @@ Global___DatasetInfo: _TypeAlias = DatasetInfo  # noqa: Y015
 
 @_typing.final
 class TokenizerInfo(_message.Message):
-    """A tokenizer as a server has it."""
+    """A tokenizer as a server has it. Fields 1 to 9 are, under the same names, the block stream.tokenizer with which the
+    server fills in a job that names this tokenizer and nothing more: special tokens follow the vocabulary.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
+    BOS_FIELD_NUMBER: _builtins.int
+    EOS_FIELD_NUMBER: _builtins.int
+    BOI_FIELD_NUMBER: _builtins.int
+    EOI_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    TEXT_VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Logical name."""
     digest: _builtins.str
-    """Digest for JobSpec stream.tokenizer.digest."""
+    """SHA-256 of the tokenizer's file, 64 hexadecimal digits."""
     vocab_size: _builtins.int
-    """Token ids of the vocabulary itself; a job's special tokens may lie above."""
+    """Token ids that the backbone must know, special tokens included."""
+    bos: _builtins.int
+    """Id of the token that begins every sample."""
+    eos: _builtins.int
+    """Id of the token that ends a sample which is understood."""
+    boi: _builtins.int
+    """Id of the token before the embeddings, or the query tokens, of an image."""
+    eoi: _builtins.int
+    """Id of the token after the embeddings of an image."""
+    image: _builtins.int
+    """Id that stands where an image embedding replaces the token's own."""
+    query: _builtins.int
+    """Id that stands where a learned query replaces the token's own."""
+    text_vocab_size: _builtins.int
+    """Token ids of text alone: all tokens of texts lie below. A job with special tokens of its own (anywhere, also
+    within the vocabulary) states them and a vocab_size of at least this.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         digest: _builtins.str = ...,
         vocab_size: _builtins.int = ...,
+        bos: _builtins.int = ...,
+        eos: _builtins.int = ...,
+        boi: _builtins.int = ...,
+        eoi: _builtins.int = ...,
+        image: _builtins.int = ...,
+        query: _builtins.int = ...,
+        text_vocab_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boi", b"boi", "bos", b"bos", "digest", b"digest", "eoi", b"eoi", "eos", b"eos", "image", b"image", "name", b"name", "query", b"query", "text_vocab_size", b"text_vocab_size", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenizerInfo: _TypeAlias = TokenizerInfo  # noqa: Y015
+
+@_typing.final
+class DescribeSamplesRequest(_message.Message):
+    """Request of DescribeSamples."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    """Logical name of the dataset."""
+    fingerprint: _builtins.str
+    """Fingerprint that the dataset must have, so that numbers mean the same samples; empty to take what the server has."""
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sample numbers as they stand in Items, in any order; at most 1024. One that does not exist fails the call with
+        SAMPLE_UNKNOWN.
+        """
+
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        fingerprint: _builtins.str = ...,
+        samples: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "fingerprint", b"fingerprint", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeSamplesRequest: _TypeAlias = DescribeSamplesRequest  # noqa: Y015
+
+@_typing.final
+class DescribeSamplesResponse(_message.Message):
+    """Response of DescribeSamples."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleDescription]:
+        """One for each number of the request, in its order. Where they would exceed one message, the call fails with
+        REQUEST_INVALID: ask for fewer.
+        """
+
+    def __init__(
+        self,
+        *,
+        samples: _abc.Iterable[Global___SampleDescription] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeSamplesResponse: _TypeAlias = DescribeSamplesResponse  # noqa: Y015
+
+@_typing.final
+class SampleDescription(_message.Message):
+    """What stands behind a sample number."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    sample: _builtins.int
+    """The number."""
+    shard: _builtins.str
+    """Path of the shard within the dataset, with slashes."""
+    key: _builtins.str
+    """Key of the sample within the shard: what its members' names have in common."""
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___SidecarColumn]:
+        """Columns of the sidecar that have a value for this sample, by name. Missing values, and NaN, are left out."""
+
+    def __init__(
+        self,
+        *,
+        sample: _builtins.int = ...,
+        shard: _builtins.str = ...,
+        key: _builtins.str = ...,
+        columns: _abc.Iterable[Global___SidecarColumn] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "key", b"key", "sample", b"sample", "shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleDescription: _TypeAlias = SampleDescription  # noqa: Y015
+
+@_typing.final
+class SidecarColumn(_message.Message):
+    """One value of a sidecar. Typed, because JSON would lose integers beyond 2^53."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    INTEGER_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    BOOLEAN_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the column."""
+    integer: _builtins.int
+    """An integer."""
+    number: _builtins.float
+    """A floating-point number; may be infinite."""
+    boolean: _builtins.bool
+    """True or false."""
+    text: _builtins.str
+    """A text."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        integer: _builtins.int = ...,
+        number: _builtins.float = ...,
+        boolean: _builtins.bool = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "integer", b"integer", "number", b"number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "integer", b"integer", "name", b"name", "number", b"number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["integer", "number", "boolean", "text"]  # noqa: Y015
+    _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_value) -> _WhichOneofReturnType_value | None: ...
+
+Global___SidecarColumn: _TypeAlias = SidecarColumn  # noqa: Y015

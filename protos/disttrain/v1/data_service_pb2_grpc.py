@@ -70,6 +70,11 @@ class DataServiceStub(object):
                 request_serializer=disttrain_dot_v1_dot_data__service__pb2.GetDatasetInfoRequest.SerializeToString,
                 response_deserializer=disttrain_dot_v1_dot_data__service__pb2.GetDatasetInfoResponse.FromString,
                 _registered_method=True)
+        self.DescribeSamples = channel.unary_unary(
+                '/disttrain.v1.DataService/DescribeSamples',
+                request_serializer=disttrain_dot_v1_dot_data__service__pb2.DescribeSamplesRequest.SerializeToString,
+                response_deserializer=disttrain_dot_v1_dot_data__service__pb2.DescribeSamplesResponse.FromString,
+                _registered_method=True)
 
 
 class DataServiceServicer(object):
@@ -77,8 +82,8 @@ class DataServiceServicer(object):
     """
 
     def GetOrCreateJob(self, request, context):
-        """Makes a job known to this server, or finds that it knows it already. Servers keep jobs in memory only: a server
-        that was restarted answers JOB_UNKNOWN elsewhere, and the client calls this again.
+        """Makes a job known to this server, or finds that it knows it already. Servers keep jobs in memory only: one that was
+        restarted answers other calls with JOB_UNKNOWN and the action CREATE_JOB, and the client calls this again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,6 +92,13 @@ class DataServiceServicer(object):
     def StreamMicrobatches(self, request, context):
         """Streams the microbatches of one rank in plan order from a given (step, microbatch) on. Each microbatch is one
         header followed by chunks; the stream ends with an `end` message, or with an error status.
+
+        To resume, ask any server for the first microbatch that was not received completely: its bytes are the same from
+        every server. After an error do what its action says; after a stream without `end` (a lost connection, also one that
+        ends with status OK) treat it like RETRY. A header must name the job, the stream, and exactly the (step, microbatch)
+        that is next, and carry the plan_hash of the other microbatches of its step. Bytes that are cut or whose checksum is
+        wrong were harmed on the way: RETRY. Messages that break a rule of this file are a defect of the server:
+        ANOTHER_SERVER. Two plan hashes for one step are neither: GIVE_UP.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +133,14 @@ class DataServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetDatasetInfo(self, request, context):
-        """The datasets and tokenizers that this server has, for filling in a job specification.
+        """The datasets and tokenizers that this server has. A job need not be filled in from them: GetOrCreateJob does that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeSamples(self, request, context):
+        """What stands behind sample numbers: shard, key, and what the sidecar says. Read from the index; no shard is touched.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -164,6 +183,11 @@ def add_DataServiceServicer_to_server(servicer, server):
                     servicer.GetDatasetInfo,
                     request_deserializer=disttrain_dot_v1_dot_data__service__pb2.GetDatasetInfoRequest.FromString,
                     response_serializer=disttrain_dot_v1_dot_data__service__pb2.GetDatasetInfoResponse.SerializeToString,
+            ),
+            'DescribeSamples': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeSamples,
+                    request_deserializer=disttrain_dot_v1_dot_data__service__pb2.DescribeSamplesRequest.FromString,
+                    response_serializer=disttrain_dot_v1_dot_data__service__pb2.DescribeSamplesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -356,6 +380,33 @@ class DataService(object):
             '/disttrain.v1.DataService/GetDatasetInfo',
             disttrain_dot_v1_dot_data__service__pb2.GetDatasetInfoRequest.SerializeToString,
             disttrain_dot_v1_dot_data__service__pb2.GetDatasetInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeSamples(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/disttrain.v1.DataService/DescribeSamples',
+            disttrain_dot_v1_dot_data__service__pb2.DescribeSamplesRequest.SerializeToString,
+            disttrain_dot_v1_dot_data__service__pb2.DescribeSamplesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,10 +6,18 @@ The data service: plans steps of a training job and serves each rank the microba
 Rules that hold for every call:
  * The step is the cursor. What a call returns depends on the job and the (step, microbatch) it names, never on
    earlier calls: any server answers any request, with the same bytes.
- * Errors carry google.rpc.ErrorInfo with domain "disttrain" and a reason from ErrorReason (errors.proto); its
-   metadata entry "retriable" is "true" or "false".
+ * Every error of the service carries google.rpc.ErrorInfo in the trailing metadata, and in it one of four actions that
+   say what the client does: errors.proto.
  * Names, not places: datasets and tokenizers are named with their digests; no path or URL travels.
- * Messages stay below every language's default limit of 4 MiB.
+ * Ids, digests and hashes are taken from answers and compared; a client never needs to compute one.
+ * Messages stay below every language's default limit of 4 MiB, in both directions.
+ * Deadlines are the client's; the server sets none. GetOrCreateJob sizes every sample of the datasets and may take
+   minutes the first time; GetPlan and the first microbatch of a step wait for a plan; all else answers at once. A
+   stream lasts as long as the job: give it no deadline, but watch for the time since its last message.
+ * Keepalive: pings are permitted at most once a second, with or without calls in flight, and the server sends its own
+   every 30 s. A client that pings every 10 s and waits 5 s for the answer notices a lost server in time.
+ * Servers speak HTTP/2 in plain text: there is no TLS and no authentication yet.
+ * 64-bit integers: steps stay below 2^53, sample numbers do not (microbatch.proto).
 """
 
 from collections import abc as _abc
@@ -43,12 +51,19 @@ class DataServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DataServiceAsyncStub: ...
     GetOrCreateJob: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.GetOrCreateJobRequest, _data_service_pb2.GetOrCreateJobResponse]
-    """Makes a job known to this server, or finds that it knows it already. Servers keep jobs in memory only: a server
-    that was restarted answers JOB_UNKNOWN elsewhere, and the client calls this again.
+    """Makes a job known to this server, or finds that it knows it already. Servers keep jobs in memory only: one that was
+    restarted answers other calls with JOB_UNKNOWN and the action CREATE_JOB, and the client calls this again.
     """
     StreamMicrobatches: _grpc.UnaryStreamMultiCallable[_data_service_pb2.StreamMicrobatchesRequest, _data_service_pb2.StreamMicrobatchesResponse]
     """Streams the microbatches of one rank in plan order from a given (step, microbatch) on. Each microbatch is one
     header followed by chunks; the stream ends with an `end` message, or with an error status.
+
+    To resume, ask any server for the first microbatch that was not received completely: its bytes are the same from
+    every server. After an error do what its action says; after a stream without `end` (a lost connection, also one that
+    ends with status OK) treat it like RETRY. A header must name the job, the stream, and exactly the (step, microbatch)
+    that is next, and carry the plan_hash of the other microbatches of its step. Bytes that are cut or whose checksum is
+    wrong were harmed on the way: RETRY. Messages that break a rule of this file are a defect of the server:
+    ANOTHER_SERVER. Two plan hashes for one step are neither: GIVE_UP.
     """
     GetPlan: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.GetPlanRequest, _data_service_pb2.GetPlanResponse]
     """The plan of one step: who gets which sample, and what the simulator expects of it."""
@@ -59,7 +74,9 @@ class DataServiceStub:
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.GetServerInfoRequest, _data_service_pb2.GetServerInfoResponse]
     """Release, supported versions and limits of this server."""
     GetDatasetInfo: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.GetDatasetInfoRequest, _data_service_pb2.GetDatasetInfoResponse]
-    """The datasets and tokenizers that this server has, for filling in a job specification."""
+    """The datasets and tokenizers that this server has. A job need not be filled in from them: GetOrCreateJob does that."""
+    DescribeSamples: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.DescribeSamplesRequest, _data_service_pb2.DescribeSamplesResponse]
+    """What stands behind sample numbers: shard, key, and what the sidecar says. Read from the index; no shard is touched."""
 
 @_typing.type_check_only
 class DataServiceAsyncStub(DataServiceStub):
@@ -67,12 +84,19 @@ class DataServiceAsyncStub(DataServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetOrCreateJob: _aio.UnaryUnaryMultiCallable[_data_service_pb2.GetOrCreateJobRequest, _data_service_pb2.GetOrCreateJobResponse]  # type: ignore[assignment]
-    """Makes a job known to this server, or finds that it knows it already. Servers keep jobs in memory only: a server
-    that was restarted answers JOB_UNKNOWN elsewhere, and the client calls this again.
+    """Makes a job known to this server, or finds that it knows it already. Servers keep jobs in memory only: one that was
+    restarted answers other calls with JOB_UNKNOWN and the action CREATE_JOB, and the client calls this again.
     """
     StreamMicrobatches: _aio.UnaryStreamMultiCallable[_data_service_pb2.StreamMicrobatchesRequest, _data_service_pb2.StreamMicrobatchesResponse]  # type: ignore[assignment]
     """Streams the microbatches of one rank in plan order from a given (step, microbatch) on. Each microbatch is one
     header followed by chunks; the stream ends with an `end` message, or with an error status.
+
+    To resume, ask any server for the first microbatch that was not received completely: its bytes are the same from
+    every server. After an error do what its action says; after a stream without `end` (a lost connection, also one that
+    ends with status OK) treat it like RETRY. A header must name the job, the stream, and exactly the (step, microbatch)
+    that is next, and carry the plan_hash of the other microbatches of its step. Bytes that are cut or whose checksum is
+    wrong were harmed on the way: RETRY. Messages that break a rule of this file are a defect of the server:
+    ANOTHER_SERVER. Two plan hashes for one step are neither: GIVE_UP.
     """
     GetPlan: _aio.UnaryUnaryMultiCallable[_data_service_pb2.GetPlanRequest, _data_service_pb2.GetPlanResponse]  # type: ignore[assignment]
     """The plan of one step: who gets which sample, and what the simulator expects of it."""
@@ -83,7 +107,9 @@ class DataServiceAsyncStub(DataServiceStub):
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_data_service_pb2.GetServerInfoRequest, _data_service_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """Release, supported versions and limits of this server."""
     GetDatasetInfo: _aio.UnaryUnaryMultiCallable[_data_service_pb2.GetDatasetInfoRequest, _data_service_pb2.GetDatasetInfoResponse]  # type: ignore[assignment]
-    """The datasets and tokenizers that this server has, for filling in a job specification."""
+    """The datasets and tokenizers that this server has. A job need not be filled in from them: GetOrCreateJob does that."""
+    DescribeSamples: _aio.UnaryUnaryMultiCallable[_data_service_pb2.DescribeSamplesRequest, _data_service_pb2.DescribeSamplesResponse]  # type: ignore[assignment]
+    """What stands behind sample numbers: shard, key, and what the sidecar says. Read from the index; no shard is touched."""
 
 class DataServiceServicer(metaclass=_abc_1.ABCMeta):
     """Serves planned microbatches. Every method is idempotent."""
@@ -94,8 +120,8 @@ class DataServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _data_service_pb2.GetOrCreateJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_data_service_pb2.GetOrCreateJobResponse, _abc.Awaitable[_data_service_pb2.GetOrCreateJobResponse]]:
-        """Makes a job known to this server, or finds that it knows it already. Servers keep jobs in memory only: a server
-        that was restarted answers JOB_UNKNOWN elsewhere, and the client calls this again.
+        """Makes a job known to this server, or finds that it knows it already. Servers keep jobs in memory only: one that was
+        restarted answers other calls with JOB_UNKNOWN and the action CREATE_JOB, and the client calls this again.
         """
 
     @_abc_1.abstractmethod
@@ -106,6 +132,13 @@ class DataServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_data_service_pb2.StreamMicrobatchesResponse], _abc.AsyncIterator[_data_service_pb2.StreamMicrobatchesResponse]]:
         """Streams the microbatches of one rank in plan order from a given (step, microbatch) on. Each microbatch is one
         header followed by chunks; the stream ends with an `end` message, or with an error status.
+
+        To resume, ask any server for the first microbatch that was not received completely: its bytes are the same from
+        every server. After an error do what its action says; after a stream without `end` (a lost connection, also one that
+        ends with status OK) treat it like RETRY. A header must name the job, the stream, and exactly the (step, microbatch)
+        that is next, and carry the plan_hash of the other microbatches of its step. Bytes that are cut or whose checksum is
+        wrong were harmed on the way: RETRY. Messages that break a rule of this file are a defect of the server:
+        ANOTHER_SERVER. Two plan hashes for one step are neither: GIVE_UP.
         """
 
     @_abc_1.abstractmethod
@@ -146,6 +179,14 @@ class DataServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _data_service_pb2.GetDatasetInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_data_service_pb2.GetDatasetInfoResponse, _abc.Awaitable[_data_service_pb2.GetDatasetInfoResponse]]:
-        """The datasets and tokenizers that this server has, for filling in a job specification."""
+        """The datasets and tokenizers that this server has. A job need not be filled in from them: GetOrCreateJob does that."""
+
+    @_abc_1.abstractmethod
+    def DescribeSamples(
+        self,
+        request: _data_service_pb2.DescribeSamplesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_service_pb2.DescribeSamplesResponse, _abc.Awaitable[_data_service_pb2.DescribeSamplesResponse]]:
+        """What stands behind sample numbers: shard, key, and what the sidecar says. Read from the index; no shard is touched."""
 
 def add_DataServiceServicer_to_server(servicer: DataServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64isttrain/v1/errors.proto\x12\x0c\x64isttrain.v1*\xf3\x05\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45RROR_REASON_JOB_UNKNOWN\x10\x01\x12\x1c\n\x18\x45RROR_REASON_JOB_INVALID\x10\x02\x12$\n ERROR_REASON_VERSION_UNSUPPORTED\x10\x03\x12 \n\x1c\x45RROR_REASON_DATASET_UNKNOWN\x10\x04\x12!\n\x1d\x45RROR_REASON_DATASET_MISMATCH\x10\x05\x12\"\n\x1e\x45RROR_REASON_TOKENIZER_UNKNOWN\x10\x06\x12#\n\x1f\x45RROR_REASON_TOKENIZER_MISMATCH\x10\x07\x12#\n\x1f\x45RROR_REASON_TOKENS_NOT_COUNTED\x10\x08\x12\x1c\n\x18\x45RROR_REASON_INDEX_STALE\x10\t\x12!\n\x1d\x45RROR_REASON_SAMPLE_TOO_LARGE\x10\n\x12\x1e\n\x1a\x45RROR_REASON_DATASET_EMPTY\x10\x0b\x12\x1f\n\x1b\x45RROR_REASON_MODULE_UNKNOWN\x10\x0c\x12\"\n\x1e\x45RROR_REASON_RANK_OUT_OF_RANGE\x10\r\x12\"\n\x1e\x45RROR_REASON_STEP_OUT_OF_RANGE\x10\x0e\x12\x1f\n\x1b\x45RROR_REASON_TENSOR_UNKNOWN\x10\x0f\x12 \n\x1c\x45RROR_REASON_REQUEST_INVALID\x10\x10\x12!\n\x1d\x45RROR_REASON_TOO_MANY_STREAMS\x10\x11\x12\x19\n\x15\x45RROR_REASON_DRAINING\x10\x12\x12$\n ERROR_REASON_STORAGE_UNAVAILABLE\x10\x13\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10\x14\x12%\n!ERROR_REASON_MICROBATCH_TOO_LARGE\x10\x15\x42T\n\x10org.disttrain.v1P\x01Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64isttrain/v1/errors.proto\x12\x0c\x64isttrain.v1*\x9b\x01\n\x0b\x45rrorAction\x12\x1c\n\x18\x45RROR_ACTION_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45RROR_ACTION_RETRY\x10\x01\x12\x1f\n\x1b\x45RROR_ACTION_ANOTHER_SERVER\x10\x02\x12\x1b\n\x17\x45RROR_ACTION_CREATE_JOB\x10\x03\x12\x18\n\x14\x45RROR_ACTION_GIVE_UP\x10\x04*\xf5\x06\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45RROR_REASON_JOB_UNKNOWN\x10\x01\x12\x1c\n\x18\x45RROR_REASON_JOB_INVALID\x10\x02\x12$\n ERROR_REASON_VERSION_UNSUPPORTED\x10\x03\x12 \n\x1c\x45RROR_REASON_DATASET_UNKNOWN\x10\x04\x12!\n\x1d\x45RROR_REASON_DATASET_MISMATCH\x10\x05\x12\"\n\x1e\x45RROR_REASON_TOKENIZER_UNKNOWN\x10\x06\x12#\n\x1f\x45RROR_REASON_TOKENIZER_MISMATCH\x10\x07\x12#\n\x1f\x45RROR_REASON_TOKENS_NOT_COUNTED\x10\x08\x12\x1c\n\x18\x45RROR_REASON_INDEX_STALE\x10\t\x12!\n\x1d\x45RROR_REASON_SAMPLE_TOO_LARGE\x10\n\x12\x1e\n\x1a\x45RROR_REASON_DATASET_EMPTY\x10\x0b\x12\x1f\n\x1b\x45RROR_REASON_MODULE_UNKNOWN\x10\x0c\x12\"\n\x1e\x45RROR_REASON_RANK_OUT_OF_RANGE\x10\r\x12\"\n\x1e\x45RROR_REASON_STEP_OUT_OF_RANGE\x10\x0e\x12\x1f\n\x1b\x45RROR_REASON_TENSOR_UNKNOWN\x10\x0f\x12 \n\x1c\x45RROR_REASON_REQUEST_INVALID\x10\x10\x12!\n\x1d\x45RROR_REASON_TOO_MANY_STREAMS\x10\x11\x12\x19\n\x15\x45RROR_REASON_DRAINING\x10\x12\x12$\n ERROR_REASON_STORAGE_UNAVAILABLE\x10\x13\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10\x14\x12%\n!ERROR_REASON_MICROBATCH_TOO_LARGE\x10\x15\x12\x1d\n\x19\x45RROR_REASON_SERVER_LIMIT\x10\x16\x12\x1f\n\x1b\x45RROR_REASON_TOO_MANY_CALLS\x10\x17\x12\x1f\n\x1b\x45RROR_REASON_METHOD_UNKNOWN\x10\x18\x12\x1f\n\x1b\x45RROR_REASON_SAMPLE_UNKNOWN\x10\x19\x42T\n\x10org.disttrain.v1P\x01Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,6 +32,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'disttrain.v1.errors_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020org.disttrain.v1P\001Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1'
-  _globals['_ERRORREASON']._serialized_start=44
-  _globals['_ERRORREASON']._serialized_end=799
+  _globals['_ERRORACTION']._serialized_start=44
+  _globals['_ERRORACTION']._serialized_end=199
+  _globals['_ERRORREASON']._serialized_start=202
+  _globals['_ERRORREASON']._serialized_end=1087
 # @@protoc_insertion_point(module_scope)

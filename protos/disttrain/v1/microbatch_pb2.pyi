@@ -3,6 +3,13 @@
 isort:skip_file
 A microbatch on the wire: what one (module, rank) gets, as a header and bytes.
 
+The bytes are the chunks that follow the header, simply concatenated. Tensors lie in them in the order of the tensor
+table, each from a multiple of 64 on, with zeros between; a tensor is `encoded_bytes` long, and decodes to `raw_bytes`
+by its codec. `crc32c` is taken over the concatenated chunks as they are sent: encoded tensors and the zeros between.
+
+64-bit integers: sample numbers exceed 2^53 from shard 2^21 on. JavaScript loses their last bits where it reads them as
+numbers; read them as strings or bigints (proto-loader: `longs: String`).
+
 The views, by the kind of the module. P is the number of patches, I of images, T of tokens, S of samples,
 M of sequences; all numbers are little-endian.
 
@@ -14,7 +21,8 @@ encoder: the images whose embeddings the backbone needs in this wave.
   cu_patches     INT32 [I + 1]                 first patch of each image, and the total
 backbone: the sequences of one microbatch, concatenated.
   token_ids       INT32 [T]
-  labels          INT32 [T]      already shifted; -100 is ignored
+  labels          INT32 [T]      already shifted; -100 is ignored. Labels of a sample whose image turns out invalid
+                                 are ignored too: see Validity
   position_ids    INT32 [T]      restart with every sample
   cu_lengths      INT32 [S + 1]  first token of each sample: no attention across
   cu_sequences    INT32 [M + 1]  first token of each sequence; an empty slot has length 0
@@ -31,7 +39,7 @@ tower: one modality of the image-text pairs of a contrastive job.
   has the same samples, each on a rank and in a microbatch of the tower's own. Items name them: (dataset, pass_number,
   sample) is unique within a step, so whoever gathers features gathers these beside them and knows the pairs; sorted by
   them, the features of all towers are in one order. A pair counts where its image is valid, which the image tower
-  knows: validity is gathered with the features. The loss of a contrastive batch is run by the last stages, right after
+  knows (the text tower's view says UNKNOWN): validity is gathered with the features. The loss of a contrastive batch is run by the last stages, right after
   the last forward of its microbatches.
 """
 
@@ -98,18 +106,59 @@ class _Codec:
 class _CodecEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Codec.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     CODEC_UNSPECIFIED: _Codec.ValueType  # 0
-    """The elements themselves."""
-    CODEC_ZSTD: _Codec.ValueType  # 1
-    """One Zstandard frame with its content size."""
+    """Never sent."""
+    CODEC_RAW: _Codec.ValueType  # 1
+    """The elements themselves, little-endian, the last dimension fastest. Every client takes it."""
+    CODEC_ZSTD: _Codec.ValueType  # 2
+    """One Zstandard frame (RFC 8878) with its content size."""
 
 class Codec(_Codec, metaclass=_CodecEnumTypeWrapper):
     """How the bytes of a tensor are stored."""
 
 CODEC_UNSPECIFIED: Codec.ValueType  # 0
-"""The elements themselves."""
-CODEC_ZSTD: Codec.ValueType  # 1
-"""One Zstandard frame with its content size."""
+"""Never sent."""
+CODEC_RAW: Codec.ValueType  # 1
+"""The elements themselves, little-endian, the last dimension fastest. Every client takes it."""
+CODEC_ZSTD: Codec.ValueType  # 2
+"""One Zstandard frame (RFC 8878) with its content size."""
 Global___Codec: _TypeAlias = Codec  # noqa: Y015
+
+class _Validity:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ValidityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Validity.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VALIDITY_UNSPECIFIED: _Validity.ValueType  # 0
+    """Never sent."""
+    VALIDITY_UNKNOWN: _Validity.ValueType  # 1
+    """Not known in this view. Do not take it for valid: a trainer would learn from zeros."""
+    VALIDITY_VALID: _Validity.ValueType  # 2
+    """The item is what its stored bytes say. Samples of text alone always are."""
+    VALIDITY_INVALID: _Validity.ValueType  # 3
+    """The item could not be made from its stored bytes: an image holds zeros instead."""
+
+class Validity(_Validity, metaclass=_ValidityEnumTypeWrapper):
+    """What is known of an item when a view is sent. An invalid item (an image that cannot be decoded, a sample with such an
+    image) keeps its slot and its shape, changes no order and no denominator, and must add nothing to any loss.
+
+    An image's validity is known where it is decoded, and no view waits for another's decoding. So a backbone's view says
+    UNKNOWN of samples with images, and the trainer learns the rest from the ranks that hold these images: an encoder's
+    rank has VALID or INVALID in its own view and must send it along with the embeddings, and a sample is invalid if any
+    of its images is; the view of a generator says it of target images, in `loss_mask` as well. A trainer without such
+    ranks asks for it in the job: with `execution.validity: exact` the server decodes first, no view says UNKNOWN, and the
+    labels of invalid samples are -100.
+    """
+
+VALIDITY_UNSPECIFIED: Validity.ValueType  # 0
+"""Never sent."""
+VALIDITY_UNKNOWN: Validity.ValueType  # 1
+"""Not known in this view. Do not take it for valid: a trainer would learn from zeros."""
+VALIDITY_VALID: Validity.ValueType  # 2
+"""The item is what its stored bytes say. Samples of text alone always are."""
+VALIDITY_INVALID: Validity.ValueType  # 3
+"""The item could not be made from its stored bytes: an image holds zeros instead."""
+Global___Validity: _TypeAlias = Validity  # noqa: Y015
 
 @_typing.final
 class Tensor(_message.Message):
@@ -131,11 +180,11 @@ class Tensor(_message.Message):
     offset: _builtins.int
     """First byte in the concatenated chunks, a multiple of 64."""
     encoded_bytes: _builtins.int
-    """Bytes as sent."""
+    """Bytes as sent. They end before the next tensor begins."""
     raw_bytes: _builtins.int
-    """Bytes after decoding: the product of the shape times the element size."""
+    """Bytes after decoding: the product of the shape times the element size. 0 where the shape has a 0."""
     codec: Global___Codec.ValueType
-    """How they were stored."""
+    """How they are stored: CODEC_RAW, or a codec that the request accepts where that makes the tensor smaller."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Extent of each dimension, outermost first."""
@@ -171,7 +220,8 @@ class Items(_message.Message):
     PASS_NUMBER_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
-    VALID_FIELD_NUMBER: _builtins.int
+    VALIDITY_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def dataset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Position of the dataset in the job's list."""
@@ -182,16 +232,22 @@ class Items(_message.Message):
 
     @_builtins.property
     def sample(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sample within the dataset: shard number in name order * 2^32 + row of the shard's index."""
+        """Sample within the dataset: shard number in name order * 2^32 + row of the shard's index. DescribeSamples tells its
+        key. JavaScript: a string or bigint, not a number.
+        """
 
     @_builtins.property
     def image(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Number of the image within its sample; empty in a view of a backbone or a text tower."""
 
     @_builtins.property
-    def valid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """False where the item could not be made from its stored bytes. It keeps its slot and shape, with zeros for content,
-        and adds nothing to any loss.
+    def validity(self) -> _containers.RepeatedScalarFieldContainer[Global___Validity.ValueType]:
+        """What is known of the item."""
+
+    @_builtins.property
+    def part(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number of the part of its sample that the item is, where long documents are split into several items. Empty while
+        a job splits none, as all do today; every item then is the whole of its sample (or image).
         """
 
     def __init__(
@@ -201,11 +257,12 @@ class Items(_message.Message):
         pass_number: _abc.Iterable[_builtins.int] | None = ...,
         sample: _abc.Iterable[_builtins.int] | None = ...,
         image: _abc.Iterable[_builtins.int] | None = ...,
-        valid: _abc.Iterable[_builtins.bool] | None = ...,
+        validity: _abc.Iterable[Global___Validity.ValueType] | None = ...,
+        part: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "image", b"image", "pass_number", b"pass_number", "sample", b"sample", "valid", b"valid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "image", b"image", "part", b"part", "pass_number", b"pass_number", "sample", b"sample", "validity", b"validity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -330,14 +387,8 @@ Global___SequenceParallelGroup: _TypeAlias = SequenceParallelGroup  # noqa: Y015
 
 @_typing.final
 class ModuleSchedule(_message.Message):
-    """Microbatches that the pipeline stages of a module hold at most between forward and backward. A stage begins with that
-    many forwards less one; then forwards and backwards alternate until the forwards are used up; the backwards that are
-    left come last. Both go in the order of the microbatches.
-
-    A backbone whose stages hold several model chunks (schedule interleaved) counts passes instead: a microbatch passes a
-    stage once for each of its c chunks. Of p stages, forwards take p microbatches through chunk 0, the same through chunk
-    1 and so on, then the next p microbatches; backwards take the same microbatches through the last chunk first. A stage
-    begins with in_flight less one forward passes and alternates as above. Modules beside it count microbatches as ever.
+    """Microbatches that the pipeline stages of a module hold at most between forward and backward. What each stage does in the
+    step, operation by operation, follows from it: program.proto says how.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -428,21 +479,22 @@ class MicrobatchHeader(_message.Message):
     stream_id: _builtins.str
     """Stream of the job."""
     plan_hash: _builtins.bytes
-    """SHA-256 of the step's plan, 32 bytes: the same in every view of the step. Modules compare it before they exchange
-    embeddings.
+    """SHA-256 of the step's plan, 32 bytes: the same in every view of the step, from every server. Compare it, never
+    compute it: between the microbatches of a step, and between modules before they exchange embeddings. Where it
+    differs, stop: views of different plans mix samples up.
     """
     content_version: _builtins.int
     """Rules that made the bytes."""
     step: _builtins.int
-    """Step."""
+    """Step. Jobs end well before 2^53."""
     microbatch: _builtins.int
     """Microbatch within the step, from 0."""
     num_microbatches: _builtins.int
     """Microbatches of this step, equal for all ranks of all modules; it may differ from step to step."""
     total_bytes: _builtins.int
-    """Bytes of all chunks of this microbatch."""
+    """Bytes of all chunks of this microbatch; 0 where no chunk follows."""
     crc32c: _builtins.int
-    """CRC-32C (Castagnoli) of the concatenated chunks."""
+    """CRC-32C (Castagnoli, as in iSCSI and RFC 3720) of the concatenated chunks as sent, padding included; 0 for no bytes."""
     @_builtins.property
     def denominators(self) -> Global___Denominators:
         """Denominators of the step's losses."""
@@ -453,7 +505,7 @@ class MicrobatchHeader(_message.Message):
 
     @_builtins.property
     def sequence_valid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """Backbone: for each sequence slot, whether it holds anything."""
+        """Backbone: for each sequence slot, whether it holds anything; it says nothing of the validity of what it holds."""
 
     @_builtins.property
     def routings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Routing]:

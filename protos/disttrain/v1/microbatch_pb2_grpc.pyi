@@ -3,6 +3,13 @@
 isort:skip_file
 A microbatch on the wire: what one (module, rank) gets, as a header and bytes.
 
+The bytes are the chunks that follow the header, simply concatenated. Tensors lie in them in the order of the tensor
+table, each from a multiple of 64 on, with zeros between; a tensor is `encoded_bytes` long, and decodes to `raw_bytes`
+by its codec. `crc32c` is taken over the concatenated chunks as they are sent: encoded tensors and the zeros between.
+
+64-bit integers: sample numbers exceed 2^53 from shard 2^21 on. JavaScript loses their last bits where it reads them as
+numbers; read them as strings or bigints (proto-loader: `longs: String`).
+
 The views, by the kind of the module. P is the number of patches, I of images, T of tokens, S of samples,
 M of sequences; all numbers are little-endian.
 
@@ -14,7 +21,8 @@ encoder: the images whose embeddings the backbone needs in this wave.
   cu_patches     INT32 [I + 1]                 first patch of each image, and the total
 backbone: the sequences of one microbatch, concatenated.
   token_ids       INT32 [T]
-  labels          INT32 [T]      already shifted; -100 is ignored
+  labels          INT32 [T]      already shifted; -100 is ignored. Labels of a sample whose image turns out invalid
+                                 are ignored too: see Validity
   position_ids    INT32 [T]      restart with every sample
   cu_lengths      INT32 [S + 1]  first token of each sample: no attention across
   cu_sequences    INT32 [M + 1]  first token of each sequence; an empty slot has length 0
@@ -31,7 +39,7 @@ tower: one modality of the image-text pairs of a contrastive job.
   has the same samples, each on a rank and in a microbatch of the tower's own. Items name them: (dataset, pass_number,
   sample) is unique within a step, so whoever gathers features gathers these beside them and knows the pairs; sorted by
   them, the features of all towers are in one order. A pair counts where its image is valid, which the image tower
-  knows: validity is gathered with the features. The loss of a contrastive batch is run by the last stages, right after
+  knows (the text tower's view says UNKNOWN): validity is gathered with the features. The loss of a contrastive batch is run by the last stages, right after
   the last forward of its microbatches.
 """
 

@@ -5,6 +5,7 @@ The plan of one step, as people and tools look at it."""
 
 from collections import abc as _abc
 from disttrain.v1 import microbatch_pb2 as _microbatch_pb2
+from disttrain.v1 import program_pb2 as _program_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -71,7 +72,7 @@ class PlannedSamples(_message.Message):
 
     @_builtins.property
     def sample(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sample within the dataset: shard number * 2^32 + row."""
+        """Sample within the dataset: shard number * 2^32 + row. JavaScript: a string or bigint, not a number."""
 
     @_builtins.property
     def task(self) -> _containers.RepeatedScalarFieldContainer[Global___Task.ValueType]:
@@ -316,6 +317,7 @@ class StepPlan(_message.Message):
     ARRANGEMENTS_FIELD_NUMBER: _builtins.int
     SCHEDULES_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    PROGRAMS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Job."""
     stream_id: _builtins.str
@@ -368,6 +370,12 @@ class StepPlan(_message.Message):
     def groups(self) -> Global___PlannedGroups:
         """Sequence-parallel groups, if the job has any."""
 
+    @_builtins.property
+    def programs(self) -> _containers.RepeatedCompositeFieldContainer[_program_pb2.StageProgram]:
+        """What every stage does: modules by depth (encoders, backbone, generators), towers in the order of the job; each module
+        stage by stage.
+        """
+
     def __init__(
         self,
         *,
@@ -389,10 +397,11 @@ class StepPlan(_message.Message):
         arrangements: _abc.Iterable[Global___ModuleArrangement] | None = ...,
         schedules: _abc.Iterable[_microbatch_pb2.ModuleSchedule] | None = ...,
         groups: Global___PlannedGroups | None = ...,
+        programs: _abc.Iterable[_program_pb2.StageProgram] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["denominators", b"denominators", "groups", b"groups", "samples", b"samples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrangements", b"arrangements", "bubble_after_ppm", b"bubble_after_ppm", "bubble_before_ppm", b"bubble_before_ppm", "candidates", b"candidates", "decisions", b"decisions", "denominators", b"denominators", "groups", b"groups", "job_id", b"job_id", "loads", b"loads", "lower_bound_ns", b"lower_bound_ns", "makespan_after_ns", b"makespan_after_ns", "makespan_before_ns", b"makespan_before_ns", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "samples", b"samples", "schedules", b"schedules", "step", b"step", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrangements", b"arrangements", "bubble_after_ppm", b"bubble_after_ppm", "bubble_before_ppm", b"bubble_before_ppm", "candidates", b"candidates", "decisions", b"decisions", "denominators", b"denominators", "groups", b"groups", "job_id", b"job_id", "loads", b"loads", "lower_bound_ns", b"lower_bound_ns", "makespan_after_ns", b"makespan_after_ns", "makespan_before_ns", b"makespan_before_ns", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "programs", b"programs", "samples", b"samples", "schedules", b"schedules", "step", b"step", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

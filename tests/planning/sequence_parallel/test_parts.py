@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from planning_rows.flexsp_buckets import bucket_ends, equal_interval_ends, rounded_up
 from planning_rows.flexsp_profiles import A100_CLUSTER, PROFILES, group_costs, usable_lengths
 
-from dataserver.planning.grouped.chunking import chunk_bounds
 from dataserver.planning.grouped.compositions import group_compositions
+from dataserver.planning.grouped.search import chunk_bounds
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=9)
 

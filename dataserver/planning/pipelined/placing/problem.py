@@ -158,7 +158,7 @@ def _items(module: ModuleSpec, sequence: I64, count: int) -> I64 | None:
 
 
 def _islands(modules: tuple[ModuleSpec, ...], need: I64) -> int:
-    """Independent groups of ranks; a single one if one of several could not hold all images of a sequence."""
+    """Islands that the ranks form; a single one if one of several could not hold all images of a sequence."""
     islands = gcd(*(m.dp for m in modules))
     for module, most in zip(modules, need.max(axis=1, initial=0).tolist(), strict=True):
         if module.kind is not ModuleKind.BACKBONE and module.memory is not None:

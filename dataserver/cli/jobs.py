@@ -1,0 +1,46 @@
+"""The job of a command line: read, filled in, and planned over the datasets that the flags name."""
+
+from pathlib import Path
+from typing import Any
+
+from dataserver.cli.arguments import Pairs, given, named_paths
+from dataserver.jobs import Catalog, JobPlanner, fill_job
+from dataserver.planning.identity import parse_job
+from dataserver.planning.jobspec.text import MAX_TEXT_BYTES, TextError, parse_yaml
+from dataserver.serving.config import load_config
+
+
+def open_job(
+    job: Path, dataset: Pairs, index_dir: Pairs, quarantine: Pairs, tokenizer: Pairs, config: Path | None
+) -> JobPlanner:
+    """The planner of the job in a file, over the datasets and tokenizers that the flags name.
+
+    Raises:
+        ValueError: the file, a flag, or what they name cannot be used, or the job does not fit the datasets.
+    """
+    flags = given(
+        datasets=named_paths("dataset", dataset),
+        index_dirs=named_paths("index-dir", index_dir),
+        quarantines=named_paths("quarantine", quarantine),
+        tokenizers=named_paths("tokenizer", tokenizer),
+    )
+    catalog = Catalog.open(load_config(config, flags))
+    parsed = parse_job(fill_job(read_job(job), catalog))
+    datasets = catalog.find_datasets(parsed.stream)
+    catalog.find_tokenizer(parsed.stream.tokenizer)
+    return JobPlanner(parsed, datasets)
+
+
+def read_job(file: Path) -> Any:
+    """What a job's YAML or JSON file holds.
+
+    Raises:
+        ValueError: it cannot be read, or is no YAML.
+    """
+    try:
+        with file.open("rb") as stream:
+            return parse_yaml(stream.read(MAX_TEXT_BYTES + 1))
+    except OSError as error:
+        raise ValueError(f"the job {file} cannot be read: {error.strerror}") from None
+    except TextError as error:
+        raise ValueError(f"the job {file} cannot be used: {error}") from None

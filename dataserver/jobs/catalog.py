@@ -1,0 +1,124 @@
+"""What is here: datasets and tokenizers by logical name, opened once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dataserver.dataset import Dataset
+from dataserver.jobs.errors import DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError
+from dataserver.planning.jobspec import DatasetSpec, Stream, TokenizerSpec
+from dataserver.preprocessing import BYTES, Tokenizer, check_tokenizer, load_tokenizer
+
+
+class CatalogPaths(Protocol):
+    """Where everything lies, by logical name."""
+
+    @property
+    def datasets(self) -> Mapping[str, Path]:
+        """Folders of shards."""
+
+    @property
+    def index_dirs(self) -> Mapping[str, Path]:
+        """Folder of a dataset's index, where it does not lie beside the shards."""
+
+    @property
+    def quarantines(self) -> Mapping[str, Path]:
+        """Quarantine list of a dataset."""
+
+    @property
+    def tokenizers(self) -> Mapping[str, Path]:
+        """Hugging Face `tokenizers` files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Datasets and tokenizers by name; `bytes` is always among the tokenizers."""
+
+    datasets: Mapping[str, Dataset]
+    tokenizers: Mapping[str, Tokenizer]
+
+    @classmethod
+    def open(cls, paths: CatalogPaths) -> "Catalog":
+        """Open everything that is named.
+
+        Raises:
+            DatasetError: a dataset is missing, empty, or its index older than a shard; names the command to run.
+            TokenizerError: a tokenizer's file cannot be used.
+        """
+        datasets = {
+            name: Dataset.open(path, paths.index_dirs.get(name), paths.quarantines.get(name))
+            for name, path in paths.datasets.items()
+        }
+        tokenizers = {name: load_tokenizer(name, path) for name, path in paths.tokenizers.items()}
+        return cls(datasets, {BYTES: load_tokenizer(BYTES), **tokenizers})
+
+    def find_datasets(self, stream: Stream) -> tuple[Dataset, ...]:
+        """The datasets of a job in its order.
+
+        Raises:
+            DatasetUnknownError: one is not here.
+            DatasetMismatchError: one has another fingerprint or quarantine list.
+        """
+        return tuple(self._dataset(spec) for spec in stream.datasets)
+
+    def _dataset(self, spec: DatasetSpec) -> Dataset:
+        dataset = self.named_dataset(spec.name)
+        if dataset.fingerprint != spec.fingerprint:
+            raise DatasetMismatchError(
+                f"dataset {spec.name!r} of the job has fingerprint {spec.fingerprint}, the one here has "
+                f"{dataset.fingerprint}: serve the data that the job was made with, or leave fingerprint out of a new "
+                "job, to take this one"
+            )
+        found = quarantine_digest(dataset)
+        if spec.quarantine and spec.quarantine != found:
+            raise DatasetMismatchError(
+                f"dataset {spec.name!r} of the job pins quarantine list {spec.quarantine}, the one here is "
+                f"{found or 'none'}: start the server with --quarantine {spec.name}=FILE of that list, or leave "
+                "quarantine out of a new job, to take this one"
+            )
+        return dataset
+
+    def named_dataset(self, name: str) -> Dataset:
+        """The dataset of that name.
+
+        Raises:
+            DatasetUnknownError: it is not here.
+        """
+        dataset = self.datasets.get(name)
+        if dataset is None:
+            raise DatasetUnknownError(
+                f"the job names dataset {name[:128]!r}, there are {sorted(self.datasets)}: correct the name in the "
+                "job, or add --dataset NAME=PATH to the command"
+            )
+        return dataset
+
+    def find_tokenizer(self, spec: TokenizerSpec) -> Tokenizer:
+        """The tokenizer of a job.
+
+        Raises:
+            TokenizerUnknownError: it is not here.
+            TokenizerError: it has another digest, or more ids than the job's vocabulary.
+        """
+        tokenizer = self.named_tokenizer(spec.name)
+        check_tokenizer(spec, tokenizer)
+        return tokenizer
+
+    def named_tokenizer(self, name: str) -> Tokenizer:
+        """The tokenizer of that name.
+
+        Raises:
+            TokenizerUnknownError: it is not here.
+        """
+        tokenizer = self.tokenizers.get(name)
+        if tokenizer is None:
+            raise TokenizerUnknownError(
+                f"the job names tokenizer {name[:128]!r}, there are {sorted(self.tokenizers)}: correct the name in the "
+                f"job, or add --tokenizer {name[:128]}=FILE to the command"
+            )
+        return tokenizer
+
+
+def quarantine_digest(dataset: Dataset) -> str:
+    """Digest of a dataset's quarantine list; empty without one."""
+    return dataset.quarantine.digest if dataset.quarantine else ""

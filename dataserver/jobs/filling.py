@@ -1,0 +1,83 @@
+"""A job as people write it, made complete from what is here."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dataserver.jobs.catalog import Catalog, quarantine_digest
+from dataserver.jobs.errors import FillingError
+from dataserver.planning.jobspec import SPECIAL_TOKENS
+from dataserver.planning.jobspec.incomplete import absent_fields
+from dataserver.preprocessing import BYTES, tokenizer_spec
+
+
+def fill_job(data: Any, catalog: Catalog) -> Any:
+    """The values of a job with what it leaves out filled in: fingerprints, quarantine lists, the tokenizer's block.
+
+    What is there stays, so that a complete job comes back as it is. What has not the form of a job is passed on, for
+    `parse_job` to refuse.
+
+    Args:
+        data: the values of the job's JSON or YAML; they are not changed.
+        catalog: datasets and tokenizers to fill in from.
+
+    Raises:
+        DatasetUnknownError: a dataset that leaves something out is not here.
+        TokenizerUnknownError: nor is the tokenizer.
+        FillingError: the job names no tokenizer and there are several, or states an id at odds with those to fill in.
+    """
+    parts = {path[:-1] for path in absent_fields(data)}
+    if not parts:
+        return data
+    stream = dict(data["stream"])
+    if isinstance(stream.get("datasets"), list | tuple):
+        stream["datasets"] = [
+            _filled_dataset(entry, catalog) if ("stream", "datasets", i) in parts else entry
+            for i, entry in enumerate(stream["datasets"])
+        ]
+    if ("stream", "tokenizer") in parts:
+        stream["tokenizer"] = _filled_tokenizer(stream.get("tokenizer", {}), catalog)
+    return {**data, "stream": stream}
+
+
+def _filled_dataset(entry: Mapping[str, Any], catalog: Catalog) -> Mapping[str, Any]:
+    name = entry.get("name")
+    if not isinstance(name, str):
+        return entry
+    dataset = catalog.named_dataset(name)
+    return {"fingerprint": dataset.fingerprint, "quarantine": quarantine_digest(dataset), **entry}
+
+
+def _filled_tokenizer(block: Mapping[str, Any], catalog: Catalog) -> Mapping[str, Any]:
+    name = block["name"] if "name" in block else _only_tokenizer(catalog)
+    if not isinstance(name, str):
+        return block
+    filling = tokenizer_spec(catalog.named_tokenizer(name)).model_dump(mode="json")
+    _check_ids(block, {token: filling[token] for token in SPECIAL_TOKENS if token not in block})
+    return {**filling, **block}
+
+
+def _only_tokenizer(catalog: Catalog) -> str:
+    """The tokenizer of a job that names none."""
+    others = sorted(catalog.tokenizers.keys() - {BYTES})
+    if others:
+        raise FillingError(
+            f"the job names no tokenizer, and there are {[*others, BYTES]}: set stream.tokenizer.name to one of them"
+        )
+    return BYTES
+
+
+def _check_ids(block: Mapping[str, Any], filled: Mapping[str, int]) -> None:
+    """Stated ids have to leave room for those that are filled in, which follow the tokenizer's vocabulary."""
+    for token, value in filled.items():
+        same = [other for other in SPECIAL_TOKENS if other in block and block[other] == value]
+        if same:
+            raise FillingError(
+                f"stream.tokenizer.{same[0]} is {value}, the id that {token} would be filled in with: state {token}, "
+                f"too, or leave {same[0]} out"
+            )
+    size, needed = block.get("vocab_size"), max(filled.values(), default=-1) + 1
+    if isinstance(size, int) and size < needed:
+        raise FillingError(
+            f"stream.tokenizer.vocab_size is {size}; with the special tokens that are filled in ({', '.join(filled)}) "
+            f"at least {needed} is required: raise it, leave it out, or state those tokens"
+        )

@@ -1,0 +1,90 @@
+"""A job over open datasets: from the indexes to the plans of its steps."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from dataserver.dataset import Dataset, LruCache
+from dataserver.jobs.once import OnceCache
+from dataserver.jobs.tables import ShardTables, table_cache
+from dataserver.planning.gathering import gather_step
+from dataserver.planning.identity import Job, JobSpecError
+from dataserver.planning.layout import Limits, layout_of
+from dataserver.planning.order import StreamOrder, units_of
+from dataserver.planning.plan import StepPlan
+from dataserver.planning.planner import plan_step
+from dataserver.planning.samples import I64, ShardTable, StepSamples
+
+PLANS_KEPT: Final = 16
+"""Plans kept per job: streams of one job are rarely more than a few steps apart."""
+
+
+class JobPlanner:
+    """Plans the steps of one job, each once, for all streams. Thread-safe."""
+
+    def __init__(self, job: Job, datasets: Sequence[Dataset], tables: LruCache[ShardTable] | None = None) -> None:
+        """Size every shard of the job's datasets once, to lay out the axes.
+
+        Args:
+            job: the job.
+            datasets: the open datasets, in the order of the job's list, with matching fingerprints.
+            tables: sized shards, shared by the jobs of a server; by default this planner's own (`table_cache`).
+
+        Raises:
+            JobSpecError: samples are of a kind that the job's modules do not handle, or a step is too large to plan.
+            TokensMissingError: a dataset is not counted for the job's tokenizer; names the command.
+            FilterError: a filter does not fit the dataset's columns.
+            SampleTooLargeError: a sample cannot fit a sequence, or a module's memory.
+            TowerMemoryError: contrastive batches of the largest samples would not fit a tower's memory.
+            DatasetEmptyError: nothing is left of a dataset.
+        """
+        self.job = job
+        self._tables = ShardTables(job, datasets, table_cache() if tables is None else tables)
+        self._plans = OnceCache[StepPlan](PLANS_KEPT)
+        try:
+            self._order = self._lay_out(len(datasets))
+        except ValueError as error:
+            if type(error) is ValueError:  # of the planner's limits, which know no job
+                raise JobSpecError(str(error)) from error
+            raise
+
+    @property
+    def num_steps(self) -> int:
+        """Steps until the job ends."""
+        return self._order.num_steps
+
+    def plan(self, step: int) -> StepPlan:
+        """The plan of one step, computed by the first caller while the others wait.
+
+        Raises:
+            StepOutOfRangeError: the job ends before.
+        """
+        return self._plans.get(step, lambda: plan_step(self.job, step, self.samples(step)))
+
+    def samples(self, step: int) -> StepSamples:
+        """The samples of one step in canonical order.
+
+        Raises:
+            StepOutOfRangeError: the job ends before.
+        """
+        return gather_step(self.job.stream, self._order, step, self._tables.table)
+
+    def _lay_out(self, num_datasets: int) -> StreamOrder:
+        limits = layout_of(self.job.spec.execution).limits(self.job.spec)
+        counts, totals = zip(*(self._measure(d, limits) for d in range(num_datasets)), strict=True)
+        order = StreamOrder(self.job.stream, self.job.spec.execution.end, totals)
+        order.check_size(counts)
+        limits.check(order.repeats(self.job.stream.contrastive_batch or 1))
+        return order
+
+    def _measure(self, dataset: int, limits: Limits) -> tuple[int, I64]:
+        """Samples of a dataset, and int64 [shards]: the length of each shard on the dataset's axis."""
+        totals = np.zeros(self._tables.num_shards(dataset), np.int64)
+        count = 0
+        for shard in range(len(totals)):
+            table = self._tables.table(dataset, shard)
+            limits.add(dataset, table, self._tables.where(dataset, shard))
+            totals[shard] = units_of(self.job.stream, table).sum()
+            count += len(table.row)
+        return count, totals

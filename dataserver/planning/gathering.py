@@ -1,0 +1,118 @@
+"""From the columns of shards to the samples of a step: rows picked out and put in order."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataserver.planning.jobspec import Stream
+from dataserver.planning.order import StreamOrder
+from dataserver.planning.samples import I32, I64, ShardTable, StepSamples
+from dataserver.planning.sizing import concatenate, shard_table, size_samples
+
+
+@dataclass(frozen=True, slots=True)
+class ShardColumns:
+    """What the index knows of the n samples of a shard with their t texts and m images, in row order."""
+
+    text_offsets: I64
+    """int64 [n + 1]: first text of each sample."""
+    text_tokens: NDArray[Any]
+    """Integers [t]: tokens of each text."""
+    image_offsets: I64
+    """int64 [n + 1]: first image of each sample."""
+    image_width: I32
+    """int32 [m]: upright width of each image in pixels."""
+    image_height: I32
+    """int32 [m]: upright height of each image in pixels."""
+
+
+def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> ShardTable:
+    """The sized samples of some rows of a shard.
+
+    Args:
+        stream: the job's stream.
+        columns: of all rows.
+        row: int64 [k], the rows that are kept.
+        where: name of dataset and shard for error messages.
+
+    Raises:
+        SampleTooLargeError: a sample's images alone exceed `seq_len`.
+    """
+    counts = np.diff(columns.image_offsets)[row]
+    images = _ranges(columns.image_offsets[row], counts)
+    return shard_table(
+        stream,
+        row,
+        _row_sums(columns.text_tokens, columns.text_offsets)[row],
+        np.concatenate([[0], np.cumsum(counts)]),
+        columns.image_width[images],
+        columns.image_height[images],
+        where,
+    )
+
+
+def gather_step(stream: Stream, order: StreamOrder, step: int, table: Callable[[int, int], ShardTable]) -> StepSamples:
+    """The samples of one step in canonical order.
+
+    Args:
+        stream: the job's stream.
+        order: where each step begins and ends.
+        step: the step.
+        table: the sized samples of (dataset, shard).
+
+    Raises:
+        StepOutOfRangeError: the job ends before.
+    """
+    parts = []
+    for span in order.spans(step):
+        tables = [table(span.dataset, shard) for shard in span.shards]
+        numbers, which, position = order.select(span, tables)
+        picked = pick_rows(tables, which, position)
+        parts.append(size_samples(stream, span.dataset, span.pass_, numbers, picked))
+    return concatenate(parts)
+
+
+def pick_rows(tables: Sequence[ShardTable], which: I64, position: I64) -> ShardTable:
+    """Rows of several tables, in a given order.
+
+    Args:
+        tables: the tables.
+        which: int64 [k], the table of each row.
+        position: int64 [k], its position in that table.
+    """
+    bases = np.concatenate([[0], np.cumsum([len(t.row) for t in tables])])
+    image_bases = np.concatenate([[0], np.cumsum([len(t.image_rows) for t in tables])])
+    at = bases[which] + position
+    firsts = np.concatenate([t.image_offsets[:-1] + b for t, b in zip(tables, image_bases, strict=False)])[at]
+    counts = np.concatenate([np.diff(t.image_offsets) for t in tables])[at]
+    images = _ranges(firsts, counts)
+    return ShardTable(
+        row=np.concatenate([t.row for t in tables])[at],
+        text_tokens=np.concatenate([t.text_tokens for t in tables])[at],
+        image_offsets=np.concatenate([[0], np.cumsum(counts)]),
+        image_rows=np.concatenate([t.image_rows for t in tables])[images],
+        image_columns=np.concatenate([t.image_columns for t in tables])[images],
+        nominal=np.concatenate([t.nominal for t in tables])[at],
+    )
+
+
+def table_bytes(table: ShardTable) -> int:
+    """Memory that a table takes."""
+    arrays = (table.row, table.text_tokens, table.image_offsets, table.image_rows, table.image_columns, table.nominal)
+    return sum(a.nbytes for a in arrays)
+
+
+def _row_sums(values: NDArray[Any], offsets: I64) -> I64:
+    sums = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+    totals: I64 = sums[offsets[1:]] - sums[offsets[:-1]]
+    return totals
+
+
+def _ranges(starts: I64, counts: I64) -> I64:
+    """Concatenation of arange(start, start + count)."""
+    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    ranges: I64 = np.repeat(starts, counts) + within
+    return ranges

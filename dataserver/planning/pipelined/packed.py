@@ -1,0 +1,37 @@
+"""A step of a pipelined job whose sequences and number of microbatches are settled."""
+
+from dataclasses import dataclass
+
+from dataserver.planning.identity import Job
+from dataserver.planning.job import Execution
+from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.pipelined.options import PipelinedOptions
+from dataserver.planning.samples import I64, StepSamples
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """The samples of one step in their sequences."""
+
+    job: Job
+    step: int
+    samples: StepSamples
+    sequence: I64
+    """int64 [n]: the sequence of each sample."""
+    num_microbatches: int
+    """Of each rank."""
+
+    @property
+    def execution(self) -> Execution:
+        """How the job runs."""
+        return self.job.spec.execution
+
+    @property
+    def layout(self) -> PipelinedOptions:
+        """What the job says about this layout."""
+        return self.execution.options(PipelinedOptions)
+
+    @property
+    def modules(self) -> tuple[ModuleSpec, ...]:
+        """Encoders, backbone, generators: the rows of its placement problem."""
+        return self.execution.by_depth

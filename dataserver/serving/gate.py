@@ -1,0 +1,100 @@
+"""What every call passes first: is there such a method, and is there room for another call?
+
+gRPC would refuse both by itself, but without google.rpc.ErrorInfo.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+
+import grpc
+from disttrain.v1 import errors_pb2
+
+from dataserver.serving.errors import DataServiceError, abort
+
+if TYPE_CHECKING:  # gRPC's classes cannot be subscripted at run time
+    Handler = grpc.RpcMethodHandler[Any, Any]
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class CallPool(ThreadPoolExecutor):
+    """One thread for each call that a server may have in hand. gRPC submits a call as soon as its headers are there."""
+
+    def __init__(self, max_calls: int) -> None:
+        super().__init__(max_calls, "rpc")
+        self.max_calls = max_calls
+        self._lock = threading.Lock()
+        self._calls = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether one more call would have to wait for a thread."""
+        with self._lock:
+            return self._calls >= self.max_calls
+
+    def submit(self, fn: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Future[Result]:
+        """Run a call."""
+        future = super().submit(fn, *args, **kwargs)
+        with self._lock:
+            self._calls += 1
+        future.add_done_callback(self._done)
+        return future
+
+    def _done(self, _: Future[Any]) -> None:
+        with self._lock:
+            self._calls -= 1
+
+
+class Gate(grpc.ServerInterceptor):
+    """Refuses calls of unknown methods, and calls beyond what the pool holds, at once and with a reason.
+
+    gRPC asks it in one thread, the one that submits to the pool: between `full` and the submission no other call comes.
+    """
+
+    def __init__(self, calls: CallPool) -> None:
+        self._calls = calls
+        self._refusing = ThreadPoolExecutor(1, "refuse")
+
+    def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Handler | None]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "Handler":
+        """The handler of a call, or one that refuses it."""
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return self._refusal(
+                errors_pb2.ERROR_REASON_METHOD_UNKNOWN,
+                f"this server has no method {handler_call_details.method[:128]!r}; it serves disttrain.v1, as its "
+                "reflection service tells: correct the name, or run a release that has the method",
+            )
+        if self._calls.full:
+            return self._refusal(
+                errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
+                f"this server has {self._calls.max_calls} calls in hand, as many as it may; go to another one, or "
+                "raise max_streams",
+            )
+        return handler
+
+    def close(self) -> None:
+        """End the thread that refuses."""
+        self._refusing.shutdown(wait=False)
+
+    def _refusal(self, reason: errors_pb2.ErrorReason.ValueType, message: str) -> "Handler":
+        # as if requests were streamed: gRPC then does not wait for one, which may never come
+        return grpc.stream_unary_rpc_method_handler(_Refusal(DataServiceError(reason, message), self._refusing))
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """A method that fails."""
+
+    error: DataServiceError
+    experimental_thread_pool: ThreadPoolExecutor
+    """Where gRPC runs it: the pool of calls may be full."""
+
+    def __call__(self, _requests: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
+        abort(context, self.error)

@@ -1,0 +1,34 @@
+"""The job of the README as people write it, and what it is filled in from."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from dataserver.jobs import Catalog
+from dataserver.planning.jobspec.text import parse_yaml
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+FINGERPRINT, QUARANTINE = "a" * 64, "b" * 64
+
+
+def readme_job() -> Any:
+    """The values of the README's job.yaml."""
+    (text,) = re.findall(r"```yaml\n(stream:.*?)```", README.read_text(), re.DOTALL)
+    return parse_yaml(text.encode())
+
+
+def tokenizer(name: str, vocab_size: int) -> Any:
+    return SimpleNamespace(name=name, digest=name[:1].encode().hex()[:1] * 64, vocab_size=vocab_size)
+
+
+def catalog(*tokenizers: str) -> Catalog:
+    """Three datasets, one with a quarantine list; `bytes`, and tokenizers of 32000 ids. No file lies behind them."""
+    datasets: dict[str, Any] = {
+        "laion": SimpleNamespace(fingerprint=FINGERPRINT, quarantine=SimpleNamespace(digest=QUARANTINE)),
+        "x": SimpleNamespace(fingerprint="0" * 64, quarantine=None),
+        "docs": SimpleNamespace(fingerprint="c" * 64, quarantine=None),
+    }
+    known = {"bytes": tokenizer("bytes", 256), **{name: tokenizer(name, 32_000) for name in tokenizers}}
+    return Catalog(datasets, known)

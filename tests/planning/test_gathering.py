@@ -1,0 +1,55 @@
+"""Rows of shards put in order, against the same row by row."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from planning.builders import SyntheticDatasets, make_job, make_table, pick
+
+from dataserver.planning.gathering import ShardColumns, gather_step, pick_rows, size_rows, table_bytes
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    for field in dataclasses.fields(expected):
+        one, other = getattr(found, field.name), getattr(expected, field.name)
+        np.testing.assert_array_equal(one, other, field.name)
+        assert one.dtype == other.dtype, field.name
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_of_several_tables(seed: int) -> None:
+    rng, job = np.random.default_rng(seed), make_job(stream={"seq_len": 4096})
+    tables = [make_table(job, rng, int(rng.integers(0, 9)), max_images=3) for _ in range(4)]
+    rows = [(t, p) for t, table in enumerate(tables) for p in range(len(table.row))]
+    chosen = [rows[i] for i in rng.integers(0, len(rows), int(rng.integers(0, 30)))] if rows else []
+    which, position = (np.array(side, np.int64) for side in (zip(*chosen, strict=True) if chosen else ((), ())))
+    assert_same(pick_rows(tables, which, position), pick(job, tables, which, position))
+
+
+def test_a_step_is_gathered_from_the_shards_that_it_needs() -> None:
+    job = make_job(stream={"seed": 3, "seq_len": 4096}, execution={"end": {"passes": 2}})
+    rng = np.random.default_rng(5)
+    datasets = SyntheticDatasets(job, [[make_table(job, rng, 20, max_images=2) for _ in range(5)]])
+    for step in range(datasets.order.num_steps):
+        found = gather_step(job.stream, datasets.order, step, lambda d, s: datasets.tables[d][s])
+        assert_same(found, datasets.samples(step))
+        assert len(found)
+
+
+def test_kept_rows_are_sized_by_their_own_texts_and_images() -> None:
+    job = make_job()
+    columns = ShardColumns(
+        text_offsets=np.array([0, 2, 2, 3, 5]),
+        text_tokens=np.array([1, 2, 4, 8, 16], np.int32),
+        image_offsets=np.array([0, 1, 3, 3, 4]),
+        image_width=np.array([28, 56, 84, 112], np.int32),
+        image_height=np.array([28, 28, 28, 28], np.int32),
+    )
+    table = size_rows(job.stream, columns, np.array([1, 3]), "shard")
+    assert table.row.tolist() == [1, 3]
+    assert table.text_tokens.tolist() == [0, 24]
+    assert table.image_offsets.tolist() == [0, 2, 3]
+    assert table.image_columns.tolist() == [4, 6, 8]
+    assert table.image_rows.tolist() == [2, 2, 2]
+    assert table_bytes(table) == 2 * 8 + 2 * 8 + 3 * 8 + 3 * 4 + 3 * 4 + 2 * 8

@@ -1,0 +1,97 @@
+"""`execution.validity: exact`: views of samples that say what decoding finds."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from preprocessing.test_prepared_views import Run, open_run, tensors_of
+from shards import write_interleaved, write_pairs, write_texts
+
+from dataserver.dataset import ShardReadError
+from dataserver.jobs import JobPlanner
+from dataserver.planning.identity import parse_job
+from dataserver.planning.jobspec import ModuleKind
+from dataserver.planning.samples import Task
+from dataserver.preprocessing import Validity
+from dataserver.preprocessing.sequences import IGNORED
+
+PAIRS, DOCUMENTS = 0, 1
+
+
+def break_image(folder: Path, run: Run, dataset: int, row: int, number: int) -> None:
+    """Overwrite the first bytes of an image in shard 0, so that it is of no known format; the index stays."""
+    ref = run.datasets[dataset].shards[0].image(row, number)
+    with (folder / "00000.tar").open("r+b") as file:
+        file.seek(ref.offset)
+        file.write(bytes(16))
+
+
+def exact(run: Run) -> Run:
+    """The same job with exact validity."""
+    data = run.job.spec.model_dump(mode="json", exclude_none=True)
+    data["execution"]["validity"] = "exact"
+    job = parse_job(data)
+    assert job.stream_id == run.job.stream_id
+    assert job.job_id != run.job.job_id
+    return Run(job, run.datasets, JobPlanner(job, run.datasets))
+
+
+def test_a_sample_is_invalid_where_any_of_its_images_is_and_its_labels_are_ignored(tmp_path: Path) -> None:
+    folders = [
+        write_pairs(tmp_path / "pairs", formats=("PNG",)),
+        write_interleaved(tmp_path / "documents"),
+        write_texts(tmp_path / "texts"),
+    ]
+    plain = open_run(folders, steps=8)
+    counts = np.diff(plain.datasets[DOCUMENTS].shards[0].sizes().image_offsets)
+    several = int(np.flatnonzero(counts > 1)[0])
+    broken = {(PAIRS, 3), (PAIRS, 7), (DOCUMENTS, several)}
+    break_image(folders[PAIRS], plain, PAIRS, 3, 0)
+    break_image(folders[PAIRS], plain, PAIRS, 7, 0)
+    break_image(folders[DOCUMENTS], plain, DOCUMENTS, several, int(counts[several]) - 1)
+    found: set[tuple[int, int, Task]] = set()
+    checking = exact(plain)
+    for (one, view), (other, same) in zip(plain.views(), checking.views(), strict=True):
+        assert (one.text_tokens, one.target_patches) == (other.text_tokens, other.target_patches)
+        assert np.array_equal(view.items, same.items)
+        prepared, checked = plain.prepare(one, view), checking.prepare(other, same, filler=171, threads=2)
+        if view.kind is not ModuleKind.BACKBONE:
+            assert np.array_equal(prepared.buffer, checked.buffer)
+            assert np.array_equal(prepared.validity, checked.validity)
+            continue
+        samples = one.samples
+        expected = []
+        for i in view.items.tolist():
+            name = (int(samples.dataset[i]), int(samples.sample[i]))
+            expected.append(Validity.INVALID if name in broken else Validity.VALID)
+            if name in broken:
+                found.add((*name, Task(samples.task[i])))
+        assert checked.validity.tolist() == expected
+        before, after = tensors_of(prepared), tensors_of(checked)
+        lengths = np.diff(before["cu_lengths"])
+        ignored = np.repeat(np.array(expected) == Validity.INVALID, lengths)
+        assert np.array_equal(after.pop("labels"), np.where(ignored, IGNORED, before.pop("labels")))
+        assert all(np.array_equal(before[name], after[name]) for name in after)
+    assert {name[:2] for name in found} == broken
+    assert {task for *_, task in found} == {Task.UNDERSTANDING, Task.GENERATION}
+
+
+def test_labels_need_not_be_asked_for(tmp_path: Path) -> None:
+    folder = write_pairs(tmp_path, num_samples=12, shard_size=12)
+    run = exact(open_run([folder], steps=1, ratio="0"))
+    break_image(folder, run, PAIRS, 5, 0)
+    for plan, view in run.views(ModuleKind.BACKBONE):
+        invalid = run.prepare(plan, view, ["token_ids"]).validity == Validity.INVALID
+        assert np.array_equal(invalid, plan.samples.sample[view.items] == 5)
+
+
+def test_an_image_is_not_judged_while_storage_fails(tmp_path: Path) -> None:
+    folder = write_pairs(tmp_path, num_samples=12, shard_size=12)
+    run = exact(open_run([folder], steps=1, ratio="0"))
+    content = (folder / "00000.tar").read_bytes()
+    (folder / "00000.tar").write_bytes(b"")
+    plan, view = next(run.views(ModuleKind.BACKBONE))
+    with pytest.raises(ShardReadError):
+        run.prepare(plan, view)
+    (folder / "00000.tar").write_bytes(content)
+    assert (run.prepare(plan, view).validity == Validity.VALID).all()

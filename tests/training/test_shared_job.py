@@ -1,0 +1,71 @@
+"""One process of a run has its job filled in, the others take it from there."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from client.fake_server import FINGERPRINT, FakeServer, job_data
+
+from trainclient.parallel.topology import TopologyError
+from trainclient.training.config import TrainConfig
+from trainclient.training.rank import Process, shared_job
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+OTHER = """
+import sys
+from trainclient.parallel.layout import LayoutError
+from trainclient.training.config import TrainConfig
+from trainclient.training.rank import Process, shared_job
+
+config = TrainConfig(job=sys.argv[1], servers="127.0.0.1:1", timeout_s=30)
+with shared_job(config, Process(int(sys.argv[2]), 0, 1, 3)) as (job, layout):
+    print(job.job_id, layout.world_size)
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def test_only_the_first_process_asks_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job_data()))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", OTHER, str(file), str(rank)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=REPOSITORY,
+            env=dict(os.environ),
+        )
+        for rank in (1, 2)
+    ]
+    try:
+        with FakeServer() as server:
+            config = TrainConfig(job=file, servers=server.address, timeout_s=30)
+            with shared_job(config, Process(0, 0, 1, 3)) as (job, _):
+                assert job.stream.datasets[0].fingerprint == FINGERPRINT
+                found = [process.communicate(timeout=60)[0] for process in others]
+            assert found == [f"{job.job_id} 3\n"] * 2
+            assert server.registrations == 1
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+
+
+def test_a_wrong_number_of_processes_is_found_before_they_meet(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job_data()))
+    with FakeServer() as server:
+        sharing = shared_job(TrainConfig(job=file, servers=server.address), Process(0, 0, 1, 7))
+        with pytest.raises(TopologyError, match="WORLD_SIZE is 7 but the job needs 3 processes"):
+            sharing.__enter__()

@@ -1,0 +1,263 @@
+'use strict';
+// A client of DistTrain's data servers, written from protos/ alone: any server addresses in, typed arrays out.
+const os = require('node:os');
+const { setTimeout: sleep } = require('node:timers/promises');
+const { decode, crc32c } = require('./microbatch');
+const { DataError, DataService, dataError, grpc } = require('./protocol');
+
+if (os.endianness() !== 'LE') throw new Error('tensors travel little-endian; this machine is big-endian');
+
+const CHANNEL = {
+  'grpc.keepalive_time_ms': 10_000,
+  'grpc.keepalive_timeout_ms': 5_000,
+  'grpc.max_reconnect_backoff_ms': 5_000,
+};
+const DEFAULTS = {
+  callMs: 30_000, // deadline of a call that answers at once
+  createMs: 600_000, // deadline of GetOrCreateJob, which sizes whole datasets
+  idleMs: 300_000, // longest silence of a stream that is being read
+  giveUpMs: 120_000, // how long to try without progress
+  codecs: ['CODEC_ZSTD'], // accepted besides raw, where a server has them
+};
+const REMEMBERED_STEPS = 4096;
+
+function agree(condition, action, message) {
+  if (!condition) throw new DataError(action, message);
+}
+
+/** One user's way through the servers: the next one at once, a longer pause after each round, an end after a while. */
+class Rotation {
+  constructor(client, first) {
+    Object.assign(this, { client, position: first % client.servers.length });
+    this.progress();
+  }
+
+  get server() {
+    return this.client.servers[this.position];
+  }
+
+  progress() {
+    Object.assign(this, { aside: new Set(), failures: new Map(), tried: 0, pauseMs: 100 });
+  }
+
+  /** Act on an error; throws it, or one with the messages of all servers, where there is nothing left to try. */
+  async failed(cause) {
+    const { servers, options } = this.client;
+    const error = dataError(cause, this.server.address);
+    this.server.info = undefined; // another release may listen there by the next time
+    if (error.action === 'GIVE_UP') throw error;
+    if (!this.failures.size) this.since = Date.now();
+    this.failures.set(this.server.address, error.message);
+    if (error.action === 'ANOTHER_SERVER') this.aside.add(this.position);
+    const late = Date.now() - this.since > options.giveUpMs;
+    if (late || this.aside.size === servers.length) {
+      const summary = late ? `no progress for ${options.giveUpMs} ms` : 'every server refuses';
+      throw new DataError('GIVE_UP', `${summary}: ${[...this.failures.values()].join('; ')}`, error.reason);
+    }
+    do this.position = (this.position + 1) % servers.length;
+    while (this.aside.has(this.position));
+    this.tried += 1;
+    if (this.tried < servers.length - this.aside.size) return;
+    await sleep(this.pauseMs);
+    Object.assign(this, { tried: 0, pauseMs: Math.min(2 * this.pauseMs, 5_000) });
+  }
+}
+
+class DataClient {
+  /**
+   * @param addresses "host:port" of every server of the fleet.
+   * @param options overrides DEFAULTS.
+   */
+  constructor(addresses, options = {}) {
+    this.options = { ...DEFAULTS, ...options };
+    this.servers = addresses.map((address) => ({
+      address,
+      stub: new DataService(address, grpc.credentials.createInsecure(), CHANNEL),
+    }));
+    this.hashes = new Map(); // step -> plan hash, shared by the streams of all modules and ranks
+  }
+
+  /** Close all connections; what is open ends with an error. */
+  close() {
+    for (const { stub } of this.servers) stub.close();
+  }
+
+  /**
+   * Make a job known and learn its complete form. Call it once in a run, and hand `spec` to all other processes.
+   *
+   * @param job the job, complete or as people write it: an object, or JSON text.
+   * @returns { job_id, stream_id, spec, num_steps, filled }, `spec` being JSON text.
+   */
+  async createJob(job) {
+    const text = typeof job === 'string' ? job : JSON.stringify(job);
+    const answer = await this.call('GetOrCreateJob', { job_spec_json: text }, this.options.createMs);
+    this.job = { ...answer, spec: answer.canonical_job_spec_json };
+    return this.job;
+  }
+
+  /** One unary call, at the first server that answers it. */
+  async call(method, request, ms = this.options.callMs) {
+    const rotation = new Rotation(this, 0);
+    for (;;) {
+      try {
+        return await this.ask(rotation.server, method, request, ms);
+      } catch (error) {
+        await rotation.failed(error);
+      }
+    }
+  }
+
+  /**
+   * The microbatches of one rank in plan order, to the end of the job, whatever happens to single servers.
+   *
+   * @param from { step, microbatch, tensors }: where to begin (0, 0), and the names of the tensors wanted (all).
+   * @yields { server, header, tensors }: tensors are typed arrays by name, each with its `shape`; in the header 64-bit
+   *     integers are strings. `tensors` are the caller's to keep.
+   */
+  async *stream(module, rank, { step = 0, microbatch = 0, tensors = [] } = {}) {
+    agree(this.job, 'GIVE_UP', 'call createJob before stream');
+    const place = { module, rank, step: Number(step), microbatch, tensors };
+    const rotation = new Rotation(this, rank);
+    for (;;) {
+      try {
+        for await (const batch of this.follow(rotation.server, place)) {
+          rotation.progress();
+          yield batch;
+        }
+        return;
+      } catch (error) {
+        await rotation.failed(error);
+      }
+    }
+  }
+
+  /** Read from one server, which may not know the job, or no longer. */
+  async *follow(server, place) {
+    try {
+      yield* this.read(server, place);
+    } catch (error) {
+      await this.recreate(server, error);
+      yield* this.read(server, place);
+    }
+  }
+
+  /** Bring the job to a server where that is what an error asks for; throws the error where it is not. */
+  async recreate(server, error) {
+    if (!this.job || dataError(error, server.address).action !== 'CREATE_JOB') throw error;
+    const request = { job_spec_json: this.job.spec };
+    const { job_id: found } = await this.ask(server, 'GetOrCreateJob', request, this.options.createMs);
+    agree(
+      found === this.job.job_id,
+      'ANOTHER_SERVER',
+      `${server.address} calls the job ${found}, not ${this.job.job_id}`,
+    );
+  }
+
+  /** One unary call at one server. */
+  ask({ stub }, method, request, ms) {
+    return new Promise((resolve, reject) => {
+      stub[method](request, { deadline: Date.now() + ms }, (error, answer) =>
+        error ? reject(error) : resolve(answer),
+      );
+    });
+  }
+
+  /** Ask a server for its limits, once; the servers of a fleet must decode alike. */
+  async meet(server) {
+    server.info ??= await this.ask(server, 'GetServerInfo', {}, this.options.callMs);
+    this.reference ??= { address: server.address, digest: server.info.content_digest };
+    const { address, digest } = this.reference;
+    agree(
+      server.info.content_digest === digest,
+      'GIVE_UP',
+      `${address} and ${server.address} decode images differently`,
+    );
+    return server.info;
+  }
+
+  /** Read microbatches from one server, and move `place` past each. Returns at the end of the job. */
+  async *read(server, place) {
+    const info = await this.meet(server);
+    const { module, rank, tensors } = place;
+    const request = { job_id: this.job.job_id, module, rank, tensors };
+    Object.assign(request, { start_step: place.step, start_microbatch: place.microbatch });
+    request.accepted_codecs = this.options.codecs.filter((codec) => info.codecs.includes(codec));
+    const call = server.stub.StreamMicrobatches(request);
+    call.on('error', () => {}); // also of a call that is cancelled below, when nobody reads it any more
+    try {
+      const messages = call[Symbol.asyncIterator]();
+      for (;;) {
+        const message = await this.next(call, messages);
+        if (message.end) return this.ended(message.end, place, server);
+        agree(message.header, 'ANOTHER_SERVER', `${server.address} sends bytes before a header`);
+        const { header } = message;
+        this.check(header, place, info);
+        const chunks = [];
+        for (let left = Number(header.total_bytes); left > 0;) {
+          const { chunk } = await this.next(call, messages);
+          agree(chunk?.length, 'RETRY', `${server.address} stops ${left} bytes before the end of a microbatch`);
+          chunks.push(chunk);
+          left -= chunk.length;
+        }
+        const batch = { server: server.address, header, tensors: decode(header, chunks) };
+        const last = header.microbatch + 1 === header.num_microbatches;
+        Object.assign(place, last ? { step: place.step + 1, microbatch: 0 } : { microbatch: place.microbatch + 1 });
+        yield batch;
+      }
+    } finally {
+      call.cancel();
+    }
+  }
+
+  /** The next message of a stream, which must not be silent for too long while someone waits for it. */
+  async next(call, messages) {
+    const timer = setTimeout(() => call.cancel(), this.options.idleMs);
+    try {
+      const { done, value } = await messages.next();
+      agree(!done, 'RETRY', 'the stream was cut');
+      return value;
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
+  /** Check that a stream ended where it should. */
+  ended(end, { step, microbatch }, server) {
+    const done = end.reason === 'REASON_END_OF_JOB';
+    const right = Number(end.next_step) === step && end.next_microbatch === microbatch;
+    agree(
+      right && (!done || step === Number(this.job.num_steps)),
+      'ANOTHER_SERVER',
+      `${server.address} ends too early`,
+    );
+    agree(done, 'RETRY', `${server.address} shuts down`);
+  }
+
+  /** Check that a header is the one that is next, of the same plan as all others of its step, and within limits. */
+  check(header, { step, microbatch }, info) {
+    const { job_id: job, stream_id: stream } = this.job;
+    const found = [header.job_id, header.stream_id, Number(header.step), header.microbatch].join(' ');
+    const wanted = [job, stream, step, microbatch].join(' ');
+    agree(found === wanted, 'ANOTHER_SERVER', `a header of ${found}, where ${wanted} was next`);
+    agree(
+      microbatch < header.num_microbatches,
+      'ANOTHER_SERVER',
+      `microbatch ${microbatch} of ${header.num_microbatches}`,
+    );
+    const raw = header.tensors.reduce((sum, tensor) => sum + Number(tensor.raw_bytes), 0);
+    const total = Number(header.total_bytes);
+    const fits = raw <= Number(info.stream_bytes) && total <= raw + 64 * header.tensors.length;
+    agree(
+      fits,
+      'ANOTHER_SERVER',
+      `a microbatch of ${total} bytes for ${raw}, where the server's limit is ${info.stream_bytes}`,
+    );
+    const hash = header.plan_hash.toString('hex');
+    const known = this.hashes.get(step) ?? hash;
+    agree(hash === known, 'GIVE_UP', `step ${step} has the plans ${known} and ${hash}`);
+    this.hashes.set(step, hash);
+    if (this.hashes.size > REMEMBERED_STEPS) this.hashes.delete(this.hashes.keys().next().value);
+  }
+}
+
+module.exports = { DataClient, DataError, crc32c, decode };
