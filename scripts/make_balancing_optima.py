@@ -3,8 +3,8 @@
     nice -n 19 python scripts/make_balancing_optima.py
 
 Solves 100 fixed instances (12 items on 3 bins, 24 on 4, 40 on 8; equal counts; log-normal loads of sigma 0.75 and 1.2)
-with HiGHS on one thread, 60 s each, to gap zero. Writes tests/planning/balancing_optima.json after every instance and
-keeps what is there already, so that an interrupted run continues.
+with HiGHS on one thread, 60 s each, to gap zero. Writes tests/planning/balancing/balancing_optima.json after
+every instance and keeps what is there already, so that an interrupted run continues.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 import highspy
 import numpy as np
 
-OUTPUT = Path(__file__).parent.parent / "tests" / "planning" / "balancing_optima.json"
+OUTPUT = Path(__file__).parent.parent / "tests" / "planning" / "balancing" / "balancing_optima.json"
 COMMAND = "nice -n 19 python scripts/make_balancing_optima.py"
 TIME_LIMIT_S = 60
 MIX = ((12, 3, 40), (24, 4, 40), (40, 8, 20))

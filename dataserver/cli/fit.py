@@ -28,7 +28,7 @@ from dataserver.cli.arguments import Address, MaybePath, Pairs
 from dataserver.cli.jobs import open_job
 from dataserver.cli.progress import progress_bar
 from dataserver.jobs import JobPlanner
-from dataserver.planning.costs.fitting import MAX_TIME_NS, Fit, FitError, Measurements, fit, microbatch_sizes
+from dataserver.planning.costs import MAX_TIME_NS, Fit, FitError, Measurements, fit, microbatch_sizes
 from dataserver.planning.jobspec import ModuleSpec
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64
@@ -74,8 +74,15 @@ def fit_costs(
         raise ValueError("exactly one of --times and --server is required: a file of step times, or who has them")
     planner = open_job(job, dataset, index_dir, quarantine, tokenizer, config)
     reports = list(read_times(times) if times is not None else fetch_times(server or "", planner.job.job_id))
-    measured = measurements(planner, [r for r in reports if r.step >= first_step])
-    _show(Console(), planner.job.spec.execution.modules, measured)
+    taken = [r for r in reports if r.step >= first_step]
+    measured = measurements(planner, taken)
+    shared = sorted({r.module for r in taken} - measured.keys())
+    refused = [
+        f"module {name}: its ranks share sequences, and times of groups do not tell computing from exchanging; fit the "
+        "times of a job with a pipelined layout"
+        for name in shared
+    ]
+    _show(Console(), planner.job.spec.execution.modules, measured, refused)
 
 
 def read_times(file: Path) -> Iterator[StepTimes]:
@@ -124,6 +131,8 @@ def fetch_times(server: str, job_id: str) -> Iterable[StepTimes]:
 def measurements(planner: JobPlanner, reports: Iterable[StepTimes]) -> dict[str, Measurements]:
     """What was measured of each module that has reports, for each microbatch whose stages all reported it.
 
+    Modules whose ranks share sequences are left out.
+
     A later report of the same step, rank and stage replaces an earlier one (a step that was run again).
 
     Raises:
@@ -136,18 +145,15 @@ def measurements(planner: JobPlanner, reports: Iterable[StepTimes]) -> dict[str,
     if not found:
         raise ValueError("there are no step times; let the trainer report some, or lower --first-step")
     steps = sorted({step for keys in found.values() for step, _, _ in keys})
-    collected: dict[str, list[I64]] = {name: [] for name in found}
+    collected: dict[str, list[I64]] = {}
     with progress_bar("planning steps") as progress:
         for done, step in enumerate(steps, 1):
             plan = planner.plan(step)
             for name, taken in found.items():
                 if name == plan.groups.module:
-                    raise ValueError(
-                        f"module {name}: its ranks share sequences, and times of groups do not tell computing from "
-                        "exchanging; fit the times of a job with a pipelined layout, or leave out those of this module"
-                    )
+                    continue  # times of groups do not tell computing from exchanging
                 module = planner.job.spec.execution.module(name)
-                collected[name] += _microbatches(plan, module, taken)
+                collected.setdefault(name, []).extend(_microbatches(plan, module, taken))
             progress(done, len(steps))
     return {name: Measurements(*np.concatenate([np.empty((5, 0), np.int64), *c], axis=1))
             for name, c in collected.items()}  # fmt: skip
@@ -195,10 +201,12 @@ def _times(plan: StepPlan, report: StepTimes) -> I64:
     return np.array([report.forward_ns, report.backward_ns], np.int64)
 
 
-def _show(console: Console, modules: Iterable[ModuleSpec], measured: dict[str, Measurements]) -> None:
-    """Print the costs; ValueError, after the others are printed, for the modules that cannot be fitted."""
+def _show(
+    console: Console, modules: Iterable[ModuleSpec], measured: dict[str, Measurements], refused: list[str]
+) -> None:
+    """Print the costs; ValueError, after the others are printed, for the modules that cannot be or were not fitted."""
     fits: dict[str, Fit] = {}
-    refused = []
+    refused = [*refused]
     for module in modules:
         if module.name not in measured:
             continue

@@ -7,10 +7,8 @@ import tyro
 
 from dataserver.cli.arguments import MaybeInt, MaybePath, named_paths
 from dataserver.cli.progress import progress_bar
-from dataserver.dataset import count_tokens
-from dataserver.dataset.build import build_index
-from dataserver.dataset.dataset import Dataset
-from dataserver.preprocessing.tokens import BYTES, Tokenizer, load_tokenizer
+from dataserver.dataset import Dataset, build_index, count_tokens
+from dataserver.preprocessing import BYTES, Tokenizer, load_tokenizer
 
 Paths = Annotated[
     tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH...", help_behavior_hint="(required)")

@@ -6,7 +6,7 @@ from typing import Any
 from dataserver.cli.arguments import Pairs, given, named_paths
 from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.planning.identity import parse_job
-from dataserver.planning.jobspec.text import MAX_TEXT_BYTES, TextError, parse_yaml
+from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, parse_yaml
 from dataserver.serving.config import load_config
 
 

@@ -7,7 +7,7 @@ import tyro
 
 from dataserver.cli.arguments import MaybePath, Switch
 from dataserver.cli.progress import progress_bar
-from dataserver.dataset.lint import lint as lint_dataset
+from dataserver.dataset import lint as lint_dataset
 
 
 def lint(

@@ -3,6 +3,7 @@
 from dataserver.dataset.build import BuildReport, build_index
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.dataset import Dataset
+from dataserver.dataset.descriptions import SampleDescription, describe
 from dataserver.dataset.errors import (
     DatasetError,
     FilterError,
@@ -14,12 +15,19 @@ from dataserver.dataset.errors import (
     TokensMissingError,
 )
 from dataserver.dataset.filters import Filter, compile_filter
+from dataserver.dataset.headers import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, TRANSPOSED, sniff_format
 from dataserver.dataset.lint import Finding, LintReport, lint
 from dataserver.dataset.quarantine import Quarantine
+from dataserver.dataset.samples import IMAGE, TEXT, Scalar
 from dataserver.dataset.shard import DocumentParts, ImageRef, Shard, ShardSizes
 from dataserver.dataset.tokens import TokenCounter, TokensReport, count_tokens
 
 __all__ = [
+    "IMAGE",
+    "MAX_IMAGE_BYTES",
+    "MAX_IMAGE_PIXELS",
+    "TEXT",
+    "TRANSPOSED",
     "BuildReport",
     "Dataset",
     "DatasetError",
@@ -34,6 +42,8 @@ __all__ = [
     "OddityReport",
     "Quarantine",
     "QuarantineError",
+    "SampleDescription",
+    "Scalar",
     "Shard",
     "ShardReadError",
     "ShardSizes",
@@ -44,5 +54,7 @@ __all__ = [
     "build_index",
     "compile_filter",
     "count_tokens",
+    "describe",
     "lint",
+    "sniff_format",
 ]

@@ -5,8 +5,7 @@ from typing import Any
 
 from dataserver.jobs.catalog import Catalog, quarantine_digest
 from dataserver.jobs.errors import FillingError
-from dataserver.planning.jobspec import SPECIAL_TOKENS
-from dataserver.planning.jobspec.incomplete import absent_fields
+from dataserver.planning.jobspec import SPECIAL_TOKENS, absent_fields
 from dataserver.preprocessing import BYTES, tokenizer_spec
 
 

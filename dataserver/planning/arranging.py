@@ -14,6 +14,7 @@ from dataserver.planning.naming import counted
 from dataserver.planning.placement import Placement
 from dataserver.planning.plan import Arrangement, Routing
 from dataserver.planning.samples import I64, Bool, StepSamples, Task
+from dataserver.planning.sizing import MicrobatchTooLargeError
 
 TASK_OF: Mapping[ModuleKind, Task] = MappingProxyType(
     {ModuleKind.ENCODER: Task.UNDERSTANDING, ModuleKind.GENERATOR: Task.GENERATION}
@@ -23,7 +24,7 @@ TASK_OF: Mapping[ModuleKind, Task] = MappingProxyType(
 _SMALLER = "take smaller microbatches, a balance other than none, more ranks, or more memory"
 
 
-class WaveTooLargeError(ValueError):
+class WaveTooLargeError(MicrobatchTooLargeError):
     """Images of one wave that the memory of a module's ranks cannot hold together."""
 
     def __init__(self, message: str, wave: int = 0) -> None:

@@ -13,8 +13,7 @@ import rfc8785
 from pydantic import ValidationError
 
 from dataserver.planning.job import SUPPORTED_PLAN_VERSIONS, JobSpec
-from dataserver.planning.jobspec import SUPPORTED_CONTENT_VERSIONS, SUPPORTED_ORDER_VERSIONS, Stream
-from dataserver.planning.jobspec.problems import describe
+from dataserver.planning.jobspec import SUPPORTED_CONTENT_VERSIONS, SUPPORTED_ORDER_VERSIONS, Stream, describe
 
 
 class JobSpecError(ValueError):

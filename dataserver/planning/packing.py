@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dataserver.planning.balancing.interface import check, lower_bound, plain
+from dataserver.planning.balancing import check, lower_bound, plain
 from dataserver.planning.samples import I64
 
 MAX_SEQ_LEN = 2**30

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from dataserver.planning.job import JobSpec
-from dataserver.planning.jobspec.incomplete import FILLED_IN
+from dataserver.planning.jobspec import FILLED_IN
 
 SCHEMA_ID: Final = "https://github.com/disttrain/disttrain/protos/disttrain/v1/job_spec.schema.json"
 """Names the schema; nothing needs to be found there."""

@@ -24,6 +24,10 @@ _GENERATION_EXTRA = 2
 """BOS and BOI."""
 
 
+class MicrobatchTooLargeError(ValueError):
+    """Samples or images that fit alone, but that no plan of a step holds together."""
+
+
 class SampleTooLargeError(ValueError):
     """A sample that cannot fit a sequence even without its text, or a module's memory."""
 

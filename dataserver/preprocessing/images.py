@@ -27,7 +27,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from dataserver.dataset.headers import TRANSPOSED, sniff_format
+from dataserver.dataset import TRANSPOSED, sniff_format
 from dataserver.planning.jobspec import Sizing
 from dataserver.preprocessing.limits import DECODER_BYTES_PER_PIXEL, MAX_ENCODED_BYTES, MAX_PIXELS, MAX_SCANNED_PIXELS
 

@@ -6,7 +6,7 @@ same on every server of a fleet.
 
 from typing import Final
 
-from dataserver.dataset.headers import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
+from dataserver.dataset import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 
 MAX_ENCODED_BYTES: Final = MAX_IMAGE_BYTES
 """Largest encoded image: the index leaves out larger ones already."""

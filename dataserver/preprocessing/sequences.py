@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.dataset.samples import IMAGE, TEXT
+from dataserver.dataset import IMAGE, TEXT
 from dataserver.planning.jobspec import Stream
 from dataserver.planning.naming import sample_name
 from dataserver.planning.plan import StepPlan

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Final, TypeVar
 
-from dataserver.dataset.errors import ShardReadError
-from dataserver.preprocessing.views import PreparedView
+from dataserver.dataset import ShardReadError
+from dataserver.preprocessing import PreparedView
 from dataserver.serving.memory import Buffer
 from dataserver.serving.source import MicrobatchSpec, ViewSource
 from dataserver.serving.wire import EncodedMicrobatch

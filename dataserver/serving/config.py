@@ -9,8 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from dataserver.planning.jobspec import Name
-from dataserver.planning.jobspec.text import MAX_TEXT_BYTES, TextError, parse_yaml
+from dataserver.planning.jobspec import MAX_TEXT_BYTES, Name, TextError, parse_yaml
 
 MIB = 1 << 20
 

@@ -14,9 +14,16 @@ from google.protobuf.duration_pb2 import Duration
 from dataserver.jobs import Catalog, fill_job, quarantine_digest
 from dataserver.planning.identity import JobSpecError, parse_job
 from dataserver.planning.job import SUPPORTED_PLAN_VERSIONS
-from dataserver.planning.jobspec import SUPPORTED_CONTENT_VERSIONS, SUPPORTED_ORDER_VERSIONS, ModuleSpec
-from dataserver.planning.jobspec.incomplete import absent_fields, json_pointer, value_at
-from dataserver.planning.jobspec.text import TextError, parse_json
+from dataserver.planning.jobspec import (
+    SUPPORTED_CONTENT_VERSIONS,
+    SUPPORTED_ORDER_VERSIONS,
+    ModuleSpec,
+    TextError,
+    absent_fields,
+    json_pointer,
+    parse_json,
+    value_at,
+)
 from dataserver.planning.naming import counted
 from dataserver.planning.planner import explain
 from dataserver.preprocessing import content_digest, tokenizer_spec

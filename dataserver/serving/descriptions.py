@@ -6,9 +6,7 @@ from typing import Final
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import errors_pb2
 
-from dataserver.dataset.dataset import Dataset
-from dataserver.dataset.descriptions import SampleDescription, describe
-from dataserver.dataset.samples import Scalar
+from dataserver.dataset import Dataset, SampleDescription, Scalar, describe
 from dataserver.planning.samples import ROW_BITS
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.limits import MAX_MESSAGE_BYTES

@@ -14,17 +14,13 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
-from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
+from dataserver.dataset import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
 from dataserver.jobs import DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError
-from dataserver.planning.arranging import WaveTooLargeError
 from dataserver.planning.balancing import BinRoomError
-from dataserver.planning.contrastive.limits import TowerMemoryError
 from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
 from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError
-from dataserver.planning.sizing import SampleTooLargeError
-from dataserver.preprocessing.sequences import TokenCountError
-from dataserver.preprocessing.tensors import UnknownTensorError
-from dataserver.preprocessing.tokens import TokenizerError
+from dataserver.planning.sizing import MicrobatchTooLargeError, SampleTooLargeError
+from dataserver.preprocessing import TokenCountError, TokenizerError, UnknownTensorError
 
 ERROR_DOMAIN = "disttrain"
 MAX_TEXT_BYTES = 1500
@@ -102,9 +98,8 @@ _REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
         DatasetMismatchError: errors_pb2.ERROR_REASON_DATASET_MISMATCH,
         TokenizerUnknownError: errors_pb2.ERROR_REASON_TOKENIZER_UNKNOWN,
         SampleTooLargeError: errors_pb2.ERROR_REASON_SAMPLE_TOO_LARGE,
-        WaveTooLargeError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
         BinRoomError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
-        TowerMemoryError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
+        MicrobatchTooLargeError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
         DatasetEmptyError: errors_pb2.ERROR_REASON_DATASET_EMPTY,
         StepOutOfRangeError: errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
         TokenCountError: errors_pb2.ERROR_REASON_TOKENS_NOT_COUNTED,

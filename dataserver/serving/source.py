@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.views import ViewPlan, view_plan
-from dataserver.preprocessing.tensors import TensorSpec, total_bytes, view_tensors
-from dataserver.preprocessing.views import PreparedView, prepare_view
+from dataserver.preprocessing import PreparedView, TensorSpec, prepare_view, total_bytes, view_tensors
 from dataserver.serving.memory import Buffer
 from dataserver.serving.registry import ServedJob
 from dataserver.serving.wire import EncodedMicrobatch, encode_microbatch, zstd_compressor

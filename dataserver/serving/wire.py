@@ -16,7 +16,7 @@ from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.plan import Routing, StepPlan
 from dataserver.planning.views import ViewPlan, aligned
-from dataserver.preprocessing.tensors import TensorSpec
+from dataserver.preprocessing import TensorSpec
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 from dataserver.serving.memory import Buffer

@@ -21,9 +21,10 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
+from dataserver.dataset import count_tokens
 from dataserver.dataset.build import build_index
 from dataserver.jobs import Catalog
-from dataserver.preprocessing import count_dataset_tokens, load_tokenizer
+from dataserver.preprocessing import load_tokenizer
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer
 from golden.dataset import MAX_PATCHES, MERGE, PATCH, write_golden
@@ -196,7 +197,7 @@ def _server() -> Iterator[tuple[DataServer, grpc.Channel]]:
         datasets = write_golden(Path(folder))
         for path in datasets.values():
             build_index(path, workers=1)
-            count_dataset_tokens(path, load_tokenizer("bytes"))
+            count_tokens(path, load_tokenizer("bytes"))
         settings = load_config(None, {"datasets": datasets, "listen": "127.0.0.1:0"})
         server = DataServer(settings, Catalog.open(settings))
         try:

@@ -30,7 +30,7 @@ from dataserver.planning.samples import I64
 from planning_rows.row import Row
 
 SEEDS = range(20)
-OPTIMA = Path(__file__).parents[2] / "tests" / "planning" / "balancing_optima.json"
+OPTIMA = Path(__file__).parents[2] / "tests" / "planning" / "balancing" / "balancing_optima.json"
 
 
 def rows() -> list[Row]:

@@ -190,9 +190,10 @@ def _contrastive() -> Row:
     """Eight batches of 8 microbatches on 4 stages; DISTMM-Pipe with half the microbatch, twice as many."""
     idle = []
     for schedule, size in ((ContrastiveSchedule.BATCH_SYNC, 8), (ContrastiveSchedule.DISTMM_PIPE, 16)):
-        drain_every = size if schedule is ContrastiveSchedule.BATCH_SYNC else 0
-        lists = [stage_operations(held, 8 * size, drain_every) for held in tower_in_flight(4, size, schedule).tolist()]
-        pipeline = _equal([*lists[:-1], with_interactions(lists[-1], size)], 8 * size)
+        drain = size if schedule is ContrastiveSchedule.BATCH_SYNC else 0
+        held = tower_in_flight(4, size, schedule).tolist()
+        *first, last = (stage_operations(n, 8 * size, drain) for n in held)
+        pipeline = _equal([*first, with_interactions(last, size)], 8 * size)
         idle.append(simulate(replace(pipeline, interaction_ns=np.zeros((4, 8), np.int64))).bubble_ppm)
     return Row(
         "8 contrastive batches of 8 microbatches on 4 stages: idle, batch-sync / DISTMM-Pipe of 16 half microbatches",

@@ -225,9 +225,9 @@ def test_reports_that_do_not_fit_the_job(
 
 def test_ranks_that_share_sequences_are_not_fitted(dataset: Path, tmp_path: Path) -> None:
     encoder, backbone = JOB["execution"]["modules"]
-    groups = {"max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 1000}]}
-    shared = {**backbone, "pp": 1, "memory": {"room_bytes": 512, "unit_bytes": 1}, "sequence_groups": groups}
-    data = {**JOB, "execution": {**JOB["execution"], "modules": [encoder, shared]}}
+    groups = {"kind": "grouped", "max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 1000}]}
+    shared = {**backbone, "pp": 1, "memory": {"room_bytes": 512, "unit_bytes": 1}}
+    data = {**JOB, "execution": {**JOB["execution"], "modules": [encoder, shared], "layout": groups}}
     job, times = tmp_path / "job.yaml", save(tmp_path / "t", reports_of(data, dataset))
     job.write_text(yaml.safe_dump(data))
     found = run("fit", "--job", job, "--times", times, "--dataset", f"d={dataset}")

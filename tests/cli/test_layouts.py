@@ -57,19 +57,14 @@ CONTRASTIVE: dict[str, Any] = {
 GROUPED: dict[str, Any] = {
     "stream": {**STREAM, "global_batch": 24, "generation": {"ratio": "0"}, "packing": {"enabled": False}},
     "execution": {
-        "layout": {"kind": "pipeline"},
+        "layout": {
+            "kind": "grouped",
+            "max_degree": 4,
+            "exchange": [{"degree": 2, "unit_ps": 8_000_000}, {"degree": 4, "unit_ps": 16_000_000}],
+        },
         "modules": [
             {"name": "vit", "kind": "encoder"},
-            {
-                "name": "llm",
-                "kind": "backbone",
-                "dp": 4,
-                "memory": {"room_bytes": 200, "unit_bytes": 1},
-                "sequence_groups": {
-                    "max_degree": 4,
-                    "exchange": [{"degree": 2, "unit_ps": 8_000_000}, {"degree": 4, "unit_ps": 16_000_000}],
-                },
-            },
+            {"name": "llm", "kind": "backbone", "dp": 4, "memory": {"room_bytes": 200, "unit_bytes": 1}},
         ],
         "end": {"steps": 2},
     },
@@ -176,20 +171,20 @@ def test_a_picture_of_ranks_that_run_all_modules(colocated: Command, tmp_path: P
 
 def test_comparison_of_colocated_policies(colocated: Command) -> None:
     rows = colocated.rows()
-    by_name = {(row["group"], row["name"]): row for row in rows}
-    grid = [row["name"] for row in rows if row["group"] == "packing, balance"]
+    by_name = {(row["dimension"], row["name"]): row for row in rows}
+    grid = [row["name"] for row in rows if row["dimension"] == "packing, balance"]
     assert sorted(grid) == sorted(f"{p}, {b}" for p in ("balanced", "best_fit", "first_fit") for b in ("lpt", "none"))
     assert (rows[0]["name"], rows[0]["own"]) == ("balanced, lpt", True)
     assert not any("refusal" in row for row in rows)
-    as_they_are = by_name["names of ranks", "as they are"]
-    assert as_they_are["changes"] == {"layout": {"kind": "colocated", "ranks_per_node": 4}}
-    assert as_they_are["step_ns"] == rows[0]["step_ns"]
-    assert 0 <= rows[0]["between_nodes_bytes"] <= as_they_are["between_nodes_bytes"]
+    as_balanced = by_name["assignment to ranks", "as balanced"]
+    assert as_balanced["changes"] == {"layout": {"kind": "colocated", "ranks_per_node": 4}}
+    assert as_balanced["step_ns"] == rows[0]["step_ns"]
+    assert 0 <= rows[0]["between_nodes_bytes"] <= as_balanced["between_nodes_bytes"]
     assert by_name["packing, balance", "best_fit, none"]["between_nodes_bytes"] == 0, "every image beside its sequence"
     assert rows[0]["step_ns"] <= by_name["packing, balance", "best_fit, none"]["step_ns"]
     shown = colocated("simulate")
     assert max(map(len, shown.splitlines())) <= 110
-    assert "names of ranks" in shown
+    assert "assignment to ranks" in shown
 
 
 def test_smaller_nodes_have_more_bytes_between_them(colocated: Command) -> None:
@@ -213,10 +208,11 @@ def test_a_contrastive_plan_says_where_each_tower_has_a_sample(contrastive: Comm
     lines = shown.splitlines()
     head = next(i for i, line in enumerate(lines) if line.split()[:3] == ["set", "pass", "shard"])
     assert lines[head - 1].split() == ["images", "micro-", "texts", "micro-"]
-    assert lines[head].split()[-4:] == ["rank", "batch", "rank", "batch"]
-    shown_places = [tuple(map(int, line.split()[-4:])) for line in lines[head + 2 : head + 18]]
+    assert lines[head].split()[-6:] == ["rank", "batch", "slot", "rank", "batch", "slot"]
+    shown_places = [tuple(map(int, line.split()[-6:])) for line in lines[head + 2 : head + 18]]
     towers = [
-        dict(zip(a["item"], zip(a["rank"], a["microbatch"], strict=True), strict=True)) for a in plan["arrangements"]
+        dict(zip(a["item"], zip(a["rank"], a["microbatch"], a["slot"], strict=True), strict=True))
+        for a in plan["arrangements"]
     ]  # every sample has one image, so that images and samples have the same numbers
     assert shown_places == [(*towers[0][i], *towers[1][i]) for i in range(16)]
     assert "contrastive" in lines[head + 2]
@@ -250,13 +246,13 @@ def test_interactions_are_in_the_picture(contrastive: Command, tmp_path: Path) -
 
 def test_comparison_of_contrastive_policies(contrastive: Command) -> None:
     rows = contrastive.rows()
-    by_name = {(row["group"], row["name"]): row for row in rows}
+    by_name = {(row["dimension"], row["name"]): row for row in rows}
     assert {name for group, name in by_name if group == "schedule, balance"} == {
         "distmm_pipe, lpt", "distmm_pipe, none", "batch_sync, lpt", "batch_sync, none",
     }  # fmt: skip
     assert {name for group, name in by_name if group == "extra_in_flight"} == {"1", "2", "4"}
     assert rows[0]["own"]
-    assert rows[0]["fill_percent"] is None
+    assert "fill_percent" not in rows[0]
     assert rows[0]["step_ns"] <= by_name["schedule, balance", "batch_sync, lpt"]["step_ns"]
     assert by_name["schedule, balance", "batch_sync, none"]["changes"]["layout"] == {
         "kind": "contrastive", "schedule": "batch_sync", "microbatches": 2, "interaction_ns": 5_000_000,
@@ -318,14 +314,12 @@ def test_groups_are_boxes_in_the_picture(grouped: Command, tmp_path: Path) -> No
 
 def test_comparison_of_group_policies(grouped: Command) -> None:
     rows = grouped.rows()
-    by_name = {(row["group"], row["name"]): row for row in rows}
+    by_name = {(row["dimension"], row["name"]): row for row in rows}
     assert {name for group, name in by_name if group == "groups"} == {"search", "homogeneous", "static"}
     search, static = by_name["groups", "search"], by_name["groups", "static"]
     assert search["own"]
     assert search["step_ns"] <= static["step_ns"]
-    assert static["changes"] == {"modules": [{"name": "llm", "sequence_groups": {"policy": "static"}}]}
+    assert static["changes"] == {"layout": {**GROUPED["execution"]["layout"], "policy": "static"}}
     assert by_name["baseline", "canonical order"]["step_ns"] >= search["step_ns"]
     assert not any(group == "balance of llm" for group, _ in by_name)
-    programme = grouped.rows("--milp", "--steps", "1")
-    assert {row["name"] for row in programme if row["group"] == "groups"} == {"search", "homogeneous", "static", "milp"}
     assert max(map(len, grouped("simulate").splitlines())) <= 110

@@ -203,7 +203,7 @@ def test_a_wide_job_shows_the_ranks_of_the_critical_path(line: tuple[str | Path,
     bars = bars_of(summary.after)
     critical = {node for node, found in enumerate(bars) for bar in found if bar.critical}
     assert max(summary.after.nodes[node].rank for node in critical) >= 8, "its first ranks would do"
-    text = svg_of_plan(planner.job.spec.execution, summary)
+    text = svg_of_plan(summary)
     outlined = len(re.findall(r'style="fill: none; stroke: #111111', text))
     assert outlined == 2 * sum(bar.critical for found in bars for bar in found)
     assert {labels_of(summary.after)[node] for node in critical} <= set(re.findall(r">([^<]+)</text>", text))

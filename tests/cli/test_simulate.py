@@ -35,7 +35,7 @@ JOB: dict[str, Any] = {
             {"name": "llm", "kind": "backbone", "dp": 2, "pp": 2, "packing": "best_fit", **PLAIN},
             {"name": "dit", "kind": "generator", **PLAIN},
         ],
-        "layout": {"kind": "pipeline", "order": "none"},
+        "layout": {"kind": "pipelined", "order": "none"},
         "end": {"steps": 4},
     },
 }
@@ -83,7 +83,7 @@ def groups(found: dict[str, Any]) -> dict[str, list[str]]:
     """The names of the rows of each group."""
     names: dict[str, list[str]] = {}
     for row in found["rows"]:
-        names.setdefault(row["group"], []).append(row["name"])
+        names.setdefault(row["dimension"], []).append(row["name"])
     return names
 
 
@@ -97,7 +97,7 @@ def test_the_main_policies_all_with_all_and_others_one_at_a_time(found: dict[str
         "schedule": ["gpipe", "interleaved, 2 chunks"],
         "extra_in_flight": ["0", "1", "2", "4"],
     }
-    assert [(r["group"], r["name"]) for r in found["rows"] if r["own"]] == [(GRID, "best_fit, none, none")]
+    assert [(r["dimension"], r["name"]) for r in found["rows"] if r["own"]] == [(GRID, "best_fit, none, none")]
     assert found["rows"][0]["own"]
 
 
@@ -105,23 +105,27 @@ def test_a_row_is_documented_by_its_keys(found: dict[str, Any]) -> None:
     assert set(found) == {
         "job_id", "first_step", "steps", "steps_of_job", "samples", "images", "tokens", "truncated_tokens", "rows",
     }  # fmt: skip
-    about = {"group", "name", "own", "changes"}
+    about = {"dimension", "name", "own", "changes"}
     figures = {
         "step_ns", "slower_than_own_percent", "lower_bound_ns", "above_bound_percent", "bubble_percent", "imbalance",
-        "padding_percent", "in_flight", "microbatches", "fill_percent", "empty_sequences_percent",
-        "between_nodes_bytes", "planning_ns",
+        "padding_percent", "in_flight", "microbatches", "fill_percent", "empty_sequences_percent", "planning_ns",
     }  # fmt: skip
     for row in found["rows"]:
         assert set(row) in (about | figures, about | {"refusal"})
-    assert not any("refusal" in row for row in found["rows"] if row["group"] == GRID)
+    assert not any("refusal" in row for row in found["rows"] if row["dimension"] == GRID)
 
 
 def test_changes_are_what_to_write_into_the_job(indexed: Path, found: dict[str, Any]) -> None:
-    by_name = {(row["group"], row["name"]): row for row in found["rows"]}
+    by_name = {(row["dimension"], row["name"]): row for row in found["rows"]}
     assert found["rows"][0]["changes"] == {}
     assert by_name["balance of vit", "lpt"]["changes"] == {"modules": [{"name": "vit", "balance": "lpt"}]}
+    # The whole layout: it replaces the job's.
     assert by_name["extra_in_flight", "2"]["changes"] == {
-        "layout": {"kind": "pipeline", "extra_in_flight": 2, "order": "none"}  # the whole layout: it replaces the job's
+        "layout": {
+            "kind": "pipelined",
+            "extra_in_flight": 2,
+            "order": "none",
+        }
     }
     best = by_name[GRID, "balanced, lpt, search"]
     again = compared(indexed, changed(JOB, best["changes"]))
@@ -132,7 +136,7 @@ def test_changes_are_what_to_write_into_the_job(indexed: Path, found: dict[str, 
 
 def test_figures_agree_with_the_plans_of_the_same_steps(indexed: Path) -> None:
     """The job's own row is the mean of what `dataserver plan` says of each step."""
-    job = {**JOB, "execution": {**JOB["execution"], "layout": {"kind": "pipeline"}}}
+    job = {**JOB, "execution": {**JOB["execution"], "layout": {"kind": "pipelined"}}}
     own = compared(indexed, job, "--first-step", "1", "--steps", "2")["rows"][0]
     plans = []
     for step in (1, 2):
@@ -149,7 +153,7 @@ def test_figures_agree_with_the_plans_of_the_same_steps(indexed: Path) -> None:
 
 
 def test_what_must_hold_of_any_comparison(found: dict[str, Any]) -> None:
-    by_name = {row["name"]: row for row in found["rows"] if row["group"] == GRID}
+    by_name = {row["name"]: row for row in found["rows"] if row["dimension"] == GRID}
     for name, row in by_name.items():
         assert row["step_ns"] >= row["lower_bound_ns"] > 0
         assert 0 < row["fill_percent"] <= 100
@@ -230,9 +234,9 @@ def test_the_lines_of_the_verdict_make_the_job_faster(indexed: Path) -> None:
 
 
 def test_more_microbatches_in_flight_are_advised_apart_unless_memory_is_stated(indexed: Path) -> None:
-    job = changed(JOB, {"layout": {"kind": "pipeline", "order": "search", "extra_in_flight": 0}})
+    job = changed(JOB, {"layout": {"kind": "pipelined", "order": "search", "extra_in_flight": 0}})
     found = compared(indexed, job)
-    own, extra = found["rows"][0], [row for row in found["rows"] if row["group"] == "extra_in_flight"]
+    own, extra = found["rows"][0], [row for row in found["rows"] if row["dimension"] == "extra_in_flight"]
     assert all(row["in_flight"]["llm"] > own["in_flight"]["llm"] for row in extra)
     shown = run(*line(indexed, job)).stdout
     faster = min(row["slower_than_own_percent"] for row in found["rows"] if row["in_flight"] == own["in_flight"])

@@ -140,7 +140,7 @@ def test_a_job_without_towers_is_refused(folder: Path) -> None:
     stream = {"datasets": [{"name": "d"}], "seq_len": 512, "global_batch": 8}
     modules = [{"name": "vit", "kind": "encoder"}, {"name": "llm", "kind": "backbone"}]
     job = {"stream": stream, "execution": {"modules": modules, "end": {"steps": 1}}}
-    assert "the job has a pipeline layout; one with a contrastive layout is required" in refused(
+    assert "the job has a pipelined layout; one with a contrastive layout is required" in refused(
         *line(folder, *CLUSTER, job=job)
     )
 

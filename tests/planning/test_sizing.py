@@ -3,9 +3,10 @@ from math import isqrt
 
 import numpy as np
 import pytest
+from builders.jobs import make_job
+from builders.samples import make_samples, make_table
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from planning.builders import make_job, make_samples, make_table
 
 from dataserver.planning.jobspec import Sizing
 from dataserver.planning.samples import Task

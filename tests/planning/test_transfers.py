@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.jobs import job_data
+from builders.samples import make_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning.builders import job_data, make_samples
-from planning.pipeline_reference import fixed_point
+from planning.simulation.reference import fixed_point
 
 from dataserver.planning.costs import hop_ns
 from dataserver.planning.grouped.wave_order import chain, searched_order
@@ -528,6 +529,18 @@ def test_groups_take_their_bound(generates: bool) -> None:
     left_out = int(planned.timeline.busy_ns[backbone]) if generates else 0
     assert bound == planned.makespan_ns - left_out
     assert bound > layout_of(job.spec.execution).lower_bound_ns(without_transfers(job), plan)
+
+
+def test_a_tower_of_one_microbatch_takes_its_bound() -> None:
+    """There and back through all stages, but for the rounding of their times."""
+    towers = [{"name": m, "kind": "tower", "modality": m, "pp": pp} for m, pp in (("image", 3), ("text", 1))]
+    stream = {"global_batch": 2, "contrastive_batch": 2, "packing": {"enabled": False}}
+    data = job_data(stream=stream, execution={"modules": towers, "layout": {"kind": "contrastive"}})
+    job = with_transfers(data, transfer(("image", "image"), 10**6, "0.5", 3))
+    plan = plan_step(job, 0, one_image_each(job, 2))
+    makespan, bound_of = timeline(job.spec, plan).makespan_ns, layout_of(job.spec.execution).lower_bound_ns
+    assert makespan - 5 <= bound_of(job, plan) <= makespan
+    assert bound_of(job, plan) - bound_of(without_transfers(job), plan) > 4 * 10**6
 
 
 # Comparisons

@@ -13,14 +13,14 @@ logging.basicConfig(level=logging.INFO)
 from dataserver.planning.warmup import warm_up
 warm_up()
 logging.info("warm")
-from planning.test_plan_identity import sample_plan
+from builders.pipelined import sample_plan
 print(sample_plan().hash.hex())
 from dataserver.planning.planner import plan_step
-from planning.colocated import colocated_job, samples_of
-from planning.test_colocated import MODULES, STREAM
+from builders.colocated import MODULES, STREAM, colocated_job, samples_of
+from builders.grouped import published_job
+from builders.samples import texts
 job = colocated_job(MODULES, **STREAM)
 print(plan_step(job, 0, samples_of(job, (30, 10), 0, 3)).num_microbatches)
-from planning.sequence_parallel.grouped_jobs import published_job, texts
 import numpy as np
 print(plan_step(published_job(), 0, texts(np.arange(100, 60_100, 1_000))).num_microbatches)
 """
@@ -29,7 +29,11 @@ print(plan_step(published_job(), 0, texts(np.arange(100, 60_100, 1_000))).num_mi
 @pytest.mark.slow
 def test_after_the_warm_up_nothing_is_compiled(tmp_path: Path) -> None:
     tests = Path(__file__).resolve().parents[1]
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": f"{tests}:{tests.parent}"}
+    environment = {
+        **os.environ,
+        "NUMBA_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": f"{tests}:{tests.parent}:{tests.parent / 'scripts'}",
+    }
     for expected in (True, False):  # the second process finds all of it in the cache of the first
         result = subprocess.run(
             [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, timeout=110, check=True

@@ -11,6 +11,7 @@ import google_crc32c
 import grpc
 import numpy as np
 import zstandard
+from builders.jobs import compose, module
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import microbatch_pb2
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
@@ -40,25 +41,16 @@ def index(folder: Path) -> Path:
 
 def job_data(**changes: Any) -> dict[str, Any]:
     """A job over `pairs` and `docs` with all three modules; `changes` replace fields of its stream or execution."""
-    stream: dict[str, Any] = {
+    fields: dict[str, Any] = {
+        "modules": [module("encoder", dp=2), module("backbone", dp=2, pp=2), module("generator", "gen")],
         "datasets": [{"name": "pairs"}, {"name": "docs"}],
         "seq_len": 512,
         "global_batch": 8,
         "generation": {"ratio": "0.3", "query_tokens": 8},
         "sizing": {"max_patches": 256},
-    }
-    execution: dict[str, Any] = {
-        "modules": [
-            {"name": "vit", "kind": "encoder", "dp": 2},
-            {"name": "llm", "kind": "backbone", "dp": 2, "pp": 2},
-            {"name": "gen", "kind": "generator"},
-        ],
         "end": {"steps": 4},
     }
-    for key, value in changes.items():
-        part = execution if key in {"modules", "end", "microbatch", "plan_version"} else stream
-        part[key] = value
-    return {"stream": stream, "execution": execution}
+    return compose(**{**fields, **changes})
 
 
 VIEWS = (("vit", 0), ("vit", 1), ("llm", 0), ("llm", 1), ("gen", 0))

@@ -6,9 +6,9 @@ from typing import Any
 
 import grpc
 import pytest
+from builders.jobs import changed
 from disttrain.v1 import data_service_pb2 as pb
 from jobs.written import readme_job
-from planning.builders import changed
 from serving.harness import TIMEOUT_S, Running, index, reason_of, running
 from shards import write_pairs
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers

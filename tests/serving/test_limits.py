@@ -60,11 +60,11 @@ def test_what_exceeds_the_memory_of_a_module_is_named(
 
 
 def test_the_largest_group_of_ranks_must_hold_a_sample(server: Running) -> None:
-    groups = {"max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 5}]}
-    status, details = refusal(server, modules=modules(llm={"dp": 2, "sequence_groups": groups, **memory(20)}))
+    groups = {"kind": "grouped", "max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 5}]}
+    status, details = refusal(server, modules=modules(llm={"dp": 2, **memory(20)}), layout=groups)
     assert status == TOO_LARGE
     assert "the memory of 2 ranks of module llm holds 40 (" in details
-    assert "raise sequence_groups.max_degree" in details
+    assert "raise layout.max_degree" in details
 
 
 def test_memory_that_holds_every_sample_is_no_reason(server: Running) -> None:

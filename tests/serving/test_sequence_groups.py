@@ -13,15 +13,17 @@ from serving.harness import TIMEOUT_S, Received, job_data, reason_of, running, t
 STEPS, RANKS = 3, 8
 
 
-def modules(units: int, **groups: Any) -> list[dict[str, Any]]:
-    """Groups of two exchange so dearly that only samples that one rank cannot hold are shared."""
-    exchange = [{"degree": 2, "unit_ps": 10**9}]
+LAYOUT = {"kind": "grouped", "max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 10**9}]}
+"""Groups of two exchange so dearly that only samples that one rank cannot hold are shared."""
+
+
+def modules(units: int) -> list[dict[str, Any]]:
+    """`units` tokens fit on each of the ranks of the backbone."""
     backbone = {
         "name": "llm",
         "kind": "backbone",
         "dp": RANKS,
         "memory": {"room_bytes": units * 1000, "unit_bytes": 1000},
-        "sequence_groups": {"max_degree": 2, "exchange": exchange, **groups},
     }
     return [{"name": "vit", "kind": "encoder", "dp": 2}, backbone, {"name": "gen", "kind": "generator"}]
 
@@ -31,7 +33,12 @@ class Served:
 
     def __init__(self, datasets: dict[str, Path], packed: bool) -> None:
         data = job_data(
-            modules=modules(300), global_batch=5, packing={"enabled": packed}, end={"steps": STEPS}, seq_len=512
+            modules=modules(300),
+            layout=LAYOUT,
+            global_batch=5,
+            packing={"enabled": packed},
+            end={"steps": STEPS},
+            seq_len=512,
         )
         with running(datasets) as server:
             job_id = server.create(data).job_id
@@ -111,28 +118,19 @@ def test_rows_of_the_encoder_fill_the_slots_of_every_group(served: Served) -> No
 
 def test_a_sample_that_no_group_holds_is_named_when_the_job_is_created(datasets: dict[str, Path]) -> None:
     with running(datasets) as server, pytest.raises(grpc.RpcError) as caught:
-        server.create(job_data(modules=modules(40)))
+        server.create(job_data(modules=modules(40), layout=LAYOUT))
     code, reason, action, details = reason_of(caught.value)
     assert (code, reason, action) == (grpc.StatusCode.INVALID_ARGUMENT, "SAMPLE_TOO_LARGE", "GIVE_UP")
     assert details.startswith("dataset pairs, shard 00000.tar, row ")
     assert "the memory of 2 ranks of module llm holds 80" in details
-    assert "raise sequence_groups.max_degree" in details
-
-
-def test_plans_that_depend_on_the_version_of_a_solver_are_not_served(datasets: dict[str, Path]) -> None:
-    with running(datasets) as server, pytest.raises(grpc.RpcError) as caught:
-        server.create(job_data(modules=modules(300, policy="milp")))
-    _, reason, action, details = reason_of(caught.value)
-    assert (reason, action) == ("JOB_INVALID", "GIVE_UP")
-    assert "policy milp; its plans depend on the version of HiGHS" in details
-    assert details.endswith("use the policy search")
+    assert "raise layout.max_degree" in details
 
 
 def test_groups_that_cannot_make_up_the_ranks_are_refused(datasets: dict[str, Path]) -> None:
     wrong = modules(300)
     wrong[1]["dp"] = 7
     with running(datasets) as server, pytest.raises(grpc.RpcError) as caught:
-        server.create(job_data(modules=wrong))
+        server.create(job_data(modules=wrong, layout=LAYOUT))
     code, reason, _, details = reason_of(caught.value)
     assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "JOB_INVALID")
-    assert "dp 7 and sequence_groups up to 2 ranks" in details
+    assert "dp 7 and groups up to 2 ranks" in details

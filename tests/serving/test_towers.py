@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from builders.jobs import compose
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import microbatch_pb2
 from preprocessing.pictures import decode
@@ -32,22 +33,16 @@ def job_data(**stream: Any) -> dict[str, Any]:
         {"name": "image", "kind": "tower", "modality": "image", "dp": RANKS["image"], "pp": 2},
         {"name": "text", "kind": "tower", "modality": "text", "dp": RANKS["text"]},
     ]
-    return {
-        "stream": {
-            "datasets": [{"name": "pairs"}],
-            "seq_len": SEQ_LEN,
-            "sizing": {"patch": 7, "merge": 1, "max_patches": 64},
-            "global_batch": 2 * BATCH,
-            "contrastive_batch": BATCH,
-            "packing": {"enabled": False},
-            **stream,
-        },
-        "execution": {
-            "modules": towers,
-            "layout": {"kind": "contrastive", "microbatches": SIZE},
-            "end": {"passes": 1, "last": "drop"},
-        },
+    fields = {
+        "seq_len": SEQ_LEN,
+        "sizing": {"patch": 7, "merge": 1, "max_patches": 64},
+        "global_batch": 2 * BATCH,
+        "contrastive_batch": BATCH,
+        "packing": {"enabled": False},
+        "layout": {"kind": "contrastive", "microbatches": SIZE},
+        "end": {"passes": 1, "last": "drop"},
     }
+    return compose(towers, **{**fields, **stream})
 
 
 @pytest.fixture(scope="module")

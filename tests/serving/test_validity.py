@@ -97,7 +97,7 @@ def test_other_words_are_refused(server: Running) -> None:
         server.create(data)
     *status, text = reason_of(caught.value)
     assert status == [grpc.StatusCode.INVALID_ARGUMENT, "JOB_INVALID", "GIVE_UP"]
-    assert "execution.validity: Input should be 'exact'" in text
+    assert "execution.validity: found \"guess\"; it should be 'exact'" in text
 
 
 def test_resuming_an_exact_stream_gives_identical_bytes(server: Running) -> None:

@@ -9,8 +9,7 @@ from disttrain.v1.data_service_pb2 import GetOrCreateJobRequest, GetOrCreateJobR
 
 from dataserver.planning.identity import Job, JobSpecError, identify, parse_job
 from dataserver.planning.job import JobSpec
-from dataserver.planning.jobspec.incomplete import absent_fields
-from dataserver.planning.jobspec.text import MAX_TEXT_BYTES, TextError, parse_json, parse_yaml
+from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, absent_fields, parse_json, parse_yaml
 from trainclient.stream.endpoint import CallGuard, Endpoint
 from trainclient.stream.errors import DataServiceError, ProtocolError
 from trainclient.stream.fleet import Fleet

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dataserver.planning.jobspec.text import MAX_TEXT_BYTES, TextError, parse_yaml
+from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, parse_yaml
 
 
 class ConfigError(ValueError):

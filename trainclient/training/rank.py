@@ -14,7 +14,7 @@ from rich.console import Console
 from torch.distributed.rendezvous import rendezvous
 
 from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.jobspec.text import parse_json
+from dataserver.planning.jobspec import parse_json
 from trainclient.client import DataClient
 from trainclient.parallel.groups import Groups, process_groups
 from trainclient.parallel.topology import Topology

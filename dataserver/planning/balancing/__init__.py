@@ -24,6 +24,7 @@ from dataserver.planning.balancing.interface import (
     bin_totals,
     check,
     lower_bound,
+    plain,
 )
 from dataserver.planning.balancing.padded import padded
 from dataserver.planning.balancing.search import searched
@@ -56,6 +57,7 @@ __all__ = [
     "lower_peaks",
     "padded",
     "peak_between_nodes",
+    "plain",
     "searched",
     "tokens_then_squares",
     "traffic_between",

@@ -16,7 +16,7 @@ from dataserver.planning.jobspec import BalancePolicy, Modality, ModuleKind, Mod
 from dataserver.planning.limits import check_images, check_units
 from dataserver.planning.naming import counted
 from dataserver.planning.samples import I64, ShardTable
-from dataserver.planning.sizing import is_pair, most_tokens
+from dataserver.planning.sizing import MicrobatchTooLargeError, is_pair, most_tokens
 
 Sizes = Callable[[ModuleSpec, int], I64]
 """Tower and contrastive batch: int64 [batches, samples], the patches or tokens of the samples of each batch."""
@@ -26,7 +26,7 @@ MAX_MICROBATCHES = 65536
 """That `layout.microbatches` may be."""
 
 
-class TowerMemoryError(ValueError):
+class TowerMemoryError(MicrobatchTooLargeError):
     """Microbatches that wait for a barrier, or are in flight, and that the memory of a tower does not hold."""
 
 

@@ -7,6 +7,7 @@ generated for other languages. No floats: fractions are decimal strings, times a
 
 from dataserver.planning.jobspec.cost import DEFAULT_COSTS, Cost, ModelCost, default_cost
 from dataserver.planning.jobspec.end import End, LastStep
+from dataserver.planning.jobspec.incomplete import FILLED_IN, absent_fields, json_pointer, value_at
 from dataserver.planning.jobspec.layout import (
     BackboneOptions,
     ExecutionParts,
@@ -17,6 +18,7 @@ from dataserver.planning.jobspec.layout import (
     WaveOptions,
 )
 from dataserver.planning.jobspec.modules import BalancePolicy, Memory, ModuleSpec, PackingPolicy
+from dataserver.planning.jobspec.problems import describe
 from dataserver.planning.jobspec.stream import (
     SPECIAL_TOKENS,
     SUPPORTED_CONTENT_VERSIONS,
@@ -28,12 +30,15 @@ from dataserver.planning.jobspec.stream import (
     Stream,
     TokenizerSpec,
 )
+from dataserver.planning.jobspec.text import MAX_TEXT_BYTES, TextError, parse_json, parse_yaml
 from dataserver.planning.jobspec.transfers import Transfer
 from dataserver.planning.jobspec.values import MAX_INTEGER, Modality, ModuleKind, Name, Natural, Positive, SpecModel
 
 __all__ = [
     "DEFAULT_COSTS",
+    "FILLED_IN",
     "MAX_INTEGER",
+    "MAX_TEXT_BYTES",
     "SPECIAL_TOKENS",
     "SUPPORTED_CONTENT_VERSIONS",
     "SUPPORTED_ORDER_VERSIONS",
@@ -62,8 +67,15 @@ __all__ = [
     "Sizing",
     "SpecModel",
     "Stream",
+    "TextError",
     "TokenizerSpec",
     "Transfer",
     "WaveOptions",
+    "absent_fields",
     "default_cost",
+    "describe",
+    "json_pointer",
+    "parse_json",
+    "parse_yaml",
+    "value_at",
 ]

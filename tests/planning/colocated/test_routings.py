@@ -5,8 +5,8 @@ from itertools import product
 
 import numpy as np
 import torch
+from builders.colocated import colocated_job, colocated_steps, samples_of
 from hypothesis import given, settings
-from planning.colocated import colocated_job, colocated_steps, samples_of
 from torch import Tensor, nn
 
 from dataserver.planning.arranging import module_images

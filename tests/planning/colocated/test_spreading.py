@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.colocated import colocated_job
+from builders.samples import make_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning.builders import make_samples
-from planning.colocated import colocated_job
 
 from dataserver.planning.balancing import BinRoom, BinRoomError, bin_loads, bin_totals, lower_bound
 from dataserver.planning.colocated.items import ModuleItems, module_items

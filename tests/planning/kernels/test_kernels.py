@@ -1,0 +1,53 @@
+"""Compiled kernels: the same results everywhere, loaded only where they are needed, cached, and said to be compiled."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from planning.kernels.golden_bins import digest
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = "acd8e52031f0588210de6380a1cbf7595ddf93ee304db2966e307d0e8e06ba26"
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+
+
+def test_golden_bins() -> None:
+    assert digest() == GOLDEN
+
+
+def test_compiled_and_interpreted_kernels_agree() -> None:
+    """And so does another process: no result depends on hashing, on the compiler, or on integers that overflow."""
+    program = Path(__file__).with_name("golden_bins.py")
+    assert python(str(program), NUMBA_DISABLE_JIT="1", PYTHONHASHSEED="7").stdout.strip() == GOLDEN
+
+
+def test_planner_modules_import_without_numba() -> None:
+    code = (
+        "import sys, dataserver.planning.planner, dataserver.planning.simulation, dataserver.planning.balancing;"
+        "print('numba' in sys.modules)"
+    )
+    assert python("-c", code).stdout.strip() == "False"
+
+
+def test_a_kernel_is_compiled_once_and_then_cached(tmp_path: Path) -> None:
+    code = (
+        "import logging, numpy as np; logging.basicConfig(level=logging.INFO, format='%(message)s');"
+        "logging.getLogger('numba').setLevel(logging.WARNING);"
+        "from dataserver.planning.kernels.heap import sift_down;"
+        "heap = np.array([2, 0, 1]); sift_down(heap, 3, np.array([5, 7, 6])); print(heap.tolist())"
+    )
+    first, second = (python("-c", code, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2))
+    assert first.stdout == second.stdout == "[0, 2, 1]\n"
+    assert "compiling dataserver.planning.kernels.heap.sift_down" in first.stderr
+    assert second.stderr == ""

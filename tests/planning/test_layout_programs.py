@@ -1,0 +1,108 @@
+"""The programs that a header stands for are those that the simulator scores, in every layout."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+
+import numpy as np
+import pytest
+from builders.jobs import LAYOUT_KINDS
+from builders.layouts import STEPS
+from builders.pipelined import Step
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from dataserver.planning.job import Execution
+from dataserver.planning.layout import layout_of
+from dataserver.planning.plan import ModuleSchedule, StepPlan
+from dataserver.planning.planner import plan_step
+from dataserver.planning.simulation import FORWARD, Operation, OperationKind, Operations, PipelineDeadlockError, Program
+from dataserver.planning.sizing import MicrobatchTooLargeError, SampleTooLargeError
+
+
+def planned(step: Step) -> StepPlan:
+    try:
+        return plan_step(step[0], 0, step[1])
+    except (MicrobatchTooLargeError, SampleTooLargeError):
+        assume(False)
+        raise
+
+
+def programs_of(execution: Execution, plan: StepPlan) -> tuple[Program, ...]:
+    return layout_of(execution).programs(execution, plan.schedules, plan.num_microbatches)
+
+
+@pytest.mark.parametrize("kind", LAYOUT_KINDS)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_the_simulator_runs_the_programs_of_the_header(kind: str, data: st.DataObject) -> None:
+    step = data.draw(STEPS[kind])
+    (job, _), plan = step, planned(step)
+    execution = job.spec.execution
+    assert execution.layout.kind == kind
+    found = layout_of(execution).timeline(job.spec, plan)
+    programs = programs_of(execution, plan)
+    assert [list(p.operations) for p in programs] == [list(o) for o in found.pipeline.operations]
+    stages = [programs[s] for s in found.pipeline.stage.tolist()]
+    assert [(node.modules, node.stage) for node in found.nodes] == [(p.modules, p.stage) for p in stages]
+
+
+@pytest.mark.parametrize("kind", LAYOUT_KINDS)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_every_pass_of_a_step_is_in_the_programs_once(kind: str, data: st.DataObject) -> None:
+    """Every stage and chunk runs each microbatch forward once, and backward once and later, unless it has none."""
+    step = data.draw(STEPS[kind])
+    (job, _), plan = step, planned(step)
+    execution = job.spec.execution
+    stages: dict[str, list[int]] = {m.name: [] for m in execution.modules}
+    for program in programs_of(execution, plan):
+        found = {(o.kind, o.microbatch, o.chunk): n for n, o in enumerate(program.operations)}
+        assert len(found) == len(program.operations)
+        for chunk, name in enumerate(program.modules):
+            forward, backward = (
+                [found.get((k, m, chunk)) for m in range(plan.num_microbatches)]
+                for k in (OperationKind.FORWARD, OperationKind.BACKWARD)
+            )
+            assert None not in forward
+            if None in backward:
+                assert set(backward) == {None}
+                assert execution.module(name).cost.backward_percent == 0
+            else:
+                assert all(f < b for f, b in zip(forward, backward, strict=True))
+        for name in set(program.modules):
+            stages[name].append(program.stage)
+    assert stages == {m.name: list(range(m.pp)) for m in execution.modules}
+
+
+@pytest.mark.parametrize("kind", LAYOUT_KINDS)
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_timeline_breaks_with_the_programs(kind: str, data: st.DataObject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timeline that built lists of its own would not notice that the programs are wrong."""
+    step = data.draw(STEPS[kind])
+    (job, _), plan = step, planned(step)
+    execution = job.spec.execution
+    module = import_module(f"dataserver.planning.{kind}.timeline")
+    name = "wave_programs" if kind == "grouped" else "programs"
+    made = getattr(module, name)
+    assert made is layout_of(execution).programs
+
+    def without_the_first_forward(
+        execution: Execution, schedules: Sequence[ModuleSchedule], num_microbatches: int
+    ) -> tuple[Program, ...]:
+        first, *others = made(execution, schedules, num_microbatches)
+        operations = first.operations
+        kept = np.arange(len(operations)) != int(np.argmax(operations.kind == FORWARD))
+        broken = Operations(operations.kind[kept], operations.microbatch[kept], operations.chunk[kept])
+        return (replace(first, operations=broken), *others)
+
+    whole = layout_of(execution).timeline(job.spec, plan)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, without_the_first_forward)
+        try:
+            broken = layout_of(execution).timeline(job.spec, plan)
+        except (ValueError, PipelineDeadlockError):
+            return
+    assert Operation(OperationKind.FORWARD, 0, 0) not in list(broken.pipeline.operations[0])
+    assert len(broken.pipeline.operations[0]) == len(whole.pipeline.operations[0]) - 1

@@ -1,0 +1,166 @@
+"""Who imports whom: no circles, packages by their faces, and layouts only by their options and interface."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLANNING = "dataserver.planning"
+LAYOUTS = tuple(f"{PLANNING}.{path.parent.name}" for path in sorted((ROOT / "dataserver/planning").glob("*/layout.py"))
+                if path.parent.name != "jobspec")  # fmt: skip
+"""Folders of layouts: those that say how they are planned."""
+OPEN = ("options", "layout")
+"""Modules of a layout's folder that others may import."""
+BESIDE_THE_LAYOUT = {
+    ("dataserver.cli.towers", f"{PLANNING}.contrastive.choice"),
+    ("dataserver.cli.towers", f"{PLANNING}.contrastive.profiles"),
+}
+"""The command that places towers is about contrastive jobs alone."""
+NAMES_A_LAYOUT = {
+    "dataserver.cli.towers": "it is about contrastive jobs alone",
+    "trainclient.parallel.topology": "it refuses what the trainer does not run",
+}
+
+
+@cache
+def modules() -> Mapping[str, Path]:
+    """All modules by their names; a package by its own."""
+    found = {}
+    for top in ("dataserver", "trainclient"):
+        for file in sorted((ROOT / top).rglob("*.py")):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+@cache
+def imports(name: str) -> frozenset[tuple[str, str]]:
+    """(module, name taken from it, or nothing) of every import of ours, within functions and type checks too."""
+    found = set()
+    for node in ast.walk(ast.parse(modules()[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {(alias.name, "") for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, name
+            found |= {(node.module or "", alias.name) for alias in node.names}
+    return frozenset(f for f in found if f[0].split(".")[0] in ("dataserver", "trainclient"))
+
+
+def exports(name: str) -> frozenset[str]:
+    """What a package's face offers: its `__all__`."""
+    for node in ast.parse(modules()[name].read_text()).body:
+        if isinstance(node, ast.Assign) and [getattr(t, "id", "") for t in node.targets] == ["__all__"]:
+            return frozenset(ast.literal_eval(node.value))
+    return frozenset()
+
+
+def target(module: str, name: str) -> str:
+    """The module that an import enters: a name that a face offers is the face's, even if a module is called so."""
+    whole = f"{module}.{name}"
+    return whole if whole in modules() and name not in exports(module) else module
+
+
+def entered(name: str) -> set[str]:
+    """The modules that importing `name` runs before its own end: what it imports, and the faces on the way."""
+    found = set()
+    for module, taken in imports(name):
+        goal = target(module, taken)
+        packages = {".".join(goal.split(".")[:n]) for n in range(1, goal.count(".") + 1)}
+        found |= {goal} | {p for p in packages if not name.startswith(f"{p}.")}
+    return found - {name}
+
+
+def is_package(name: str) -> bool:
+    return modules()[name].name == "__init__.py"
+
+
+def test_there_is_no_circle() -> None:
+    """Not under TYPE_CHECKING and not within functions either."""
+    assert len(modules()) > 150
+    try:
+        tuple(TopologicalSorter({name: entered(name) for name in modules()}).static_order())
+    except CycleError as error:
+        pytest.fail(f"a circle: {' -> '.join(error.args[1])}")
+
+
+def closed_faces(goal: str, name: str) -> Iterator[str]:
+    """The packages with a face that an import of `goal` from `name` passes by."""
+    parts = goal.split(".")
+    for n in range(1, len(parts)):
+        package = ".".join(parts[:n])
+        if exports(package) and not (name == package or name.startswith(f"{package}.")):
+            yield package
+
+
+@pytest.mark.parametrize("top", ["dataserver", "trainclient"])
+def test_packages_are_entered_by_their_faces(top: str) -> None:
+    passed_by = {
+        (name, goal)
+        for name in modules()
+        if name.split(".")[0] == top
+        for goal in (target(*i) for i in imports(name))
+        for _ in closed_faces(goal, name)
+    }
+    assert passed_by == set()
+
+
+def test_a_face_offers_what_it_names() -> None:
+    for name in modules():
+        if is_package(name) and exports(name):
+            assert exports(name) <= set(_bound(ast.parse(modules()[name].read_text()))), name
+
+
+def _bound(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (t.id for t in targets if isinstance(t, ast.Name))
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+
+
+def test_layouts_are_entered_by_their_options_and_their_interface() -> None:
+    assert [name.rpartition(".")[2] for name in LAYOUTS] == ["colocated", "contrastive", "grouped", "pipelined"]
+    found = {
+        (name, goal)
+        for name in modules()
+        for goal in (target(*i) for i in imports(name))
+        for folder in LAYOUTS
+        if goal.startswith(f"{folder}.") and not (name == folder or name.startswith(f"{folder}."))
+        if goal.removeprefix(f"{folder}.") not in OPEN
+    }
+    assert found == BESIDE_THE_LAYOUT
+
+
+def mentions(tree: ast.AST) -> set[str]:
+    """How a module asks which layout a job has: classes of options by name, and comparisons of `layout.kind`."""
+    options = {"PipelinedOptions", "GroupedOptions", "ColocatedOptions", "ContrastiveOptions"}
+    found = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in options}
+    for node in ast.walk(tree):
+        compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        compared += [node.subject] if isinstance(node, ast.Match) else []
+        compared += [node.slice] if isinstance(node, ast.Subscript) else []
+        found |= {ast.unparse(c) for c in compared if ast.unparse(c).endswith("layout.kind")}
+    return found
+
+
+def test_nothing_but_the_registry_asks_which_layout_it_is() -> None:
+    outside = [n for n in modules() if not any(n == f or n.startswith(f"{f}.") for f in LAYOUTS)]
+    found = {name for name in outside if mentions(ast.parse(modules()[name].read_text()))}
+    assert found - {f"{PLANNING}.job"} == NAMES_A_LAYOUT.keys()
+
+
+def test_the_checks_see_what_they_look_for() -> None:
+    asks = "if isinstance(e.layout, GroupedOptions) or e.layout.kind == 'x' or T[job.layout.kind]: pass"
+    assert mentions(ast.parse(asks)) == {"GroupedOptions", "e.layout.kind", "job.layout.kind"}
+    assert mentions(ast.parse("text = f'a {e.layout.kind} layout'; o = e.options(WaveOptions)")) == set()
+    assert list(closed_faces(f"{PLANNING}.costs.times", f"{PLANNING}.planner")) == [f"{PLANNING}.costs"]
+    assert list(closed_faces(f"{PLANNING}.costs.times", f"{PLANNING}.costs.fitting")) == []
+    assert target(f"{PLANNING}.balancing", "padded") == f"{PLANNING}.balancing"
+    assert target(f"{PLANNING}.balancing", "interface") == f"{PLANNING}.balancing.interface"
