@@ -10,6 +10,7 @@ from client.fake_server import NUM_STEPS, FakeServer, job_data
 from disttrain.v1.data_service_pb2 import GetPlanRequest
 from disttrain.v1.errors_pb2 import ERROR_ACTION_ANOTHER_SERVER
 
+from dataserver.planning.job import JobSpec
 from trainclient.stream.endpoint import Timeouts, parse_addresses
 from trainclient.stream.errors import (
     AddressError,
@@ -22,6 +23,13 @@ from trainclient.stream.fleet import Fleet
 from trainclient.stream.jobs import resolve_job
 
 Serve = Callable[..., FakeServer]
+
+
+def filled_in(server: FakeServer, timeouts: Timeouts) -> JobSpec:
+    fleet = Fleet(server.address, timeouts=timeouts)
+    job = resolve_job(job_data(), fleet)
+    fleet.close()
+    return job
 
 
 def test_addresses() -> None:
@@ -131,10 +139,10 @@ def test_servers_that_decode_differently_are_refused(serve: Serve, quick: Timeou
 
 @pytest.mark.parametrize("field", ["order_versions", "content_versions", "plan_versions"])
 def test_unsupported_versions_are_named(serve: Serve, quick: Timeouts, field: str) -> None:
-    server = serve(info={field: [2, 3]})
-    fleet = Fleet(server.address, timeouts=quick)
+    job = filled_in(serve(), quick)
+    fleet = Fleet(serve(info={field: [2, 3]}).address, timeouts=quick)
     with pytest.raises(VersionError, match=rf"{field.removesuffix('s')} \[2, 3\], the job is pinned to 1"):
-        fleet.register(resolve_job(job_data(), fleet))
+        fleet.register(job)
     fleet.close()
 
 
@@ -172,9 +180,10 @@ def test_a_server_with_another_dataset_is_passed_over(serve: Serve, quick: Timeo
 
 def test_a_server_that_lacks_the_versions_is_passed_over(serve: Serve, quick: Timeouts) -> None:
     old, right = serve(info={"plan_versions": [2]}), serve()
+    job = filled_in(right, quick)
     for key in "abcdef":
         fleet = Fleet([old.address, right.address], key=key, timeouts=quick)
-        assert fleet.register(resolve_job(job_data(), fleet)) == NUM_STEPS
+        assert fleet.register(job) == NUM_STEPS
         fleet.close()
     assert not old.registrations
 
