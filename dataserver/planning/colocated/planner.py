@@ -212,7 +212,7 @@ def _decisions(spec: JobSpec, best: _CandidatePlan, fewest: int) -> tuple[Decisi
         said.append(Decision("step", f"{found.num_microbatches} microbatches of each rank", reason))
     if limited:
         peak = int(best.planned.timeline.peak_bytes.max())
-        reason = "the most that a rank holds at once if nothing is computed again; memory bounds single microbatches"
+        reason = "the most that a rank holds at once if nothing is computed again; room_bytes bounds one microbatch"
         said.append(Decision("step", f"{peak // 10**6:,} MB of activations", reason))
     for module in execution.modules:
         room = None if module.memory is None else module.memory.step_units
