@@ -17,7 +17,6 @@ from trainclient.training.rank import Process, shared_job
 REPOSITORY = Path(__file__).resolve().parents[2]
 OTHER = """
 import sys
-from trainclient.parallel.layout import LayoutError
 from trainclient.training.config import TrainConfig
 from trainclient.training.rank import Process, shared_job
 
