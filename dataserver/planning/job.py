@@ -9,7 +9,16 @@ from pydantic import Field, model_validator
 from dataserver.planning.colocated.options import ColocatedOptions
 from dataserver.planning.contrastive.options import ContrastiveOptions
 from dataserver.planning.grouped.options import GroupedOptions
-from dataserver.planning.jobspec import End, LayoutOptions, ModuleKind, ModuleSpec, Positive, SpecModel, Stream
+from dataserver.planning.jobspec import (
+    End,
+    LayoutOptions,
+    ModuleKind,
+    ModuleSpec,
+    Positive,
+    SpecModel,
+    Stream,
+    Transfer,
+)
 from dataserver.planning.pipelined.options import PipelinedOptions
 from dataserver.planning.samples import I64
 
@@ -37,6 +46,8 @@ class Execution(SpecModel):
     """How the modules share devices and time."""
     microbatch: Annotated[int, Field(ge=1, le=65536)] = 1
     """Sequences of one microbatch of one backbone rank, at most; fewer where the memory of a module asks for it."""
+    transfers: Annotated[tuple[Transfer, ...], Field(min_length=1, max_length=64)] | None = None
+    """How long rows take between modules and between stages, each pair once; pairs that are not named take no time."""
     end: End
     """End of the job."""
     plan_version: Positive = 1
@@ -51,7 +62,39 @@ class Execution(SpecModel):
         if len(set(names)) < len(names):
             raise ValueError(f"module names {names} are not unique; give each module a name of its own")
         self.layout.check_modules(self)
+        for module in self.modules:
+            bounded = module.memory is not None and module.memory.step_bytes is not None
+            if bounded and not self.layout.keeps_step(self, module):
+                raise ValueError(
+                    f"module {module.name} has memory.step_bytes, but it never keeps a whole step; only encoders of a "
+                    "colocated layout do, and its backbone before generators, if they are trained: leave it out"
+                )
+        self._check_transfers()
         return self
+
+    def _check_transfers(self) -> None:
+        """Every transfer is between modules, or stages, that exchange rows, and named once."""
+        pairs, named = self.exchanging, [(t.source, t.target) for t in self.transfers or ()]
+        for transfer, pair in zip(self.transfers or (), named, strict=True):
+            for name in pair:
+                self.module(name)
+            if pair not in pairs:
+                found = ", ".join(f"{source} to {target}" for source, target in pairs) or "none"
+                raise ValueError(f"{transfer.name} moves nothing; there are {found}: correct it, or leave it out")
+            if named.count(pair) > 1:
+                raise ValueError(f"{transfer.name} is there {named.count(pair)} times; name each pair once")
+
+    @property
+    def exchanging(self) -> tuple[tuple[str, str], ...]:
+        """Source and target of all rows that move: from encoders to the backbone, on to generators, between stages."""
+        backbones, generators = self.of_kind(ModuleKind.BACKBONE), self.of_kind(ModuleKind.GENERATOR)
+        into = [(m.name, b.name) for b in backbones for m in self.of_kind(ModuleKind.ENCODER)]
+        onward = [(b.name, m.name) for b in backbones for m in generators]
+        return (*into, *onward, *((m.name, m.name) for m in self.modules if m.pp > 1))
+
+    def transfer(self, source: str, target: str) -> Transfer | None:
+        """The transfer between two modules, or the stages of one; None where it takes no time."""
+        return next((t for t in self.transfers or () if (t.source, t.target) == (source, target)), None)
 
     def module(self, name: str) -> ModuleSpec:
         """The module of that name; ValueError names the ones there are."""

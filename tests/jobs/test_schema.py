@@ -59,7 +59,7 @@ def jobs() -> list[dict[str, Any]]:
     named = changed(
         written,
         ("execution", "modules", 0, "cost"),
-        {"model": "vit-h", "device": "h100", "efficiency": "1", "frozen": False},
+        {"model": "vit-h", "device": "h100", "efficiency": "1", "attention_efficiency": "0.5", "frozen": False},
     )
     return [written, filled, dumped, named, *base_jobs()]
 

@@ -148,12 +148,16 @@ def candidates(value: Any) -> list[Any]:
     return [v for v in [*names, flipped, "0.5", "2", "x"] if v != value]
 
 
+TRANSFER = {"source": "vit", "target": "llm", "latency_ns": 20, "bytes_per_ns": "25.5", "row_bytes": 8192}
+
+
 def base_jobs() -> list[dict[str, Any]]:
     """Jobs that have every part of a specification between them."""
     plain = job_data(stream={"global_batch": 4}, encoder=0, generator=1)
     whole = job_data(stream={"global_batch": 4, "datasets": TWO_DATASETS}, generator=1)
     whole["execution"]["modules"][0] |= {"datasets": ["laion"]}
     whole["execution"]["modules"][1] |= {"memory": MEMORY}
+    whole["execution"]["transfers"] = [TRANSFER]
     chunks = job_data(execution={"layout": {"kind": "pipelined", "schedule": "interleaved", "chunks": 2}})
     exchange = [{"degree": d, "unit_ps": d} for d in (2, 4)]
     groups = {"kind": "grouped", "max_degree": 4, "exchange": exchange}
@@ -165,11 +169,15 @@ def base_jobs() -> list[dict[str, Any]]:
         execution={"modules": towers, "layout": {"kind": "contrastive"}},
     )
     colocated = job_data(execution={"layout": {"kind": "colocated"}})
+    colocated["execution"]["modules"][0] |= {"memory": {**MEMORY, "step_bytes": 2 * MEMORY["room_bytes"]}}
     return [plain, whole, chunks, grouped, contrastive, colocated]
 
 
 def with_other_kind(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same job in a layout of another kind, which has other fields."""
+    """The same job in a layout of another kind, which has other fields; only a colocated one bounds whole steps."""
+    data = json.loads(json.dumps(data))
+    for module in data["execution"]["modules"]:
+        (module["memory"] or {}).pop("step_bytes", None)
     return [changed(data, ("execution", "layout"), {"kind": k}) for k in ("pipelined", "colocated")]
 
 
@@ -180,7 +188,14 @@ def larger_groups(data: dict[str, Any]) -> list[dict[str, Any]]:
     return [changed(data, ("execution", "layout"), larger)]
 
 
+def another_transfer(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same job with rows that take time elsewhere."""
+    return [changed(data, ("execution", "transfers"), [{**TRANSFER, "source": "llm", "target": "dit"}])]
+
+
 TOGETHER = {
+    ("execution", "transfers", "source"): another_transfer,
+    ("execution", "transfers", "target"): another_transfer,
     ("execution", "layout", "PipelinedOptions", "kind"): with_other_kind,
     ("execution", "layout", "ColocatedOptions", "kind"): with_other_kind,
     ("execution", "layout", "GroupedOptions", "max_degree"): larger_groups,

@@ -13,9 +13,12 @@ from dataserver.planning.identity import Job
 
 
 def alternatives(job: Job) -> Alternatives:
-    """Packing and balance together; each balance, and ranks as if all shared a node, by themselves."""
+    """Packing and balance together; each balance, and ranks as if all shared a node, by themselves.
+
+    With transfers a node more or less would be another network, on which no time can be compared.
+    """
     execution = job.spec.execution
     single, ranks = [balance_of(m) for m in execution.modules], execution.backbone.dp
-    if execution.options(ColocatedOptions).ranks_per_node < ranks:
+    if execution.options(ColocatedOptions).ranks_per_node < ranks and execution.transfers is None:
         single.append(Dimension("assignment to ranks", {"as balanced": edit_layout(ranks_per_node=ranks)}))
     return Alternatives([*packings(job), balances(execution)], single)

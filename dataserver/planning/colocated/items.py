@@ -31,8 +31,16 @@ class ModuleItems:
     """Items that a microbatch holds at most."""
 
     def room(self, microbatches: int = 1) -> BinRoom | None:
-        """What the items need of the memory of so many microbatches."""
-        return None if self.module.memory is None else BinRoom(self.sizes, microbatches * self.module.memory.units)
+        """What the items need of the memory of so many microbatches of a rank."""
+        if self.module.memory is None:
+            return None
+        room, step = microbatches * self.module.memory.units, self.module.memory.step_units
+        return BinRoom(self.sizes, room if step is None else min(room, step))
+
+    def step_room(self, needs: I64) -> BinRoom | None:
+        """What `needs`, int64 [any], such as padded microbatches, take of a rank's memory for the whole step."""
+        step = None if self.module.memory is None else self.module.memory.step_units
+        return None if step is None else BinRoom(needs, step)
 
 
 def module_items(spec: JobSpec, samples: StepSamples, sequence: I64) -> tuple[ModuleItems, ...]:

@@ -4,14 +4,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dataserver.planning.jobspec import BackboneOptions, ExecutionParts, Natural
+from dataserver.planning.jobspec import BackboneOptions, ExecutionParts, ModuleKind, ModuleSpec, Natural
 
 
 class ColocatedOptions(BackboneOptions):
     """Every rank runs every module, one phase after the other, each with an arrangement of its own (OrchMLLM).
 
     The `memory` of a module bounds each of its microbatches. What encoders (and, before generators, the backbone) keep
-    of all their microbatches until their backward phase is to be computed again, or left out of `room_bytes`.
+    of all their microbatches until their backward phase is bounded by `step_bytes`; without it, it is to be computed
+    again, or left out of `room_bytes`.
     """
 
     kind: Literal["colocated"]
@@ -31,3 +32,10 @@ class ColocatedOptions(BackboneOptions):
                 f"modules have (dp, tp, sp, pp) {degrees}; colocated modules need the same degrees and pp 1, since "
                 "every rank runs them all"
             )
+
+    def keeps_step(self, execution: ExecutionParts, module: ModuleSpec) -> bool:
+        """Modules with phases of others between forward and backward; a frozen one has no backward to keep it for."""
+        apart = {ModuleKind.ENCODER}
+        if any(m.kind is ModuleKind.GENERATOR for m in execution.modules):
+            apart.add(ModuleKind.BACKBONE)
+        return module.kind in apart and module.cost.backward_percent > 0

@@ -7,17 +7,19 @@ import numpy as np
 
 from dataserver.planning.arranging import arrange_and_route, arrange_samples, images_beside, module_images
 from dataserver.planning.balancing import BinRoomError, traffic_between
+from dataserver.planning.candidates import ranked, shown
 from dataserver.planning.colocated.assignment import Assignment, Exchange, as_numbered, assign_batches
 from dataserver.planning.colocated.items import ModuleItems, module_items
 from dataserver.planning.colocated.options import ColocatedOptions
 from dataserver.planning.colocated.programs import schedules
+from dataserver.planning.colocated.rooms import check_ranks, check_total, unit_of
 from dataserver.planning.colocated.spreading import Spread, spread_beside, spread_items
 from dataserver.planning.colocated.timeline import timeline
-from dataserver.planning.expectation import imbalance, microbatch_loads
+from dataserver.planning.expectation import held_units, imbalance, microbatch_loads
 from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind
-from dataserver.planning.layout import canonical_modules
+from dataserver.planning.layout import PlannedTimeline, canonical_modules
 from dataserver.planning.naming import sample_name
 from dataserver.planning.placement import in_order
 from dataserver.planning.plan import NO_GROUPS, ArrangedStep, Arrangement, Decision, Routing, StepPlan, make_plan
@@ -44,6 +46,21 @@ class _Arranged:
         return self.assigned[module][self.spreads[module].batch], self.spreads[module].microbatch
 
 
+@dataclass(frozen=True, slots=True)
+class _CandidatePlan:
+    """One of the plans that are compared."""
+
+    name: str
+    arranged: _Arranged
+    plan: ArrangedStep
+    planned: PlannedTimeline
+
+    @property
+    def makespan_ns(self) -> int:
+        """As simulated."""
+        return self.planned.makespan_ns
+
+
 def baseline(execution: Execution) -> Execution:
     """The sampling layout: best-fit packing, sequences in their order, every image on the rank of its sequence.
 
@@ -62,6 +79,8 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     _check_room(job.spec, samples)
     sequence, fewest = pack_step(job, samples)
     items = module_items(job.spec, samples, sequence)
+    for found in items:
+        check_total(found)
     microbatches = max(fewest, *(_fewest_microbatches(i) for i in items))
     while True:
         if microbatches > fewest:  # there are more slots to pack into
@@ -74,8 +93,25 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
             if microbatches > max(len(i.index) for i in items):  # every item had a microbatch for itself
                 raise
             microbatches += max(1, microbatches // 8)
-    found = _assemble(job, step, samples, sequence, microbatches, items, arranged)
-    return replace(found, decisions=_decisions(job.spec, found, arranged, fewest))
+    options = {"balanced": arranged}
+    if job.spec.execution.transfers is not None:
+        options |= _staying(job.spec.execution, items, microbatches)
+    candidates = ranked(
+        _candidate(job, name, samples, sequence, microbatches, items, option) for name, option in options.items()
+    )
+    best = candidates[0]
+    said = _decisions(job.spec, best, fewest)
+    return replace(make_plan(job, step, best.plan), candidates=shown(candidates), decisions=said)
+
+
+def _staying(execution: Execution, items: Sequence[ModuleItems], microbatches: int) -> dict[str, _Arranged]:
+    """Every image on the rank of its sequence, so that no hop moves a row; nothing where memory does not hold that."""
+    none = {"balance": BalancePolicy.NONE}
+    kept = [i if i.slots is not None else replace(i, module=i.module.model_copy(update=none)) for i in items]
+    try:
+        return {"images beside their sequences": _arrange(execution, kept, microbatches)}
+    except BinRoomError:
+        return {}
 
 
 def _check_room(spec: JobSpec, samples: StepSamples) -> None:
@@ -118,6 +154,7 @@ def _arrange(execution: Execution, items: Sequence[ModuleItems], microbatches: i
     for module in [m for m in by_name if m not in own]:
         spreads[module] = spread_beside(by_name[module], spreads[name], microbatches)
         assigned[module] = assigned[name]
+        check_ranks(by_name[module], assigned[module][spreads[module].batch], spreads[module].microbatch, microbatches)
     return _Arranged(spreads, at_home, exchanges, assigned)
 
 
@@ -130,15 +167,16 @@ def _exchange(execution: Execution, items: ModuleItems, spread: Spread, backbone
     return Exchange(source, target, traffic, np.arange(ranks) // layout.ranks_per_node)
 
 
-def _assemble(
+def _candidate(
     job: Job,
-    step: int,
+    name: str,
     samples: StepSamples,
     sequence: I64,
     microbatches: int,
     items: Sequence[ModuleItems],
     arranged: _Arranged,
-) -> StepPlan:
+) -> _CandidatePlan:
+    """The arrangements with their routings, simulated."""
     execution = job.spec.execution
     placement = in_order(*arranged.places(execution.backbone.name), microbatches)
     backbone = arrange_samples(execution.backbone, samples, sequence, placement)
@@ -162,25 +200,31 @@ def _assemble(
         schedules=schedules(execution, microbatches),
         groups=NO_GROUPS,
     )
-    return make_plan(job, step, whole)
+    return _CandidatePlan(name, arranged, whole, timeline(job.spec, whole))
 
 
-def _decisions(spec: JobSpec, found: StepPlan, arranged: _Arranged, fewest: int) -> tuple[Decision, ...]:
+def _decisions(spec: JobSpec, best: _CandidatePlan, fewest: int) -> tuple[Decision, ...]:
     """How every module was spread, what the assignment to ranks saved, and what memory asked for."""
-    said, execution = [], spec.execution
+    said, execution, found, arranged = list[Decision](), spec.execution, best.plan, best.arranged
     limited = [m.name for m in execution.modules if m.memory is not None]
     if found.num_microbatches > fewest:
         reason = f"{fewest} hold the sequences, but not within the memory of {', '.join(limited)}"
         said.append(Decision("step", f"{found.num_microbatches} microbatches of each rank", reason))
     if limited:
-        peak = int(timeline(spec, found).timeline.peak_bytes.max())
-        reason = "the most that a rank holds at once if nothing is computed again; memory bounds single microbatches"
+        peak = int(best.planned.timeline.peak_bytes.max())
+        reason = "the most that a rank holds at once if nothing is computed again; room_bytes bounds one microbatch"
         said.append(Decision("step", f"{peak // 10**6:,} MB of activations", reason))
+    for module in execution.modules:
+        room = None if module.memory is None else module.memory.step_units
+        if room is not None:
+            kept = int(held_units(module, found).sum(axis=1).max())
+            chosen = f"keeps {kept:,} {unit_of(module)} of the step on the fullest rank"
+            said.append(Decision(module.name, chosen, f"memory.step_bytes holds {room:,} until its backward phase"))
     for module in execution.modules:
         loads = microbatch_loads(module, found).sum(axis=1)
         home = arranged.at_home.get(module.name, loads)
         spread = f"largest / mean load of the ranks {imbalance(loads.tolist()):.3f}"
-        if module.balance is BalancePolicy.NONE:
+        if module.balance is BalancePolicy.NONE or module.name not in arranged.at_home:
             chosen = "canonical order" if module.kind is ModuleKind.BACKBONE else "images beside their sequences"
         elif np.array_equal(np.sort(loads), np.sort(home)):
             chosen, spread = "canonical order", f"{spread}, and {module.balance.value} is no faster"

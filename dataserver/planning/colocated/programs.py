@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dataserver.planning.colocated.options import ColocatedOptions
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.plan import ModuleSchedule
@@ -49,10 +50,8 @@ def step_phases(execution: Execution, num_microbatches: int) -> list[Operations]
 
 def schedules(execution: Execution, microbatches: int) -> tuple[ModuleSchedule, ...]:
     """Microbatches that each module holds between forward and backward: all where another phase comes between."""
-    apart = {ModuleKind.ENCODER}
-    if execution.of_kind(ModuleKind.GENERATOR):
-        apart.add(ModuleKind.BACKBONE)
+    layout = execution.options(ColocatedOptions)
     return tuple(
-        ModuleSchedule(m.name, np.array([microbatches if m.kind in apart and m.cost.backward_percent else 1], np.int64))
+        ModuleSchedule(m.name, np.array([microbatches if layout.keeps_step(execution, m) else 1], np.int64))
         for m in execution.modules
     )

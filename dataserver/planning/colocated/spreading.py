@@ -103,14 +103,18 @@ def _spread_padded(items: ModuleItems, home: I64, microbatches: int) -> tuple[Sp
         even, policy = np.empty_like(canonical), BALANCERS[module.balance.value]
         even[np.argsort(-items.loads, kind="stable")] = in_runs(len(even), count)
         ways = [(BALANCERS["padded"](items.loads, count, items.slots, items.room()), policy), (even, policy), *ways]
-    found = []
+    found, lacking = [], "its microbatches in canonical order exceed its memory"
     for microbatch, balancer in ways:
         if fits(items.sizes, microbatch, count, items.room(), padded=True):
-            times = bin_totals(items.loads, microbatch, count, padded=True)
-            batch = balancer(times, ranks, microbatches)
-            found.append((int(bin_loads(times, batch, ranks).max()), microbatch, batch))
+            times, held = (bin_totals(v, microbatch, count, padded=True) for v in (items.loads, items.sizes))
+            try:
+                batch = balancer(times, ranks, microbatches, items.step_room(held))
+            except BinRoomError:  # another way may need less padding
+                lacking = "its microbatches exceed what a rank holds of a step"
+            else:
+                found.append((int(bin_loads(times, batch, ranks).max()), microbatch, batch))
     if not found:
-        raise BinRoomError("its microbatches in canonical order exceed its memory")
+        raise BinRoomError(lacking)
     _, microbatch, batch = min(found, key=lambda way: way[0])
     number = np.empty(count, np.int64)  # every batch has as many microbatches
     number[np.argsort(batch, kind="stable")] = np.arange(count) % microbatches

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dataserver.planning.balancing import bin_totals, lower_bound, padded
+from dataserver.planning.colocated.hops import hops_before, least_hops, phase_hops
 from dataserver.planning.colocated.items import ModuleItems, module_items
 from dataserver.planning.colocated.programs import programs, step_phases
 from dataserver.planning.costs import backward_ns
@@ -19,7 +20,8 @@ from dataserver.planning.simulation import Operation, OperationKind, Operations,
 
 
 def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
-    """Simulate a plan: every rank runs every phase, and begins the next when all ranks are done with it.
+    """Simulate a plan: every rank runs every phase, and begins the next when all ranks are done with it and with its
+    hops.
 
     The pipeline of the result has one node for each rank, whose chunks are the modules, and no edges: what a rank waits
     for are the barriers.
@@ -44,10 +46,13 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
         activation_bytes=held.reshape(shape),
     )
     nodes = tuple(Node(tuple(m.name for m in modules), r, 0) for r in range(ranks))
-    return PlannedTimeline(nodes, pipeline, run_phases(phases, forward, backward, held))
+    hops = hops_before(execution, phases, phase_hops(execution, plan.routings))
+    return PlannedTimeline(nodes, pipeline, run_phases(phases, forward, backward, held, hops))
 
 
-def run_phases(phases: Sequence[Operations], forward: I64, backward: I64, held: I64) -> Timeline:
+def run_phases(
+    phases: Sequence[Operations], forward: I64, backward: I64, held: I64, hops: I64 | None = None
+) -> Timeline:
     """What happens when.
 
     Args:
@@ -55,6 +60,7 @@ def run_phases(phases: Sequence[Operations], forward: I64, backward: I64, held: 
         forward: int64 [ranks, modules, microbatches], nanoseconds.
         backward: the same of the backward passes.
         held: the same in bytes, from a forward to its backward; without one until the forward ends.
+        hops: int64 [phases], nanoseconds before each phase in which no rank computes; without them 0.
     """
     operations = [operation for phase in phases for operation in phase]
     times = np.stack(
@@ -65,7 +71,8 @@ def run_phases(phases: Sequence[Operations], forward: I64, backward: I64, held: 
     own = np.arange(ranks) * length
     start, cause = np.empty_like(times), own[:, None] + np.arange(-1, length - 1)
     now, first, before = 0, 0, np.full(ranks, -1, np.int64)
-    for phase in phases:
+    for phase, hop in zip(phases, [0] * len(phases) if hops is None else hops.tolist(), strict=True):
+        now += hop
         last = first + len(phase)
         ends = now + times[:, first:last].cumsum(axis=1)
         start[:, first:last] = ends - times[:, first:last]
@@ -103,11 +110,12 @@ def _peak_bytes(operations: Sequence[Operation], held: I64) -> I64:
 def bound_ns(job: Job, plan: StepPlan) -> int:
     """A time that no arrangement of the plan's sequences in as many microbatches can beat.
 
-    Since all ranks meet at the end of every phase, the least times of the phases add up.
+    Since all ranks meet at the end of every phase, the least times of the phases and of the hops add up.
     """
     execution, count = job.spec.execution, plan.num_microbatches
     sequence = sequence_of_samples(plan, execution.backbone.name)
-    return sum(_bound(items, count) for items in module_items(job.spec, plan.samples, sequence))
+    hops = hops_before(execution, step_phases(execution, count), least_hops(execution, plan.routings))
+    return int(hops.sum()) + sum(_bound(items, count) for items in module_items(job.spec, plan.samples, sequence))
 
 
 def _bound(items: ModuleItems, microbatches: int) -> int:

@@ -8,10 +8,10 @@ import numpy as np
 from dataserver.planning.contrastive.memory import sums_with_padding
 from dataserver.planning.contrastive.options import ContrastiveOptions
 from dataserver.planning.contrastive.programs import programs
-from dataserver.planning.costs import backward_ns, forward_ns
-from dataserver.planning.expectation import item_sizes, microbatch_loads
+from dataserver.planning.costs import backward_ns, forward_ns, hop_ns
+from dataserver.planning.expectation import held_units, item_sizes, microbatch_loads
 from dataserver.planning.identity import Job
-from dataserver.planning.job import JobSpec
+from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import ModuleSpec
 from dataserver.planning.layout import Node, PlannedTimeline
 from dataserver.planning.plan import ArrangedStep, StepPlan
@@ -27,6 +27,8 @@ class TowerTimes:
     backward_ns: I64
     activation_bytes: I64 | None = None
     """Held by each device of a stage from forward to backward; without it 0."""
+    transfer_ns: I64 | None = None
+    """int64 [ranks, microbatches]: of each hop between two stages, there and back; without it 0."""
 
 
 def contrastive_pipeline(
@@ -52,7 +54,7 @@ def contrastive_pipeline(
             "number, a multiple of the batches"
         )
     count = counts.pop()
-    stage, edges, stages_before, nodes = [], [], 0, 0
+    stage, edges, transfers, stages_before, nodes = [], [], list[I64](), 0, 0
     for tower in towers:
         ranks, stages, _ = tower.forward_ns.shape
         stage.append(np.tile(np.arange(stages), ranks) + stages_before)
@@ -60,6 +62,8 @@ def contrastive_pipeline(
         for _ in range(ranks):
             edges.append(chain_edges(stages, count) + np.array([0, nodes, nodes]))
             nodes += stages
+        between = np.zeros((ranks, count), np.int64) if tower.transfer_ns is None else tower.transfer_ns
+        transfers.append(np.repeat(between, stages - 1))
     held = [np.zeros_like(t.forward_ns) if t.activation_bytes is None else t.activation_bytes for t in towers]
     return Pipeline(
         num_stages=stages_before,
@@ -68,6 +72,7 @@ def contrastive_pipeline(
         backward_ns=np.concatenate([t.backward_ns.reshape(-1, count) for t in towers]),
         edges=np.concatenate(edges),
         operations=operations,
+        transfer_ns=None if all(t.transfer_ns is None for t in towers) else np.concatenate(transfers),
         interaction_ns=np.tile(interaction_ns, (nodes, 1)),
         activation_bytes=np.concatenate([h.reshape(-1, count) for h in held]),
     )
@@ -78,7 +83,7 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
     layout, towers = spec.execution.options(ContrastiveOptions), spec.execution.modules
     batches = plan.num_microbatches // layout.microbatches
     pipeline = contrastive_pipeline(
-        [_times(tower, plan) for tower in towers],
+        [_times(spec.execution, tower, plan) for tower in towers],
         np.full(batches, layout.interaction_ns),
         [p.operations for p in programs(spec.execution, plan.schedules, plan.num_microbatches)],
     )
@@ -86,8 +91,8 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
     return PlannedTimeline(nodes, pipeline, simulate(pipeline))
 
 
-def _times(tower: ModuleSpec, plan: ArrangedStep) -> TowerTimes:
-    """Times and activations of a tower, the same on each of its stages."""
+def _times(execution: Execution, tower: ModuleSpec, plan: ArrangedStep) -> TowerTimes:
+    """Times and activations of a tower, the same on each of its stages, and the hops between them."""
 
     def on_stages(values: I64) -> I64:
         return np.repeat(values[:, None, :], tower.pp, axis=1)
@@ -97,10 +102,12 @@ def _times(tower: ModuleSpec, plan: ArrangedStep) -> TowerTimes:
     if tower.memory is not None:
         arrangement, sizes = plan.arrangement(tower.name), item_sizes(tower, plan.samples)
         held = sums_with_padding(tower, arrangement, sizes, plan.num_microbatches) * tower.memory.unit_bytes
+    transfer = execution.transfer(tower.name, tower.name)
     return TowerTimes(
         forward_ns=on_stages(forward),
         backward_ns=on_stages(backward_ns(tower.cost, forward)),
         activation_bytes=None if held is None else on_stages(held),
+        transfer_ns=None if transfer is None else hop_ns(transfer, held_units(tower, plan)),
     )
 
 
@@ -108,20 +115,24 @@ def bound_ns(job: Job, plan: StepPlan) -> int:
     """A time that no arrangement of the step's contrastive batches can beat, under any schedule.
 
     For every tower: the work of its last stage, evenly spread over the ranks; the way of the smallest possible
-    microbatch through the stages before it, there and back; and the interactions, which the last stage runs too.
+    microbatch through the stages before it, there and back, with its hops; and the interactions, which the last stage
+    runs too.
     """
-    layout, towers = job.spec.execution.options(ContrastiveOptions), job.spec.execution.modules
+    execution = job.spec.execution
+    layout, towers = execution.options(ContrastiveOptions), execution.modules
     interactions = plan.num_microbatches // layout.microbatches * layout.interaction_ns
-    return max(_tower_bound_ns(tower, plan) for tower in towers) + interactions
+    return max(_tower_bound_ns(execution, tower, plan) for tower in towers) + interactions
 
 
-def _tower_bound_ns(tower: ModuleSpec, plan: StepPlan) -> int:
+def _tower_bound_ns(execution: Execution, tower: ModuleSpec, plan: StepPlan) -> int:
     """The bound of one tower without interactions. Times of stages are rounded down, once for each microbatch."""
-    loads = np.sort(forward_ns(tower.cost, item_sizes(tower, plan.samples)))
+    sizes = np.sort(item_sizes(tower, plan.samples))
+    loads = forward_ns(tower.cost, sizes)
     count, percent = tower.dp * plan.num_microbatches, tower.cost.backward_percent
     total = int(loads.sum()) + count * tower.cost.microbatch_ns
     forward = max((total - count * (tower.pp - 1)) // tower.pp, 0)
     backward = max((forward * percent - 99 * count) // 100, 0)
     least = (int(loads[: len(loads) // count].sum()) + tower.cost.microbatch_ns) // tower.pp
-    way = (tower.pp - 1) * (least + least * percent // 100)
+    hop = int(hop_ns(execution.transfer(tower.name, tower.name), sizes[: len(sizes) // count].sum()))
+    way = (tower.pp - 1) * (least + least * percent // 100 + 2 * hop)
     return -(-(forward + backward) // tower.dp) + way

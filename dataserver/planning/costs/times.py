@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dataserver.planning.jobspec import Cost
+from dataserver.planning.jobspec import Cost, Transfer
 from dataserver.planning.samples import I64
 
 
@@ -44,4 +44,21 @@ def padded_ns(cost: Cost, sizes: I64, microbatch: I64, num_microbatches: int) ->
     np.maximum.at(longest, microbatch, sizes)
     count = np.bincount(microbatch, minlength=num_microbatches).astype(np.int64)
     time: I64 = cost.microbatch_ns + count * forward_ns(cost, longest)
+    return time
+
+
+def hop_ns(transfer: Transfer | None, rows: I64) -> I64:
+    """Time of hops of so many rows, rounded up; 0 without a transfer.
+
+    Args:
+        transfer: between two modules, or the stages of one.
+        rows: int64 of any shape, at most 2^29 each (so that nothing overflows).
+
+    Returns:
+        int64 of the same shape, nanoseconds.
+    """
+    if transfer is None:
+        return np.zeros_like(rows)
+    whole, rest = divmod(transfer.row_bytes * 1000, transfer.bytes_per_us)  # nanoseconds of a row
+    time: I64 = transfer.latency_ns + rows * whole - (-rows * rest // transfer.bytes_per_us)
     return time

@@ -1,8 +1,9 @@
 """The grouped layout."""
 
 from dataserver.planning.grouped.alternatives import alternatives
+from dataserver.planning.grouped.bounds import bound_ns
 from dataserver.planning.grouped.options import GroupedOptions
-from dataserver.planning.grouped.planner import baseline, bound_ns, plan
+from dataserver.planning.grouped.planner import baseline, plan
 from dataserver.planning.grouped.sequences import loads
 from dataserver.planning.grouped.timeline import timeline
 from dataserver.planning.identity import Job

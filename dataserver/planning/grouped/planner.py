@@ -10,18 +10,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dataserver.planning import waves
-from dataserver.planning.arranging import module_images
 from dataserver.planning.balancing import bin_loads
 from dataserver.planning.candidates import fastest, ranked, shown
-from dataserver.planning.costs import backward_ns, forward_ns
-from dataserver.planning.grouped.batch import Batch
 from dataserver.planning.grouped.candidates import CandidatePlan, plain_candidate
 from dataserver.planning.grouped.costs import GroupCosts
 from dataserver.planning.grouped.options import GroupedOptions, GroupPolicy
 from dataserver.planning.grouped.policies import compositions_text, idle_groups, plans_of
 from dataserver.planning.grouped.refining import refined
 from dataserver.planning.grouped.sequence_plan import SequencePlan
-from dataserver.planning.grouped.sequences import group_costs, planned_sequences, rank_tokens
+from dataserver.planning.grouped.sequences import group_costs, rank_tokens
 from dataserver.planning.identity import Job, JobSpecError
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind, OrderPolicy
@@ -153,24 +150,3 @@ def _refuse_too_large(job: Job, samples: StepSamples, capacity: int) -> None:
             f"largest sequence group of module {backbone.name} holds {capacity}; raise layout.max_degree or "
             "the module's memory, lower stream.seq_len, or leave such samples out with a filter or a quarantine list"
         )
-
-
-def bound_ns(job: Job, plan: StepPlan) -> int:
-    """A time that no groups and no order of the plan's sequences can beat.
-
-    The backbone's: its sequences in the best degrees without any waiting (`batch.Batch.bound`).
-    Those of the others: their work, evenly spread over their ranks.
-    """
-    backbone = job.spec.execution.backbone
-    costs, sequences = group_costs(job.spec.execution), planned_sequences(backbone, plan)
-    order = np.argsort(-sequences.lengths, kind="stable")
-    batch = Batch(sequences.lengths[order], costs, squares=sequences.squares[order])
-    bound = batch.fewest * costs.fixed_ns + batch.bound(0, len(order))
-    for module in job.spec.execution.modules:
-        if module.name == backbone.name:
-            continue
-        images = module_images(job.spec, module, plan.samples)
-        constants = np.full(batch.fewest * module.dp, module.cost.microbatch_ns)  # one by one: backwards round down
-        forward = np.append(forward_ns(module.cost, plan.samples.patches[images]), constants)
-        bound = max(bound, int((forward + backward_ns(module.cost, forward)).sum()) // module.dp)
-    return bound

@@ -67,9 +67,17 @@ def _halved(job: Job, seed: CandidatePlan, number: int) -> CandidatePlan:
 
 
 def _chain(execution: Execution, seed: CandidatePlan) -> Pipeline:
-    """Encoders, backbone and generators as one node each, which takes as long as its slowest rank."""
+    """Encoders, backbone and generators as one node each, which takes as long as its slowest rank.
+
+    Hops take their mean over the microbatches: an order is scored with the same hops for all (`OrderScorer`).
+    """
     pipeline, kinds = seed.planned.pipeline, [execution.module(n.modules[0]).kind for n in seed.planned.nodes]
     stages = [np.array([k is kind for k in kinds]) for kind in ModuleKind if kind in kinds]
     held = [min(seed.plan.in_flight(m.name)[0] for m in execution.of_kind(k)) for k in ModuleKind if k in kinds]
     times = [(pipeline.forward_ns[here].max(axis=0), pipeline.backward_ns[here].max(axis=0)) for here in stages]
-    return chain(times, np.array(held))
+    if pipeline.transfer_ns is None:
+        return chain(times, np.array(held))
+    microbatch, source, _ = pipeline.edges.T
+    slowest = np.zeros((len(stages) - 1, pipeline.forward_ns.shape[1]), np.int64)
+    np.maximum.at(slowest, (np.array(stages).argmax(axis=0)[source], microbatch), pipeline.transfer_ns)
+    return chain(times, np.array(held), slowest.sum(axis=1) // slowest.shape[1])

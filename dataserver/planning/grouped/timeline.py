@@ -14,10 +14,11 @@ import numpy as np
 from dataserver.planning.costs import backward_ns
 from dataserver.planning.expectation import microbatch_loads
 from dataserver.planning.grouped.sequences import rank_times_ns, units_held
+from dataserver.planning.hops import routed_ns
 from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.layout import Node, PlannedTimeline
-from dataserver.planning.plan import ArrangedStep
+from dataserver.planning.plan import ArrangedStep, Routing
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import OperationKind, Pipeline, Timeline, simulate
 from dataserver.planning.waves import wave_programs
@@ -34,6 +35,7 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
         backward_ns=np.concatenate([backward for _, backward in times]),
         edges=_edges(modules, backbone, plan),
         operations=[p.operations for p in wave_programs(spec.execution, plan.schedules, plan.num_microbatches)],
+        transfer_ns=_transfer_ns(spec.execution, plan),
         activation_bytes=np.concatenate([_held_bytes(spec.execution, m, plan) for m in modules]),
     )
     first = int(np.flatnonzero(pipeline.stage == modules.index(backbone))[0])
@@ -57,16 +59,37 @@ def _held_bytes(execution: Execution, module: ModuleSpec, plan: ArrangedStep) ->
 def _edges(modules: Sequence[ModuleSpec], backbone: ModuleSpec, plan: ArrangedStep) -> I64:
     """From encoder ranks to all ranks of the groups that take their rows, and on to generator ranks. int64 [e, 3]."""
     first = dict(zip([m.name for m in modules], np.cumsum([0, *(m.dp for m in modules)]).tolist(), strict=False))
-    degrees = np.zeros((plan.num_microbatches, backbone.dp), np.int64)
-    degrees[plan.groups.microbatch, plan.groups.first_rank] = plan.groups.degree
     found = [np.zeros((0, 3), np.int64)]
     for r in plan.routings:
-        pairs = np.unique(np.stack([r.source_microbatch, r.source_rank, r.target_rank], axis=1), axis=0)
+        pairs, peers = _pairs(backbone, plan, r)
         into = r.target_module == backbone.name
-        peers = degrees[pairs[:, 0], pairs[:, 2 if into else 1]]
         edges = np.repeat(pairs, peers, axis=0)
         edges[:, 2 if into else 1] += np.arange(len(edges)) - np.repeat(np.cumsum(peers) - peers, peers)
         found.append(edges + np.array([0, first[r.source_module], first[r.target_module]]))
+    return np.concatenate(found)
+
+
+def _pairs(backbone: ModuleSpec, plan: ArrangedStep, routing: Routing) -> tuple[I64, I64]:
+    """Microbatch, source and target of what moves between two ranks, int64 [p, 3], and the ranks of the group at one
+    end of it, int64 [p]."""
+    degrees = np.zeros((plan.num_microbatches, backbone.dp), np.int64)
+    degrees[plan.groups.microbatch, plan.groups.first_rank] = plan.groups.degree
+    ends = np.stack([routing.source_microbatch, routing.source_rank, routing.target_rank], axis=1)
+    pairs = np.unique(ends, axis=0)
+    return pairs, degrees[pairs[:, 0], pairs[:, 2 if routing.target_module == backbone.name else 1]]
+
+
+def _transfer_ns(execution: Execution, plan: ArrangedStep) -> I64 | None:
+    """Nanoseconds of each edge in the order of `_edges`, int64 [e]; None if no hop takes time.
+
+    The ranks of a group share its rows evenly.
+    """
+    if execution.transfers is None:
+        return None
+    found = [np.zeros(0, np.int64)]
+    for r in plan.routings:
+        _, peers = _pairs(execution.backbone, plan, r)
+        found.append(np.repeat(routed_ns(execution, r, peers), peers))
     return np.concatenate(found)
 
 
@@ -80,12 +103,17 @@ def _in_step(pipeline: Pipeline, first: int, dp: int) -> Timeline:
     np.maximum.at(forward, row, pipeline.forward_ns)
     np.maximum.at(backward, row, pipeline.backward_ns)
     microbatch, source, target = pipeline.edges.T
+    edges, place = np.unique(np.stack([microbatch, row[source], row[target]], axis=1), axis=0, return_inverse=True)
+    if pipeline.transfer_ns is not None:  # a pass waits for the slowest hop of any rank
+        transfer = np.zeros(len(edges), np.int64)
+        np.maximum.at(transfer, place.ravel(), pipeline.transfer_ns)
     smaller = replace(
         pipeline,
         stage=pipeline.stage[kept],
         forward_ns=forward,
         backward_ns=backward,
-        edges=np.unique(np.stack([microbatch, row[source], row[target]], axis=1), axis=0),
+        edges=edges,
+        transfer_ns=None if pipeline.transfer_ns is None else transfer,
         activation_bytes=None,
     )
     found, (durations, held) = simulate(smaller), _along_lists(pipeline)

@@ -44,17 +44,19 @@ def searched_order(pipeline: Pipeline) -> list[int]:
     return [int(k) for k in best]
 
 
-def chain(stages: list[tuple[I64, I64]], in_flight: I64) -> Pipeline:
+def chain(stages: list[tuple[I64, I64]], in_flight: I64, hops_ns: I64 | None = None) -> Pipeline:
     """A pipeline of one node for each stage.
 
     Args:
         stages: forward and backward, int64 [microbatches] each.
         in_flight: int64 [stages].
+        hops_ns: int64 [stages - 1], from each stage to the next, the same for all microbatches; without it 0.
     """
     forward, backward = (np.stack(times) for times in zip(*stages, strict=True))
     edges = chain_edges(len(stages), forward.shape[1])
     operations = [stage_operations(held, forward.shape[1]) for held in in_flight.tolist()]
-    return Pipeline(len(stages), np.arange(len(stages)), forward, backward, edges, operations)
+    transfer = None if hops_ns is None else np.tile(hops_ns, forward.shape[1])
+    return Pipeline(len(stages), np.arange(len(stages)), forward, backward, edges, operations, transfer_ns=transfer)
 
 
 def _changes(count: int) -> I64:

@@ -31,6 +31,7 @@ from dataserver.planning.jobspec.stream import (
     TokenizerSpec,
 )
 from dataserver.planning.jobspec.text import MAX_TEXT_BYTES, TextError, parse_json, parse_yaml
+from dataserver.planning.jobspec.transfers import Transfer
 from dataserver.planning.jobspec.values import MAX_INTEGER, Modality, ModuleKind, Name, Natural, Positive, SpecModel
 
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "Stream",
     "TextError",
     "TokenizerSpec",
+    "Transfer",
     "WaveOptions",
     "absent_fields",
     "default_cost",

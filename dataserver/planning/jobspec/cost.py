@@ -38,7 +38,11 @@ class ModelCost(SpecModel):
     device: Name
     """Device that it runs on: a800, h100 or h200. The work of a rank is divided by the module's tp x sp."""
     efficiency: DecimalString
-    """Share of the device's dense bf16 peak that is reached."""
+    """Share of the device's dense bf16 peak that is reached, in (0, 1]; with `attention_efficiency` by all work but
+    that of attention."""
+    attention_efficiency: DecimalString | None = None
+    """Share of the peak that attention reaches (`quadratic_fs`), in (0, 1], mostly a lower one than products with
+    weights reach; by default `efficiency`."""
     frozen: bool = False
     """Whether its weights are not trained."""
     input_gradient: bool = True
@@ -49,8 +53,10 @@ class ModelCost(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not 0 < Fraction(self.efficiency) <= 1:
-            raise ValueError(f"efficiency is {self.efficiency}; a value in (0, 1] is required")
+        for name in ("efficiency", "attention_efficiency"):
+            value = getattr(self, name)
+            if value is not None and not 0 < Fraction(value) <= 1:
+                raise ValueError(f"{name} is {value}; a value in (0, 1] is required")
         return self
 
     def fields_of(self, kind: ModuleKind, degree: int) -> dict[str, int]:
@@ -59,7 +65,8 @@ class ModelCost(SpecModel):
         Raises:
             ValueError: an unknown name.
         """
-        found = hardware.coefficients(kind, self.model, self.device, Fraction(self.efficiency), degree)
+        attention = None if self.attention_efficiency is None else Fraction(self.attention_efficiency)
+        found = hardware.coefficients(kind, self.model, self.device, Fraction(self.efficiency), degree, attention)
         backward = hardware.backward_percent(
             frozen=self.frozen,
             input_gradient=self.input_gradient and kind not in (ModuleKind.ENCODER, ModuleKind.TOWER),

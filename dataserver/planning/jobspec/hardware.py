@@ -104,7 +104,9 @@ def pair_flops(kind: str, size: ModelSize) -> int:
     return 4 * size.layers * size.width // (2 if kind == "backbone" or size.causal else 1)
 
 
-def coefficients(kind: str, model: str, device: str, efficiency: Fraction, degree: int = 1) -> Coefficients:
+def coefficients(
+    kind: str, model: str, device: str, efficiency: Fraction, degree: int = 1, attention: Fraction | None = None
+) -> Coefficients:
     """Coefficients of a named model, rounded up.
 
     Args:
@@ -113,16 +115,17 @@ def coefficients(kind: str, model: str, device: str, efficiency: Fraction, degre
         device: a name in `PEAK_GIGAFLOPS`.
         efficiency: share of the device's peak that is reached, in (0, 1].
         degree: devices that share each row's work (tensor x sequence parallelism); the constant is not divided.
+        attention: share of the peak that attention reaches, in (0, 1], where it differs from all other work.
 
     Raises:
         ValueError: an unknown name; the message lists the known ones.
     """
     size, peak = _named(kind, MODELS[kind], model), _named("device", PEAK_GIGAFLOPS, device)
-    rate = efficiency * peak * degree  # operations per nanosecond
-    return Coefficients(
+    pairs_efficiency = efficiency if attention is None else attention
+    return Coefficients(  # peak and degree make operations per nanosecond
         microbatch_ns=size.layers * LAYER_NS,
-        linear_ps=_divided_up(linear_flops(kind, size) * 1_000, rate),
-        quadratic_fs=_divided_up(pair_flops(kind, size) * 1_000_000, rate),
+        linear_ps=_divided_up(linear_flops(kind, size) * 1_000, efficiency * peak * degree),
+        quadratic_fs=_divided_up(pair_flops(kind, size) * 1_000_000, pairs_efficiency * peak * degree),
     )
 
 

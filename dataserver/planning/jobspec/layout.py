@@ -76,6 +76,10 @@ class LayoutOptions(SpecModel):
             ValueError: what was found, and what to change.
         """
 
+    def keeps_step(self, execution: ExecutionParts, module: ModuleSpec) -> bool:  # noqa: ARG002
+        """Whether a module keeps every microbatch of a step until the last one is forward."""
+        return False
+
 
 class BackboneOptions(LayoutOptions):
     """Options of a layout with one backbone, any number of encoders and generators, and no tower."""

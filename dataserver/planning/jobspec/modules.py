@@ -43,16 +43,30 @@ class Memory(SpecModel):
     unit_bytes: Positive
     """What one patch (encoder, generator, image tower) or token (backbone, text tower) holds on a device of a stage
     from its forward to its backward."""
+    step_bytes: Positive | None = None
+    """What all microbatches of a step together may hold on a device; at least `room_bytes`. Of modules that keep every
+    microbatch until their backward phase: colocated encoders, and a colocated backbone before generators; others leave
+    it out."""
 
     @property
     def units(self) -> int:
         """Patches or tokens that a device holds at once."""
         return self.room_bytes // self.unit_bytes
 
+    @property
+    def step_units(self) -> int | None:
+        """Patches or tokens of a whole step that a device holds; None where the job does not say."""
+        return None if self.step_bytes is None else self.step_bytes // self.unit_bytes
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.units:
             raise ValueError(f"room_bytes {self.room_bytes} holds no unit of unit_bytes {self.unit_bytes}; raise it")
+        if self.step_bytes is not None and self.step_bytes < self.room_bytes:
+            raise ValueError(
+                f"step_bytes is {self.step_bytes} and room_bytes {self.room_bytes}; a microbatch is part of its step: "
+                "lower room_bytes, or raise step_bytes"
+            )
         return self
 
 

@@ -31,6 +31,9 @@ class Costs(NamedTuple):
     in_flight: I64
     """int64 [nodes]: microbatches that each encoder, each backbone stage, and each generator hold at most; never rising
     from one to the next in the joined pipeline."""
+    hop: I64
+    """int64 [r]: time from an encoder to the backbone, from a backbone stage to the next, from the backbone to a
+    generator; gradients take as long."""
     encoders: int
     """Rows before the backbone's."""
     ranks_per_island: int

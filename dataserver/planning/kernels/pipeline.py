@@ -37,14 +37,14 @@ def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
     encoders = costs.encoders
     last = first + costs.ranks_per_island
     before, backbone, behind = time[:encoders], time[encoders, first:last], time[encoders + 1 :]
-    in_flight, percent, base = costs.in_flight, costs.percent, costs.base
+    in_flight, percent, base, hop = costs.in_flight, costs.percent, costs.base, costs.hop
     stages, waves = len(in_flight) - len(before) - len(behind), time.shape[2]
     of_stages, of_behind = in_flight[encoders : encoders + stages], in_flight[encoders + stages :]
     now, ends = clocks.now, clocks.ends
     now[:] = 0
     for turn in range(waves + in_flight.max() - 1):
         if turn < waves:
-            _forward(before, backbone, behind, first, turn, base, stages, now)
+            _forward(before, backbone, behind, first, turn, base, hop, stages, now)
         for g in range(len(behind)):
             wave = turn + 1 - of_behind[g]
             if 0 <= wave < waves:
@@ -54,22 +54,25 @@ def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
                     total += behind[g, first + i, wave]
                 now[0, column] += total * percent[row] // 100
                 ends[0, column, wave] = now[0, column]
-        _backward(backbone, behind, first, turn, percent[encoders], of_stages, encoders, now, ends)
+        _backward(backbone, behind, first, turn, percent[encoders], hop, of_stages, encoders, now, ends)
         for row in range(encoders):
             wave = turn + 1 - in_flight[row]
             if 0 <= wave < waves:
                 clock, total = now[0, stages + row], base[row]
                 for i in range(len(backbone)):
                     total += before[row, first + i, wave]
-                    clock = max(clock, ends[i, 0, wave] if before[row, first + i, wave] else 0)
+                    clock = max(clock, ends[i, 0, wave] + hop[row] if before[row, first + i, wave] else 0)
                 now[0, stages + row] = clock + total * percent[row] // 100
     return int(now.max())
 
 
 @part
-def _forward(before: I64, backbone: I64, behind: I64, first: int, wave: int, base: I64, stages: int, now: I64) -> None:
+def _forward(
+    before: I64, backbone: I64, behind: I64, first: int, wave: int, base: I64, hop: I64, stages: int, now: I64
+) -> None:
     """The forward of one wave in all stages."""
     ranks, encoders, generators = len(backbone), len(before), len(behind)
+    between = hop[encoders]
     for row in range(encoders):
         clock = now[0, stages + row] + base[row]
         for i in range(ranks):
@@ -78,14 +81,15 @@ def _forward(before: I64, backbone: I64, behind: I64, first: int, wave: int, bas
     for i in range(ranks):
         clock = 0
         for row in range(encoders):
-            clock = max(clock, now[0, stages + row] if before[row, first + i, wave] else 0)
+            clock = max(clock, now[0, stages + row] + hop[row] if before[row, first + i, wave] else 0)
         step = backbone[i, wave]
+        clock -= between
         for s in range(stages):
-            clock = max(clock, now[i, s]) + step
+            clock = max(clock + (between + step), now[i, s] + step)  # two instructions deep from stage to stage
             now[i, s] = clock
         for g in range(generators):
             now[0, stages + encoders + g] = max(
-                now[0, stages + encoders + g], clock if behind[g, first + i, wave] else 0
+                now[0, stages + encoders + g], clock + hop[encoders + 1 + g] if behind[g, first + i, wave] else 0
             )
     for g in range(generators):
         clock = now[0, stages + encoders + g] + base[encoders + 1 + g]
@@ -96,10 +100,19 @@ def _forward(before: I64, backbone: I64, behind: I64, first: int, wave: int, bas
 
 @part
 def _backward(
-    backbone: I64, behind: I64, first: int, turn: int, percent: int, of_stages: I64, encoders: int, now: I64, ends: I64
+    backbone: I64,
+    behind: I64,
+    first: int,
+    turn: int,
+    percent: int,
+    hop: I64,
+    of_stages: I64,
+    encoders: int,
+    now: I64,
+    ends: I64,
 ) -> None:
     """The backward of each backbone stage behind the forward of wave `turn`, or in its place when none is left."""
-    stages, waves = len(of_stages), backbone.shape[1]
+    stages, waves, between = len(of_stages), backbone.shape[1], hop[encoders]
     for i in range(len(backbone)):
         for s in range(stages - 1, -1, -1):
             wave = turn + 1 - of_stages[s]
@@ -107,10 +120,11 @@ def _backward(
                 continue
             clock = now[i, s]
             if s + 1 < stages:
-                clock = max(clock, ends[i, s + 1, wave])
+                clock = max(clock, ends[i, s + 1, wave] + between)
             else:
                 for g in range(len(behind)):
-                    clock = max(clock, ends[0, stages + encoders + g, wave] if behind[g, first + i, wave] else 0)
+                    returned = ends[0, stages + encoders + g, wave] + hop[encoders + 1 + g]
+                    clock = max(clock, returned if behind[g, first + i, wave] else 0)
             clock += backbone[i, wave] * percent // 100
             now[i, s] = clock
             ends[i, s, wave] = clock

@@ -85,6 +85,7 @@ def _by_rules(packed: PackedStep, starts: Starts) -> Iterator[Trial]:
     """
     searches, some_extras = packed.layout.order is OrderPolicy.SEARCH, extras(packed.execution)
     guessed = packed.layout.chunks > 1 or any(m.padded for m in packed.modules)  # the search goes by an estimate
+    guessed = guessed or starts.problem.hops is not None
     placements = dict(starts.by_rules)
     if guessed or not searches:
         placements |= starts.by_algorithm_2

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dataserver.planning.costs import hop_ns
 from dataserver.planning.expectation import held_units, microbatch_loads
-from dataserver.planning.job import JobSpec
+from dataserver.planning.hops import routed_ns
+from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.layout import Node, PlannedTimeline
 from dataserver.planning.pipelined.interleaving import interleaved_passes
@@ -30,6 +32,7 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
         edges=_edges(modules, plan, chunks),
         operations=[p.operations for p in stages],
         num_chunks=chunks,
+        transfer_ns=_transfer_ns(spec.execution, plan, chunks),
         activation_bytes=_activation_bytes(modules, plan, chunks),
     )
     nodes = tuple(Node(p.modules, r, p.stage) for p in stages for r in range(spec.execution.module(p.modules[0]).dp))
@@ -86,3 +89,14 @@ def _edges(modules: Sequence[ModuleSpec], plan: ArrangedStep, chunks: int) -> I6
         key = np.unique((r.source_microbatch * blocks + source) * blocks + target)  # sorted as the three columns are
         found.append(np.stack([key // blocks**2, key // blocks % blocks, key % blocks], axis=1))
     return np.concatenate(found)
+
+
+def _transfer_ns(execution: Execution, plan: ArrangedStep, chunks: int) -> I64 | None:
+    """Nanoseconds of each edge in the order of `_edges`, int64 [e]; None if no hop takes time."""
+    if execution.transfers is None:
+        return None
+    backbone = execution.backbone
+    between = hop_ns(execution.transfer(backbone.name, backbone.name), held_units(backbone, plan))
+    hops = len(chunk_hops(backbone.pp, chunks))
+    found = [np.repeat(between.T[:, None], hops, axis=1).ravel()]
+    return np.concatenate([*found, *(routed_ns(execution, r) for r in plan.routings)])

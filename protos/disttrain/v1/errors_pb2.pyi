@@ -130,8 +130,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 20
     """INTERNAL, ANOTHER_SERVER: a defect of the server; its log has the details."""
     ERROR_REASON_MICROBATCH_TOO_LARGE: _ErrorReason.ValueType  # 21
-    """RESOURCE_EXHAUSTED, GIVE_UP: a microbatch needs more memory than the job says that a module has, or its header does
-    not fit one message.
+    """RESOURCE_EXHAUSTED, GIVE_UP: a microbatch, or what a rank keeps of a whole step, needs more memory than the job says
+    that a module has; or a microbatch's header does not fit one message.
     """
     ERROR_REASON_SERVER_LIMIT: _ErrorReason.ValueType  # 22
     """RESOURCE_EXHAUSTED, ANOTHER_SERVER: a microbatch is larger than this server's operator permits (GetServerInfo,
@@ -194,8 +194,8 @@ ERROR_REASON_STORAGE_UNAVAILABLE: ErrorReason.ValueType  # 19
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 20
 """INTERNAL, ANOTHER_SERVER: a defect of the server; its log has the details."""
 ERROR_REASON_MICROBATCH_TOO_LARGE: ErrorReason.ValueType  # 21
-"""RESOURCE_EXHAUSTED, GIVE_UP: a microbatch needs more memory than the job says that a module has, or its header does
-not fit one message.
+"""RESOURCE_EXHAUSTED, GIVE_UP: a microbatch, or what a rank keeps of a whole step, needs more memory than the job says
+that a module has; or a microbatch's header does not fit one message.
 """
 ERROR_REASON_SERVER_LIMIT: ErrorReason.ValueType  # 22
 """RESOURCE_EXHAUSTED, ANOTHER_SERVER: a microbatch is larger than this server's operator permits (GetServerInfo,

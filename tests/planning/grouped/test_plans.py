@@ -15,8 +15,8 @@ from planning.simulation.reference import Definitions, Event
 
 from dataserver.planning.arranging import WaveTooLargeError
 from dataserver.planning.grouped.baselines import homogeneous_plan
+from dataserver.planning.grouped.bounds import bound_ns
 from dataserver.planning.grouped.options import GroupedOptions
-from dataserver.planning.grouped.planner import bound_ns
 from dataserver.planning.grouped.policies import bounded_budget
 from dataserver.planning.grouped.search import Budget
 from dataserver.planning.grouped.sequence_plan import plan_groups

@@ -13,9 +13,9 @@ def lower_bound_ns(problem: PlacementProblem, *, within_islands: bool = False) -
     take at least their share of the island's ranks.
 
     Some rank of each stage has at least the mean work of the stage. Before it begins with its first microbatch that
-    holds a sequence, that sequence passes all earlier stages, and after the last such one its gradients pass them
-    again. Meanwhile the rank can do no more than the constant part of its microbatches without sequences. Where no slot
-    is empty, backbone ranks wait longer for their first wave, see `_first_wave`.
+    holds a sequence, that sequence passes all earlier stages and the hops between them, and after the last such one its
+    gradients pass them again. Meanwhile the rank can do no more than the constant part of its microbatches without
+    sequences. Where no slot is empty, backbone ranks wait longer for their first wave, see `_first_wave`.
     """
     both, base = _both(problem, problem.work), _both(problem, problem.base[:, None])[:, 0]
     there, back = _ways(problem, within_islands)
@@ -54,10 +54,13 @@ def _first_wave(problem: PlacementProblem) -> int:
         problem.ranks_per_island * int(least[row]) + int(problem.base[row]) if least[row] else 0
         for row in range(backbone)
     ]
-    both = max(waits, default=0) + max(
-        (max(0, w * int(p) // 100 - 1) for w, p in zip(waits, problem.percent, strict=False)), default=0
+    hop = np.zeros_like(problem.base) if problem.hops is None else problem.hops.least.min(axis=1)
+    there, back = (
+        max((wait + int(h) for wait, h in zip(ways, hop, strict=False) if wait), default=0)
+        for ways in (waits, [max(0, w * int(p) // 100 - 1) for w, p in zip(waits, problem.percent, strict=False)])
     )
-    return both + (problem.num_stages - 1) * (step + step * int(problem.percent[backbone]) // 100)
+    between = step + step * int(problem.percent[backbone]) // 100 + 2 * int(hop[backbone])
+    return there + back + (problem.num_stages - 1) * between
 
 
 def _both(problem: PlacementProblem, forward: I64) -> I64:
@@ -71,19 +74,20 @@ def _both(problem: PlacementProblem, forward: I64) -> I64:
 def _ways(problem: PlacementProblem, within_islands: bool) -> tuple[I64, I64]:
     """Time of each sequence from the beginning to the row, and of its gradients from there to the end.
 
-    int64 [rows, s] each; of the backbone to its last stage.
+    int64 [rows, s] each; of the backbone to its last stage. Hops are part of them.
     """
     backbone = problem.num_encoders
     alone = np.maximum(problem.way, problem.work) if within_islands else problem.way
     forward = np.where(alone > 0, alone + problem.base[:, None], 0)
     forward[backbone] //= problem.chunks
     backward = forward * problem.percent[:, None] // 100
+    hop = np.zeros_like(forward) if problem.hops is None else problem.hops.least
     found = []
     for passing in (forward, backward):
-        way = np.zeros_like(passing)
-        encoders = passing[:backbone].max(axis=0, initial=0)
-        way[backbone] = encoders + passing[backbone] * (problem.num_stages - 1)
-        way[backbone + 1 :] = encoders + passing[backbone] * problem.num_stages * problem.chunks
+        way, parts = np.zeros_like(passing), problem.num_stages * problem.chunks
+        encoders = (passing[:backbone] + hop[:backbone]).max(axis=0, initial=0)
+        way[backbone] = encoders + (passing[backbone] + hop[backbone]) * (problem.num_stages - 1)
+        way[backbone + 1 :] = encoders + passing[backbone] * parts + hop[backbone] * (parts - 1) + hop[backbone + 1 :]
         found.append(way)
     return found[0], found[1]
 

@@ -10,6 +10,7 @@ from dataserver.planning.costs import forward_ns
 from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.pipelined.options import PipelinedOptions
+from dataserver.planning.pipelined.placing.hops import Hops, problem_hops
 from dataserver.planning.samples import I64, StepSamples
 
 
@@ -63,6 +64,8 @@ class PlacementProblem:
     """Memory, where a module states it."""
     chunks: int = 1
     """Model chunks of a backbone stage; `own`, `way` and `base` of the backbone are multiples of it."""
+    hops: Hops | None = None
+    """How long rows take from row to row, where the job has transfers."""
 
     @property
     def ranks_per_island(self) -> int:
@@ -135,6 +138,7 @@ def placement_problem(
         items=_items(execution.backbone, sequence, count),
         rooms=_rooms(modules, need, islands),
         chunks=chunks,
+        hops=problem_hops(spec, modules, samples, sequence, num_waves, islands),
     )
     way[len(encoders)] = problem.work[len(encoders)]
     return problem

@@ -101,6 +101,7 @@ def _costs(problem: PlacementProblem) -> "Costs":
         room=none if problem.rooms is None else problem.rooms.room,
         window=none if problem.rooms is None else problem.rooms.window,
         in_flight=problem.in_flight,
+        hop=np.zeros_like(problem.base) if problem.hops is None else problem.hops.usual,
         encoders=problem.num_encoders,
         ranks_per_island=problem.ranks_per_island,
     )

@@ -1,0 +1,65 @@
+"""How long the rows of a colocated step take from phase to phase."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dataserver.planning.balancing import bin_loads
+from dataserver.planning.colocated.options import ColocatedOptions
+from dataserver.planning.costs import hop_ns
+from dataserver.planning.job import Execution
+from dataserver.planning.jobspec import ModuleKind
+from dataserver.planning.plan import Routing
+from dataserver.planning.samples import I64
+from dataserver.planning.simulation import FORWARD, Operations
+
+
+def phase_hops(execution: Execution, routings: Sequence[Routing]) -> dict[str, int]:
+    """For each encoder and generator: nanoseconds of the hop between it and the backbone, the same there and back.
+
+    All ranks exchange at once, and each node has one link: the hop lasts as long as the node that sends or takes most
+    rows needs. Rows that stay on their node take no time. Where all ranks share a node, links are those of ranks.
+    """
+    return {_outer(execution, r): _hop_ns(execution, r, _busiest(execution, r)) for r in routings}
+
+
+def least_hops(execution: Execution, routings: Sequence[Routing]) -> dict[str, int]:
+    """The same if no row left its node: the latencies."""
+    return {_outer(execution, r): _hop_ns(execution, r, 0) for r in routings}
+
+
+def _outer(execution: Execution, routing: Routing) -> str:
+    """The end of a routing that is not the backbone."""
+    is_source = routing.source_module == execution.backbone.name
+    return routing.target_module if is_source else routing.source_module
+
+
+def _busiest(execution: Execution, routing: Routing) -> int:
+    """The most rows that one link sends or takes."""
+    ranks, size = execution.backbone.dp, execution.options(ColocatedOptions).ranks_per_node
+    source, target = (rank // (size if size < ranks else 1) for rank in (routing.source_rank, routing.target_rank))
+    moved = np.where(source == target, 0, routing.rows)
+    return max(int(bin_loads(moved, link, ranks).max()) for link in (source, target))
+
+
+def _hop_ns(execution: Execution, routing: Routing, rows: int) -> int:
+    return int(hop_ns(execution.transfer(routing.source_module, routing.target_module), np.array(rows)))
+
+
+def hops_before(execution: Execution, phases: Sequence[Operations], hop: Mapping[str, int]) -> I64:
+    """Nanoseconds of the hops before each phase, one after the other, while no rank computes. int64 [phases].
+
+    Args:
+        execution: of a colocated job.
+        phases: of its step (`programs.step_phases`).
+        hop: of each encoder and generator.
+    """
+    modules, found = execution.by_depth, np.zeros(len(phases), np.int64)
+    for number, phase in enumerate(phases):
+        module, forward = modules[int(phase.chunk[0])], bool(phase.kind[0] == FORWARD)
+        if module.kind is ModuleKind.BACKBONE:  # embeddings of all encoders, or gradients of all generators
+            others = execution.of_kind(ModuleKind.ENCODER if forward else ModuleKind.GENERATOR)
+            found[number] = sum(hop[m.name] for m in others)
+        elif module.kind is ModuleKind.GENERATOR or not forward:  # conditions, or gradients of an encoder
+            found[number] = hop[module.name]
+    return found

@@ -1,0 +1,64 @@
+"""What the memory of ranks holds of a whole step (`jobspec.Memory.step_bytes`)."""
+
+from dataserver.planning.balancing import BALANCERS, BinRoom, BinRoomError, bin_totals
+from dataserver.planning.colocated.items import ModuleItems
+from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.naming import counted
+from dataserver.planning.samples import I64
+
+
+def unit_of(module: ModuleSpec) -> str:
+    """What a module's items are sized in."""
+    return "tokens" if module.holds_samples else "patches"
+
+
+def check_total(items: ModuleItems) -> None:
+    """Refuse a step that all ranks together cannot keep, or images that no way was found to spread within memory.
+
+    Raises:
+        BinRoomError: names the module, what is needed and what there is.
+    """
+    module, room, total = items.module, items.step_room(items.sizes), int(items.sizes.sum())
+    if room is None or _spreads(items, room):
+        return
+    together = module.dp * room.cap
+    problem = "" if total > together else ", and no way was found to spread them"
+    raise BinRoomError(
+        f"module {module.name} keeps the {total} {unit_of(module)} of this step until its backward phase, but "
+        f"memory.step_bytes holds {room.cap} on each of {counted(module.dp, 'rank')}, {together} together{problem}; "
+        "raise memory.step_bytes or dp, or lower stream.global_batch"
+    )
+
+
+def _spreads(items: ModuleItems, room: BinRoom) -> bool:
+    """Whether images fit; sequences may be packed in other ways, so that only their total counts."""
+    if items.module.holds_samples:
+        return int(room.need.sum()) <= items.module.dp * room.cap
+    try:
+        BALANCERS["lpt"](items.sizes, items.module.dp, None, room)
+    except BinRoomError:
+        return False
+    return True
+
+
+def check_ranks(items: ModuleItems, rank: I64, microbatch: I64, microbatches: int) -> None:
+    """Refuse ranks that would keep more of the step than their memory holds.
+
+    Args:
+        items: k of a module.
+        rank: int64 [k].
+        microbatch: int64 [k].
+        microbatches: of each rank.
+
+    Raises:
+        BinRoomError: names the module, what is needed and what there is.
+    """
+    module, count = items.module, items.module.dp * microbatches
+    held = bin_totals(items.sizes, rank * microbatches + microbatch, count, padded=module.padded)
+    kept = held.reshape(module.dp, microbatches).sum(axis=1)
+    room = items.step_room(kept)
+    if room is not None and kept.max() > room.cap:
+        raise BinRoomError(
+            f"module {module.name}: rank {kept.argmax()} would keep {kept.max()} {unit_of(module)} of the step, but "
+            f"memory.step_bytes holds {room.cap}; raise it, or take a balance other than none"
+        )

@@ -1,0 +1,56 @@
+"""How long the rows of sequences take between modules and stages, as a placement has to reckon with it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataserver.planning.arranging import TASK_OF, image_rows, module_images
+from dataserver.planning.costs import hop_ns
+from dataserver.planning.job import JobSpec
+from dataserver.planning.jobspec import ModuleKind, ModuleSpec
+from dataserver.planning.samples import I64, StepSamples
+
+
+@dataclass(frozen=True, slots=True)
+class Hops:
+    """Of each row of a problem: the hop behind an encoder, between stages of the backbone, before a generator."""
+
+    least: I64
+    """int64 [rows, s]: nanoseconds that each sequence's hop takes at least, wherever it goes; 0 where it has none."""
+    usual: I64
+    """int64 [rows]: nanoseconds of the hop of a mean microbatch, which simulations of islands take for all."""
+
+
+def problem_hops(
+    spec: JobSpec, modules: Sequence[ModuleSpec], samples: StepSamples, sequence: I64, num_waves: int, islands: int
+) -> Hops | None:
+    """The hops of one step; None if none takes time.
+
+    Args:
+        spec: of a pipelined job.
+        modules: by row.
+        samples: of the step.
+        sequence: int64 [n], the sequence of each sample.
+        num_waves: microbatches of each rank.
+        islands: within which images are spread.
+    """
+    execution = spec.execution
+    if execution.transfers is None:
+        return None
+    count, backbone = int(sequence.max(initial=-1)) + 1, execution.backbone
+    least, usual = np.zeros((len(modules), count), np.int64), np.zeros(len(modules), np.int64)
+    for row, module in enumerate(modules):
+        ends, most = (module.name, backbone.name), np.zeros(count, np.int64)
+        if module.kind is ModuleKind.BACKBONE:
+            rows, parts = samples.tokens, 1
+            np.add.at(most, sequence, rows)
+        else:  # images of a sequence may come from several ranks
+            images, parts = module_images(spec, module, samples), module.dp // islands
+            rows = image_rows(spec.stream, samples, images, TASK_OF[module.kind])
+            np.maximum.at(most, sequence[samples.image_sample[images]], rows)
+        transfer = execution.transfer(*(ends[::-1] if module.kind is ModuleKind.GENERATOR else ends))
+        least[row] = np.where(most > 0, hop_ns(transfer, most), 0)
+        hops = min(backbone.dp * num_waves * parts, max(len(rows), 1))  # none without an image
+        usual[row] = hop_ns(transfer, np.array(int(rows.sum()) // hops))
+    return Hops(least, usual)

@@ -1,0 +1,97 @@
+"""What hops between stages cost a step, and what a planner that knows them wins back.
+
+2,048 sequences on 128 ranks of 8 stages beside encoders and a generator; every hop takes 5 % of the forward of a mean
+microbatch on a stage. Alone, from the folder scripts: python -m planning_rows.transfers
+"""
+
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from dataserver.planning.costs import forward_ns
+from dataserver.planning.identity import Job, parse_job
+from dataserver.planning.planner import plan_step, timeline
+from dataserver.planning.samples import StepSamples
+from dataserver.planning.sizing import shard_table, size_samples
+from planning_rows.row import Row
+
+SEEDS = range(5)
+RANKS, STAGES, MICROBATCHES = 128, 8, 16
+SHARE_PERCENT = 5
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "1F1B": {},
+    "1F1B, up to 2 more in flight": {"extra_in_flight": 2},
+    "interleaved, 2 chunks": {"schedule": "interleaved", "chunks": 2},
+}
+
+
+def rows() -> list[Row]:
+    """All rows of this part; takes about twenty seconds."""
+    found = []
+    for name, layout in LAYOUTS.items():
+        longer, unaware = zip(*(_longer(seed, layout) for seed in SEEDS), strict=True)
+        measured = f"{_percent(longer)} longer; planned without knowing the hops {_percent(unaware)}"
+        step = f"{MICROBATCHES * RANKS:,} sequences, {RANKS} ranks x {STAGES} stages"
+        found.append(Row(f"{step}, hops of {SHARE_PERCENT} %: {name}", measured, "", None))
+    return found
+
+
+def _longer(seed: int, layout: dict[str, Any]) -> tuple[float, float]:
+    """Step time with hops over that without: of the plan that knows them, and of the one that does not."""
+    plain = _job(layout)
+    samples = _samples(plain, seed)
+    backbone = plain.spec.execution.backbone
+    mean = int(forward_ns(backbone.cost, samples.tokens).sum()) // (RANKS * MICROBATCHES * STAGES)
+    timed = _job(layout, mean * SHARE_PERCENT // 100)
+    unaware = plan_step(plain, seed, samples)
+    without = timeline(plain.spec, unaware).makespan_ns
+    known = timeline(timed.spec, plan_step(timed, seed, samples)).makespan_ns
+    return known / without - 1, timeline(timed.spec, unaware).makespan_ns / without - 1
+
+
+def _job(layout: dict[str, Any], hop_ns: int | None = None) -> Job:
+    pairs = [("encoder", "backbone"), ("backbone", "backbone"), ("backbone", "generator")]
+    hop = {"latency_ns": hop_ns, "bytes_per_ns": "1", "row_bytes": 0}
+    transfers = [{"source": source, "target": target, **hop} for source, target in pairs]
+    tokenizer = dict.fromkeys(("bos", "eos", "boi", "eoi", "image", "query"), 0)
+    return parse_job(
+        {
+            "stream": {
+                "datasets": [{"name": "synthetic", "fingerprint": "0" * 64}],
+                "tokenizer": {"name": "any", "digest": "0" * 64, "vocab_size": 1, **tokenizer},
+                "seq_len": 8192,
+                "global_batch": RANKS * MICROBATCHES,
+                "packing": {"enabled": False},
+                "generation": {"ratio": "0.5"},
+            },
+            "execution": {
+                "modules": [
+                    {"name": "encoder", "kind": "encoder", "dp": 64},
+                    {"name": "backbone", "kind": "backbone", "dp": RANKS, "pp": STAGES},
+                    {"name": "generator", "kind": "generator", "dp": 64},
+                ],
+                "layout": {"kind": "pipelined", **layout},
+                **({} if hop_ns is None else {"transfers": transfers}),
+                "end": {"steps": 1},
+            },
+        }
+    )
+
+
+def _samples(job: Job, seed: int) -> StepSamples:
+    """Texts of a log-normal length, an image of 224 to 896 pixels a side with each."""
+    rng, count = np.random.default_rng(seed), RANKS * MICROBATCHES
+    sides = rng.integers(224, 897, (2, count)).astype(np.int32)
+    texts = np.minimum(rng.lognormal(7, 0.3, count), 6000).astype(np.int64)
+    table = shard_table(job.stream, np.arange(count), texts, np.arange(count + 1), *sides)
+    return size_samples(job.stream, 0, seed, np.arange(count, dtype=np.uint64), table)
+
+
+def _percent(shares: tuple[float, ...]) -> str:
+    return f"{100 * median(shares):.1f} % (worst {100 * max(shares):.1f})"
+
+
+if __name__ == "__main__":
+    for row in rows():
+        print(f"{row.name} | {row.measured}")

@@ -1,0 +1,175 @@
+"""What colocated modules keep of a whole step, within `memory.step_bytes`."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from builders.jobs import changed, job_data
+from builders.samples import make_samples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataserver.planning.arranging import module_images
+from dataserver.planning.balancing import BinRoomError
+from dataserver.planning.expectation import held_units
+from dataserver.planning.identity import Job, JobSpecError, canonical_json, parse_job
+from dataserver.planning.plan import StepPlan
+from dataserver.planning.planner import plan_step
+from dataserver.planning.samples import StepSamples
+from dataserver.planning.sizing import shard_table, size_samples
+
+UNIT_BYTES = 10
+ENCODER, BACKBONE, GENERATOR = range(3)
+QUADRATIC = {"linear_ps": 0, "quadratic_fs": 10**6}
+"""A load that says little about memory: one large image costs as much as many small ones."""
+
+
+def memory(units: int, step_units: int | None = None) -> dict[str, int]:
+    step = {} if step_units is None else {"step_bytes": step_units * UNIT_BYTES}
+    return {"room_bytes": units * UNIT_BYTES, "unit_bytes": UNIT_BYTES, **step}
+
+
+def colocated_data(
+    dp: int = 4, *, generator: bool = False, batch: int = 16, max_patches: int = 256, **modules: dict[str, Any]
+) -> dict[str, Any]:
+    """Fields of modules by name."""
+    data = job_data(
+        encoder=dp,
+        backbone=(dp, 1),
+        generator=dp if generator else 0,
+        stream={
+            "seq_len": 4000,
+            "sizing": {"max_patches": max_patches},
+            "global_batch": batch,
+            "generation": {"ratio": "0.5" if generator else "0", "query_tokens": 16},
+        },
+        execution={"layout": {"kind": "colocated", "ranks_per_node": 2}},
+    )
+    for module in data["execution"]["modules"]:
+        module |= modules.get(module["name"], {})
+    return data
+
+
+def of_step(job: Job, plan: StepPlan, name: str) -> list[int]:
+    """What each rank keeps."""
+    return [int(n) for n in held_units(job.spec.execution.module(name), plan).sum(axis=1)]
+
+
+def test_a_job_without_it_has_the_identity_that_it_had() -> None:
+    data = colocated_data(vit={"memory": memory(500)})
+    job = parse_job(data)
+    assert b"step_bytes" not in canonical_json(job.spec)
+    assert job.job_id != parse_job(colocated_data(vit={"memory": memory(500, 5000)})).job_id
+
+
+MEMORY = ("execution", "modules")
+NEVER = "has memory.step_bytes, but it never keeps a whole step; only encoders of a colocated layout do"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (changed(job_data(), (*MEMORY, ENCODER, "memory"), memory(500, 500)), f"module vit {NEVER}"),
+        (colocated_data(llm={"memory": memory(1000, 9000)}), f"module llm {NEVER}"),
+        (colocated_data(generator=True, dit={"memory": memory(1000, 9000)}), f"module dit {NEVER}"),
+        (
+            colocated_data(vit={"memory": memory(500, 500), "cost": QUADRATIC | {"backward_percent": 0}}),
+            f"module vit {NEVER}",
+        ),
+        (
+            colocated_data(vit={"memory": memory(500, 499)}),
+            "step_bytes is 4990 and room_bytes 5000; a microbatch is part of its step: lower room_bytes",
+        ),
+    ],
+)
+def test_where_it_is_refused(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobSpecError, match=re.escape(message)):
+        parse_job(data)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_ranks_that_would_keep_too_much_get_other_images(padded: bool) -> None:
+    """Balanced by their time alone, some rank has all the small images; with too little memory for that it has not."""
+    vit = {"cost": QUADRATIC, "padded": padded}
+    free = parse_job(colocated_data(max_patches=900, vit=vit | {"memory": memory(900)}))
+    samples = make_samples(free, 64, 3, 2)
+    before = plan_step(free, 0, samples)
+    kept = of_step(free, before, "vit")
+    limit = max(kept) - 1
+    assert 4 * limit > sum(kept)
+    job = parse_job(colocated_data(max_patches=900, vit=vit | {"memory": memory(900, limit)}))
+    plan = plan_step(job, 0, samples)
+    assert max(of_step(job, plan, "vit")) <= limit
+    assert plan.num_microbatches == before.num_microbatches
+    (decision,) = [d for d in plan.decisions if d.chosen.startswith("keeps")]
+    assert decision.subject == "vit"
+    assert decision.chosen == f"keeps {max(of_step(job, plan, 'vit')):,} patches of the step on the fullest rank"
+    assert f"memory.step_bytes holds {limit:,}" in decision.reason
+
+
+@st.composite
+def bounded_steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
+    """With as much memory for the step as any way to spread it evenly takes: the mean and the largest item."""
+    dp, generator, padded = draw(st.integers(1, 5)), draw(st.booleans()), draw(st.booleans())
+    balance = draw(st.sampled_from(["lpt", "lpt_search", "karmarkar_karp"]))
+    fields = {"vit": {"balance": balance, "cost": QUADRATIC, "padded": padded}, "llm": {"balance": balance}}
+    batch = dp * draw(st.integers(1, 4))
+    data = colocated_data(dp, generator=generator, batch=batch, max_patches=1024, **fields)
+    free = parse_job(data)
+    samples = make_samples(free, draw(st.integers(1, 80)), draw(st.integers(0, 99)), draw(st.integers(0, 6)))
+    images = module_images(free.spec, free.spec.execution.module("vit"), samples)
+    patches = int(samples.patches[images].sum())
+    vit = memory(1024, (2 if padded else 1) * (-(-patches // dp) + 1024))
+    data = changed(data, (*MEMORY, ENCODER, "memory"), vit)
+    if generator:
+        tokens = int(samples.tokens.sum())
+        data = changed(data, (*MEMORY, BACKBONE, "memory"), memory(4000, 2 * tokens // dp + 4000))
+    return parse_job(data), samples
+
+
+@settings(max_examples=80)
+@given(bounded_steps())
+def test_no_rank_keeps_more_than_it_has_room_for(drawn: tuple[Job, StepSamples]) -> None:
+    job, samples = drawn
+    plan = plan_step(job, 0, samples)
+    for module in job.spec.execution.modules:
+        if module.memory is not None and module.memory.step_units is not None:
+            assert max(of_step(job, plan, module.name)) <= module.memory.step_units
+            assert held_units(module, plan).max() <= module.memory.units
+    assert sorted(np.concatenate([a.item for a in plan.arrangements if a.module == "llm"])) == list(range(len(samples)))
+
+
+def test_a_step_that_all_ranks_together_cannot_keep() -> None:
+    job = parse_job(colocated_data(vit={"memory": memory(256, 300)}))
+    samples = make_samples(job, 64, 3, 2)
+    total = int(samples.patches.sum())
+    assert total > 4 * 300
+    message = (
+        f"module vit keeps the {total} patches of this step until its backward phase, but memory.step_bytes holds 300 "
+        "on each of 4 ranks, 1200 together; raise memory.step_bytes or dp, or lower stream.global_batch"
+    )
+    with pytest.raises(BinRoomError, match=re.escape(message)):
+        plan_step(job, 0, samples)
+
+
+def test_images_that_fit_all_ranks_together_but_no_way_to_spread_them() -> None:
+    """Of three images of 196 patches no rank of 300 keeps two."""
+    job = parse_job(colocated_data(2, vit={"memory": memory(256, 300)}))
+    sides = np.full((2, 3), 196, np.int32)
+    table = shard_table(job.stream, np.arange(3), np.full(3, 9), np.arange(4), *sides)
+    samples = size_samples(job.stream, 0, 0, table.row.astype(np.uint64), table)
+    message = r"the 588 patches .* 600 together, and no way was found to spread them; raise memory\.step_bytes"
+    with pytest.raises(BinRoomError, match=message):
+        plan_step(job, 0, samples)
+
+
+def test_images_beside_their_sequences_that_a_rank_cannot_keep() -> None:
+    data = colocated_data(vit={"balance": "none"})
+    samples = make_samples(parse_job(data), 64, 3, 2)
+    kept = of_step(parse_job(data), plan_step(parse_job(data), 0, samples), "vit")
+    fits = parse_job(changed(data, (*MEMORY, ENCODER, "memory"), memory(900, max(kept))))
+    assert max(of_step(fits, plan_step(fits, 0, samples), "vit")) <= max(kept)
+    tight = parse_job(changed(data, (*MEMORY, ENCODER, "memory"), memory(900, -(-sum(kept) // 4) + 260)))
+    with pytest.raises(BinRoomError, match=r"module vit: rank \d would keep \d+ patches of the step, but memory"):
+        plan_step(tight, 0, samples)
