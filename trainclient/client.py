@@ -233,6 +233,7 @@ class DataClient:
             forward_ns=forward_ns,
             backward_ns=backward_ns,
         )
+        # May run beside the iteration (`StepReporter`): only the thread-safe fleet, and what never changes, is used.
         request, endpoint = ReportStepTimesRequest(times=times), self.fleet.endpoints[self.fleet.current]
         try:
             self.fleet.ask(endpoint, lambda stub: stub.ReportStepTimes, request, CallGuard())
@@ -266,6 +267,7 @@ class DataClient:
     def _end_reader(self) -> None:
         if self._reader is not None:
             self._finished_wait_s += self._reader.wait_s
+            # Joins its thread, for up to JOIN_S: the next reader takes from the same pool, which is one thread's.
             self._reader.close()
             self._reader = None
 

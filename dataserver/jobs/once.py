@@ -29,7 +29,7 @@ class OnceCache(Generic[Value]):
             try:
                 future.set_result(compute())
             except BaseException as error:
-                with self._lock:
+                with self._lock:  # if this one was evicted, another caller's may go: it is computed once more
                     self._futures.pop(key, None)
                 future.set_exception(error)
         return future.result()

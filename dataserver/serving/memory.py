@@ -79,6 +79,7 @@ class ByteBudget:
 
     def _grant(self, held: int, num_bytes: int) -> bool:
         with self._lock:
+            # The account that asks is open (`MicrobatchStream.close`), so there is at least one.
             fair = held == 0 or held + num_bytes <= self.total // self._accounts
             if not fair or self._used + num_bytes > self.total:
                 return False
@@ -104,7 +105,7 @@ class Account:
 
     def take(self, num_bytes: int) -> bool:
         """Take bytes if there are any left for this stream."""
-        with self._lock:
+        with self._lock:  # then the budget's: the only place where both are held
             granted = self._budget._grant(self._held, num_bytes)
             self._held += num_bytes if granted else 0
             return granted
@@ -113,6 +114,7 @@ class Account:
         """Give bytes back."""
         with self._lock:
             self._held -= num_bytes
+        # Between the two, the budget counts bytes that no account holds; it never counts too few.
         self._budget._return(num_bytes)
 
     def close(self) -> None:

@@ -52,6 +52,7 @@ class BufferPool:
             self._idle = [b for b in self._idle if b is not block]
         else:
             block = self._allocate(size_class(nbytes))
+        # The finalizer holds the block, so that it outlives the lease, and nothing else does while it is out.
         lease = np.frombuffer(block.data, np.uint8, nbytes)
         weakref.finalize(lease, self._returned.put, block).atexit = False
         return lease

@@ -93,6 +93,8 @@ class CallGuard:
         Raises:
             ClosedError: everything was stopped; the call is cancelled.
         """
+        # An interrupt before this line was meant for the call before. `stop` sets its flag before it takes the lock:
+        # either the flag is seen here, or `interrupt` sees this call.
         with self._lock:
             self._call = call
             self._interrupted = False
@@ -106,7 +108,7 @@ class CallGuard:
         with self._lock:
             call = self._call
             self._interrupted = True
-        if call is not None:
+        if call is not None:  # without the lock; to cancel a call that has ended changes nothing
             call.cancel()
 
     def stop(self) -> None:

@@ -81,6 +81,7 @@ class Handoff:
                     return None
                 left = None if self._stalled_at is None else self._stalled_at - time.monotonic()
                 if left is not None and left <= 0:
+                    # With the lock held, so it must not wait for the receiver. It fires again after another `stall_s`.
                     self._stalled_at = time.monotonic() + self._stall_s
                     on_stall()
                 else:

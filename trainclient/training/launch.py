@@ -39,7 +39,7 @@ def launch(config: TrainConfig, arguments: Sequence[str]) -> int:
     check(config, job)
     # Worker processes talk over loopback only: host names of a laptop or container often do not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ[LAUNCHER_PID] = str(os.getpid())
+    os.environ[LAUNCHER_PID] = str(os.getpid())  # ranks watch it: it may be gone before they could ask for their parent
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     settings = LaunchConfig(
         min_nodes=1,
