@@ -55,6 +55,8 @@ def _best_exchange(slots: Slots, costs: Costs, rank: int, wave: int) -> tuple[in
         How many were tried, and whether one of them helped.
     """
     ranks, waves, width = slots.at.shape
+    # `best`: change of the excess in both places, below 0 where an exchange helps; `chosen`: slot here, then rank, wave
+    # and slot there.
     before, tried, best = excess(slots, costs, rank, wave, wave), 0, 0
     chosen = (-1, -1, -1, -1)
     lacking = np.zeros(len(costs.room), np.bool_)
@@ -78,7 +80,7 @@ def _best_exchange(slots: Slots, costs: Costs, rank: int, wave: int) -> tuple[in
                         there = excess(slots, costs, other, other_wave, other_wave)
                     exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
                     after = excess(slots, costs, rank, wave, wave) + excess(slots, costs, other, other_wave, other_wave)
-                    exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
+                    exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)  # undone
                     if after - before - there < best:
                         best, chosen = after - before - there, (slot, other, other_wave, other_slot)
                     if after == 0:
