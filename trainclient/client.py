@@ -7,7 +7,7 @@
                 ...  # optimizer step
                 checkpoint["data"] = client.state_dict()
 
-All but the tensors is `trainclient.stream`, which does not import torch.
+Everything but the tensors is in `trainclient.stream`, which does not import torch.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class DataClient:
 
     The cursor is the step of the next microbatch: as long as a step has microbatches to come, `state_dict` names that
     step, and after its last microbatch was handed out the step after it. Take the state on a step boundary, when the
-    optimizer has made use of the step; taken in mid-step it repeats the whole step.
+    optimizer has applied the step; taken in mid-step it repeats the whole step.
     """
 
     def __init__(

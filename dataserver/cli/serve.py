@@ -18,7 +18,7 @@ from dataserver.serving.server import DataServer
 _log = logging.getLogger(__name__)
 
 _ENDED: Final = 0
-"""Stands where the number of a signal does, when the server has ended."""
+"""Takes the place of a signal's number when the server has ended."""
 
 
 def serve(

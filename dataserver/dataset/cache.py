@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Value]):
-    """Holds values up to a total cost; a value that is dearer than the whole budget is not kept."""
+    """Holds values up to a total cost; a value that costs more than the whole budget is not kept."""
 
     def __init__(self, budget: int, cost: Callable[[Value], int]) -> None:
         self._budget = budget

@@ -1,4 +1,4 @@
-"""Memory of the streams: how much they may hold, and buffers that are used again instead of being faulted in anew."""
+"""Memory of the streams: how much they may hold, and buffers that are reused, which saves page faults."""
 
 import threading
 from collections import deque
@@ -36,7 +36,7 @@ class BufferPool:
             return self._free_bytes
 
     def take(self, num_bytes: int) -> Buffer:
-        """A buffer of `size_class(num_bytes)` bytes, with anything in it."""
+        """A buffer of `size_class(num_bytes)` bytes, with arbitrary content."""
         capacity = size_class(num_bytes)
         with self._lock:
             for i in range(len(self._free) - 1, -1, -1):
@@ -48,7 +48,7 @@ class BufferPool:
         return np.empty(capacity, np.uint8)
 
     def give(self, buffer: Buffer) -> None:
-        """Take a buffer back that nobody reads or writes any more; the ones returned longest ago are let go first."""
+        """Take a buffer back that nobody reads or writes any more; the ones returned longest ago are dropped first."""
         with self._lock:
             self._free.append(buffer)
             self._free_bytes += buffer.nbytes

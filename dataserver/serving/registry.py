@@ -30,7 +30,7 @@ class StepTimesLog:
         self._bytes = 0
 
     def add(self, times: data_service_pb2.StepTimes) -> None:
-        """Keep a report, letting the oldest go."""
+        """Keep a report, dropping the oldest."""
         size = times.ByteSize()
         with self._lock:
             self._reports.append((times, size))

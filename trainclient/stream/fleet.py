@@ -78,7 +78,7 @@ class Fleet:
 
         Raises:
             FleetError: no server could for as long as allowed.
-            ClientError: an error that no other server would mend.
+            ClientError: an error that no other server would avoid.
         """
         rotation = Rotation(self, guard)
         while True:
@@ -226,7 +226,7 @@ class Rotation:
         """Move on after a failure, pausing after each round of all servers.
 
         Raises:
-            ClientError: the error itself, if no other server would mend it, or there is none.
+            ClientError: the error itself, if no other server would avoid it, or there is none.
             FleetError: all servers refused, or were tried for as long as allowed.
             ClosedError: the guard was stopped.
         """

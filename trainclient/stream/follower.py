@@ -42,7 +42,7 @@ class ViewRequest:
 
 @dataclass(frozen=True, slots=True)
 class _StepInHand:
-    """What all microbatches of a step must agree in, and where it was learnt."""
+    """What all microbatches of a step must agree on, and which server said so first."""
 
     step: int
     plan: tuple[bytes, int, int, int]

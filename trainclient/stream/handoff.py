@@ -14,7 +14,7 @@ class Handoff:
 
     The receiver asks for room before it takes memory, and gets it when the queue is empty or the new microbatch fits
     the bound as well: one microbatch always has a place, however large. While the receiver waits for room, it is not
-    the server that is slow, and the stall clock stands.
+    the server that is slow, and the stall clock is stopped.
     """
 
     def __init__(self, limit_bytes: int, stall_s: float) -> None:
@@ -92,7 +92,7 @@ class Handoff:
             return microbatch
 
     def close(self) -> None:
-        """Caller: nothing more is wanted; what is queued is let go of."""
+        """Caller: nothing more is wanted; what is queued is dropped."""
         with self._changed:
             self._closed = True
             self._ready.clear()

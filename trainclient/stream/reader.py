@@ -74,6 +74,7 @@ class MicrobatchReader:
         # A daemon, because the interpreter joins other threads before anything could tell them to end.
         thread = threading.Thread(target=follower.run, name=name, daemon=True)
         # Neither the thread nor the finalizer refers to this reader: dropped without `close`, it is closed as well.
+        # Only an error raised from `next` keeps it: the handoff holds the error, whose traceback holds the reader.
         self._finalizer = weakref.finalize(self, _stop, self._guard, self._handoff, thread, self._pid)
         thread.start()
 

@@ -9,7 +9,7 @@ from trainclient.parallel.executor import StepRecord
 
 
 class StepReporter:
-    """Sends each step's times from a thread. While a report is under way the next ones are left out."""
+    """Sends each step's times from a thread. While a report is under way the next ones are skipped."""
 
     def __init__(self, client: DataClient, stage: int) -> None:
         """Report through a client, as a pipeline stage of its module."""

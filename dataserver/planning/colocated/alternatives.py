@@ -13,7 +13,7 @@ from dataserver.planning.identity import Job
 
 
 def alternatives(job: Job) -> Alternatives:
-    """Packing and balance together; each balance, and ranks as if all shared a node, by themselves."""
+    """Packing and balance together; each balance, and ranks as if all shared a node, on their own."""
     execution = job.spec.execution
     single, ranks = [balance_of(m) for m in execution.modules], execution.backbone.dp
     if execution.options(ColocatedOptions).ranks_per_node < ranks:

@@ -9,7 +9,7 @@ from dataserver.planning.samples import I64, Bool
 
 @kernel
 def fit_placement(at: I64, costs: Costs, budget: int) -> I64:
-    """Exchange slots until every microbatch keeps within the memory of every row.
+    """Exchange slots until every microbatch fits the memory of every row.
 
     Takes the first microbatch that lacks memory and the exchange of one of its slots that leaves the least lacking, the
     first of several; a microbatch for which none helps is passed over. A placement that fits stays as it is.
@@ -20,7 +20,7 @@ def fit_placement(at: I64, costs: Costs, budget: int) -> I64:
         budget: exchanges that may be tried.
 
     Returns:
-        int64 [rows]: what is still lacking, zeros if all is well.
+        int64 [rows]: what is still lacking, zeros if all fits.
     """
     slots = slots_of(at, costs)
     ranks, waves, _ = at.shape

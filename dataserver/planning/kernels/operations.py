@@ -78,7 +78,7 @@ def run_orders(
     times: I64,
     orders: I64,
 ) -> I64:
-    """Makespan of each order: one sweep over operations that stand behind all that they wait for.
+    """Makespan of each order: one sweep over operations that come after all that they wait for.
 
     Args:
         cell: int64 [ops]: kind * blocks * passes + block * passes + pass, or -1.

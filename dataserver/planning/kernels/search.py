@@ -129,7 +129,7 @@ def _kick(items: Items, bins: Bins, number: int, memory_cap: int) -> None:
     """Swap an item of the heaviest bin, and one of another bin, with items of other bins.
 
     Which ones follows from the number of the kick, by a multiplicative hash (Knuth, The Art of Computer Programming 3,
-    section 6.4): it scatters them, and there is no chance in it.
+    section 6.4): it scatters them, and is deterministic.
     """
     last = len(bins.ranked) - 1
     for which in range(2):
