@@ -1,4 +1,4 @@
-"""What is here: datasets and tokenizers by logical name, opened once."""
+"""The datasets and tokenizers of this machine by logical name, opened once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

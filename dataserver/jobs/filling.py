@@ -12,7 +12,7 @@ from dataserver.preprocessing import BYTES, tokenizer_spec
 def fill_job(data: Any, catalog: Catalog) -> Any:
     """The values of a job with what it leaves out filled in: fingerprints, quarantine lists, the tokenizer's block.
 
-    What is there stays, so that a complete job comes back as it is. What has not the form of a job is passed on, for
+    What is there stays, so that a complete job comes back as it is. What does not look like a job is passed on, for
     `parse_job` to refuse.
 
     Args:

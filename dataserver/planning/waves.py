@@ -16,7 +16,7 @@ AUTOMATIC_EXTRA = 4
 """Microbatches beyond those of 1F1B that are tried where the job leaves it open and every module states its memory."""
 
 Units = Mapping[str, I64]
-"""For each module whose memory is to limit it int64 [ranks, microbatches]: the patches or tokens of each microbatch
+"""For each memory-limited module int64 [ranks, microbatches]: the patches or tokens of each microbatch
 (`held_units`)."""
 
 
@@ -108,9 +108,10 @@ def one_f_one_b_in_flight(num_stages: int, extra: int = 0) -> I64:
 
 
 def gpipe_in_flight(num_stages: int, num_microbatches: int) -> I64:
-    """The same under GPipe (Huang et al. 2019, section 2.3): all forwards, then all backwards. int64 [stages].
+    """Microbatches that each stage holds under GPipe (Huang et al. 2019, section 2.3). int64 [stages].
 
-    Every microbatch is in flight at once. Backwards go in wave order, as everywhere here.
+    All forwards run before all backwards, so every microbatch is in flight at once. Backwards go in wave order, as
+    everywhere here.
     """
     return np.full(num_stages, num_microbatches)
 

@@ -13,7 +13,7 @@ from dataserver.planning.identity import Job
 
 
 def alternatives(job: Job) -> Alternatives:
-    """Schedule and balance together; each balance and what is in flight by themselves."""
+    """Schedule and balance together; each balance and what is in flight on their own."""
     execution = job.spec.execution
     schedules = Dimension(
         "schedule",

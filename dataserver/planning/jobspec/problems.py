@@ -55,7 +55,7 @@ def _has(data: Any, path: Path) -> bool:
 
 
 def _place(error: ErrorDetails, data: Any) -> str:
-    """The dotted path of a field as it stands in the data; pydantic also names the member of a union that it took."""
+    """The dotted path of a field in the data; pydantic also names the member of a union that it took."""
     parts, path = [], error["loc"]
     for position, part in enumerate(path):
         missing = error["type"] == "missing" and position == len(path) - 1
@@ -100,7 +100,7 @@ def _shown(value: Any) -> str:
 
 
 def _fields_beside(path: Path, model: type[BaseModel]) -> list[str]:
-    """The fields that may stand where the last part of a path stands; those of all members of a union."""
+    """The fields that may take the place of the last part of a path; those of all members of a union."""
     models = [model]
     for part in path[:-1]:
         fields = [m.model_fields[part] for m in models if isinstance(part, str) and part in m.model_fields]

@@ -16,7 +16,7 @@ from dataserver.planning.simulation.pipeline import Pipeline
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Result of a simulation. Operations stand in the order of their node's list, -1 behind a shorter list."""
+    """Result of a simulation. Operations are in the order of their node's list, -1 after a shorter list."""
 
     makespan_ns: int
     start_ns: I64
@@ -39,7 +39,7 @@ class Timeline:
 
     @property
     def stage_bubble_ppm(self) -> tuple[int, ...]:
-        """The same for each stage that has nodes, in the order of the stages."""
+        """Share of idle time of each stage that has nodes, in the order of the stages, in millionths."""
         return tuple(_idle_ppm(self.makespan_ns, self.busy_ns[self.stage == s]) for s in np.unique(self.stage))
 
 
