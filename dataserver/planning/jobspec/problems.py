@@ -19,6 +19,7 @@ _HINTS = {
     ("string_type", "int"): "; put it in quotes",
     ("string_type", "float"): "; put it in quotes",
     ("int_type", "str"): "; write it without quotes",
+    ("int_type", "float"): "; write it without a fraction and without an exponent",
     ("bool_type", "str"): "; write true or false, without quotes",
 }
 
@@ -44,6 +45,8 @@ def _follows(error: ErrorDetails, paths: Sequence[Path], data: Any) -> bool:
     path = error["loc"]
     if error["type"] == "too_short":  # pydantic does not count members that are wrong
         return any(len(other) > len(path) and other[: len(path)] == path for other in paths)
+    if error["type"] == "missing" and path[0] == "stream":  # a server fills in what stands beside the name
+        return path[-1] != "name" and (*path[:-1], "name") in paths
     # a default that depends on a field that is wrong
     return error["type"] == "model_type" and error["input"] is None and not _has(data, path)
 
