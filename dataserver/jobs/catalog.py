@@ -88,8 +88,8 @@ class Catalog:
         dataset = self.datasets.get(name)
         if dataset is None:
             raise DatasetUnknownError(
-                f"the job names dataset {name[:128]!r}, there are {sorted(self.datasets)}: correct the name in the "
-                f"job, or start the server (or command) with --dataset {name[:128]}=PATH"
+                f"no dataset is named {name[:128]!r}, there are {sorted(self.datasets)}: correct the name, or "
+                f"start the server (or command) with --dataset {name[:128]}=PATH"
             )
         return dataset
 
@@ -113,8 +113,8 @@ class Catalog:
         tokenizer = self.tokenizers.get(name)
         if tokenizer is None:
             raise TokenizerUnknownError(
-                f"the job names tokenizer {name[:128]!r}, there are {sorted(self.tokenizers)}: correct the name in the "
-                f"job, or start the server (or command) with --tokenizer {name[:128]}=FILE"
+                f"no tokenizer is named {name[:128]!r}, there are {sorted(self.tokenizers)}: correct the name, or "
+                f"start the server (or command) with --tokenizer {name[:128]}=FILE"
             )
         return tokenizer
 

@@ -115,9 +115,9 @@ def test_what_is_no_job_is_left_for_the_parser_to_refuse(data: Any) -> None:
 
 
 def test_what_is_not_here_is_named_with_what_is() -> None:
-    with pytest.raises(DatasetUnknownError, match=r"names dataset 'coyo', there are \['docs', 'laion', 'x'\]: correct"):
+    with pytest.raises(DatasetUnknownError, match=r"is named 'coyo', there are \['docs', 'laion', 'x'\]: correct"):
         fill_job(changed(readme_job(), (*ENTRY, "name"), "coyo"), catalog("llama"))
-    with pytest.raises(TokenizerUnknownError, match=r"names tokenizer 'llama', there are \['bytes'\]: correct"):
+    with pytest.raises(TokenizerUnknownError, match=r"is named 'llama', there are \['bytes'\]: correct"):
         fill_job(readme_job(), catalog())
 
 
