@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from dataserver.planning.balancing import bin_loads
 from dataserver.planning.costs import hop_ns
 from dataserver.planning.job import Execution
 from dataserver.planning.plan import Routing
@@ -16,9 +17,7 @@ def routed_rows(routing: Routing) -> I64:
     ranks = int(max(routing.source_rank.max(initial=0), routing.target_rank.max(initial=0))) + 1
     key = (routing.source_microbatch * ranks + routing.source_rank) * ranks + routing.target_rank
     triples, place = np.unique(key, return_inverse=True)
-    rows = np.zeros(len(triples), np.int64)
-    np.add.at(rows, place, routing.rows)
-    return rows
+    return bin_loads(routing.rows, place, len(triples))
 
 
 def routed_ns(execution: Execution, routing: Routing, peers: I64 | int = 1) -> I64:

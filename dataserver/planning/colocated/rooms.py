@@ -2,14 +2,8 @@
 
 from dataserver.planning.balancing import BALANCERS, BinRoom, BinRoomError, bin_totals
 from dataserver.planning.colocated.items import ModuleItems
-from dataserver.planning.jobspec import ModuleSpec
-from dataserver.planning.naming import counted
+from dataserver.planning.naming import counted, unit_of
 from dataserver.planning.samples import I64
-
-
-def unit_of(module: ModuleSpec) -> str:
-    """What a module's items are sized in."""
-    return "tokens" if module.holds_samples else "patches"
 
 
 def check_total(items: ModuleItems) -> None:

@@ -4,34 +4,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataserver.planning.contrastive.limits import TowerMemoryError, remedies, unit_of
+from dataserver.planning.contrastive.limits import TowerMemoryError, remedies
 from dataserver.planning.contrastive.options import ContrastiveSchedule
-from dataserver.planning.expectation import item_sizes
+from dataserver.planning.expectation import item_sizes, item_sums
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import Memory, ModuleSpec
-from dataserver.planning.naming import counted, sample_name
+from dataserver.planning.naming import counted, sample_name, unit_of
 from dataserver.planning.plan import Arrangement
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.waves import evenly
-
-
-def sums_with_padding(tower: ModuleSpec, arrangement: Arrangement, sizes: I64, num_microbatches: int) -> I64:
-    """Sums over the items of every microbatch of a tower, padding included. int64 [dp, microbatches].
-
-    Args:
-        tower: padded or not.
-        arrangement: of the tower.
-        sizes: int64 [n]: patches or tokens of all items of the step (`expectation.item_sizes`), or times of them.
-        num_microbatches: of each rank.
-    """
-    place = arrangement.rank * num_microbatches + arrangement.microbatch
-    held, mine = np.zeros(tower.dp * num_microbatches, np.int64), sizes[arrangement.item]
-    if tower.padded:
-        np.maximum.at(held, place, mine)
-        held *= np.bincount(place, minlength=len(held))
-    else:
-        np.add.at(held, place, mine)
-    return held.reshape(tower.dp, num_microbatches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +40,7 @@ class TowerMemory:
             TowerMemoryError: these do not fit; names the rank, the largest sample, and changes that would do.
         """
         count = int(self.arrangement.microbatch.max()) + 1
-        units = sums_with_padding(self.tower, self.arrangement, item_sizes(self.tower, self.samples), count)
+        units = item_sums(self.tower, self.arrangement, item_sizes(self.tower, self.samples), count)
         apart = self.batch_size if schedule is ContrastiveSchedule.BATCH_SYNC else 1
         least = _together(units, self.batch_size)[:, ::apart]
         if least.max() > self.memory.units:

@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dataserver.planning.arranging import WaveTooLargeError, arrange_module, arrange_samples
+from dataserver.planning.arranging import (
+    WaveTooLargeError,
+    arrange_and_route,
+    arrange_samples,
+    images_beside,
+    spread_images,
+)
 from dataserver.planning.grouped.policies import halved
 from dataserver.planning.grouped.sequence_plan import SequenceGroup
 from dataserver.planning.identity import Job
@@ -81,8 +87,11 @@ def _arrange(job: Job, samples: StepSamples, microbatches: Microbatches, sequenc
     arrangements, routings = {backbone.module: backbone}, []
     for module in execution.modules:
         if module.name != backbone.module:
-            arrangement, routing = arrange_module(job.spec, module, samples, backbone, 1)
-            arrangements[module.name] = arrangement
-            routings.append(routing)
+            beside = images_beside(job.spec, module, samples, backbone)
+            sizes, ranks = samples.patches[beside.image], execution.backbone.dp
+            rank = spread_images(module, sizes, beside.rank, beside.microbatch, ranks, 1)
+            found = arrange_and_route(module, backbone, beside, rank, beside.microbatch)
+            arrangements[module.name] = found[0]
+            routings.append(found[1])
     ordered = tuple(arrangements[m.name] for m in execution.modules)
     return ArrangedGroups(microbatches, sequence, ordered, tuple(routings))

@@ -77,7 +77,6 @@ def _simulated(
         sequences_per_microbatch=max(1, *(len(g.sequences) for here in microbatches for g in here)),
         arrangements=arranged.arrangements,
         routings=arranged.routings,
-        schedules=(),
         groups=_rank_groups(execution.backbone.name, microbatches),
     )
     units = {m.name: units_held(execution, m, bare) for m in execution.modules if m.memory is not None}

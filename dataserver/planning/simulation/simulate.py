@@ -35,12 +35,8 @@ class Timeline:
     @property
     def bubble_ppm(self) -> int:
         """Share of node time that is idle, in millionths."""
-        return _idle_ppm(self.makespan_ns, self.busy_ns)
-
-    @property
-    def stage_bubble_ppm(self) -> tuple[int, ...]:
-        """The same for each stage that has nodes, in the order of the stages."""
-        return tuple(_idle_ppm(self.makespan_ns, self.busy_ns[self.stage == s]) for s in np.unique(self.stage))
+        total = self.makespan_ns * len(self.busy_ns)
+        return 0 if total == 0 else (total - int(self.busy_ns.sum())) * 1_000_000 // total
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +122,3 @@ def _peaks(pipeline: Pipeline, graph: OperationGraph) -> I64:
     change, passing = (values[: graph.cell.size].reshape(graph.cell.shape) for values in (change, passing))
     peaks: I64 = (change.cumsum(axis=1) + passing).max(axis=1)
     return peaks
-
-
-def _idle_ppm(makespan_ns: int, busy_ns: I64) -> int:
-    total = makespan_ns * len(busy_ns)
-    return 0 if total == 0 else (total - int(busy_ns.sum())) * 1_000_000 // total
