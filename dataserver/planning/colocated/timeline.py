@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dataserver.planning.balancing import bin_totals, lower_bound, padded
-from dataserver.planning.colocated.hops import hops_before, least_hops, phase_hops
+from dataserver.planning.colocated.hops import hops_before, phase_hops
 from dataserver.planning.colocated.items import ModuleItems, module_items
 from dataserver.planning.colocated.programs import programs, step_phases
 from dataserver.planning.costs import backward_ns
@@ -87,7 +87,6 @@ def run_phases(
         end_ns=start + times,
         busy_ns=times.sum(axis=1),
         peak_bytes=_peak_bytes(operations, held),
-        stage=np.zeros(ranks, np.int64),
         cause=cause,
     )
 
@@ -114,7 +113,7 @@ def bound_ns(job: Job, plan: StepPlan) -> int:
     """
     execution, count = job.spec.execution, plan.num_microbatches
     sequence = sequence_of_samples(plan, execution.backbone.name)
-    hops = hops_before(execution, step_phases(execution, count), least_hops(execution, plan.routings))
+    hops = hops_before(execution, step_phases(execution, count), phase_hops(execution, plan.routings, least=True))
     return int(hops.sum()) + sum(_bound(items, count) for items in module_items(job.spec, plan.samples, sequence))
 
 

@@ -57,10 +57,7 @@ class TowerLimits:
             self._kept[modality, dataset] = -np.sort(-np.concatenate([kept, more]))[:batch] if len(more) else kept
 
     def check(self, repeats: Sequence[int]) -> None:
-        """Refuse a job with a contrastive batch that memory might not hold.
-
-        Args:
-            repeats: for each dataset how often a sample of it can be in one contrastive batch; 0 if it is not used.
+        """Refuse a job with a contrastive batch, the samples that must be held together, that memory might not hold.
 
         Raises:
             TowerMemoryError: names the towers, what they would need, and changes that would do.

@@ -121,9 +121,7 @@ def _in_flight(batched: BatchedStep, tower: ModuleSpec, arrangement: Arrangement
     wanted = _wanted(batched, tower, schedule)
     if tower.memory is None:
         return wanted
-    size = batched.layout.microbatches
-    memory = TowerMemory(batched.job, batched.step, batched.samples, tower, tower.memory, arrangement, size)
-    return memory.in_flight(wanted, schedule)
+    return TowerMemory(batched, tower, tower.memory, arrangement).in_flight(wanted, schedule)
 
 
 def _step_decision(batched: BatchedStep, candidates: Sequence[CandidatePlan], refused: Refusals) -> Decision:

@@ -19,7 +19,7 @@ from dataserver.planning.simulation.operations import (
 )
 from dataserver.planning.simulation.orders import OrderScorer, OrderTimes, disttrain_order
 from dataserver.planning.simulation.pipeline import Pipeline, chain_edges, chunk_hops
-from dataserver.planning.simulation.simulate import TimedOperation, Timeline, critical_path, simulate
+from dataserver.planning.simulation.simulate import Timeline, critical_path, simulate
 
 __all__ = [
     "BACKWARD",
@@ -33,7 +33,6 @@ __all__ = [
     "Pipeline",
     "PipelineDeadlockError",
     "Program",
-    "TimedOperation",
     "Timeline",
     "alternating",
     "chain_edges",

@@ -27,8 +27,6 @@ class Timeline:
     """int64 [n]: time in which each node computes."""
     peak_bytes: I64
     """int64 [n]: most activation memory that the node holds at once. The list alone decides it, not the times."""
-    stage: I64
-    """int64 [n]: the stage of each node."""
     cause: I64
     """int64 [n, operations]: the operation that each waited for last, as node * operations + position; -1 for none."""
 
@@ -84,7 +82,6 @@ def simulate(pipeline: Pipeline) -> Timeline:
         end_ns=end,
         busy_ns=durations.sum(axis=1),
         peak_bytes=_peaks(pipeline, graph),
-        stage=pipeline.stage,
         cause=through.reshape(shape),
     )
 
