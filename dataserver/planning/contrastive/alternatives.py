@@ -1,13 +1,6 @@
 """Other ways to run a contrastive job."""
 
-from dataserver.planning.alternatives import (
-    Alternatives,
-    Dimension,
-    balance_of,
-    balances,
-    edit_layout,
-    extras,
-)
+from dataserver.planning.alternatives import Alternatives, Dimension, balance_of, balances, edit_layout, extras
 from dataserver.planning.contrastive.options import ContrastiveOptions, ContrastiveSchedule
 from dataserver.planning.identity import Job
 

@@ -47,12 +47,7 @@ class Coefficients:
 # mask of CLIP, arXiv 2103.00020, section 2.4).
 MODELS: Final[Mapping[str, Mapping[str, ModelSize]]] = MappingProxyType(
     {
-        "encoder": MappingProxyType(
-            {
-                "tiny": ModelSize(2, 64, 256, 4, 4),
-                "vit-h": ModelSize(32, 1280, 5120, 16, 16),
-            }
-        ),
+        "encoder": MappingProxyType({"tiny": ModelSize(2, 64, 256, 4, 4), "vit-h": ModelSize(32, 1280, 5120, 16, 16)}),
         "backbone": MappingProxyType(
             {
                 "tiny": ModelSize(4, 64, 192, 4, 2, 262),
@@ -62,10 +57,7 @@ MODELS: Final[Mapping[str, Mapping[str, ModelSize]]] = MappingProxyType(
             }
         ),
         "generator": MappingProxyType(
-            {
-                "tiny": ModelSize(2, 64, 256, 4, 4),
-                "dit-1b": ModelSize(26, 1536, 6144, 24, 24),
-            }
+            {"tiny": ModelSize(2, 64, 256, 4, 4), "dit-1b": ModelSize(26, 1536, 6144, 24, 24)}
         ),
         "tower": MappingProxyType(
             {
