@@ -23,11 +23,7 @@ def loads(execution: Execution, plan: ArrangedStep) -> dict[str, I64]:
 def item_sums(module: ModuleSpec, arrangement: Arrangement, values: I64, num_microbatches: int) -> I64:
     """Sums over the items of every microbatch of a module, padding included. int64 [dp, microbatches].
 
-    Args:
-        module: padded or not.
-        arrangement: of the module.
-        values: int64 [n]: what all items of the step have (`item_sizes`), or cost.
-        num_microbatches: of each rank.
+    `values` are int64 [n], sizes (`item_sizes`) or times of all items of the step.
     """
     place = arrangement.rank * num_microbatches + arrangement.microbatch
     count = module.dp * num_microbatches

@@ -55,13 +55,7 @@ def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> Sh
 
 
 def gather_step(stream: Stream, order: StreamOrder, step: int, table: Callable[[int, int], ShardTable]) -> StepSamples:
-    """The samples of one step in canonical order.
-
-    Args:
-        stream: the job's stream.
-        order: where each step begins and ends.
-        step: the step.
-        table: the sized samples of (dataset, shard).
+    """The samples of one step in canonical order; `table` gives the sized samples of (dataset, shard).
 
     Raises:
         StepOutOfRangeError: the job ends before.
@@ -76,13 +70,7 @@ def gather_step(stream: Stream, order: StreamOrder, step: int, table: Callable[[
 
 
 def pick_rows(tables: Sequence[ShardTable], which: I64, position: I64) -> ShardTable:
-    """Rows of several tables, in a given order.
-
-    Args:
-        tables: the tables.
-        which: int64 [k], the table of each row.
-        position: int64 [k], its position in that table.
-    """
+    """Rows of several tables, in a given order: int64 [k] the table of each row, and its position in that table."""
     bases = np.concatenate([[0], np.cumsum([len(t.row) for t in tables])])
     image_bases = np.concatenate([[0], np.cumsum([len(t.image_rows) for t in tables])])
     at = bases[which] + position

@@ -161,14 +161,9 @@ def draw_tasks(stream: Stream, dataset: int, pass_: int, sample: U64, pairs: Boo
 
 
 def size_samples(stream: Stream, dataset: int, pass_: int, sample: U64, table: ShardTable) -> StepSamples:
-    """The samples of one dataset and pass with their tasks and their sizes after truncation.
+    """The samples of one pass over a dataset, a position in the job's list, with their tasks and truncated sizes.
 
-    Args:
-        stream: the job's stream.
-        dataset: position in the job's dataset list.
-        pass_: pass over the dataset.
-        sample: uint64 [n], numbers of the samples.
-        table: their sizes, in the same order.
+    Their numbers are uint64 [n], the table has their sizes in the same order.
     """
     task = draw_tasks(stream, dataset, pass_, sample, is_pair(table))
     generated = task == Task.GENERATION

@@ -40,10 +40,7 @@ def _busiest(execution: Execution, routing: Routing) -> int:
 def hops_before(execution: Execution, phases: Sequence[Operations], hop: Mapping[str, int]) -> I64:
     """Nanoseconds of the hops before each phase, one after the other, while no rank computes. int64 [phases].
 
-    Args:
-        execution: of a colocated job.
-        phases: of its step (`programs.step_phases`).
-        hop: of each encoder and generator.
+    Phases are those of `programs.step_phases`; `hop` is that of each encoder and generator (`phase_hops`).
     """
     modules, found = execution.by_depth, np.zeros(len(phases), np.int64)
     for number, phase in enumerate(phases):

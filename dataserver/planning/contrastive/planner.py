@@ -1,8 +1,7 @@
 """Towers side by side on devices of their own, whose features meet in contrastive batches (DISTMM, NSDI 2024).
 
-A contrastive batch is a run of `contrastive_batch` samples in canonical order, and a barrier: every tower spreads its
-samples over its own ranks and microbatches, and none leaves it. No routing says where features go, since the
-interaction gathers them all; the items of the views name the pairs.
+A contrastive batch is a run of `contrastive_batch` samples in canonical order. No routing says where features go, since
+the interaction gathers them all; the items of the views name the pairs.
 """
 
 from collections.abc import Mapping, Sequence

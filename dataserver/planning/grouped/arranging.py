@@ -41,11 +41,7 @@ def arrange_groups(job: Job, samples: StepSamples, microbatches: Microbatches, s
 
     A microbatch whose images no memory holds is halved as often as needed, and so is a packed sequence that is alone.
 
-    Args:
-        job: with sequence groups.
-        samples: of the step.
-        microbatches: their groups.
-        sequence: int64 [n], the sequence of each sample.
+    `sequence` is int64 [n], the sequence of each sample.
 
     Raises:
         WaveTooLargeError: the images of a single sample do not fit; names it.

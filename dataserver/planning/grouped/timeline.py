@@ -19,7 +19,7 @@ from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.layout import Node, PlannedTimeline
 from dataserver.planning.plan import ArrangedStep
 from dataserver.planning.samples import I64, ranges
-from dataserver.planning.simulation import OperationKind, Pipeline, Timeline, simulate
+from dataserver.planning.simulation import FORWARD, Operations, Pipeline, Timeline, peak_bytes, simulate
 from dataserver.planning.waves import wave_programs
 
 
@@ -101,7 +101,7 @@ def _in_step(pipeline: Pipeline, first: int, dp: int) -> Timeline:
         transfer_ns=None if pipeline.transfer_ns is None else transfer,
         activation_bytes=None,
     )
-    found, (durations, held) = simulate(smaller), _along_lists(pipeline)
+    found, durations = simulate(smaller), _durations(pipeline)
     slowest = np.tile(kept[:, None], durations.shape[1])  # the node that each operation of a kept one stands for
     slowest[row[first]] = first + durations[inside].argmax(axis=0)
     operation = slowest * durations.shape[1] + np.arange(durations.shape[1])
@@ -111,20 +111,16 @@ def _in_step(pipeline: Pipeline, first: int, dp: int) -> Timeline:
         start_ns=found.start_ns[row],
         end_ns=found.start_ns[row] + durations,
         busy_ns=durations.sum(axis=1),
-        peak_bytes=held.max(axis=1),
+        peak_bytes=peak_bytes(pipeline),
         cause=cause[row],
     )
 
 
-def _along_lists(pipeline: Pipeline) -> tuple[I64, I64]:
-    """Duration of each operation of each node, and the bytes that it holds then. int64 [nodes, operations] each."""
+def _durations(pipeline: Pipeline) -> I64:
+    """Duration of each operation of each node. int64 [nodes, operations]."""
     durations = np.zeros((len(pipeline.stage), 2 * pipeline.forward_ns.shape[1]), np.int64)
-    change = np.zeros_like(durations)
-    held = np.zeros_like(pipeline.forward_ns) if pipeline.activation_bytes is None else pipeline.activation_bytes
     for stage, operations in enumerate(pipeline.operations):
-        here = np.flatnonzero(pipeline.stage == stage)[:, None]
-        forward = np.array([o.kind is OperationKind.FORWARD for o in operations])
-        number = np.array([o.microbatch for o in operations])
-        durations[here[:, 0]] = np.where(forward, pipeline.forward_ns[here, number], pipeline.backward_ns[here, number])
-        change[here[:, 0]] = np.where(forward, 1, -1) * held[here, number]
-    return durations, change.cumsum(axis=1)
+        here, listed = np.flatnonzero(pipeline.stage == stage), Operations.of(operations)
+        both = (times[here][:, listed.microbatch] for times in (pipeline.forward_ns, pipeline.backward_ns))
+        durations[here] = np.where(listed.kind == FORWARD, *both)
+    return durations

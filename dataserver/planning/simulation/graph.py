@@ -89,7 +89,7 @@ def build_graph(pipeline: Pipeline) -> OperationGraph:
 def _cells(pipeline: Pipeline, stage: int, operations: Sequence[Operation]) -> I64:
     """The cell of each operation of one list."""
     microbatches, chunks = pipeline.forward_ns.shape[1], pipeline.num_chunks
-    listed = operations if isinstance(operations, Operations) else Operations.of(operations)
+    listed = Operations.of(operations)
     interacts = listed.kind == INTERACTION
     limit = np.where(interacts, pipeline.num_batches, microbatches)
     unknown = (listed.microbatch < 0) | (listed.microbatch >= limit) | (listed.chunk < 0) | (listed.chunk >= chunks)
