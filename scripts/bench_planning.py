@@ -9,34 +9,33 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from planning_rows import balancing, colocated, entrain, flexsp, optimiser, phases, pipeline, steps
+from planning_rows import balancing, colocated, entrain, flexsp, optimiser, phases, pipeline, steps, transfers
 from planning_rows.row import Row
 from rich.console import Console
 from rich.table import Table
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+PARTS: dict[str, Callable[[Path], list[Row]]] = {
+    "balancing": lambda _: balancing.rows(),
+    "pipeline": lambda _: pipeline.rows(),
+    "optimiser": lambda _: optimiser.rows(),
+    "steps": lambda data: [*steps.scenario_b(data / "laion-mini"), *steps.planning_time()],
+    "entrain": lambda _: entrain.rows(),
+    "flexsp": lambda data: flexsp.rows(data / "flexsp"),
+    "phases": lambda data: [*phases.rows(), *colocated.rows(data / "laion-mini")],
+    "transfers": lambda _: transfers.rows(),
+}
+"""Each takes the folder of the data and gives its rows."""
 
 
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="folder with laion-mini and flexsp")
-    parser.add_argument(
-        "--only",
-        help="part to measure",
-        choices=["balancing", "pipeline", "optimiser", "steps", "entrain", "flexsp", "phases"],
-    )
+    parser.add_argument("--only", help="part to measure", choices=PARTS)
     arguments = parser.parse_args()
-    parts: dict[str, Callable[[], list[Row]]] = {
-        "balancing": balancing.rows,
-        "pipeline": pipeline.rows,
-        "optimiser": optimiser.rows,
-        "steps": lambda: [*steps.scenario_b(arguments.data / "laion-mini"), *steps.planning_time()],
-        "entrain": entrain.rows,
-        "flexsp": flexsp.rows,
-        "phases": lambda: [*phases.rows(), *colocated.rows(arguments.data / "laion-mini")],
-    }
-    rows = [row for name, part in parts.items() if arguments.only in (None, name) for row in part()]
+    chosen = [PARTS[arguments.only]] if arguments.only else PARTS.values()
+    rows = [row for part in chosen for row in part(arguments.data)]
     Console(width=180).print(table(rows))
     missed = [row.name for row in rows if row.reached is False]
     print(f"{len(missed)} rows missed: {missed}" if missed else "all rows with a target reached it")

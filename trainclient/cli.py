@@ -35,7 +35,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; an error is one line on stderr and exit code 2 where the user can mend it, otherwise 1."""
+    """Run one command; an error is one line on stderr and exit code 2 where the user can fix it, otherwise 1."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if not given or given[0] in ("-h", "--help"):

@@ -7,7 +7,7 @@
                 ...  # optimizer step
                 checkpoint["data"] = client.state_dict()
 
-All but the tensors is `trainclient.stream`, which does not import torch.
+Everything but the tensors is in `trainclient.stream`, which does not import torch.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class DataClient:
 
     The cursor is the step of the next microbatch: as long as a step has microbatches to come, `state_dict` names that
     step, and after its last microbatch was handed out the step after it. Take the state on a step boundary, when the
-    optimizer has made use of the step; taken in mid-step it repeats the whole step.
+    optimizer has applied the step; taken in mid-step it repeats the whole step.
     """
 
     def __init__(
@@ -130,8 +130,9 @@ class DataClient:
         """
         if self._closed:
             raise ClosedError("the client was closed; open another one to go on")
-        if self._reader is None:
-            self._reader = MicrobatchReader(
+        reader = self._reader  # `close` from another thread sets it to None
+        if reader is None:
+            self._reader = reader = MicrobatchReader(
                 self.fleet,
                 self.job,
                 self._view,
@@ -141,8 +142,8 @@ class DataClient:
                 max_microbatch_bytes=self._max_microbatch_bytes,
                 buffers=self._buffers,
             )
-        microbatch = next(self._reader)
-        self._cursor = self._reader.cursor
+        microbatch = next(reader)
+        self._cursor = reader.cursor
         return as_torch(microbatch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -233,6 +234,7 @@ class DataClient:
             forward_ns=forward_ns,
             backward_ns=backward_ns,
         )
+        # May run beside the iteration (`StepReporter`): only the thread-safe fleet, and what never changes, is used.
         request, endpoint = ReportStepTimesRequest(times=times), self.fleet.endpoints[self.fleet.current]
         try:
             self.fleet.ask(endpoint, lambda stub: stub.ReportStepTimes, request, CallGuard())
@@ -266,6 +268,7 @@ class DataClient:
     def _end_reader(self) -> None:
         if self._reader is not None:
             self._finished_wait_s += self._reader.wait_s
+            # Joins its thread, for up to JOIN_S: the next reader takes from the same pool, which is one thread's.
             self._reader.close()
             self._reader = None
 

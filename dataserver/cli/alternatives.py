@@ -21,9 +21,9 @@ class Alternative:
     """One way to run a job."""
 
     heading: str
-    """What varies among the alternatives that it stands with."""
+    """What varies among the alternatives of its group."""
     name: str
-    """What it has of that."""
+    """Its own choice of that."""
     execution: Execution
 
 

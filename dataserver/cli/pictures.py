@@ -34,7 +34,7 @@ def draw_plan(summary: PlanSummary, title: str, path: Path) -> None:
 
 
 def svg_of_plan(summary: PlanSummary) -> str:
-    """The same picture as an <svg> element that stands in a page.
+    """The same picture as an <svg> element for a page.
 
     Raises:
         ValueError: matplotlib is not installed.

@@ -18,7 +18,7 @@ from dataserver.serving.server import DataServer
 _log = logging.getLogger(__name__)
 
 _ENDED: Final = 0
-"""Stands where the number of a signal does, when the server has ended."""
+"""Takes the place of a signal's number when the server has ended."""
 
 
 def serve(
@@ -98,14 +98,16 @@ def _when_ended(server: DataServer, wake: Callable[[], object]) -> None:
 
 @contextmanager
 def _signals() -> Iterator[tuple[Callable[[], int], Callable[[], object]]]:
-    """A function that waits for the next signal that is to end this process, and one that lets it return `_ENDED`.
+    """A function that waits for the next signal that should end this process, and one that makes it return `_ENDED`.
 
-    Handlers of Python run when the main thread comes by, and a signal that the system gave to another thread does not
-    wake it. The byte that Python writes for each signal does, and no lock can be held where it is acted upon.
+    Python runs signal handlers in the main thread, which a signal delivered to another thread does not wake. The byte
+    that Python writes for each signal does. It is acted upon in ordinary code, so that no lock is held there, as one
+    might be where a handler interrupts.
     """
     reader, writer = socket.socketpair()
     with reader, writer:
         writer.setblocking(False)
+        # Before the handlers: a signal in between still has its default action instead of being lost.
         before = signal.set_wakeup_fd(writer.fileno())
         handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
         try:

@@ -152,7 +152,7 @@ def _build_parallel(shards: Sequence[ShardFile], num_workers: int, advance: Call
 
 
 def _submit(executor: ProcessPoolExecutor, shards: Sequence[ShardFile]) -> dict[Future[None], ShardFile]:
-    """Submit all shards; workers start with Ctrl-C blocked and unblock it when it ends them without a traceback."""
+    """Submit all shards, with Ctrl-C blocked: workers are spawned here and inherit that until `_end_with_parent`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return {executor.submit(index_shard, shard): shard for shard in shards}

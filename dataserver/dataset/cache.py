@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Value]):
-    """Holds values up to a total cost; a value that is dearer than the whole budget is not kept."""
+    """Holds values up to a total cost; a value that costs more than the whole budget is not kept."""
 
     def __init__(self, budget: int, cost: Callable[[Value], int]) -> None:
         self._budget = budget
@@ -38,10 +38,10 @@ class LruCache(Generic[Value]):
         return value
 
     def drop(self, key: Hashable) -> None:
-        """Forget a value, if it is held."""
+        """Forget a value, if it is held. A load under way may still put one there that is as old."""
         with self._lock:
             if key in self._values:
                 self._remove(key)
 
-    def _remove(self, key: Hashable) -> None:
+    def _remove(self, key: Hashable) -> None:  # with the lock held
         self._used -= self._cost(self._values.pop(key))

@@ -32,7 +32,7 @@ class QuarantineError(DatasetError):
 
 
 class ShardReadError(DatasetError):
-    """Storage did not give the bytes that the index promises: retriable, and no statement about the sample."""
+    """Storage did not give the bytes that the index promises: retriable, and says nothing about the sample."""
 
 
 class SampleError(Exception):

@@ -48,7 +48,7 @@ class ShardFile:
         return self.index_path.with_name(f"{self.path.name}.tokens-{short}")
 
     def stats(self) -> tuple[int, int, float]:
-        """Return (shard bytes, sidecar bytes, younger modification time of the two in seconds)."""
+        """Return (shard bytes, sidecar bytes, later modification time of the two in seconds)."""
         shard = self.path.stat()
         try:
             sidecar = self.sidecar_path.stat()

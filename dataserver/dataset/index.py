@@ -124,7 +124,7 @@ def _canonical(value: Any) -> bytes:
 def write_index(
     path: Path, header: IndexHeader, oddities: Oddities, batches: Sequence[pa.RecordBatch], meta: pa.Table, mtime: float
 ) -> None:
-    """Write an index atomically; `mtime` is the youngest modification time of what it describes."""
+    """Write an index atomically; `mtime` is the latest modification time of what it describes."""
     details = [[o.key, o.kind, o.detail] for o in oddities.details]
     metadata = {
         HEADER_KEY: _canonical(asdict(header)),
@@ -184,7 +184,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def sweep_temps(path: Path) -> None:
-    """Remove what killed writers of `path` left behind; the files of living ones are younger and stay."""
+    """Remove what killed writers of `path` left behind; the files of running ones are newer and stay."""
     with os.scandir(path.parent) as entries:
         for entry in entries:
             if entry.name.startswith(f".{path.name}.") and entry.name.endswith(TEMP_SUFFIX):

@@ -93,7 +93,7 @@ def _decode_shard(dataset: Dataset, shard: Shard) -> Iterator[Finding]:
     offsets = shard.sizes().image_offsets
     rows = iter(range(shard.num_samples))
     with ThreadPoolExecutor(num_workers) as executor:
-        # a window bounds what waits in the pool
+        # `map` submits all that it is given: a window bounds what waits. The threads share only `Dataset.read`.
         while window := list(itertools.islice(rows, 16 * num_workers)):
             refs = [[shard.image(row, i) for i in range(int(offsets[row + 1] - offsets[row]))] for row in window]
             reasons = executor.map(lambda images: _first_failure(dataset, images), refs)

@@ -25,7 +25,7 @@ MAX_SIDECAR_VALUE_BYTES: Final = 1 << 29
 """Limit of the decoded columns: a few encoded bytes of a parquet can repeat a long string very often."""
 
 READ_ROWS: Final = 256
-"""Rows decoded at a time, between two looks at the limit."""
+"""Rows decoded at a time, between checks of the limit."""
 
 MAX_COLUMNS: Final = 256
 MAX_COLUMN_NAME_CHARS: Final = 128

@@ -84,7 +84,7 @@ def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) ->
     """Return int32[text parts] in row and document order.
 
     Raises:
-        TokensMissingError: not counted with this tokenizer, or counted before the shard was indexed anew.
+        TokensMissingError: not counted with this tokenizer, or counted before the shard was indexed again.
     """
     path = shard.tokens_path(tokenizer_digest)
     if not path.exists():

@@ -1,4 +1,4 @@
-"""What is here: datasets and tokenizers by logical name, opened once."""
+"""The datasets and tokenizers of this machine by logical name, opened once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ class Catalog:
         if dataset is None:
             raise DatasetUnknownError(
                 f"the job names dataset {name[:128]!r}, there are {sorted(self.datasets)}: correct the name in the "
-                "job, or add --dataset NAME=PATH to the command"
+                f"job, or start the server (or command) with --dataset {name[:128]}=PATH"
             )
         return dataset
 
@@ -114,7 +114,7 @@ class Catalog:
         if tokenizer is None:
             raise TokenizerUnknownError(
                 f"the job names tokenizer {name[:128]!r}, there are {sorted(self.tokenizers)}: correct the name in the "
-                f"job, or add --tokenizer {name[:128]}=FILE to the command"
+                f"job, or start the server (or command) with --tokenizer {name[:128]}=FILE"
             )
         return tokenizer
 

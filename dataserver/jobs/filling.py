@@ -5,14 +5,14 @@ from typing import Any
 
 from dataserver.jobs.catalog import Catalog, quarantine_digest
 from dataserver.jobs.errors import FillingError
-from dataserver.planning.jobspec import SPECIAL_TOKENS, absent_fields
+from dataserver.planning.jobspec import SPECIAL_TOKENS, absent_fields, is_name
 from dataserver.preprocessing import BYTES, tokenizer_spec
 
 
 def fill_job(data: Any, catalog: Catalog) -> Any:
     """The values of a job with what it leaves out filled in: fingerprints, quarantine lists, the tokenizer's block.
 
-    What is there stays, so that a complete job comes back as it is. What has not the form of a job is passed on, for
+    What is there stays, so that a complete job comes back as it is. What does not look like a job is passed on, for
     `parse_job` to refuse.
 
     Args:
@@ -40,15 +40,15 @@ def fill_job(data: Any, catalog: Catalog) -> Any:
 
 def _filled_dataset(entry: Mapping[str, Any], catalog: Catalog) -> Mapping[str, Any]:
     name = entry.get("name")
-    if not isinstance(name, str):
-        return entry
+    if not is_name(name):
+        return entry  # for `parse_job` to refuse
     dataset = catalog.named_dataset(name)
     return {"fingerprint": dataset.fingerprint, "quarantine": quarantine_digest(dataset), **entry}
 
 
 def _filled_tokenizer(block: Mapping[str, Any], catalog: Catalog) -> Mapping[str, Any]:
     name = block["name"] if "name" in block else _only_tokenizer(catalog)
-    if not isinstance(name, str):
+    if not is_name(name):
         return block
     filling = tokenizer_spec(catalog.named_tokenizer(name)).model_dump(mode="json")
     _check_ids(block, {token: filling[token] for token in SPECIAL_TOKENS if token not in block})

@@ -30,6 +30,7 @@ class OnceCache(Generic[Value]):
                 future.set_result(compute())
             except BaseException as error:
                 with self._lock:
-                    self._futures.pop(key, None)
+                    if self._futures.get(key) is future:  # it may have been evicted, and another caller's be there
+                        del self._futures[key]
                 future.set_exception(error)
         return future.result()

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from dataserver.dataset import Dataset, Filter, LruCache, compile_filter
+from dataserver.dataset import Dataset, Filter, FilterError, LruCache, compile_filter
 from dataserver.planning.gathering import ShardColumns, size_rows, table_bytes
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import DatasetSpec
@@ -70,6 +70,9 @@ class ShardTables:
 def _compile(spec: DatasetSpec, dataset: Dataset) -> Filter | None:
     if not spec.filter:
         return None
-    compiled = compile_filter(spec.filter)
-    compiled.check(dataset.shards)
+    try:
+        compiled = compile_filter(spec.filter)
+        compiled.check(dataset.shards)
+    except FilterError as error:
+        raise FilterError(f"dataset {spec.name}: {error}") from error
     return compiled

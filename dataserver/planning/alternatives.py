@@ -9,7 +9,7 @@ from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import BalancePolicy, ModuleSpec, OrderPolicy, PackingPolicy
 
 Edit = Callable[[Execution], Execution]
-"""Makes another execution of one."""
+"""Derives an execution from another."""
 
 
 @dataclass(frozen=True, slots=True)

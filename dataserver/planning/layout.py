@@ -1,4 +1,4 @@
-"""The one interface of a layout, by which everything else asks: how modules share the devices and the time of a step.
+"""The one interface of a layout for everything else: how modules share the devices and the time of a step.
 
 A layout is a folder of this package, named by `execution.layout.kind`. Its `options` are the part of a job that belongs
 to it, registered in `job.AnyLayout`; its `layout` holds a `LAYOUT`.
@@ -105,7 +105,7 @@ FIGURES: Mapping[str, str] = {
 
 
 def layout_of(execution: Execution) -> Layout:
-    """The layout of a job: what stands as `LAYOUT` in the folder of its options."""
+    """The layout of a job: the `LAYOUT` in the folder of its options."""
     folder = type(execution.layout).__module__.rpartition(".")[0]
     found = import_module(f"{folder}.layout").LAYOUT
     if not isinstance(found, Layout):

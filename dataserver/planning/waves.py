@@ -16,7 +16,7 @@ AUTOMATIC_EXTRA = 4
 """Microbatches beyond those of 1F1B that are tried where the job leaves it open and every module states its memory."""
 
 Units = Mapping[str, I64]
-"""For each module whose memory is to limit it int64 [ranks, microbatches]: the patches or tokens of each microbatch
+"""For each memory-limited module int64 [ranks, microbatches]: the patches or tokens of each microbatch
 (`held_units`)."""
 
 

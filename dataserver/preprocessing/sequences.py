@@ -109,7 +109,7 @@ def text_arrays(
 
 
 def _positions(lengths: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """Where each token stands in its sample, and where each sample begins."""
+    """The position of each token in its sample, and where each sample begins."""
     cu_lengths = _cumulative(lengths)
     return {
         "position_ids": np.arange(cu_lengths[-1]) - np.repeat(cu_lengths[:-1], lengths),

@@ -63,7 +63,7 @@ class PreparedView:
     """One for each image to decode, independent of each other and repeatable. ShardReadError where storage fails."""
     images: _Images
     tokens: I64
-    """int64 [items]: tokens of each sample; of no meaning where items are images."""
+    """int64 [items]: tokens of each sample; meaningless where items are images."""
 
     def finish(self) -> None:
         """Fill what depends on the validity of the images; every task has run."""
@@ -142,7 +142,7 @@ def _images_to_decode(spec: JobSpec, samples: StepSamples, view: ViewPlan, count
 
 
 def _clear_gaps(tensors: Sequence[TensorSpec], buffer: U8) -> None:
-    """Zero the bytes between tensors, which a recycled buffer holds something in."""
+    """Zero the bytes between tensors, where a recycled buffer holds old data."""
     ends = [tensor.offset + tensor.num_bytes for tensor in tensors]
     for end, after in zip(ends, tensors[1:], strict=False):
         buffer[end : after.offset] = 0

@@ -54,6 +54,7 @@ class Assembly:
         self._stop = threading.Event()
         self._futures: list[Future[None]] = []
         self._outstanding = 1
+        """`start` itself and each submitted task, until it is done. Whoever brings it to 0 owns the buffer alone."""
 
     def start(self, source: ViewSource, pool: Executor) -> None:
         """Fill in what needs no decoding and hand the images to the pool. Errors end in `error`."""
@@ -66,6 +67,7 @@ class Assembly:
         except Exception as error:
             self._fail(error)
         self._part_done(source, prepared)
+        # By callbacks, because a cancelled task never runs. If a task is over already, its callback runs here.
         for future in tuple(self._futures):
             future.add_done_callback(lambda _: self._part_done(source, prepared))
 
@@ -74,11 +76,11 @@ class Assembly:
         self._stop.set()
         with self._lock:
             futures = tuple(self._futures)
-        for future in futures:
+        for future in futures:  # without the lock, which the callback of a cancelled task takes
             future.cancel()
 
     def _submit(self, pool: Executor, task: Callable[[], None]) -> None:
-        with self._lock:
+        with self._lock:  # with `cancel`: a task is either not submitted, or among those that are cancelled
             if self._stop.is_set():
                 return
             self._futures.append(pool.submit(self._run, task))

@@ -158,7 +158,7 @@ class DataService:
     def DescribeSamples(
         self, request: pb.DescribeSamplesRequest, _: grpc.ServicerContext
     ) -> pb.DescribeSamplesResponse:
-        """Say what stands behind sample numbers."""
+        """Say which samples the numbers stand for."""
         dataset = self._catalog.named_dataset(request.dataset)
         if request.fingerprint not in ("", dataset.fingerprint):
             raise DataServiceError(

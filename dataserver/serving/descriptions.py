@@ -13,11 +13,11 @@ from dataserver.serving.limits import MAX_MESSAGE_BYTES
 
 MAX_SAMPLES: Final = 1024
 FRAME_BYTES: Final = 5
-"""At most, of what the response puts around a description: a tag and its length."""
+"""At most, of what the response adds around a description: a tag and its length."""
 
 
 def describe_samples(dataset: Dataset, samples: Sequence[int]) -> pb.DescribeSamplesResponse:
-    """Say what stands behind sample numbers, in their order.
+    """Say which samples the numbers stand for, in their order.
 
     Raises:
         DataServiceError: SAMPLE_UNKNOWN; or REQUEST_INVALID, too many for one call or for one message.

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ErrorRule:
-    """What belongs to a reason for ever."""
+    """What a reason stands for, permanently."""
 
     code: grpc.StatusCode
     action: ErrorAction.ValueType

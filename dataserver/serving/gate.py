@@ -40,6 +40,7 @@ class CallPool(ThreadPoolExecutor):
         future = super().submit(fn, *args, **kwargs)
         with self._lock:
             self._calls += 1
+        # Added after counting: if the call has ended already, the callback runs here; the count never falls below 0.
         future.add_done_callback(self._done)
         return future
 
@@ -51,7 +52,8 @@ class CallPool(ThreadPoolExecutor):
 class Gate(grpc.ServerInterceptor):
     """Refuses calls of unknown methods, and calls beyond what the pool holds, at once and with a reason.
 
-    gRPC asks it in one thread, the one that submits to the pool: between `full` and the submission no other call comes.
+    gRPC asks it in one thread, the one that submits to the pool: between `full` and the submission no other call comes
+    in. Calls may end there, which only makes room.
     """
 
     def __init__(self, calls: CallPool) -> None:

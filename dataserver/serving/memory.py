@@ -1,4 +1,4 @@
-"""Memory of the streams: how much they may hold, and buffers that are used again instead of being faulted in anew."""
+"""Memory of the streams: how much they may hold, and buffers that are reused, which saves page faults."""
 
 import threading
 from collections import deque
@@ -36,7 +36,7 @@ class BufferPool:
             return self._free_bytes
 
     def take(self, num_bytes: int) -> Buffer:
-        """A buffer of `size_class(num_bytes)` bytes, with anything in it."""
+        """A buffer of `size_class(num_bytes)` bytes, with arbitrary content."""
         capacity = size_class(num_bytes)
         with self._lock:
             for i in range(len(self._free) - 1, -1, -1):
@@ -48,7 +48,7 @@ class BufferPool:
         return np.empty(capacity, np.uint8)
 
     def give(self, buffer: Buffer) -> None:
-        """Take a buffer back that nobody reads or writes any more; the ones returned longest ago are let go first."""
+        """Take a buffer back that nobody reads or writes any more; the ones returned longest ago are dropped first."""
         with self._lock:
             self._free.append(buffer)
             self._free_bytes += buffer.nbytes
@@ -79,6 +79,7 @@ class ByteBudget:
 
     def _grant(self, held: int, num_bytes: int) -> bool:
         with self._lock:
+            # The account that asks is open (`MicrobatchStream.close`), so there is at least one.
             fair = held == 0 or held + num_bytes <= self.total // self._accounts
             if not fair or self._used + num_bytes > self.total:
                 return False
@@ -104,7 +105,7 @@ class Account:
 
     def take(self, num_bytes: int) -> bool:
         """Take bytes if there are any left for this stream."""
-        with self._lock:
+        with self._lock:  # then the budget's: the only place where both are held
             granted = self._budget._grant(self._held, num_bytes)
             self._held += num_bytes if granted else 0
             return granted
@@ -113,6 +114,7 @@ class Account:
         """Give bytes back."""
         with self._lock:
             self._held -= num_bytes
+        # Between the two, the budget counts bytes that no account holds; it never counts too few.
         self._budget._return(num_bytes)
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ def _describe_v1() -> None:
         file.name, file.package = _FILE, PACKAGE
         for message in file.message_type:
             for field in message.field:
-                if field.type_name:  # set, even to nothing, it would make a field of a message
+                if field.type_name:  # setting it, even to "", would turn the field into one of a message type
                     field.type_name = _renamed(field.type_name)
         for service in file.service:
             for method in service.method:

@@ -30,7 +30,7 @@ class StepTimesLog:
         self._bytes = 0
 
     def add(self, times: data_service_pb2.StepTimes) -> None:
-        """Keep a report, letting the oldest go."""
+        """Keep a report, dropping the oldest."""
         size = times.ByteSize()
         with self._lock:
             self._reports.append((times, size))
@@ -77,6 +77,7 @@ class JobRegistry:
             if future is None:
                 future = self._jobs[job.job_id] = Future()
                 if len(self._jobs) > self._max_jobs:
+                    # Perhaps still being made: whoever waits has its future, and the next to ask makes it again.
                     self._jobs.popitem(last=False)
             self._jobs.move_to_end(job.job_id)
         if first:
@@ -84,7 +85,7 @@ class JobRegistry:
         try:
             return future.result(JOB_TIMEOUT_S)
         except TimeoutError:
-            if future.done():  # the job's own failure
+            if future.done():  # settled just after the wait ended; the client is told to ask again (an OSError)
                 raise
             raise DataServiceError(
                 errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
@@ -111,6 +112,8 @@ class JobRegistry:
         try:
             future.set_result(self._make(job))
         except Exception as error:
+            # Removed before it is settled, so that a settled future in `_jobs` never failed (`get`). After an eviction
+            # the entry may be another caller's, which stays.
             with self._lock:
                 if self._jobs.get(job.job_id) is future:
                     del self._jobs[job.job_id]

@@ -81,8 +81,8 @@ class DataServer:
         Calling it again changes nothing. Returns the number of streams open at this call.
         """
         self._health.enter_graceful_shutdown()
-        open_streams = self._streams.drain()
-        with self._lock:
+        open_streams = self._streams.drain()  # from here on the open streams only become fewer
+        with self._lock:  # a signal, a Drain call and `stop` may come together: one of them starts the thread
             if self._drainer is None:
                 self._drainer = threading.Thread(target=self._end, args=(grace_s,), name="drain")
                 self._drainer.start()
@@ -104,6 +104,7 @@ class DataServer:
 
     def _end(self, grace_s: float) -> None:
         self._streams.wait_until_idle(grace_s)
+        # When a call ends, its callback closes its stream. Its thread may still be on its way out; nobody waits for it.
         self._grpc.stop(STOP_GRACE_S).wait()
         self._streams.close()
         self._calls.shutdown(wait=False)

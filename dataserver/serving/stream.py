@@ -56,6 +56,8 @@ class MicrobatchStream:
         self._source = source
         self._account = shared.budget.open()
         self._condition = threading.Condition()
+        """Guards what follows, except `_position` (the consumer's), `_cursor` and `_pending` (the preparing task's, one
+        at a time). No lock of `Streams` or of an assembly is ever taken under it."""
         self._stop = threading.Event()
         self._position = (step, microbatch)
         """First microbatch that the consumer was not given."""
@@ -84,6 +86,7 @@ class MicrobatchStream:
         """
         try:
             while (assembly := self._take()) is not None:
+                # Out of the queue, the assembly is this thread's alone: `close` leaves it, and its buffer, untouched.
                 try:
                     if assembly.error is not None:
                         raise service_error(assembly.error)
@@ -92,13 +95,13 @@ class MicrobatchStream:
                 finally:
                     self._release(assembly)
                 self._prepare_more()
-            if not self._closed:
+            if not self._closed:  # without the lock: an end message sent while the stream is cut is true all the same
                 yield self._end()
         finally:
             self.close()
 
     def wake(self) -> None:
-        """Look again whether the server drains."""
+        """Check again whether the server is draining."""
         with self._condition:
             self._condition.notify_all()
 
@@ -108,16 +111,17 @@ class MicrobatchStream:
             if self._closed:
                 return
             self._closed = True
+            # Those settled by now are released below, the others by `_settle`, which will find `_closed` set.
             abandoned = tuple(self._queue)
             made = [a for a in abandoned if a in self._settled]
             self._queue.clear()
             self._condition.notify_all()
         self._stop.set()
-        for assembly in abandoned:
+        for assembly in abandoned:  # without the lock: a cancelled task may settle its assembly in this thread
             assembly.cancel()
         for assembly in made:
             self._release(assembly)
-        self._account.close()
+        self._account.close()  # `_admit` takes nothing from it once `_closed` is set
         self._on_close(self)
 
     def _take(self) -> Assembly | None:
@@ -161,15 +165,18 @@ class MicrobatchStream:
         if spec is None:
             self._exhaust(None)
             return
+        # Refusal and the end of `_preparing` are one step: memory released before it is seen by `_admit`, and the
+        # consumer that releases any later finds `_preparing` false and submits a new task. No wake-up is lost.
         with self._condition:
             assembly = self._admit(spec)
             if assembly is None:
                 self._preparing = False
                 return
+        # Without the lock: this tokenizes. If `close` cancelled the assembly meanwhile, `start` settles it.
         assembly.start(self._source, self._shared.decoding)
         with self._condition:
             self._preparing = False
-        self._prepare_more()
+        self._prepare_more()  # a new task for each microbatch, so that streams take turns in the few threads
 
     def _exhaust(self, failure: DataServiceError | None) -> None:
         with self._condition:

@@ -30,6 +30,7 @@ class Streams:
         self._max_streams = config.max_streams
         self._changed = threading.Condition()
         self._open: set[MicrobatchStream] = set()
+        """Guarded by `_changed`, as is setting `draining`: a stream is either refused or seen by `drain`."""
 
     @property
     def draining(self) -> bool:
@@ -53,7 +54,7 @@ class Streams:
                 )
             stream = MicrobatchStream(self.shared, source, step, microbatch, self._forget)
             self._open.add(stream)
-        stream.start()
+        stream.start()  # does nothing if the stream was closed since the lock was released
         return stream
 
     def drain(self) -> int:
@@ -74,12 +75,13 @@ class Streams:
         """Close all streams; their consumers see them end without a last message."""
         with self._changed:
             streams = tuple(self._open)
-        for stream in streams:
+        for stream in streams:  # without the lock: closing calls back into `_forget`, and cancels tasks
             stream.close()
 
     def close(self) -> None:
         """Close all streams and end the threads."""
         self.cut()
+        # Closed streams submit nothing to `preparing`; what runs there may still submit to `decoding`: it ends first.
         self.shared.preparing.shutdown(cancel_futures=True)
         self.shared.decoding.shutdown(cancel_futures=True)
 

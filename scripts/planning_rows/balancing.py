@@ -1,7 +1,4 @@
-"""Rows about balancers, packing and assignment. Times are CPU time of one core, the kernels already loaded.
-
-Alone, from the folder scripts: python -m planning_rows.balancing
-"""
+"""Rows about balancers, packing and assignment. Times are CPU time of one core, the kernels already loaded."""
 
 import itertools
 import json
@@ -255,8 +252,3 @@ def _padded() -> Row:
         gains.append(heaviest(longest_first(loads, 128, 16)) / heaviest(padded(loads, 128)))
     name = "padded batches, 2,048 items on 128 ranks: LPT of equal counts / optimal"
     return Row(name, _spread(gains, ".2f"), "", None)
-
-
-if __name__ == "__main__":
-    for row in rows():
-        print(f"{row.name} | {row.measured} | {row.target} | {row.reached}")

@@ -1,9 +1,5 @@
-"""Rows of whole colocated plans on real sizes.
+"""Rows of whole colocated plans on real sizes."""
 
-Alone, from the folder scripts: python -m planning_rows.colocated FOLDER, which holds laion-mini.
-"""
-
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,8 +98,3 @@ def _crossing(plan: StepPlan) -> float:
         int(r.rows[r.source_rank // RANKS_PER_NODE != r.target_rank // RANKS_PER_NODE].sum()) for r in plan.routings
     )
     return crossing / sum(int(r.rows.sum()) for r in plan.routings)
-
-
-if __name__ == "__main__":
-    for row in rows(Path(sys.argv[1]) / "laion-mini"):
-        print(f"{row.name} | {row.measured} | {row.target} | {row.reached}")

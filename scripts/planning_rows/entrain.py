@@ -1,8 +1,6 @@
 """Rows about Entrain (arXiv 2605.27918): how evenly microbatches come out where encoder and backbone work disagree.
 
 Its data set and kernel times are not public, so sizes are synthetic: two kinds of images, texts of their own.
-
-Alone, from the folder scripts: python -m planning_rows.entrain
 """
 
 from statistics import median
@@ -109,8 +107,3 @@ def _spread(problem: PlacementProblem, placement: Placement, row: int) -> float:
     times: I64 = np.zeros((DP, MICROBATCHES), np.int64)
     np.add.at(times, (placement.rank, placement.wave), problem.own[row, :-1])
     return float(times.std())
-
-
-if __name__ == "__main__":
-    for row in rows():
-        print(f"{row.name} | {row.measured} | {row.target} | {row.reached}")

@@ -1,7 +1,6 @@
 """Rows about FlexSP: the published experiment in its own cost model, capacities, compositions, bucketing."""
 
 import statistics
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -18,11 +17,8 @@ from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import I64, StepSamples, Task
 from planning_rows.flexsp_buckets import bucket_ends, equal_interval_ends, rounded_up
 from planning_rows.flexsp_profiles import A100_CLUSTER, PROFILES, group_costs, usable_lengths
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from planning_rows.row import Row
 
-WIKIPEDIA = Path(__file__).parents[3] / "shared" / "data" / "flexsp" / "wikipedia_lengths.npy"
 NUM_BATCHES, BATCH = 40, 512
 RATIOS = {"7b-192k": 1.745, "13b-192k": 1.678, "30b-192k": 1.575}
 """Static / ours to reach; the measured ratios of the paper are 1.72, 1.59 and 1.64."""
@@ -38,24 +34,26 @@ BEST_HOMOGENEOUS = {
 CAPACITIES = [6449, 6407, 6483, 6427, 6627, 6538]
 
 
-def rows() -> list[Row]:
-    """All rows of this part; takes about fifteen seconds."""
-    if not WIKIPEDIA.is_file():
-        missing = Row("FlexSP, Wikipedia lengths", f"{WIKIPEDIA} is missing", "the lengths are there", False)
+def rows(folder: Path) -> list[Row]:
+    """All rows of this part, with the lengths in a folder; takes about fifteen seconds."""
+    wikipedia = folder / "wikipedia_lengths.npy"
+    if not wikipedia.is_file():
+        missing = Row("FlexSP, Wikipedia lengths", f"{wikipedia} is missing", "the lengths are there", False)
         return [_capacities(), _compositions(), missing]
+    batches = {name: _batches(np.load(wikipedia), name) for name in PROFILES}
     return [
         _capacities(),
         _compositions(),
-        *(row for name in PROFILES for row in _figure_4(name)),
-        *(_table_4(name) for name in ("7b-192k", "7b-384k")),
-        _as_a_job("7b-192k", images=False),
-        _as_a_job("7b-192k", images=True),
+        *(row for name in PROFILES for row in _figure_4(name, batches[name])),
+        *(_table_4(name, batches[name]) for name in ("7b-192k", "7b-384k")),
+        _as_a_job("7b-192k", batches["7b-192k"], images=False),
+        _as_a_job("7b-192k", batches["7b-192k"], images=True),
     ]
 
 
-def _batches(name: str) -> list[I64]:
+def _batches(published: I64, name: str) -> list[I64]:
     """The global batches of the published experiment."""
-    lengths = usable_lengths(np.load(WIKIPEDIA), 384_000 if name.endswith("384k") else 192_000)
+    lengths = usable_lengths(published, 384_000 if name.endswith("384k") else 192_000)
     return [lengths[BATCH * b : BATCH * (b + 1)] for b in range(NUM_BATCHES)]
 
 
@@ -75,10 +73,9 @@ def _compositions() -> Row:
     )
 
 
-def _figure_4(name: str) -> list[Row]:
+def _figure_4(name: str, batches: list[I64]) -> list[Row]:
     """Sums over the batches, as iterations of one run; planning in CPU time, kernels loaded."""
     costs = group_costs(PROFILES[name], A100_CLUSTER)
-    batches = _batches(name)
     plan_groups(batches[0], costs)
     ours, spent = [], []
     for batch in batches:
@@ -114,13 +111,13 @@ def _figure_4(name: str) -> list[Row]:
     ]
 
 
-def _table_4(name: str) -> Row:
+def _table_4(name: str, batches: list[I64]) -> Row:
     """Largest error of 16 buckets in each of the fewest chunks."""
     capacity = group_costs(PROFILES[name], A100_CLUSTER).cluster_tokens
     worst = []
     for ends in (bucket_ends, equal_interval_ends):
         errors = []
-        for batch in _batches(name):
+        for batch in batches:
             ordered = np.sort(batch)[::-1]
             cuts = chunk_bounds(ordered, -(-int(ordered.sum()) // capacity))
             chunks = [ordered[a:b][::-1] for a, b in pairwise(cuts)]
@@ -135,11 +132,11 @@ def _table_4(name: str) -> Row:
     )
 
 
-def _as_a_job(name: str, images: bool) -> Row:
+def _as_a_job(name: str, batches: list[I64], images: bool) -> Row:
     """The published batches through `plan_step`: packing, candidates, arrangements and simulation included."""
     costs = group_costs(PROFILES[name], A100_CLUSTER)
     job, spent, equal = _job(name, images), [], True
-    for number, batch in enumerate(_batches(name)):
+    for number, batch in enumerate(batches):
         samples = _samples(batch, number, images)
         if not number:
             plan_step(job, number, samples)

@@ -129,8 +129,3 @@ def rows() -> list[Row]:
                 )
             )
     return found
-
-
-if __name__ == "__main__":
-    for row in rows():
-        print(row)

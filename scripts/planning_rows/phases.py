@@ -1,7 +1,4 @@
-"""Rows about colocated layouts: a balanced arrangement per phase beside one arrangement for all of them.
-
-Alone, from the folder scripts: python -m planning_rows.phases
-"""
+"""Rows about colocated layouts: a balanced arrangement per phase beside one arrangement for all of them."""
 
 import statistics
 import time
@@ -119,8 +116,3 @@ def _step_of_one_arrangement(phases: Sequence[Phase], ranks: int) -> int:
 
 def _spread(values: list[float], form: str) -> str:
     return f"{format(statistics.median(values), form)} (worst {format(max(values), form)})"
-
-
-if __name__ == "__main__":
-    for row in rows():
-        print(f"{row.name} | {row.measured} | {row.target} | {row.reached}")

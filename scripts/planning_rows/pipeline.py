@@ -1,7 +1,4 @@
-"""Rows about pipelines: speed of the simulator, closed forms, what schedules leave idle. CPU time of one core.
-
-Alone, from the folder scripts: python -m planning_rows.pipeline
-"""
+"""Rows about pipelines: speed of the simulator, closed forms, what schedules leave idle. CPU time of one core."""
 
 import statistics
 import time
@@ -214,8 +211,3 @@ def _contrastive_memory() -> Row:
         " / ".join(f"{plain}, {distmm}" for plain, distmm in wanted),
         found == wanted,
     )
-
-
-if __name__ == "__main__":
-    for row in rows():
-        print(f"{row.name} | {row.measured} | {row.target} | {row.reached}")

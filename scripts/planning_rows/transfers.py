@@ -1,7 +1,7 @@
 """What hops between stages cost a step, and what a planner that knows them wins back.
 
 2,048 sequences on 128 ranks of 8 stages beside encoders and a generator; every hop takes 5 % of the forward of a mean
-microbatch on a stage. Alone, from the folder scripts: python -m planning_rows.transfers
+microbatch on a stage.
 """
 
 from statistics import median
@@ -90,8 +90,3 @@ def _samples(job: Job, seed: int) -> StepSamples:
 
 def _percent(shares: tuple[float, ...]) -> str:
     return f"{100 * median(shares):.1f} % (worst {100 * max(shares):.1f})"
-
-
-if __name__ == "__main__":
-    for row in rows():
-        print(f"{row.name} | {row.measured}")

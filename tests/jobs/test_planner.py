@@ -164,7 +164,7 @@ def test_a_filter_leaves_samples_out(pairs: Path) -> None:
 
 @pytest.mark.parametrize("text", ["heigth > 3", "width >", "width > 'x'"])
 def test_filters_that_do_not_fit_are_refused(pairs: Path, text: str) -> None:
-    with pytest.raises(FilterError, match="the filter"):
+    with pytest.raises(FilterError, match="dataset d0: the filter"):
         planner(Dataset.open(pairs), changes={"filter": text})
 
 

@@ -107,6 +107,8 @@ def test_servers_that_would_fill_in_differently_serve_the_complete_job_alike(
     ("path", "value", "code", "reason", "message"),
     [
         ((*ENTRY, "name"), "coyo", CODE.NOT_FOUND, "DATASET_UNKNOWN", "'coyo', there are ['laion']: correct the name"),
+        ((*ENTRY, "name"), "../laion", CODE.INVALID_ARGUMENT, "JOB_INVALID", 'name: found "../laion"'),
+        ((*TOKENIZER, "name"), "\u00fc", CODE.INVALID_ARGUMENT, "JOB_INVALID", "tokenizer.name: found"),
         ((*ENTRY, "fingerprint"), "0" * 64, CODE.FAILED_PRECONDITION, "DATASET_MISMATCH", "leave fingerprint out"),
         ((*ENTRY, "quarantine"), "0" * 64, CODE.FAILED_PRECONDITION, "DATASET_MISMATCH", "--quarantine laion=FILE"),
         (

@@ -1,4 +1,4 @@
-"""Checks of what enters a module. Views come over a network, so nothing is believed before it indexes memory.
+"""Checks of what enters a module. Views come over a network, so nothing is trusted before it indexes memory.
 
 Index tensors may lie on the CPU while the module runs on an accelerator: then a check costs no synchronisation, which
 is why callers should leave them there.

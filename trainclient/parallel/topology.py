@@ -41,7 +41,7 @@ class Topology:
     """All processes of a job."""
 
     pipeline: tuple[tuple[ModuleSpec, int], ...]
-    """The stages of the joined pipeline as (module, stage): encoder, backbone stages, generator, as far as there."""
+    """The stages of the joined pipeline as (module, stage): encoder, backbone stages, generator, those there are."""
     places: tuple[Place, ...]
     """What each global rank is."""
 

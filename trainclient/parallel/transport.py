@@ -60,7 +60,7 @@ class Channel:
         return message
 
     def release(self, microbatch: int | None = None) -> None:
-        """Wait for the sends up to a microbatch (by default all) and let go of their buffers.
+        """Wait for the sends up to a microbatch (by default all) and release their buffers.
 
         Callers release what the other end must have taken already, so this does not wait in practice.
         """

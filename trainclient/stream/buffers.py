@@ -28,7 +28,7 @@ class Buffers(Protocol):
 
 
 class BufferPool:
-    """Recycles blocks. Not thread-safe: one thread takes; any thread may let go of what was taken.
+    """Recycles blocks. Not thread-safe: one thread takes; any thread may drop what was taken.
 
     What is handed out is not bounded here (a consumer that keeps microbatches must not stop the stream that brings it
     the next one); what lies idle is bounded by `keep_bytes`, or two blocks where these are larger.
@@ -44,7 +44,7 @@ class BufferPool:
         self._returned: SimpleQueue[Bytes] = SimpleQueue()
 
     def take(self, nbytes: int) -> Bytes:
-        """Writable uint8 [nbytes] with whatever content; aligned to ALIGNMENT."""
+        """Writable uint8 [nbytes] with arbitrary content; aligned to ALIGNMENT."""
         self._collect()
         fitting = [b for b in self._idle if nbytes <= b.nbytes <= 2 * size_class(nbytes)]
         if fitting:
@@ -52,6 +52,7 @@ class BufferPool:
             self._idle = [b for b in self._idle if b is not block]
         else:
             block = self._allocate(size_class(nbytes))
+        # The finalizer holds the block, so that it outlives the lease, and nothing else does while it is out.
         lease = np.frombuffer(block.data, np.uint8, nbytes)
         weakref.finalize(lease, self._returned.put, block).atexit = False
         return lease
@@ -63,7 +64,7 @@ class BufferPool:
         return sum(b.nbytes for b in self._idle)
 
     def _collect(self) -> None:
-        """Take back what was returned, and let go of the blocks idle for longest beyond the bound."""
+        """Take back what was returned, and drop the blocks idle for longest beyond the bound."""
         while True:
             try:
                 self._idle.append(self._returned.get_nowait())

@@ -33,8 +33,8 @@ class Timeouts:
     call: float = 60.0
     """One unary call; planning a job's first step may take a while."""
     register: float = 1800.0
-    """Making a job known: a server sizes every sample first, minutes for a billion. One that is lost meanwhile is
-    noticed at once all the same."""
+    """Making a job known: a server sizes every sample first, minutes for a billion. The loss of the server is still
+    noticed at once."""
     stall: float = 300.0
     """One microbatch, from the request for it to its last byte."""
     give_up: float = 120.0
@@ -50,7 +50,7 @@ def parse_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
     """Addresses as `host:port`, from a sequence of them or one text with commas between.
 
     Raises:
-        AddressError: naming the entry that is no address, or is there twice.
+        AddressError: naming the entry that is no address, or is listed twice.
     """
     entries = [a.strip() for a in (addresses.split(",") if isinstance(addresses, str) else addresses)]
     if not 1 <= len(entries) <= MAX_ADDRESSES:
@@ -93,6 +93,8 @@ class CallGuard:
         Raises:
             ClosedError: everything was stopped; the call is cancelled.
         """
+        # An interrupt before this line was meant for the call before. `stop` sets its flag before it takes the lock:
+        # either the flag is seen here, or `interrupt` sees this call.
         with self._lock:
             self._call = call
             self._interrupted = False
@@ -106,7 +108,7 @@ class CallGuard:
         with self._lock:
             call = self._call
             self._interrupted = True
-        if call is not None:
+        if call is not None:  # without the lock; to cancel a call that has ended changes nothing
             call.cancel()
 
     def stop(self) -> None:
@@ -128,7 +130,7 @@ class CallGuard:
 
 
 class Endpoint:
-    """One server. Channels are opened at the first call in each process: one that is inherited by fork is of no use."""
+    """One server. Channels are opened at the first call in each process: one inherited by fork does not work."""
 
     def __init__(self, address: str, timeouts: Timeouts) -> None:
         self.address = address
@@ -170,7 +172,7 @@ class Endpoint:
         return call
 
     def failure(self, error: Exception, guard: CallGuard) -> ClientError:
-        """The typed form of a call's end, also of one that this side wanted."""
+        """The typed error of a call that ended, also where this side ended it."""
         cause = guard.cause()
         if cause is not None:
             return cause

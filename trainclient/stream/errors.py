@@ -1,7 +1,7 @@
 """What can go wrong between a trainer and its servers, each kind as a type of its own.
 
-Every error says what to do about it, an `ErrorAction` of errors.proto. Servers send it with their errors; here stands
-what follows from errors that no server sends.
+Every error says what to do about it, an `ErrorAction` of errors.proto. Servers send it with their errors; the
+actions of errors that no server sends are defined here.
 """
 
 import logging
@@ -67,7 +67,7 @@ class DataServiceError(ClientError):
 
 
 class ProtocolError(ClientError):
-    """A server sent what the protocol does not allow: a defect of one side, which no retry can mend."""
+    """A server sent what the protocol does not allow: a defect of one side, which no retry can fix."""
 
 
 class CorruptDataError(ClientError):
@@ -146,7 +146,7 @@ def service_error(server: str, error: grpc.RpcError) -> ClientError:
 
 
 def _action(info: ErrorInfo) -> ErrorAction.ValueType:
-    """What an ErrorInfo says is to be done; GIVE_UP for what is none of the proto's actions."""
+    """What an ErrorInfo says is to be done; GIVE_UP for anything but the proto's actions."""
     name = f"ERROR_ACTION_{info.metadata.get('action', '')}"
     if name not in ErrorAction.keys():  # noqa: SIM118 (an enum wrapper is no mapping)
         _log.warning("an error with reason %s names the unknown action %r, giving up", info.reason, name)

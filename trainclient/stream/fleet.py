@@ -62,8 +62,9 @@ class Fleet:
         self.key = key
         self.endpoints = tuple(Endpoint(address, self.timeouts) for address in self.addresses)
         self.current = _word(key) % len(self.endpoints)
-        """Position of the server that answered last."""
+        """Position of the server that answered last. Set by any thread; a stale value costs one try."""
         self._lock = threading.Lock()
+        """Guards the two below; never held during a call. Both may be read without it."""
         self._infos: dict[str, GetServerInfoResponse] = {}
         self._reference: tuple[str, str] | None = None
 
@@ -77,7 +78,7 @@ class Fleet:
 
         Raises:
             FleetError: no server could for as long as allowed.
-            ClientError: an error that no other server would mend.
+            ClientError: an error that no other server would avoid.
         """
         rotation = Rotation(self, guard)
         while True:
@@ -146,7 +147,7 @@ class Fleet:
             ServerMismatchError: it would not serve the bytes that the servers used before serve.
             VersionError: it does not support the job's versions.
         """
-        info = self._infos.get(endpoint.address)
+        info = self._infos.get(endpoint.address)  # two threads may both find none and ask: either answer will do
         if info is None:
             info = endpoint.unary(lambda stub: stub.GetServerInfo, GetServerInfoRequest(), self.timeouts.connect, guard)
             self._compare(endpoint.address, info)
@@ -178,7 +179,7 @@ class Fleet:
 
 
 class Rotation:
-    """One user's way through the servers: the next one at once, a pause after each round, an end after a while.
+    """One thread's way through the servers: the next one at once, a pause after each round, an end after a while.
 
     A server that refuses (action ANOTHER_SERVER) is set aside until another one makes progress; when all are, that is
     the end at once.
@@ -225,7 +226,7 @@ class Rotation:
         """Move on after a failure, pausing after each round of all servers.
 
         Raises:
-            ClientError: the error itself, if no other server would mend it, or there is none.
+            ClientError: the error itself, if no other server would avoid it, or there is none.
             FleetError: all servers refused, or were tried for as long as allowed.
             ClosedError: the guard was stopped.
         """

@@ -42,7 +42,7 @@ class ViewRequest:
 
 @dataclass(frozen=True, slots=True)
 class _StepInHand:
-    """What all microbatches of a step must agree in, and where it was learnt."""
+    """What all microbatches of a step must agree on, and which server said so first."""
 
     step: int
     plan: tuple[bytes, int, int, int]
@@ -108,6 +108,7 @@ class Follower:
         except DataServiceError as error:
             if error.action != ERROR_ACTION_CREATE_JOB:
                 raise
+        self._handoff.stop_clock()  # to size a large dataset takes longer than any microbatch
         self._fleet.bring(endpoint, self._job, self._guard)
         return self._read(endpoint, rotation)
 

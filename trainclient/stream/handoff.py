@@ -14,7 +14,7 @@ class Handoff:
 
     The receiver asks for room before it takes memory, and gets it when the queue is empty or the new microbatch fits
     the bound as well: one microbatch always has a place, however large. While the receiver waits for room, it is not
-    the server that is slow, and the stall clock stands.
+    the server that is slow, and the stall clock is stopped.
     """
 
     def __init__(self, limit_bytes: int, stall_s: float) -> None:
@@ -31,7 +31,12 @@ class Handoff:
     def restart_clock(self) -> None:
         """Receiver: a new request was sent."""
         with self._changed:
-            self._stalled_at = time.monotonic() + self._stall_s
+            self._start_clock()
+
+    def stop_clock(self) -> None:
+        """Receiver: what comes next takes its own time, and has a limit of its own."""
+        with self._changed:
+            self._stalled_at = None
 
     def admit(self, nbytes: int) -> None:
         """Receiver: wait until a microbatch of that size may be received.
@@ -44,7 +49,7 @@ class Handoff:
             self._changed.wait_for(lambda: self._closed or not self._ready or self._fits(nbytes))
             if self._closed:
                 raise ClosedError("the reader was closed")
-            self._stalled_at = time.monotonic() + self._stall_s
+            self._start_clock()
 
     def put(self, microbatch: Microbatch[Array]) -> None:
         """Receiver: leave a microbatch for the caller."""
@@ -81,6 +86,7 @@ class Handoff:
                     return None
                 left = None if self._stalled_at is None else self._stalled_at - time.monotonic()
                 if left is not None and left <= 0:
+                    # With the lock held, so it must not wait for the receiver. It fires again after another `stall_s`.
                     self._stalled_at = time.monotonic() + self._stall_s
                     on_stall()
                 else:
@@ -91,7 +97,7 @@ class Handoff:
             return microbatch
 
     def close(self) -> None:
-        """Caller: nothing more is wanted; what is queued is let go of."""
+        """Caller: nothing more is wanted; what is queued is dropped."""
         with self._changed:
             self._closed = True
             self._ready.clear()
@@ -103,6 +109,10 @@ class Handoff:
         """Bytes received and not yet taken."""
         with self._changed:
             return self._ready_bytes
+
+    def _start_clock(self) -> None:
+        self._stalled_at = time.monotonic() + self._stall_s
+        self._changed.notify_all()  # a caller that found the clock stopped waits without a limit
 
     def _fits(self, nbytes: int) -> bool:
         return self._ready_bytes + nbytes <= self._limit_bytes

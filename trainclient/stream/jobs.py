@@ -15,7 +15,7 @@ from trainclient.stream.errors import DataServiceError, ProtocolError
 from trainclient.stream.fleet import Fleet
 
 FAULTS_OF_THE_JOB = frozenset({"JOB_INVALID", "DATASET_UNKNOWN", "TOKENIZER_UNKNOWN"})
-"""Reasons of a refusal that only another job mends."""
+"""Reasons of a refusal that only another job avoids."""
 
 JobSource = Job | JobSpec | Mapping[str, Any] | str | Path
 

@@ -1,4 +1,4 @@
-"""A microbatch as the trainer sees it, and how its header is read: checked first, believed afterwards."""
+"""A microbatch as the trainer sees it, and how its header is read and checked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -114,7 +114,7 @@ class Microbatch(Generic[TensorT]):
     sequence_valid: Bool
     """bool [M]: backbone: whether each sequence slot holds anything; [0] elsewhere."""
     routings: tuple[Routing, ...]
-    """The ways in and out of this rank's microbatch."""
+    """The entries that leave or reach this rank's microbatch."""
     sequence_parallel_groups: tuple[SequenceParallelGroup, ...]
     schedules: tuple[ModuleSchedule, ...]
     """How many microbatches the stages of each module hold, in the order of the job; their programs follow from it."""
@@ -228,7 +228,7 @@ def read_items(items: pb.Items) -> Items:
 
 
 def read_routing(routing: pb.Routing) -> Routing:
-    """Check and convert the ways in or out of a microbatch."""
+    """Check and convert the routings of a microbatch."""
     columns = [
         _int64(column)
         for column in (

@@ -73,6 +73,8 @@ class MicrobatchReader:
         name = f"reader-{view.module}-{view.rank}"
         # A daemon, because the interpreter joins other threads before anything could tell them to end.
         thread = threading.Thread(target=follower.run, name=name, daemon=True)
+        # Neither the thread nor the finalizer refers to this reader: dropped without `close`, it is closed as well.
+        # Only an error raised from `next` keeps it: the handoff holds the error, whose traceback holds the reader.
         self._finalizer = weakref.finalize(self, _stop, self._guard, self._handoff, thread, self._pid)
         thread.start()
 
@@ -129,5 +131,6 @@ def _stop(guard: CallGuard, handoff: Handoff, thread: threading.Thread, pid: int
         return  # a fork inherits the reader, but neither its thread nor its calls
     guard.stop()
     handoff.close()
+    # A collection may run this in any thread, also in the receiving one, and before that was started.
     if thread is not threading.current_thread() and thread.ident is not None:
         thread.join(JOIN_S)

@@ -184,7 +184,7 @@ def _step_of(path: Path) -> int:
 
 
 def _publish(partial: Path, target: Path) -> None:
-    """Rename a complete checkpoint into place; one of the same step that a run before this one left makes way."""
+    """Rename a complete checkpoint into place; it replaces one of the same step that an earlier run left."""
     if target.exists():
         _discard(target)
     partial.rename(target)

@@ -19,7 +19,7 @@ from trainclient.training.signals import LAUNCHER_PID
 
 LOOPBACK = "127.0.0.1"
 MONITOR_INTERVAL_S = 0.2
-"""How often the processes are looked after; one that ends with an error ends all."""
+"""How often the processes are checked; one that ends with an error ends all."""
 
 _log = logging.getLogger(__name__)
 
@@ -27,19 +27,19 @@ _log = logging.getLogger(__name__)
 def launch(config: TrainConfig, arguments: Sequence[str]) -> int:
     """Run `trainclient` with these arguments in as many processes as the job needs, and pass signals on.
 
-    Job, servers and models are checked here first, so that what is wrong with them is said once.
+    Job, servers and models are checked here first, so that what is wrong with them is reported once.
 
     Returns:
         0 if training ended in order; 128 + the signal's number after one; 2 if a rank was refused something that the
-        user can mend; otherwise 1.
+        user can fix; otherwise 1.
     """
-    # Every try that fails here is told in the error that ends the tries.
+    # Every failed attempt is listed in the error that ends the attempts.
     logging.getLogger("trainclient.stream").setLevel(logging.ERROR)
     job, topology = prepare(config)
     check(config, job)
     # Worker processes talk over loopback only: host names of a laptop or container often do not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ[LAUNCHER_PID] = str(os.getpid())
+    os.environ[LAUNCHER_PID] = str(os.getpid())  # ranks watch it: it may be gone before they could ask for their parent
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     settings = LaunchConfig(
         min_nodes=1,
@@ -78,7 +78,7 @@ def _end_forgotten() -> None:
 
 
 def _explain(codes: Mapping[int, int]) -> int:
-    """Name the ranks that could not say themselves why they ended; returns the exit code.
+    """Name the ranks that could not report why they ended; returns the exit code.
 
     What is left of a run that lost a rank fails within moments, so which one was first is not known. Those that the
     launcher itself ended have SIGTERM.

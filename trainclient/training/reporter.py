@@ -9,7 +9,7 @@ from trainclient.parallel.executor import StepRecord
 
 
 class StepReporter:
-    """Sends each step's times from a thread. While a report is under way the next ones are left out."""
+    """Sends each step's times from a thread. While a report is under way the next ones are skipped."""
 
     def __init__(self, client: DataClient, stage: int) -> None:
         """Report through a client, as a pipeline stage of its module."""
@@ -19,7 +19,7 @@ class StepReporter:
         self._under_way: Future[bool] | None = None
 
     def report(self, record: StepRecord, seconds: float, forward_ns: list[int], backward_ns: list[int]) -> None:
-        """Send the times of a step."""
+        """Send the times of a step. Only the training thread calls this, so `_under_way` needs no lock."""
         if self._under_way is not None and not self._under_way.done():
             return
         self._under_way = self._pool.submit(
@@ -38,4 +38,4 @@ class StepReporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=True, cancel_futures=True)  # the client closes after this, with no call under way

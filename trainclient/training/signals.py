@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, and the loss of the launcher: finish the step in hand, but never stay."""
+"""Ctrl-C, SIGTERM, and the loss of the launcher: finish the step in hand, but never linger."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 LAUNCHER_PID = "DISTTRAIN_LAUNCHER_PID"
-"""Environment variable that names the launcher's process; without it the parent is taken, who may be another by now."""
+"""Environment variable that names the launcher's process; without it the parent is watched, which may have changed."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -38,16 +38,19 @@ class StopSignals:
         return self._requested.is_set()
 
     def __enter__(self) -> Self:
-        for number in _SIGNALS:
-            self._stack.callback(signal.signal, number, signal.signal(number, _note))
+        # Before the handlers: a signal in between still has its default action instead of being lost.
         before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._stack.callback(signal.set_wakeup_fd, before)
+        for number in _SIGNALS:
+            self._stack.callback(signal.signal, number, signal.signal(number, _note))
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # First `_left`, so that the thread no longer ends the process. The C handler gives the descriptor up before it
+        # is closed, and the thread ends when it is.
         self._left.set()
         self._stack.close()
         self._writer.close()
@@ -76,6 +79,7 @@ class StopSignals:
     def _stop(self, number: int) -> None:
         if number not in _SIGNALS:
             return
+        # In the watching thread: the main one may be stuck in a collective, which no exception reaches.
         self._requested.set()
         if not self._left.wait(self._grace_s):
             sys.stderr.write(f"process {os.getpid()} did not finish its step in {self._grace_s:g} s: ended\n")

@@ -74,7 +74,7 @@ def lower_peaks(rank: I64, hops: Sequence[tuple[I64, I64]], node: I64, most_byte
     Args:
         rank: int64 [d], the rank of each batch to begin with.
         hops: that the batches take part in. Of each: int64 [s, d], bytes that batch k exchanges with rank i of the
-            other phase, and int64 [s], the node of each of these ranks. It is all one who sends.
+            other phase, and int64 [s], the node of each of these ranks. Who sends does not matter.
         node: int64 [d], the node of each rank that takes a batch.
         most_bytes: bytes between nodes, over all hops, that no swap may exceed.
 

@@ -77,14 +77,14 @@ def differencing(loads: I64, num_bins: int, capacity: int | None = None, room: B
 
 
 def _repaired(bins: I64, num_bins: int, capacity: int, room: BinRoom) -> I64:
-    """The bins, changed by moves and swaps until all keep the memory.
+    """The bins, changed by moves and swaps until all are within the memory.
 
     The search of `searched`, with the needs as loads, until no bin exceeds the cap; it looks at `search_budget(n)`
-    pairs at most. If that fails, once more from the needs placed longest first. Bins that keep the cap stay as they
+    pairs at most. If that fails, once more from the needs placed longest first. Bins within the cap stay as they
     are.
 
     Raises:
-        BinRoomError: neither led to bins that keep the memory. There may be some: this is bin packing.
+        BinRoomError: neither led to bins within the memory. There may be some: this is bin packing.
     """
     from dataserver.planning.kernels import greedy, search
 

@@ -49,7 +49,7 @@ class Balancer(Protocol):
 
 
 def check(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> int:
-    """Refuse what no balancer can place; the capacity, or n if there is none.
+    """Refuse what no balancer can place; returns the capacity, or n without one.
 
     Raises:
         BinRoomError: the memory cannot hold the items.

@@ -22,8 +22,8 @@ def padded(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom
     Arguments and result are those of `Balancer`.
 
     Raises:
-        BinRoomError: no batches keep the memory.
-        ValueError: no batches keep the capacity, or an item with more load than another has less need.
+        BinRoomError: no batches fit the memory.
+        ValueError: no batches fit the capacity, or an item with more load than another has less need.
     """
     limit = check(loads, num_bins, capacity, room)
     need = np.zeros(len(loads), np.int64) if room is None else room.need
@@ -63,7 +63,7 @@ def _check_same_order(loads: I64, need: I64, order: I64) -> None:
 
 
 def _least_need(need: I64, num_bins: int, capacity: int | None) -> int:
-    """The memory of a bin without which no batches keep the capacity."""
+    """The least memory of a bin with which batches can fit the capacity."""
     bins = padded(need, num_bins, capacity)
     return max(int((bins == b).sum() * need[bins == b].max(initial=0)) for b in range(num_bins))
 

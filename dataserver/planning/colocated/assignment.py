@@ -9,7 +9,7 @@ from dataserver.planning.balancing import bytes_between_nodes, fewest_bytes, low
 from dataserver.planning.samples import I64
 
 ROUNDS = 8
-"""Times that all modules are reassigned at most: the first saves most there is, those after the fourth under 1 %."""
+"""Most rounds in which all modules are reassigned: the first saves most, those after the fourth under 1 %."""
 
 Assignment = Mapping[str, I64]
 """For each module int64 [ranks], a permutation: the rank of each of its batches."""

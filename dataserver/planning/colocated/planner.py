@@ -74,7 +74,7 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
 
     Raises:
         SampleTooLargeError: the memory of a module does not hold a sample; names it and the limit.
-        BinRoomError: no way was found to keep the memory of a module, however many microbatches.
+        BinRoomError: no way was found to fit the memory of a module, however many microbatches.
     """
     _check_room(job.spec, samples)
     sequence, fewest = pack_step(job, samples)

@@ -36,7 +36,7 @@ def spread_items(items: ModuleItems, num_sequences: int, microbatches: int) -> t
     """Spread the items of a module by the balancer that it names, or as in the sampling layout.
 
     That layout deals out the sequences in their order and leaves every image on the rank of its sequence. It is what
-    the policy `none` asks for, and what a policy that comes out slower gives way to. Items that are padded are put into
+    the policy `none` asks for, and what replaces a policy that turns out slower. Items that are padded are put into
     microbatches first, by runs of least possible maximum or of equal count, and these are spread like items.
 
     Returns:
@@ -75,7 +75,7 @@ def _naming(module: ModuleSpec) -> Iterator[None]:
 
 
 def _spread(items: ModuleItems, home: I64, microbatches: int) -> tuple[Spread, I64]:
-    """By the module's policy, or by `home`, int64 [k], where that is faster and keeps the memory."""
+    """By the module's policy, or by `home`, int64 [k], where that is faster and fits the memory."""
     ranks, policy, room = items.module.dp, items.module.balance, items.room(microbatches)
     batch, at_home = home, bin_loads(items.loads, home, ranks)
     keeps = fits(items.sizes, home, ranks, room, padded=False)
@@ -90,7 +90,7 @@ def _spread(items: ModuleItems, home: I64, microbatches: int) -> tuple[Spread, I
 
 
 def _spread_padded(items: ModuleItems, home: I64, microbatches: int) -> tuple[Spread, I64]:
-    """Items to microbatches of all ranks, and these to batches: the fastest way of those that keep the memory."""
+    """Items to microbatches of all ranks, and these to batches: the fastest way of those that fit the memory."""
     module, ranks, count = items.module, items.module.dp, items.module.dp * microbatches
     canonical = home * microbatches + _split(items, home, microbatches, runs)
     ways: list[tuple[I64, Balancer]] = [(canonical, runs)]

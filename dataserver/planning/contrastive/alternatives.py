@@ -6,7 +6,7 @@ from dataserver.planning.identity import Job
 
 
 def alternatives(job: Job) -> Alternatives:
-    """Schedule and balance together; each balance and what is in flight by themselves."""
+    """Schedule and balance together; each balance and what is in flight on their own."""
     execution = job.spec.execution
     sync, pipe = ContrastiveSchedule
     edits = {sync.value: edit_layout(schedule=sync, extra_in_flight=0), pipe.value: edit_layout(schedule=pipe)}

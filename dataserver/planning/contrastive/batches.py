@@ -55,7 +55,7 @@ def balance_batches(
         room: need of each item, and what a rank has for its items of one batch: it holds them all at the barrier.
 
     Raises:
-        BinRoomError: no way was found to keep the memory.
+        BinRoomError: no way was found to stay within the memory.
         ValueError: the items of a batch do not divide evenly, or the shapes do not fit.
     """
     rank, microbatch = np.zeros(len(loads), np.int64), np.zeros(len(loads), np.int64)
@@ -84,7 +84,7 @@ def batches_in_order(loads: I64, batch: I64, num_ranks: int, microbatches_per_ba
 def pad_batches(
     loads: I64, batch: I64, num_ranks: int, microbatches_per_batch: int, room: BinRoom | None = None
 ) -> BatchedArrangement:
-    """The same for towers whose items are padded to the largest of their microbatch.
+    """`balance_batches` for towers whose items are padded to the largest of their microbatch.
 
     The items of a batch, sorted, are cut into microbatches of equal counts, which makes the sum of their largest items
     as small as can be; these are spread over ranks, longest first. Loads are those of `costs.forward_ns`.

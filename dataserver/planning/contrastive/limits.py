@@ -23,7 +23,7 @@ Sizes = Callable[[ModuleSpec, int], I64]
 
 
 MAX_MICROBATCHES = 65536
-"""That `layout.microbatches` may be."""
+"""Largest value of `layout.microbatches`."""
 
 
 class TowerMemoryError(MicrobatchTooLargeError):

@@ -7,7 +7,7 @@ from dataserver.planning.jobspec import ModuleKind, Schedule
 
 
 def alternatives(job: Job) -> Alternatives:
-    """Packing and groups together; beside images each balance, the order and what is in flight by themselves."""
+    """Packing and groups together; beside images each balance, the order and what is in flight on their own."""
     execution = job.spec.execution
     groups = Dimension("groups", {p.value: edit_layout(policy=p) for p in GroupPolicy})
     outer = [m for m in execution.modules if m.kind is not ModuleKind.BACKBONE]

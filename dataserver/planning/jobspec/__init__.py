@@ -30,7 +30,16 @@ from dataserver.planning.jobspec.stream import (
 )
 from dataserver.planning.jobspec.text import MAX_TEXT_BYTES, TextError, parse_json, parse_yaml
 from dataserver.planning.jobspec.transfers import Transfer
-from dataserver.planning.jobspec.values import MAX_INTEGER, Modality, ModuleKind, Name, Natural, Positive, SpecModel
+from dataserver.planning.jobspec.values import (
+    MAX_INTEGER,
+    Modality,
+    ModuleKind,
+    Name,
+    Natural,
+    Positive,
+    SpecModel,
+    is_name,
+)
 
 __all__ = [
     "DEFAULT_COSTS",
@@ -70,6 +79,7 @@ __all__ = [
     "absent_fields",
     "default_cost",
     "describe",
+    "is_name",
     "json_pointer",
     "parse_json",
     "parse_yaml",

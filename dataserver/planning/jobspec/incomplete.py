@@ -28,7 +28,7 @@ def absent_fields(data: Any) -> list[Path]:
     """The fields that a server has to fill in; empty for a complete job.
 
     Args:
-        data: the values of a job's JSON; whatever has not the form of a job is passed over, for `parse_job` to refuse.
+        data: the values of a job's JSON; whatever does not look like a job is passed over, for `parse_job` to refuse.
     """
     stream = data.get("stream") if isinstance(data, Mapping) else None
     if not isinstance(stream, Mapping):

@@ -120,7 +120,7 @@ class ModuleSpec(SpecModel):
     @field_validator("cost", mode="before", json_schema_input_type=Cost | ModelCost | None)
     @classmethod
     def _named_cost(cls, value: Any, info: ValidationInfo) -> Any:
-        """Names become integers, so that a job's identity holds nothing that another release may reckon anew."""
+        """Names become integers: a job's identity holds nothing that another release may compute differently."""
         if not {"kind", "tp", "sp", "modality"} <= info.data.keys():  # one of them is wrong, and reported
             return value
         kind, degree = info.data["kind"], info.data["tp"] * info.data["sp"]

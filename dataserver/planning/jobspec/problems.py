@@ -19,6 +19,7 @@ _HINTS = {
     ("string_type", "int"): "; put it in quotes",
     ("string_type", "float"): "; put it in quotes",
     ("int_type", "str"): "; write it without quotes",
+    ("int_type", "float"): "; write it without a fraction and without an exponent",
     ("bool_type", "str"): "; write true or false, without quotes",
 }
 
@@ -38,6 +39,8 @@ def _follows(error: ErrorDetails, paths: Sequence[Path], data: Any) -> bool:
     path = error["loc"]
     if error["type"] == "too_short":  # pydantic does not count members that are wrong
         return any(len(other) > len(path) and other[: len(path)] == path for other in paths)
+    if error["type"] == "missing" and path[0] == "stream":  # a server fills in what stands beside the name
+        return path[-1] != "name" and (*path[:-1], "name") in paths
     # a default that depends on a field that is wrong
     return error["type"] == "model_type" and error["input"] is None and not _has(data, path)
 
@@ -49,7 +52,7 @@ def _has(data: Any, path: Path) -> bool:
 
 
 def _place(error: ErrorDetails, data: Any) -> str:
-    """The dotted path of a field as it stands in the data; pydantic also names the member of a union that it took."""
+    """The dotted path of a field in the data; pydantic also names the member of a union that it took."""
     parts, path = [], error["loc"]
     for position, part in enumerate(path):
         missing = error["type"] == "missing" and position == len(path) - 1
@@ -94,7 +97,7 @@ def _shown(value: Any) -> str:
 
 
 def _fields_beside(path: Path, model: type[BaseModel]) -> list[str]:
-    """The fields that may stand where the last part of a path stands; those of all members of a union."""
+    """The fields that may take the place of the last part of a path; those of all members of a union."""
     models = [model]
     for part in path[:-1]:
         fields = [m.model_fields[part] for m in models if isinstance(part, str) and part in m.model_fields]

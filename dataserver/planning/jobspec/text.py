@@ -17,6 +17,8 @@ MAX_TEXT_BYTES: Final = 1 << 20
 """Of a job or a configuration."""
 MAX_NODES: Final = 1 << 20
 """Keys and values of a YAML text with its aliases written out."""
+MAX_DIGITS: Final = 1000
+"""Of an integer in JSON; the largest that a job can state has 16."""
 
 _PREFIX: Final = "tag:yaml.org,2002:"
 _TAGS: Final = frozenset(_PREFIX + name for name in ("map", "seq", "str", "int", "float", "bool", "null", "merge"))
@@ -42,9 +44,11 @@ def parse_json(text: str) -> Any:
     """
     _check_size(len(text.encode("utf-8", "surrogatepass")))
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_int=_integer)
+    except ValueError as error:
         raise TextError(f"not valid JSON: {error}") from None
+    except RecursionError:
+        raise TextError("not valid JSON: objects and arrays stand too deep in each other") from None
 
 
 def parse_yaml(text: bytes) -> Any:
@@ -65,8 +69,10 @@ def parse_yaml(text: bytes) -> Any:
         return loader.construct_document(node)
     except TextError:
         raise
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise TextError(f"not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise TextError("not valid YAML: mappings and lists stand too deep in each other") from None
 
 
 def _check_size(num_bytes: int) -> None:
@@ -125,6 +131,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1][:8]
         raise ValueError(f"an object names {twice} twice; every key may stand once")
     return found
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits; at most {MAX_DIGITS} are allowed")
+    return int(digits)
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 import re
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, TypeGuard
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -27,11 +27,17 @@ def _decimal(text: str) -> str:
 
 DecimalString = Annotated[str, AfterValidator(_decimal), Field(json_schema_extra={"pattern": _DECIMAL})]
 """A fraction, as text; leading and trailing zeros do not count."""
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+Name = Annotated[str, Field(pattern=_NAME)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 Natural = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def is_name(value: Any) -> TypeGuard[str]:
+    """Whether a job may call something by this value."""
+    return isinstance(value, str) and re.fullmatch(_NAME[1:-1], value) is not None
 
 
 class SpecModel(BaseModel):

@@ -1,7 +1,7 @@
 """Compiled loops of the planner: int64 arrays in and out.
 
-Importing this package imports numba, which takes 0.2 s and belongs to the extra `server`; a trainer has neither to
-spare. So it and its modules are imported only inside the functions that call a kernel, never at the top of a module.
+Importing this package imports numba, which takes 0.2 s and belongs to the extra `server`; a trainer needs neither.
+So it and its modules are imported only inside the functions that call a kernel, never at the top of a module.
 
 Numba keeps compiled code in __pycache__ beside the module or, where that is not writable, in the user's cache
 directory; the variable NUMBA_CACHE_DIR names another one.
@@ -41,7 +41,7 @@ class _Announcer(event.Listener):
             _log.info("compiling %s; numba caches it for the next process", name)
 
     def on_end(self, event: Any) -> None:
-        """Nothing: the start is the news."""
+        """Nothing more to log."""
 
 
 event.register("numba:compile", _Announcer())  # type: ignore[no-untyped-call]

@@ -25,7 +25,11 @@ def assign(cost: I64, capacity: I64) -> I64:
     """
     rows, columns = cost.shape
     column_of = np.full(rows, -1, np.int64)
+    # cost[r, c] - row_price[r] - column_price[c] is never below 0 in rows that have a column, and 0 in that column.
+    # held[c]: rows of column c.
     row_price, column_price, held = np.zeros(rows, np.int64), np.zeros(columns, np.int64), np.zeros(columns, np.int64)
+    # tree[:size]: the rows reached from the added one; distance[c]: the least of these differences over the tree, from
+    # row via[c] (finite after the first scan).
     tree, distance, reached = np.empty(rows, np.int64), np.empty(columns, np.int64), np.empty(columns, np.bool_)
     via = np.empty(columns, np.int64)
     for added in range(rows):

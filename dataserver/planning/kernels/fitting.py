@@ -9,7 +9,7 @@ from dataserver.planning.samples import I64, Bool
 
 @kernel
 def fit_placement(at: I64, costs: Costs, budget: int) -> I64:
-    """Exchange slots until every microbatch keeps within the memory of every row.
+    """Exchange slots until every microbatch fits the memory of every row.
 
     Takes the first microbatch that lacks memory and the exchange of one of its slots that leaves the least lacking, the
     first of several; a microbatch for which none helps is passed over. A placement that fits stays as it is.
@@ -20,7 +20,7 @@ def fit_placement(at: I64, costs: Costs, budget: int) -> I64:
         budget: exchanges that may be tried.
 
     Returns:
-        int64 [rows]: what is still lacking, zeros if all is well.
+        int64 [rows]: what is still lacking, zeros if all fits.
     """
     slots = slots_of(at, costs)
     ranks, waves, _ = at.shape
@@ -55,6 +55,8 @@ def _best_exchange(slots: Slots, costs: Costs, rank: int, wave: int) -> tuple[in
         How many were tried, and whether one of them helped.
     """
     ranks, waves, width = slots.at.shape
+    # `best`: change of the excess in both places, below 0 where an exchange helps; `chosen`: slot here, then rank, wave
+    # and slot there.
     before, tried, best = excess(slots, costs, rank, wave, wave), 0, 0
     chosen = (-1, -1, -1, -1)
     lacking = np.zeros(len(costs.room), np.bool_)
@@ -78,7 +80,7 @@ def _best_exchange(slots: Slots, costs: Costs, rank: int, wave: int) -> tuple[in
                         there = excess(slots, costs, other, other_wave, other_wave)
                     exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
                     after = excess(slots, costs, rank, wave, wave) + excess(slots, costs, other, other_wave, other_wave)
-                    exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
+                    exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)  # undone
                     if after - before - there < best:
                         best, chosen = after - before - there, (slot, other, other_wave, other_slot)
                     if after == 0:

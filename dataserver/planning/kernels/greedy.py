@@ -11,6 +11,7 @@ from dataserver.planning.samples import I64
 def longest_first(loads: I64, order: I64, num_bins: int, capacity: int) -> I64:
     """The bin of each item: in `order` to the lightest bin with fewer than `capacity` items, the lower on ties."""
     bins = np.empty(len(loads), np.int64)
+    # heap[:size]: the bins below `capacity`, least (load, bin) on top; only the load of the one on top ever changes
     heap, load, count = np.arange(num_bins), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
     size = num_bins
     for item in order:
@@ -29,7 +30,7 @@ def longest_first(loads: I64, order: I64, num_bins: int, capacity: int) -> I64:
 def longest_first_within(
     loads: I64, memory: I64, order: I64, num_bins: int, capacity: int, memory_cap: int
 ) -> tuple[I64, int]:
-    """The same, to the lightest bin that has room for the item's memory too.
+    """`longest_first` to bins that have room for the item's memory too.
 
     Bins without such room wait in `aside`, a heap by memory in use, for smaller items.
 
@@ -41,7 +42,7 @@ def longest_first_within(
     load, count, used = np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
     size, num_aside = num_bins, 0
     for item in order:
-        used_at_most = memory_cap - memory[item]
+        used_at_most = memory_cap - memory[item]  # of a bin with room for it
         while num_aside and used[aside[0]] <= used_at_most:  # what was too full for larger items
             heap[size] = aside[0]
             size += 1
@@ -74,6 +75,7 @@ def longest_first_within(
 def tokens_then_squares(tokens: I64, order: I64, num_bins: int, capacity: int, tolerance: int) -> I64:
     """The bin of each item: of the bins whose tokens are within `tolerance` of the fewest, the least sum of squares."""
     bins = np.empty(len(tokens), np.int64)
+    # squares stay within 2^62: the caller allows 2^18 items of 2^22 tokens
     total, squares, count = np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
     for item in order:
         fewest = -1
@@ -96,7 +98,7 @@ def differencing(loads: I64, order: I64, num_bins: int) -> I64:
     """Balanced largest differencing: the bin of each item, ceil(n / num_bins) items at most in each.
 
     Partial solution t begins as the items [t m, (t + 1) m) of `order`, one in each of its m bins. Its bins stand in
-    load[t], heaviest first, each with a chain of items from head to tail.
+    load[t], heaviest first, each with a chain of items from head to tail (-1: empty), linked by `following`.
     """
     parts = -(-len(loads) // num_bins)
     load = np.zeros((parts, num_bins), np.int64)
@@ -113,7 +115,7 @@ def differencing(loads: I64, order: I64, num_bins: int) -> I64:
         size -= 1
         heap[0] = heap[size]
         sift_down(heap, size, lowest_first)
-        into = heap[0]
+        into = heap[0]  # the second widest
         _merge(load, head, tail, following, wide, into)
         lowest_first[into] = load[into, num_bins - 1] - load[into, 0]
         sift_down(heap, size, lowest_first)

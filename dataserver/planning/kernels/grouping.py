@@ -16,21 +16,23 @@ UNPLACED = -1
 """Result of a placement that was given up."""
 
 NEVER = 1 << 62
-"""A time that nothing takes."""
+"""Longer than anything takes, ns."""
 
 FIRST_LOOK = 8
 """Compositions tried before the bounds are tightened with what they found."""
 
 CLOSE = 9
-"""A composition has to promise more than 1/2^CLOSE to be tried."""
+"""A composition is tried only if its bound is lower than the best makespan by more than about 1/2^CLOSE."""
 
 
 @kernel
 def chunk_bounds(lengths: I64, num_chunks: int) -> I64:
-    """Bounds of the chunks; see search.chunk_bounds. int64 [num_chunks + 1]."""
+    """Bounds of the chunks; see `grouped.search.chunk_bounds`. int64 [num_chunks + 1]."""
     n = len(lengths)
     prefix = np.zeros(n + 1, np.int64)
     prefix[1:] = np.cumsum(lengths)
+    # best[e]: tokens of the largest chunk if the first e sequences are cut in the best way; cuts[k, e]: where the last
+    # of k chunks then begins.
     best = prefix.copy()
     cuts = np.zeros((num_chunks + 1, n + 1), np.int64)
     for chunk in range(2, num_chunks + 1):
@@ -59,20 +61,21 @@ def _least_work(times: I64, floors: I64) -> int:
     for k in range(n):
         least = times[k, floors[k]] << floors[k]
         for j in range(floors[k] + 1, columns):
-            least = min(least, times[k, j] << j)
+            least = min(least, times[k, j] << j)  # 2^j cells, for that time
         work += int(least)
     return work - (n << (int(columns) - 1))  # every time may have lost a nanosecond
 
 
 @kernel
 def _token_limits(lengths: I64, times: I64, floors: I64, room: int, limit: int, easiest: int) -> I64:
-    """Tokens that a group of each degree takes by `limit`, as it has memory, at the pace of the easiest sequence."""
+    """Tokens that a group of each degree takes by `limit`, within its memory, at the pace of the easiest sequence."""
     columns = times.shape[1]
     limits = np.empty(columns, np.int64)
     for j in range(columns):
         limits[j] = room << j
         time = times[easiest, j]
-        if j >= floors[easiest] and time > 0 and limit // time < 1 << 20:
+        if j >= floors[easiest] and time > 0 and limit // time < 1 << 20:  # else memory decides
+            # limit / time in units of 2^-10, rounded up; limits are below 2^51 ns (`batch.UNLIMITED`), lengths to 2^22
             limits[j] = min(limits[j], (((limit << 10) // time + 1) * lengths[easiest] >> 10) + 1)
     return limits
 
@@ -162,7 +165,7 @@ def _choose(
         for position in range(starts[j], starts[j + 1]):
             g = order[position]
             if loads[g] + time[j] >= finish:
-                break
+                break  # by load: those that follow end no sooner
             if free[g] >= length:
                 chosen, column, finish = position, j, loads[g] + time[j]
                 break
@@ -293,6 +296,7 @@ def best_grouping(
     chosen, whole = -1, 0
     for k in range(len(lengths)):
         whole += times[k, floors[k] :].max()  # no placement takes longer than the sum
+    # `batch._refuse_overflow` keeps whole * cells under 2^60, so that best * cells fits.
     best, work = min(limit, 2 * whole + 2), _least_work(times, floors)
     for look in range(2):
         bounds = composition_bounds(lengths, times, floors, room, penalties, compositions, cells, best, easiest)
@@ -339,7 +343,7 @@ def fill(
         for g in range(len(column)):
             j = column[g]
             if chosen >= 0 and column[chosen] < j:
-                break
+                break  # columns ascend: from here on only larger degrees
             fits = j >= extra_floors[k] and free[g] >= extra_lengths[k] and loads[g] + extra_times[k, j] <= deadline
             if fits and (chosen < 0 or loads[g] < loads[chosen]):
                 chosen = g

@@ -99,7 +99,7 @@ def exchange(
             slots.time[row, rank, wave] = base + _sum(costs.own, costs, row, at[rank, wave])
             slots.time[row, other, other_wave] = base + _sum(costs.own, costs, row, at[other, other_wave])
         else:
-            change = costs.own[row, there] - costs.own[row, here]
+            change = costs.own[row, there] - costs.own[row, here]  # column -1, the last, is an empty slot's
             slots.time[row, rank, wave] += change
             slots.time[row, other, other_wave] -= change
     for row in range(len(slots.used)):
@@ -145,6 +145,7 @@ def excess_of(slots: Slots, costs: Costs, row: int, rank: int, first: int, last:
         start, count = rank - rank % costs.ranks_per_island, costs.ranks_per_island
     used, waves = slots.used[row, start : start + count], slots.used.shape[2]
     size = min(costs.window[row], waves)
+    # total: memory of the waves from k - size + 1, but no earlier than `begin`, to k
     begin, most, total = max(0, first - size + 1), 0, 0
     for k in range(begin, min(last + size, waves)):
         for r in range(count):

@@ -10,7 +10,7 @@ from dataserver.planning.samples import I64, Bool
 def run_operations(
     durations: I64, follows: Bool, offsets: I64, after: I64, delay: I64, waits: I64
 ) -> tuple[I64, I64, I64]:
-    """Start every operation as soon as all that it waits for have ended.
+    """Start every operation as soon as all that it waits for have ended (topological order by counting, Kahn 1962).
 
     Args:
         durations: int64 [ops].
@@ -24,6 +24,8 @@ def run_operations(
         int64 [ops] starts, -1 if never; int64 [ops] the operation that each waited for last, -1 for none; int64 [run]
         the operations that were run, in an order in which none stands before what it waits for.
     """
+    # start[i]: latest end (with delay) so far of what i waits for; final when waits[i] is 0. order[:run] were run,
+    # order[run:known] are ready.
     start = np.full(len(durations), -1, np.int64)
     cause = np.full(len(durations), -1, np.int64)
     order = np.empty(len(durations), np.int64)
@@ -76,7 +78,7 @@ def run_orders(
     times: I64,
     orders: I64,
 ) -> I64:
-    """Makespan of each order: one sweep over operations that stand behind all that they wait for.
+    """Makespan of each order: one sweep over operations that come after all that they wait for.
 
     Args:
         cell: int64 [ops]: kind * blocks * passes + block * passes + pass, or -1.
@@ -96,6 +98,8 @@ def run_orders(
     count, lines, passes = orders.shape
     blocks = len(rows) - 1
     found = np.empty(count, np.int64)
+    # end[i, o]: end of operation i under the o-th order of a batch; at[line, pass, o]: the microbatch. In the last
+    # batch the lanes from `used` on keep older orders: they are computed too, and dropped.
     end = np.zeros((len(cell), LANES), np.int64)
     latest = np.zeros(LANES, np.int64)
     at = np.zeros((lines, passes, LANES), np.int64)

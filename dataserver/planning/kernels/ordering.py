@@ -8,12 +8,15 @@ from dataserver.planning.samples import I64
 
 @kernel
 def disttrain_order(forward: I64, backward: I64, ascending: I64) -> I64:
-    """See `ordering.disttrain_order`.
+    """DistTrain's Algorithm 2; see `simulation.orders.disttrain_order`.
 
     Args:
         forward: int64 [p, l]: forward time of each microbatch in each stage.
         backward: int64 [p, l].
         ascending: int64 [l]: the microbatches by size.
+
+    Returns:
+        int64 [l]: the microbatches in their new order.
     """
     num_stages, count = forward.shape
     if count <= num_stages or num_stages == 1:
@@ -21,9 +24,11 @@ def disttrain_order(forward: I64, backward: I64, ascending: I64) -> I64:
     order = np.empty(count, np.int64)
     order[0] = ascending[0]
     order[count - num_stages + 1 :] = ascending[1:num_stages]
+    # middle[:left]: the microbatches without a place, by number, so that the lower one wins ties. Of `order`, the first
+    # `placed` and the last p - 1 places are taken.
     middle = np.sort(ascending[num_stages:])
     left = len(middle)
-    interval = 0
+    interval = 0  # of the first interval, what is not filled yet, ns
     for s in range(1, num_stages):
         interval += forward[s, order[0]] + backward[s, order[0]]
     placed = 1
@@ -36,7 +41,7 @@ def disttrain_order(forward: I64, backward: I64, ascending: I64) -> I64:
     for number in range(1, count):
         if left == 0:
             break
-        follows = order[number]
+        follows = order[number]  # number < placed: the first interval placed p - 1 in advance
         interval = 0
         for s in range(1, num_stages):
             interval = max(interval, forward[s, follows] + backward[s, follows])

@@ -10,7 +10,8 @@ from dataserver.planning.samples import I64
 def best_fit(tokens: I64, order: I64, seq_len: int) -> I64:
     """The sequence of each sample: in `order` to the fullest one with room, the lower on ties, else a new one.
 
-    Open sequences stand sorted in `key`, room << 32 | number; those without room for the least sample are dropped.
+    Open sequences stand sorted in key[:held], as room << 32 | number: room is at most 2^30 (`packing.MAX_SEQ_LEN`), and
+    numbers are below 2^32. Those without room for the least sample are dropped.
     """
     sequence = np.empty(len(tokens), np.int64)
     key = np.empty(len(tokens), np.int64)
@@ -31,6 +32,7 @@ def best_fit(tokens: I64, order: I64, seq_len: int) -> I64:
             for entry in range(fit, held):
                 key[entry] = key[entry + 1]
             continue
+        # Its room fell, so it moves towards the front; a new sequence comes from behind the last.
         place = np.searchsorted(key[:fit], left << 32 | chosen)
         for entry in range(fit, place, -1):
             key[entry] = key[entry - 1]
@@ -42,7 +44,8 @@ def best_fit(tokens: I64, order: I64, seq_len: int) -> I64:
 def first_fit(tokens: I64, order: I64, seq_len: int) -> I64:
     """The sequence of each sample: in `order` to the first one with room.
 
-    `most` is a tree over the sequences that holds the largest room below each node.
+    `most` is a binary tree in an array: root 1, children 2i and 2i + 1, sequence s at leaves + s. It holds the largest
+    room below each node. There are at least as many leaves as samples, so that one always has room.
     """
     leaves = 1
     while leaves < len(tokens):

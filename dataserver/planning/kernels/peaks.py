@@ -25,6 +25,7 @@ def lower_peaks(near: I64, home: I64, most_bytes: int, budget: int) -> I64:
     """
     home, size = home.copy(), near.sum(axis=1)
     sent, taken = _loads(near, size, home)
+    # int64 [hops, 3]: a swap changes two nodes, so one of the three heaviest keeps its load
     heaviest, looked = np.empty((len(near), 3), np.int64), 0
     spare = most_bytes - sent.sum()
     while looked < budget:
@@ -98,6 +99,7 @@ def _peaks_after(near: I64, size: I64, sent: I64, taken: I64, heaviest: I64, hom
                 break
         for goes, comes in ((a, b), (b, a)):
             node = home[goes]
+            # bytes that stayed on the node and will leave it, and the reverse
             left, joined = near[hop, node, goes], near[hop, node, comes]
             peak = max(peak, sent[hop, node] + left - joined)
             peak = max(peak, taken[hop, node] - (size[hop, goes] - left) + (size[hop, comes] - joined))

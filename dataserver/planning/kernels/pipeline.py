@@ -10,11 +10,11 @@ from dataserver.planning.samples import I64, U64
 
 
 class Clocks(NamedTuple):
-    """Scratch of a simulation: a column for each encoder, each backbone stage, each generator; encoders and generators
-    are in row 0."""
+    """Scratch of a simulation, nanoseconds: a column for each backbone stage, then each encoder, then each generator.
+    Encoders and generators have one node in an island and use row 0."""
 
     now: I64
-    """int64 [ranks of an island, columns]."""
+    """int64 [ranks of an island, columns]: when each node is free again."""
     ends: I64
     """int64 [ranks of an island, columns, waves]: end of every backward."""
 
@@ -24,9 +24,9 @@ def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
     """Makespan of one island: c backbone ranks that share one node of each encoder and of each generator.
 
     Operations are visited round by round: in round k every stage runs the forward of wave k and then the backward that
-    its list has behind it (`pipeline.stage_operations`), first stages first and last stages first. So every input is
+    its list has behind it (`simulation.stage_operations`), first stages first and last stages first. So every input is
     known when it is needed and nothing is queued. A rank that has nothing in an encoder or generator does not wait for
-    it.
+    it. Products with `percent`, at most 1000, stay in int64 while a wave takes under 100 days.
 
     Args:
         time: int64 [rows, ranks, waves], see `islands.Slots`.
@@ -46,7 +46,7 @@ def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
         if turn < waves:
             _forward(before, backbone, behind, first, turn, base, hop, stages, now)
         for g in range(len(behind)):
-            wave = turn + 1 - of_behind[g]
+            wave = turn + 1 - of_behind[g]  # with f in flight, the backward behind forward k is that of wave k + 1 - f
             if 0 <= wave < waves:
                 column, row = stages + encoders + g, encoders + 1 + g
                 total = base[row]
@@ -179,6 +179,7 @@ def _trial(word: int, ranks_per_island: int, shape: tuple[int, int, int]) -> tup
     are at the first or last microbatch, on which all stages wait.
     """
     ranks, waves, slots = shape
+    # Digits in mixed radix, from the low end; without the top bit the word is a non-negative int64.
     bits = int(np.int64(word >> np.uint64(1)))
     rank = bits % ranks_per_island
     bits //= ranks_per_island

@@ -44,7 +44,7 @@ class Bins(NamedTuple):
     ranked: I64
     """int64 [m]: the bins, lightest first."""
     place: I64
-    """int64 [m]: where each bin is in `ranked`."""
+    """int64 [m]: where each bin is in `ranked`, its inverse."""
 
 
 @kernel
@@ -61,7 +61,7 @@ def improve(
         memory_cap: memory that a bin may hold.
         targets: int64 [t], falling. For each, an exchange that leaves both bins at or under it is taken as soon as it
             is found, else the best one. The search ends at the last.
-        budget: pairs of items that may be looked at; filling the bins anew counts as n.
+        budget: pairs of items that may be looked at; refilling the bins counts as n.
         beyond: where no exchange helps the heaviest bin, leave it and go on with the next heaviest, without kicks.
 
     Returns:
@@ -129,7 +129,7 @@ def _kick(items: Items, bins: Bins, number: int, memory_cap: int) -> None:
     """Swap an item of the heaviest bin, and one of another bin, with items of other bins.
 
     Which ones follows from the number of the kick, by a multiplicative hash (Knuth, The Art of Computer Programming 3,
-    section 6.4): it scatters them, and there is no chance in it.
+    section 6.4): it scatters them, and is deterministic.
     """
     last = len(bins.ranked) - 1
     for which in range(2):
@@ -178,6 +178,7 @@ def _best_exchange(items: Items, bins: Bins, at_rank: int, memory_cap: int, targ
         if bins.load[other] + (gap + 1) // 2 >= best:
             break
         first, last = bins.start[other], bins.start[other] + bins.held[other]
+        # [first, ends): where to exchange with; entry `last` is the empty slot, if the bin has one
         ends = last + 1 if bins.held[other] < bins.room[other] else last
         at = first
         for here in range(bins.start[heavy], bins.start[heavy] + bins.held[heavy]):

@@ -19,7 +19,7 @@ CHUNKS = 2
 
 
 def alternatives(job: Job) -> Alternatives:
-    """Packing, balance and order together; each balance, the schedule and what is in flight by themselves."""
+    """Packing, balance and order together; each balance, the schedule and what is in flight on their own."""
     execution = job.spec.execution
     layout, backbone = execution.options(PipelinedOptions), execution.backbone
     single = [

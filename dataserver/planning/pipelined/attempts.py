@@ -1,4 +1,4 @@
-"""What comes of a number of microbatches: the plans by rules that memory holds, and those that search finds."""
+"""The plans for a number of microbatches: rule-based ones that fit memory, and those that search finds."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from dataserver.planning.waves import extras
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What came of one number of microbatches."""
+    """The plans for one number of microbatches."""
 
     packed: PackedStep
     starts: Starts
     candidates: tuple[CandidatePlan, ...]
-    """The plans by rules that keep within memory."""
+    """The rule-based plans that fit memory."""
     lacking: ModuleSpec | None
     """The module whose memory was too small for a plan; of several, the last that was found."""
 
@@ -48,19 +48,19 @@ class Attempt:
 
     @property
     def fastest_ns(self) -> int:
-        """Makespan of the fastest plan by rules, of which there is one."""
+        """Makespan of the fastest rule-based plan; there must be one."""
         return fastest(self.candidates).makespan_ns
 
 
 def attempt(packed: PackedStep) -> Attempt:
-    """Plan by rules."""
+    """Make the rule-based plans."""
     starts = find_starts(packed)
     candidates, lacking = _outcome(packed, _by_rules(packed, starts))
     return Attempt(packed, starts, candidates, lacking or starts.lacking)
 
 
 def search(made: Attempt, most_sequences: int) -> tuple[CandidatePlan, ...]:
-    """The plans that search finds, if the job asks for it; none if memory holds no start.
+    """The plans that search finds, if the job asks for it; none if no start fits memory.
 
     The search budget is for `most_sequences` at most (`placing.searched`).
     """
@@ -77,7 +77,7 @@ def _outcome(packed: PackedStep, trials: Iterable[Trial]) -> tuple[tuple[Candida
 
 
 def _by_rules(packed: PackedStep, starts: Starts) -> Iterator[Trial]:
-    """The placements by rules, each with the numbers of extra microbatches in flight that it is tried with.
+    """The rule-based placements, each with the numbers of extra microbatches in flight to try.
 
     Canonical order is always one of them. Where a search follows, they are what it begins with.
     """

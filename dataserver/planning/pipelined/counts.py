@@ -24,14 +24,14 @@ def sample_sizes(job: Job, samples: StepSamples, module: ModuleSpec) -> I64:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Attempts at one step with ever more microbatches."""
+    """Attempts at one step with more and more microbatches."""
 
     job: Job
     step: int
     samples: StepSamples
 
     def first(self) -> Attempt:
-        """With as few as the samples need, and as the memory of all ranks of a module together asks for."""
+        """With as few as the samples need, and the memory of all ranks of each module together allows."""
         fewest = 1
         for module in self.job.spec.execution.modules:
             if module.memory is not None:

@@ -34,7 +34,7 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
 
     There are as many microbatches as the samples need. Where memory does not hold them, there are more and smaller
     ones, equally many on every rank. Where it holds them, but fewer at once than the schedule asks for, plans with
-    twice as many are compared, and twice as many again, as long as plans by rules get faster. Only the number that is
+    twice as many are compared, and twice as many again, as long as rule-based plans get faster. Only the number that is
     chosen is searched.
 
     Every step of a job that the layout's limits accept has a plan: in the end every sample has a wave to itself, and
@@ -67,7 +67,7 @@ def _named(made: Attempt, candidates: Sequence[CandidatePlan]) -> list[Candidate
 
 
 def _chosen(job: Job, step: int, candidates: Sequence[CandidatePlan], fewest: int, fitting: int) -> StepPlan:
-    """The first of the candidates, fastest first, with what was decided."""
+    """The first of the candidates, which are sorted fastest first, with what was decided."""
     best = candidates[0]
     number = best.plan.num_microbatches
     fastest = {c.plan.num_microbatches: c for c in reversed(candidates)}

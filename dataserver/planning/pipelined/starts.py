@@ -1,4 +1,4 @@
-"""Placements by rules that memory holds, and the problem that a search solves from one of them."""
+"""Rule-based placements that fit memory, and the problem that a search solves from one of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ Placements = Mapping[str, Placement]
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """The placements by rules of a packed step that memory holds."""
+    """The rule-based placements of a packed step that fit memory."""
 
     problem: PlacementProblem
     by_rules: Placements
@@ -63,7 +63,7 @@ def find_starts(packed: PackedStep) -> Starts:
 
 
 def guided_problem(packed: PackedStep, problem: PlacementProblem, extra: int, start: Placement) -> PlacementProblem:
-    """The problem with what stages hold under a placement, which memory must go on holding in a search."""
+    """The problem with what stages hold under a placement, which must keep fitting memory in a search."""
     rooms = problem.rooms
     if rooms is None:
         return problem if extra == 0 else replace(problem, in_flight=_guide(packed, extra, {}))
@@ -90,7 +90,7 @@ def _by_rules(problem: PlacementProblem, balance: BalancePolicy, order: OrderPol
 
 
 def _fitting(problem: PlacementProblem, placements: Placements) -> tuple[Placements, int | None]:
-    """Those that memory holds, after exchanges where it takes some; and the row that the last of the others lacks."""
+    """Those that fit memory, after exchanges if needed; and the row that lacks memory in the last of the others."""
     found, lacking = {}, None
     for name, placement in placements.items():
         fitting, row = fitted(problem, placement)

@@ -24,7 +24,7 @@ class OperationGraph:
     cell: I64
     """int64 [n, ops]: what each operation is, an index into the node's row of `cell_values`; -1 behind the list."""
     offsets: I64
-    """int64 [n * ops + g + 1]: of the operations that each one lets go on."""
+    """int64 [n * ops + g + 1]: of the operations that each one releases."""
     after: I64
     """int64 [offsets[-1]]: those operations, beside the next in the list."""
     delay_ns: I64

@@ -38,7 +38,7 @@ class OrderTimes:
 
 @dataclass(frozen=True, slots=True)
 class OrderScorer:
-    """The operations of a pipeline in an order in which each comes behind all that it waits for.
+    """The operations of a pipeline in an order in which each comes after all that it waits for.
 
     Which operation waits for which does not depend on the times, nor on the order of the microbatches as long as every
     pass is joined in the same way. So the graph is sorted once, and an order costs one sweep over it.

@@ -17,7 +17,7 @@ from dataserver.planning.simulation.pipeline import Pipeline
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Result of a simulation. Operations stand in the order of their node's list, -1 behind a shorter list."""
+    """Result of a simulation. Operations are in the order of their node's list, -1 after a shorter list."""
 
     makespan_ns: int
     start_ns: I64

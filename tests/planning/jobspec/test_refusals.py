@@ -139,7 +139,7 @@ BAD = [
     (("stream", "sizing"), {"patch": 0}, "stream.sizing.patch"),
     (("stream", "seq_len"), 7, "stream.seq_len"),
     (("stream", "seq_len"), 512.5, "stream.seq_len"),
-    (("stream", "seq_len"), 512.0, "stream.seq_len: found 512.0; it should be a valid integer"),
+    (("stream", "seq_len"), 512.0, "found 512.0; it should be a valid integer; write it without a fraction"),
     (
         ("stream", "seq_len"),
         "512",

@@ -36,7 +36,9 @@ async function printStream(client, module, rank, options) {
 
 async function main() {
   const names = ['servers', 'job', 'module', 'rank', 'step', 'microbatch', 'steps', 'codec', 'give-up-ms'];
-  const { values } = parseArgs({ options: Object.fromEntries(names.map((name) => [name, { type: 'string' }])) });
+  const texts = Object.fromEntries(names.map((name) => [name, { type: 'string' }]));
+  const { values } = parseArgs({ options: { ...texts, help: { type: 'boolean', short: 'h' } } });
+  if (values.help) return void process.stdout.write(`${USAGE}\n`);
   if (!values.servers || !values.job) throw new DataError('GIVE_UP', USAGE);
   const options = { codecs: values.codec === 'raw' ? [] : ['CODEC_ZSTD'] };
   if (values['give-up-ms']) options.giveUpMs = Number(values['give-up-ms']);
@@ -55,6 +57,10 @@ async function main() {
   }
 }
 
+process.stdout.on('error', (error) => {
+  if (error.code !== 'EPIPE') throw error;
+  process.exit(0); // the reader has enough
+});
 main().catch((error) => {
   // Codes that are texts: a file that cannot be read, an unknown flag.
   if (!(error instanceof DataError) && typeof error.code !== 'string') throw error;

@@ -17,7 +17,7 @@ SEARCH_OPERATIONS = 4_400
 that planning time grows with the step and no faster."""
 
 RESERVED_OPERATIONS = 800_000
-"""Operations less, at most half of them: about the time that any plan takes beside its search, however small."""
+"""Subtracted from these, at most half of them: about the time that any plan takes beside its search, however small."""
 
 FITTING_LOOKS = 32
 """Exchanges that may be tried for each sequence to make a placement fit the memory."""

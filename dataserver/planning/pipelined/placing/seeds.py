@@ -1,4 +1,4 @@
-"""Placements by rules, from which the search starts."""
+"""Rule-based placements, from which the search starts."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from dataserver.planning.simulation import disttrain_order
 def balanced(problem: PlacementProblem, policy: BalancePolicy) -> Placement:
     """Spread by backbone time: over ranks, then over the microbatches of each rank. Ranks hold equal counts.
 
-    The microbatches of a rank stand in the canonical order of their first sequences: balancing leaves them sorted by
+    The microbatches of a rank are in the canonical order of their first sequences: balancing leaves them sorted by
     load, which is a bad order for a pipeline.
     """
     loads = problem.work[problem.num_encoders]

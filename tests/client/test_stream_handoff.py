@@ -1,0 +1,57 @@
+"""The handoff between the receiving thread and the caller, where their waits cross."""
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from trainclient.stream.errors import ClosedError
+from trainclient.stream.handoff import Handoff
+
+
+@dataclass
+class Sized:
+    nbytes: int
+
+
+def microbatch(nbytes: int = 10) -> Any:
+    return Sized(nbytes)
+
+
+@pytest.mark.timeout(20)
+def test_a_stall_is_noticed_by_a_caller_that_waited_before_the_receiver_had_room() -> None:
+    handoff = Handoff(limit_bytes=10, stall_s=0.05)
+    handoff.put(microbatch())
+    receiver = threading.Thread(target=handoff.admit, args=(10,))
+    receiver.start()
+    while handoff._stalled_at is not None:  # until the receiver waits for room, with the clock stopped
+        time.sleep(0.001)
+    assert handoff.take(pytest.fail) is not None
+    # The receiver may be slower to wake than the caller is to wait again; it never sends anything.
+    assert handoff.take(lambda: handoff.finish(None)) is None
+    receiver.join()
+
+
+@pytest.mark.timeout(20)
+def test_nothing_stalls_while_the_clock_is_stopped() -> None:
+    handoff = Handoff(limit_bytes=10, stall_s=0.05)
+    stalls: list[float] = []
+    handoff.stop_clock()
+    late = threading.Timer(0.2, lambda: handoff.put(microbatch()))
+    late.start()
+    assert handoff.take(lambda: stalls.append(time.monotonic())) is not None
+    assert not stalls
+    late.join()
+
+
+@pytest.mark.timeout(20)
+def test_close_wakes_a_receiver_that_waits_for_room() -> None:
+    handoff = Handoff(limit_bytes=10, stall_s=60)
+    handoff.put(microbatch())
+    closing = threading.Timer(0.05, handoff.close)
+    closing.start()
+    with pytest.raises(ClosedError):
+        handoff.admit(10)
+    closing.join()
