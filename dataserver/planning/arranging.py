@@ -6,14 +6,14 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dataserver.planning.balancing import BALANCERS, BinRoom, bin_loads, bin_totals
-from dataserver.planning.costs import forward_ns, padded_ns
+from dataserver.planning.balancing import BALANCERS, BinRoom, bin_totals
+from dataserver.planning.costs import forward_ns
 from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec, Stream
 from dataserver.planning.naming import counted
 from dataserver.planning.placement import Placement
 from dataserver.planning.plan import Arrangement, Routing
-from dataserver.planning.samples import I64, Bool, StepSamples, Task
+from dataserver.planning.samples import I64, Bool, StepSamples, Task, ranges
 from dataserver.planning.sizing import MicrobatchTooLargeError
 
 TASK_OF: Mapping[ModuleKind, Task] = MappingProxyType(
@@ -36,22 +36,9 @@ def arrange_samples(module: ModuleSpec, samples: StepSamples, sequence: I64, pla
     """The backbone's arrangement, `sequence` int64 [n] being the sequence of each sample."""
     ranks, waves, slots = placement.rank[sequence], placement.wave[sequence], placement.slot[sequence]
     order = np.lexsort((np.arange(len(sequence)), slots, waves, ranks))
-    return _arrangement(module.name, order, ranks[order], waves[order], slots[order], samples.tokens[order])
-
-
-def arrange_images(module: ModuleSpec, images: I64, rank: I64, microbatch: I64, rows: I64) -> Arrangement:
-    """The arrangement of an encoder or generator.
-
-    Args:
-        module: the encoder or generator.
-        images: int64 [k], the images it handles, in backbone order.
-        rank: int64 [k], the rank of the module that gets each.
-        microbatch: int64 [k], the microbatch of each.
-        rows: int64 [k], rows of its output (embeddings) or input (conditions).
-    """
-    order = np.lexsort((np.arange(len(images)), microbatch, rank))
-    position = _rows_before(rank[order], microbatch[order], np.ones(len(order), np.int64))
-    return _arrangement(module.name, images[order], rank[order], microbatch[order], position, rows[order])
+    rank, wave = ranks[order], waves[order]
+    start = _rows_before(rank, wave, samples.tokens[order])
+    return Arrangement(module.name, order, rank, wave, slots[order], start)
 
 
 def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64, dp: int, islands: int) -> I64:
@@ -122,10 +109,7 @@ def _balanced_waves(module: ModuleSpec, balancer: str, sizes: I64, wave: I64, is
                 f"{', padded,' if module.padded else ''} with memory for {room.cap} each; {_SMALLER}",
                 int(wave[mine[0]]),
             ) from error
-        if module.padded:
-            times = padded_ns(module.cost, sizes[mine], batch, width)
-        else:
-            times = bin_loads(loads[mine], batch, width)
+        times = bin_totals(loads[mine], batch, width, padded=module.padded)
         rank_of = np.empty(width, np.int64)
         rank_of[np.argsort(-times, kind="stable")] = np.argsort(finish[here], kind="stable")
         finish[here, rank_of] += times
@@ -149,10 +133,6 @@ def _check_memory(module: ModuleSpec, sizes: I64, rank: I64, wave: I64) -> None:
         )
 
 
-def _arrangement(name: str, item: I64, rank: I64, microbatch: I64, slot: I64, rows: I64) -> Arrangement:
-    return Arrangement(name, item, rank, microbatch, slot, _rows_before(rank, microbatch, rows))
-
-
 def _rows_before(rank: I64, microbatch: I64, rows: I64) -> I64:
     """Sum of the rows before each item among those of its rank's microbatch, which stand together. int64 [k]."""
     before = np.cumsum(rows) - rows
@@ -173,47 +153,12 @@ def module_images(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> I6
     return np.flatnonzero(handled[samples.image_sample])
 
 
-def images_in_order(samples: StepSamples, backbone: Arrangement, images: I64) -> tuple[I64, I64, I64]:
-    """Some of the step's images in backbone order, with the backbone rank and microbatch of each. int64 [k] each."""
-    counts = np.diff(samples.image_offsets)[backbone.item]
-    firsts = samples.image_offsets[backbone.item]
-    total = int(counts.sum())
-    within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-    image = np.repeat(firsts, counts) + within
-    keep = _mask(images, len(samples.image_rows))[image]
-    return image[keep], np.repeat(backbone.rank, counts)[keep], np.repeat(backbone.microbatch, counts)[keep]
-
-
 def image_rows(stream: Stream, samples: StepSamples, images: I64, task: Task) -> I64:
     """Rows that each image contributes to the routing: embeddings, or conditions. int64 [k]."""
     if task is Task.GENERATION:
         return np.full(len(images), stream.generation.query_tokens, np.int64)
     rows: I64 = samples.patches[images] // stream.sizing.merge**2
     return rows
-
-
-def arrange_module(
-    spec: JobSpec, module: ModuleSpec, samples: StepSamples, backbone: Arrangement, islands: int
-) -> tuple[Arrangement, Routing]:
-    """The arrangement of an encoder or generator within the waves of the backbone, and the routing between them.
-
-    The backbone counts rows over the images of all encoders (of all generators) of a microbatch, as its view has slots
-    for them.
-
-    Args:
-        spec: the job.
-        module: its encoder or generator.
-        samples: of the step.
-        backbone: their arrangement in the backbone.
-        islands: independent sets of ranks; it divides both degrees.
-
-    Raises:
-        WaveTooLargeError: the module's memory does not hold a wave.
-    """
-    found = images_beside(spec, module, samples, backbone)
-    sizes = samples.patches[found.image]
-    rank = spread_images(module, sizes, found.rank, found.microbatch, spec.execution.backbone.dp, islands)
-    return arrange_and_route(module, backbone, found, rank, found.microbatch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,11 +176,12 @@ class BesideBackbone:
 def images_beside(spec: JobSpec, module: ModuleSpec, samples: StepSamples, backbone: Arrangement) -> BesideBackbone:
     """The images of an encoder or generator and their places in the backbone."""
     task = TASK_OF[module.kind]
-    of_task = np.flatnonzero(samples.task[samples.image_sample] == task)
-    image, rank, microbatch = images_in_order(samples, backbone, of_task)
+    counts = np.where(samples.task == task, np.diff(samples.image_offsets), 0)[backbone.item]
+    image = ranges(samples.image_offsets[backbone.item], counts)
+    rank, microbatch = np.repeat(backbone.rank, counts), np.repeat(backbone.microbatch, counts)
     rows = image_rows(spec.stream, samples, image, task)
     start = _rows_before(rank, microbatch, rows)
-    mine = _mask(module_images(spec, module, samples), len(samples.image_rows))[image]
+    mine = np.isin(image, module_images(spec, module, samples))
     return BesideBackbone(*(a[mine] for a in (image, rank, microbatch, start, rows)))
 
 
@@ -251,19 +197,14 @@ def arrange_and_route(
         rank: int64 [k], the rank of the module that gets each.
         microbatch: int64 [k], and the microbatch; in a pipeline the backbone's.
     """
-    arrangement = arrange_images(module, beside.image, rank, microbatch, beside.rows)
-    order = np.argsort(arrangement.item)
-    start = arrangement.start[order[np.searchsorted(arrangement.item[order], beside.image)]]
+    order, start = np.lexsort((np.arange(len(rank)), microbatch, rank)), np.empty_like(rank)
+    at = rank[order], microbatch[order]
+    start[order] = _rows_before(*at, beside.rows[order])
+    slot = _rows_before(*at, np.ones_like(order))
+    arrangement = Arrangement(module.name, beside.image[order], *at, slot, start[order])
     ends = [(module.name, (microbatch, rank, start)), (backbone.module, (beside.microbatch, beside.rank, beside.start))]
     if module.kind is ModuleKind.GENERATOR:
         ends.reverse()
     (source, first), (target, then) = ends
     by_source = np.lexsort(first[::-1])
     return arrangement, Routing(source, target, *(a[by_source] for a in (*first, *then, beside.rows)))
-
-
-def _mask(indices: I64, count: int) -> Bool:
-    """bool [count]: which of them are named."""
-    found = np.zeros(count, np.bool_)
-    found[indices] = True
-    return found

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from dataserver.planning.balancing import bin_totals
-from dataserver.planning.costs import forward_ns, padded_ns
+from dataserver.planning.costs import forward_ns
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleSpec
-from dataserver.planning.plan import ArrangedStep
+from dataserver.planning.plan import ArrangedStep, Arrangement
 from dataserver.planning.samples import I64, StepSamples
 
 
@@ -22,27 +20,26 @@ def loads(execution: Execution, plan: ArrangedStep) -> dict[str, I64]:
     return {m.name: microbatch_loads(m, plan) for m in execution.modules}
 
 
+def item_sums(module: ModuleSpec, arrangement: Arrangement, values: I64, num_microbatches: int) -> I64:
+    """Sums over the items of every microbatch of a module, padding included. int64 [dp, microbatches].
+
+    `values` are int64 [n], sizes (`item_sizes`) or times of all items of the step.
+    """
+    place = arrangement.rank * num_microbatches + arrangement.microbatch
+    count = module.dp * num_microbatches
+    return bin_totals(values[arrangement.item], place, count, padded=module.padded).reshape(module.dp, -1)
+
+
 def microbatch_loads(module: ModuleSpec, plan: ArrangedStep) -> I64:
     """Forward time of every microbatch in the whole module, padding included. int64 [dp, microbatches]."""
-    arrangement = plan.arrangement(module.name)
-    sizes = item_sizes(module, plan.samples)
-    place = arrangement.rank * plan.num_microbatches + arrangement.microbatch
-    count = module.dp * plan.num_microbatches
-    if module.padded:
-        times = padded_ns(module.cost, sizes[arrangement.item], place, count)
-    else:
-        times = np.full(count, module.cost.microbatch_ns, np.int64)
-        np.add.at(times, place, forward_ns(module.cost, sizes[arrangement.item]))
-    return times.reshape(module.dp, plan.num_microbatches)
+    times = forward_ns(module.cost, item_sizes(module, plan.samples))
+    return module.cost.microbatch_ns + item_sums(module, plan.arrangement(module.name), times, plan.num_microbatches)
 
 
 def held_units(module: ModuleSpec, plan: ArrangedStep) -> I64:
     """Tokens or patches, padding included, of every microbatch on one device. int64 [dp, microbatches]."""
-    arrangement = plan.arrangement(module.name)
-    sizes = item_sizes(module, plan.samples)[arrangement.item]
-    place = arrangement.rank * plan.num_microbatches + arrangement.microbatch
-    held = bin_totals(sizes, place, module.dp * plan.num_microbatches, padded=module.padded)
-    return held.reshape(module.dp, plan.num_microbatches)
+    sizes = item_sizes(module, plan.samples)
+    return item_sums(module, plan.arrangement(module.name), sizes, plan.num_microbatches)
 
 
 def padding_ppm(module: ModuleSpec, plan: ArrangedStep) -> int:

@@ -1,7 +1,7 @@
 """From the columns of shards to the samples of a step: rows picked out and put in order."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dataserver.planning.jobspec import Stream
 from dataserver.planning.order import StreamOrder
-from dataserver.planning.samples import I32, I64, ShardTable, StepSamples
+from dataserver.planning.samples import I32, I64, ShardTable, StepSamples, ranges
 from dataserver.planning.sizing import concatenate, shard_table, size_samples
 
 
@@ -42,7 +42,7 @@ def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> Sh
         SampleTooLargeError: a sample's images alone exceed `seq_len`.
     """
     counts = np.diff(columns.image_offsets)[row]
-    images = _ranges(columns.image_offsets[row], counts)
+    images = ranges(columns.image_offsets[row], counts)
     return shard_table(
         stream,
         row,
@@ -55,13 +55,7 @@ def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> Sh
 
 
 def gather_step(stream: Stream, order: StreamOrder, step: int, table: Callable[[int, int], ShardTable]) -> StepSamples:
-    """The samples of one step in canonical order.
-
-    Args:
-        stream: the job's stream.
-        order: where each step begins and ends.
-        step: the step.
-        table: the sized samples of (dataset, shard).
+    """The samples of one step in canonical order; `table` gives the sized samples of (dataset, shard).
 
     Raises:
         StepOutOfRangeError: the job ends before.
@@ -76,19 +70,13 @@ def gather_step(stream: Stream, order: StreamOrder, step: int, table: Callable[[
 
 
 def pick_rows(tables: Sequence[ShardTable], which: I64, position: I64) -> ShardTable:
-    """Rows of several tables, in a given order.
-
-    Args:
-        tables: the tables.
-        which: int64 [k], the table of each row.
-        position: int64 [k], its position in that table.
-    """
+    """Rows of several tables, in a given order: int64 [k] the table of each row, and its position in that table."""
     bases = np.concatenate([[0], np.cumsum([len(t.row) for t in tables])])
     image_bases = np.concatenate([[0], np.cumsum([len(t.image_rows) for t in tables])])
     at = bases[which] + position
     firsts = np.concatenate([t.image_offsets[:-1] + b for t, b in zip(tables, image_bases, strict=False)])[at]
     counts = np.concatenate([np.diff(t.image_offsets) for t in tables])[at]
-    images = _ranges(firsts, counts)
+    images = ranges(firsts, counts)
     return ShardTable(
         row=np.concatenate([t.row for t in tables])[at],
         text_tokens=np.concatenate([t.text_tokens for t in tables])[at],
@@ -101,18 +89,10 @@ def pick_rows(tables: Sequence[ShardTable], which: I64, position: I64) -> ShardT
 
 def table_bytes(table: ShardTable) -> int:
     """Memory that a table takes."""
-    arrays = (table.row, table.text_tokens, table.image_offsets, table.image_rows, table.image_columns, table.nominal)
-    return sum(a.nbytes for a in arrays)
+    return sum(getattr(table, f.name).nbytes for f in fields(table))
 
 
 def _row_sums(values: NDArray[Any], offsets: I64) -> I64:
     sums = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
     totals: I64 = sums[offsets[1:]] - sums[offsets[:-1]]
     return totals
-
-
-def _ranges(starts: I64, counts: I64) -> I64:
-    """Concatenation of arange(start, start + count)."""
-    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    ranges: I64 = np.repeat(starts, counts) + within
-    return ranges

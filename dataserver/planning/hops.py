@@ -2,35 +2,25 @@
 
 import numpy as np
 
+from dataserver.planning.balancing import bin_loads
 from dataserver.planning.costs import hop_ns
 from dataserver.planning.job import Execution
 from dataserver.planning.plan import Routing
 from dataserver.planning.samples import I64
 
 
-def routed_rows(routing: Routing) -> I64:
-    """Rows that one rank sends another in a microbatch, int64 [e]: sorted by microbatch, source rank, target rank.
-
-    As many as there are distinct triples, of a layout whose rows stay in their microbatch.
-    """
-    ranks = int(max(routing.source_rank.max(initial=0), routing.target_rank.max(initial=0))) + 1
-    key = (routing.source_microbatch * ranks + routing.source_rank) * ranks + routing.target_rank
-    triples, place = np.unique(key, return_inverse=True)
-    rows = np.zeros(len(triples), np.int64)
-    np.add.at(rows, place, routing.rows)
-    return rows
-
-
 def routed_ns(execution: Execution, routing: Routing, peers: I64 | int = 1) -> I64:
-    """Nanoseconds of the hops of `routed_rows`, each of whose ends are so many ranks that share the rows evenly.
+    """Nanoseconds of what one rank sends another in a microbatch. int64 [e], as many as there are distinct triples.
+
+    They are sorted by microbatch, source rank, target rank. Rows stay in their microbatch in such a layout.
 
     Args:
         execution: of the job.
         routing: between two of its modules.
-        peers: int64 [e], or the same for all.
-
-    Returns:
-        int64 [e].
+        peers: int64 [e], ranks that share the rows evenly at each hop's ends, or the same for all.
     """
-    transfer = execution.transfer(routing.source_module, routing.target_module)
-    return hop_ns(transfer, -(-routed_rows(routing) // peers))
+    ranks = int(max(routing.source_rank.max(initial=0), routing.target_rank.max(initial=0))) + 1
+    key = (routing.source_microbatch * ranks + routing.source_rank) * ranks + routing.target_rank
+    triples, place = np.unique(key, return_inverse=True)
+    rows = bin_loads(routing.rows, place, len(triples))
+    return hop_ns(execution.transfer(routing.source_module, routing.target_module), -(-rows // peers))

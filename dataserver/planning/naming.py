@@ -1,6 +1,6 @@
 """What things are called in messages and decisions."""
 
-from dataserver.planning.jobspec import Stream
+from dataserver.planning.jobspec import ModuleSpec, Stream
 from dataserver.planning.samples import I64, ROW_BITS, StepSamples
 
 
@@ -8,6 +8,11 @@ def sample_name(stream: Stream, samples: StepSamples, i: int) -> str:
     """Dataset, shard and row of a sample of a step."""
     shard, row = divmod(int(samples.sample[i]), 1 << ROW_BITS)
     return f"dataset {stream.datasets[int(samples.dataset[i])].name}, shard {shard}, row {row}"
+
+
+def unit_of(module: ModuleSpec) -> str:
+    """What a module's items are sized in."""
+    return "tokens" if module.holds_samples else "patches"
 
 
 def listed(numbers: I64) -> str:

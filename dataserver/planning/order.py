@@ -76,10 +76,7 @@ class StreamOrder:
         self.num_steps, self._stops = self._find_end(end)
 
     def check_size(self, num_samples: Sequence[int]) -> None:
-        """Refuse steps of more samples than can be planned.
-
-        Args:
-            num_samples: samples of each dataset.
+        """Refuse steps of more samples than can be planned, from the number of samples of each dataset.
 
         Raises:
             ValueError: a step has more than `MAX_STEP_SAMPLES` on average.

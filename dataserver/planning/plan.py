@@ -144,9 +144,9 @@ class ArrangedStep:
     """One for each module, in the order of the job's module list."""
     routings: tuple[Routing, ...]
     """Encoders to backbone, backbone to generators, as far as the job has them."""
-    schedules: tuple[ModuleSchedule, ...]
-    """One for each module, in the order of the job's module list."""
-    groups: RankGroups
+    schedules: tuple[ModuleSchedule, ...] = ()
+    """One for each module, in the order of the job's module list; none while they are being chosen."""
+    groups: RankGroups = NO_GROUPS
     """Sequence-parallel groups of the backbone; `NO_GROUPS` without."""
 
     def arrangement(self, module: str) -> Arrangement:
@@ -158,7 +158,7 @@ class ArrangedStep:
         return next(s.in_flight for s in self.schedules if s.module == module)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan(ArrangedStep):
     """Everything that is decided about one step."""
 
@@ -177,23 +177,14 @@ class StepPlan(ArrangedStep):
     """What else was decided, and why."""
 
 
-def plan_hash(
-    job_id: str,
-    step: int,
-    samples: StepSamples,
-    num_microbatches: int,
-    arrangements: tuple[Arrangement, ...],
-    routings: tuple[Routing, ...],
-    schedules: tuple[ModuleSchedule, ...],
-    groups: RankGroups,
-) -> bytes:
+def plan_hash(job_id: str, step: int, arranged: ArrangedStep) -> bytes:
     """SHA-256 over job, step and every array of a plan as little-endian 64-bit words, each preceded by its length.
 
     Of numbers, zeros are left out.
     """
-    digest = hashlib.sha256(f"disttrain plan 1\n{job_id}\n{step}\n{num_microbatches}\n".encode())
+    digest = hashlib.sha256(f"disttrain plan 1\n{job_id}\n{step}\n{arranged.num_microbatches}\n".encode())
     parts: tuple[StepSamples | Arrangement | Routing | ModuleSchedule | RankGroups, ...]
-    parts = (samples, *arrangements, *routings, *schedules, groups)
+    parts = (arranged.samples, *arranged.arrangements, *arranged.routings, *arranged.schedules, arranged.groups)
     for part in parts:
         for field in fields(part):
             name, value = field.name, getattr(part, field.name)
@@ -218,14 +209,5 @@ def make_plan(job: Job, step: int, arranged: ArrangedStep) -> StepPlan:
         step=step,
         text_tokens=int((samples.text_tokens[understood] + 1).sum()),
         target_patches=int(samples.patches[generated[samples.image_sample]].sum()),
-        hash=plan_hash(
-            job.job_id,
-            step,
-            samples,
-            arranged.num_microbatches,
-            arranged.arrangements,
-            arranged.routings,
-            arranged.schedules,
-            arranged.groups,
-        ),
+        hash=plan_hash(job.job_id, step, arranged),
     )

@@ -11,12 +11,7 @@ from dataserver.planning.simulation import Program
 
 
 def plan_step(job: Job, step: int, samples: StepSamples) -> StepPlan:
-    """Plan one step.
-
-    Args:
-        job: the job.
-        step: its number.
-        samples: the step's samples in canonical order (`order`, `sizing`).
+    """Plan one step from its samples in canonical order (`order`, `sizing`).
 
     Raises:
         ValueError: a module's memory cannot hold a sample; names it and the limit.

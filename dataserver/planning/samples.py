@@ -15,6 +15,12 @@ ROW_BITS = 32
 """A sample's number is shard << ROW_BITS | row: the shard in name order, the row of that shard's index."""
 
 
+def ranges(starts: I64, counts: I64) -> I64:
+    """Concatenation of arange(start, start + count). int64 [sum of counts]."""
+    found: I64 = np.arange(int(counts.sum())) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
+    return found
+
+
 class Task(IntEnum):
     """What a sample trains; the numbers are those of the proto."""
 

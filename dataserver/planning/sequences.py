@@ -13,12 +13,8 @@ from dataserver.planning.samples import I64, StepSamples
 def pack_step(job: Job, samples: StepSamples, at_least: int = 0) -> tuple[I64, int]:
     """Pack the samples of a step as the stream and the backbone's policy say.
 
-    A sequence holds `seq_len` tokens, or what the memory of the backbone holds if that is less.
-
-    Args:
-        job: of any layout with a backbone.
-        samples: of the step.
-        at_least: microbatches of each rank, where memory asks for more than the samples do.
+    A sequence holds `seq_len` tokens, or what the memory of the backbone holds if that is less. Each rank has at least
+    `at_least` microbatches, where memory asks for more than the samples do.
 
     Returns:
         int64 [n]: the sequence of each sample, numbered from 0 in the order of their first samples; and the

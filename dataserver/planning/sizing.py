@@ -8,6 +8,7 @@ Layout of a sample in the backbone (content version 1):
     contrastive:    BOS, text, EOS                        in the text tower; the image takes no tokens
 """
 
+from dataclasses import fields
 from fractions import Fraction
 
 import numpy as np
@@ -101,9 +102,8 @@ def shard_table(
             "or leave such samples out with a filter or a quarantine list"
         )
     understood = np.minimum(fixed + text_tokens, stream.seq_len)
-    ratio = Fraction(stream.generation.ratio)
     generated = np.minimum(text_tokens + _GENERATION_EXTRA + stream.generation.query_tokens, stream.seq_len)
-    share = Fraction(ratio).limit_denominator(1 << 20)
+    share = Fraction(stream.generation.ratio).limit_denominator(1 << 20)
     mixed = (understood * (share.denominator - share.numerator) + generated * share.numerator) // share.denominator
     nominal = np.where(is_pair(table), mixed, understood)
     return ShardTable(row, text_tokens, image_offsets, rows, columns, nominal)
@@ -161,14 +161,9 @@ def draw_tasks(stream: Stream, dataset: int, pass_: int, sample: U64, pairs: Boo
 
 
 def size_samples(stream: Stream, dataset: int, pass_: int, sample: U64, table: ShardTable) -> StepSamples:
-    """The samples of one dataset and pass with their tasks and their sizes after truncation.
+    """The samples of one pass over a dataset, a position in the job's list, with their tasks and truncated sizes.
 
-    Args:
-        stream: the job's stream.
-        dataset: position in the job's dataset list.
-        pass_: pass over the dataset.
-        sample: uint64 [n], numbers of the samples.
-        table: their sizes, in the same order.
+    Their numbers are uint64 [n], the table has their sizes in the same order.
     """
     task = draw_tasks(stream, dataset, pass_, sample, is_pair(table))
     generated = task == Task.GENERATION
@@ -198,16 +193,7 @@ def concatenate(parts: list[StepSamples]) -> StepSamples:
         narrow = empty.astype(np.int32)
         offsets = np.zeros(1, np.int64)
         return StepSamples(narrow, empty, empty.astype(np.uint64), narrow, empty, empty, empty, offsets, narrow, narrow)
+    joined = {f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(StepSamples)}
     counts = np.concatenate([np.diff(p.image_offsets) for p in parts])
-    return StepSamples(
-        dataset=np.concatenate([p.dataset for p in parts]),
-        pass_=np.concatenate([p.pass_ for p in parts]),
-        sample=np.concatenate([p.sample for p in parts]),
-        task=np.concatenate([p.task for p in parts]),
-        text_tokens=np.concatenate([p.text_tokens for p in parts]),
-        truncated_tokens=np.concatenate([p.truncated_tokens for p in parts]),
-        tokens=np.concatenate([p.tokens for p in parts]),
-        image_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        image_rows=np.concatenate([p.image_rows for p in parts]),
-        image_columns=np.concatenate([p.image_columns for p in parts]),
-    )
+    joined["image_offsets"] = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return StepSamples(**joined)

@@ -7,7 +7,7 @@ import numpy as np
 
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind, Schedule, WaveOptions
-from dataserver.planning.naming import listed
+from dataserver.planning.naming import listed, unit_of
 from dataserver.planning.plan import Decision, ModuleSchedule
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import Program, stage_operations
@@ -61,7 +61,7 @@ def in_flight(execution: Execution, num_microbatches: int, extra: int, units: Un
     places = execution.depths
     num_stages = 1 + max(int(place.max()) for place in places.values())
     if execution.options(WaveOptions).schedule is Schedule.GPIPE:
-        vector = gpipe_in_flight(num_stages, num_microbatches)
+        vector = np.full(num_stages, num_microbatches)  # all forwards, then all backwards: every one is in flight
     else:
         vector = one_f_one_b_in_flight(num_stages, extra)
     wanted = {m.name: vector[places[m.name]] for m in execution.modules}
@@ -107,15 +107,6 @@ def one_f_one_b_in_flight(num_stages: int, extra: int = 0) -> I64:
     return held
 
 
-def gpipe_in_flight(num_stages: int, num_microbatches: int) -> I64:
-    """Microbatches that each stage holds under GPipe (Huang et al. 2019, section 2.3). int64 [stages].
-
-    All forwards run before all backwards, so every microbatch is in flight at once. Backwards go in wave order, as
-    everywhere here.
-    """
-    return np.full(num_stages, num_microbatches)
-
-
 def most_in_flight(units: I64, room: int, wanted: int) -> int:
     """Consecutive microbatches, at most `wanted` and at least 1, that no rank ever lacks the room for.
 
@@ -137,14 +128,13 @@ def decisions(execution: Execution, found: InFlight) -> tuple[Decision, ...]:
     for m in execution.modules:
         held, wanted = found.held[m.name], found.wanted[m.name]
         counted = "passes " if found.chunks.get(m.name, 1) > 1 else ""
-        item = "tokens" if m.kind is ModuleKind.BACKBONE else "patches"
         reason = f"{schedule} asks for {listed(wanted)}"
         if m.memory is not None and m.name in found.most:
             enough = found.most[m.name] >= int(wanted.max())
             reason += (
-                f", and memory for {m.memory.units:,} {item} holds them"
+                f", and memory for {m.memory.units:,} {unit_of(m)} holds them"
                 if enough
-                else f"; memory for {m.memory.units:,} {item} holds {found.most[m.name]}"
+                else f"; memory for {m.memory.units:,} {unit_of(m)} holds {found.most[m.name]}"
             )
         if (held < np.minimum(wanted, found.most.get(m.name, int(wanted.max())))).any():
             reason += "; the number falls evenly towards the last stage, so that few neighbours wait for each other"

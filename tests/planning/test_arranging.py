@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.arranged import arranged_module
 from builders.jobs import dataset, make_job
 from builders.samples import make_table
 from hypothesis import assume, given, settings
@@ -11,12 +12,12 @@ from hypothesis import strategies as st
 
 from dataserver.planning.arranging import (
     WaveTooLargeError,
-    arrange_module,
     arrange_samples,
     module_images,
     spread_images,
 )
-from dataserver.planning.costs import forward_ns, padded_ns
+from dataserver.planning.balancing import bin_totals
+from dataserver.planning.costs import forward_ns
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec
 from dataserver.planning.placement import Placement
@@ -41,13 +42,8 @@ def times(module: ModuleSpec, sizes: I64, rank: I64, wave: I64) -> I64:
     """Forward time of each wave on each rank, without the constant. int64 [waves, dp]."""
     waves = int(wave.max(initial=-1)) + 1
     place = wave * module.dp + rank
-    if module.padded:
-        return (padded_ns(module.cost, sizes, place, waves * module.dp) - module.cost.microbatch_ns).reshape(
-            waves, module.dp
-        )
-    return (
-        np.bincount(place, forward_ns(module.cost, sizes), waves * module.dp).astype(np.int64).reshape(waves, module.dp)
-    )
+    loads = forward_ns(module.cost, sizes)
+    return bin_totals(loads, place, waves * module.dp, padded=module.padded).reshape(waves, module.dp)
 
 
 @st.composite
@@ -228,7 +224,7 @@ def test_routings_of_several_modules_share_the_rows_of_the_backbone(seed: int, c
     for module in spec.execution.modules:
         if module.kind is ModuleKind.BACKBONE:
             continue
-        arrangement, routing = arrange_module(spec, module, samples, backbone, 1)
+        arrangement, routing = arranged_module(spec, module, samples, backbone, 1)
         places = {
             (r, w, s): i
             for i, r, w, s in zip(

@@ -34,7 +34,7 @@ FOR_PEOPLE = {
     ("sequences.py", "fill_percent"),
     ("sequences.py", "empty_percent"),
     ("layout.py", "figures"),
-    *((f"{layout}/layout.py", "_figures") for layout in ("pipelined", "grouped", "colocated", "contrastive")),
+    ("colocated/layout.py", "_figures"),
 }
 """Functions, and a field, that may know of floats: what they return is shown, never decided by."""
 ROUNDED = {"float", "sqrt", "exp", "log", "mean", "std", "average", "random", "default_rng", "shuffle", "true_divide"}

@@ -12,17 +12,9 @@ SWAPS, SWAPS_PER_BATCH = 2**14, 2**12
 
 
 def traffic_between(source: I64, batch: I64, size: I64, num_sources: int, num_batches: int) -> I64:
-    """Bytes that each batch takes from each source rank.
+    """Bytes that each batch takes from each source rank. int64 [num_sources, num_batches].
 
-    Args:
-        source: int64 [n], the rank where each item is.
-        batch: int64 [n], the batch it goes to.
-        size: int64 [n], its bytes.
-        num_sources: source ranks.
-        num_batches: batches.
-
-    Returns:
-        int64 [num_sources, num_batches].
+    Of each item int64 [n]: the source rank where it is, the batch it goes to, and its size in bytes.
     """
     traffic = np.zeros((num_sources, num_batches), np.int64)
     np.add.at(traffic, (source, batch), size)
@@ -30,14 +22,7 @@ def traffic_between(source: I64, batch: I64, size: I64, num_sources: int, num_ba
 
 
 def bytes_between_nodes(traffic: I64, source_node: I64, node: I64, rank: I64) -> int:
-    """Bytes that leave their node if batch k goes to rank[k].
-
-    Args:
-        traffic: int64 [s, d], bytes that batch k takes from source rank i.
-        source_node: int64 [s], the node of each source rank.
-        node: int64 [d], the node of each rank.
-        rank: int64 [d], the rank of each batch.
-    """
+    """Bytes that leave their node if batch k goes to rank[k], int64 [d]; other arguments as of `fewest_bytes`."""
     return int(traffic[source_node[:, None] != node[rank][None, :]].sum())
 
 

@@ -26,15 +26,8 @@ def searched(
     (iterated local search: Lourenco, Martin and Stuetzle 2003). Never worse than the seed. Ends at 2^-16 above
     `lower_bound`, or when the budget is spent; no clock takes part.
 
-    Arguments, result and errors are those of `Balancer`, and:
-
-    Args:
-        loads: int64 [n].
-        num_bins: number of bins.
-        capacity: items that a bin may hold.
-        room: a second resource.
-        seed: the balancer to begin with.
-        budget: pairs of items to look at, `search_budget(n)` unless given; about a nanosecond each.
+    Arguments, result and errors are those of `Balancer`; `seed` is the balancer to begin with, `budget` the pairs of
+    items to look at, `search_budget(n)` unless given: about a nanosecond each.
     """
     from dataserver.planning.kernels import search
 

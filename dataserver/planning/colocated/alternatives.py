@@ -1,13 +1,6 @@
 """Other ways to run a colocated job."""
 
-from dataserver.planning.alternatives import (
-    Alternatives,
-    Dimension,
-    balance_of,
-    balances,
-    edit_layout,
-    packings,
-)
+from dataserver.planning.alternatives import Alternatives, Dimension, balance_of, balances, edit_layout, packings
 from dataserver.planning.colocated.options import ColocatedOptions
 from dataserver.planning.identity import Job
 

@@ -55,11 +55,7 @@ def assign_batches(numbered: Assignment, exchanges: Sequence[Exchange]) -> dict[
     First the assignment that leaves the fewest bytes between nodes. Then, since an exchange takes as long as its
     busiest node, batches of one module after the other are reassigned to lower the sum of the peaks, within the bytes
     of `numbered`, until no module can or the rounds are spent. Neither bytes nor peaks come out above those of
-    `numbered`: if the fewest bytes raise the peaks, it is what these are lowered from.
-
-    Args:
-        numbered: the assignment to begin with (`as_numbered`).
-        exchanges: between those modules, on the same nodes.
+    `numbered` (`as_numbered`): if the fewest bytes raise the peaks, it is what these are lowered from.
     """
     if not exchanges:
         return dict(numbered)

@@ -14,24 +14,19 @@ from dataserver.planning.samples import I64
 from dataserver.planning.simulation import FORWARD, Operations
 
 
-def phase_hops(execution: Execution, routings: Sequence[Routing]) -> dict[str, int]:
+def phase_hops(execution: Execution, routings: Sequence[Routing], *, least: bool = False) -> dict[str, int]:
     """For each encoder and generator: nanoseconds of the hop between it and the backbone, the same there and back.
 
     All ranks exchange at once, and each node has one link: the hop lasts as long as the node that sends or takes most
     rows needs. Rows that stay on their node take no time. Where all ranks share a node, links are those of ranks.
+    With `least`, as if no row left its node: the latencies.
     """
-    return {_outer(execution, r): _hop_ns(execution, r, _busiest(execution, r)) for r in routings}
-
-
-def least_hops(execution: Execution, routings: Sequence[Routing]) -> dict[str, int]:
-    """The same if no row left its node: the latencies."""
-    return {_outer(execution, r): _hop_ns(execution, r, 0) for r in routings}
-
-
-def _outer(execution: Execution, routing: Routing) -> str:
-    """The end of a routing that is not the backbone."""
-    is_source = routing.source_module == execution.backbone.name
-    return routing.target_module if is_source else routing.source_module
+    found, backbone = dict[str, int](), execution.backbone.name
+    for r in routings:
+        transfer, rows = execution.transfer(r.source_module, r.target_module), 0 if least else _busiest(execution, r)
+        outer = r.target_module if r.source_module == backbone else r.source_module
+        found[outer] = int(hop_ns(transfer, np.array(rows)))
+    return found
 
 
 def _busiest(execution: Execution, routing: Routing) -> int:
@@ -42,17 +37,10 @@ def _busiest(execution: Execution, routing: Routing) -> int:
     return max(int(bin_loads(moved, link, ranks).max()) for link in (source, target))
 
 
-def _hop_ns(execution: Execution, routing: Routing, rows: int) -> int:
-    return int(hop_ns(execution.transfer(routing.source_module, routing.target_module), np.array(rows)))
-
-
 def hops_before(execution: Execution, phases: Sequence[Operations], hop: Mapping[str, int]) -> I64:
     """Nanoseconds of the hops before each phase, one after the other, while no rank computes. int64 [phases].
 
-    Args:
-        execution: of a colocated job.
-        phases: of its step (`programs.step_phases`).
-        hop: of each encoder and generator.
+    Phases are those of `programs.step_phases`; `hop` is that of each encoder and generator (`phase_hops`).
     """
     modules, found = execution.by_depth, np.zeros(len(phases), np.int64)
     for number, phase in enumerate(phases):

@@ -46,10 +46,7 @@ class ModuleItems:
 def module_items(spec: JobSpec, samples: StepSamples, sequence: I64) -> tuple[ModuleItems, ...]:
     """The items of every module, in the order of the job's module list.
 
-    Args:
-        spec: of a colocated job.
-        samples: of the step.
-        sequence: int64 [n]: the sequence of each sample, 0, 1, ... without gaps (`sequences.pack_step`).
+    `sequence` is int64 [n]: the sequence of each sample, 0, 1, ... without gaps (`sequences.pack_step`).
     """
     count = int(sequence.max(initial=-1)) + 1
     return tuple(

@@ -12,7 +12,7 @@ from dataserver.planning.colocated.assignment import Assignment, Exchange, as_nu
 from dataserver.planning.colocated.items import ModuleItems, module_items
 from dataserver.planning.colocated.options import ColocatedOptions
 from dataserver.planning.colocated.programs import schedules
-from dataserver.planning.colocated.rooms import check_ranks, check_total, unit_of
+from dataserver.planning.colocated.rooms import check_ranks, check_total
 from dataserver.planning.colocated.spreading import Spread, spread_beside, spread_items
 from dataserver.planning.colocated.timeline import timeline
 from dataserver.planning.expectation import held_units, imbalance, microbatch_loads
@@ -20,9 +20,9 @@ from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind
 from dataserver.planning.layout import PlannedTimeline, canonical_modules
-from dataserver.planning.naming import sample_name
+from dataserver.planning.naming import sample_name, unit_of
 from dataserver.planning.placement import in_order
-from dataserver.planning.plan import NO_GROUPS, ArrangedStep, Arrangement, Decision, Routing, StepPlan, make_plan
+from dataserver.planning.plan import ArrangedStep, Arrangement, Decision, Routing, StepPlan, make_plan
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.sequences import pack_step
 from dataserver.planning.sizing import SampleTooLargeError
@@ -198,7 +198,6 @@ def _candidate(
         arrangements=tuple(arrangements[m.name] for m in execution.modules),
         routings=tuple(routings),
         schedules=schedules(execution, microbatches),
-        groups=NO_GROUPS,
     )
     return _CandidatePlan(name, arranged, whole, timeline(job.spec, whole))
 

@@ -17,11 +17,13 @@ def programs(
     num_microbatches: int,
 ) -> tuple[Program, ...]:
     """The program that all ranks run; `Program.modules` are the modules by depth."""
-    phases = step_phases(execution, num_microbatches)
-    together = phases[0]
-    for phase in phases[1:]:
-        together = together + phase
-    return (Program(tuple(m.name for m in execution.by_depth), 0, together),)
+    operations = joined(step_phases(execution, num_microbatches))
+    return (Program(tuple(m.name for m in execution.by_depth), 0, operations),)
+
+
+def joined(phases: Sequence[Operations]) -> Operations:
+    """The operations of several phases, one after the other."""
+    return sum(phases[1:], phases[0])
 
 
 def step_phases(execution: Execution, num_microbatches: int) -> list[Operations]:

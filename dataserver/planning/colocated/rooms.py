@@ -2,14 +2,8 @@
 
 from dataserver.planning.balancing import BALANCERS, BinRoom, BinRoomError, bin_totals
 from dataserver.planning.colocated.items import ModuleItems
-from dataserver.planning.jobspec import ModuleSpec
-from dataserver.planning.naming import counted
+from dataserver.planning.naming import counted, unit_of
 from dataserver.planning.samples import I64
-
-
-def unit_of(module: ModuleSpec) -> str:
-    """What a module's items are sized in."""
-    return "tokens" if module.holds_samples else "patches"
 
 
 def check_total(items: ModuleItems) -> None:
@@ -44,11 +38,7 @@ def _spreads(items: ModuleItems, room: BinRoom) -> bool:
 def check_ranks(items: ModuleItems, rank: I64, microbatch: I64, microbatches: int) -> None:
     """Refuse ranks that would keep more of the step than their memory holds.
 
-    Args:
-        items: k of a module.
-        rank: int64 [k].
-        microbatch: int64 [k].
-        microbatches: of each rank.
+    Rank and microbatch of each of a module's k items are int64 [k]; there are `microbatches` of each rank.
 
     Raises:
         BinRoomError: names the module, what is needed and what there is.

@@ -39,11 +39,6 @@ def spread_items(items: ModuleItems, num_sequences: int, microbatches: int) -> t
     the policy `none` asks for, and what replaces a policy that turns out slower. Items that are padded are put into
     microbatches first, by runs of least possible maximum or of equal count, and these are spread like items.
 
-    Args:
-        items: of the module.
-        num_sequences: of the step.
-        microbatches: of each rank.
-
     Returns:
         The spread; and int64 [ranks], forward nanoseconds of each rank in the sampling layout.
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from dataserver.planning.balancing import bin_totals, lower_bound, padded
-from dataserver.planning.colocated.hops import hops_before, least_hops, phase_hops
+from dataserver.planning.colocated.hops import hops_before, phase_hops
 from dataserver.planning.colocated.items import ModuleItems, module_items
-from dataserver.planning.colocated.programs import programs, step_phases
+from dataserver.planning.colocated.programs import joined, programs, step_phases
 from dataserver.planning.costs import backward_ns
 from dataserver.planning.expectation import held_units, microbatch_loads
 from dataserver.planning.identity import Job
@@ -16,7 +16,7 @@ from dataserver.planning.layout import Node, PlannedTimeline
 from dataserver.planning.plan import ArrangedStep, StepPlan
 from dataserver.planning.samples import I64
 from dataserver.planning.sequences import sequence_of_samples
-from dataserver.planning.simulation import Operation, OperationKind, Operations, Pipeline, Timeline
+from dataserver.planning.simulation import FORWARD, Operations, Pipeline, Timeline, held_bytes
 
 
 def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
@@ -62,11 +62,9 @@ def run_phases(
         held: the same in bytes, from a forward to its backward; without one until the forward ends.
         hops: int64 [phases], nanoseconds before each phase in which no rank computes; without them 0.
     """
-    operations = [operation for phase in phases for operation in phase]
-    times = np.stack(
-        [(forward if o.kind is OperationKind.FORWARD else backward)[:, o.chunk, o.microbatch] for o in operations],
-        axis=1,
-    )
+    operations = joined(phases)
+    both = (times[:, operations.chunk, operations.microbatch] for times in (forward, backward))
+    times = np.where(operations.kind == FORWARD, *both)
     ranks, length = times.shape
     own = np.arange(ranks) * length
     start, cause = np.empty_like(times), own[:, None] + np.arange(-1, length - 1)
@@ -86,25 +84,9 @@ def run_phases(
         start_ns=start,
         end_ns=start + times,
         busy_ns=times.sum(axis=1),
-        peak_bytes=_peak_bytes(operations, held),
-        stage=np.zeros(ranks, np.int64),
+        peak_bytes=held_bytes(operations, held).max(axis=1),
         cause=cause,
     )
-
-
-def _peak_bytes(operations: Sequence[Operation], held: I64) -> I64:
-    """Most bytes that each rank holds at once. int64 [ranks]."""
-    returned = {(o.chunk, o.microbatch) for o in operations if o.kind is OperationKind.BACKWARD}
-    now, peak = np.zeros(len(held), np.int64), np.zeros(len(held), np.int64)
-    for operation in operations:
-        mine = held[:, operation.chunk, operation.microbatch]
-        if operation.kind is OperationKind.BACKWARD:
-            now = now - mine
-            continue
-        peak = np.maximum(peak, now + mine)
-        if (operation.chunk, operation.microbatch) in returned:
-            now = now + mine
-    return peak
 
 
 def bound_ns(job: Job, plan: StepPlan) -> int:
@@ -114,7 +96,7 @@ def bound_ns(job: Job, plan: StepPlan) -> int:
     """
     execution, count = job.spec.execution, plan.num_microbatches
     sequence = sequence_of_samples(plan, execution.backbone.name)
-    hops = hops_before(execution, step_phases(execution, count), least_hops(execution, plan.routings))
+    hops = hops_before(execution, step_phases(execution, count), phase_hops(execution, plan.routings, least=True))
     return int(hops.sum()) + sum(_bound(items, count) for items in module_items(job.spec, plan.samples, sequence))
 
 

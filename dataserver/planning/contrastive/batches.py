@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataserver.planning.balancing import Balancer, BinRoom, in_runs, longest_first, padded, searched
+from dataserver.planning.balancing import Balancer, BinRoom, bin_totals, in_runs, longest_first, padded, searched
 from dataserver.planning.samples import I64
 
 
@@ -95,9 +95,9 @@ def pad_batches(
     for number, mine in enumerate(_members(loads, batch, num_ranks, microbatches_per_batch)):
         count = num_ranks * microbatches_per_batch
         part = padded(loads[mine], count, len(mine) // count)
-        longest = np.zeros(count, np.int64)
-        np.maximum.at(longest, part, loads[mine])
-        rank_of = longest_first(longest, num_ranks, microbatches_per_batch, _of_parts(room, mine, part, count))
+        times = bin_totals(loads[mine], part, count, padded=True)
+        held = None if room is None else BinRoom(bin_totals(room.need[mine], part, count, padded=True), room.cap)
+        rank_of = longest_first(times, num_ranks, microbatches_per_batch, held)
         order = np.argsort(rank_of, kind="stable")
         within = np.empty(count, np.int64)
         within[order] = np.arange(count) % microbatches_per_batch
@@ -144,15 +144,6 @@ def barrier_units(
     apart = 1 if in_order else num_ranks * together
     ordered = -np.sort(-sizes, axis=1)
     return together * int(ordered[:, : apart * (count // together) : apart].sum(axis=1).max(initial=0))
-
-
-def _of_parts(room: BinRoom | None, mine: I64, part: I64, count: int) -> BinRoom | None:
-    """The memory of microbatches of padded items."""
-    if room is None:
-        return None
-    largest = np.zeros(count, np.int64)
-    np.maximum.at(largest, part, room.need[mine])
-    return BinRoom(largest * (len(mine) // count), room.cap)
 
 
 def _members(loads: I64, batch: I64, num_ranks: int, microbatches_per_batch: int) -> Iterator[I64]:

@@ -6,14 +6,7 @@ from dataserver.planning.contrastive.planner import baseline, plan
 from dataserver.planning.contrastive.programs import programs
 from dataserver.planning.contrastive.timeline import bound_ns, timeline
 from dataserver.planning.expectation import loads
-from dataserver.planning.identity import Job
 from dataserver.planning.layout import Layout
-from dataserver.planning.plan import StepPlan
-
-
-def _figures(_own: Job, _job: Job, _plan: StepPlan) -> dict[str, float]:
-    return {}
-
 
 LAYOUT = Layout(
     plan=plan,
@@ -24,5 +17,5 @@ LAYOUT = Layout(
     loads=loads,
     limits=TowerLimits,
     alternatives=alternatives,
-    figures=_figures,
+    figures=lambda _own, _job, _plan: {},
 )

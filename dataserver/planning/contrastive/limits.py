@@ -14,7 +14,7 @@ from dataserver.planning.contrastive.options import ContrastiveOptions
 from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import BalancePolicy, Modality, ModuleKind, ModuleSpec
 from dataserver.planning.limits import check_images, check_units
-from dataserver.planning.naming import counted
+from dataserver.planning.naming import counted, unit_of
 from dataserver.planning.samples import I64, ShardTable
 from dataserver.planning.sizing import MicrobatchTooLargeError, is_pair, most_tokens
 
@@ -57,10 +57,7 @@ class TowerLimits:
             self._kept[modality, dataset] = -np.sort(-np.concatenate([kept, more]))[:batch] if len(more) else kept
 
     def check(self, repeats: Sequence[int]) -> None:
-        """Refuse a job with a contrastive batch that memory might not hold.
-
-        Args:
-            repeats: for each dataset how often a sample of it can be in one contrastive batch; 0 if it is not used.
+        """Refuse a job with a contrastive batch, the samples that must be held together, that memory might not hold.
 
         Raises:
             TowerMemoryError: names the towers, what they would need, and changes that would do.
@@ -114,11 +111,6 @@ def _check_pairs(spec: JobSpec, table: ShardTable, where: str) -> None:
             check_images(tower, table, np.ones(len(table.row), np.bool_), where)
         else:
             check_units(tower, table.row, most_tokens(spec.stream, table), "tokens", 1, "lower stream.seq_len", where)
-
-
-def unit_of(tower: ModuleSpec) -> str:
-    """What a tower's items are sized in."""
-    return "tokens" if tower.holds_samples else "patches"
 
 
 def remedies(spec: JobSpec, sizes: Sizes, num_samples: int) -> str:

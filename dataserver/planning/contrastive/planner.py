@@ -1,8 +1,7 @@
 """Towers side by side on devices of their own, whose features meet in contrastive batches (DISTMM, NSDI 2024).
 
-A contrastive batch is a run of `contrastive_batch` samples in canonical order, and a barrier: every tower spreads its
-samples over its own ranks and microbatches, and none leaves it. No routing says where features go, since the
-interaction gathers them all; the items of the views name the pairs.
+A contrastive batch is a run of `contrastive_batch` samples in canonical order. No routing says where features go, since
+the interaction gathers them all; the items of the views name the pairs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,19 +11,19 @@ import numpy as np
 
 from dataserver.planning.candidates import ranked, shown
 from dataserver.planning.contrastive.arranging import BatchedStep, arrange, batched_step
-from dataserver.planning.contrastive.limits import TowerMemoryError, unit_of
-from dataserver.planning.contrastive.memory import TowerMemory, sums_with_padding
+from dataserver.planning.contrastive.limits import TowerMemoryError
+from dataserver.planning.contrastive.memory import TowerMemory
 from dataserver.planning.contrastive.options import ContrastiveOptions, ContrastiveSchedule
 from dataserver.planning.contrastive.programs import tower_in_flight
 from dataserver.planning.contrastive.timeline import timeline
 from dataserver.planning.costs import forward_ns
-from dataserver.planning.expectation import item_sizes
+from dataserver.planning.expectation import item_sizes, item_sums
 from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import BalancePolicy, ModuleSpec
 from dataserver.planning.layout import canonical_modules
-from dataserver.planning.naming import listed, milliseconds
-from dataserver.planning.plan import NO_GROUPS, ArrangedStep, Arrangement, Decision, ModuleSchedule, StepPlan, make_plan
+from dataserver.planning.naming import listed, milliseconds, unit_of
+from dataserver.planning.plan import ArrangedStep, Arrangement, Decision, ModuleSchedule, StepPlan, make_plan
 from dataserver.planning.samples import I64, StepSamples
 
 Refusals = Mapping[ContrastiveSchedule, TowerMemoryError]
@@ -106,7 +105,6 @@ def _assemble(
         arrangements=arrangements,
         routings=(),
         schedules=tuple(ModuleSchedule(t.name, h, drain_every) for t, h in zip(batched.towers, held, strict=True)),
-        groups=NO_GROUPS,
     )
 
 
@@ -122,9 +120,7 @@ def _in_flight(batched: BatchedStep, tower: ModuleSpec, arrangement: Arrangement
     wanted = _wanted(batched, tower, schedule)
     if tower.memory is None:
         return wanted
-    size = batched.layout.microbatches
-    memory = TowerMemory(batched.job, batched.step, batched.samples, tower, tower.memory, arrangement, size)
-    return memory.in_flight(wanted, schedule)
+    return TowerMemory(batched, tower, tower.memory, arrangement).in_flight(wanted, schedule)
 
 
 def _step_decision(batched: BatchedStep, candidates: Sequence[CandidatePlan], refused: Refusals) -> Decision:
@@ -163,7 +159,7 @@ def _excess(batched: BatchedStep, tower: ModuleSpec, balanced: bool) -> str:
     """Percent by which the fullest rank of a contrastive batch exceeds the mean, padding included, at most."""
     loads = forward_ns(tower.cost, item_sizes(tower, batched.samples))
     arrangement = arrange(batched, tower, balanced=balanced)
-    sums = sums_with_padding(tower, arrangement, loads, batched.num_microbatches)
+    sums = item_sums(tower, arrangement, loads, batched.num_microbatches)
     table = sums.reshape(tower.dp, batched.num_batches, batched.layout.microbatches).sum(axis=2)
     total = np.maximum(table.sum(axis=0), 1)
     tenths = int(((table.max(axis=0) * tower.dp - total) * 1_000 // total).max())

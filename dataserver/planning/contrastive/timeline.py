@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataserver.planning.contrastive.memory import sums_with_padding
 from dataserver.planning.contrastive.options import ContrastiveOptions
 from dataserver.planning.contrastive.programs import programs
 from dataserver.planning.costs import backward_ns, forward_ns, hop_ns
@@ -98,16 +97,12 @@ def _times(execution: Execution, tower: ModuleSpec, plan: ArrangedStep) -> Tower
         return np.repeat(values[:, None, :], tower.pp, axis=1)
 
     forward = microbatch_loads(tower, plan) // tower.pp
-    held = None
-    if tower.memory is not None:
-        arrangement, sizes = plan.arrangement(tower.name), item_sizes(tower, plan.samples)
-        held = sums_with_padding(tower, arrangement, sizes, plan.num_microbatches) * tower.memory.unit_bytes
-    transfer = execution.transfer(tower.name, tower.name)
+    held, transfer = held_units(tower, plan), execution.transfer(tower.name, tower.name)
     return TowerTimes(
         forward_ns=on_stages(forward),
         backward_ns=on_stages(backward_ns(tower.cost, forward)),
-        activation_bytes=None if held is None else on_stages(held),
-        transfer_ns=None if transfer is None else hop_ns(transfer, held_units(tower, plan)),
+        activation_bytes=None if tower.memory is None else on_stages(held * tower.memory.unit_bytes),
+        transfer_ns=None if transfer is None else hop_ns(transfer, held),
     )
 
 

@@ -4,7 +4,7 @@
 """
 
 from dataserver.planning.costs.fitting import MAX_TIME_NS, Fit, FitError, Measurements, fit, microbatch_sizes
-from dataserver.planning.costs.times import backward_ns, forward_ns, hop_ns, padded_ns
+from dataserver.planning.costs.times import backward_ns, forward_ns, hop_ns
 
 __all__ = [
     "MAX_TIME_NS",
@@ -16,5 +16,4 @@ __all__ = [
     "forward_ns",
     "hop_ns",
     "microbatch_sizes",
-    "padded_ns",
 ]

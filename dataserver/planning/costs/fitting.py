@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from pydantic import ValidationError
 
+from dataserver.planning.balancing import bin_loads
 from dataserver.planning.jobspec import Cost, ModuleSpec
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64
@@ -67,12 +68,10 @@ def microbatch_sizes(plan: StepPlan, module: ModuleSpec) -> tuple[I64, I64, I64]
     """Count, sum and sum of squares of the items of each microbatch of a module, int64 [dp, microbatches] each."""
     arrangement = plan.arrangement(module.name)
     sizes = (plan.samples.tokens if module.holds_samples else plan.samples.patches)[arrangement.item]
-    found = []
-    for values in (np.ones_like(sizes), sizes, sizes * sizes):
-        table = np.zeros((module.dp, plan.num_microbatches), np.int64)
-        np.add.at(table, (arrangement.rank, arrangement.microbatch), values)
-        found.append(table)
-    return found[0], found[1], found[2]
+    place = arrangement.rank * plan.num_microbatches + arrangement.microbatch
+    values, places = (np.ones_like(sizes), sizes, sizes * sizes), module.dp * plan.num_microbatches
+    count, total, squares = (bin_loads(v, place, places).reshape(module.dp, -1) for v in values)
+    return count, total, squares
 
 
 def fit(measured: Measurements) -> Fit:
@@ -138,16 +137,16 @@ def _check_rank(gram: list[list[int]], measured: Measurements) -> None:
     if gram[1][1] == 0:
         raise FitError("no microbatch holds an item, so only microbatch_ns can be told; report steps with items")
     advice = {
-        (0, 1): f"every microbatch holds about {_about(measured.total)} patches or tokens; "
+        (0, 1): f": every microbatch holds about {_about(measured.total)} patches or tokens; "
         "report microbatches of other totals (another count of items)",
-        (1, 2): f"all items have about {int(measured.total.sum()) // int(measured.count.sum())} patches or tokens; "
+        (1, 2): f": all items have about {int(measured.total.sum()) // int(measured.count.sum())} patches or tokens; "
         "report microbatches with items of other sizes",
     }
     problems = []
     for i, j in ((0, 1), (1, 2), (0, 2)):
         square = gram[i][i] * gram[j][j]
         if _too_small(square - gram[i][j] ** 2, square):
-            problems.append(f"{TERMS[i]} cannot be told from {TERMS[j]}" + _because(advice.get((i, j))))
+            problems.append(f"{TERMS[i]} cannot be told from {TERMS[j]}" + advice.get((i, j), ""))
     if not problems:
         a, b, c = gram
         minors = [b[1] * c[2] - b[2] ** 2, a[0] * c[2] - a[2] ** 2, a[0] * b[1] - a[1] ** 2]
@@ -163,10 +162,6 @@ def _check_rank(gram: list[list[int]], measured: Measurements) -> None:
 
 def _too_small(part: int, whole: int) -> bool:
     return part * 1_000_000 < whole * LEAST_SHARE_PPM
-
-
-def _because(reason: str | None) -> str:
-    return f": {reason}" if reason else ""
 
 
 def _about(values: I64) -> str:

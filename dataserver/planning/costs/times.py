@@ -28,25 +28,6 @@ def backward_ns(cost: Cost, forward: I64) -> I64:
     return np.asarray(time, np.int64)
 
 
-def padded_ns(cost: Cost, sizes: I64, microbatch: I64, num_microbatches: int) -> I64:
-    """Forward time of microbatches whose items are padded to the longest: the constant + count x longest item.
-
-    Args:
-        cost: the module's time model.
-        sizes: int64 [n], patches or tokens of each item, at most 2^22.
-        microbatch: int64 [n], the microbatch of each item, in [0, num_microbatches).
-        num_microbatches: how many there are; one without items takes the constant alone.
-
-    Returns:
-        int64 [num_microbatches], nanoseconds.
-    """
-    longest = np.zeros(num_microbatches, np.int64)
-    np.maximum.at(longest, microbatch, sizes)
-    count = np.bincount(microbatch, minlength=num_microbatches).astype(np.int64)
-    time: I64 = cost.microbatch_ns + count * forward_ns(cost, longest)
-    return time
-
-
 def hop_ns(transfer: Transfer | None, rows: I64) -> I64:
     """Time of hops of so many rows, rounded up; 0 without a transfer.
 

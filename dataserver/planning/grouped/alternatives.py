@@ -1,14 +1,6 @@
 """Other ways to run a grouped job."""
 
-from dataserver.planning.alternatives import (
-    Alternatives,
-    Dimension,
-    balance_of,
-    edit_layout,
-    extras,
-    orders,
-    packings,
-)
+from dataserver.planning.alternatives import Alternatives, Dimension, balance_of, edit_layout, extras, orders, packings
 from dataserver.planning.grouped.options import GroupedOptions, GroupPolicy
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind, Schedule

@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dataserver.planning.arranging import WaveTooLargeError, arrange_module, arrange_samples
+from dataserver.planning.arranging import (
+    WaveTooLargeError,
+    arrange_and_route,
+    arrange_samples,
+    images_beside,
+    spread_images,
+)
 from dataserver.planning.grouped.policies import halved
 from dataserver.planning.grouped.sequence_plan import SequenceGroup
 from dataserver.planning.identity import Job
@@ -35,11 +41,7 @@ def arrange_groups(job: Job, samples: StepSamples, microbatches: Microbatches, s
 
     A microbatch whose images no memory holds is halved as often as needed, and so is a packed sequence that is alone.
 
-    Args:
-        job: with sequence groups.
-        samples: of the step.
-        microbatches: their groups.
-        sequence: int64 [n], the sequence of each sample.
+    `sequence` is int64 [n], the sequence of each sample.
 
     Raises:
         WaveTooLargeError: the images of a single sample do not fit; names it.
@@ -81,8 +83,11 @@ def _arrange(job: Job, samples: StepSamples, microbatches: Microbatches, sequenc
     arrangements, routings = {backbone.module: backbone}, []
     for module in execution.modules:
         if module.name != backbone.module:
-            arrangement, routing = arrange_module(job.spec, module, samples, backbone, 1)
-            arrangements[module.name] = arrangement
-            routings.append(routing)
+            beside = images_beside(job.spec, module, samples, backbone)
+            sizes, ranks = samples.patches[beside.image], execution.backbone.dp
+            rank = spread_images(module, sizes, beside.rank, beside.microbatch, ranks, 1)
+            found = arrange_and_route(module, backbone, beside, rank, beside.microbatch)
+            arrangements[module.name] = found[0]
+            routings.append(found[1])
     ordered = tuple(arrangements[m.name] for m in execution.modules)
     return ArrangedGroups(microbatches, sequence, ordered, tuple(routings))

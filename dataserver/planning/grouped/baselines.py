@@ -29,7 +29,7 @@ def homogeneous_plan(
         costs: of the model on the cluster.
         degree: of every group; the largest unless given.
         fill_percent: share of a group's tokens that is used.
-        squares: int64 [n], what attention grows with where samples are packed (`GroupCosts.times_ns`).
+        squares: int64 [n], see `GroupCosts.times_ns`.
 
     Raises:
         ValueError: the degree is none of `costs` or does not divide the cluster, or a sequence does not fit it.

@@ -43,15 +43,7 @@ class CandidatePlan:
 def plain_candidate(
     job: Job, samples: StepSamples, groups: str, microbatches: Microbatches, sequence: I64
 ) -> CandidatePlan:
-    """Groups as they were found.
-
-    Args:
-        job: with sequence groups.
-        samples: of the step.
-        groups: how they were found.
-        microbatches: their groups.
-        sequence: int64 [n], the sequence of each sample.
-    """
+    """Groups as they were found; `sequence` is int64 [n], the sequence of each sample."""
     return _simulated(job, samples, groups, (), arrange_groups(job, samples, microbatches, sequence), 0)
 
 
@@ -77,7 +69,6 @@ def _simulated(
         sequences_per_microbatch=max(1, *(len(g.sequences) for here in microbatches for g in here)),
         arrangements=arranged.arrangements,
         routings=arranged.routings,
-        schedules=(),
         groups=_rank_groups(execution.backbone.name, microbatches),
     )
     units = {m.name: units_held(execution, m, bare) for m in execution.modules if m.memory is not None}

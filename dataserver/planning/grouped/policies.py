@@ -38,11 +38,7 @@ def plans_of(policy: GroupPolicy, lengths: I64, squares: I64, costs: GroupCosts)
     Each is compared with the published plan of the best degree (FlexSP-BatchAda: best fit) and with that of the largest
     degree. Policy `homogeneous` searches for one degree at length, `search` also does so quickly.
 
-    Args:
-        policy: of the job.
-        lengths: int64 [n], tokens of each sequence.
-        squares: int64 [n], the squares of the tokens of their samples.
-        costs: of the module.
+    Lengths and squares are those of `plan_groups`.
 
     Raises:
         ValueError: a sequence fits no group, costs are beyond int64.

@@ -58,11 +58,7 @@ class SequencePlan:
 
 
 def plan_groups(
-    lengths: I64,
-    costs: GroupCosts,
-    *,
-    squares: I64 | None = None,
-    budget: Budget = DEFAULT_BUDGET,
+    lengths: I64, costs: GroupCosts, *, squares: I64 | None = None, budget: Budget = DEFAULT_BUDGET
 ) -> SequencePlan:
     """Spread a batch over microbatches, and each of them over groups of devices of different degrees.
 

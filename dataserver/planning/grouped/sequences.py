@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dataserver.planning.balancing import bin_loads
 from dataserver.planning.expectation import held_units, microbatch_loads
 from dataserver.planning.grouped.costs import GroupCosts
 from dataserver.planning.grouped.options import GroupedOptions
@@ -56,20 +57,18 @@ def planned_sequences(module: ModuleSpec, plan: ArrangedStep) -> PlannedSequence
         groups.microbatch * module.dp + groups.first_rank, found.microbatch * module.dp + found.rank
     )
     place, sequence = np.unique(of_group * plan.sequences_per_microbatch + found.slot, return_inverse=True)
-    tokens, sums = plan.samples.tokens[found.item], np.zeros((2, len(place)), np.int64)
-    np.add.at(sums[0], sequence, tokens)
-    np.add.at(sums[1], sequence, tokens * tokens)
-    return PlannedSequences(sums[0], sums[1], place // plan.sequences_per_microbatch)
+    tokens = plan.samples.tokens[found.item]
+    lengths, squares = (bin_loads(values, sequence, len(place)) for values in (tokens, tokens * tokens))
+    return PlannedSequences(lengths, squares, place // plan.sequences_per_microbatch)
 
 
 def group_times_ns(execution: Execution, plan: ArrangedStep) -> I64:
     """Forward and backward of each group of a plan, with what every microbatch costs. int64 [groups]."""
     costs, sequences = group_costs(execution), planned_sequences(execution.backbone, plan)
     column = np.searchsorted(np.array(costs.degrees), plan.groups.degree)
-    times = np.full(len(column), costs.fixed_ns, np.int64)
     all_degrees = costs.times_ns(sequences.lengths, sequences.squares)
-    np.add.at(times, sequences.group, all_degrees[np.arange(len(all_degrees)), column[sequences.group]])
-    return times
+    times = all_degrees[np.arange(len(all_degrees)), column[sequences.group]]
+    return costs.fixed_ns + bin_loads(times, sequences.group, len(column))
 
 
 def rank_times_ns(execution: Execution, plan: ArrangedStep) -> tuple[I64, I64]:
@@ -86,8 +85,7 @@ def rank_times_ns(execution: Execution, plan: ArrangedStep) -> tuple[I64, I64]:
 def rank_tokens(execution: Execution, plan: ArrangedStep) -> I64:
     """Tokens that every rank holds: its part of the sequences of its group. int64 [dp, microbatches]."""
     sequences = planned_sequences(execution.backbone, plan)
-    tokens = np.zeros(len(plan.groups.degree), np.int64)
-    np.add.at(tokens, sequences.group, sequences.lengths)
+    tokens = bin_loads(sequences.lengths, sequences.group, len(plan.groups.degree))
     return _of_ranks(plan, -(-tokens // plan.groups.degree))
 
 

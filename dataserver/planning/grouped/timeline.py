@@ -6,7 +6,6 @@ the sum over microbatches of FlexSP's eq. 18. One node therefore stands for the 
 becomes its ranks, each of which computes for its group's time and waits for the rest.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +17,9 @@ from dataserver.planning.hops import routed_ns
 from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.layout import Node, PlannedTimeline
-from dataserver.planning.plan import ArrangedStep, Routing
-from dataserver.planning.samples import I64
-from dataserver.planning.simulation import OperationKind, Pipeline, Timeline, simulate
+from dataserver.planning.plan import ArrangedStep
+from dataserver.planning.samples import I64, ranges
+from dataserver.planning.simulation import FORWARD, Operations, Pipeline, Timeline, peak_bytes, simulate
 from dataserver.planning.waves import wave_programs
 
 
@@ -28,14 +27,15 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
     """Simulate a plan: every rank of every module."""
     backbone, modules = spec.execution.backbone, spec.execution.by_depth
     times = [_times(spec.execution, m, plan) for m in modules]
+    edges, transfer = _joins(spec.execution, plan)
     pipeline = Pipeline(
         num_stages=len(modules),
         stage=np.repeat(np.arange(len(modules)), [m.dp for m in modules]),
         forward_ns=np.concatenate([forward for forward, _ in times]),
         backward_ns=np.concatenate([backward for _, backward in times]),
-        edges=_edges(modules, backbone, plan),
+        edges=edges,
         operations=[p.operations for p in wave_programs(spec.execution, plan.schedules, plan.num_microbatches)],
-        transfer_ns=_transfer_ns(spec.execution, plan),
+        transfer_ns=transfer,
         activation_bytes=np.concatenate([_held_bytes(spec.execution, m, plan) for m in modules]),
     )
     first = int(np.flatnonzero(pipeline.stage == modules.index(backbone))[0])
@@ -56,41 +56,26 @@ def _held_bytes(execution: Execution, module: ModuleSpec, plan: ArrangedStep) ->
     return units_held(execution, module, plan) * (0 if module.memory is None else module.memory.unit_bytes)
 
 
-def _edges(modules: Sequence[ModuleSpec], backbone: ModuleSpec, plan: ArrangedStep) -> I64:
-    """From encoder ranks to all ranks of the groups that take their rows, and on to generator ranks. int64 [e, 3]."""
+def _joins(execution: Execution, plan: ArrangedStep) -> tuple[I64, I64 | None]:
+    """From encoder ranks to all ranks of the groups that take their rows, and on to generator ranks. int64 [e, 3].
+
+    Also the nanoseconds of each, int64 [e], or None if no hop takes time: the ranks of a group share its rows evenly.
+    """
+    backbone, modules = execution.backbone, execution.by_depth
     first = dict(zip([m.name for m in modules], np.cumsum([0, *(m.dp for m in modules)]).tolist(), strict=False))
-    found = [np.zeros((0, 3), np.int64)]
-    for r in plan.routings:
-        pairs, peers = _pairs(backbone, plan, r)
-        into = r.target_module == backbone.name
-        edges = np.repeat(pairs, peers, axis=0)
-        edges[:, 2 if into else 1] += np.arange(len(edges)) - np.repeat(np.cumsum(peers) - peers, peers)
-        found.append(edges + np.array([0, first[r.source_module], first[r.target_module]]))
-    return np.concatenate(found)
-
-
-def _pairs(backbone: ModuleSpec, plan: ArrangedStep, routing: Routing) -> tuple[I64, I64]:
-    """Microbatch, source and target of what moves between two ranks, int64 [p, 3], and the ranks of the group at one
-    end of it, int64 [p]."""
     degrees = np.zeros((plan.num_microbatches, backbone.dp), np.int64)
     degrees[plan.groups.microbatch, plan.groups.first_rank] = plan.groups.degree
-    ends = np.stack([routing.source_microbatch, routing.source_rank, routing.target_rank], axis=1)
-    pairs = np.unique(ends, axis=0)
-    return pairs, degrees[pairs[:, 0], pairs[:, 2 if routing.target_module == backbone.name else 1]]
-
-
-def _transfer_ns(execution: Execution, plan: ArrangedStep) -> I64 | None:
-    """Nanoseconds of each edge in the order of `_edges`, int64 [e]; None if no hop takes time.
-
-    The ranks of a group share its rows evenly.
-    """
-    if execution.transfers is None:
-        return None
-    found = [np.zeros(0, np.int64)]
+    edges, hops = [np.zeros((0, 3), np.int64)], [np.zeros(0, np.int64)]
     for r in plan.routings:
-        _, peers = _pairs(execution.backbone, plan, r)
-        found.append(np.repeat(routed_ns(execution, r, peers), peers))
-    return np.concatenate(found)
+        pairs = np.unique(np.stack([r.source_microbatch, r.source_rank, r.target_rank], axis=1), axis=0)
+        end = 2 if r.target_module == backbone.name else 1
+        peers = degrees[pairs[:, 0], pairs[:, end]]
+        found = np.repeat(pairs, peers, axis=0)
+        found[:, end] = ranges(pairs[:, end], peers)
+        edges.append(found + np.array([0, first[r.source_module], first[r.target_module]]))
+        if execution.transfers is not None:
+            hops.append(np.repeat(routed_ns(execution, r, peers), peers))
+    return np.concatenate(edges), None if execution.transfers is None else np.concatenate(hops)
 
 
 def _in_step(pipeline: Pipeline, first: int, dp: int) -> Timeline:
@@ -116,7 +101,7 @@ def _in_step(pipeline: Pipeline, first: int, dp: int) -> Timeline:
         transfer_ns=None if pipeline.transfer_ns is None else transfer,
         activation_bytes=None,
     )
-    found, (durations, held) = simulate(smaller), _along_lists(pipeline)
+    found, durations = simulate(smaller), _durations(pipeline)
     slowest = np.tile(kept[:, None], durations.shape[1])  # the node that each operation of a kept one stands for
     slowest[row[first]] = first + durations[inside].argmax(axis=0)
     operation = slowest * durations.shape[1] + np.arange(durations.shape[1])
@@ -126,21 +111,16 @@ def _in_step(pipeline: Pipeline, first: int, dp: int) -> Timeline:
         start_ns=found.start_ns[row],
         end_ns=found.start_ns[row] + durations,
         busy_ns=durations.sum(axis=1),
-        peak_bytes=held.max(axis=1),
-        stage=pipeline.stage,
+        peak_bytes=peak_bytes(pipeline),
         cause=cause[row],
     )
 
 
-def _along_lists(pipeline: Pipeline) -> tuple[I64, I64]:
-    """Duration of each operation of each node, and the bytes that it holds then. int64 [nodes, operations] each."""
+def _durations(pipeline: Pipeline) -> I64:
+    """Duration of each operation of each node. int64 [nodes, operations]."""
     durations = np.zeros((len(pipeline.stage), 2 * pipeline.forward_ns.shape[1]), np.int64)
-    change = np.zeros_like(durations)
-    held = np.zeros_like(pipeline.forward_ns) if pipeline.activation_bytes is None else pipeline.activation_bytes
     for stage, operations in enumerate(pipeline.operations):
-        here = np.flatnonzero(pipeline.stage == stage)[:, None]
-        forward = np.array([o.kind is OperationKind.FORWARD for o in operations])
-        number = np.array([o.microbatch for o in operations])
-        durations[here[:, 0]] = np.where(forward, pipeline.forward_ns[here, number], pipeline.backward_ns[here, number])
-        change[here[:, 0]] = np.where(forward, 1, -1) * held[here, number]
-    return durations, change.cumsum(axis=1)
+        here, listed = np.flatnonzero(pipeline.stage == stage), Operations.of(operations)
+        both = (times[here][:, listed.microbatch] for times in (pipeline.forward_ns, pipeline.backward_ns))
+        durations[here] = np.where(listed.kind == FORWARD, *both)
+    return durations

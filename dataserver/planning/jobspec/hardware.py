@@ -47,12 +47,7 @@ class Coefficients:
 # mask of CLIP, arXiv 2103.00020, section 2.4).
 MODELS: Final[Mapping[str, Mapping[str, ModelSize]]] = MappingProxyType(
     {
-        "encoder": MappingProxyType(
-            {
-                "tiny": ModelSize(2, 64, 256, 4, 4),
-                "vit-h": ModelSize(32, 1280, 5120, 16, 16),
-            }
-        ),
+        "encoder": MappingProxyType({"tiny": ModelSize(2, 64, 256, 4, 4), "vit-h": ModelSize(32, 1280, 5120, 16, 16)}),
         "backbone": MappingProxyType(
             {
                 "tiny": ModelSize(4, 64, 192, 4, 2, 262),
@@ -62,10 +57,7 @@ MODELS: Final[Mapping[str, Mapping[str, ModelSize]]] = MappingProxyType(
             }
         ),
         "generator": MappingProxyType(
-            {
-                "tiny": ModelSize(2, 64, 256, 4, 4),
-                "dit-1b": ModelSize(26, 1536, 6144, 24, 24),
-            }
+            {"tiny": ModelSize(2, 64, 256, 4, 4), "dit-1b": ModelSize(26, 1536, 6144, 24, 24)}
         ),
         "tower": MappingProxyType(
             {
@@ -120,12 +112,12 @@ def coefficients(
     Raises:
         ValueError: an unknown name; the message lists the known ones.
     """
-    size, peak = _named(kind, MODELS[kind], model), _named("device", PEAK_GIGAFLOPS, device)
-    pairs_efficiency = efficiency if attention is None else attention
-    return Coefficients(  # peak and degree make operations per nanosecond
+    size = _named(kind, MODELS[kind], model)
+    rate = _named("device", PEAK_GIGAFLOPS, device) * degree  # operations per nanosecond
+    return Coefficients(
         microbatch_ns=size.layers * LAYER_NS,
-        linear_ps=_divided_up(linear_flops(kind, size) * 1_000, efficiency * peak * degree),
-        quadratic_fs=_divided_up(pair_flops(kind, size) * 1_000_000, pairs_efficiency * peak * degree),
+        linear_ps=-(-linear_flops(kind, size) * 1_000 // (efficiency * rate)),
+        quadratic_fs=-(-pair_flops(kind, size) * 1_000_000 // ((attention or efficiency) * rate)),
     )
 
 
@@ -137,10 +129,6 @@ def backward_percent(*, frozen: bool, input_gradient: bool, checkpoint: bool) ->
     """
     gradients = (100 if input_gradient else 0) if frozen else 200
     return gradients + 100 if checkpoint and gradients else gradients
-
-
-def _divided_up(operations: int, rate: Fraction) -> int:
-    return -(-operations // rate)
 
 
 def _named(what: str, known: Mapping[str, Value], name: str) -> Value:

@@ -25,13 +25,7 @@ _HINTS = {
 
 
 def describe(error: ValidationError, data: Any, model: type[BaseModel]) -> str:
-    """One line for all that pydantic found.
-
-    Args:
-        error: what it raised.
-        data: what was validated.
-        model: against which model.
-    """
+    """One line for all that pydantic found when it validated the data against the model."""
     errors = error.errors(include_url=False)
     paths = [e["loc"] for e in errors]
     shown = [e for e in errors if not _follows(e, paths, data)]

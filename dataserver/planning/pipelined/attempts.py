@@ -62,9 +62,7 @@ def attempt(packed: PackedStep) -> Attempt:
 def search(made: Attempt, most_sequences: int) -> tuple[CandidatePlan, ...]:
     """The plans that search finds, if the job asks for it; none if no start fits memory.
 
-    Args:
-        made: the rule-based plans for the same number of microbatches.
-        most_sequences: the search budget is for no more than these (`placing.searched`).
+    The search budget is for `most_sequences` at most (`placing.searched`).
     """
     if made.packed.layout.order is not OrderPolicy.SEARCH or not made.starts.by_rules:
         return ()

@@ -17,7 +17,7 @@ from dataserver.planning.pipelined.interleaving import stages_in_flight, too_sma
 from dataserver.planning.pipelined.packed import PackedStep
 from dataserver.planning.pipelined.placing import Placement
 from dataserver.planning.pipelined.timeline import timeline
-from dataserver.planning.plan import NO_GROUPS, ArrangedStep, Arrangement, Routing
+from dataserver.planning.plan import ArrangedStep, Arrangement, Routing
 from dataserver.planning.waves import InFlight, extras
 
 
@@ -89,14 +89,8 @@ def _arranged(
         module = execution.module(name)
         balanced = module.model_copy(update={"balance": BalancePolicy.NONE}) if spread.beside else module
         try:
-            rank = spread_images(
-                balanced,
-                patches[images.image],
-                images.rank,
-                images.microbatch,
-                execution.backbone.dp,
-                spread.islands,
-            )
+            sizes, ranks = patches[images.image], execution.backbone.dp
+            rank = spread_images(balanced, sizes, images.rank, images.microbatch, ranks, spread.islands)
         except WaveTooLargeError:
             return module
         arrangements[name], routing = arrange_and_route(module, backbone, images, rank, images.microbatch)
@@ -107,8 +101,6 @@ def _arranged(
         sequences_per_microbatch=execution.microbatch,
         arrangements=tuple(arrangements[m.name] for m in execution.modules),
         routings=tuple(routings),
-        schedules=(),
-        groups=NO_GROUPS,
     )
 
 

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from dataserver.planning.arranging import module_images
+from dataserver.planning.balancing import bin_loads
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec, PackingPolicy, Schedule
 from dataserver.planning.packing import one_per_sequence
@@ -19,9 +18,8 @@ def sample_sizes(job: Job, samples: StepSamples, module: ModuleSpec) -> I64:
     """Tokens or patches of each sample in a module. int64 [n]."""
     if module.kind is ModuleKind.BACKBONE:
         return samples.tokens
-    images, sizes = module_images(job.spec, module, samples), np.zeros(len(samples), np.int64)
-    np.add.at(sizes, samples.image_sample[images], samples.patches[images])
-    return sizes
+    images = module_images(job.spec, module, samples)
+    return bin_loads(samples.patches[images], samples.image_sample[images], len(samples))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,11 @@ from dataserver.planning.waves import InFlight, Units, in_flight, most_in_flight
 def stages_in_flight(execution: Execution, num_microbatches: int, extra: int, units: Units) -> InFlight | None:
     """What every stage of the joined pipeline holds (`waves.in_flight`).
 
-    None if memory is too small for the programs of the schedule, which only interleaved ones can be.
+    Of interleaved stages the backbone counts passes of a microbatch through one chunk, the others microbatches; None if
+    memory is too small for their programs.
     """
-    if execution.options(PipelinedOptions).schedule is Schedule.INTERLEAVED:
-        return interleaved(execution, num_microbatches, units)
-    return in_flight(execution, num_microbatches, extra, units)
-
-
-def interleaved(execution: Execution, num_microbatches: int, units: Units) -> InFlight | None:
-    """What every stage holds: the backbone counts passes of a microbatch through one chunk, the others microbatches.
-
-    None if memory is too small for the programs.
-    """
+    if execution.options(PipelinedOptions).schedule is not Schedule.INTERLEAVED:
+        return in_flight(execution, num_microbatches, extra, units)
     extra = 2 if execution.of_kind(ModuleKind.GENERATOR) else 0  # one stage more for gradients to come back from
     backbone, chunks = execution.backbone, execution.options(PipelinedOptions).chunks
     passes = num_microbatches * chunks
@@ -53,7 +46,7 @@ def interleaved(execution: Execution, num_microbatches: int, units: Units) -> In
 
 
 def too_small(execution: Execution, num_microbatches: int, units: Units) -> ModuleSpec:
-    """The module whose memory does not hold what even the shortest interleaved lists need (`interleaved` is None)."""
+    """The module whose memory does not hold what the shortest interleaved lists need (`stages_in_flight` is None)."""
     backbone, chunks = execution.backbone, execution.options(PipelinedOptions).chunks
     least = min((chunks - 1) * backbone.pp + 1, num_microbatches * chunks)
     if backbone.memory is not None and not _fits(backbone, units[backbone.name], chunks, least):

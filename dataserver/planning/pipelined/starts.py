@@ -54,7 +54,8 @@ def find_starts(packed: PackedStep) -> Starts:
         return Starts(problem, {}, {}, packed.modules[hopeless], is_hopeless=True)
     balance, order = packed.execution.backbone.balance, packed.layout.order
     by_rules, row = _fitting(problem, _by_rules(problem, balance, order))
-    reordered = {} if order is OrderPolicy.NONE else _by_algorithm_2(problem, by_rules)
+    moved = {} if order is OrderPolicy.NONE else by_rules
+    reordered = {f"{name} + Algorithm 2": in_disttrain_order(problem, p) for name, p in moved.items()}
     by_algorithm_2, later_row = _fitting(problem, reordered)
     last = row if later_row is None else later_row
     lacking = None if last is None else packed.modules[last]
@@ -86,10 +87,6 @@ def _by_rules(problem: PlacementProblem, balance: BalancePolicy, order: OrderPol
     if problem.rooms is not None and problem.num_sequences < problem.num_waves * problem.slots * problem.dp:
         found["even waves"] = spread_over_waves(problem)
     return found
-
-
-def _by_algorithm_2(problem: PlacementProblem, placements: Placements) -> Placements:
-    return {f"{name} + Algorithm 2": in_disttrain_order(problem, p) for name, p in placements.items()}
 
 
 def _fitting(problem: PlacementProblem, placements: Placements) -> tuple[Placements, int | None]:

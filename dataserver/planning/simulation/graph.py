@@ -76,7 +76,8 @@ def build_graph(pipeline: Pipeline) -> OperationGraph:
     _check_lists(pipeline, position)
     cell, place = cells[pipeline.stage], position[pipeline.stage]
     number = np.where(place >= 0, place + ops * np.arange(nodes)[:, None], -1)
-    before, after, delay = _dependencies(pipeline, number, nodes * ops)
+    found = _along_edges(pipeline, number), _through_gates(pipeline, number, nodes * ops)
+    before, after, delay = (np.concatenate(column) for column in zip(*found, strict=True))
     order = np.argsort(before, kind="stable")
     size = nodes * ops + batches
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(before, minlength=size))])
@@ -88,7 +89,7 @@ def build_graph(pipeline: Pipeline) -> OperationGraph:
 def _cells(pipeline: Pipeline, stage: int, operations: Sequence[Operation]) -> I64:
     """The cell of each operation of one list."""
     microbatches, chunks = pipeline.forward_ns.shape[1], pipeline.num_chunks
-    listed = operations if isinstance(operations, Operations) else Operations.of(operations)
+    listed = Operations.of(operations)
     interacts = listed.kind == INTERACTION
     limit = np.where(interacts, pipeline.num_batches, microbatches)
     unknown = (listed.microbatch < 0) | (listed.microbatch >= limit) | (listed.chunk < 0) | (listed.chunk >= chunks)
@@ -134,15 +135,11 @@ def _check_lists(pipeline: Pipeline, position: I64) -> None:
             )
 
 
-def _dependencies(pipeline: Pipeline, number: I64, first_gate: int) -> tuple[I64, I64, I64]:
-    """Pairs of operations of which the second waits for the first, and the delays between them. int64 [d] each."""
-    edges, gates = _along_edges(pipeline, number), _through_gates(pipeline, number, first_gate)
-    before, after, delay = (np.concatenate(column) for column in zip(edges, gates, strict=True))
-    return before, after, delay
-
-
 def _along_edges(pipeline: Pipeline, number: I64) -> tuple[I64, I64, I64]:
-    """Forwards wait for those of their sources, backwards for those of their targets."""
+    """Forwards wait for those of their sources, backwards for those of their targets.
+
+    The operations that come first, those that wait for them, and the delays between them. int64 [d] each.
+    """
     microbatch, source, target = pipeline.edges.T
     microbatches = pipeline.forward_ns.shape[1]
     delay = np.zeros(len(source), np.int64) if pipeline.transfer_ns is None else pipeline.transfer_ns

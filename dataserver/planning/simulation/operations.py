@@ -53,6 +53,8 @@ class Operations(Sequence[Operation]):
     @classmethod
     def of(cls, operations: Iterable[Operation]) -> Self:
         """The same operations as arrays."""
+        if isinstance(operations, cls):
+            return operations
         rows = [(KINDS.index(o.kind), o.microbatch, o.chunk) for o in operations]
         return cls(*np.array(rows, np.int64).reshape(-1, 3).T.copy())
 

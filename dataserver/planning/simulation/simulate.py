@@ -4,13 +4,14 @@ Every data-parallel rank of every stage is a node that runs a fixed list of oper
 the node is free and its inputs are there. The trainer runs the lists that are simulated here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dataserver.planning.samples import I64
-from dataserver.planning.simulation.graph import OperationGraph, PipelineDeadlockError, build_graph, cell_values
-from dataserver.planning.simulation.operations import Operation
+from dataserver.planning.simulation.graph import PipelineDeadlockError, build_graph, cell_values
+from dataserver.planning.simulation.operations import BACKWARD, FORWARD, Operation, Operations
 from dataserver.planning.simulation.pipeline import Pipeline
 
 
@@ -27,20 +28,14 @@ class Timeline:
     """int64 [n]: time in which each node computes."""
     peak_bytes: I64
     """int64 [n]: most activation memory that the node holds at once. The list alone decides it, not the times."""
-    stage: I64
-    """int64 [n]: the stage of each node."""
     cause: I64
     """int64 [n, operations]: the operation that each waited for last, as node * operations + position; -1 for none."""
 
     @property
     def bubble_ppm(self) -> int:
         """Share of node time that is idle, in millionths."""
-        return _idle_ppm(self.makespan_ns, self.busy_ns)
-
-    @property
-    def stage_bubble_ppm(self) -> tuple[int, ...]:
-        """Share of idle time of each stage that has nodes, in the order of the stages, in millionths."""
-        return tuple(_idle_ppm(self.makespan_ns, self.busy_ns[self.stage == s]) for s in np.unique(self.stage))
+        total = self.makespan_ns * len(self.busy_ns)
+        return 0 if total == 0 else (total - int(self.busy_ns.sum())) * 1_000_000 // total
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +82,7 @@ def simulate(pipeline: Pipeline) -> Timeline:
         start_ns=start,
         end_ns=end,
         busy_ns=durations.sum(axis=1),
-        peak_bytes=_peaks(pipeline, graph),
-        stage=pipeline.stage,
+        peak_bytes=peak_bytes(pipeline),
         cause=through.reshape(shape),
     )
 
@@ -110,24 +104,28 @@ def critical_path(pipeline: Pipeline, timeline: Timeline) -> list[TimedOperation
     return path[::-1]
 
 
-def _peaks(pipeline: Pipeline, graph: OperationGraph) -> I64:
+def peak_bytes(pipeline: Pipeline) -> I64:
     """Most activation bytes in flight on each node. int64 [n]."""
-    if pipeline.activation_bytes is None or not graph.cell.size:
-        return np.zeros(len(pipeline.stage), np.int64)
-    shape = len(pipeline.stage), pipeline.num_chunks * pipeline.forward_ns.shape[1]
-    held = pipeline.activation_bytes.reshape(shape)
-    listed = np.zeros((shape[0], 2 * shape[1] + pipeline.num_batches), np.bool_)
-    rows, columns = np.nonzero(graph.cell >= 0)
-    listed[rows, graph.cell[rows, columns]] = True
-    returned = np.where(listed[:, shape[1] : 2 * shape[1]], held, 0)
-    none = np.zeros((shape[0], pipeline.num_batches), np.int64)
-    change = graph.spread(np.concatenate([returned, -returned, none], axis=1))
-    passing = graph.spread(np.concatenate([held - returned, np.zeros_like(held), none], axis=1))
-    change, passing = (values[: graph.cell.size].reshape(graph.cell.shape) for values in (change, passing))
-    peaks: I64 = (change.cumsum(axis=1) + passing).max(axis=1)
+    peaks, held = np.zeros(len(pipeline.stage), np.int64), pipeline.activation_bytes
+    if held is not None:
+        held = held.reshape(len(peaks), pipeline.num_chunks, held.shape[1])
+        for stage, operations in enumerate(pipeline.operations):
+            here = pipeline.stage == stage
+            peaks[here] = held_bytes(operations, held[here]).max(axis=1, initial=0)
     return peaks
 
 
-def _idle_ppm(makespan_ns: int, busy_ns: I64) -> int:
-    total = makespan_ns * len(busy_ns)
-    return 0 if total == 0 else (total - int(busy_ns.sum())) * 1_000_000 // total
+def held_bytes(operations: Sequence[Operation], held: I64) -> I64:
+    """Bytes that nodes of one list hold in each of its operations. int64 [n, operations].
+
+    Args:
+        operations: the list.
+        held: int64 [n, chunks, microbatches], from a forward to its backward; without one until the forward ends.
+    """
+    listed = Operations.of(operations)
+    forward, backward = listed.kind == FORWARD, listed.kind == BACKWARD
+    returned = np.zeros(held.shape[1:], np.bool_)
+    returned[listed.chunk[backward], listed.microbatch[backward]] = True
+    kept, mine = returned[listed.chunk, listed.microbatch], held[:, listed.chunk, listed.microbatch]
+    during: I64 = (mine * (forward & kept) - mine * backward).cumsum(axis=1) + mine * (forward & ~kept)
+    return during

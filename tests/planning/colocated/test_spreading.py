@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dataserver.planning.balancing import BinRoom, BinRoomError, bin_loads, bin_totals, lower_bound
 from dataserver.planning.colocated.items import ModuleItems, module_items
 from dataserver.planning.colocated.spreading import Spread, runs, spread_beside, spread_items
-from dataserver.planning.costs import forward_ns, padded_ns
+from dataserver.planning.costs import forward_ns
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import BalancePolicy, Memory, ModuleKind
 from dataserver.planning.packing import best_fit_decreasing
@@ -99,7 +99,8 @@ def test_padded_items_become_microbatches_first(seed: int, microbatches: int, ba
     spread, at_home = spread_items(items, 50, microbatches)
     assert set(spread.microbatch.tolist()) <= set(range(microbatches))
     place = spread.batch * microbatches + spread.microbatch
-    times = padded_ns(items.module.cost, items.sizes, place, RANKS * microbatches).reshape(RANKS, -1).sum(axis=1)
+    times = bin_totals(items.loads, place, RANKS * microbatches, padded=True) + items.module.cost.microbatch_ns
+    times = times.reshape(RANKS, -1).sum(axis=1)
     assert int(times.max()) == slowest(items, spread, microbatches) <= int(at_home.max())
     if balance == "none":
         assert times.tolist() == at_home.tolist()

@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from planning.contrastive.checks import advised, check_groups
 
 from dataserver.planning.contrastive.limits import TowerMemoryError
-from dataserver.planning.contrastive.memory import sums_with_padding
 from dataserver.planning.contrastive.options import ContrastiveSchedule
-from dataserver.planning.expectation import item_sizes, microbatch_loads
+from dataserver.planning.expectation import item_sizes, item_sums, microbatch_loads
 from dataserver.planning.identity import Job, JobSpecError
 from dataserver.planning.jobspec import ModuleSpec
 from dataserver.planning.plan import StepPlan, plan_hash
@@ -50,9 +49,7 @@ def check_memory(module: ModuleSpec, plan: StepPlan, peak_bytes: np.ndarray, pla
     assert module.memory is not None
     assert planned_bytes == module.memory.room_bytes
     assert peak_bytes.max() <= module.memory.room_bytes
-    units = sums_with_padding(
-        module, plan.arrangement(module.name), item_sizes(module, plan.samples), plan.num_microbatches
-    )
+    units = item_sums(module, plan.arrangement(module.name), item_sizes(module, plan.samples), plan.num_microbatches)
     assert units.max() <= module.memory.units
 
 
@@ -166,7 +163,7 @@ def test_memory_limits_what_is_in_flight() -> None:
     shape: dict[str, Any] = {"batch": 24, "groups": 4, "microbatches": 4, "extra_in_flight": 4}
     job = contrastive_job(two_towers(), **shape)
     free = planned(job)
-    units = sums_with_padding(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
+    units = item_sums(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
     seven = max(int(units[:, m : m + 7].sum(axis=1).max()) for m in range(10))
     plan = planned(contrastive_job(two_towers(memory=seven), **shape))
     assert plan.in_flight("image").tolist() == [7, 6, 4]
@@ -183,7 +180,7 @@ def test_what_memory_limits_falls_evenly() -> None:
     bare = contrastive_job(towers, **shape)
     free = planned(bare)
     assert free.in_flight("image").tolist() == [6, 5, 4, 3, 2]
-    units = sums_with_padding(bare.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 12)
+    units = item_sums(bare.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 12)
     four = int(np.convolve(units[0], np.ones(4, np.int64), "valid").max())
     towers[0]["memory"] = {"room_bytes": four, "unit_bytes": 1}
     job = contrastive_job(towers, **shape)
@@ -199,7 +196,7 @@ def test_batch_sync_wins_where_memory_leaves_too_little_to_overlap() -> None:
     """Five microbatches in flight where three stages want six: forwards wait for a backward that is far away."""
     job = contrastive_job(two_towers(), batch=24, groups=4, microbatches=4)
     free = planned(job)
-    units = sums_with_padding(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
+    units = item_sums(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
     five = max(int(units[:, m : m + 5].sum(axis=1).max()) for m in range(12))
     plan = planned(contrastive_job(two_towers(memory=five), batch=24, groups=4, microbatches=4))
     assert [c.name.split(",")[0] for c in plan.candidates] == ["batch_sync"] * 2 + ["distmm_pipe"] * 2
@@ -210,7 +207,7 @@ def test_without_memory_to_overlap_the_plan_says_why_it_does_not() -> None:
     """Memory for the fullest batch of a rank, but not for four microbatches of two batches."""
     job = contrastive_job(two_towers(balance="none"), batch=24, groups=4, microbatches=4)
     free = planned(job)
-    units = sums_with_padding(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
+    units = item_sums(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
     aligned = int(units.reshape(2, 4, 4).sum(axis=2).max())
     across = max(int(units[:, m : m + 4].sum(axis=1).max()) for m in range(13))
     assert aligned < across, "choose another seed"
@@ -229,7 +226,7 @@ def test_balancing_knows_the_memory() -> None:
     job = contrastive_job(towers, batch=24, groups=1)
     samples = contrastive_samples(job, 3)
     free = plan_step(job, 0, samples)
-    most = int(sums_with_padding(job.spec.execution.modules[0], free.arrangement("image"), samples.patches, 1).max())
+    most = int(item_sums(job.spec.execution.modules[0], free.arrangement("image"), samples.patches, 1).max())
     least = -(-int(samples.patches.sum()) // 2)
     assert least < most
     towers[0]["memory"] = {"room_bytes": least + (most - least) // 2, "unit_bytes": 1}
@@ -292,8 +289,6 @@ def test_golden_plan() -> None:
     sides = (16 + number * 37 % 300).astype(np.int32)
     table = shard_table(job.stream, number, 1 + number * 53 % 120, np.arange(97), sides, sides[::-1])
     plan = plan_step(job, 2, size_samples(job.stream, 0, 0, number.astype(np.uint64), table))
-    parts = plan.samples, plan.num_microbatches, plan.arrangements, plan.routings, plan.schedules, plan.groups
     assert (
-        plan_hash("0" * 64, plan.step, *parts).hex()
-        == "12a8080efa1866a4d47e6fd955a0dd3fbfcd19869657d67b562e894b53c09b1f"
+        plan_hash("0" * 64, plan.step, plan).hex() == "12a8080efa1866a4d47e6fd955a0dd3fbfcd19869657d67b562e894b53c09b1f"
     )

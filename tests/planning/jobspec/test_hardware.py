@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dataserver.planning.costs import backward_ns, forward_ns, padded_ns
+from dataserver.planning.balancing import bin_totals
+from dataserver.planning.costs import backward_ns, forward_ns
 from dataserver.planning.identity import JobSpecError, canonical_json, parse_job
 from dataserver.planning.jobspec import DEFAULT_COSTS, Cost, Modality, ModelCost, ModuleKind, ModuleSpec, default_cost
 from dataserver.planning.jobspec.hardware import (
@@ -26,6 +27,7 @@ from dataserver.planning.jobspec.hardware import (
     linear_flops,
     pair_flops,
 )
+from dataserver.planning.samples import I64
 from trainclient.models import presets
 from trainclient.models.backbone import BackboneStage
 from trainclient.models.encoder import ImageEncoder
@@ -252,11 +254,15 @@ def test_a_named_cost_may_be_given_as_an_object() -> None:
 # --- times ----------------------------------------------------------------------------------------------------------
 
 
+def padded_ns(cost: Cost, sizes: I64, microbatch: I64, count: int) -> I64:
+    return bin_totals(forward_ns(cost, sizes), microbatch, count, padded=True)
+
+
 def test_padded_microbatches_cost_their_count_times_the_longest() -> None:
     cost = Cost(microbatch_ns=7, linear_ps=2_000, quadratic_fs=1_000_000)
     sizes, microbatch = np.array([3, 5, 4, 2]), np.array([0, 0, 2, 2])
-    assert padded_ns(cost, sizes, microbatch, 4).tolist() == [7 + 2 * (10 + 25), 7, 7 + 2 * (8 + 16), 7]
-    assert padded_ns(cost, np.empty(0, np.int64), np.empty(0, np.int64), 2).tolist() == [7, 7]
+    assert padded_ns(cost, sizes, microbatch, 4).tolist() == [2 * (10 + 25), 0, 2 * (8 + 16), 0]
+    assert padded_ns(cost, np.empty(0, np.int64), np.empty(0, np.int64), 2).tolist() == [0, 0]
 
 
 @given(st.lists(st.integers(1, 2**22), min_size=1, max_size=6), st.integers(0, 10**11), st.integers(0, 10**8))

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.arranged import arranged_module
 from builders.jobs import TWO_DATASETS, job_data, make_job
 from builders.pipelined import SCHEDULES, Step, equal_job, plan_or_message, steps, tight_steps
 from builders.samples import make_samples, mixed_samples
@@ -88,7 +89,7 @@ def test_an_island_is_simulated_as_the_whole_plan(step: Step, policy: BalancePol
     placement = balanced(problem, policy)
     backbone = arranging.arrange_samples(execution.backbone, samples, np.arange(len(samples)), placement)
     found = {
-        m.name: arranging.arrange_module(job.spec, m, samples, backbone, execution.backbone.dp)
+        m.name: arranged_module(job.spec, m, samples, backbone, execution.backbone.dp)
         for m in modules
         if m.kind is not ModuleKind.BACKBONE
     }

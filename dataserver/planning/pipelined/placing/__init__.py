@@ -7,7 +7,7 @@ simulated in microseconds.
 """
 
 from dataserver.planning.pipelined.placing.bounds import lower_bound_ns
-from dataserver.planning.pipelined.placing.problem import PlacementProblem, Rooms, placement_problem
+from dataserver.planning.pipelined.placing.problem import PlacementProblem, placement_problem
 from dataserver.planning.pipelined.placing.search import fitted, lacking_alone, makespan_ns, searched
 from dataserver.planning.pipelined.placing.seeds import (
     balanced,
@@ -17,16 +17,14 @@ from dataserver.planning.pipelined.placing.seeds import (
     spread_over_waves,
     stratified,
 )
-from dataserver.planning.placement import Placement, in_order
+from dataserver.planning.placement import Placement
 
 __all__ = [
     "Placement",
     "PlacementProblem",
-    "Rooms",
     "balanced",
     "fitted",
     "in_disttrain_order",
-    "in_order",
     "lacking_alone",
     "lower_bound_ns",
     "makespan_ns",

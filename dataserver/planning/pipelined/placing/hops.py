@@ -25,15 +25,9 @@ class Hops:
 def problem_hops(
     spec: JobSpec, modules: Sequence[ModuleSpec], samples: StepSamples, sequence: I64, num_waves: int, islands: int
 ) -> Hops | None:
-    """The hops of one step; None if none takes time.
+    """The hops of one step, modules by row, images spread within `islands`; None if none takes time.
 
-    Args:
-        spec: of a pipelined job.
-        modules: by row.
-        samples: of the step.
-        sequence: int64 [n], the sequence of each sample.
-        num_waves: microbatches of each rank.
-        islands: within which images are spread.
+    Other arguments are those of `placement_problem`.
     """
     execution = spec.execution
     if execution.transfers is None:

@@ -99,8 +99,7 @@ def placement_problem(
         num_waves: microbatches of each rank.
     """
     execution, count = spec.execution, int(sequence.max(initial=-1)) + 1
-    encoders, generators = (execution.of_kind(kind) for kind in (ModuleKind.ENCODER, ModuleKind.GENERATOR))
-    modules = (*encoders, execution.backbone, *generators)
+    modules, num_encoders = execution.by_depth, len(execution.of_kind(ModuleKind.ENCODER))
     chunks = execution.options(PipelinedOptions).chunks
     own, need = (np.zeros((len(modules), count + 1), np.int64) for _ in range(2))
     way, base = np.zeros((len(modules), count), np.int64), np.zeros(len(modules), np.int64)
@@ -129,7 +128,7 @@ def placement_problem(
         slots=execution.microbatch,
         islands=islands,
         num_stages=execution.backbone.pp,
-        num_encoders=len(encoders),
+        num_encoders=num_encoders,
         in_flight=in_flight,
         own=own,
         way=way,
@@ -140,7 +139,7 @@ def placement_problem(
         chunks=chunks,
         hops=problem_hops(spec, modules, samples, sequence, num_waves, islands),
     )
-    way[len(encoders)] = problem.work[len(encoders)]
+    way[num_encoders] = problem.work[num_encoders]
     return problem
 
 

@@ -1,0 +1,17 @@
+"""Images arranged within the waves of a backbone."""
+
+from dataserver.planning.arranging import arrange_and_route, images_beside, spread_images
+from dataserver.planning.job import JobSpec
+from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.plan import Arrangement, Routing
+from dataserver.planning.samples import StepSamples
+
+
+def arranged_module(
+    spec: JobSpec, module: ModuleSpec, samples: StepSamples, backbone: Arrangement, islands: int
+) -> tuple[Arrangement, Routing]:
+    """An encoder or generator, its images spread within islands of ranks, and the routing to the backbone."""
+    found = images_beside(spec, module, samples, backbone)
+    sizes, dp = samples.patches[found.image], spec.execution.backbone.dp
+    rank = spread_images(module, sizes, found.rank, found.microbatch, dp, islands)
+    return arrange_and_route(module, backbone, found, rank, found.microbatch)
