@@ -15,7 +15,7 @@ from dataserver.planning.balancing.assignment import (
     peak_between_nodes,
     traffic_between,
 )
-from dataserver.planning.balancing.greedy import differencing, in_runs, longest_first, tokens_then_squares
+from dataserver.planning.balancing.greedy import differencing, in_runs, longest_first
 from dataserver.planning.balancing.interface import (
     Balancer,
     BinRoom,
@@ -59,6 +59,5 @@ __all__ = [
     "peak_between_nodes",
     "plain",
     "searched",
-    "tokens_then_squares",
     "traffic_between",
 ]

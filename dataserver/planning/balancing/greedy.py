@@ -28,36 +28,6 @@ def longest_first(loads: I64, num_bins: int, capacity: int | None = None, room: 
     return bins if room is None else _repaired(bins, num_bins, limit, room)
 
 
-def tokens_then_squares(lengths: I64, num_bins: int, capacity: int | None = None, tolerance: int = 0) -> I64:
-    """Balance the tokens first and, within a tolerance, the sum of squares (OrchMLLM, section "Post-Balancing").
-
-    Items, longest first, go to that bin with the least sum of squared lengths whose tokens exceed those of the
-    shortest bin with room by `tolerance` at most. A balancer over loads with both terms (`costs.forward_ns`) does
-    better where the coefficients are known. O(n num_bins).
-
-    Args:
-        lengths: int64 [n], tokens, at most 2^22 each and 2^18 items.
-        num_bins: number of bins.
-        capacity: items that a bin may hold.
-        tolerance: tokens.
-
-    Returns:
-        int64 [n]: the bin of each item.
-
-    Raises:
-        ValueError: the items do not fit, or a sum of squares could overflow.
-    """
-    from dataserver.planning.kernels import greedy
-
-    limit = check(lengths, num_bins, capacity)
-    if len(lengths) and (len(lengths) > 2**18 or lengths.max() > 2**22):
-        raise ValueError(
-            f"{len(lengths)} lengths up to {int(lengths.max())}; squares are summed for 2^18 lengths up to 2^22"
-        )
-    order = np.argsort(-lengths, kind="stable")
-    return greedy.tokens_then_squares(plain(lengths), order, num_bins, limit, tolerance)
-
-
 def differencing(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> I64:
     """Balanced largest differencing (Karmarkar and Karp 1982 for equal counts: Michiels et al. 2003, BLDM).
 

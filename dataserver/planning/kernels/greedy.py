@@ -72,28 +72,6 @@ def longest_first_within(
 
 
 @kernel
-def tokens_then_squares(tokens: I64, order: I64, num_bins: int, capacity: int, tolerance: int) -> I64:
-    """The bin of each item: of the bins whose tokens are within `tolerance` of the fewest, the least sum of squares."""
-    bins = np.empty(len(tokens), np.int64)
-    # squares stay within 2^62: the caller allows 2^18 items of 2^22 tokens
-    total, squares, count = np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
-    for item in order:
-        fewest = -1
-        for b in range(num_bins):
-            if count[b] < capacity and (fewest < 0 or total[b] < fewest):
-                fewest = total[b]
-        chosen = -1
-        for b in range(num_bins):
-            if count[b] < capacity and total[b] <= fewest + tolerance and (chosen < 0 or squares[b] < squares[chosen]):
-                chosen = b
-        bins[item] = chosen
-        total[chosen] += tokens[item]
-        squares[chosen] += tokens[item] * tokens[item]
-        count[chosen] += 1
-    return bins
-
-
-@kernel
 def differencing(loads: I64, order: I64, num_bins: int) -> I64:
     """Balanced largest differencing: the bin of each item, ceil(n / num_bins) items at most in each.
 

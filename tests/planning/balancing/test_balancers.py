@@ -17,7 +17,6 @@ from dataserver.planning.balancing import (
     lower_bound,
     padded,
     searched,
-    tokens_then_squares,
 )
 from dataserver.planning.samples import I64
 
@@ -264,22 +263,6 @@ def test_refusals(arguments: tuple, message: str) -> None:  # type: ignore[type-
     for balancer in (longest_first, differencing, searched):
         with pytest.raises(ValueError, match=message):
             balancer(np.array(arguments[0], np.int64), *arguments[1:])
-
-
-def test_tokens_then_squares() -> None:
-    """4 goes where there are fewer squares: with tolerance 2 to 5 + 5 (50) rather than to 8 (64)."""
-    lengths = np.array([8, 5, 5, 4])
-    assert tokens_then_squares(lengths, 2, tolerance=0).tolist() == [0, 1, 1, 0]
-    assert tokens_then_squares(lengths, 2, tolerance=2).tolist() == [0, 1, 1, 1]
-    assert tokens_then_squares(lengths, 2, 2, tolerance=2).tolist() == [0, 1, 1, 0]
-    with pytest.raises(ValueError, match="squares are summed for"):
-        tokens_then_squares(np.array([2**22 + 1]), 2)
-
-
-@given(st.lists(st.integers(0, 100), max_size=30), st.integers(1, 5))
-def test_tokens_then_squares_without_tolerance_is_lpt(lengths: list[int], m: int) -> None:
-    found = tokens_then_squares(np.array(lengths, np.int64), m)
-    assert heaviest(lengths, found, m) == heaviest(lengths, longest_first(np.array(lengths, np.int64), m), m)
 
 
 @given(st.permutations([200, 400, 600, 800, 1000] * 8), st.sampled_from(["lpt", "lpt_search", "karmarkar_karp_search"]))
