@@ -10,8 +10,16 @@ import numpy as np
 from PIL import Image
 
 from dataserver.planning.jobspec import Sizing
-from dataserver.preprocessing import reference_images
 from dataserver.preprocessing.images import ImageShape, decode_patches
+from dataserver.preprocessing.reference_images import (
+    JPEG_CMYK,
+    JPEG_GREY,
+    JPEG_PROGRESSIVE,
+    JPEG_SCALED,
+    PNG_PALETTE,
+    WEBP_LOSSLESS,
+    WEBP_LOSSY,
+)
 from dataserver.preprocessing.tokens import ByteTokenizer
 
 SIZING: Final = Sizing(patch=7, merge=2, max_patches=64)
@@ -37,17 +45,17 @@ def content_digest() -> str:
 
 def built_in_images() -> Iterator[tuple[bytes, ImageShape]]:
     """Yield encoded images with their shapes; scaled up, down and by whole factors, and one of them cut off."""
-    half = base64.b64decode(reference_images.JPEG_SCALED)
+    half = base64.b64decode(JPEG_SCALED)
     yield half, ImageShape(120, 76, 1, 4, 6)
     yield half, ImageShape(120, 76, 3, 2, 4)
     yield half[: len(half) // 2], ImageShape(120, 76, 1, 4, 6)
     for text, width, height in (
-        (reference_images.JPEG_PROGRESSIVE, 52, 38),
-        (reference_images.JPEG_CMYK, 52, 38),
-        (reference_images.JPEG_GREY, 52, 38),
-        (reference_images.WEBP_LOSSY, 52, 38),
-        (reference_images.WEBP_LOSSLESS, 26, 19),
-        (reference_images.PNG_PALETTE, 40, 30),
+        (JPEG_PROGRESSIVE, 52, 38),
+        (JPEG_CMYK, 52, 38),
+        (JPEG_GREY, 52, 38),
+        (WEBP_LOSSY, 52, 38),
+        (WEBP_LOSSLESS, 26, 19),
+        (PNG_PALETTE, 40, 30),
     ):
         yield base64.b64decode(text), ImageShape(width, height, 1, 6, 8)
     for mode, channels in (("RGB", 3), ("RGBA", 4), ("LA", 2)):

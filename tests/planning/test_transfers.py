@@ -1,8 +1,8 @@
-"""Rows that take time between modules and between stages: in the simulator, the bounds and the search."""
+"""Rows that take time between modules and between stages: in jobs, the simulator and the bounds."""
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import permutations, product
+from itertools import permutations
 from math import ceil
 from typing import Any
 
@@ -10,40 +10,32 @@ import numpy as np
 import pytest
 from builders.jobs import job_data
 from builders.samples import make_samples
+from builders.transfers import (
+    INTO,
+    ONWARD,
+    STAGES,
+    alike_data,
+    expected_ns,
+    one_image_each,
+    transfer,
+    transfers_of,
+    with_transfers,
+    without_transfers,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning.simulation.reference import fixed_point
 
 from dataserver.planning.costs import hop_ns
 from dataserver.planning.grouped.wave_order import chain, searched_order
-from dataserver.planning.identity import Job, JobSpecError, canonical_json, identify, parse_job
+from dataserver.planning.identity import Job, JobSpecError, canonical_json, parse_job
 from dataserver.planning.jobspec import OrderPolicy, Transfer
 from dataserver.planning.layout import PlannedTimeline, layout_of
-from dataserver.planning.pipelined.placing import Placement, makespan_ns, placement_problem
-from dataserver.planning.pipelined.timeline import timeline as pipelined_timeline
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import baseline_plan, plan_step, timeline
 from dataserver.planning.samples import StepSamples
 from dataserver.planning.simulation import OrderScorer, OrderTimes, Pipeline, simulate
 from dataserver.planning.sizing import shard_table, size_samples
-
-INTO, ONWARD, STAGES = ("vit", "llm"), ("llm", "dit"), ("llm", "llm")
-
-
-def transfer(pair: tuple[str, str], latency_ns: int = 0, bytes_per_ns: Any = "1", row_bytes: int = 0) -> dict[str, Any]:
-    source, target = pair
-    return {
-        "source": source,
-        "target": target,
-        "latency_ns": latency_ns,
-        "bytes_per_ns": bytes_per_ns,
-        "row_bytes": row_bytes,
-    }
-
-
-def with_transfers(data: dict[str, Any], *transfers: dict[str, Any]) -> Job:
-    return parse_job({**data, "execution": {**data["execution"], "transfers": list(transfers)}})
-
 
 TWO_STAGES = job_data(backbone=(1, 2), generator=1, stream={"generation": {"ratio": "0.5"}})
 
@@ -88,10 +80,6 @@ def test_layouts_without_stages_have_no_hops_between_them() -> None:
             with_transfers(data, transfer(STAGES))
 
 
-def expected_ns(found: Transfer | None, rows: int) -> int:
-    return 0 if found is None else found.latency_ns + ceil(rows * found.row_bytes / Fraction(found.bytes_per_ns))
-
-
 @given(
     st.integers(0, 10**12),
     st.integers(0, 2**24),
@@ -102,21 +90,6 @@ def test_hops_are_rounded_up_and_never_overflow(latency: int, row_bytes: int, ba
     text = f"{bandwidth // 1000}.{bandwidth % 1000:03}"
     found = Transfer(source="a", target="b", latency_ns=latency, bytes_per_ns=text, row_bytes=row_bytes)
     assert hop_ns(found, np.array(rows)).tolist() == [expected_ns(found, n) for n in rows]
-
-
-# Plans of random jobs
-
-
-@st.composite
-def transfers_of(draw: st.DrawFn, pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Between some of the pairs."""
-    chosen = [p for p in pairs if draw(st.booleans())] or pairs[:1]
-    return [
-        transfer(
-            p, draw(st.integers(0, 400_000)), draw(st.sampled_from(["0.7", "3", "50"])), draw(st.integers(0, 3000))
-        )
-        for p in chosen
-    ]
 
 
 @st.composite
@@ -216,12 +189,6 @@ def check_edges(job: Job, plan: StepPlan, planned: PlannedTimeline) -> None:
         assert found == expected_ns(job.spec.execution.transfer(source, target), rows)
 
 
-def without_transfers(job: Job) -> Job:
-    execution = job.spec.model_dump(mode="json", exclude_none=True)
-    del execution["execution"]["transfers"]
-    return parse_job(execution)
-
-
 @settings(max_examples=60)
 @given(st.one_of(wave_jobs(), tower_jobs()))
 def test_plans_against_definitions_and_bounds(drawn: tuple[Job, StepSamples]) -> None:
@@ -312,210 +279,6 @@ def test_a_grouped_plan_is_ordered_with_its_hops(monkeypatch: pytest.MonkeyPatch
     assert makespan > timeline(without_transfers(job).spec, plan).makespan_ns
 
 
-# Small pipelines in full
-
-
-def small_job(dp: int, pp: int, slots: int, *, padded: bool = False, latency_only: bool = True, **layout: Any) -> Job:
-    """Encoder, backbone and generator of equal degrees, so that an island has one rank of each; times divide evenly."""
-    data = job_data(
-        encoder=dp,
-        backbone=(dp, pp),
-        generator=dp,
-        stream={
-            "seq_len": 900,
-            "sizing": {"max_patches": 64},
-            "global_batch": dp * slots,
-            "packing": {"enabled": False},
-            "generation": {"ratio": "0.5", "query_tokens": 16},
-        },
-        execution={"layout": {"kind": "pipelined", **layout}},
-    )
-    for module in data["execution"]["modules"]:
-        module["cost"] = {"microbatch_ns": 600, "linear_ps": 6_000 * pp, "quadratic_fs": 0, "backward_percent": 200}
-    data["execution"]["modules"][1]["padded"] = padded
-    rows = (0, 0, 0) if latency_only else (3, 7, 2)
-    hops = zip((INTO, STAGES, ONWARD) if pp > 1 else (INTO, ONWARD), (401, 302, 203), rows, strict=False)
-    return with_transfers(data, *(transfer(pair, latency, "0.5", row) for pair, latency, row in hops))
-
-
-def placed(job: Job, samples: StepSamples, rank: tuple[int, ...], wave: tuple[int, ...]) -> tuple[int, int]:
-    """Of the step with each sample, a sequence of its own, on that rank and in that microbatch: the makespan that the
-    compiled search reckons with and that of the timeline, images on the rank of their sequence."""
-    execution, waves = job.spec.execution, max(wave) + 1
-    plan = plan_step(job, 0, samples)
-    assert plan.num_microbatches == waves
-    in_flight = np.concatenate([plan.in_flight(m.name) for m in execution.by_depth])
-    problem = placement_problem(job.spec, in_flight, samples, np.arange(len(samples)), waves)
-    places = np.array(rank), np.array(wave)
-    placement = Placement(*places, np.zeros(len(samples), np.int64))
-    found = dict(zip([a.module for a in plan.arrangements], plan.arrangements, strict=True))
-    for name, arrangement in found.items():
-        sample = samples.image_sample[arrangement.item] if name != "llm" else arrangement.item
-        order = np.lexsort((arrangement.item, places[1][sample], places[0][sample]))
-        item, sample = arrangement.item[order], sample[order]
-        found[name] = replace(arrangement, item=item, rank=places[0][sample], microbatch=places[1][sample])
-    routings = []
-    for routing in plan.routings:
-        image = found[next(m for m in (routing.source_module, routing.target_module) if m != "llm")]
-        sample, patches = samples.image_sample[image.item], samples.patches[image.item]
-        ends = {"rank": places[0][sample], "microbatch": places[1][sample]}
-        rows = patches // 4 if routing.target_module == "llm" else np.full(len(sample), 16)
-        moved = {f"{end}_{name}": values for end in ("source", "target") for name, values in ends.items()}
-        starts = {f"{end}_start": np.zeros_like(rows) for end in ("source", "target")}
-        routings.append(replace(routing, **moved, **starts, rows=rows))
-    step = replace(plan, arrangements=tuple(found.values()), routings=tuple(routings))
-    return makespan_ns(problem, placement), pipelined_timeline(job.spec, step).makespan_ns
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize(("dp", "pp"), [(1, 1), (1, 3), (2, 2)])
-def test_the_search_reckons_with_hops(dp: int, pp: int, schedule: str) -> None:
-    """Where hops depend on no rows and islands have one rank of each module, its recurrence is the simulator."""
-    job = small_job(dp, pp, 4, schedule=schedule)
-    samples = make_samples(job, 4 * dp, 1, 2)
-    rank = tuple(np.arange(4 * dp) % dp)
-    wave = tuple(np.arange(4 * dp) // dp)
-    reckoned, simulated = placed(job, samples, rank, wave)
-    assert reckoned == simulated
-    assert reckoned > placed(without_transfers(job), samples, rank, wave)[1]
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("dp", "pp", "padded"), [(1, 2, False), (2, 2, False), (1, 3, True)])
-def test_no_placement_of_a_small_step_is_below_the_bound(dp: int, pp: int, padded: bool, seed: int) -> None:
-    """All placements of four sequences, simulated with hops that depend on their rows; the plan is among the best."""
-    job = small_job(dp, pp, 4 // dp, padded=padded, latency_only=False, order="search")
-    samples = make_samples(job, 4, seed, 1)
-    waves = 4 // dp
-    all_places = (list(zip(*p, strict=True)) for p in permutations(product(range(dp), range(waves))))
-    times = [placed(job, samples, rank, wave)[1] for rank, wave in all_places]
-    plan = plan_step(job, 0, samples)
-    planned, bound = timeline(job.spec, plan).makespan_ns, layout_of(job.spec.execution).lower_bound_ns(job, plan)
-    assert bound <= min(times)
-    assert bound > layout_of(job.spec.execution).lower_bound_ns(without_transfers(job), plan)
-    assert planned <= min(times) * 1.02
-
-
-# Colocated: one hop between phases
-
-
-@st.composite
-def colocated_jobs(draw: st.DrawFn) -> tuple[Job, StepSamples]:
-    dp, generator = draw(st.integers(1, 6)), draw(st.booleans())
-    layout = {"kind": "colocated", "ranks_per_node": draw(st.integers(1, 4)), "row_bytes": 512}
-    data = job_data(
-        encoder=dp,
-        backbone=(dp, 1),
-        generator=dp if generator else 0,
-        balance=draw(st.sampled_from(["lpt", "lpt_search", "none"])),
-        stream={
-            "seq_len": 900,
-            "sizing": {"max_patches": 256},
-            "global_batch": dp * draw(st.integers(1, 4)),
-            "generation": {"ratio": "0.5" if generator else "0", "query_tokens": 16},
-        },
-        execution={"layout": layout},
-    )
-    for module in data["execution"]["modules"]:
-        module["padded"] = module["kind"] != "backbone" and draw(st.booleans())
-    job = with_transfers(data, *draw(transfers_of([INTO, ONWARD] if generator else [INTO])))
-    return job, make_samples(job, draw(st.integers(1, 30)), draw(st.integers(0, 99)), draw(st.integers(0, 3)))
-
-
-def busiest(job: Job, plan: StepPlan, ends: tuple[str, str]) -> int:
-    """Most rows that one node sends or takes; one rank, if there is but one node."""
-    routing = next(r for r in plan.routings if (r.source_module, r.target_module) == ends)
-    dp, size = job.spec.execution.backbone.dp, job.spec.model_dump()["execution"]["layout"]["ranks_per_node"]
-    size = 1 if size >= dp else size
-    rows = {(kind, node): 0 for kind in "st" for node in range(dp)}
-    for source, target, count in zip(routing.source_rank, routing.target_rank, routing.rows, strict=True):
-        if source // size != target // size:
-            rows["s", int(source) // size] += int(count)
-            rows["t", int(target) // size] += int(count)
-    return max(rows.values())
-
-
-@settings(max_examples=60)
-@given(colocated_jobs())
-def test_phases_wait_for_their_hops(drawn: tuple[Job, StepSamples]) -> None:
-    job, samples = drawn
-    plain, bound_of = without_transfers(job), layout_of(job.spec.execution).lower_bound_ns
-    for plan in (plan_step(job, 0, samples), baseline_plan(job, 0, samples)):
-        hops = [
-            2 * expected_ns(t, busiest(job, plan, (t.source, t.target))) for t in job.spec.execution.transfers or ()
-        ]
-        makespan = timeline(job.spec, plan).makespan_ns
-        assert makespan == timeline(plain.spec, plan).makespan_ns + sum(hops)
-        latencies = sum(2 * t.latency_ns for t in job.spec.execution.transfers or ())
-        assert bound_of(job, plan) == bound_of(plain, plan) + latencies
-        assert bound_of(job, plan) <= makespan
-    plan = plan_step(job, 0, samples)
-    assert timeline(job.spec, plan).makespan_ns == min(c.makespan_ns for c in plan.candidates)
-    assert timeline(job.spec, plan).makespan_ns <= timeline(job.spec, plan_step(plain, 0, samples)).makespan_ns
-
-
-def test_images_stay_where_moving_them_costs_more_than_it_gains() -> None:
-    data = job_data(
-        encoder=4, backbone=(4, 1), stream={"global_batch": 16}, execution={"layout": {"kind": "colocated"}}
-    )
-    chosen = []
-    for bandwidth in ("1000", "0.001"):
-        job = with_transfers(data, transfer(INTO, bytes_per_ns=bandwidth, row_bytes=1000))
-        plan = plan_step(job, 0, make_samples(job, 32, 5, 3))
-        moved = any((r.source_rank != r.target_rank).any() for r in plan.routings)
-        decided = next(d for d in plan.decisions if d.subject == "vit").chosen
-        chosen.append((plan.candidates[0].name, moved, decided))
-    assert chosen == [
-        ("balanced", True, "lpt"),
-        ("images beside their sequences", False, "images beside their sequences"),
-    ]
-
-
-# Bounds that are reached
-
-
-def one_image_each(job: Job, count: int) -> StepSamples:
-    """Samples that are all alike."""
-    sides = np.full((2, count), 112, np.int32)
-    table = shard_table(job.stream, np.arange(count), np.full(count, 50), np.arange(count + 1), *sides)
-    return size_samples(job.stream, 0, 0, table.row.astype(np.uint64), table)
-
-
-def alike_data(dp: int, pp: int, *, generates: bool, cost: int = 6_000, **layout: Any) -> dict[str, Any]:
-    """One encoder, or one generator, beside the backbone: all samples are understood, or all generated."""
-    data = job_data(
-        encoder=0 if generates else 1,
-        backbone=(dp, pp),
-        generator=int(generates),
-        stream={
-            "seq_len": 900,
-            "sizing": {"max_patches": 64},
-            "global_batch": dp,
-            "packing": {"enabled": False},
-            "generation": {"ratio": "1" if generates else "0", "query_tokens": 16},
-        },
-        execution={"layout": layout},
-    )
-    for module in data["execution"]["modules"]:
-        linear_ps = 6_000 * pp if module["kind"] == "backbone" else cost
-        module["cost"] = {"linear_ps": linear_ps, "quadratic_fs": 0}
-    return data
-
-
-@pytest.mark.parametrize(
-    ("dp", "pp", "generates"), [(1, 1, False), (1, 1, True), (1, 3, False), (1, 3, True), (2, 2, False)]
-)
-def test_a_single_wave_takes_its_bound(dp: int, pp: int, generates: bool) -> None:
-    """Nothing waits but for what the bound counts, so that it is exact but for rounding."""
-    pairs = [ONWARD if generates else INTO, *([STAGES] if pp > 1 else [])]
-    hops = [transfer(pair, 1_000 * (k + 1), "0.5", 3 + k) for k, pair in enumerate(pairs)]
-    job = with_transfers(alike_data(dp, pp, generates=generates, kind="pipelined"), *hops)
-    plan = plan_step(job, 0, one_image_each(job, dp))
-    bound_of, makespan = layout_of(job.spec.execution).lower_bound_ns, timeline(job.spec, plan).makespan_ns
-    assert makespan - 1 <= bound_of(job, plan) <= makespan
-    assert makespan > timeline(without_transfers(job).spec, plan).makespan_ns
-
-
 @pytest.mark.parametrize("generates", [False, True])
 def test_groups_take_their_bound(generates: bool) -> None:
     """An encoder that takes no time, or a generator beside which the backbone takes little."""
@@ -541,40 +304,3 @@ def test_a_tower_of_one_microbatch_takes_its_bound() -> None:
     makespan, bound_of = timeline(job.spec, plan).makespan_ns, layout_of(job.spec.execution).lower_bound_ns
     assert makespan - 5 <= bound_of(job, plan) <= makespan
     assert bound_of(job, plan) - bound_of(without_transfers(job), plan) > 4 * 10**6
-
-
-# Comparisons
-
-
-def makespans(job: Job, samples: StepSamples, dimension: str) -> dict[str, int]:
-    """Of the alternatives of one dimension, which all have the job's transfers."""
-    found = {}
-    for choice in layout_of(job.spec.execution).alternatives(job).single:
-        for name, edit in choice.choices.items() if choice.name == dimension else ():
-            other = identify(job.spec.model_copy(update={"execution": edit(job.spec.execution)}))
-            assert other.spec.execution.transfers == job.spec.execution.transfers
-            found[name] = timeline(other.spec, plan_step(other, 0, samples)).makespan_ns
-    return found
-
-
-def test_what_is_in_flight_pays_where_hops_are_long() -> None:
-    """Equal microbatches on four stages: with hops, stages of strict 1F1B wait for each other."""
-    data = alike_data(1, 4, generates=False, kind="pipelined")
-    data["stream"]["global_batch"] = 12
-    gains = []
-    for hops in ([], [transfer(STAGES, 20_000)]):
-        job = with_transfers(data, *hops) if hops else parse_job(data)
-        found = makespans(job, one_image_each(job, 12), "extra_in_flight")
-        gains.append(found["0"] / found["4"])
-    assert gains[0] == 1
-    assert gains[1] > 1.1
-
-
-def test_colocated_alternatives_have_the_same_network() -> None:
-    layout = {"kind": "colocated", "ranks_per_node": 2}
-    data = job_data(encoder=4, backbone=(4, 1), stream={"global_batch": 16}, execution={"layout": layout})
-    names = [
-        {d.name for d in layout_of(job.spec.execution).alternatives(job).single}
-        for job in (parse_job(data), with_transfers(data, transfer(INTO, 1)))
-    ]
-    assert names[0] - names[1] == {"assignment to ranks"}

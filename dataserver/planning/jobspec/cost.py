@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from dataserver.planning.jobspec import hardware
+from dataserver.planning.jobspec.hardware import backward_percent, coefficients
 from dataserver.planning.jobspec.values import DecimalString, Modality, ModuleKind, Name, SpecModel
 
 
@@ -66,8 +66,8 @@ class ModelCost(SpecModel):
             ValueError: an unknown name.
         """
         attention = None if self.attention_efficiency is None else Fraction(self.attention_efficiency)
-        found = hardware.coefficients(kind, self.model, self.device, Fraction(self.efficiency), degree, attention)
-        backward = hardware.backward_percent(
+        found = coefficients(kind, self.model, self.device, Fraction(self.efficiency), degree, attention)
+        backward = backward_percent(
             frozen=self.frozen,
             input_gradient=self.input_gradient and kind not in (ModuleKind.ENCODER, ModuleKind.TOWER),
             checkpoint=self.checkpoint,
