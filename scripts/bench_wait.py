@@ -67,7 +67,7 @@ def local(job: Job, catalog: Catalog, count: int) -> Iterator[None]:
 
 
 def ahead(microbatches: Iterator[None]) -> Iterator[None]:
-    """The same, one microbatch ahead in a thread of this process."""
+    """`microbatches`, one ahead in a thread of this process."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, microbatches, False)
         while coming.result() is None:

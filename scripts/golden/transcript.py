@@ -1,6 +1,6 @@
 """Requests to a server of the golden datasets, and what it answers: recorded, written, and read again.
 
-scripts/make_golden        writes protos/golden anew; its README.md says what the files hold
+scripts/make_golden        writes protos/golden; its README.md says what the files hold
 """
 
 import hashlib

@@ -52,7 +52,7 @@ def small_job(dp: int, pp: int, slots: int, *, padded: bool = False, latency_onl
 
 def placed(job: Job, samples: StepSamples, rank: tuple[int, ...], wave: tuple[int, ...]) -> tuple[int, int]:
     """Of the step with each sample, a sequence of its own, on that rank and in that microbatch: the makespan that the
-    compiled search reckons with and that of the timeline, images on the rank of their sequence."""
+    compiled search finds and that of the timeline, images on the rank of their sequence."""
     execution, waves = job.spec.execution, max(wave) + 1
     plan = plan_step(job, 0, samples)
     assert plan.num_microbatches == waves
@@ -81,15 +81,15 @@ def placed(job: Job, samples: StepSamples, rank: tuple[int, ...], wave: tuple[in
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(("dp", "pp"), [(1, 1), (1, 3), (2, 2)])
-def test_the_search_reckons_with_hops(dp: int, pp: int, schedule: str) -> None:
+def test_the_search_counts_hops(dp: int, pp: int, schedule: str) -> None:
     """Where hops depend on no rows and islands have one rank of each module, its recurrence is the simulator."""
     job = small_job(dp, pp, 4, schedule=schedule)
     samples = make_samples(job, 4 * dp, 1, 2)
     rank = tuple(np.arange(4 * dp) % dp)
     wave = tuple(np.arange(4 * dp) // dp)
-    reckoned, simulated = placed(job, samples, rank, wave)
-    assert reckoned == simulated
-    assert reckoned > placed(without_transfers(job), samples, rank, wave)[1]
+    searched, simulated = placed(job, samples, rank, wave)
+    assert searched == simulated
+    assert searched > placed(without_transfers(job), samples, rank, wave)[1]
 
 
 @pytest.mark.parametrize("seed", range(4))

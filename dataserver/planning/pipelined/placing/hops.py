@@ -1,4 +1,4 @@
-"""How long the rows of sequences take between modules and stages, as a placement has to reckon with it."""
+"""How long the rows of sequences take between modules and stages, as the search for a placement counts it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
