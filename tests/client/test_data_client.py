@@ -91,8 +91,8 @@ def test_what_the_job_says_stands(connect) -> None:
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        (job_data(datasets=[{"name": "paris"}]), r"names dataset 'paris', there are \['pairs'\]"),
-        (job_data(tokenizer={"name": "gpt9"}), r"names tokenizer 'gpt9', there are \['bytes'\]"),
+        (job_data(datasets=[{"name": "paris"}]), r"is named 'paris', there are \['pairs'\]"),
+        (job_data(tokenizer={"name": "gpt9"}), r"is named 'gpt9', there are \['bytes'\]"),
         (job_data(seq_len=3), "stream.seq_len"),
         (job_data(colour=3), "stream.colour"),
         (job_data(global_batch=3), "use a multiple of 2"),
