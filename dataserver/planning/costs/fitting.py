@@ -92,8 +92,11 @@ def fit(measured: Measurements) -> Fit:
     try:
         cost = Cost(**dict(zip(TERMS, values, strict=True)), backward_percent=percent)
     except ValidationError as error:
-        beyond = ", ".join(f"{e['loc'][0]} {e['input']} ({e['msg']})" for e in error.errors())
-        raise FitError(f"the times give a cost that no job may have: {beyond}; are they in nanoseconds?") from None
+        beyond = ", ".join(f"{e['loc'][0]} {e['input']} (at most {e['ctx']['le']})" for e in error.errors())
+        raise FitError(
+            f"the times give a cost that no job may have: {beyond}. They are not in nanoseconds, or other things "
+            "than the sizes decide them: report more steps, of larger items or from a quieter machine"
+        ) from None
     return _judged(cost, times, total, squares)
 
 
