@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,15 @@ def test_an_unknown_job_is_brought_again(serve: Serve, quick: Timeouts) -> None:
     with Opened([server.address], quick) as opened:
         assert opened.read_all() == ALL
     assert server.registrations == 2
+
+
+def test_a_server_may_take_longer_to_learn_a_job_than_to_send_a_microbatch(
+    serve: Serve, quick: Timeouts, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve(forgets_jobs=1, job_delay_s=1.5)
+    with Opened([server.address], replace(quick, stall=0.5)) as opened:
+        assert opened.read_all() == ALL
+    assert not caplog.messages, "the call that brings the job was cut"
 
 
 def test_draining_refusals_and_all_servers_draining(serve: Serve, quick: Timeouts) -> None:
