@@ -253,6 +253,14 @@ class EndOfStream(_message.Message):
         """The job has no further step: training is done."""
         REASON_DRAINING: EndOfStream._Reason.ValueType  # 2
         """The server shuts down: continue at another server from (next_step, next_microbatch) on."""
+        REASON_IDLE: EndOfStream._Reason.ValueType  # 3
+        """The client took nothing for the server's idle_timeout (ten minutes unless its operator says otherwise), so the
+        server gave the stream's memory and place to others. Nothing is wrong: when the next microbatch is wanted, open a
+        new stream at (next_step, next_microbatch), at this server or another. This end alone may come in the middle of a
+        microbatch, which is then the one named: throw away what came of it. It waits behind what was sent before, so it
+        comes when the client reads again. Where a server holds too many such ends back, it cancels the call of the oldest
+        instead: status CANCELLED without ErrorInfo, which is treated like RETRY.
+        """
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
         """Reasons of an orderly end."""
@@ -263,6 +271,14 @@ class EndOfStream(_message.Message):
     """The job has no further step: training is done."""
     REASON_DRAINING: EndOfStream.Reason.ValueType  # 2
     """The server shuts down: continue at another server from (next_step, next_microbatch) on."""
+    REASON_IDLE: EndOfStream.Reason.ValueType  # 3
+    """The client took nothing for the server's idle_timeout (ten minutes unless its operator says otherwise), so the
+    server gave the stream's memory and place to others. Nothing is wrong: when the next microbatch is wanted, open a
+    new stream at (next_step, next_microbatch), at this server or another. This end alone may come in the middle of a
+    microbatch, which is then the one named: throw away what came of it. It waits behind what was sent before, so it
+    comes when the client reads again. Where a server holds too many such ends back, it cancels the call of the oldest
+    instead: status CANCELLED without ErrorInfo, which is treated like RETRY.
+    """
 
     REASON_FIELD_NUMBER: _builtins.int
     NEXT_STEP_FIELD_NUMBER: _builtins.int
@@ -270,7 +286,7 @@ class EndOfStream(_message.Message):
     reason: Global___EndOfStream.Reason.ValueType
     """Why."""
     next_step: _builtins.int
-    """Step of the first microbatch that was not sent."""
+    """Step of the first microbatch that was not sent completely."""
     next_microbatch: _builtins.int
     """That microbatch."""
     def __init__(
