@@ -16,6 +16,13 @@ DATA = Path(os.environ.get("DISTTRAIN_TEST_DATA", Path(__file__).resolve().paren
 DATA_SETS = ("flexsp", "interleaved-mini", "laion-mini")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of `tests/fuzz/`. Here, because pytest asks no deeper folder for options."""
+    group = parser.getgroup("fuzzing")
+    group.addoption("--fuzz-seconds", type=float, default=20.0, help="seconds that each fuzzing test tries new inputs")
+    group.addoption("--fuzz-seed", type=int, default=0, help="another seed tries other inputs")
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of all development data sets: real photographs, documents and text lengths. Skips where it is not."""
