@@ -9,10 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.rows import Row, report
 from planning_rows import balancing, colocated, entrain, flexsp, optimiser, phases, pipeline, steps, transfers
-from planning_rows.row import Row
-from rich.console import Console
-from rich.table import Table
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 PARTS: dict[str, Callable[[Path], list[Row]]] = {
@@ -35,20 +33,7 @@ def main() -> int:
     parser.add_argument("--only", help="part to measure", choices=PARTS)
     arguments = parser.parse_args()
     chosen = [PARTS[arguments.only]] if arguments.only else PARTS.values()
-    rows = [row for part in chosen for row in part(arguments.data)]
-    Console(width=180).print(table(rows))
-    missed = [row.name for row in rows if row.reached is False]
-    print(f"{len(missed)} rows missed: {missed}" if missed else "all rows with a target reached it")
-    return 1 if missed else 0
-
-
-def table(rows: list[Row]) -> Table:
-    """The table."""
-    shown = Table("what", "measured (median, worst)", "target", "")
-    for row in rows:
-        verdict = {True: "reached", False: "[red]missed[/red]", None: ""}[row.reached]
-        shown.add_row(row.name, row.measured, row.target, verdict)
-    return shown
+    return report(row for part in chosen for row in part(arguments.data))
 
 
 if __name__ == "__main__":

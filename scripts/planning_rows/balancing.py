@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from benchmarks.rows import Row
 
 from dataserver.planning import packing
 from dataserver.planning.balancing import (
@@ -24,7 +25,6 @@ from dataserver.planning.balancing import (
     traffic_between,
 )
 from dataserver.planning.samples import I64
-from planning_rows.row import Row
 
 SEEDS = range(20)
 OPTIMA = Path(__file__).parents[2] / "tests" / "planning" / "balancing" / "balancing_optima.json"

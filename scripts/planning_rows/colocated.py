@@ -6,12 +6,12 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from benchmarks.rows import Row
 
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import SPECIAL_TOKENS
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import explain, plan_step
-from planning_rows.row import Row
 from planning_rows.steps import SEQ_LEN, laion_sizes, resampled
 
 SEEDS = range(20)

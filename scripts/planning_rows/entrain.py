@@ -6,6 +6,7 @@ Its data set and kernel times are not public, so sizes are synthetic: two kinds 
 from statistics import median
 
 import numpy as np
+from benchmarks.rows import Row
 
 from dataserver.planning.balancing import longest_first
 from dataserver.planning.jobspec import BalancePolicy
@@ -21,7 +22,6 @@ from dataserver.planning.pipelined.placing import (
 from dataserver.planning.placement import Placement
 from dataserver.planning.samples import I64
 from dataserver.planning.waves import one_f_one_b_in_flight
-from planning_rows.row import Row
 
 SEEDS = range(20)
 DP, MICROBATCHES, SLOTS, STAGES = 4, 32, 4, 4

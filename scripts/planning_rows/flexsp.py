@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from benchmarks.rows import Row
 
 from dataserver.planning.grouped.baselines import best_homogeneous_plan, homogeneous_plan, searched_homogeneous_plan
 from dataserver.planning.grouped.compositions import group_compositions
@@ -17,7 +18,6 @@ from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import I64, StepSamples, Task
 from planning_rows.flexsp_buckets import bucket_ends, equal_interval_ends, rounded_up
 from planning_rows.flexsp_profiles import A100_CLUSTER, PROFILES, group_costs, usable_lengths
-from planning_rows.row import Row
 
 NUM_BATCHES, BATCH = 40, 512
 RATIOS = {"7b-192k": 1.745, "13b-192k": 1.678, "30b-192k": 1.575}

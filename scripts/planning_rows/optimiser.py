@@ -8,6 +8,7 @@ import time
 from statistics import median
 
 import numpy as np
+from benchmarks.rows import Row
 
 from dataserver.planning.balancing import longest_first
 from dataserver.planning.jobspec import BalancePolicy
@@ -22,7 +23,6 @@ from dataserver.planning.pipelined.placing import (
 )
 from dataserver.planning.placement import Placement
 from dataserver.planning.waves import one_f_one_b_in_flight
-from planning_rows.row import Row
 from planning_rows.strict_bound import island_bound_ns
 
 SEEDS = range(20)

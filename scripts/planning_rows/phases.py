@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from benchmarks.rows import Row
 
 from dataserver.planning.balancing import Balancer, bin_totals, lower_bound, padded, searched, traffic_between
 from dataserver.planning.colocated.assignment import Exchange, as_numbered, assign_batches
 from dataserver.planning.samples import I64
-from planning_rows.row import Row
 
 SEEDS = range(20)
 SEQUENCES_PER_RANK, RANKS_PER_NODE, ROW_BYTES = 15, 8, 8_192

@@ -8,6 +8,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
+from benchmarks.rows import Row
 
 from dataserver.planning.contrastive.options import ContrastiveSchedule
 from dataserver.planning.contrastive.programs import tower_in_flight, with_interactions
@@ -25,7 +26,6 @@ from dataserver.planning.simulation import (
 )
 from dataserver.planning.waves import one_f_one_b_in_flight
 from planning_rows.distmm_memory import distmm_max_batch, pipeline_max_microbatch
-from planning_rows.row import Row
 
 SEEDS = range(20)
 STAGES, MICROBATCHES = 10, 32

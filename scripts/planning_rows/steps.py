@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from benchmarks.rows import Row
 
 from dataserver.dataset import Dataset, build_index, count_tokens
 from dataserver.planning.identity import Job, parse_job
@@ -16,7 +17,6 @@ from dataserver.planning.planner import explain, plan_step
 from dataserver.planning.samples import StepSamples, Task
 from dataserver.planning.sizing import draw_tasks, patch_grids
 from dataserver.preprocessing import load_tokenizer
-from planning_rows.row import Row
 
 SEEDS = range(20)
 SEQ_LEN = 8192

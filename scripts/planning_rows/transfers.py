@@ -8,13 +8,13 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from benchmarks.rows import Row
 
 from dataserver.planning.costs import forward_ns
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.planner import plan_step, timeline
 from dataserver.planning.samples import StepSamples
 from dataserver.planning.sizing import shard_table, size_samples
-from planning_rows.row import Row
 
 SEEDS = range(5)
 RANKS, STAGES, MICROBATCHES = 128, 8, 16

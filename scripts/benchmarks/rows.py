@@ -1,0 +1,39 @@
+"""Rows of a benchmark, and the table with its verdicts."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.calibration import REFERENCE, slowdown
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table that a benchmark prints."""
+
+    name: str
+    """What is measured, with its inputs."""
+    measured: str
+    """Median and worst over the seeds, with units."""
+    target: str
+    """What is to be reached; empty if nothing is."""
+    reached: bool | None
+    """None: printed for comparison."""
+
+
+def report(rows: Iterable[Row]) -> int:
+    """Print the table and what was missed. Returns the exit code: 1 if a row missed its target."""
+    made = list(rows)
+    print(
+        f"Times are those of {REFERENCE}; this core is now {slowdown():.2f} times slower, and they are scaled by that."
+    )
+    shown = Table("what", "measured (median, worst)", "target", "")
+    for row in made:
+        verdict = {True: "reached", False: "[red]missed[/red]", None: ""}[row.reached]
+        shown.add_row(row.name, row.measured, row.target, verdict)
+    Console(width=180).print(shown)
+    missed = [row.name for row in made if row.reached is False]
+    print(f"{len(missed)} rows missed: {missed}" if missed else "all rows with a target reached it")
+    return 1 if missed else 0
