@@ -6,14 +6,12 @@ from functools import reduce
 from itertools import product
 from typing import Any, Final
 
-from dataserver.planning.alternatives import edit_modules
 from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution
-from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.layout import layout_of
 
-BASELINE: Final = "baseline"
-"""Heading of the job without any planning."""
+STAIR: Final = "stair"
+"""Heading of what stands on the way from the baseline to the job, and nowhere else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class Alternative:
 
 
 def alternatives_of(job: Job) -> list[Alternative]:
-    """The job as it is; then all combinations of its main policies, the job with one thing changed, and the baseline.
+    """The job as it is; then all combinations of its main policies, the job with one thing changed, and its stair.
 
     Every execution is there once.
     """
@@ -42,11 +40,7 @@ def alternatives_of(job: Job) -> list[Alternative]:
     ]
     same = next((a for a in found if a.execution == own), Alternative(heading, "as it is", own))
     found += [Alternative(d.name, name, edit(own)) for d in offered.single for name, edit in d.choices.items()]
-    baseline = layout.baseline(own)
-    if not job.stream.packing.enabled:  # packing then decides nothing
-        for backbone in own.of_kind(ModuleKind.BACKBONE):
-            baseline = edit_modules([backbone.name], packing=backbone.packing)(baseline)
-    found.append(Alternative(BASELINE, "canonical order", baseline))
+    found += [Alternative(STAIR, stair.name, stair.execution) for stair in layout.stair(job)]
     unlike: dict[Execution, Alternative] = {own: same}
     for alternative in found:
         unlike.setdefault(alternative.execution, alternative)

@@ -5,6 +5,7 @@ from html import escape
 from pathlib import Path
 
 from dataserver.cli.pictures import svg_of_plan
+from dataserver.cli.stairs import COLUMNS, TITLE, StairRow
 from dataserver.cli.tables import compositions, in_flight
 from dataserver.cli.timelines import critical_ns
 from dataserver.planning.expectation import imbalance, padding_ppm
@@ -23,7 +24,7 @@ svg { width: 100%; height: auto; } code { font-size: .85em; }
 """
 
 
-def write_page(job: Job, plan: StepPlan, summary: PlanSummary, path: Path) -> None:
+def write_page(job: Job, plan: StepPlan, summary: PlanSummary, stairs: Sequence[StairRow], path: Path) -> None:
     """Write the page.
 
     Raises:
@@ -36,7 +37,8 @@ def write_page(job: Job, plan: StepPlan, summary: PlanSummary, path: Path) -> No
         f"{int(samples.truncated_tokens.sum())} cut; {plan.num_microbatches} microbatches per rank. "
         f"Layout: {job.spec.execution.layout.kind}."
     )
-    parts = [_step(summary), _path(summary), _modules(job, summary)]
+    climbed = _table(TITLE.capitalize(), COLUMNS, (row.cells for row in stairs))
+    parts = [_step(summary), climbed, _path(summary), _modules(job, summary)]
     if plan.candidates:
         parts.append(_choice(plan))
     if plan.decisions:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dataserver.cli.gantt import BACKWARD_ALPHA, BUBBLE, COLOURS, INK, INTERACTION, Chart, chart_of, draw_chart
+from dataserver.cli.stairs import StairRow
 from dataserver.cli.timelines import modules_of
 from dataserver.planning.expectation import imbalance
 from dataserver.planning.planner import PlanSummary
@@ -15,12 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+CAPTION_WIDTH: Final = 150
 MOST_LARGE_ROWS: Final = 30
 """Of more rows each is lower."""
 
 
-def draw_plan(summary: PlanSummary, title: str, path: Path) -> None:
+def draw_plan(summary: PlanSummary, title: str, path: Path, stairs: Sequence[StairRow] = ()) -> None:
     """Write the picture; the suffix of `path` (.png, .svg, .pdf) chooses the format.
+
+    Below the title stands what each of the `stairs` brings, if any are given.
 
     Raises:
         ValueError: matplotlib is not installed, or does not know the suffix.
@@ -30,7 +34,7 @@ def draw_plan(summary: PlanSummary, title: str, path: Path) -> None:
 
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "disttrain"}):
-        _figure(summary, title).savefig(path, dpi=110, metadata=dates)
+        _figure(summary, "\n".join([title, *_caption(stairs)])).savefig(path, dpi=110, metadata=dates)
 
 
 def svg_of_plan(summary: PlanSummary) -> str:
@@ -50,6 +54,18 @@ def svg_of_plan(summary: PlanSummary) -> str:
     return text[text.index("<svg") :]
 
 
+def _caption(stairs: Sequence[StairRow]) -> list[str]:
+    """Lines of at most so many characters."""
+    rows = [f"{name} {time} ms" for name, time, *_ in (row.cells for row in stairs)]
+    lines: list[str] = []
+    for row in rows:
+        if lines and len(lines[-1]) + len(row) < CAPTION_WIDTH:
+            lines[-1] += f"   {row}"
+        else:
+            lines.append(row)
+    return lines
+
+
 def _require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
@@ -61,7 +77,7 @@ def _figure(summary: PlanSummary, title: str) -> "Figure":
     from matplotlib.figure import Figure
 
     panels = (
-        ("before: canonical order", summary.before, summary.loads_before, summary.baseline),
+        ("before: canonical order, ranks used evenly by count", summary.before, summary.loads_before, summary.baseline),
         ("after: planned", summary.after, summary.loads_after, summary.plan),
     )
     charts = [chart_of(planned, plan.groups) for _, planned, _, plan in panels]

@@ -9,9 +9,10 @@ from dataserver.cli.arguments import MaybePath, Pairs, Switch
 from dataserver.cli.jobs import open_job
 from dataserver.cli.pages import write_page
 from dataserver.cli.pictures import draw_plan
+from dataserver.cli.stairs import mean_stairs
 from dataserver.cli.tables import console_for_tables, show_plan
 from dataserver.cli.trace import write_trace
-from dataserver.planning.planner import explain
+from dataserver.planning.planner import explain, stairs
 from dataserver.serving.plan_message import plan_message
 
 PICTURES: Final = (".png", ".svg", ".pdf", ".html")
@@ -31,7 +32,8 @@ def plan(
 ) -> None:
     """Show how one step of a job is planned: loads, simulated time, what was decided and why, where each sample goes.
 
-    Before is the step in canonical order, after is the plan.
+    Before is the baseline: the step in canonical order, with every rank used evenly by count. After is the plan. What
+    lies between is shown one change at a time.
 
     No server is needed: the plan depends on the indexes alone. Fingerprints, quarantine digests and the tokenizer's
     block may be left out of the job; they are filled in from the datasets and tokenizers named here.
@@ -57,13 +59,14 @@ def plan(
     planned = planner.plan(step)
     summary = explain(parsed, planned)
     message = plan_message(parsed, planned, summary)
+    rows = mean_stairs([stairs(parsed, planned)])
     if trace is not None:
         write_trace(parsed, planned, summary.after, trace)
     if plot is not None and plot.suffix.lower() == ".html":
-        write_page(parsed, planned, summary, plot)
+        write_page(parsed, planned, summary, rows, plot)
     elif plot is not None:
-        draw_plan(summary, f"step {step} of job {parsed.job_id[:12]}, as simulated", plot)
+        draw_plan(summary, f"step {step} of job {parsed.job_id[:12]}, as simulated", plot, rows)
     if json:
         print(MessageToJson(message, preserving_proto_field_name=True))
     else:
-        show_plan(console_for_tables(), parsed.spec.execution, message, planner.num_steps)
+        show_plan(console_for_tables(), parsed.spec.execution, message, rows, planner.num_steps)

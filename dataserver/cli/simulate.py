@@ -2,6 +2,7 @@
 
 import json as json_format
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from dataserver.cli.comparison import Outcome, compare
 from dataserver.cli.comparison_table import beyond, comparison_table, notes, verdict
 from dataserver.cli.jobs import open_job
 from dataserver.cli.progress import progress_bar
+from dataserver.cli.stairs import StairRow, stair_rows, stair_table
 from dataserver.cli.tables import console_for_tables
 from dataserver.jobs import JobPlanner
+from dataserver.planning.identity import Job
+from dataserver.planning.layout import layout_of
 
 
 def simulate(
@@ -30,9 +34,9 @@ def simulate(
 ) -> None:
     """Plan some steps of a job in every way that its layout offers, and compare what the simulator expects of them.
 
-    Compared are all combinations of the main policies, the job with one thing changed at a time, and the baseline, over
-    the same samples. The last lines say what to change in the job. Times are those of the job's cost model, so
-    `dataserver fit` comes first. No server is needed and no image is read.
+    Compared are all combinations of the main policies, the job with one thing changed at a time, and what each change
+    on the way from the baseline to the job brings, over the same samples. The last lines say what to change in the job.
+    Times are those of the job's cost model, so `dataserver fit` comes first. No server is needed and no image is read.
 
     Args:
         job: YAML or JSON file of the job.
@@ -52,11 +56,12 @@ def simulate(
     about = _about(planner, taken)
     with progress_bar("planning") as progress:
         outcomes = compare(planner, alternatives_of(planner.job), taken, progress)
+    stairs = _stairs(planner.job, outcomes)
     if json:
         rows = [_row(outcome, outcomes[0]) for outcome in outcomes]
-        print(json_format.dumps({**about, "rows": rows}, indent=1))
+        print(json_format.dumps({**about, "rows": rows, "stair": [asdict(row) for row in stairs]}, indent=1))
         return
-    _show(console_for_tables(), planner.job.job_id, about, outcomes)
+    _show(console_for_tables(), planner.job.job_id, about, outcomes, stairs)
 
 
 def _about(planner: JobPlanner, steps: range) -> dict[str, Any]:
@@ -76,6 +81,13 @@ def _about(planner: JobPlanner, steps: range) -> dict[str, Any]:
         "tokens": sum(int(s.tokens.sum()) for s in samples),
         "truncated_tokens": sum(int(s.truncated_tokens.sum()) for s in samples),
     }
+
+
+def _stairs(job: Job, outcomes: Sequence[Outcome]) -> list[StairRow]:
+    """From the baseline to the job, all of which were compared."""
+    figures = {o.alternative.execution: o.figures for o in outcomes}
+    found = [(stair.name, figures[stair.execution]) for stair in layout_of(job.spec.execution).stair(job)]
+    return stair_rows((name, made.step_ns if made else None) for name, made in found)
 
 
 def _row(outcome: Outcome, own: Outcome) -> dict[str, Any]:
@@ -105,7 +117,9 @@ def _row(outcome: Outcome, own: Outcome) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, job_id: str, about: dict[str, Any], outcomes: Sequence[Outcome]) -> None:
+def _show(
+    console: Console, job_id: str, about: dict[str, Any], outcomes: Sequence[Outcome], stairs: Sequence[StairRow]
+) -> None:
     """Print the comparison for people."""
     first, last = about["first_step"], about["first_step"] + about["steps"] - 1
     console.print(
@@ -115,5 +129,6 @@ def _show(console: Console, job_id: str, about: dict[str, Any], outcomes: Sequen
         "held: microbatches that the fullest stage holds"
     )
     console.print(comparison_table(outcomes))
+    console.print(stair_table(stairs))
     for line in (*notes(outcomes), verdict(outcomes)):
         print(line)

@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dataserver.cli.stairs import StairRow, stair_table
 from dataserver.planning.expectation import imbalance
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind
@@ -28,8 +29,10 @@ def console_for_tables() -> Console:
     return console if console.is_terminal else Console(width=WIDTH)
 
 
-def show_plan(console: Console, execution: Execution, message: plan_pb2.StepPlan, num_steps: int) -> None:
-    """Print a plan of a job with that execution and number of steps."""
+def show_plan(
+    console: Console, execution: Execution, message: plan_pb2.StepPlan, stairs: Iterable[StairRow], num_steps: int
+) -> None:
+    """Print a plan of a job with that execution and number of steps, and what each change on the way to it brings."""
     samples = message.samples
     console.print(f"job {message.job_id}\nstream {message.stream_id}")
     console.print(
@@ -39,6 +42,7 @@ def show_plan(console: Console, execution: Execution, message: plan_pb2.StepPlan
     )
     console.print(_modules(execution, message))
     console.print(_step(message))
+    console.print(stair_table(stairs))
     if message.candidates:
         console.print(_candidates(message))
     if message.decisions:

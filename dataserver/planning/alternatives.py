@@ -50,15 +50,24 @@ def edit_modules(names: Iterable[str], **values: Any) -> Edit:
 
 
 def balances(execution: Execution) -> Dimension:
-    """One balance for all modules."""
+    """One balance for all modules, or canonical order."""
     names = [m.name for m in execution.modules]
     policies = BalancePolicy.LPT, BalancePolicy.NONE
     return Dimension("balance", {p.value: edit_modules(names, balance=p) for p in policies})
 
 
+def wave_balances(execution: Execution) -> Dimension:
+    """One balance for all modules, or canonical order with equal counts; of layouts that work wave by wave."""
+    lpt, _ = balances(execution).choices.items()
+    images = edit_modules([m.name for m in execution.modules if m.handles_images], balance=BalancePolicy.EVEN)
+    others = edit_modules([m.name for m in execution.modules if not m.handles_images], balance=BalancePolicy.NONE)
+    return Dimension("balance", dict([lpt, ("even", lambda e: images(others(e)))]))
+
+
 def balance_of(module: ModuleSpec) -> Dimension:
     """The balance of one module."""
-    choices = {p.value: edit_modules([module.name], balance=p) for p in BalancePolicy}
+    policies = [p for p in BalancePolicy if p is not BalancePolicy.EVEN or module.handles_images]
+    choices = {p.value: edit_modules([module.name], balance=p) for p in policies}
     return Dimension(f"balance of {module.name}", choices)
 
 

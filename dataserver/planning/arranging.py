@@ -45,6 +45,7 @@ def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64,
     """The rank of each image of an encoder or generator, as its balance, padding and memory ask for. int64 [k].
 
     - `none`: the rank beside that of the image's sample.
+    - `even`: every wave in canonical order, dealt out in runs over all ranks, whatever the islands (`dealt_out`).
     - `lpt`: wave by wave, longest first, to the rank of its island that would finish it first. Finish times run on from
       wave to wave, so that the largest image of every wave does not always meet the same rank.
     - the others, and padded modules: every wave of every island is balanced by itself (`balancing.BALANCERS`), and its
@@ -65,6 +66,8 @@ def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64,
     island = backbone_rank * islands // dp
     if module.balance is BalancePolicy.NONE:
         rank = backbone_rank * module.dp // dp
+    elif module.balance is BalancePolicy.EVEN:
+        rank = dealt_out(wave, module.dp)
     elif width == 1:
         rank = island * width
     elif module.padded:
@@ -74,6 +77,24 @@ def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64,
     else:
         return _balanced_waves(module, module.balance.value, sizes, wave, island, islands)
     _check_memory(module, sizes, rank, wave)
+    return rank
+
+
+def dealt_out(wave: I64, num_ranks: int) -> I64:
+    """The items of every wave in their order, in runs over all ranks; `wave` is int64 [k].
+
+    In a wave the counts of two ranks differ by one at most, and so do those of all waves together: the longer runs of a
+    wave begin at the rank where those of the wave before end.
+
+    Returns:
+        int64 [k], the rank of each.
+    """
+    order = np.argsort(wave, kind="stable")
+    waves, number = wave[order], np.arange(len(wave))
+    first = np.searchsorted(waves, waves)
+    turn = (number - first) % num_ranks
+    rank = np.empty_like(wave)
+    rank[order] = (turn[np.lexsort((turn, waves))] + first) % num_ranks
     return rank
 
 

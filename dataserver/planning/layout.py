@@ -12,10 +12,10 @@ from typing import Protocol
 from dataserver.planning.alternatives import Alternatives
 from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution, JobSpec
-from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec, PackingPolicy
 from dataserver.planning.plan import ArrangedStep, ModuleSchedule, StepPlan
 from dataserver.planning.samples import I64, ShardTable, StepSamples
 from dataserver.planning.simulation import Pipeline, Program, Timeline
+from dataserver.planning.stair import Stair
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class Layout:
 
     plan: Callable[[Job, int, StepSamples], StepPlan]
     """Plan a step of a job: job, step, its samples in canonical order."""
-    baseline: Callable[[Execution], Execution]
-    """The same execution without any planning: canonical order."""
+    stair: Callable[[Job], Sequence[Stair]]
+    """From the baseline, which is the same job without any planning, to the job, one change at a time."""
     programs: Callable[[Execution, Sequence[ModuleSchedule], int], tuple[Program, ...]]
     """What every stage does, from what a header says: the schedules of the modules and the number of microbatches."""
     timeline: Callable[[JobSpec, ArrangedStep], PlannedTimeline]
@@ -111,21 +111,3 @@ def layout_of(execution: Execution) -> Layout:
     if not isinstance(found, Layout):
         raise TypeError(f"{folder}.layout.LAYOUT is a {type(found).__name__}; a Layout is required")
     return found
-
-
-def canonical_modules(execution: Execution) -> tuple[ModuleSpec, ...]:
-    """The same modules with best-fit packing, items as they come, and endless memory, for baselines.
-
-    Items as they come need more memory than planned ones: a baseline that kept to it could not run every step that was
-    planned.
-    """
-    return tuple(
-        m.model_copy(
-            update={
-                "balance": BalancePolicy.NONE,
-                "packing": PackingPolicy.BEST_FIT if m.kind is ModuleKind.BACKBONE else None,
-                "memory": None,
-            }
-        )
-        for m in execution.modules
-    )

@@ -21,9 +21,12 @@ def plan_step(job: Job, step: int, samples: StepSamples) -> StepPlan:
 
 def baseline_plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     """The same step in canonical order: unbalanced and unordered."""
-    execution = job.spec.execution
-    without = layout_of(execution).baseline(execution)
-    return plan_step(identify(job.spec.model_copy(update={"execution": without})), step, samples)
+    return plan_step(_running(job, layout_of(job.spec.execution).stair(job)[0].execution), step, samples)
+
+
+def _running(job: Job, execution: Execution) -> Job:
+    """The same stream, run in another way."""
+    return identify(job.spec.model_copy(update={"execution": execution}))
 
 
 def programs(execution: Execution, plan: ArrangedStep) -> tuple[Program, ...]:
@@ -69,3 +72,30 @@ def explain(job: Job, plan: StepPlan) -> PlanSummary:
         after=timeline(job.spec, plan),
         bound_ns=layout_of(job.spec.execution).lower_bound_ns(job, plan),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Climbed:
+    """A stair with what the simulator expects of one step."""
+
+    name: str
+    """What is new, as of `stair.Stair`."""
+    makespan_ns: int | None
+    """None where the step cannot be planned so."""
+
+
+def stairs(job: Job, plan: StepPlan) -> tuple[Climbed, ...]:
+    """What each change on the way from the baseline to the plan brings; the first is the baseline, the last the plan.
+
+    Plans the step once for each of the others.
+    """
+    *others, own = layout_of(job.spec.execution).stair(job)
+    found = []
+    for stair in others:
+        running = _running(job, stair.execution)
+        try:
+            makespan = timeline(running.spec, plan_step(running, plan.step, plan.samples)).makespan_ns
+        except ValueError:  # canonical order within the memory of the job, for example
+            makespan = None
+        found.append(Climbed(stair.name, makespan))
+    return *found, Climbed(own.name, timeline(job.spec, plan).makespan_ns)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from builders.jobs import Data, compose_whole, dataset
+from builders.jobs import BALANCES, Data, compose_whole, dataset
 from builders.samples import make_table
 from hypothesis import strategies as st
 
@@ -64,7 +64,8 @@ def colocated_steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
 
 
 def _module(draw: st.DrawFn, name: str, kind: str, dp: int, most: int, padded: bool = True) -> Data:
-    module: Data = {"name": name, "kind": kind, "dp": dp, "balance": draw(st.sampled_from(BalancePolicy))}
+    balances = BALANCES if kind == "backbone" else list(BalancePolicy)
+    module: Data = {"name": name, "kind": kind, "dp": dp, "balance": draw(st.sampled_from(balances))}
     module["cost"] = {
         "linear_ps": draw(st.integers(1, 10**6)),
         "quadratic_fs": draw(st.integers(0, 10**5)),

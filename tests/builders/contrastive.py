@@ -3,13 +3,12 @@
 from typing import Any
 
 import numpy as np
-from builders.jobs import Data, compose_whole, module
+from builders.jobs import BALANCES, Data, compose_whole, module
 from hypothesis import strategies as st
 
 from dataserver.planning.contrastive.options import ContrastiveSchedule
 from dataserver.planning.contrastive.programs import tower_in_flight, with_interactions
 from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.jobspec import BalancePolicy
 from dataserver.planning.samples import ShardTable, StepSamples
 from dataserver.planning.simulation import Operations, stage_operations
 from dataserver.planning.sizing import shard_table, size_samples
@@ -70,7 +69,7 @@ def contrastive_steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
         if draw(st.booleans()):
             units = draw(st.integers(1, 4)) * batch // dp * (80 if modality == "text" else 64) // 2
             fields["memory"] = {"room_bytes": units * UNIT_BYTES, "unit_bytes": UNIT_BYTES}
-        fields["balance"] = draw(st.sampled_from(list(BalancePolicy))).value
+        fields["balance"] = draw(st.sampled_from(BALANCES)).value
         towers.append(tower(f"{modality}-{number}", modality, **fields))
     schedule = draw(st.sampled_from(list(ContrastiveSchedule)))
     job = contrastive_job(

@@ -6,8 +6,12 @@ from typing import Any, get_args
 
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.job import AnyLayout, Execution
+from dataserver.planning.jobspec import BalancePolicy
 
 Data = dict[str, Any]
+
+BALANCES = [p for p in BalancePolicy if p is not BalancePolicy.EVEN]
+"""Those of all modules; `even` is for images."""
 
 LAYOUT_KINDS = tuple(get_args(o.model_fields["kind"].annotation)[0] for o in get_args(AnyLayout))
 

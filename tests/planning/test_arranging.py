@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.arranged import arranged_module
-from builders.jobs import dataset, make_job
+from builders.jobs import BALANCES, dataset, make_job
 from builders.samples import make_table
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ from dataserver.planning.placement import Placement
 from dataserver.planning.samples import I64, StepSamples, Task
 from dataserver.planning.sizing import concatenate, size_samples
 
-BALANCED = [p for p in BalancePolicy if p is not BalancePolicy.NONE]
+BALANCED = [p for p in BALANCES if p is not BalancePolicy.NONE]
 
 
 def encoder(dp: int, units: int | None = None, **fields: Any) -> ModuleSpec:
@@ -57,7 +57,7 @@ def waves(draw: st.DrawFn) -> tuple[int, int, int, I64, I64, I64]:
 
 
 @settings(max_examples=150)
-@given(waves(), st.sampled_from(BalancePolicy), st.booleans(), st.integers(1, 12))
+@given(waves(), st.sampled_from(BALANCES), st.booleans(), st.integers(1, 12))
 def test_every_wave_stays_in_its_island_and_memory(
     case: tuple[int, int, int, I64, I64, I64], balance: BalancePolicy, padded: bool, room: int
 ) -> None:
@@ -87,6 +87,29 @@ def test_without_balance_an_image_stays_beside_its_sample(
     for groups in (1, islands):
         rank = spread_images(module, sizes, backbone_rank, wave, islands * ranks, groups)
         assert np.array_equal(rank, backbone_rank * module.dp // (islands * ranks))
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(0, 5), max_size=40), st.integers(1, 12), st.booleans(), st.integers(1, 12))
+def test_even_counts_in_every_wave_and_in_all(drawn: list[int], dp: int, padded: bool, room: int) -> None:
+    """Neighbours stay together, and the longer runs of a wave begin where those of the wave before end."""
+    wave, sizes = np.array(drawn, np.int64), np.full(len(drawn), 100, np.int64)
+    zeros = np.zeros_like(wave)
+    rank = spread_images(encoder(dp, balance="even", padded=padded), sizes, zeros, wave, 1, 1)
+    before = np.zeros(dp, np.int64)
+    for number in np.unique(wave):
+        mine = rank[wave == number]
+        counts = np.bincount(mine, minlength=dp)
+        assert counts.max() - counts.min() <= 1
+        assert np.count_nonzero(np.diff(mine)) == np.count_nonzero(counts) - 1
+        before += counts
+        assert before.max() - before.min() <= 1
+    tight = encoder(dp, 100 * room, balance="even", padded=padded)
+    if max(held(tight, sizes, rank, wave), default=0) > 100 * room:
+        with pytest.raises(WaveTooLargeError, match="module vit, wave "):
+            spread_images(tight, sizes, zeros, wave, 1, 1)
+    else:
+        assert np.array_equal(spread_images(tight, sizes, zeros, wave, 1, 1), rank)
 
 
 @settings(max_examples=100)

@@ -4,8 +4,9 @@ from functools import partial
 
 from dataserver.planning.colocated.alternatives import alternatives
 from dataserver.planning.colocated.options import ColocatedOptions
-from dataserver.planning.colocated.planner import baseline, plan
+from dataserver.planning.colocated.planner import plan
 from dataserver.planning.colocated.programs import programs
+from dataserver.planning.colocated.stair import stair
 from dataserver.planning.colocated.timeline import bound_ns, timeline
 from dataserver.planning.expectation import loads
 from dataserver.planning.identity import Job
@@ -26,7 +27,7 @@ def _figures(own: Job, job: Job, plan: StepPlan) -> dict[str, float]:
 
 LAYOUT = Layout(
     plan=plan,
-    baseline=baseline,
+    stair=stair,
     programs=programs,
     timeline=timeline,
     lower_bound_ns=bound_ns,

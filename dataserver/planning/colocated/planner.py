@@ -19,7 +19,7 @@ from dataserver.planning.expectation import held_units, imbalance, microbatch_lo
 from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind
-from dataserver.planning.layout import PlannedTimeline, canonical_modules
+from dataserver.planning.layout import PlannedTimeline
 from dataserver.planning.naming import sample_name, unit_of
 from dataserver.planning.placement import in_order
 from dataserver.planning.plan import ArrangedStep, Arrangement, Decision, Routing, StepPlan, make_plan
@@ -59,14 +59,6 @@ class _CandidatePlan:
     def makespan_ns(self) -> int:
         """As simulated."""
         return self.planned.makespan_ns
-
-
-def baseline(execution: Execution) -> Execution:
-    """The sampling layout: best-fit packing, sequences in their order, every image on the rank of its sequence.
-
-    As if memory were endless.
-    """
-    return execution.model_copy(update={"modules": canonical_modules(execution)})
 
 
 def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
@@ -223,8 +215,9 @@ def _decisions(spec: JobSpec, best: _CandidatePlan, fewest: int) -> tuple[Decisi
         loads = microbatch_loads(module, found).sum(axis=1)
         home = arranged.at_home.get(module.name, loads)
         spread = f"largest / mean load of the ranks {imbalance(loads.tolist()):.3f}"
-        if module.balance is BalancePolicy.NONE or module.name not in arranged.at_home:
-            chosen = "canonical order" if module.kind is ModuleKind.BACKBONE else "images beside their sequences"
+        if module.balance.keeps_order or module.name not in arranged.at_home:
+            beside = module.kind is not ModuleKind.BACKBONE and module.name not in arranged.at_home
+            chosen = "images beside their sequences" if beside else "canonical order"
         elif np.array_equal(np.sort(loads), np.sort(home)):
             chosen, spread = "canonical order", f"{spread}, and {module.balance.value} is no faster"
         else:

@@ -36,16 +36,20 @@ def spread_items(items: ModuleItems, num_sequences: int, microbatches: int) -> t
     """Spread the items of a module by the balancer that it names, or as in the sampling layout.
 
     That layout deals out the sequences in their order and leaves every image on the rank of its sequence. It is what
-    the policy `none` asks for, and what replaces a policy that turns out slower. Items that are padded are put into
-    microbatches first, by runs of least possible maximum or of equal count, and these are spread like items.
+    the policy `none` asks for, and what replaces a policy that turns out slower; `even` deals out images like
+    sequences. Items that are padded are put into microbatches first, by runs of least possible maximum or of equal
+    count, and these are spread like items.
 
     Returns:
-        The spread; and int64 [ranks], forward nanoseconds of each rank in the sampling layout.
+        The spread; and int64 [ranks], forward nanoseconds of each rank in that order.
 
     Raises:
         BinRoomError: the memory of so many microbatches does not hold the items, or no way to fit them was found.
     """
-    home = in_runs(num_sequences, items.module.dp)[items.sequence]
+    if items.module.balance is BalancePolicy.EVEN:
+        home = in_runs(len(items.index), items.module.dp)
+    else:
+        home = in_runs(num_sequences, items.module.dp)[items.sequence]
     with _naming(items.module):
         spread, at_home = (_spread_padded if items.module.padded else _spread)(items, home, microbatches)
     return spread, microbatches * items.module.cost.microbatch_ns + at_home
@@ -79,7 +83,7 @@ def _spread(items: ModuleItems, home: I64, microbatches: int) -> tuple[Spread, I
     ranks, policy, room = items.module.dp, items.module.balance, items.room(microbatches)
     batch, at_home = home, bin_loads(items.loads, home, ranks)
     keeps = fits(items.sizes, home, ranks, room, padded=False)
-    if policy is not BalancePolicy.NONE:
+    if not policy.keeps_order:
         capacity = None if items.slots is None else items.slots * microbatches
         planned = BALANCERS[policy.value](items.loads, ranks, capacity, room)
         if not keeps or at_home.max() >= bin_loads(items.loads, planned, ranks).max():
@@ -94,7 +98,7 @@ def _spread_padded(items: ModuleItems, home: I64, microbatches: int) -> tuple[Sp
     module, ranks, count = items.module, items.module.dp, items.module.dp * microbatches
     canonical = home * microbatches + _split(items, home, microbatches, runs)
     ways: list[tuple[I64, Balancer]] = [(canonical, runs)]
-    if module.balance is not BalancePolicy.NONE:
+    if not module.balance.keeps_order:
         even, policy = np.empty_like(canonical), BALANCERS[module.balance.value]
         even[np.argsort(-items.loads, kind="stable")] = in_runs(len(even), count)
         ways = [(BALANCERS["padded"](items.loads, count, items.slots, items.room()), policy), (even, policy), *ways]
@@ -119,7 +123,7 @@ def _spread_padded(items: ModuleItems, home: I64, microbatches: int) -> tuple[Sp
 
 def _microbatch(items: ModuleItems, batch: I64, microbatches: int) -> I64:
     policy = items.module.balance
-    balancer: Balancer = runs if policy is BalancePolicy.NONE else BALANCERS[policy.value]
+    balancer: Balancer = runs if policy.keeps_order else BALANCERS[policy.value]
     return _split(items, batch, microbatches, balancer, items.slots, items.room())
 
 

@@ -2,15 +2,16 @@
 
 from dataserver.planning.contrastive.alternatives import alternatives
 from dataserver.planning.contrastive.limits import TowerLimits
-from dataserver.planning.contrastive.planner import baseline, plan
+from dataserver.planning.contrastive.planner import plan
 from dataserver.planning.contrastive.programs import programs
+from dataserver.planning.contrastive.stair import stair
 from dataserver.planning.contrastive.timeline import bound_ns, timeline
 from dataserver.planning.expectation import loads
 from dataserver.planning.layout import Layout
 
 LAYOUT = Layout(
     plan=plan,
-    baseline=baseline,
+    stair=stair,
     programs=programs,
     timeline=timeline,
     lower_bound_ns=bound_ns,

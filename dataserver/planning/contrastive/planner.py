@@ -13,28 +13,19 @@ from dataserver.planning.candidates import ranked, shown
 from dataserver.planning.contrastive.arranging import BatchedStep, arrange, batched_step
 from dataserver.planning.contrastive.limits import TowerMemoryError
 from dataserver.planning.contrastive.memory import TowerMemory
-from dataserver.planning.contrastive.options import ContrastiveOptions, ContrastiveSchedule
+from dataserver.planning.contrastive.options import ContrastiveSchedule
 from dataserver.planning.contrastive.programs import tower_in_flight
 from dataserver.planning.contrastive.timeline import timeline
 from dataserver.planning.costs import forward_ns
 from dataserver.planning.expectation import item_sizes, item_sums
 from dataserver.planning.identity import Job
-from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import BalancePolicy, ModuleSpec
-from dataserver.planning.layout import canonical_modules
 from dataserver.planning.naming import listed, milliseconds, unit_of
 from dataserver.planning.plan import ArrangedStep, Arrangement, Decision, ModuleSchedule, StepPlan, make_plan
 from dataserver.planning.samples import I64, StepSamples
 
 Refusals = Mapping[ContrastiveSchedule, TowerMemoryError]
 """Why memory does not hold a schedule."""
-
-
-def baseline(execution: Execution) -> Execution:
-    """Canonical order dealt out in runs, one contrastive batch after the other, as if memory were endless."""
-    changes = {"schedule": ContrastiveSchedule.BATCH_SYNC, "extra_in_flight": 0}
-    layout = execution.options(ContrastiveOptions).model_copy(update=changes)
-    return execution.model_copy(update={"modules": canonical_modules(execution), "layout": layout})
 
 
 def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:

@@ -3,8 +3,9 @@
 from dataserver.planning.grouped.alternatives import alternatives
 from dataserver.planning.grouped.bounds import bound_ns
 from dataserver.planning.grouped.options import GroupedOptions
-from dataserver.planning.grouped.planner import baseline, plan
+from dataserver.planning.grouped.planner import plan
 from dataserver.planning.grouped.sequences import loads
+from dataserver.planning.grouped.stair import stair
 from dataserver.planning.grouped.timeline import timeline
 from dataserver.planning.layout import Layout
 from dataserver.planning.limits import BackboneLimits
@@ -15,7 +16,7 @@ REMEDY = "raise layout.max_degree, lower stream.seq_len"
 
 LAYOUT = Layout(
     plan=plan,
-    baseline=baseline,
+    stair=stair,
     programs=wave_programs,
     timeline=timeline,
     lower_bound_ns=bound_ns,

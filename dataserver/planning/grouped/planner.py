@@ -21,27 +21,12 @@ from dataserver.planning.grouped.sequence_plan import SequencePlan
 from dataserver.planning.grouped.sequences import group_costs, rank_tokens
 from dataserver.planning.identity import Job, JobSpecError
 from dataserver.planning.job import Execution
-from dataserver.planning.jobspec import ModuleKind, OrderPolicy
-from dataserver.planning.layout import canonical_modules
+from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.naming import milliseconds, sample_name
 from dataserver.planning.plan import Decision, StepPlan, make_plan
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.sequences import pack_sequences
 from dataserver.planning.sizing import SampleTooLargeError
-
-
-def baseline(execution: Execution) -> Execution:
-    """Groups of the largest degree always, best-fit packing, images beside their groups, microbatches as they come.
-
-    As if encoders and generators had endless memory.
-    """
-    kept = {"memory": execution.backbone.memory}  # it says what a device of a group takes
-    modules = tuple(
-        m.model_copy(update=kept) if m.kind is ModuleKind.BACKBONE else m for m in canonical_modules(execution)
-    )
-    changes = {"policy": GroupPolicy.STATIC, "order": OrderPolicy.NONE}
-    layout = execution.options(GroupedOptions).model_copy(update=changes)
-    return execution.model_copy(update={"modules": modules, "layout": layout})
 
 
 def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:

@@ -13,7 +13,9 @@ class BalancePolicy(StrEnum):
     """How a module's items are spread over its ranks; all but `none` even out what the ranks have to do."""
 
     NONE = "none"
-    """Canonical order, dealt out in runs: the baseline."""
+    """Canonical order: sequences and pairs dealt out in runs, images on the rank beside that of their sequence."""
+    EVEN = "even"
+    """Encoder, generator: images in canonical order, dealt out in runs of equal count over all ranks."""
     LPT = "lpt"
     """Longest processing time first (Graham 1969; DistTrain, Algorithm 1)."""
     KARMARKAR_KARP = "karmarkar_karp"
@@ -22,6 +24,11 @@ class BalancePolicy(StrEnum):
     """Bounded moves and swaps on top of `lpt`."""
     KARMARKAR_KARP_SEARCH = "karmarkar_karp_search"
     """Bounded moves and swaps on top of `karmarkar_karp`."""
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether items stay in canonical order, whatever they cost."""
+        return self in (BalancePolicy.NONE, BalancePolicy.EVEN)
 
 
 class PackingPolicy(StrEnum):
@@ -108,7 +115,7 @@ class ModuleSpec(SpecModel):
     groups do it."""
     padded: bool = False
     """Whether the items of a microbatch are padded to the largest, so that each costs as much as that one. Every
-    balance but `none` then gathers items of like size."""
+    balance but `none` and `even` then gathers items of like size."""
     packing: Annotated[PackingPolicy | None, Field(default=None, validate_default=True)]
     """Backbone: which sequence holds each sample, where the stream packs at all; by default `balanced`."""
 
@@ -116,6 +123,11 @@ class ModuleSpec(SpecModel):
     def holds_samples(self) -> bool:
         """Whether its items are samples, sized in tokens (backbone, text tower); elsewhere images, in patches."""
         return self.kind is ModuleKind.BACKBONE or self.modality is Modality.TEXT
+
+    @property
+    def handles_images(self) -> bool:
+        """Whether it encodes or generates the images of a backbone's samples."""
+        return self.kind in (ModuleKind.ENCODER, ModuleKind.GENERATOR)
 
     @field_validator("cost", mode="before", json_schema_input_type=Cost | ModelCost | None)
     @classmethod
@@ -148,6 +160,11 @@ class ModuleSpec(SpecModel):
                     f"module {self.name} ({self.kind}) has {field} {value}; only {' and '.join(kinds)} modules have "
                     "it, leave it out"
                 )
+        if self.balance is BalancePolicy.EVEN and not self.handles_images:
+            raise ValueError(
+                f"module {self.name} ({self.kind}) has balance even; only images are dealt out so, take none, which "
+                "gives its ranks equal counts as well"
+            )
         if self.kind is ModuleKind.TOWER and self.modality is None:
             raise ValueError(f"tower {self.name} has no modality; set it to one of {[str(m) for m in Modality]}")
         return self

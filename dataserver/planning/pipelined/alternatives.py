@@ -4,11 +4,11 @@ from dataserver.planning.alternatives import (
     Alternatives,
     Dimension,
     balance_of,
-    balances,
     edit_layout,
     extras,
     orders,
     packings,
+    wave_balances,
 )
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind, Schedule
@@ -31,7 +31,7 @@ def alternatives(job: Job) -> Alternatives:
     alone = len(execution.modules) == 1 and backbone.pp == 1
     if layout.schedule is Schedule.ONE_F_ONE_B and not alone:
         single.append(extras())
-    return Alternatives([*packings(job), balances(execution), orders()], single)
+    return Alternatives([*packings(job), wave_balances(execution), orders()], single)
 
 
 def _schedules(layout: PipelinedOptions, stages: int) -> Dimension:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataserver.planning.candidates import fastest
-from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec, OrderPolicy
+from dataserver.planning.jobspec import ModuleKind, ModuleSpec, OrderPolicy
 from dataserver.planning.pipelined.candidates import CandidatePlan, ImageSpread, Trial, candidates_of
 from dataserver.planning.pipelined.packed import PackedStep
 from dataserver.planning.pipelined.placing import makespan_ns, searched
@@ -110,7 +110,7 @@ def _spreads(packed: PackedStep, islands: int, canonical: bool) -> tuple[ImageSp
     """The ways to spread images that can differ: within islands, over all ranks, in canonical order also beside."""
     others = [m for m in packed.modules if m.kind is not ModuleKind.BACKBONE]
     everywhere = ImageSpread()
-    if all(m.balance is BalancePolicy.NONE for m in others):
+    if all(m.balance.keeps_order for m in others):
         return (everywhere,)
     spreads = (ImageSpread(islands), everywhere) if islands > 1 else (everywhere,)
     same = all(m.dp == islands for m in others)  # islands of one rank leave no other

@@ -8,25 +8,17 @@ import numpy as np
 from dataserver.planning.candidates import ranked, shown
 from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution
-from dataserver.planning.jobspec import ModuleKind, ModuleSpec, OrderPolicy
-from dataserver.planning.layout import canonical_modules
+from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.naming import milliseconds, sample_name
 from dataserver.planning.pipelined.attempts import Attempt, search
 from dataserver.planning.pipelined.candidates import CandidatePlan
 from dataserver.planning.pipelined.counts import Counts, sample_sizes
-from dataserver.planning.pipelined.options import PipelinedOptions
 from dataserver.planning.pipelined.placing import lower_bound_ns, placement_problem
 from dataserver.planning.plan import Decision, StepPlan, make_plan
 from dataserver.planning.samples import StepSamples
 from dataserver.planning.sequences import sequence_of_samples
 from dataserver.planning.sizing import SampleTooLargeError
 from dataserver.planning.waves import decisions
-
-
-def baseline(execution: Execution) -> Execution:
-    """Best-fit packing, canonical order, images beside their backbone rank, as if memory were endless."""
-    layout = execution.options(PipelinedOptions).model_copy(update={"order": OrderPolicy.NONE})
-    return execution.model_copy(update={"modules": canonical_modules(execution), "layout": layout})
 
 
 def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:

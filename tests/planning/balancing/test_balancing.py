@@ -3,6 +3,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from builders.jobs import BALANCES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,7 +75,7 @@ def test_runs_are_consecutive_and_even(num_items: int, num_bins: int) -> None:
     assert max(counts) - min(counts) <= 1
 
 
-@given(st.sampled_from(BalancePolicy), st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.data())
+@given(st.sampled_from(BALANCES), st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.data())
 def test_places_are_distinct_slots(policy: BalancePolicy, dp: int, waves: int, microbatch: int, data) -> None:  # type: ignore[no-untyped-def]
     loads = data.draw(st.lists(st.integers(0, 1000), max_size=dp * waves * microbatch))
     own = np.array([[*loads, 0]], np.int64)

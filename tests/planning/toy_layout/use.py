@@ -15,7 +15,7 @@ from dataserver.cli.comparison import compare
 from dataserver.planning.identity import identify, parse_job
 from dataserver.planning.job import AnyLayout
 from dataserver.planning.layout import layout_of
-from dataserver.planning.planner import explain, plan_step, timeline
+from dataserver.planning.planner import explain, plan_step, stairs, timeline
 from dataserver.planning.samples import StepSamples
 from dataserver.planning.schema import job_schema
 from dataserver.planning.views import view_plan
@@ -77,6 +77,7 @@ sys.stdout.write(
             "busiest_ns": int(simulated.timeline.busy_ns.max()),
             "bound_ns": summary.bound_ns,
             "other_baseline": summary.baseline.hash != plan.hash,
+            "stairs": [[s.name, s.makespan_ns] for s in stairs(job, plan)],
             "message_hash": plan_message(job, plan, summary).plan_hash.hex() == plan.hash.hex(),
             "rows": [[o.alternative.heading, o.alternative.name, o.figures.of_layout] for o in outcomes],
             "in_schema": "ToyOptions" in definitions,

@@ -12,13 +12,14 @@ from dataserver.planning.expectation import loads
 from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import OrderPolicy
-from dataserver.planning.layout import Layout, Node, PlannedTimeline, canonical_modules
+from dataserver.planning.layout import Layout, Node, PlannedTimeline
 from dataserver.planning.limits import BackboneLimits
 from dataserver.planning.placement import in_order
 from dataserver.planning.plan import NO_GROUPS, ArrangedStep, ModuleSchedule, StepPlan, make_plan
 from dataserver.planning.samples import StepSamples
 from dataserver.planning.sequences import fill_percent, pack_step
 from dataserver.planning.simulation import Pipeline, Program, simulate, stage_operations
+from dataserver.planning.stair import Stair, canonical_modules, climb, memory, packing, sequences
 
 
 def _plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
@@ -61,9 +62,11 @@ def _timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
     return PlannedTimeline(nodes, pipeline, simulate(pipeline))
 
 
-def _baseline(execution: Execution) -> Execution:
-    plain = execution.model_copy(update={"modules": canonical_modules(execution)})
-    return edit_layout(order=OrderPolicy.NONE)(plain)
+def _stair(job: Job) -> tuple[Stair, ...]:
+    plain = job.spec.execution.model_copy(update={"modules": canonical_modules(job)})
+    turned = edit_layout(order=job.spec.execution.options(ToyOptions).order)
+    changes = packing(job), sequences(job), memory(job), ("turned", turned)
+    return climb(job, "canonical order", edit_layout(order=OrderPolicy.NONE)(plain), changes)
 
 
 def _bound_ns(job: Job, plan: StepPlan) -> int:
@@ -72,7 +75,7 @@ def _bound_ns(job: Job, plan: StepPlan) -> int:
 
 LAYOUT = Layout(
     plan=_plan,
-    baseline=_baseline,
+    stair=_stair,
     programs=_programs,
     timeline=_timeline,
     lower_bound_ns=_bound_ns,

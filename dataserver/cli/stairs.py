@@ -1,0 +1,75 @@
+"""What each change on the way from the baseline to a job brings, for everything that shows it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+from rich import box
+from rich.table import Table
+
+from dataserver.planning.planner import Climbed
+
+TITLE: Final = "from the baseline to the plan, one change at a time"
+
+
+@dataclass(frozen=True, slots=True)
+class StairRow:
+    """One change with its simulated time; None where it could not be planned."""
+
+    name: str
+    """The baseline, or what is new."""
+    step_ns: float | None
+    of_the_one_before: float | None
+    """Time over that of the last row before that could be planned; of the first 1."""
+    of_the_first: float | None
+    """Time over that of the baseline."""
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """Name, milliseconds, and both ratios, for people."""
+        time = "-" if self.step_ns is None else f"{self.step_ns / 1e6:.1f}"
+        before, first = ("-" if r is None else f"{r:.3f}" for r in (self.of_the_one_before, self.of_the_first))
+        return self.name, time, before, first
+
+
+COLUMNS: Final = ("", "step ms", "of the one before", "of the first")
+
+
+def mean_stairs(steps: Sequence[Sequence[Climbed]]) -> list[StairRow]:
+    """Means over some steps of one job; a change that one of them could not be planned with has no time.
+
+    Args:
+        steps: `planner.stairs` of each, one step at least.
+    """
+    found = []
+    for change in zip(*steps, strict=True):
+        times = [c.makespan_ns for c in change if c.makespan_ns is not None]
+        found.append((change[0].name, fmean(times) if len(times) == len(change) else None))
+    return stair_rows(found)
+
+
+def stair_rows(times: Iterable[tuple[str, float | None]]) -> list[StairRow]:
+    """Names and nanoseconds with their ratios."""
+    found: list[StairRow] = []
+    first = before = None
+    for number, (name, step_ns) in enumerate(times):
+        if step_ns is None:
+            found.append(StairRow(name, None, None, None))
+            continue
+        first = step_ns if first is None else first
+        before = step_ns if before is None else before
+        title = f"+ {name}" if number else name
+        found.append(StairRow(title, step_ns, step_ns / max(before, 1), step_ns / max(first, 1)))
+        before = step_ns
+    return found
+
+
+def stair_table(rows: Iterable[StairRow]) -> Table:
+    """The rows for a terminal."""
+    table = Table(title=TITLE, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for number, column in enumerate(COLUMNS):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row.cells)
+    return table
