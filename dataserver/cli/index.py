@@ -7,15 +7,8 @@ import tyro
 
 from dataserver.cli.arguments import MaybeInt, MaybePath, named_paths
 from dataserver.cli.progress import progress_bar
-from dataserver.dataset import Dataset, build_index, count_tokens
+from dataserver.dataset import KINDS, Dataset, build_index, count_tokens
 from dataserver.preprocessing import BYTES, Tokenizer, load_tokenizer
-
-Paths = Annotated[
-    tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH...", help_behavior_hint="(required)")
-]
-Tokenizers = Annotated[
-    tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=FILE", help_behavior_hint="")
-]
 
 
 def index(
@@ -31,7 +24,7 @@ def index(
     """Index datasets, count their tokens, and print their fingerprints.
 
     One sequential pass per shard, in parallel; a second run touches only shards that changed, and one that was killed
-    goes on where it was. Samples that are odd are left out and counted: see `dataserver lint`.
+    goes on where it was. What is odd is counted: `dataserver lint` lists it.
 
     Args:
         paths: Folders of shards (or single shards).
@@ -62,7 +55,7 @@ def _index_one(path: Path, index_dir: Path | None, workers: int | None, tokenize
     print(f"  shards       {built.num_shards} ({built.num_built} indexed now)")
     print(f"  samples      {built.num_samples}")
     for kind, count in built.oddities.items():
-        print(f"  left out     {count} {kind}")
+        print(f"  {KINDS[kind]:<12} {count} {kind}")
     for tokenizer in tokenizers:
         with progress_bar(f"counting {tokenizer.name} tokens") as report:
             counted = count_tokens(path, tokenizer, index_dir, report)

@@ -16,6 +16,7 @@ from dataserver.dataset.errors import (
 )
 from dataserver.dataset.filters import Filter, compile_filter
 from dataserver.dataset.headers import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, TRANSPOSED, sniff_format
+from dataserver.dataset.kinds import KINDS, Effect
 from dataserver.dataset.lint import Finding, LintReport, lint
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.samples import IMAGE, TEXT, Scalar
@@ -24,6 +25,7 @@ from dataserver.dataset.tokens import TokenCounter, TokensReport, count_tokens
 
 __all__ = [
     "IMAGE",
+    "KINDS",
     "MAX_IMAGE_BYTES",
     "MAX_IMAGE_PIXELS",
     "TEXT",
@@ -32,6 +34,7 @@ __all__ = [
     "Dataset",
     "DatasetError",
     "DocumentParts",
+    "Effect",
     "Filter",
     "FilterError",
     "Finding",

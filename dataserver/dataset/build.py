@@ -25,8 +25,9 @@ from dataserver.dataset.index import (
     read_oddities,
     write_index,
 )
+from dataserver.dataset.kinds import LOST_IMAGE
 from dataserver.dataset.samples import Scalar, read_samples
-from dataserver.dataset.sidecar import read_sidecar
+from dataserver.dataset.sidecar import promised_images, read_sidecar
 from dataserver.dataset.tar import READ_CHUNK_BYTES, HashingReader, scan_members
 
 Progress = Callable[[int, int], None]
@@ -54,6 +55,7 @@ def index_shard(shard: ShardFile) -> None:
     oddities = Oddities()
     rows = RowCollector()
     scalars: list[dict[str, Scalar]] = []
+    without_image: list[int] = []
     try:
         shard_bytes, sidecar_bytes, mtime = before = shard.stats()
         with shard.path.open("rb", buffering=READ_CHUNK_BYTES) as file:
@@ -61,9 +63,13 @@ def index_shard(shard: ShardFile) -> None:
             for sample in read_samples(scan_members(reader, oddities), oddities):
                 rows.add(sample)
                 scalars.append(sample.scalars)
+                if not sample.images:
+                    without_image.append(len(scalars) - 1)
             reader.skip(reader.remaining)
         core_digest = rows.finish()
         meta = read_sidecar(shard.sidecar_path, rows.keys, scalars, oddities)
+        for row, size in promised_images(without_image, meta, scalars):
+            oddities.add(rows.keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
         after = shard.stats()
     except OSError as error:
         raise DatasetError(f"cannot read shard {shard.path}: {error}; make it readable and index again") from error

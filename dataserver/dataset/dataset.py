@@ -47,13 +47,16 @@ class Dataset:
         self._descriptors: LruCache[_Descriptor] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
 
     @classmethod
-    def open(cls, path: Path, index_dir: Path | None = None, quarantine: Path | None = None) -> "Dataset":
+    def open(
+        cls, path: Path, index_dir: Path | None = None, quarantine: Path | None = None, may_be_empty: bool = False
+    ) -> "Dataset":
         """Open the dataset at `path`, a folder of shards or one shard.
 
         Args:
             path: where the shards lie.
             index_dir: where the indexes lie instead of beside the shards.
             quarantine: list of samples to leave out.
+            may_be_empty: open it even if it has no usable sample.
 
         Raises:
             StaleIndexError: an index is missing or older than its shard; names the command to run.
@@ -62,7 +65,7 @@ class Dataset:
         """
         files = find_shards(path, index_dir)
         schemas = [read_fresh_schema(file) for file in files]
-        if not any(header.num_samples for header, _ in schemas):
+        if not may_be_empty and not any(header.num_samples for header, _ in schemas):
             raise DatasetError(
                 f"the {len(files)} shards at {path} have no usable sample; see what is wrong: dataserver lint {path}"
             )

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-MAX_ODDITY_DETAILS = 1000
-"""Details kept per shard; the counts stay exact beyond it."""
+MAX_ODDITY_BYTES = 4 << 20
+"""Limit of the details kept per shard, some 50,000 of them; the counts stay exact beyond it."""
 
 MAX_DETAIL_CHARS = 200
 MAX_KEY_CHARS = 1024
@@ -45,12 +45,16 @@ class SampleError(Exception):
 
 
 class TarError(SampleError):
-    """The rest of a tar cannot be read."""
+    """The rest of a tar cannot be read; `member` is the raw name of the member that is cut, None where it is unknown."""
+
+    def __init__(self, kind: str, detail: str, member: bytes | None = None) -> None:
+        super().__init__(kind, detail)
+        self.member = member
 
 
 @dataclass(frozen=True, slots=True)
 class Oddity:
-    """Something odd in one shard: `key` is the sample's key (a member name, or empty, where there is none)."""
+    """Something odd in one shard: `kind` is one of `KINDS`, `key` the sample's key, empty where it belongs to none."""
 
     key: str
     kind: str
@@ -59,16 +63,19 @@ class Oddity:
 
 @dataclass(slots=True)
 class Oddities:
-    """Collects what is odd in one shard: exact counts by kind, and the first `MAX_ODDITY_DETAILS` details."""
+    """Collects what is odd in one shard: exact counts by kind, and the first details, up to `MAX_ODDITY_BYTES`."""
 
     counts: Counter[str] = field(default_factory=Counter)
     details: list[Oddity] = field(default_factory=list)
+    num_bytes: int = 0
 
     def add(self, key: str, kind: str, detail: str) -> None:
         """Count one oddity; names and texts of hostile files are made printable and cut."""
         self.counts[kind] += 1
-        if len(self.details) < MAX_ODDITY_DETAILS:
-            self.details.append(Oddity(printable(key, MAX_KEY_CHARS), kind, printable(detail)))
+        oddity = Oddity(printable(key, MAX_KEY_CHARS), kind, printable(detail))
+        self.num_bytes += len(oddity.key) + len(kind) + len(oddity.detail)
+        if self.num_bytes <= MAX_ODDITY_BYTES:
+            self.details.append(oddity)
 
 
 @dataclass(frozen=True, slots=True)

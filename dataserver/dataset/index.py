@@ -19,9 +19,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from dataserver.dataset.errors import DatasetError, Oddities, Oddity, OddityReport, StaleIndexError
+from dataserver.dataset.kinds import KINDS
 from dataserver.dataset.samples import Sample
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 BATCH_ROWS: Final = 256
 META_PREFIX: Final = "meta."
 NO_SIDECAR: Final = -1
@@ -199,7 +200,7 @@ def _open(path: Path) -> Iterator[tuple[Any, Any]]:
     try:
         with pa.memory_map(str(path)) as source:
             yield source, pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False))
-    except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
+    except (OSError, pa.ArrowException, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StaleIndexError(f"{path} cannot be read ({error}); remove it and index again") from error
 
 
@@ -234,7 +235,10 @@ def read_oddities(path: Path) -> OddityReport:
     """Return what was odd in the shard of this index."""
     with _open(path) as (_, reader):
         content = json.loads(reader.schema.metadata[ODDITIES_KEY])
-        return OddityReport(content["counts"], tuple(Oddity(*detail) for detail in content["details"]))
+        details = tuple(Oddity(*detail) for detail in content["details"])
+        if not KINDS.keys() >= content["counts"].keys() | {oddity.kind for oddity in details}:
+            raise ValueError("it counts an unknown kind of oddity")
+        return OddityReport(content["counts"], details)
 
 
 def read_columns(path: Path, header: IndexHeader, columns: Sequence[str]) -> pa.Table:

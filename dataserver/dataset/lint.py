@@ -1,8 +1,4 @@
-"""Lint: everything that is odd in a dataset, and a quarantine list of the samples that do not decode.
-
-What is left out of the index already (unreadable headers, missing captions, ...) is listed but not quarantined: no job
-sees it. The quarantine list holds samples of the index whose pixels cannot be decoded, found with `decode`.
-"""
+"""Lint: everything that is odd in a dataset, and a quarantine list of the samples that it names."""
 
 import itertools
 import os
@@ -13,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataserver.dataset.dataset import Dataset
-from dataserver.dataset.errors import SampleError, printable
-from dataserver.dataset.headers import TRANSPOSED, open_image
+from dataserver.dataset.errors import printable
+from dataserver.dataset.kinds import UNDECODABLE
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import ImageRef, Shard
 
-UNDECODABLE = "undecodable"
+Judge = Callable[[bytes, ImageRef], str | None]
+"""Says why an image's bytes are no usable image, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +33,24 @@ class LintReport:
     """Everything odd in a dataset."""
 
     findings: tuple[Finding, ...]
-    """In shard order; of the oddities found while indexing, the first `MAX_ODDITY_DETAILS` of each shard."""
+    """In shard order; of what was found while indexing, at most `MAX_ODDITY_BYTES` of each shard."""
     counts: Mapping[str, int]
-    """Exact counts by kind."""
+    """Exact counts by kind, also of what is not among the findings."""
     num_samples: int
     """Usable samples, the quarantined ones included."""
     quarantine: Quarantine
+    """The samples that the findings name, usable or not."""
+
+    @property
+    def num_unlisted(self) -> int:
+        """What is counted and not among the findings."""
+        return sum(self.counts.values()) - len(self.findings)
 
 
 def lint(
     path: Path,
     index_dir: Path | None = None,
-    decode: bool = False,
+    judge: Judge | None = None,
     quarantine_file: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> LintReport:
@@ -56,7 +59,7 @@ def lint(
     Args:
         path: folder of shards, or one shard.
         index_dir: where the indexes lie instead of beside the shards.
-        decode: decode every image fully; failures are findings of the kind `undecodable` and quarantined.
+        judge: is given every image, by several threads; what it refuses is a finding of the kind `undecodable`.
         quarantine_file: where the quarantine list is written.
         progress: called with (samples done, samples in total).
 
@@ -64,7 +67,7 @@ def lint(
         StaleIndexError: a shard is not indexed.
         ShardReadError: storage failed.
     """
-    dataset = Dataset.open(path, index_dir)
+    dataset = Dataset.open(path, index_dir, may_be_empty=True)
     findings: list[Finding] = []
     counts: Counter[str] = Counter()
     num_samples = sum(shard.num_samples for shard in dataset.shards)
@@ -73,20 +76,20 @@ def lint(
         report = shard.oddities()
         counts.update(report.counts)
         findings += [Finding(shard.name, o.key, o.kind, o.detail) for o in report.details]
-        if decode:
-            failures = list(_decode_shard(dataset, shard))
+        if judge is not None:
+            failures = list(_judge_shard(dataset, shard, judge))
             counts[UNDECODABLE] += len(failures)
             findings += failures
         done += shard.num_samples
         if progress is not None:
             progress(done, num_samples)
-    quarantine = Quarantine.from_samples((f.shard, f.key) for f in findings if f.kind == UNDECODABLE)
+    quarantine = Quarantine.from_samples((f.shard, f.key) for f in findings if f.key)
     if quarantine_file is not None:
         quarantine.save(quarantine_file)
     return LintReport(tuple(findings), {k: n for k, n in sorted(counts.items()) if n}, num_samples, quarantine)
 
 
-def _decode_shard(dataset: Dataset, shard: Shard) -> Iterator[Finding]:
+def _judge_shard(dataset: Dataset, shard: Shard, judge: Judge) -> Iterator[Finding]:
     """Decode all images of a shard in threads, yielding one finding per sample that does not decode."""
     num_workers = len(os.sched_getaffinity(0))
     keys = shard.keys()
@@ -96,32 +99,15 @@ def _decode_shard(dataset: Dataset, shard: Shard) -> Iterator[Finding]:
         # `map` submits all that it is given: a window bounds what waits. The threads share only `Dataset.read`.
         while window := list(itertools.islice(rows, 16 * num_workers)):
             refs = [[shard.image(row, i) for i in range(int(offsets[row + 1] - offsets[row]))] for row in window]
-            reasons = executor.map(lambda images: _first_failure(dataset, images), refs)
+            reasons = executor.map(lambda images: _first_failure(dataset, images, judge), refs)
             for row, reason in zip(window, reasons, strict=True):
                 if reason is not None:
                     yield Finding(shard.name, keys[row], UNDECODABLE, printable(reason))
 
 
-def _first_failure(dataset: Dataset, refs: list[ImageRef]) -> str | None:
+def _first_failure(dataset: Dataset, refs: list[ImageRef], judge: Judge) -> str | None:
     for number, ref in enumerate(refs):
-        reason = decode_failure(dataset.read(ref), ref)
+        reason = judge(dataset.read(ref), ref)
         if reason is not None:
             return f"image {number}: {reason}"
-    return None
-
-
-def decode_failure(data: bytes, ref: ImageRef) -> str | None:
-    """Decode an image fully; say why it does not decode to the size that its index entry promises, or None."""
-    try:
-        with open_image(data) as image:
-            size = image.size[::-1] if ref.orientation in TRANSPOSED else image.size
-            if size != (ref.width, ref.height):
-                return f"is {size[0]} x {size[1]} pixels, the index says {ref.width} x {ref.height}"
-            image.load()
-    except SampleError as error:
-        return error.detail
-    except MemoryError:
-        raise
-    except Exception as error:  # as for headers: hostile bytes make a third-party decoder raise nearly anything
-        return f"{type(error).__name__}: {error}"
     return None

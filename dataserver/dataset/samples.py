@@ -6,12 +6,12 @@ An image-text pair is `KEY.<image>` + `KEY.txt` (or the `caption` of `KEY.json`)
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from dataserver.dataset.errors import Oddities, SampleError, TarError
 from dataserver.dataset.headers import FORMATS, read_header, sniff_format
-from dataserver.dataset.tar import MAX_MEMBER_BYTES, Member
+from dataserver.dataset.tar import MAX_MEMBER_BYTES, Member, sample_key, show, split_name
 
 TEXT: Final = 0
 IMAGE: Final = 1
@@ -66,23 +66,19 @@ class _Group:
     num_members: int
     images: dict[str, ImagePart | SampleError]
     """By extension, in tar order."""
+    types: set[str] = field(default_factory=set)
+    """What the extensions of all members end in."""
     text: str | SampleError | None = None
     document: dict[str, Any] | SampleError | None = None
-
-
-def split_name(name: str) -> tuple[str, str] | None:
-    """Split a member name into key and extension at the first dot of its last part; None where there is no key."""
-    folder, slash, base = name.rpartition("/")
-    stem, dot, extension = base.partition(".")
-    return (folder + slash + stem, extension.lower()) if stem and dot else None
 
 
 def read_samples(members: Iterable[Member], oddities: Oddities) -> Iterator[Sample]:
     """Yield the usable samples in tar order; everything else is counted in `oddities`.
 
-    Where the tar is cut, the sample in which it was cut is left out: what is missing cannot be known.
+    The sample in which the tar is cut or damaged is left out, since nobody knows what is missing.
     """
     seen: set[str] = set()
+    before: _Group | None = None
     group: _Group | None = None
     try:
         for member in members:
@@ -92,12 +88,25 @@ def read_samples(members: Iterable[Member], oddities: Oddities) -> Iterator[Samp
             key, extension = split
             if group is None or group.key != key:
                 yield from _finish(group, seen, oddities)
-                group = _Group(key, 0, {})
+                before, group = group, _Group(key, 0, {})
             _add_member(group, extension, member, oddities)
     except TarError as error:
-        oddities.add(group.key if group else "", error.kind, error.detail)
+        key = sample_key(show(error.member)) if error.member else ""
+        if group is None or _is_whole(group, before, key):
+            yield from _finish(group, seen, oddities)
+        else:
+            key = group.key
+        oddities.add(key, error.kind, error.detail)
         return
     yield from _finish(group, seen, oddities)
+
+
+def _is_whole(group: _Group, before: _Group | None, cut_key: str) -> bool:
+    """Say whether the last sample before a cut is complete: the cut member has another key (`cut_key`), or no name any
+    more, but then the sample has members of every type that the one before it has (or is the first)."""
+    if cut_key:
+        return cut_key != group.key
+    return before is None or group.types >= before.types
 
 
 def _finish(group: _Group | None, seen: set[str], oddities: Oddities) -> Iterator[Sample]:
@@ -118,6 +127,7 @@ def _add_member(group: _Group, extension: str, member: Member, oddities: Odditie
     group.num_members += 1
     if group.num_members > MAX_SAMPLE_MEMBERS:
         return
+    group.types.add(extension.rpartition(".")[2])
     duplicate = False
     if extension == "txt":
         duplicate = group.text is not None

@@ -5,7 +5,7 @@ float, is null too.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,6 +54,30 @@ def read_sidecar(path: Path, keys: Sequence[str], scalars: Sequence[dict[str, Sc
     if columns is None:
         columns = _json_columns(scalars, oddities)
     return pa.table(list(columns.values()), names=list(columns))
+
+
+def promised_images(
+    rows: Sequence[int], columns: pa.Table, scalars: Sequence[dict[str, Scalar]]
+) -> Iterator[tuple[int, str]]:
+    """Yield those of `rows` whose sidecar or .json gives the size of an image, with that size.
+
+    img2dataset writes the width and height of every image that it stored.
+    """
+    taken = pa.array(rows, pa.int64())
+    widths, heights = (
+        columns.column(name).take(taken).to_pylist() if name in columns.column_names else [None] * len(rows)
+        for name in ("width", "height")
+    )
+    for row, width, height in zip(rows, widths, heights, strict=True):
+        size = _size(width, height) or _size(scalars[row].get("width"), scalars[row].get("height"))
+        if size:
+            yield row, size
+
+
+def _size(width: Scalar | None, height: Scalar | None) -> str:
+    if not (isinstance(width, int | float) and isinstance(height, int | float) and width > 0 and height > 0):
+        return ""
+    return f"{width} x {height} pixels"
 
 
 def _usable_names(names: Iterable[str], oddities: Oddities) -> list[str]:

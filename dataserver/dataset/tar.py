@@ -1,7 +1,8 @@
 """Sequential reader of one tar that hashes every byte on the way: members with offsets and contents, in one pass.
 
 Tars are hostile: nothing is allocated by a declared size before it is compared with a limit and with what the file
-still holds. Formats: v7, ustar, GNU (long names, base-256 sizes) and PAX (path, size). Only regular files are members.
+still holds. Formats: v7, ustar, GNU (long names, base-256 sizes) and PAX (path, size). Only regular files are members;
+links, devices and sparse files are not.
 """
 
 import hashlib
@@ -23,7 +24,12 @@ MAX_EXTENSION_BYTES = 64 << 10
 MAX_NAME_CHARS = 1024
 
 REGULAR = {b"0", b"\0", b"7"}
+EXTENSIONS = {b"x", b"g", b"L", b"K"}
 DIRECTORY = b"5"
+SPARSE = b"S"
+SPARSE_RECORDS = b"GNU.sparse."
+SPARSE_CONTINUES = 482, 504
+"""Where the header of a GNU sparse file, and each block that continues it, says that another block follows."""
 WITHOUT_DATA = {b"1", b"2", b"3", b"4", b"5", b"6"}
 
 
@@ -42,6 +48,17 @@ class _Header:
     name: bytes
     size: int
     kind: bytes
+
+
+@dataclass(slots=True)
+class _Extensions:
+    """What extension headers say of the member that follows them."""
+
+    path: bytes | None = None
+    size: int | None = None
+    sparse: bool = False
+    known: bool = True
+    """False where one was too large to be read: the member's name may be another one."""
 
 
 class HashingReader:
@@ -87,61 +104,63 @@ def scan_members(reader: HashingReader, oddities: Oddities) -> Iterator[Member]:
     Raises:
         TarError: the tar ends too early or a header is damaged; the members before it were yielded.
     """
-    path: bytes | None = None
-    size: int | None = None
-    trusted = True
-    while (header := _read_header(reader)) is not None:
-        if header.kind in {b"x", b"L", b"g", b"K"}:
-            extension = _read_extension(reader, header, oddities)
-            if extension is None:
-                trusted = False
-            elif header.kind == b"L":
-                path = extension.rstrip(b"\0")
-            elif header.kind == b"x":
-                records = _parse_pax(extension, reader.position)
-                path = records.get(b"path", path)
-                size = _pax_size(records[b"size"]) if b"size" in records else size
+    extensions = _Extensions()
+    while (header := _read_header(reader, extensions.path)) is not None:
+        if header.kind in EXTENSIONS:
+            _read_extension(reader, header, extensions, oddities)
             continue
-        member = _read_member(reader, path or header.name, header, size, trusted, oddities)
-        path, size, trusted = None, None, True
+        member = _read_member(reader, header, extensions, oddities)
+        extensions = _Extensions()
         if member is not None:
             yield member
     if reader.skip(reader.remaining):
         oddities.add("", "trailing_data", "bytes after the end-of-archive marker are ignored")
 
 
-def _read_header(reader: HashingReader) -> _Header | None:
-    """Read one header block; None at the end-of-archive marker."""
+def _read_header(reader: HashingReader, path: bytes | None) -> _Header | None:
+    """Read one header block; None at the end-of-archive marker.
+
+    A block that the end of the file cuts is filled up with zeros: headers end in zeros, so that the checksum often
+    still proves it whole.
+    """
     start = reader.position
-    block = reader.read(BLOCK)
-    if len(block) < BLOCK:
-        raise TarError("cut_tar", f"the file ends at byte {reader.position} without an end-of-archive marker")
+    found = reader.read(BLOCK)
+    if not found:
+        raise TarError("cut_tar", f"the file ends at byte {start} without an end-of-archive marker", path)
+    block = found.ljust(BLOCK, b"\0")
     if block.count(0) == BLOCK:
         return None
     total = sum(block[:148]) + 8 * 32 + sum(block[156:])
-    if _octal(block[148:156], start) != total:
-        raise TarError("corrupt_tar", f"the header at byte {start} has a wrong checksum")
-    name = block[:100].rstrip(b"\0").split(b"\0", 1)[0]
+    size = _number(block[124:136])
+    if size is None or _number(block[148:156]) != total:
+        if len(found) < BLOCK:
+            raise TarError("cut_tar", f"the file ends at byte {reader.position}, within a header", path)
+        raise TarError("corrupt_tar", f"the header at byte {start} has a malformed size or a wrong checksum", path)
+    name = block[:100].split(b"\0", 1)[0]
     prefix = block[345:500].split(b"\0", 1)[0]
     if block[257:263] == b"ustar\0" and prefix:
         name = prefix + b"/" + name
-    return _Header(name, _octal(block[124:136], start), block[156:157])
+    kind = block[156:157]
+    continues = kind == SPARSE and block[SPARSE_CONTINUES[0]] != 0
+    while continues:
+        continues = reader.read(BLOCK).ljust(BLOCK, b"\0")[SPARSE_CONTINUES[1]] != 0
+    return _Header(name, size, kind)
 
 
-def _octal(field: bytes, start: int) -> int:
-    """Parse a number field: octal digits, or GNU base-256 where the top bit is set."""
+def _number(field: bytes) -> int | None:
+    """Parse a number field: octal digits, or GNU base-256 where the top bit is set; None where it is neither."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0")
-    if digits.strip(b"01234567"):
-        raise TarError("corrupt_tar", f"the header at byte {start} has a malformed number")
-    return int(digits or b"0", 8)
+    return None if digits.strip(b"01234567") else int(digits or b"0", 8)
 
 
-def _check_size(reader: HashingReader, size: int, what: str) -> None:
+def _check_size(reader: HashingReader, size: int, what: str, name: bytes | None) -> None:
     if size > reader.remaining:
         raise TarError(
-            "cut_tar", f"{what} declares {size} bytes at {reader.position}, the file holds {reader.remaining} more"
+            "cut_tar",
+            f"{what} declares {size} bytes at {reader.position}, the file holds {reader.remaining} more",
+            name,
         )
 
 
@@ -149,18 +168,24 @@ def _padding(size: int) -> int:
     return -size % BLOCK
 
 
-def _read_extension(reader: HashingReader, header: _Header, oddities: Oddities) -> bytes | None:
-    """Read the data of an extension header; None where it is over the limit."""
-    _check_size(reader, header.size, "an extension header")
+def _read_extension(reader: HashingReader, header: _Header, extensions: _Extensions, oddities: Oddities) -> None:
+    """Read an extension header into `extensions`."""
+    _check_size(reader, header.size, "an extension header", extensions.path)
     if header.size > MAX_EXTENSION_BYTES:
         reader.skip(header.size + _padding(header.size))
-        oddities.add(
-            "", "extension_too_large", f"{header.size} bytes before {reader.position}, limit {MAX_EXTENSION_BYTES}"
-        )
-        return None
+        detail = f"{header.size} bytes before {reader.position}, limit {MAX_EXTENSION_BYTES}; its member is left out"
+        oddities.add("", "extension_too_large", detail)
+        extensions.known = False
+        return
     data = reader.read(header.size)
     reader.skip(_padding(header.size))
-    return data
+    if header.kind == b"L":
+        extensions.path = data.rstrip(b"\0")
+    elif header.kind == b"x":
+        records = _parse_pax(data, reader.position)
+        extensions.sparse |= any(key.startswith(SPARSE_RECORDS) for key in records)
+        extensions.path = records.get(SPARSE_RECORDS + b"name", records.get(b"path", extensions.path))
+        extensions.size = _pax_size(records[b"size"]) if b"size" in records else extensions.size
 
 
 def _parse_pax(data: bytes, position: int) -> dict[bytes, bytes]:
@@ -185,21 +210,19 @@ def _pax_size(value: bytes) -> int:
     return int(value)
 
 
-def _read_member(
-    reader: HashingReader, raw_name: bytes, header: _Header, size: int | None, trusted: bool, oddities: Oddities
-) -> Member | None:
+def _read_member(reader: HashingReader, header: _Header, extensions: _Extensions, oddities: Oddities) -> Member | None:
     """Read one member's data; None for directories and for what cannot be used."""
-    if header.kind in WITHOUT_DATA:
-        if header.kind != DIRECTORY:
-            oddities.add(_show(raw_name), "special_member", f"type {header.kind!r} is not a regular file")
-        return None
-    length = header.size if size is None else size
-    _check_size(reader, length, _show(raw_name))
-    name = _safe_name(raw_name, oddities) if trusted else None
-    if header.kind not in REGULAR:
-        oddities.add(_show(raw_name), "special_member", f"type {header.kind!r} is not a regular file")
-        name = None
-    elif name is not None and name.endswith("/"):
+    raw_name = extensions.path or header.name
+    known = raw_name if extensions.known else None
+    special = header.kind not in REGULAR or extensions.sparse
+    length = 0
+    if header.kind not in WITHOUT_DATA:
+        length = header.size if extensions.size is None else extensions.size
+        _check_size(reader, length, show(raw_name), known)
+    if special and header.kind != DIRECTORY:
+        oddities.add(sample_key(show(raw_name)), "special_member", f"{show(raw_name)} is no regular file")
+    name = None if special or not extensions.known else _safe_name(raw_name, oddities)
+    if name is not None and name.endswith("/"):
         name = None  # a directory as v7 writes it
     offset = reader.position
     if name is None or length > MAX_MEMBER_BYTES:
@@ -208,7 +231,7 @@ def _read_member(
     else:
         content = reader.read(length)
         if len(content) < length:
-            raise TarError("cut_tar", f"{name} ends after {len(content)} of {length} bytes")
+            raise TarError("cut_tar", f"{name} ends after {len(content)} of {length} bytes", known)
     reader.skip(_padding(length))
     return None if name is None else Member(name, offset, length, content)
 
@@ -218,17 +241,31 @@ def _safe_name(raw: bytes, oddities: Oddities) -> str | None:
     try:
         name = raw.decode()
     except UnicodeDecodeError:
-        oddities.add(_show(raw), "not_utf8", "the member name is not UTF-8")
+        oddities.add("", "unsafe_name", f"{show(raw)}: the member name is not UTF-8")
         return None
     name = name.removeprefix("./")
     if len(name) > MAX_NAME_CHARS or not name.isprintable() or name.startswith("/"):
-        oddities.add(name, "unsafe_name", "the member name is absolute, too long or has control characters")
+        oddities.add("", "unsafe_name", f"{name}: the member name is absolute, too long or has control characters")
         return None
     if ".." in PurePosixPath(name).parts:
-        oddities.add(name, "unsafe_name", "the member name has a '..' part")
+        oddities.add("", "unsafe_name", f"{name}: the member name has a '..' part")
         return None
     return name
 
 
-def _show(raw: bytes) -> str:
+def split_name(name: str) -> tuple[str, str] | None:
+    """Split a member name into key and extension at the first dot of its last part; None where there is no key."""
+    folder, slash, base = name.rpartition("/")
+    stem, dot, extension = base.partition(".")
+    return (folder + slash + stem, extension.lower()) if stem and dot else None
+
+
+def sample_key(name: str) -> str:
+    """The key of the sample to which a member belongs; empty where it belongs to none."""
+    split = split_name(name.removeprefix("./"))
+    return split[0] if split else ""
+
+
+def show(raw: bytes) -> str:
+    """A member name as text, whatever its bytes are."""
     return raw[:MAX_NAME_CHARS].decode("utf-8", "backslashreplace")

@@ -27,7 +27,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from dataserver.dataset import TRANSPOSED, sniff_format
+from dataserver.dataset import TRANSPOSED, ImageRef, sniff_format
 from dataserver.planning.jobspec import Sizing
 from dataserver.preprocessing.limits import DECODER_BYTES_PER_PIXEL, MAX_ENCODED_BYTES, MAX_PIXELS, MAX_SCANNED_PIXELS
 
@@ -99,15 +99,25 @@ def decode_patches(data: bytes, shape: ImageShape, sizing: Sizing, out: U8) -> b
     _check_target(shape, sizing, out)
     try:
         pixels = _decode(data, shape, sizing.patch)
-    except MemoryError:
-        raise
     except InvalidImageError as error:
-        return _refuse(data, error, out)
-    except Exception as error:  # hostile bytes make a third-party decoder raise nearly anything
-        _check_memory(shape)
-        return _refuse(data, error, out)
+        logger.debug("an image of %d bytes cannot be decoded: %s", len(data), error)
+        out.fill(0)
+        return False
     write_patches(pixels, sizing, out)
     return True
+
+
+def undecodable(data: bytes, image: ImageRef) -> str | None:
+    """Say why servers would deliver an image as invalid; None where they deliver it.
+
+    Raises:
+        MemoryError: the machine, not the image, is at fault.
+    """
+    try:
+        _decode(data, ImageShape(image.width, image.height, image.orientation, rows=1, columns=1), patch=1)
+    except InvalidImageError as error:
+        return str(error)
+    return None
 
 
 def write_patches(pixels: U8, sizing: Sizing, out: U8) -> None:
@@ -123,12 +133,6 @@ def write_patches(pixels: U8, sizing: Sizing, out: U8) -> None:
     blocks = lines.reshape(height // (merge * patch), merge, patch, width // (merge * patch), merge)
     target = out.view(line).reshape(blocks.shape[0], blocks.shape[3], merge, merge, patch)
     target[...] = blocks.transpose(0, 3, 1, 4, 2)
-
-
-def _refuse(data: bytes, error: Exception, out: U8) -> bool:
-    logger.debug("an image of %d bytes cannot be decoded: %s: %s", len(data), type(error).__name__, error)
-    out.fill(0)
-    return False
 
 
 def _check_memory(shape: ImageShape) -> None:
@@ -156,7 +160,22 @@ def _check_target(shape: ImageShape, sizing: Sizing, out: U8) -> None:
 
 
 def _decode(data: bytes, shape: ImageShape, patch: int) -> U8:
-    """Return uint8 [rows * patch, columns * patch, 3], C-contiguous."""
+    """Return uint8 [rows * patch, columns * patch, 3], C-contiguous.
+
+    Raises:
+        InvalidImageError: the bytes are not a usable image.
+        MemoryError: the machine, not the image, is at fault.
+    """
+    try:
+        return _decode_with_pillow(data, shape, patch)
+    except (MemoryError, InvalidImageError):
+        raise
+    except Exception as error:  # hostile bytes make a third-party decoder raise nearly anything
+        _check_memory(shape)
+        raise InvalidImageError(f"{type(error).__name__}: {error}") from error
+
+
+def _decode_with_pillow(data: bytes, shape: ImageShape, patch: int) -> U8:
     size, goal = (shape.width, shape.height), (shape.columns * patch, shape.rows * patch)
     if shape.orientation in TRANSPOSED:
         size, goal = size[::-1], goal[::-1]

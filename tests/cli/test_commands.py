@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli.server_process import refused, run, spawn
-from shards import write_pairs
+from shards import write_pairs, write_tar
 
 from dataserver.dataset import Dataset
 from dataserver.dataset.quarantine import Quarantine
@@ -72,13 +72,29 @@ def test_lint_lists_what_does_not_decode_and_writes_a_quarantine_list(tmp_path: 
         file.write(bytes(ref.length // 4))
     assert run("index", folder).returncode == 0, "the shard changed"
     found = run("lint", folder, "--decode", "--quarantine-file", tmp_path / "q")
-    assert found.returncode == 0, found.stderr
+    assert found.returncode == 1, found.stderr
     assert "00000.tar\t000000000\tundecodable" in found.stdout
     quarantine = Quarantine.load(tmp_path / "q")
     assert quarantine.num_samples == 1
     assert quarantine.digest in found.stdout
-    assert "nothing odd" in run("lint", folder).stdout
-    assert "--decode" in refused("lint", folder, "--quarantine-file", tmp_path / "q")
+    clean = run("lint", folder)
+    assert (clean.returncode, clean.stdout) == (0, "6 samples; nothing odd\n")
+
+
+def test_lint_as_json_says_what_becomes_of_each_sample(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", [("0.txt", b"x"), ("1.txt", b""), ("0.txt", b"again")])
+    indexed = run("index", tmp_path)
+    assert "left out     1 duplicate_key" in indexed.stdout
+    found = run("lint", tmp_path, "--json")
+    assert found.returncode == 1
+    document = json.loads(found.stdout)
+    assert [(f["shard"], f["key"], f["kind"], f["effect"]) for f in document["findings"]] == [
+        ("0.tar", "1", "missing_caption", "left out"),
+        ("0.tar", "0", "duplicate_key", "left out"),
+    ]
+    assert (document["samples"], document["unlisted"], document["quarantine"]["samples"]) == (1, 0, 2)
+    assert document["counts"] == {"duplicate_key": 1, "missing_caption": 1}
+    assert "not-here" in refused("lint", tmp_path / "not-here")
 
 
 def test_plan_shows_a_step(indexed: Path, job_file: Path) -> None:

@@ -174,7 +174,7 @@ def test_an_index_of_another_format_is_stale(tmp_path: Path) -> None:
     build_index(folder, workers=1)
     index = folder / "00000.tar.index"
     table = pa.ipc.open_file(index.read_bytes()).read_all()
-    header = table.schema.metadata[b"disttrain.header"].replace(b'"format_version":1', b'"format_version":999')
+    header = table.schema.metadata[b"disttrain.header"].replace(b'"format_version":2', b'"format_version":999')
     table = table.replace_schema_metadata({b"disttrain.header": header})
     with pa.ipc.new_file(str(index), table.schema) as writer:
         writer.write_table(table)

@@ -23,6 +23,7 @@ from dataserver.dataset import (
     StaleIndexError,
     build_index,
     compile_filter,
+    lint,
 )
 from dataserver.dataset.headers import MAX_IMAGE_BYTES
 from dataserver.dataset.index import BATCH_ROWS
@@ -269,10 +270,14 @@ def test_an_absurd_reference_is_refused_before_allocating(pairs: Path) -> None:
 
 
 def test_oddity_details_are_bounded_and_counts_exact(tmp_path: Path) -> None:
-    write_tar(tmp_path / "0.tar", [(f"{i}.txt", b"") for i in range(1500)] + [("x.txt", b"good")])
-    assert build_index(tmp_path, workers=1).oddities == {"missing_caption": 1500}
-    report = Dataset.open(tmp_path).shards[0].oddities()
-    assert (report.counts, len(report.details)) == ({"missing_caption": 1500}, 1000)
+    count = 6000
+    members = [(f"{i:06d}{'k' * 900}.txt", b"") for i in range(count)]
+    write_tar(tmp_path / "0.tar", [*members, ("x.txt", b"good")])
+    assert build_index(tmp_path, workers=1).oddities == {"missing_caption": count}
+    report = lint(tmp_path)
+    assert report.counts == {"missing_caption": count}
+    assert 4000 < len(report.findings) < 5000
+    assert report.num_unlisted == count - len(report.findings)
 
 
 def test_a_missing_index_names_the_command(tmp_path: Path) -> None:

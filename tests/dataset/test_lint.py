@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shards import make_image, write_interleaved, write_tar
 
 from dataserver.dataset import Dataset, DatasetError, Quarantine, QuarantineError, build_index, compile_filter, lint
+from dataserver.preprocessing import undecodable
 
 
 def damaged(image: bytes) -> bytes:
@@ -43,32 +46,70 @@ def test_without_decoding(folder: Path) -> None:
     assert [(f.shard, f.key, f.kind) for f in report.findings] == INDEXED
     assert report.counts == {"duplicate_key": 2, "missing_caption": 2, "unreadable_header": 2}
     assert report.num_samples == 8
-    assert report.quarantine.num_samples == 0
+    assert report.num_unlisted == 0
 
 
-def test_decoding_writes_a_quarantine_list(folder: Path, tmp_path: Path) -> None:
+def test_the_quarantine_list_holds_all_samples_that_are_named(folder: Path, tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
     path = tmp_path / "quarantine.jsonl"
-    report = lint(folder, decode=True, quarantine_file=path, progress=lambda *call: progress.append(call))
+    report = lint(folder, None, undecodable, path, lambda *call: progress.append(call))
     assert progress == [(4, 8), (8, 8)]
     assert [(f.shard, f.key) for f in report.findings if f.kind == "undecodable"] == [("0.tar", "0"), ("1.tar", "1")]
     assert report.counts["undecodable"] == 2
-    assert path.read_text() == '["0.tar", "0"]\n["1.tar", "1"]\n'
+    listed = [["0.tar", key] for key in "0389"] + [["1.tar", key] for key in "1389"]
+    assert [json.loads(line) for line in path.read_text().splitlines()] == listed
     dataset = Dataset.open(folder, quarantine=path)
     assert dataset.quarantine is not None
     assert dataset.quarantine.digest == report.quarantine.digest
     shard = dataset.shards[0]
     assert dataset.fingerprint == Dataset.open(folder).fingerprint
     assert shard.keep().tolist() == [True] * 4
-    assert shard.keep(quarantine=dataset.quarantine).tolist() == [False, True, True, True]
+    assert shard.keep(quarantine=dataset.quarantine).tolist() == [False, True, True, False]
     kept = shard.keep(compile_filter("width > 100"), dataset.quarantine)
     assert kept.tolist() == [False] * 4
+
+
+def test_what_belongs_to_no_sample_is_listed_and_not_quarantined(tmp_path: Path) -> None:
+    write_tar(tmp_path / "d" / "0.tar", [("0.txt", b"x"), ("../1.txt", b"x")])
+    (tmp_path / "d" / "0.parquet").write_bytes(b"no parquet")
+    build_index(tmp_path / "d", workers=1)
+    report = lint(tmp_path / "d", quarantine_file=tmp_path / "list")
+    assert [(f.key, f.kind) for f in report.findings] == [("", "unsafe_name"), ("", "bad_sidecar")]
+    assert (tmp_path / "list").read_bytes() == b""
+
+
+@pytest.mark.parametrize("sidecar", ["parquet", "json"])
+def test_an_image_that_only_the_sidecar_has_is_counted_and_the_text_served(tmp_path: Path, sidecar: str) -> None:
+    """One sample in five lost its image; text-only samples without a size in the sidecar are as they should be."""
+    rows = [{"key": str(i), "width": 40 if i != 3 else None, "height": 30 if i != 3 else None} for i in range(5)]
+    image = make_image(np.random.default_rng(0), 40, 30)
+    members = []
+    for row in rows:
+        members += [(f"{row['key']}.txt", b"caption")] + [(f"{row['key']}.jpg", image)] * (row["key"] not in "13")
+        members += [(f"{row['key']}.json", json.dumps(row).encode())] * (sidecar == "json")
+    write_tar(tmp_path / "0.tar", members)
+    if sidecar == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "0.parquet")
+    report = build_index(tmp_path, workers=1)
+    assert (report.num_samples, report.oddities) == (5, {"lost_image": 1})
+    (finding,) = lint(tmp_path).findings
+    assert (finding.key, finding.kind) == ("1", "lost_image")
+    assert "40 x 30 pixels" in finding.detail
+    assert Dataset.open(tmp_path).shards[0].parts(1).kinds == (0,)
+
+
+def test_a_dataset_without_a_usable_sample_can_be_checked(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", [("0.txt", b"")])
+    build_index(tmp_path, workers=1)
+    with pytest.raises(DatasetError, match="see what is wrong: dataserver lint"):
+        Dataset.open(tmp_path)
+    assert lint(tmp_path).counts == {"missing_caption": 1}
 
 
 def test_good_documents_have_no_findings(tmp_path: Path) -> None:
     folder = write_interleaved(tmp_path, 6, 3)
     build_index(folder, workers=1)
-    report = lint(folder, decode=True)
+    report = lint(folder, judge=undecodable)
     assert (report.findings, report.counts, report.num_samples) == ((), {}, 6)
 
 
