@@ -3,6 +3,7 @@
 Each index is complete or absent, so a build that was killed continues by being run again.
 """
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -16,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataserver.dataset.errors import DatasetError, Oddities, StaleIndexError
-from dataserver.dataset.files import ShardFile, find_shards, read_fresh_schema
+from dataserver.dataset.files import ShardFile, find_shards, read_fresh_index
 from dataserver.dataset.index import (
     FORMAT_VERSION,
+    NO_SIDECAR,
     IndexHeader,
     RowCollector,
     digest_columns,
@@ -28,6 +30,7 @@ from dataserver.dataset.index import (
 from dataserver.dataset.kinds import LOST_IMAGE
 from dataserver.dataset.samples import Scalar, read_samples
 from dataserver.dataset.sidecar import promised_images, read_sidecar
+from dataserver.dataset.stamps import digest_file
 from dataserver.dataset.tar import READ_CHUNK_BYTES, HashingReader, scan_members
 
 Progress = Callable[[int, int], None]
@@ -57,9 +60,9 @@ def index_shard(shard: ShardFile) -> None:
     scalars: list[dict[str, Scalar]] = []
     without_image: list[int] = []
     try:
-        shard_bytes, sidecar_bytes, mtime = before = shard.stats()
+        stamp, sidecar = before = shard.stamps()
         with shard.path.open("rb", buffering=READ_CHUNK_BYTES) as file:
-            reader = HashingReader(file, shard_bytes)
+            reader = HashingReader(file, stamp.num_bytes)
             for sample in read_samples(scan_members(reader, oddities), oddities):
                 rows.add(sample)
                 scalars.append(sample.scalars)
@@ -70,20 +73,22 @@ def index_shard(shard: ShardFile) -> None:
         meta = read_sidecar(shard.sidecar_path, rows.keys, scalars, oddities)
         for row, size in promised_images(without_image, meta, scalars):
             oddities.add(rows.keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
-        after = shard.stats()
+        sidecar_sha256 = digest_file(shard.sidecar_path) if sidecar else ""
+        after = shard.stamps()
     except OSError as error:
         raise DatasetError(f"cannot read shard {shard.path}: {error}; make it readable and index again") from error
     if before != after:
         raise DatasetError(f"shard {shard.path} changed while it was indexed; index again when it is complete")
     header = IndexHeader(
         format_version=FORMAT_VERSION,
-        shard_bytes=shard_bytes,
-        sidecar_bytes=sidecar_bytes,
+        shard_bytes=stamp.num_bytes,
+        sidecar_bytes=sidecar.num_bytes if sidecar else NO_SIDECAR,
         sha256=reader.hexdigest(),
+        sidecar_sha256=sidecar_sha256,
         columns_digest=digest_columns(core_digest, meta),
         num_samples=len(rows.keys),
     )
-    write_index(shard.index_path, header, oddities, rows.batches, meta, mtime)
+    write_index(shard.index_path, header, oddities, rows.batches, meta)
 
 
 def build_index(
@@ -127,18 +132,22 @@ def build_index(
 
 
 def _is_fresh(shard: ShardFile) -> bool:
+    """Say whether a shard is indexed. If its index is the older file, touch it, so that nobody need compare again."""
     try:
-        read_fresh_schema(shard)
+        indexed = read_fresh_index(shard)
     except StaleIndexError:
         return False
-    return True
+    if indexed.younger:
+        with contextlib.suppress(PermissionError):  # a read-only index is as good, only slower to open
+            os.utime(shard.index_path)
+    return indexed.stamps == shard.stamps()
 
 
 def _report(shards: Sequence[ShardFile], num_built: int, num_bytes: int) -> BuildReport:
     counts: Counter[str] = Counter()
     num_samples = 0
     for shard in shards:
-        num_samples += read_fresh_schema(shard)[0].num_samples
+        num_samples += read_fresh_index(shard).header.num_samples
         counts.update(read_oddities(shard.index_path).counts)
     return BuildReport(len(shards), num_built, num_samples, num_bytes, dict(sorted(counts.items())))
 

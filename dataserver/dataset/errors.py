@@ -45,7 +45,7 @@ class SampleError(Exception):
 
 
 class TarError(SampleError):
-    """The rest of a tar cannot be read; `member` is the raw name of the member that is cut, None where it is unknown."""
+    """The rest of a tar cannot be read; `member` is the raw name of the member that is cut, where it is known."""
 
     def __init__(self, kind: str, detail: str, member: bytes | None = None) -> None:
         super().__init__(kind, detail)

@@ -1,16 +1,21 @@
 """Where the files of a dataset lie: shards below a root, their sidecars, indexes and token counts beside them."""
 
 import hashlib
+import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from dataserver.dataset.errors import DatasetError, StaleIndexError
 from dataserver.dataset.index import NO_SIDECAR, IndexHeader, read_schema
+from dataserver.dataset.stamps import Stamp, digest_file
 
 SHARD_SUFFIX: Final = ".tar"
 MAX_SHARDS: Final = 1 << 20
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +52,27 @@ class ShardFile:
         short = hashlib.sha256(tokenizer_digest.encode()).hexdigest()[:16]
         return self.index_path.with_name(f"{self.path.name}.tokens-{short}")
 
-    def stats(self) -> tuple[int, int, float]:
-        """Return (shard bytes, sidecar bytes, later modification time of the two in seconds)."""
-        shard = self.path.stat()
+    def stamps(self) -> tuple[Stamp, Stamp | None]:
+        """Return the stamps of the shard and of its sidecar, None where there is none. Raises OSError."""
         try:
-            sidecar = self.sidecar_path.stat()
+            sidecar = Stamp.of(self.sidecar_path.stat())
         except FileNotFoundError:
-            return shard.st_size, NO_SIDECAR, shard.st_mtime
-        return shard.st_size, sidecar.st_size, max(shard.st_mtime, sidecar.st_mtime)
+            sidecar = None
+        return Stamp.of(self.path.stat()), sidecar
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedShard:
+    """A shard whose index was compared with it."""
+
+    file: ShardFile
+    header: IndexHeader
+    columns: Mapping[str, str]
+    """Sidecar columns: name -> Arrow type."""
+    stamps: tuple[Stamp, Stamp | None]
+    """Of the shard and its sidecar, before they were compared with the index."""
+    younger: bool
+    """Whether one of them changed after the index was written, so that their contents had to be compared."""
 
 
 def find_shards(path: Path, index_dir: Path | None = None) -> tuple[ShardFile, ...]:
@@ -110,31 +128,40 @@ def _check_name(root: Path, real_root: Path, name: str) -> None:
         raise DatasetError(f"shard {root / name} is not a regular file; remove it or repair the link")
 
 
-def read_fresh_schema(shard: ShardFile) -> tuple[IndexHeader, dict[str, str]]:
-    """Return header and sidecar columns of a shard's index after comparing it with the shard.
+def read_fresh_index(shard: ShardFile) -> IndexedShard:
+    """Read what a shard's index says of it after comparing the two.
+
+    Where the file system changed the shard or its sidecar after it wrote the index, their contents are compared.
 
     Raises:
         StaleIndexError: the index is missing, unreadable, or does not belong to the shard as it is now.
         DatasetError: the shard cannot be reached.
     """
-    if not shard.index_path.exists():
-        raise _stale(shard, f"it has no index at {shard.index_path}")
     try:
+        written_ns = shard.index_path.stat().st_ctime_ns
         header, columns = read_schema(shard.index_path)
-    except StaleIndexError as error:
+    except FileNotFoundError as error:
+        raise _stale(shard, f"it has no index at {shard.index_path}") from error
+    except (OSError, StaleIndexError) as error:
         raise _stale(shard, str(error)) from error
     try:
-        shard_bytes, sidecar_bytes, mtime = shard.stats()
-        index_mtime = shard.index_path.stat().st_mtime
+        stamp, sidecar = stamps = shard.stamps()
+        if stamp.num_bytes != header.shard_bytes:
+            raise _stale(shard, f"its index describes {header.shard_bytes} bytes, it has {stamp.num_bytes}")
+        if (sidecar.num_bytes if sidecar else NO_SIDECAR) != header.sidecar_bytes:
+            raise _stale(shard, f"its index was made with another {shard.sidecar_path.name}")
+        contents = [(shard.path, stamp, header.sha256)]
+        if sidecar:
+            contents.append((shard.sidecar_path, sidecar, header.sidecar_sha256))
+        # Equal times prove nothing: file systems count them in milliseconds.
+        younger = [(path, sha256) for path, stamp, sha256 in contents if stamp.ctime_ns >= written_ns]
+        for path, sha256 in younger:
+            _log.info("%s changed after it was indexed: comparing its content with the index", path)
+            if digest_file(path) != sha256:
+                raise _stale(shard, f"its index describes another content of {path.name}")
     except OSError as error:
         raise DatasetError(f"shard {shard.path} cannot be reached: {error}; check the storage") from error
-    if shard_bytes != header.shard_bytes:
-        raise _stale(shard, f"its index describes {header.shard_bytes} bytes, it has {shard_bytes}")
-    if sidecar_bytes != header.sidecar_bytes:
-        raise _stale(shard, f"its index was made with another {shard.sidecar_path.name}")
-    if mtime > index_mtime:
-        raise _stale(shard, "it is younger than its index")
-    return header, columns
+    return IndexedShard(shard, header, columns, stamps, bool(younger))
 
 
 def _stale(shard: ShardFile, reason: str) -> StaleIndexError:

@@ -2,7 +2,7 @@
 
 Numeric columns are read without decompressing the texts, and the texts of one row by decompressing one batch.
 The schema's metadata holds the `IndexHeader` and the oddities, so that opening a dataset reads no column at all.
-An index is stale where the format, the size of the shard or of its sidecar differs, or where one of them is younger.
+An index is stale where its format differs, or the content of the shard or of its sidecar.
 """
 
 import contextlib
@@ -64,6 +64,8 @@ class IndexHeader:
     """Size of the parquet, `NO_SIDECAR` where there is none."""
     sha256: str
     """Of the shard's bytes, hex."""
+    sidecar_sha256: str
+    """Of the parquet's bytes, hex; empty where there is none."""
     columns_digest: str
     """sha256 over the logical values of all columns, hex."""
     num_samples: int
@@ -123,9 +125,9 @@ def _canonical(value: Any) -> bytes:
 
 
 def write_index(
-    path: Path, header: IndexHeader, oddities: Oddities, batches: Sequence[pa.RecordBatch], meta: pa.Table, mtime: float
+    path: Path, header: IndexHeader, oddities: Oddities, batches: Sequence[pa.RecordBatch], meta: pa.Table
 ) -> None:
-    """Write an index atomically; `mtime` is the latest modification time of what it describes."""
+    """Write an index atomically."""
     details = [[o.key, o.kind, o.detail] for o in oddities.details]
     metadata = {
         HEADER_KEY: _canonical(asdict(header)),
@@ -134,7 +136,7 @@ def write_index(
     fields = [pa.field(META_PREFIX + name, meta.schema.field(name).type) for name in meta.column_names]
     schema = pa.schema([*CORE_SCHEMA, *fields], metadata)
     options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
-    with atomic_writer(path, mtime) as temp, pa.ipc.new_file(str(temp), schema, options=options) as writer:
+    with atomic_writer(path) as temp, pa.ipc.new_file(str(temp), schema, options=options) as writer:
         start = 0
         for batch in batches:
             columns = [c.combine_chunks() for c in meta.slice(start, batch.num_rows).columns]
@@ -143,11 +145,8 @@ def write_index(
 
 
 @contextlib.contextmanager
-def atomic_writer(path: Path, mtime: float = 0.0) -> Iterator[Path]:
+def atomic_writer(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`; on success it is synced and renamed to `path`.
-
-    The file's modification time is now or `mtime`, whichever is later, so that a shard from the future is not
-    indexed again and again.
 
     Raises:
         DatasetError: the folder cannot be written.
@@ -160,8 +159,6 @@ def atomic_writer(path: Path, mtime: float = 0.0) -> Iterator[Path]:
             yield Path(name)
             os.fchmod(descriptor, 0o644)
             os.fsync(descriptor)
-            now = max(time.time(), mtime)
-            os.utime(name, (now, now))
             Path(name).replace(path)
         except BaseException:
             Path(name).unlink(missing_ok=True)

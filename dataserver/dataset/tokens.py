@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dataserver.dataset.errors import DatasetError, TokensMissingError
-from dataserver.dataset.files import ShardFile, find_shards, read_fresh_schema
+from dataserver.dataset.files import ShardFile, find_shards, read_fresh_index
 from dataserver.dataset.index import BATCH_ROWS, IndexHeader, atomic_writer, read_batch
 
 COLUMNS_KEY: Final = b"disttrain.columns_digest"
@@ -66,7 +66,7 @@ def count_tokens(
     for done, shard in enumerate(shards):
         if progress is not None:
             progress(done, len(shards))
-        header, _ = read_fresh_schema(shard)
+        header = read_fresh_index(shard).header
         try:
             counts = read_counts(shard, header, tokenizer.digest)
         except TokensMissingError:

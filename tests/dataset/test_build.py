@@ -34,12 +34,69 @@ def test_only_what_changed_is_built(tmp_path: Path) -> None:
     assert build_index(folder, workers=1).num_built == 0
     before = contents(folder)
     shard = folder / "00001.tar"
-    os.utime(shard, (shard.stat().st_mtime + 5,) * 2)
-    with pytest.raises(StaleIndexError, match=r"00001\.tar.*younger.*run: dataserver index"):
+    shard.write_bytes(shard.read_bytes().replace(b"bigdata", b"bigDATA"))
+    with pytest.raises(StaleIndexError, match=r"describes another content of 00001\.tar; run: dataserver index"):
         Dataset.open(folder)
     assert build_index(folder, workers=1).num_built == 1
     assert build_index(folder, workers=1).num_built == 0
-    assert contents(folder) == before
+    after = contents(folder)
+    assert [name for name in before if before[name] != after[name]] == ["00001.tar.index"]
+
+
+def replace_unseen(path: Path, content: bytes) -> None:
+    """Replace a file by one of the same size and an older modification time, as a copy that keeps times does."""
+    assert path.stat().st_size == len(content)
+    other = path.with_name("other")
+    other.write_bytes(content)
+    os.utime(other, (path.stat().st_mtime - 3600,) * 2)
+    other.replace(path)
+
+
+def test_a_file_replaced_by_one_of_the_same_size_and_an_older_time_is_noticed(tmp_path: Path) -> None:
+    folder = write_pairs(tmp_path, 4, 4)
+    build_index(folder, workers=1)
+    for name, old, new in (("00000.tar", b"bigdata", b"BIGDATA"), ("00000.parquet", b"synthetic/", b"SYNTHETIC/")):
+        path = folder / name
+        original = path.read_bytes()
+        replace_unseen(path, original.replace(old, new))
+        assert path.read_bytes() != original
+        with pytest.raises(StaleIndexError, match=f"another content of {name}; run: dataserver index"):
+            Dataset.open(folder)
+        replace_unseen(path, original)
+        Dataset.open(folder)
+
+
+def test_what_was_touched_or_copied_is_compared_once_and_not_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    folder = write_pairs(tmp_path, 8, 4)
+    build_index(folder, workers=1)
+    wait_for_a_later_time(folder)
+    build_index(folder, workers=1)
+    (folder / "00001.tar").touch()
+    (folder / "00001.parquet").chmod(0o600)
+    for _ in range(2):
+        caplog.clear()
+        Dataset.open(folder)
+        compared = [record.args[0].name for record in caplog.records]
+        assert compared == ["00001.tar", "00001.parquet"]
+    wait_for_a_later_time(folder)
+    assert build_index(folder, workers=1).num_built == 0
+    caplog.clear()
+    Dataset.open(folder)
+    assert not caplog.records
+
+
+def wait_for_a_later_time(folder: Path) -> None:
+    """Until the file system's clock, which ticks every few milliseconds, shows another time than that of any file."""
+    latest = max(path.stat().st_ctime_ns for path in folder.iterdir())
+    probe = folder / "probe"
+    while True:
+        probe.touch()
+        if probe.stat().st_ctime_ns > latest:
+            probe.unlink()
+            return
 
 
 def test_a_changed_or_new_sidecar_makes_an_index_stale(tmp_path: Path) -> None:

@@ -241,15 +241,45 @@ def test_storage_trouble_is_a_shard_read_error(tmp_path: Path) -> None:
     assert dataset.read(refs[0]) == content[refs[0].offset : refs[0].offset + refs[0].length]
     with shard.open("r+b") as file:
         file.truncate(refs[2].offset + 10)
-    with pytest.raises(ShardReadError, match="gave 10 of"):
-        dataset.read(refs[2])
-    with pytest.raises(ShardReadError, match="its index describes"):
-        dataset.read(refs[0])
+    for ref in (refs[2], refs[0]):
+        with pytest.raises(ShardReadError, match=r"has \d+ bytes, its index describes \d+; run dataserver index"):
+            dataset.read(ref)
     shard.unlink()
     with pytest.raises(ShardReadError, match="No such file"):
         dataset.read(refs[3])
     shard.write_bytes(content)
     assert dataset.read(refs[3]) == content[refs[3].offset : refs[3].offset + refs[3].length]
+
+
+@pytest.mark.parametrize("how", ["replaced", "overwritten"])
+def test_a_shard_that_changes_while_it_is_open_is_compared_with_its_index(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_pairs(tmp_path, 4, 4)
+    build_index(folder, workers=1)
+    dataset = Dataset.open(folder)
+    refs = [dataset.shards[0].image(row, 0) for row in range(4)]
+    path, stat = folder / "00000.tar", (folder / "00000.tar").stat()
+    content = path.read_bytes()
+    images = [dataset.read(ref) for ref in refs]
+
+    def change(new: bytes) -> None:
+        target = folder / "new" if how == "replaced" else path
+        with target.open("r+b" if target.exists() else "wb") as file:
+            file.write(new)
+        os.utime(target, (stat.st_mtime - 3600,) * 2)
+        target.replace(path)
+
+    change(content[: refs[0].offset] + bytes(refs[0].length) + content[refs[0].offset + refs[0].length :])
+    caplog.clear()
+    with ThreadPoolExecutor(4) as executor:
+        results = [executor.submit(dataset.read, ref) for ref in refs * 2]
+    for result in results:
+        with pytest.raises(ShardReadError, match=r"changed while it was served.*run dataserver index"):
+            result.result()
+    assert len(caplog.records) == 1, "the content is compared once"
+    change(content)
+    assert [dataset.read(ref) for ref in refs] == images
 
 
 def test_an_index_written_anew_is_not_mixed_with_the_open_one(tmp_path: Path) -> None:

@@ -1,0 +1,95 @@
+"""The bytes of a dataset's shards: a few open descriptors, and a watch on files that change while they are served."""
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from dataserver.dataset.cache import LruCache
+from dataserver.dataset.errors import ShardReadError
+from dataserver.dataset.files import IndexedShard
+from dataserver.dataset.stamps import Stamp, digest_file
+
+MAX_OPEN_SHARDS: Final = 128
+
+_log = logging.getLogger(__name__)
+
+
+class _Descriptor:
+    """A file descriptor that is closed when nobody uses it any more, so that a cache can drop it at any time."""
+
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
+
+
+class OpenShards:
+    """Reads shards whose content is what their indexes describe; may be used by several threads.
+
+    Every read compares the file's stamp with the one for which that is known. Where they differ, the content is read
+    and compared with the index once.
+    """
+
+    def __init__(self, shards: Sequence[IndexedShard]) -> None:
+        self._shards = shards
+        self._stamps = [shard.stamps[0] for shard in shards]
+        """For which the content is known to be that of the index."""
+        self._refused: dict[int, Stamp] = {}
+        """By position, for which it is known to be another."""
+        self._descriptors: LruCache[_Descriptor] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
+        self._checking = threading.Lock()
+
+    def read(self, position: int, offset: int, length: int) -> bytes:
+        """Read `length` bytes of the shard at `position`.
+
+        Raises:
+            ShardReadError: storage failed, gave fewer bytes, or the shard is no longer the one that was indexed.
+        """
+        path = self._shards[position].file.path
+        try:
+            for _ in range(2):
+                descriptor = self._descriptors.get(position, lambda: _Descriptor(path))
+                data = os.pread(descriptor.number, length, offset)
+                if (
+                    Stamp.of(os.fstat(descriptor.number)) == self._stamps[position]
+                ):  # after the read: it was so all the time
+                    break
+                self._descriptors.drop(position)
+                self._check(position)
+            else:
+                raise ShardReadError(f"{path} changes while it is read; index it again when it is complete")
+        except OSError as error:
+            self._descriptors.drop(position)
+            raise ShardReadError(f"cannot read {path}: {error}; check the storage") from error
+        if len(data) != length:
+            raise ShardReadError(f"{path} gave {len(data)} of {length} bytes at {offset}; was it cut? index it again")
+        return data
+
+    def _check(self, position: int) -> None:
+        """Compare the content of a file that changed with its index. Raises OSError, or ShardReadError as `read`."""
+        shard = self._shards[position]
+        path = shard.file.path
+        with self._checking:  # however many threads wait for a shard, it is read once
+            stamp = Stamp.of(path.stat())
+            if stamp == self._stamps[position]:
+                return
+            if stamp.num_bytes != shard.header.shard_bytes:
+                raise ShardReadError(
+                    f"{path} has {stamp.num_bytes} bytes, its index describes {shard.header.shard_bytes};"
+                    f" run {shard.file.index_command} and start the server again"
+                )
+            if stamp != self._refused.get(position):
+                _log.warning("%s changed while it was served; its content is compared with its index", path)
+                if digest_file(path) == shard.header.sha256:
+                    self._stamps[position] = stamp
+                    return
+                self._refused[position] = stamp
+        raise ShardReadError(
+            f"{path} changed while it was served, its index describes another content;"
+            f" run {shard.file.index_command} and start the server again"
+        )

@@ -1,0 +1,29 @@
+"""Stamps: how this machine tells one state of a file from another without reading it."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """One state of a file as this machine sees it. Another machine may see another inode: stamps are never stored."""
+
+    device: int
+    inode: int
+    num_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    """When the file system last changed the file or what it says of it; no program sets it."""
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> "Stamp":
+        """The stamp that the operating system's answer holds."""
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def digest_file(path: Path) -> str:
+    """Return the SHA-256 of a file's content, hex. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
