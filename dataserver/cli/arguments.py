@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import tyro
 
@@ -16,6 +16,9 @@ Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, _SAYS_ITSELF]
 MaybePath = Annotated[Path | None, _SAYS_ITSELF]
 MaybeInt = Annotated[int | None, _SAYS_ITSELF]
 Address = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint="")]
+
+BYTES: Final = "bytes"
+"""The built-in tokenizer, which --tokenizer may name without a file."""
 
 
 def named_paths(flag: str, entries: Iterable[str]) -> dict[str, Path]:
@@ -32,6 +35,18 @@ def named_paths(flag: str, entries: Iterable[str]) -> dict[str, Path]:
         if name in found:
             raise ValueError(f"--{flag} names {name!r} twice; give each name once")
         found[name] = Path(path)
+    return found
+
+
+def tokenizer_files(entries: Iterable[str]) -> dict[str, Path]:
+    """The files that the entries of --tokenizer name; `bytes` alone is built in and has none.
+
+    Raises:
+        ValueError: as `named_paths`, or a file is called `bytes`.
+    """
+    found = named_paths("tokenizer", (entry for entry in entries if entry != BYTES))
+    if BYTES in found:
+        raise ValueError(f"--tokenizer {BYTES}={found[BYTES]}: {BYTES} is built in; give the file another name")
     return found
 
 

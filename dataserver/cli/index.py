@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from dataserver.cli.arguments import MaybeInt, MaybePath, named_paths
+from dataserver.cli.arguments import MaybeInt, MaybePath, tokenizer_files
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import KINDS, Dataset, build_index, count_tokens
 from dataserver.preprocessing import BYTES, Tokenizer, load_tokenizer
@@ -36,16 +36,11 @@ def index(
         raise ValueError("no dataset is named; give at least one folder of shards")
     if index_dir is not None and len(paths) > 1:
         raise ValueError(f"--index-dir holds the index of one dataset, {len(paths)} are named; index them one by one")
-    tokenizers = [_load(entry) for entry in tokenizer or (BYTES,)]
+    tokenizers = [load_tokenizer(name, file) for name, file in tokenizer_files(tokenizer).items()]
+    if BYTES in tokenizer or not tokenizers:
+        tokenizers.append(load_tokenizer(BYTES))
     for path in paths:
         _index_one(path, index_dir, workers, tokenizers)
-
-
-def _load(entry: str) -> Tokenizer:
-    if entry == BYTES:
-        return load_tokenizer(BYTES)
-    ((name, file),) = named_paths("tokenizer", [entry]).items()
-    return load_tokenizer(name, file)
 
 
 def _index_one(path: Path, index_dir: Path | None, workers: int | None, tokenizers: list[Tokenizer]) -> None:

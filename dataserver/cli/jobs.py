@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dataserver.cli.arguments import Pairs, given, named_paths
+from dataserver.cli.arguments import Pairs, given, named_paths, tokenizer_files
 from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.planning.identity import parse_job
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, parse_yaml
@@ -22,7 +22,7 @@ def open_job(
         datasets=named_paths("dataset", dataset),
         index_dirs=named_paths("index-dir", index_dir),
         quarantines=named_paths("quarantine", quarantine),
-        tokenizers=named_paths("tokenizer", tokenizer),
+        tokenizers=tokenizer_files(tokenizer),
     )
     catalog = Catalog.open(load_config(config, flags))
     parsed = parse_job(fill_job(read_job(job), catalog))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from dataserver.cli.arguments import Address, MaybeInt, MaybePath, Pairs, Switch, given, named_paths
+from dataserver.cli.arguments import Address, MaybeInt, MaybePath, Pairs, Switch, given, named_paths, tokenizer_files
 from dataserver.jobs import Catalog
 from dataserver.planning.warmup import warm_up
 from dataserver.preprocessing import silence_pillow_warnings
@@ -63,7 +63,7 @@ def serve(
         datasets=named_paths("dataset", dataset),
         index_dirs=named_paths("index-dir", index_dir),
         quarantines=named_paths("quarantine", quarantine),
-        tokenizers=named_paths("tokenizer", tokenizer),
+        tokenizers=tokenizer_files(tokenizer),
         listen=listen,
         insecure=insecure or None,
         max_streams=max_streams,

@@ -1,8 +1,8 @@
 """Filters over sidecar columns, such as `width >= 256 and (punsafe < 0.1 or not nsfw == "NSFW")`.
 
-Grammar: `and`, `or`, `not`, parentheses, and comparisons (chained ones too) of a column with a literal: integer,
-float, string, `true`, `false`. Python's parser builds the tree, a list of permitted nodes checks it, nothing is
-evaluated as code. A comparison with a missing value is false (so `not (x < 1)` keeps samples without x).
+Grammar: `and`, `or`, `not`, parentheses, and comparisons (chained ones too) of a column, named in ASCII, with a
+literal: integer, float, string, `true`, `false`. Python's parser builds the tree, a list of permitted nodes checks it,
+nothing is evaluated as code. A comparison with a missing value is false (so `not (x < 1)` keeps samples without x).
 """
 
 import ast
@@ -118,11 +118,25 @@ def compile_filter(text: str) -> Filter:
     """
     if len(text) > MAX_FILTER_CHARS:
         raise FilterError(f"the filter has {len(text)} characters, the limit is {MAX_FILTER_CHARS}; shorten it")
+    source = text.strip()
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = ast.parse(source, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise FilterError(f"the filter {text[:80]!r} cannot be parsed ({error}); {GRAMMAR}") from error
+    _check_names(tree, source)
     return Filter(text, _compile(tree.body, 0))
+
+
+def _check_names(tree: ast.AST, source: str) -> None:
+    """Refuse names that Python's parser reads as other ones: it takes U+217E, a Roman numeral, for the letter d."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            written = ast.get_source_segment(source, node)
+            if written != node.id or not written.isascii():
+                raise FilterError(
+                    f"the filter names {written!a} at byte {node.col_offset}, which is not ASCII; columns are named by"
+                    " ASCII letters, digits and underscores, as they are spelled in the sidecar"
+                )
 
 
 def _compile(node: ast.expr, depth: int) -> Node:

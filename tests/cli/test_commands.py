@@ -126,6 +126,22 @@ def test_plan_refuses_what_makes_no_sense(indexed: Path, job_file: Path, tmp_pat
     assert "stream.colour" in refused("plan", "--job", job_file, "--step", "0", "--dataset", data)
 
 
+def test_every_command_takes_the_built_in_tokenizer_by_its_name(indexed: Path, job_file: Path) -> None:
+    job = ("--job", job_file, "--dataset", f"d={indexed}")
+    commands = {
+        "index": ("index", indexed),
+        "plan": ("plan", *job, "--step", "0"),
+        "simulate": ("simulate", *job, "--steps", "1"),
+    }
+    for name, command in commands.items():
+        found = run(*command, "--tokenizer", "bytes")
+        assert found.returncode == 0, (name, found.stderr)
+    serve = ("serve", "--dataset", f"d={indexed}", "--listen", "nowhere")
+    assert "HOST:PORT" in refused(*serve, "--tokenizer", "bytes"), "the tokenizer is accepted, the address is not"
+    line = "dataserver: --tokenizer bytes=x.json: bytes is built in; give the file another name"
+    assert {refused(*command, "--tokenizer", "bytes=x.json") for command in (*commands.values(), serve)} == {line}
+
+
 def test_serve_refuses_to_start_without_what_it_needs(indexed: Path, tmp_path: Path) -> None:
     fresh = write_pairs(tmp_path / "fresh", 4, 4)
     assert "no dataset" in spawn("serve").refusal()

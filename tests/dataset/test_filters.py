@@ -89,6 +89,21 @@ def test_what_the_grammar_does_not_have(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "name", "position"),
+    [
+        ("wi\u217eth > 1", "wi\\\\u217eth", 0),
+        ("width > 1 and \u217e < 3", "\\\\u217e", 14),
+        ("flag == \uff54rue", "\\\\uff54rue", 8),
+        ("gr\u00f6\u00dfe > 1", "gr\\\\xf6\\\\xdfe", 0),
+    ],
+)
+def test_names_that_look_like_columns_are_refused_by_name_and_place(text: str, name: str, position: int) -> None:
+    with pytest.raises(FilterError, match=f"'{name}' at byte {position}, which is not ASCII"):
+        compile_filter(text)
+    assert compile_filter("tag == 'gr\u00f6\u00dfe \u217e'")
+
+
+@pytest.mark.parametrize(
     "text", ["widht > 1", "width == 'a'", "nsfw < 3", "ok == 1", "width == true", "ok < true", "punsafe == 'x'"]
 )
 def test_errors_list_the_columns(text: str) -> None:
