@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from dataserver.dataset import Dataset, build_index
+
 WORDS = [
     "a", "the", "of", "photo", "red", "blue", "old", "small", "dog", "cat",
     "street", "house", "tree", "river", "boat", "two", "men", "child", "plays", "runs",
@@ -157,3 +159,22 @@ def write_texts(folder: Path, num_samples: int = 40, shard_size: int = 16, seed:
         members = [(f"{shard:05d}{i:04d}.txt", draw_caption(rng, 40).encode()) for i in range(count)]
         write_tar(folder / f"{shard:05d}.tar", members)
     return folder
+
+
+def break_pixels(image: memoryview) -> None:
+    """Leave the header as it is, and make the rest impossible: pixels of a PNG, Huffman tables of a JPEG."""
+    content = bytes(image)
+    start = content.find(b"\xff\xc4") + 5 if content.startswith(b"\xff\xd8") else len(content) // 2
+    end = start + 16 if content.startswith(b"\xff\xd8") else len(content)
+    image[start:end] = bytes(255 - byte for byte in content[start:end])
+
+
+def break_images(folder: Path, *images: tuple[int, int]) -> None:
+    """Break images (row, number) of the first shard of an indexed dataset, and index it again, which keeps them."""
+    shard = Dataset.open(folder).shards[0]
+    data = bytearray(shard.file.path.read_bytes())
+    for row, number in images:
+        ref = shard.image(row, number)
+        break_pixels(memoryview(data)[ref.offset : ref.offset + ref.length])
+    shard.file.path.write_bytes(data)
+    build_index(folder, workers=1)

@@ -11,7 +11,7 @@ import pytest
 from cli.server_process import serving
 from parallel.runtime_cases import SINGLE, Degrees, job_data
 from serving.harness import index
-from shards import write_interleaved, write_pairs
+from shards import break_pixels, write_interleaved, write_pairs
 
 from dataserver.dataset import Dataset
 from dataserver.jobs import JobPlanner
@@ -75,15 +75,7 @@ def _break_one_image(folder: Path, copy: Path, name: str) -> int:
             shutil.copy(path, copy)
     tar = copy / dataset.shards[shard].name
     data = bytearray(tar.read_bytes())
-    _break(memoryview(data)[image.offset : image.offset + image.length])
+    break_pixels(memoryview(data)[image.offset : image.offset + image.length])
     tar.write_bytes(data)
     index(copy)
     return victim
-
-
-def _break(image: memoryview) -> None:
-    """Leave the header as it is, and make the rest impossible: pixels of a PNG, Huffman tables of a JPEG."""
-    content = bytes(image)
-    start = content.find(b"\xff\xc4") + 5 if content.startswith(b"\xff\xd8") else len(content) // 2
-    end = start + 16 if content.startswith(b"\xff\xd8") else len(content)
-    image[start:end] = bytes(255 - byte for byte in content[start:end])

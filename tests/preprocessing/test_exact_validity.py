@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from preprocessing.test_prepared_views import Run, open_run, tensors_of
-from shards import write_interleaved, write_pairs, write_texts
+from shards import break_images, write_interleaved, write_pairs, write_texts
 
-from dataserver.dataset import ShardReadError
+from dataserver.dataset import ShardReadError, build_index
 from dataserver.jobs import JobPlanner
 from dataserver.planning.identity import parse_job
 from dataserver.planning.jobspec import ModuleKind
@@ -16,14 +16,6 @@ from dataserver.preprocessing import Validity
 from dataserver.preprocessing.sequences import IGNORED
 
 PAIRS, DOCUMENTS = 0, 1
-
-
-def break_image(folder: Path, run: Run, dataset: int, row: int, number: int) -> None:
-    """Overwrite the first bytes of an image in shard 0, so that it is of no known format; the index stays."""
-    ref = run.datasets[dataset].shards[0].image(row, number)
-    with (folder / "00000.tar").open("r+b") as file:
-        file.seek(ref.offset)
-        file.write(bytes(16))
 
 
 def exact(run: Run) -> Run:
@@ -42,13 +34,12 @@ def test_a_sample_is_invalid_where_any_of_its_images_is_and_its_labels_are_ignor
         write_interleaved(tmp_path / "documents"),
         write_texts(tmp_path / "texts"),
     ]
-    plain = open_run(folders, steps=8)
-    counts = np.diff(plain.datasets[DOCUMENTS].shards[0].sizes().image_offsets)
+    counts = np.diff(open_run(folders).datasets[DOCUMENTS].shards[0].sizes().image_offsets)
     several = int(np.flatnonzero(counts > 1)[0])
     broken = {(PAIRS, 3), (PAIRS, 7), (DOCUMENTS, several)}
-    break_image(folders[PAIRS], plain, PAIRS, 3, 0)
-    break_image(folders[PAIRS], plain, PAIRS, 7, 0)
-    break_image(folders[DOCUMENTS], plain, DOCUMENTS, several, int(counts[several]) - 1)
+    break_images(folders[PAIRS], (3, 0), (7, 0))
+    break_images(folders[DOCUMENTS], (several, int(counts[several]) - 1))
+    plain = open_run(folders, steps=8)
     found: set[tuple[int, int, Task]] = set()
     checking = exact(plain)
     for (one, view), (other, same) in zip(plain.views(), checking.views(), strict=True):
@@ -78,8 +69,9 @@ def test_a_sample_is_invalid_where_any_of_its_images_is_and_its_labels_are_ignor
 
 def test_labels_need_not_be_asked_for(tmp_path: Path) -> None:
     folder = write_pairs(tmp_path, num_samples=12, shard_size=12)
+    build_index(folder, workers=1)
+    break_images(folder, (5, 0))
     run = exact(open_run([folder], steps=1, ratio="0"))
-    break_image(folder, run, PAIRS, 5, 0)
     for plan, view in run.views(ModuleKind.BACKBONE):
         invalid = run.prepare(plan, view, ["token_ids"]).validity == Validity.INVALID
         assert np.array_equal(invalid, plan.samples.sample[view.items] == 5)

@@ -24,7 +24,7 @@ from serving.harness import (
     running,
     tensors,
 )
-from shards import write_pairs
+from shards import break_images, write_pairs
 
 CODE = grpc.StatusCode
 MIB = 1 << 20
@@ -362,12 +362,8 @@ def test_a_shard_that_disappears_ends_as_unavailable_after_what_was_ready(tmp_pa
 
 def test_a_sample_that_does_not_decode_keeps_its_slot(tmp_path: Path) -> None:
     folder = index(write_pairs(tmp_path / "d", 16, 16, seed=6))
-    shard = folder / "00000.tar"
+    break_images(folder, (3, 0))
     with running({"d": folder}) as server:
-        ref = server.catalog.datasets["d"].shards[0].image(3, 0)
-        with shard.open("r+b") as file:
-            file.seek(ref.offset + 200)
-            file.write(bytes(ref.length - 200))
         fields = {"datasets": [{"name": "d"}], "packing": {"enabled": False}, "end": {"passes": 1}}
         job = server.create(job_data(**fields, generation={"ratio": "0"}))
         seen = {}

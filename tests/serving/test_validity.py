@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from disttrain.v1 import microbatch_pb2 as mb
 from serving.harness import Running, index, job_data, reason_of, running, tensors
-from shards import write_pairs
+from shards import break_images, write_pairs
 
 from dataserver.preprocessing import Validity
 
@@ -26,13 +26,6 @@ def job(server: Running, **execution: Any) -> str:
     data = job_data(datasets=[{"name": "d"}], end={"passes": 1}, generation={"ratio": "0.5", "query_tokens": 8})
     data["execution"].update(execution)
     return server.create(data).job_id
-
-
-def break_image(server: Running, folder: Path) -> None:
-    ref = server.catalog.datasets["d"].shards[0].image(BROKEN, 0)
-    with (folder / "00000.tar").open("r+b") as file:
-        file.seek(ref.offset + 200)
-        file.write(bytes(ref.length - 200))
 
 
 def validities(server: Running, job_id: str) -> Found:
@@ -56,9 +49,9 @@ def test_the_numbers_are_those_of_the_proto() -> None:
 
 
 def test_by_default_only_the_views_of_images_know(folder: Path) -> None:
+    break_images(folder, (BROKEN, 0))
     with running({"d": folder}) as server:
         job_id = job(server)
-        break_image(server, folder)
         found = validities(server, job_id)
     assert {v for (module, _), said in found.items() for v in said if module == "llm"} == {mb.VALIDITY_UNKNOWN}
     images = {sample: said for (module, sample), said in found.items() if module != "llm"}
@@ -66,9 +59,9 @@ def test_by_default_only_the_views_of_images_know(folder: Path) -> None:
 
 
 def test_exact_validity_of_every_sample(folder: Path) -> None:
+    break_images(folder, (BROKEN, 0))
     with running({"d": folder}) as server:
         job_id = job(server, validity="exact")
-        break_image(server, folder)
         found = validities(server, job_id)
         before = server.read(job(server), "llm").microbatches
         after = server.read(job_id, "llm").microbatches
