@@ -69,8 +69,8 @@ class Dataset:
         """Read an image's encoded bytes.
 
         Raises:
-            ShardReadError: storage failed, gave fewer bytes than the index promises, or the shard is no longer the one
-                that was indexed; says nothing about the sample.
+            ShardReadError: storage failed or gave fewer bytes than the index promises; says nothing about the sample.
+            StaleIndexError: the shard has another content than the one that was indexed.
         """
         if not 0 <= ref.length <= MAX_IMAGE_BYTES:
             name = self.shards[ref.shard].name

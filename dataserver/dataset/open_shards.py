@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from dataserver.dataset.cache import LruCache
-from dataserver.dataset.errors import ShardReadError
+from dataserver.dataset.errors import ShardReadError, StaleIndexError
 from dataserver.dataset.files import IndexedShard
 from dataserver.dataset.stamps import Stamp, digest_file
 
@@ -48,7 +48,8 @@ class OpenShards:
         """Read `length` bytes of the shard at `position`.
 
         Raises:
-            ShardReadError: storage failed, gave fewer bytes, or the shard is no longer the one that was indexed.
+            ShardReadError: storage failed, or gave fewer bytes; says nothing about the sample.
+            StaleIndexError: the shard has another content than the one that was indexed.
         """
         path = self._shards[position].file.path
         try:
@@ -71,7 +72,7 @@ class OpenShards:
         return data
 
     def _check(self, position: int) -> None:
-        """Compare the content of a file that changed with its index. Raises OSError, or ShardReadError as `read`."""
+        """Compare the content of a file that changed with its index. Raises OSError, or what `read` raises."""
         shard = self._shards[position]
         path = shard.file.path
         with self._checking:  # however many threads wait for a shard, it is read once
@@ -89,7 +90,7 @@ class OpenShards:
                     self._stamps[position] = stamp
                     return
                 self._refused[position] = stamp
-        raise ShardReadError(
+        raise StaleIndexError(
             f"{path} changed while it was served, its index describes another content;"
             f" run {shard.file.index_command} and start the server again"
         )

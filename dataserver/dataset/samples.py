@@ -92,11 +92,12 @@ def read_samples(members: Iterable[Member], oddities: Oddities) -> Iterator[Samp
             _add_member(group, extension, member, oddities)
     except TarError as error:
         key = sample_key(show(error.member)) if error.member else ""
+        after = f"; the last sample before it is {group.key}" if group else ""
         if group is None or _is_whole(group, before, key):
             yield from _finish(group, seen, oddities)
         else:
-            key = group.key
-        oddities.add(key, error.kind, error.detail)
+            key, after = group.key, ""
+        oddities.add(key, error.kind, error.detail + after)
         return
     yield from _finish(group, seen, oddities)
 

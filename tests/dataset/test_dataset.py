@@ -275,7 +275,7 @@ def test_a_shard_that_changes_while_it_is_open_is_compared_with_its_index(
     with ThreadPoolExecutor(4) as executor:
         results = [executor.submit(dataset.read, ref) for ref in refs * 2]
     for result in results:
-        with pytest.raises(ShardReadError, match=r"changed while it was served.*run dataserver index"):
+        with pytest.raises(StaleIndexError, match=r"changed while it was served.*run dataserver index"):
             result.result()
     assert len(caplog.records) == 1, "the content is compared once"
     change(content)

@@ -183,6 +183,7 @@ def test_a_tar_without_its_end_marker_loses_nothing_else() -> None:
     samples, oddities = read(data[: max(ends.values())])
     assert [s.key for s in samples] == list(KEYS)
     assert [(o.key, o.kind) for o in oddities.details] == [("", "cut_tar")]
+    assert oddities.details[0].detail.endswith("without an end-of-archive marker; the last sample before it is c")
 
 
 def test_a_link_in_place_of_an_image_names_its_sample(tmp_path: Path) -> None:

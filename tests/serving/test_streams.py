@@ -360,6 +360,22 @@ def test_a_shard_that_disappears_ends_as_unavailable_after_what_was_ready(tmp_pa
         assert server.read(job_id, "llm").end is not None, "texts lie in the index"
 
 
+def test_a_shard_that_is_replaced_while_it_is_served_ends_as_a_stale_index(tmp_path: Path) -> None:
+    folder = index(write_pairs(tmp_path / "d", 32, 32, seed=5))
+    shard = folder / "00000.tar"
+    with running({"d": folder}) as server:
+        job_id = server.create(job_data(datasets=[{"name": "d"}], end={"steps": 1})).job_id
+        server.read(job_id)
+        content = shard.read_bytes()
+        (folder / "other").write_bytes(content.replace(b"bigdata", b"bigDATA"))
+        (folder / "other").replace(shard)
+        *rest, text = refusal(server.stream(job_id))
+        assert rest == [CODE.FAILED_PRECONDITION, "INDEX_STALE", "ANOTHER_SERVER"]
+        assert f"dataserver index {folder}" in text
+        shard.write_bytes(content)
+        assert server.read(job_id).end is not None, "the content is what the index describes"
+
+
 def test_a_sample_that_does_not_decode_keeps_its_slot(tmp_path: Path) -> None:
     folder = index(write_pairs(tmp_path / "d", 16, 16, seed=6))
     break_images(folder, (3, 0))

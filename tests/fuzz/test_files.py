@@ -1,0 +1,37 @@
+"""Hostile files: only our own errors, within bounds of memory and time, whatever bytes a file holds."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fuzz.files import TARGETS
+from fuzz.mutation import Fuzzing, keep, kept
+
+SHARE = 3 / len(TARGETS)
+"""Of the seconds of one test: all targets together take what three tests take."""
+
+
+def attempts(target: str, folder: Path, seconds: float, seed: int, inputs: list[Path]) -> int:
+    """Try inputs in another process; keep the one at which it fails. Returns how many mutations were tried."""
+    line = [sys.executable, "-m", "fuzz.files", target, folder, seconds, seed, *inputs]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        data = (folder / "trying").read_bytes()
+        found = keep(target, hashlib.sha256(data).hexdigest()[:16], data)
+        pytest.fail(f"{found} ends the process with status {done.returncode}:\n{done.stderr[-4000:]}")
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize("target", [name for name in TARGETS if kept(name)])
+def test_kept_inputs(target: str, tmp_path: Path) -> None:
+    attempts(target, tmp_path, 0, 0, kept(target))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_new_inputs(target: str, tmp_path: Path, fuzzing: Fuzzing) -> None:
+    assert attempts(target, tmp_path, fuzzing.seconds * SHARE, fuzzing.seed, []) > 0
