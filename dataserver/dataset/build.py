@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataserver.dataset.errors import DatasetError, Oddities, StaleIndexError
-from dataserver.dataset.files import ShardFile, find_shards, read_fresh_index
+from dataserver.dataset.files import ShardFile, find_shards, read_fresh_index, read_index
 from dataserver.dataset.index import (
     FORMAT_VERSION,
     NO_SIDECAR,
@@ -109,13 +109,15 @@ def build_index(
         raise DatasetError(f"workers is {workers}; give at least 1")
     shards = find_shards(path, index_dir)
     sizes = {shard.name: shard.path.stat().st_size for shard in shards}
-    stale = [shard for shard in shards if not _is_fresh(shard)]
+    stale = [shard for shard in shards if not _is_older(shard)]
     total = sum(sizes.values())
+    num_built = 0
     done = total - sum(sizes[shard.name] for shard in stale)
 
-    def advance(shard: ShardFile) -> None:
-        nonlocal done
+    def advance(shard: ShardFile, built: bool) -> None:
+        nonlocal done, num_built
         done += sizes[shard.name]
+        num_built += built
         if progress is not None:
             progress(done, total)
 
@@ -124,53 +126,65 @@ def build_index(
     num_workers = min(workers or len(os.sched_getaffinity(0)), len(stale))
     if num_workers <= 1:
         for shard in stale:
-            index_shard(shard)
-            advance(shard)
+            advance(shard, _refresh(shard))
     else:
         _build_parallel(stale, num_workers, advance)
-    return _report(shards, len(stale), total)
+    return _report(shards, num_built, total)
 
 
-def _is_fresh(shard: ShardFile) -> bool:
-    """Say whether a shard is indexed. If its index is the older file, touch it, so that nobody need compare again."""
+def _is_older(shard: ShardFile) -> bool:
+    """Say whether a shard has an index and did not change since, as far as the files' times tell."""
     try:
-        indexed = read_fresh_index(shard)
+        return not read_index(shard).younger
     except StaleIndexError:
         return False
-    if indexed.younger:
-        with contextlib.suppress(PermissionError):  # a read-only index is as good, only slower to open
+
+
+def _refresh(shard: ShardFile) -> bool:
+    """Index a shard, unless its index describes its content; then touch the index, so that nobody compares them again.
+
+    Returns:
+        Whether it was indexed.
+    """
+    try:
+        indexed = read_fresh_index(shard)
+        with contextlib.suppress(OSError):  # a read-only index is as good, only slower to open
             os.utime(shard.index_path)
-    return indexed.stamps == shard.stamps()
+        if indexed.stamps == shard.stamps():
+            return False
+    except StaleIndexError:
+        pass
+    index_shard(shard)
+    return True
 
 
 def _report(shards: Sequence[ShardFile], num_built: int, num_bytes: int) -> BuildReport:
     counts: Counter[str] = Counter()
     num_samples = 0
     for shard in shards:
-        num_samples += read_fresh_index(shard).header.num_samples
+        num_samples += read_index(shard).header.num_samples
         counts.update(read_oddities(shard.index_path).counts)
     return BuildReport(len(shards), num_built, num_samples, num_bytes, dict(sorted(counts.items())))
 
 
-def _build_parallel(shards: Sequence[ShardFile], num_workers: int, advance: Callable[[ShardFile], None]) -> None:
+def _build_parallel(shards: Sequence[ShardFile], num_workers: int, advance: Callable[[ShardFile, bool], None]) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_workers, context, initializer=_end_with_parent) as executor:
         try:
             futures = _submit(executor, shards)
             for future in as_completed(futures):
-                future.result()
-                advance(futures[future])
+                advance(futures[future], future.result())
         except BrokenProcessPool as error:
             raise DatasetError("an indexing process died, perhaps for lack of memory; use fewer workers") from error
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _submit(executor: ProcessPoolExecutor, shards: Sequence[ShardFile]) -> dict[Future[None], ShardFile]:
+def _submit(executor: ProcessPoolExecutor, shards: Sequence[ShardFile]) -> dict[Future[bool], ShardFile]:
     """Submit all shards, with Ctrl-C blocked: workers are spawned here and inherit that until `_end_with_parent`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return {executor.submit(index_shard, shard): shard for shard in shards}
+        return {executor.submit(_refresh, shard): shard for shard in shards}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

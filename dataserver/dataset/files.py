@@ -63,16 +63,16 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class IndexedShard:
-    """A shard whose index was compared with it."""
+    """A shard whose index has its size and format."""
 
     file: ShardFile
     header: IndexHeader
     columns: Mapping[str, str]
     """Sidecar columns: name -> Arrow type."""
     stamps: tuple[Stamp, Stamp | None]
-    """Of the shard and its sidecar, before they were compared with the index."""
-    younger: bool
-    """Whether one of them changed after the index was written, so that their contents had to be compared."""
+    """Of the shard and its sidecar, before their contents were compared with the index."""
+    younger: tuple[tuple[Path, str], ...]
+    """Those of the two that changed after the index was written, each with the SHA-256 of what was indexed."""
 
 
 def find_shards(path: Path, index_dir: Path | None = None) -> tuple[ShardFile, ...]:
@@ -129,14 +129,26 @@ def _check_name(root: Path, real_root: Path, name: str) -> None:
 
 
 def read_fresh_index(shard: ShardFile) -> IndexedShard:
-    """Read what a shard's index says of it after comparing the two.
-
-    Where the file system changed the shard or its sidecar after it wrote the index, their contents are compared.
+    """Read what a shard's index says of it, after comparing contents where the files' times do not tell.
 
     Raises:
         StaleIndexError: the index is missing, unreadable, or does not belong to the shard as it is now.
         DatasetError: the shard cannot be reached.
     """
+    indexed = read_index(shard)
+    for path, sha256 in indexed.younger:
+        _log.info("%s changed after it was indexed: comparing contents; %s does so once", path, shard.index_command)
+        try:
+            same = digest_file(path) == sha256
+        except OSError as error:
+            raise _unreachable(shard, error) from error
+        if not same:
+            raise _stale(shard, f"its index describes another content of {path.name}")
+    return indexed
+
+
+def read_index(shard: ShardFile) -> IndexedShard:
+    """Read what a shard's index says of it; contents are not compared. Raises as `read_fresh_index`."""
     try:
         written_ns = shard.index_path.stat().st_ctime_ns
         header, columns = read_schema(shard.index_path)
@@ -146,22 +158,20 @@ def read_fresh_index(shard: ShardFile) -> IndexedShard:
         raise _stale(shard, str(error)) from error
     try:
         stamp, sidecar = stamps = shard.stamps()
-        if stamp.num_bytes != header.shard_bytes:
-            raise _stale(shard, f"its index describes {header.shard_bytes} bytes, it has {stamp.num_bytes}")
-        if (sidecar.num_bytes if sidecar else NO_SIDECAR) != header.sidecar_bytes:
-            raise _stale(shard, f"its index was made with another {shard.sidecar_path.name}")
-        contents = [(shard.path, stamp, header.sha256)]
-        if sidecar:
-            contents.append((shard.sidecar_path, sidecar, header.sidecar_sha256))
-        # Equal times prove nothing: file systems count them in milliseconds.
-        younger = [(path, sha256) for path, stamp, sha256 in contents if stamp.ctime_ns >= written_ns]
-        for path, sha256 in younger:
-            _log.info("%s changed after it was indexed: comparing its content with the index", path)
-            if digest_file(path) != sha256:
-                raise _stale(shard, f"its index describes another content of {path.name}")
     except OSError as error:
-        raise DatasetError(f"shard {shard.path} cannot be reached: {error}; check the storage") from error
-    return IndexedShard(shard, header, columns, stamps, bool(younger))
+        raise _unreachable(shard, error) from error
+    if stamp.num_bytes != header.shard_bytes:
+        raise _stale(shard, f"its index describes {header.shard_bytes} bytes, it has {stamp.num_bytes}")
+    if (sidecar.num_bytes if sidecar else NO_SIDECAR) != header.sidecar_bytes:
+        raise _stale(shard, f"its index was made with another {shard.sidecar_path.name}")
+    contents = [(stamp, shard.path, header.sha256), (sidecar, shard.sidecar_path, header.sidecar_sha256)]
+    # Equal times prove nothing: file systems count them in milliseconds.
+    younger = tuple((path, sha256) for found, path, sha256 in contents if found and found.ctime_ns >= written_ns)
+    return IndexedShard(shard, header, columns, stamps, younger)
+
+
+def _unreachable(shard: ShardFile, error: OSError) -> DatasetError:
+    return DatasetError(f"shard {shard.path} cannot be reached: {error}; check the storage")
 
 
 def _stale(shard: ShardFile, reason: str) -> StaleIndexError:

@@ -81,6 +81,7 @@ def test_what_was_touched_or_copied_is_compared_once_and_not_refused(
         Dataset.open(folder)
         compared = [record.args[0].name for record in caplog.records]
         assert compared == ["00001.tar", "00001.parquet"]
+        assert f"dataserver index {folder} does so once" in caplog.text
     wait_for_a_later_time(folder)
     assert build_index(folder, workers=1).num_built == 0
     caplog.clear()
