@@ -66,3 +66,6 @@ def _show(found: LintReport, quarantine_file: Path | None) -> None:
     print(f"{found.num_samples} samples; {counts}")
     if quarantine_file is not None:
         print(f"{found.quarantine.num_samples} samples in {quarantine_file}, digest {found.quarantine.digest}")
+        unnamed = sum(not finding.key for finding in found.findings)
+        if unnamed:
+            print(f"{unnamed} findings name a shard and no sample: no quarantine list can hold them")

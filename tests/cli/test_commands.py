@@ -81,6 +81,15 @@ def test_lint_lists_what_does_not_decode_and_writes_a_quarantine_list(tmp_path: 
     assert (clean.returncode, clean.stdout) == (0, "6 samples; nothing odd\n")
 
 
+def test_lint_says_what_no_quarantine_list_can_hold(tmp_path: Path) -> None:
+    write_tar(tmp_path / "d" / "0.tar", [("0.txt", b"x"), ("../1.txt", b"x"), ("2.txt", b"")])
+    assert run("index", tmp_path / "d").returncode == 0
+    *_, listed, unnamed = run("lint", tmp_path / "d", "--quarantine-file", tmp_path / "q").stdout.splitlines()
+    assert listed.startswith(f"1 samples in {tmp_path / 'q'}, digest ")
+    assert unnamed == "1 findings name a shard and no sample: no quarantine list can hold them"
+    assert (tmp_path / "q").read_text() == '["0.tar", "2"]\n'
+
+
 def test_lint_as_json_says_what_becomes_of_each_sample(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", [("0.txt", b"x"), ("1.txt", b""), ("0.txt", b"again")])
     indexed = run("index", tmp_path)
