@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path.cwd()
@@ -24,6 +25,8 @@ def tracked_files() -> list[str]:
     names = sorted(set(os.fsdecode(listed.stdout).split("\0")) - {""})
     return [name for name in names if (ROOT / name).is_file()]
 
+_WARM_UP = "from dataserver.planning.warmup import warm_up; warm_up()"
+
 
 class Tree:
     """One copy. Files that did not change keep their time of modification, so that compiled kernels stay valid."""
@@ -37,6 +40,9 @@ class Tree:
         for path in list(self.folder.rglob("*")):
             if path.is_file() and str(path.relative_to(self.folder)) not in names:
                 path.unlink()
+
+        # Else the first tests would wait for the compiler, and be taken for slow ones, or for killed mutants.
+        subprocess.run([sys.executable, "-c", _WARM_UP], cwd=self.folder, env=self.environment(), check=True)
 
     def _bring(self, name: str) -> None:
         copy = self.folder / name

@@ -116,6 +116,7 @@ def repository(tmp_path: Path) -> Path:
     files = {
         "dataserver/__init__.py": "",
         "dataserver/planning/__init__.py": "",
+        "dataserver/planning/warmup.py": "def warm_up(): ...\n",
         "dataserver/planning/code.py": CODE,
         "tests/planning/test_code.py": TESTS,
         "docs/mutants.md": "# Mutants\n",
@@ -130,7 +131,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def mutate(repository: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mutation", "dataserver", "--seed", "1", "--number", "50", "--workers", "1"]
+    command = [sys.executable, "-m", "mutation", "dataserver/planning/code.py", "--seed", "1", "--number", "50", "--workers", "1"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
     return subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=280)
 
