@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli.server_process import serving
-from parallel.runtime_cases import SINGLE, Degrees, job_data
+from parallel.runtime_cases import SINGLE, Degrees, Pool, job_data
 from serving.harness import index
 from shards import break_pixels, write_interleaved, write_pairs
 
@@ -58,6 +58,14 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     arguments = [part for name, folder in folders.items() for part in ("--dataset", f"{name}={folder}")]
     with serving(*arguments) as server:
         yield Fleet(server.address, folders, victims)
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """Processes for all cases that need process groups."""
+    pool = Pool(tmp_path_factory.mktemp("pool"))
+    yield pool
+    pool.close()
 
 
 def _break_one_image(folder: Path, copy: Path, name: str) -> int:

@@ -1,7 +1,7 @@
-"""Jobs and worker processes for the tests of the disaggregated runtime.
+"""Jobs and processes for the tests of the disaggregated runtime.
 
-`python runtime_cases.py CASES.json` is one process: it joins the others through torchrun's environment variables, runs
-one step of every case, and saves the gradients of its module.
+`python runtime_cases.py` is one process of a pool. For each line on its stdin it joins the others through torchrun's
+environment variables, runs one step of every case, saves the gradients of its module, and prints a line.
 """
 
 import json
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from trainclient.training.modules import ModelConfigs, build_module
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKERS_TIMEOUT_S = 200
+DONE = "done\n"
 
 
 @dataclass(frozen=True)
@@ -107,47 +109,80 @@ class Case:
                     return
 
 
-def start_workers(cases: Sequence[Case], folder: Path) -> list[subprocess.Popen[str]]:
-    """Start the processes of the layout that the cases share."""
-    world = Topology.of(cases[0].parsed.spec).world_size
-    folder.mkdir(parents=True, exist_ok=True)
-    script = folder / "cases.json"
-    script.write_text(json.dumps([asdict(case) for case in cases]))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-    shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'protos'}:{REPOSITORY / 'tests'}"}
-    command = [sys.executable, __file__, str(script)]
-    return [
-        subprocess.Popen(command, env={**shared, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
-        for rank in range(world)
-    ]
+class Pool:
+    """Processes that have imported torch once and run one layout's cases after the other's."""
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: dict[int, subprocess.Popen[str]] = {}
 
-def finish_workers(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """Exit code and stderr of each process."""
-    try:
-        errors = [process.communicate(timeout=WORKERS_TIMEOUT_S)[1] for process in processes]
-    finally:
-        for process in processes:
+    def run(self, cases: Sequence[Case], folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+        """Run the cases, which share one layout; returns each case's gradients by their whole name."""
+        for errors in self.outcomes(cases, folder):
+            assert errors is None, errors
+        results: dict[str, dict[str, torch.Tensor]] = {case.name: {} for case in cases}
+        for case in cases:
+            for path in sorted(folder.glob(f"{case.name}.*.pt")):
+                results[case.name] |= torch.load(path)
+        return results
+
+    def outcomes(self, cases: Sequence[Case], folder: Path) -> list[str | None]:
+        """What each process that failed, and so ended, wrote to stderr; None of those that ran the cases."""
+        world = Topology.of(cases[0].parsed.spec).world_size
+        script = folder / "cases.json"
+        script.write_text(json.dumps([asdict(case) for case in cases]))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "CASES": str(script)}
+        for rank in range(world):
+            process = self._process(rank)
+            print(json.dumps(shared | {"RANK": str(rank)}), file=process.stdin, flush=True)
+        with ThreadPoolExecutor(world) as threads:
+            try:
+                return list(threads.map(self._outcome, range(world), timeout=WORKERS_TIMEOUT_S))
+            except TimeoutError:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes.values():
             process.kill()
-    return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
+            process.communicate()
+        self._processes.clear()
+
+    def _process(self, rank: int) -> subprocess.Popen[str]:
+        """The process of a rank, started if there is none."""
+        if rank not in self._processes:
+            path = f"{REPOSITORY}:{REPOSITORY / 'protos'}:{REPOSITORY / 'tests'}"
+            with self._errors(rank).open("w") as errors:
+                self._processes[rank] = subprocess.Popen(
+                    [sys.executable, __file__],
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                )
+        return self._processes[rank]
+
+    def _outcome(self, rank: int) -> str | None:
+        process = self._processes[rank]
+        assert process.stdout is not None
+        if process.stdout.readline() == DONE:
+            return None
+        process.communicate()
+        del self._processes[rank]
+        return self._errors(rank).read_text()
+
+    def _errors(self, rank: int) -> Path:
+        return self._folder / f"{rank}.stderr"
 
 
-def run_workers(cases: Sequence[Case], folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Run the cases, which share one layout, in real processes; returns each case's gradients by their whole name."""
-    for code, errors in finish_workers(start_workers(cases, folder)):
-        assert code == 0, errors
-    results: dict[str, dict[str, torch.Tensor]] = {case.name: {} for case in cases}
-    for case in cases:
-        for path in sorted(folder.glob(f"{case.name}.*.pt")):
-            results[case.name] |= torch.load(path)
-    return results
-
-
-def main(script: Path) -> None:
-    torch.set_num_threads(1)
+def run_cases() -> None:
+    """One step of each of the cases that the environment names."""
+    script = Path(os.environ["CASES"])
     cases = [Case(**data) for data in json.loads(script.read_text())]
     layout = Topology.of(cases[0].parsed.spec)
     layout.require_world_size(int(os.environ["WORLD_SIZE"]))
@@ -166,9 +201,18 @@ def main(script: Path) -> None:
             torch.save(found, script.parent / f"{case.name}.{groups.rank}.pt")
 
 
+def main() -> None:
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        os.environ.update(json.loads(line))
+        run_cases()
+        sys.stdout.write(DONE)
+        sys.stdout.flush()
+
+
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]))
+        main()
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()

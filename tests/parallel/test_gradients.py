@@ -10,7 +10,7 @@ import pytest
 import torch
 from parallel.conftest import Fleet
 from parallel.reference import Gradients, reference_gradients
-from parallel.runtime_cases import Case, Degrees, finish_workers, run_workers, start_workers
+from parallel.runtime_cases import Case, Degrees, Pool
 
 BOUNDS = {"float64": 1e-9, "float32": 1e-5}
 """Largest relative error of each parameter's gradient."""
@@ -39,14 +39,14 @@ def test_losses_weigh_alike(fleet: Fleet) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("degrees", "extra"), [(Degrees(1, 2, 2, 1), 0), (Degrees(2, 2, 1, 2), 2)], ids=str)
-def test_gradients_equal_the_reference(fleet: Fleet, tmp_path: Path, degrees: Degrees, extra: int) -> None:
+def test_gradients_equal_the_reference(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees, extra: int) -> None:
     cases = {name: Case(name, fleet.address, {}, **WEIGHTS) for name in fleet.folders}
     datasets = {**{name: name for name in fleet.folders}, "float32": "pairs"}
     cases["float32"] = Case("float32", fleet.address, {}, dtype="float32", **WEIGHTS)
     jobs = {
         name: fleet.pair_of_jobs(degrees, dataset=dataset, extra_in_flight=extra) for name, dataset in datasets.items()
     }
-    found = run_workers([replace(case, job=jobs[name][0]) for name, case in cases.items()], tmp_path)
+    found = pool.run([replace(case, job=jobs[name][0]) for name, case in cases.items()], tmp_path)
     for name, case in cases.items():
         skipped = {fleet.victims[name]} if name in fleet.victims else set()
         expected = reference_gradients(replace(case, job=jobs[name][1]), skipped.__contains__)
@@ -65,29 +65,30 @@ def test_cases_are_what_they_should_be(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
-def test_gradients_without_generator(fleet: Fleet, tmp_path: Path) -> None:
+def test_gradients_without_generator(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     generation = {"ratio": "0", "query_tokens": 4}
     ours, reference = fleet.pair_of_jobs(Degrees(1, 1, 2, 0), generation=generation)
-    found = run_workers([Case("text", fleet.address, ours)], tmp_path)["text"]
+    found = pool.run([Case("text", fleet.address, ours)], tmp_path)["text"]
     expected = reference_gradients(Case("text", fleet.address, reference))
     idle = {name for name in expected if name.startswith("dit.")} | {"llm.query.weight"}
     assert_close(found, {name: g for name, g in expected.items() if name not in idle}, BOUNDS["float64"])
 
 
 @pytest.mark.slow
-def test_gradients_without_encoder(fleet: Fleet, tmp_path: Path) -> None:
+def test_gradients_without_encoder(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     generation = {"ratio": "1", "query_tokens": 4}
     ours, reference = fleet.pair_of_jobs(Degrees(0, 2, 1, 1), generation=generation)
-    found = run_workers([Case("image", fleet.address, ours)], tmp_path)["image"]
+    found = pool.run([Case("image", fleet.address, ours)], tmp_path)["image"]
     expected = reference_gradients(Case("image", fleet.address, reference))
     idle = {name for name in expected if name.startswith("vit.")} | {"llm.head.weight"}
     assert_close(found, {name: g for name, g in expected.items() if name not in idle}, BOUNDS["float64"])
 
 
-def test_another_plan_ends_all_ranks(fleet: Fleet, tmp_path: Path) -> None:
+def test_another_plan_ends_all_ranks(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     ours, _ = fleet.pair_of_jobs(Degrees(1, 1, 1, 0), generation={"ratio": "0", "query_tokens": 4})
-    results = finish_workers(start_workers([Case("other", fleet.address, ours, other_plan_rank=0)], tmp_path))
-    assert all(code != 0 for code, _ in results), results
-    (mismatch,) = (line for _, errors in results for line in errors.splitlines() if "BrokerMismatchError: " in line)
+    outcomes = pool.outcomes([Case("other", fleet.address, ours, other_plan_rank=0)], tmp_path)
+    errors = [line for outcome in outcomes if outcome is not None for line in outcome.splitlines()]
+    assert None not in outcomes, errors
+    (mismatch,) = (line for line in errors if "BrokerMismatchError: " in line)
     assert "rank 1 waited for embeddings" in mismatch
     assert f"plan {'0' * 16}" in mismatch
