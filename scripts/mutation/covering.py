@@ -1,7 +1,7 @@
 """Which tests run a mutant's line, the best first."""
 
 import re
-from collections.abc import Iterable
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -11,8 +11,9 @@ from mutation.source import Source
 from mutation.trees import ROOT, tracked_files
 
 KERNELS = "dataserver/planning/kernels/"
-MIRRORED = {"stream": "client"}
-"""Folders whose tests lie in a folder of another name."""
+
+Lines = dict[str, set[int]]
+"""Line numbers by file."""
 
 
 class Covering:
@@ -29,57 +30,75 @@ class Covering:
                     self._tests_of.setdefault(file, set()).add(test)
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """All tests that run the mutant's line: first those whose place mirrors the mutant's, of these the fastest."""
-        found = self._of_kernel(mutant.path) if mutant.path.startswith(KERNELS) else self._of_line(mutant)
-        return sorted(found, key=lambda test: (-_likeness(mutant.path, test), self._seconds[test], test))
+        """All tests that run the mutant's line, the most likely to notice first.
+
+        These run most lines of the mutant's file, and of equals are the fastest; further cases of a test come after
+        all other tests. Last are the tests of files that start processes in which the line runs.
+        """
+        lines = self._kernel(mutant.path) if mutant.path.startswith(KERNELS) else self._lines(mutant)
+        found = self._running(lines)
+        extent = self._running({path: set(self._contexts(path)) for path in lines})
+        own = sorted(found & self._seconds.keys(), key=lambda test: (-extent[test], self._seconds[test], test))
+        cases = Counter[str]()
+        order: dict[str, int] = {}
+        for test in own:
+            function = test.partition("[")[0]
+            order[test] = cases[function]
+            cases[function] += 1
+        others = {test for file in found for test in self._tests_of.get(file, ())} - order.keys()
+        return sorted(own, key=order.__getitem__) + sorted(others, key=lambda test: (self._seconds[test], test))
 
     def seconds(self, test: str) -> float:
         """How long the test took when it was recorded."""
         return self._seconds[test]
 
-    def _of_line(self, mutant: Mutant) -> set[str]:
-        source = Source(mutant.source)
-        if found := self._running(mutant.path, source.statement(mutant.line)):
-            return found
-        # The line runs when its module is imported, which is no test's doing: ask for what it defines.
-        if (body := source.function(mutant.line)) is not None:
-            return self._running(mutant.path, body)
-        if names := source.assigned(mutant.line):
-            return self._mentioning(rf"\b({'|'.join(names)})\b")
-        return self._running(mutant.path, range(1, mutant.source.count("\n") + 2))
+    def _lines(self, mutant: Mutant) -> Lines:
+        """The lines whose tests judge the mutant: those of its statement, if tests run it.
 
-    def _of_kernel(self, path: str) -> set[str]:
-        """Coverage cannot see compiled lines. But who calls a kernel imports it in that very function: the tests that
-        ran such a line, and all tests of files with one.
+        Otherwise it runs when its module is imported, which is no test's doing: then those of what it defines.
         """
+        source = Source(mutant.source)
+        statement = {mutant.path: set(source.statement(mutant.line))}
+        if self._running(statement):
+            return statement
+        if (body := source.function(mutant.line)) is not None:
+            return {mutant.path: set(body)}
+        if names := source.assigned(mutant.line):
+            return _mentioning(rf"\b({'|'.join(names)})\b")
+        return {mutant.path: set(self._contexts(mutant.path))}
+
+    def _kernel(self, path: str) -> Lines:
+        """Coverage cannot see compiled lines. But who calls a kernel imports it in that very function."""
         names = "|".join(Path(module).stem for module in dependents(path))
-        pattern = rf"\bkernels(\.({names})\b| import .*\b({names})\b)"
-        files = [file for file in self._tests_of if re.search(pattern, (ROOT / file).read_text())]
-        return self._mentioning(pattern).union(*(self._tests_of[file] for file in files))
+        return _mentioning(rf"\bkernels(\.({names})\b| import .*\b({names})\b)")
 
-    def _mentioning(self, pattern: str) -> set[str]:
-        """The tests that ran a line which matches."""
-        found: set[str] = set()
-        for path in tracked_files():
-            if path.startswith(MEASURED) and path.endswith(".py"):
-                lines = enumerate((ROOT / path).read_text().splitlines(), start=1)
-                found |= self._running(path, [number for number, line in lines if re.search(pattern, line)])
+    def _running(self, lines: Lines) -> Counter[str]:
+        """How many of the lines each test ran, and the processes of each test file."""
+        found = Counter[str]()
+        for path, numbers in lines.items():
+            contexts = self._contexts(path)
+            found.update(context for number in numbers for context in contexts.get(number, ()))
         return found
-
-    def _running(self, path: str, lines: Iterable[int]) -> set[str]:
-        """The tests that ran one of the lines; of lines in another process, all tests of the file that started it."""
-        contexts = self._contexts(path)
-        found = set[str]().union(*(contexts.get(line, ()) for line in lines))
-        return (found & self._seconds.keys()).union(*(self._tests_of.get(context, ()) for context in found))
 
     @cache  # noqa: B019
     def _contexts(self, path: str) -> dict[int, set[str]]:
-        """The tests and test files that ran each line of a file."""
+        """The tests, and test files, that ran each line of a file."""
         merged: dict[int, set[str]] = {}
         for record, files in self._records:
             for line, contexts in record.lines.contexts_by_lineno(path).items():
                 merged.setdefault(line, set()).update(c for c in contexts if c.partition("::")[0] in files)
         return merged
+
+
+def _mentioning(pattern: str) -> Lines:
+    """The lines of code that match."""
+    found: Lines = {}
+    for path in tracked_files():
+        if path.startswith(MEASURED) and path.endswith(".py"):
+            for number, line in enumerate((ROOT / path).read_text().splitlines(), start=1):
+                if re.search(pattern, line):
+                    found.setdefault(path, set()).add(number)
+    return found
 
 
 def dependents(path: str) -> set[str]:
@@ -92,10 +111,3 @@ def dependents(path: str) -> set[str]:
         before, names = found, "|".join(Path(module).stem for module in found)
         found = found | {module for module, text in modules.items() if re.search(rf"\bkernels\.({names})\b", text)}
     return found
-
-
-def _likeness(path: str, test: str) -> int:
-    """How many folders, and at last the file's name, a test shares with a module."""
-    ours = [MIRRORED.get(part, part) for part in Path(path).with_suffix("").parts[1:]]
-    theirs = Path(test.partition("::")[0]).with_suffix("").parts[1:]
-    return sum(part in other for part, other in zip(ours, theirs, strict=False))

@@ -25,6 +25,7 @@ def tracked_files() -> list[str]:
     names = sorted(set(os.fsdecode(listed.stdout).split("\0")) - {""})
     return [name for name in names if (ROOT / name).is_file()]
 
+
 _WARM_UP = "from dataserver.planning.warmup import warm_up; warm_up()"
 
 

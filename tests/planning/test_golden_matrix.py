@@ -1,0 +1,76 @@
+"""Golden plans of many small jobs of every layout and policy: what a search finds is part of a job's identity.
+
+A change to a `plan` is plan-breaking and must raise plan_version; so does one that refuses a job that had a plan. What
+`compared` says may change with the plans that are compared, since only the best of them is run. Write the file again
+with `python -m planning.test_golden_matrix` from tests/.
+"""
+
+import json
+from dataclasses import astuple, fields
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.jobs import LAYOUT_KINDS
+from builders.matrix import Step, matrix, samples_of
+
+from dataserver.planning.layout import layout_of
+from dataserver.planning.planner import module_loads, plan_step, stairs, timeline
+
+GOLDEN = Path(__file__).with_name("golden_matrix.json")
+BLOCKS, BLOCK = 8, 10
+"""Of each layout's kind, and jobs in a block."""
+STEP = 3
+
+
+def outcome(step: Step) -> dict[str, str]:
+    """What planning a step says, in short."""
+    job, tables = step
+    limits = layout_of(job.spec.execution).limits(job.spec)
+    found = {}
+    try:
+        for dataset, table in enumerate(tables):
+            limits.add(dataset, table, f"dataset {dataset}")
+        limits.check([1] * len(tables))
+    except ValueError as error:
+        found["limits"] = str(error)
+    try:
+        plan = plan_step(job, STEP, samples_of(job, tables))
+    except ValueError as error:
+        return found | {"refused": str(error)}
+    simulated = timeline(job.spec, plan).timeline
+    times = [getattr(simulated, field.name) for field in fields(simulated)] + [*module_loads(job.spec, plan).values()]
+    bound = layout_of(job.spec.execution).lower_bound_ns(job, plan)
+    compared = [astuple(entry) for entry in (*plan.candidates, *plan.decisions, *stairs(job, plan))]
+    return found | {
+        "plan": plan.hash.hex()[:16],
+        "simulated": _digest([bound, *(np.asarray(time).tolist() for time in times)]),
+        "compared": _digest(compared),
+    }
+
+
+def _digest(found: object) -> str:
+    return sha256(json.dumps(found).encode()).hexdigest()[:16]
+
+
+def block_of(kind: str, block: int) -> list[dict[str, str]]:
+    return [outcome(matrix(kind, number)) for number in range(block * BLOCK, (block + 1) * BLOCK)]
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("kind", LAYOUT_KINDS)
+def test_golden_matrix(kind: str, block: int) -> None:
+    golden = json.loads(GOLDEN.read_text())[kind][block]
+    for number, (found, expected) in enumerate(zip(block_of(kind, block), golden, strict=True)):
+        assert found == expected, f"job {block * BLOCK + number} of the {kind} ones"
+
+
+def write() -> None:
+    """Write the golden file."""
+    found = {kind: [block_of(kind, block) for block in range(BLOCKS)] for kind in LAYOUT_KINDS}
+    GOLDEN.write_text(json.dumps(found, indent=0) + "\n")
+
+
+if __name__ == "__main__":
+    write()
