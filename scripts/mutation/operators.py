@@ -65,7 +65,7 @@ class SwapFunction(_Own):
 
     def mutation_positions(self, node: Any) -> Iterator[Position]:
         """The name of one of these functions where it is called."""
-        if isinstance(node, Name) and node.value in self.opposite and node.get_next_leaf().value == "(":
+        if node.type == "name" and node.value in self.opposite and node.get_next_leaf().value == "(":
             yield node.start_pos, node.end_pos
 
     def mutate(self, node: Any, index: int) -> Any:  # noqa: ARG002
