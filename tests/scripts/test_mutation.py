@@ -131,7 +131,8 @@ def repository(tmp_path: Path) -> Path:
 
 
 def mutate(repository: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mutation", "dataserver/planning/code.py", "--seed", "1", "--number", "50", "--workers", "1"]
+    options = ["--seed", "1", "--number", "50", "--workers", "1"]
+    command = [sys.executable, "-m", "mutation", "dataserver/planning/code.py", *options]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
     return subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=280)
 
