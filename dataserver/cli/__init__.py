@@ -1,55 +1,106 @@
-"""The command line: `dataserver index | lint | plan | simulate | fit | towers | serve`."""
+"""The command line: `dataserver index | lint | plan | simulate | fit | towers | serve | warm`."""
 
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import tyro
-
-from dataserver.cli.fit import fit_costs
-from dataserver.cli.index import index
-from dataserver.cli.lint import lint
-from dataserver.cli.plan import plan
-from dataserver.cli.serve import serve
-from dataserver.cli.simulate import simulate
-from dataserver.cli.towers import towers
-from dataserver.serving.errors import DataServiceError
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
 
 _log = logging.getLogger(__name__)
 
 DESCRIPTION = "CPU side of a multimodal training job: shards in, balanced steps out over gRPC."
+USER_ERROR = 2
+INTERRUPTED = 130
+
+
+class Command(NamedTuple):
+    """A subcommand; its module is imported when it is called."""
+
+    function: str
+    about: str
+    begins: str
+    """What it does first, said at once: its imports alone take a second."""
+    plans: bool = False
+    """Whether it waits for the planner's compiled loops."""
+
+
+COMMANDS = {
+    "index": Command("index", "Index datasets, count their tokens, print their fingerprints.", "reading the shards"),
+    "lint": Command("lint", "List what is odd in a dataset.", "checking the shards against their index"),
+    "plan": Command("plan", "Show how one step is planned.", "reading the job and its datasets' indexes", True),
+    "simulate": Command("simulate", "Compare policies.", "reading the job and its datasets' indexes", True),
+    "fit": Command("fit_costs", "Fit costs to reported times.", "reading the job and its step times"),
+    "towers": Command("towers", "Choose the degrees of contrastive towers.", "reading the job", True),
+    "serve": Command("serve", "Serve microbatches over gRPC.", "opening the datasets, then listening"),
+    "warm": Command("warm", "Compile the planner's loops ahead of time.", "looking for compiled loops"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; what the user can put right is one line on stderr and exit code 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    commands: dict[str, Callable[..., Any]] = {
-        "index": index,
-        "lint": lint,
-        "plan": plan,
-        "simulate": simulate,
-        "fit": fit_costs,
-        "towers": towers,
-        "serve": serve,
-    }
+    if not given or given[0] in ("-h", "--help"):
+        print(_usage(), file=sys.stdout if given else sys.stderr)
+        return 0 if given else USER_ERROR
+    command = COMMANDS.get(given[0])
+    if command is None:
+        from dataserver.cli.parsing import nearest
+
+        hint = nearest(given[0], list(COMMANDS))
+        return _report(ValueError(f"there is no command {given[0]!r}{hint}; `dataserver --help` lists all"))
+    if "-h" not in given and "--help" not in given:
+        _say(given[0], command.begins)
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            commands,
-            prog="dataserver",
-            description=DESCRIPTION,
-            args=arguments,
-            config=(tyro.conf.DisallowNone,),
-        )
+        return _run(given[0], command, given[1:])
+    except KeyboardInterrupt:
+        print("dataserver: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(name: str, command: Command, arguments: list[str]) -> int:
+    from dataserver.cli.parsing import parse
+    from dataserver.serving.errors import DataServiceError
+
+    function = getattr(import_module(f"dataserver.cli.{name}"), command.function)
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # imports are over: commands clean up
+    try:
+        ready = parse(function, f"dataserver {name}", arguments)
+        if command.plans:
+            _compile_beside(name)
+        ready()
     except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError, DataServiceError) as error:
-        _log.debug("failed", exc_info=error)
-        print(f"dataserver: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("dataserver: interrupted", file=sys.stderr)
-        return 130
+        return _report(error)
     return 0
+
+
+def _compile_beside(name: str) -> None:
+    from dataserver.cli.warm import compile_behind
+    from dataserver.planning.compiled import is_warm
+
+    if not is_warm():
+        _say(name, "compiling the planner's loops for this processor, once (about 20 s)")
+        compile_behind()
+
+
+def _say(name: str, what: str) -> None:
+    print(f"{name}: {what}", file=sys.stderr, flush=True)
+
+
+def _usage() -> str:
+    lines = [f"  {name:10}{command.about}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        ["usage: dataserver COMMAND [OPTIONS]", "", DESCRIPTION, "", *lines, "", "`dataserver COMMAND --help` says more."]
+    )
+
+
+def _report(error: Exception) -> int:
+    _log.debug("failed", exc_info=error)
+    print(f"dataserver: {' '.join(str(error).split())}", file=sys.stderr)
+    return USER_ERROR

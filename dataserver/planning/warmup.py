@@ -1,6 +1,7 @@
 """Loads or compiles the planner's kernels before they are needed."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -9,17 +10,30 @@ from dataserver.planning.jobspec import SPECIAL_TOKENS
 from dataserver.planning.planner import plan_step
 from dataserver.planning.sizing import shard_table, size_samples
 
+_GROUPS: Final = {"kind": "grouped", "max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 1}]}
+_SMALL: Final = {"memory": {"room_bytes": 512, "unit_bytes": 1}}
+SHARES: Final[tuple[Sequence[tuple[dict[str, Any], dict[str, Any] | None]], ...]] = (
+    [({"pp": 2}, None), ({"pp": 2, **_SMALL}, None)],
+    [
+        ({"balance": "karmarkar_karp", "packing": "first_fit"}, {"kind": "colocated", "ranks_per_node": 1}),
+        (_SMALL, _GROUPS),
+    ],
+)
+"""Jobs that need all kernels between them, in shares of about equal work: fields of the backbone, and the layout."""
 
-def warm_up() -> None:
+
+def warm_up(*shares: int) -> None:
     """Plan a tiny step of made-up jobs of several layouts: the first real plan waits for no compiler.
 
-    Takes about 0.4 s where numba has the kernels in its cache, some twenty seconds where it compiles them, and says so
-    in the log.
+    Takes about 0.4 s where the kernels are in the cache, some twenty seconds where they are compiled, and says so in
+    the log.
+
+    Args:
+        shares: which of `SHARES`; all if none is given.
     """
-    _plan({"pp": 2})
-    _plan({}, {"kind": "colocated", "ranks_per_node": 1})
-    groups = {"max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 1}]}
-    _plan({"memory": {"room_bytes": 512, "unit_bytes": 1}}, {"kind": "grouped", **groups})
+    for share in shares or range(len(SHARES)):
+        for backbone, layout in SHARES[share]:
+            _plan(backbone, layout)
 
 
 def _plan(backbone: dict[str, Any], layout: dict[str, Any] | None = None) -> None:

@@ -3,8 +3,9 @@
 Importing this package imports numba, which takes 0.2 s and belongs to the extra `server`; a trainer needs neither.
 So it and its modules are imported only inside the functions that call a kernel, never at the top of a module.
 
-Numba keeps compiled code in __pycache__ beside the module or, where that is not writable, in the user's cache
-directory; the variable NUMBA_CACHE_DIR names another one.
+Every machine compiles kernels once (`cache.py` says where they are kept), so what takes long to compile is kept out of
+them: numpy's functions (`arrays.py` has loops in their place), slices assigned to slices, and counted references. A
+kernel allocates its arrays; the loops are parts, which count none.
 """
 
 import logging
@@ -14,20 +15,35 @@ from typing import Any, TypeVar, cast
 import numba
 from numba.core import event
 
+from dataserver.planning.kernels.cache import KernelCache
+
 _log = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def kernel(function: _Function) -> _Function:
-    """Compile a function on its first call, or load it from numba's cache; it runs without the interpreter's lock.
+    """Compile a function on its first call, or load it from the cache; it runs without the interpreter's lock.
 
     Neither fastmath nor parallel: results must not depend on the processor.
     """
-    return cast(_Function, numba.njit(cache=True, nogil=True)(function))
+    compiled = numba.njit(nogil=True, no_cfunc_wrapper=True)(function)
+    if not numba.config.DISABLE_JIT:
+        compiled._cache = KernelCache(function)
+    return cast(_Function, compiled)
 
 
 def part(function: _Function) -> _Function:
-    """A part of a kernel's innermost loop: it becomes part of its callers, since a call costs as much as its work."""
+    """A loop that kernels call. It counts no references, so it must not allocate."""
+    return cast(_Function, numba.njit(_nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+
+
+def allocating_part(function: _Function) -> _Function:
+    """A part that makes arrays."""
+    return cast(_Function, numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+
+
+def inlined_part(function: _Function) -> _Function:
+    """A part that is called in one place: it is compiled as a piece of its caller, which is quicker."""
     return cast(_Function, numba.njit(inline="always")(function))
 
 
@@ -35,10 +51,11 @@ class _Announcer(event.Listener):
     """Logs every kernel that is compiled because the cache has none for this processor and version."""
 
     def on_start(self, event: Any) -> None:
-        function = event.data["dispatcher"].py_func
-        if function.__module__.startswith("dataserver.planning."):
-            name = f"{function.__module__}.{function.__qualname__}"
-            _log.info("compiling %s; numba caches it for the next process", name)
+        """Name it."""
+        dispatcher = event.data["dispatcher"]
+        if isinstance(dispatcher._cache, KernelCache):
+            function = dispatcher.py_func
+            _log.info("compiling %s.%s for the cache", function.__module__, function.__qualname__)
 
     def on_end(self, event: Any) -> None:
         """Nothing more to log."""

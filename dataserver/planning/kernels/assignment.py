@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels import kernel, part
 from dataserver.planning.samples import I64, Bool
 
 _FAR = np.iinfo(np.int64).max
@@ -24,7 +24,8 @@ def assign(cost: I64, capacity: I64) -> I64:
         int64 [rows].
     """
     rows, columns = cost.shape
-    column_of = np.full(rows, -1, np.int64)
+    column_of = np.empty(rows, np.int64)
+    column_of[:] = -1
     # cost[r, c] - row_price[r] - column_price[c] is never below 0 in rows that have a column, and 0 in that column.
     # held[c]: rows of column c.
     row_price, column_price, held = np.zeros(rows, np.int64), np.zeros(columns, np.int64), np.zeros(columns, np.int64)
@@ -41,7 +42,8 @@ def assign(cost: I64, capacity: I64) -> I64:
                 _scan(cost[row], row, row_price[row], column_price, reached, distance, via)
             scanned = size
             column = _closest(distance, reached)
-            row_price[tree[:size]] += distance[column]
+            for row in tree[:size]:
+                row_price[row] += distance[column]
             _reprice(distance[column], column_price, reached, distance)
             reached[column] = True
             if held[column] < capacity[column]:
@@ -57,7 +59,7 @@ def assign(cost: I64, capacity: I64) -> I64:
     return column_of
 
 
-@kernel
+@part
 def _scan(cost: I64, row: int, row_price: int, column_price: I64, reached: Bool, distance: I64, via: I64) -> None:
     for column in range(len(cost)):
         slack = cost[column] - row_price - column_price[column]
@@ -65,7 +67,7 @@ def _scan(cost: I64, row: int, row_price: int, column_price: I64, reached: Bool,
             distance[column], via[column] = slack, row
 
 
-@kernel
+@part
 def _closest(distance: I64, reached: Bool) -> int:
     closest = -1
     for column in range(len(distance)):
@@ -74,7 +76,7 @@ def _closest(distance: I64, reached: Bool) -> int:
     return closest
 
 
-@kernel
+@part
 def _reprice(step: int, column_price: I64, reached: Bool, distance: I64) -> None:
     for column in range(len(distance)):
         if reached[column]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels import allocating_part, kernel, part
 from dataserver.planning.kernels.islands import Costs, Slots, excess, excess_of, exchange, slots_of
 from dataserver.planning.samples import I64, Bool
 
@@ -45,7 +45,7 @@ def fit_placement(at: I64, costs: Costs, budget: int) -> I64:
     return lacking
 
 
-@kernel
+@allocating_part
 def _best_exchange(slots: Slots, costs: Costs, rank: int, wave: int) -> tuple[int, bool]:
     """Carry out the exchange with a slot of this microbatch that leaves least lacking in both places.
 
@@ -91,7 +91,7 @@ def _best_exchange(slots: Slots, costs: Costs, rank: int, wave: int) -> tuple[in
     return tried, best < 0
 
 
-@kernel
+@part
 def _relieves(costs: Costs, lacking: Bool, here: int, there: int) -> bool:
     """Whether a sequence needs less than another in a row that lacks memory."""
     row = 0

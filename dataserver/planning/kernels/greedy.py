@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from dataserver.planning.kernels import kernel
-from dataserver.planning.kernels.heap import sift_down, sift_up
+from dataserver.planning.kernels import kernel, part
+from dataserver.planning.kernels.heap import sift_down, sift_up, sort_by
 from dataserver.planning.samples import I64
 
 
@@ -37,7 +37,8 @@ def longest_first_within(
     Returns:
         The bin of each item, and the first item for which there was no bin, or -1.
     """
-    bins = np.full(len(loads), -1, np.int64)
+    bins = np.empty(len(loads), np.int64)
+    bins[:] = -1
     heap, aside = np.arange(num_bins), np.empty(num_bins, np.int64)
     load, count, used = np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
     size, num_aside = num_bins, 0
@@ -80,13 +81,17 @@ def differencing(loads: I64, order: I64, num_bins: int) -> I64:
     """
     parts = -(-len(loads) // num_bins)
     load = np.zeros((parts, num_bins), np.int64)
-    head, tail = np.full((parts, num_bins), -1, np.int64), np.full((parts, num_bins), -1, np.int64)
-    following = np.full(len(loads), -1, np.int64)
+    head, tail = np.empty((parts, num_bins), np.int64), np.empty((parts, num_bins), np.int64)
+    following, heap = np.empty(len(loads), np.int64), np.empty(parts, np.int64)
+    head[:], tail[:], following[:] = -1, -1, -1
     for position, item in enumerate(order):
         part, b = divmod(position, num_bins)
         load[part, b], head[part, b], tail[part, b] = loads[item], item, item
-    lowest_first = load[:, num_bins - 1] - load[:, 0]  # the widest spread has the least key
-    heap = np.argsort(lowest_first, kind="mergesort")
+    lowest_first = np.empty(parts, np.int64)  # the widest spread has the least key
+    for part in range(parts):
+        lowest_first[part] = load[part, num_bins - 1] - load[part, 0]
+    sort_by(lowest_first, heap)
+    scratch, by_load = np.empty((3, num_bins), np.int64), np.empty(num_bins, np.int64)
     size = parts
     while size > 1:
         wide = heap[0]
@@ -94,7 +99,7 @@ def differencing(loads: I64, order: I64, num_bins: int) -> I64:
         heap[0] = heap[size]
         sift_down(heap, size, lowest_first)
         into = heap[0]  # the second widest
-        _merge(load, head, tail, following, wide, into)
+        _merge(load, head, tail, following, wide, into, scratch, by_load)
         lowest_first[into] = load[into, num_bins - 1] - load[into, 0]
         sift_down(heap, size, lowest_first)
     bins = np.empty(len(loads), np.int64)
@@ -106,8 +111,8 @@ def differencing(loads: I64, order: I64, num_bins: int) -> I64:
     return bins
 
 
-@kernel
-def _merge(load: I64, head: I64, tail: I64, following: I64, wide: int, into: int) -> None:
+@part
+def _merge(load: I64, head: I64, tail: I64, following: I64, wide: int, into: int, scratch: I64, by_load: I64) -> None:
     """Join the heaviest bin of one partial solution with the lightest of the other, and so on."""
     num_bins = load.shape[1]
     for b in range(num_bins):
@@ -120,5 +125,9 @@ def _merge(load: I64, head: I64, tail: I64, following: I64, wide: int, into: int
         else:
             following[tail[into, b]] = head[wide, opposite]
         tail[into, b] = tail[wide, opposite]
-    by_load = np.argsort(-load[into], kind="mergesort")
-    load[into], head[into], tail[into] = load[into][by_load], head[into][by_load], tail[into][by_load]
+    for b in range(num_bins):
+        scratch[0, b], scratch[1, b], scratch[2, b] = -load[into, b], head[into, b], tail[into, b]
+    sort_by(scratch[0], by_load)
+    for b in range(num_bins):
+        old = by_load[b]
+        load[into, b], head[into, b], tail[into, b] = -scratch[0, old], scratch[1, old], scratch[2, old]

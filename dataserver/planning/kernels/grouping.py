@@ -9,7 +9,9 @@ degree first. The caller makes sure that times of a whole batch, multiplied by t
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels import allocating_part, kernel, part
+from dataserver.planning.kernels.arrays import copy_to, first_largest, largest
+from dataserver.planning.kernels.heap import sort_by
 from dataserver.planning.samples import I64
 
 UNPLACED = -1
@@ -30,13 +32,15 @@ def chunk_bounds(lengths: I64, num_chunks: int) -> I64:
     """Bounds of the chunks; see `grouped.search.chunk_bounds`. int64 [num_chunks + 1]."""
     n = len(lengths)
     prefix = np.zeros(n + 1, np.int64)
-    prefix[1:] = np.cumsum(lengths)
+    for k in range(n):
+        prefix[k + 1] = prefix[k] + lengths[k]
     # best[e]: tokens of the largest chunk if the first e sequences are cut in the best way; cuts[k, e]: where the last
     # of k chunks then begins.
-    best = prefix.copy()
+    best, previous = np.empty_like(prefix), np.empty_like(prefix)
+    copy_to(best, prefix)
     cuts = np.zeros((num_chunks + 1, n + 1), np.int64)
     for chunk in range(2, num_chunks + 1):
-        previous = best.copy()
+        copy_to(previous, best)
         cut = chunk - 1
         for end in range(chunk, n + 1):
             # As the cut moves on, the last chunk falls and what is before it rises: the best cut never moves back.
@@ -53,7 +57,7 @@ def chunk_bounds(lengths: I64, num_chunks: int) -> I64:
     return bounds
 
 
-@kernel
+@part
 def _least_work(times: I64, floors: I64) -> int:
     """Time on one cell that the sequences take at least, each in its best degree, rounded down."""
     n, columns = len(floors), times.shape[1]
@@ -66,7 +70,7 @@ def _least_work(times: I64, floors: I64) -> int:
     return work - (n << (int(columns) - 1))  # every time may have lost a nanosecond
 
 
-@kernel
+@allocating_part
 def _token_limits(lengths: I64, times: I64, floors: I64, room: int, limit: int, easiest: int) -> I64:
     """Tokens that a group of each degree takes by `limit`, within its memory, at the pace of the easiest sequence."""
     columns = times.shape[1]
@@ -80,7 +84,7 @@ def _token_limits(lengths: I64, times: I64, floors: I64, room: int, limit: int, 
     return limits
 
 
-@kernel
+@part
 def _least_exchange(tokens: I64, left: I64, penalties: I64) -> int:
     """Exchange time that tokens add at least to the least work, ps on one cell; NEVER if there is no room.
 
@@ -100,7 +104,7 @@ def _least_exchange(tokens: I64, left: I64, penalties: I64) -> int:
     return penalty
 
 
-@kernel
+@allocating_part
 def composition_bounds(
     lengths: I64,
     times: I64,
@@ -136,19 +140,36 @@ def composition_bounds(
     tokens = np.zeros(columns, np.int64)
     for k in range(len(lengths)):
         tokens[floors[k]] += lengths[k]
-    bounds = np.full(num, NEVER, np.int64)
+    bounds, left = np.empty(num, np.int64), np.empty(columns, np.int64)
+    bounds[:] = NEVER
     for c in range(num):
         single = NEVER
         for j in range(floors[0], columns):
             if compositions[c, j]:
                 single = min(single, times[0, j])
-        exchange = _least_exchange(tokens, compositions[c] * limits, penalties)
+        for j in range(columns):
+            left[j] = compositions[c, j] * limits[j]
+        exchange = _least_exchange(tokens, left, penalties)
         if exchange < NEVER:
             bounds[c] = max((work + exchange // 1000) // cells, single)
     return bounds
 
 
-@kernel
+@allocating_part
+def _columns(composition: I64) -> I64:
+    """The column of each group. int64 [groups]."""
+    num = 0
+    for count in composition:
+        num += count
+    column, g = np.empty(num, np.int64), 0
+    for j in range(len(composition)):
+        for _ in range(composition[j]):
+            column[g] = j
+            g += 1
+    return column
+
+
+@part
 def _choose(
     length: int,
     time: I64,
@@ -172,7 +193,7 @@ def _choose(
     return chosen, column
 
 
-@kernel
+@allocating_part
 def place(
     lengths: I64, times: I64, floors: I64, room: int, composition: I64, spare: int, limit: int
 ) -> tuple[int, I64, I64, I64]:
@@ -184,13 +205,15 @@ def place(
     Returns:
         (makespan or UNPLACED, int64 [groups] loads, int64 [groups] free tokens, int64 [n] group of each sequence).
     """
-    columns, num = len(composition), composition.sum()
-    loads, free, order = np.zeros(num, np.int64), np.empty(num, np.int64), np.arange(num)
+    column_of = _columns(composition)
+    columns, num = len(composition), len(column_of)
+    loads, free, order = np.zeros(num, np.int64), np.empty(num, np.int64), np.empty(num, np.int64)
     group = np.empty(len(lengths), np.int64)
     starts = np.zeros(columns + 1, np.int64)  # groups of column j: order[starts[j] : starts[j + 1]], by load
     for j in range(columns):
         starts[j + 1] = starts[j] + composition[j]
-        free[starts[j] : starts[j + 1]] = room << j
+    for g in range(num):
+        free[g], order[g] = room << column_of[g], g
     makespan = 0
     for k in range(len(lengths)):
         position, column = _choose(lengths[k], times[k], floors[k], starts, loads, free, order, limit)
@@ -211,7 +234,7 @@ def place(
     return makespan, loads, free, group
 
 
-@kernel
+@part
 def _best_change(
     lengths: I64, times: I64, floors: I64, column: I64, loads: I64, free: I64, group: I64, last: int
 ) -> tuple[int, int, int]:
@@ -243,7 +266,7 @@ def _best_change(
     return first, second, target
 
 
-@kernel
+@allocating_part
 def improve(
     lengths: I64, times: I64, floors: I64, composition: I64, loads: I64, free: I64, group: I64, max_moves: int
 ) -> int:
@@ -254,10 +277,10 @@ def improve(
     Returns:
         The makespan.
     """
-    column = np.repeat(np.arange(len(composition)), composition)
+    column = _columns(composition)
     for _ in range(max_moves):
-        last = np.argmax(loads)
-        first, second, target = _best_change(lengths, times, floors, column, loads, free, group, int(last))
+        last = first_largest(loads)
+        first, second, target = _best_change(lengths, times, floors, column, loads, free, group, last)
         if first < 0:
             break
         for k, source, sink in ((first, last, target), (second, target, last)):
@@ -267,7 +290,7 @@ def improve(
                 loads[sink] += times[k, column[sink]]
                 free[sink] -= lengths[k]
                 group[k] = sink
-    return int(loads.max())
+    return largest(loads)
 
 
 @kernel
@@ -292,15 +315,20 @@ def best_grouping(
     Returns:
         (makespan, composition, int64 [n] group of each sequence); composition is -1 if nothing stays under `limit`.
     """
-    best_group = np.full(len(lengths), -1, np.int64)
+    best_group, by_bound = np.empty(len(lengths), np.int64), np.empty(len(compositions), np.int64)
+    best_group[:] = -1
     chosen, whole = -1, 0
     for k in range(len(lengths)):
-        whole += times[k, floors[k] :].max()  # no placement takes longer than the sum
+        longest = 0
+        for j in range(floors[k], times.shape[1]):
+            longest = max(longest, times[k, j])
+        whole += longest  # no placement takes longer than the sum
     # `batch._refuse_overflow` keeps whole * cells under 2^60, so that best * cells fits.
     best, work = min(limit, 2 * whole + 2), _least_work(times, floors)
     for look in range(2):
         bounds = composition_bounds(lengths, times, floors, room, penalties, compositions, cells, best, easiest)
-        for position, c in enumerate(np.argsort(bounds, kind="mergesort")):
+        sort_by(bounds, by_bound)
+        for position, c in enumerate(by_bound):
             if bounds[c] + (bounds[c] >> CLOSE) >= best or (look == 0 and position == FIRST_LOOK):
                 break
             spare = best * cells - work
@@ -332,8 +360,10 @@ def fill(
     Returns:
         bool [extra], those that found a place.
     """
-    column = np.repeat(np.arange(len(composition)), composition)
-    loads, free = np.zeros(len(column), np.int64), room << column
+    column = _columns(composition)
+    loads, free = np.zeros(len(column), np.int64), np.empty(len(column), np.int64)
+    for g in range(len(column)):
+        free[g] = room << column[g]
     for k in range(len(lengths)):
         loads[group[k]] += times[k, column[group[k]]]
         free[group[k]] -= lengths[k]

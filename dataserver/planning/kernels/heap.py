@@ -1,10 +1,10 @@
 """A heap of numbers under the order of their keys, in an int64 array; least (key, number) on top."""
 
-from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels import part
 from dataserver.planning.samples import I64
 
 
-@kernel
+@part
 def sift_down(heap: I64, size: int, key: I64) -> None:
     """Restore a heap of the first `size` entries in which the root alone may be out of place."""
     if size == 0:
@@ -23,7 +23,7 @@ def sift_down(heap: I64, size: int, key: I64) -> None:
     heap[parent] = entry
 
 
-@kernel
+@part
 def sift_up(heap: I64, size: int, key: I64) -> None:
     """Restore a heap of the first `size` entries of which the last alone may be out of place."""
     child = size - 1
@@ -35,3 +35,17 @@ def sift_up(heap: I64, size: int, key: I64) -> None:
         heap[child] = heap[parent]
         child = parent
     heap[child] = entry
+
+
+@part
+def sort_by(key: I64, order: I64) -> None:
+    """Fill `order` with the numbers from 0 on by ascending key, the lower on ties."""
+    for number in range(len(order)):
+        order[number] = number
+        sift_up(order, number + 1, key)
+    for size in range(len(order) - 1, 0, -1):  # the least moves behind the others
+        order[0], order[size] = order[size], order[0]
+        sift_down(order, size, key)
+    for front in range(len(order) // 2):
+        back = len(order) - 1 - front
+        order[front], order[back] = order[back], order[front]

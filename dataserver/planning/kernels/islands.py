@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataserver.planning.kernels import kernel, part
+from dataserver.planning.kernels import allocating_part, part
 from dataserver.planning.samples import I64
 
 
@@ -52,7 +52,7 @@ class Slots(NamedTuple):
     """int64 [r, ranks, waves]: its memory; [0, 0, 0] where there is no limit."""
 
 
-@kernel
+@allocating_part
 def slots_of(at: I64, costs: Costs) -> Slots:
     """The state of a placement; `at` is part of it and changes with it."""
     rows = len(costs.base)
@@ -69,7 +69,7 @@ def slots_of(at: I64, costs: Costs) -> Slots:
     return Slots(at, time, used)
 
 
-@kernel
+@part
 def _sum(values: I64, costs: Costs, row: int, held: I64) -> int:
     """The values of the sequences of a microbatch together; padded, the largest for each item."""
     total = 0
@@ -132,7 +132,7 @@ def move(slots: Slots, rank: int, first: int, second: int, shift: bool) -> None:
         position = target
 
 
-@kernel
+@part
 def excess_of(slots: Slots, costs: Costs, row: int, rank: int, first: int, last: int) -> int:
     """Memory that one row lacks around waves `first` to `last`: the backbone's on the rank, another's on the island.
 
@@ -156,16 +156,10 @@ def excess_of(slots: Slots, costs: Costs, row: int, rank: int, first: int, last:
     return int(max(0, most - costs.room[row]))
 
 
-@kernel
+@part
 def excess(slots: Slots, costs: Costs, rank: int, first: int, last: int) -> int:
     """Memory that a rank's microbatches `first` to `last`, and those waves of its island, lack over all rows."""
     lacking = 0
     for row in range(len(costs.room)):
         lacking += excess_of(slots, costs, row, rank, first, last)
     return lacking
-
-
-@part
-def lacks(slots: Slots, costs: Costs, rank: int, first: int, last: int) -> bool:
-    """Whether a rank's microbatches `first` to `last`, or those waves of its island, exceed the memory."""
-    return len(costs.room) > 0 and excess(slots, costs, rank, first, last) > 0

@@ -26,8 +26,8 @@ def run_operations(
     """
     # start[i]: latest end (with delay) so far of what i waits for; final when waits[i] is 0. order[:run] were run,
     # order[run:known] are ready.
-    start = np.full(len(durations), -1, np.int64)
-    cause = np.full(len(durations), -1, np.int64)
+    start, cause = np.empty_like(durations), np.empty_like(durations)
+    start[:], cause[:] = -1, -1
     order = np.empty(len(durations), np.int64)
     known = 0
     for i in range(len(durations)):

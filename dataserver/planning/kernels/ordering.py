@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels import inlined_part, kernel
 from dataserver.planning.samples import I64
 
 
@@ -23,34 +23,35 @@ def disttrain_order(forward: I64, backward: I64, ascending: I64) -> I64:
         return ascending
     order = np.empty(count, np.int64)
     order[0] = ascending[0]
-    order[count - num_stages + 1 :] = ascending[1:num_stages]
+    for last in range(1, num_stages):
+        order[count - num_stages + last] = ascending[last]
     # middle[:left]: the microbatches without a place, by number, so that the lower one wins ties. Of `order`, the first
     # `placed` and the last p - 1 places are taken.
-    middle = np.sort(ascending[num_stages:])
-    left = len(middle)
+    waiting = np.zeros(count, np.bool_)
+    for place in range(num_stages, count):
+        waiting[ascending[place]] = True
+    middle, left = np.empty(count, np.int64), 0
+    for microbatch in range(count):
+        if waiting[microbatch]:
+            middle[left] = microbatch
+            left += 1
     interval = 0  # of the first interval, what is not filled yet, ns
     for s in range(1, num_stages):
         interval += forward[s, order[0]] + backward[s, order[0]]
-    placed = 1
-    for place in range(num_stages - 1):
-        if left == 0:
-            break
-        left = _take_closest(middle, left, forward[0], interval // (num_stages - 1 - place), order, placed)
-        interval -= forward[0, order[placed]]
-        placed += 1
-    for number in range(1, count):
-        if left == 0:
-            break
-        follows = order[number]  # number < placed: the first interval placed p - 1 in advance
-        interval = 0
-        for s in range(1, num_stages):
-            interval = max(interval, forward[s, follows] + backward[s, follows])
-        left = _take_closest(middle, left, forward[0], interval - backward[0, follows], order, placed)
-        placed += 1
+    for place in range(1, count - num_stages + 1):
+        if place < num_stages:  # the first interval places p - 1 in advance
+            wanted = interval // (num_stages - place)
+        else:
+            follows, wanted = order[place - num_stages + 1], 0
+            for s in range(1, num_stages):
+                wanted = max(wanted, forward[s, follows] + backward[s, follows])
+            wanted -= backward[0, follows]
+        left = _take_closest(middle, left, forward[0], wanted, order, place)
+        interval -= forward[0, order[place]]
     return order
 
 
-@kernel
+@inlined_part
 def _take_closest(middle: I64, left: int, time: I64, wanted: int, order: I64, place: int) -> int:
     """Put the candidate whose time is closest to the wanted one (the lower on ties) in its place; how many are left."""
     best, distance = 0, abs(time[middle[0]] - wanted)
@@ -59,5 +60,6 @@ def _take_closest(middle: I64, left: int, time: I64, wanted: int, order: I64, pl
         if here < distance:
             best, distance = i, here
     order[place] = middle[best]
-    middle[best : left - 1] = middle[best + 1 : left].copy()
+    for i in range(best, left - 1):
+        middle[i] = middle[i + 1]
     return left - 1

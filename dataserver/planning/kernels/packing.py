@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels import kernel, part
 from dataserver.planning.samples import I64
 
 
@@ -19,7 +19,7 @@ def best_fit(tokens: I64, order: I64, seq_len: int) -> I64:
     for item in order:
         least = min(least, tokens[item])
     for item in order:
-        fit = np.searchsorted(key[:held], tokens[item] << 32)
+        fit = _first_not_below(key, held, tokens[item] << 32)
         if fit < held:
             left, chosen = (key[fit] >> 32) - tokens[item], key[fit] & 0xFFFFFFFF
         else:
@@ -33,7 +33,7 @@ def best_fit(tokens: I64, order: I64, seq_len: int) -> I64:
                 key[entry] = key[entry + 1]
             continue
         # Its room fell, so it moves towards the front; a new sequence comes from behind the last.
-        place = np.searchsorted(key[:fit], left << 32 | chosen)
+        place = _first_not_below(key, fit, left << 32 | chosen)
         for entry in range(fit, place, -1):
             key[entry] = key[entry - 1]
         key[place] = left << 32 | chosen
@@ -50,7 +50,8 @@ def first_fit(tokens: I64, order: I64, seq_len: int) -> I64:
     leaves = 1
     while leaves < len(tokens):
         leaves *= 2
-    most = np.full(2 * leaves, seq_len, np.int64)
+    most = np.empty(2 * leaves, np.int64)
+    most[:] = seq_len
     sequence = np.empty(len(tokens), np.int64)
     for item in order:
         node = 1
@@ -64,3 +65,16 @@ def first_fit(tokens: I64, order: I64, seq_len: int) -> I64:
             node //= 2
             most[node] = max(most[2 * node], most[2 * node + 1])
     return sequence
+
+
+@part
+def _first_not_below(key: I64, size: int, value: int) -> int:
+    """Where a value belongs in the first `size` of ascending keys."""
+    low, high = 0, size
+    while low < high:
+        middle = (low + high) // 2
+        if key[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low

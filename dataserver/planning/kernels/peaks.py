@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels import allocating_part, kernel, part
+from dataserver.planning.kernels.arrays import copy_to, first_largest, largest
 from dataserver.planning.samples import I64
 
 
@@ -23,16 +24,20 @@ def lower_peaks(near: I64, home: I64, most_bytes: int, budget: int) -> I64:
     Returns:
         int64 [batches], the node of each batch.
     """
-    home, size = home.copy(), near.sum(axis=1)
-    sent, taken = _loads(near, size, home)
+    given, home = home, np.empty_like(home)
+    copy_to(home, given)
+    sent, taken, size = _loads(near, home)
     # int64 [hops, 3]: a swap changes two nodes, so one of the three heaviest keeps its load
     heaviest, looked = np.empty((len(near), 3), np.int64), 0
-    spare = most_bytes - sent.sum()
+    spare = most_bytes
+    for hop in range(len(near)):
+        for node in range(near.shape[1]):
+            spare -= sent[hop, node]
     while looked < budget:
         best = _find_heaviest(sent, taken, heaviest)
         peaks, least, first, second = best, 0, -1, -1
         for a in range(len(home)):
-            if not (heaviest[:, 0] == home[a]).any():
+            if not _is_peak(heaviest, home[a]):
                 continue  # no peak would fall
             for b in range(len(home)):
                 if home[a] == home[b]:
@@ -50,34 +55,49 @@ def lower_peaks(near: I64, home: I64, most_bytes: int, budget: int) -> I64:
     return home
 
 
-@kernel
-def _loads(near: I64, size: I64, home: I64) -> tuple[I64, I64]:
-    """What each node sends and takes over each hop. int64 [hops, nodes] each."""
-    sent, taken = np.zeros(near.shape[:2], np.int64), np.zeros(near.shape[:2], np.int64)
+@allocating_part
+def _loads(near: I64, home: I64) -> tuple[I64, I64, I64]:
+    """What each node sends and takes over each hop, int64 [hops, nodes] each; bytes of each batch [hops, batches]."""
+    hops, nodes, batches = near.shape
+    sent, taken = np.zeros((hops, nodes), np.int64), np.zeros((hops, nodes), np.int64)
+    size = np.zeros((hops, batches), np.int64)
     for hop in range(len(near)):
         for batch in range(len(home)):
             node = home[batch]
-            sent[hop] += near[hop, :, batch]
+            for other in range(nodes):
+                sent[hop, other] += near[hop, other, batch]
+                size[hop, batch] += near[hop, other, batch]
             sent[hop, node] -= near[hop, node, batch]
             taken[hop, node] += size[hop, batch] - near[hop, node, batch]
-    return sent, taken
+    return sent, taken, size
 
 
-@kernel
+@allocating_part
 def _find_heaviest(sent: I64, taken: I64, heaviest: I64) -> int:
     """Fill in the three nodes with the largest loads of each hop, -1 if there are fewer. Returns the sum of peaks."""
-    peaks = 0
+    peaks, load = 0, np.empty(sent.shape[1], np.int64)
     for hop in range(len(sent)):
-        load = np.maximum(sent[hop], taken[hop])
-        peaks += load.max()
-        heaviest[hop] = -1
-        for place in range(min(3, len(load))):
-            heaviest[hop, place] = np.argmax(load)
-            load[heaviest[hop, place]] = -1
+        for node in range(len(load)):
+            load[node] = max(sent[hop, node], taken[hop, node])
+        peaks += largest(load)
+        for place in range(3):
+            heaviest[hop, place] = -1
+            if place < len(load):
+                heaviest[hop, place] = first_largest(load)
+                load[heaviest[hop, place]] = -1
     return peaks
 
 
-@kernel
+@part
+def _is_peak(heaviest: I64, node: int) -> bool:
+    """Whether a node is the heaviest over some hop."""
+    hop = 0
+    while hop < len(heaviest) and heaviest[hop, 0] != node:
+        hop += 1
+    return hop < len(heaviest)
+
+
+@part
 def _more_bytes(near: I64, home: I64, a: int, b: int) -> int:
     """What the swap of two batches adds to the bytes between nodes."""
     more = 0
@@ -87,7 +107,7 @@ def _more_bytes(near: I64, home: I64, a: int, b: int) -> int:
     return more
 
 
-@kernel
+@part
 def _peaks_after(near: I64, size: I64, sent: I64, taken: I64, heaviest: I64, home: I64, a: int, b: int) -> int:
     """The sum of the peaks after the swap of two batches."""
     peaks = 0
@@ -107,7 +127,7 @@ def _peaks_after(near: I64, size: I64, sent: I64, taken: I64, heaviest: I64, hom
     return peaks
 
 
-@kernel
+@part
 def _swap(near: I64, size: I64, sent: I64, taken: I64, home: I64, a: int, b: int) -> None:
     """Carry out a swap."""
     for hop in range(len(near)):

@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataserver.planning.kernels import kernel, part
-from dataserver.planning.kernels.islands import Costs, Slots, exchange, lacks, move, slots_of
+from dataserver.planning.kernels import inlined_part, kernel, part
+from dataserver.planning.kernels.arrays import first_largest, largest
+from dataserver.planning.kernels.islands import Costs, Slots, excess, exchange, move, slots_of
 from dataserver.planning.samples import I64, U64
 
 
@@ -19,7 +20,7 @@ class Clocks(NamedTuple):
     """int64 [ranks of an island, columns, waves]: end of every backward."""
 
 
-@kernel
+@part
 def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
     """Makespan of one island: c backbone ranks that share one node of each encoder and of each generator.
 
@@ -42,7 +43,7 @@ def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
     of_stages, of_behind = in_flight[encoders : encoders + stages], in_flight[encoders + stages :]
     now, ends = clocks.now, clocks.ends
     now[:] = 0
-    for turn in range(waves + in_flight.max() - 1):
+    for turn in range(waves + largest(in_flight) - 1):
         if turn < waves:
             _forward(before, backbone, behind, first, turn, base, hop, stages, now)
         for g in range(len(behind)):
@@ -63,10 +64,13 @@ def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
                     total += before[row, first + i, wave]
                     clock = max(clock, ends[i, 0, wave] + hop[row] if before[row, first + i, wave] else 0)
                 now[0, stages + row] = clock + total * percent[row] // 100
-    return int(now.max())
+    end = 0
+    for i in range(len(now)):
+        end = max(end, largest(now[i]))
+    return end
 
 
-@part
+@inlined_part
 def _forward(
     before: I64, backbone: I64, behind: I64, first: int, wave: int, base: I64, hop: I64, stages: int, now: I64
 ) -> None:
@@ -98,7 +102,7 @@ def _forward(
         now[0, stages + encoders + g] = clock
 
 
-@part
+@inlined_part
 def _backward(
     backbone: I64,
     behind: I64,
@@ -156,22 +160,29 @@ def improve_placement(at: I64, costs: Costs, words: U64, budget: int) -> tuple[i
     makespan = np.zeros(ranks // per_island, np.int64)
     for island in range(len(makespan)):
         makespan[island] = island_makespan(slots.time, island * per_island, costs, clocks)
-    before = makespan.max()
+    before = largest(makespan)
+    _climb(slots, costs, clocks, makespan, words, budget)
+    return before, largest(makespan)
+
+
+@part
+def _climb(slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, words: U64, budget: int) -> None:
+    """The trials of `improve_placement`, from the makespan of each island, which changes with the slots."""
+    per_island = costs.ranks_per_island
     simulated = len(makespan)
     for word in words:
         if simulated >= budget:
             break
-        worst = int(np.argmax(makespan))
-        kind, rank, first, slot, other, second, other_slot = _trial(word, per_island, at.shape)
+        worst = first_largest(makespan)
+        kind, rank, first, slot, other, second, other_slot = _trial(word, per_island, slots.at.shape)
         rank += worst * per_island
         if kind < 3:
             simulated += _try_move(slots, costs, clocks, makespan, rank, first, second, kind < 2)
         else:
             simulated += _try_exchange(slots, costs, clocks, makespan, rank, first, slot, other, second, other_slot)
-    return int(before), int(makespan.max())
 
 
-@kernel
+@inlined_part
 def _trial(word: int, ranks_per_island: int, shape: tuple[int, int, int]) -> tuple[int, int, int, int, int, int, int]:
     """What a word says: a kind, a rank of the island, microbatch and slot; another rank, microbatch and slot.
 
@@ -198,7 +209,7 @@ def _trial(word: int, ranks_per_island: int, shape: tuple[int, int, int]) -> tup
     return kind, rank, first, bits % slots, other, second, bits // slots % slots
 
 
-@kernel
+@inlined_part
 def _covers(costs: Costs, large: int, small: int) -> bool:
     """Whether one sequence costs as much as another or more everywhere: in its place no island becomes faster."""
     for row in range(len(costs.base)):
@@ -207,7 +218,7 @@ def _covers(costs: Costs, large: int, small: int) -> bool:
     return not len(costs.items) or costs.items[large] >= costs.items[small]
 
 
-@part
+@inlined_part
 def _try_move(
     slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, rank: int, first: int, second: int, shift: bool
 ) -> int:
@@ -217,7 +228,7 @@ def _try_move(
     per_island = costs.ranks_per_island
     island = rank // per_island
     move(slots, rank, first, second, shift)
-    if lacks(slots, costs, rank, min(first, second), max(first, second)):
+    if excess(slots, costs, rank, min(first, second), max(first, second)):
         move(slots, rank, second, first, shift)
         return 1
     now = island_makespan(slots.time, island * per_island, costs, clocks)
@@ -228,7 +239,7 @@ def _try_move(
     return 1
 
 
-@part
+@inlined_part
 def _try_exchange(
     slots: Slots,
     costs: Costs,
@@ -249,7 +260,7 @@ def _try_exchange(
     if island != worst and _covers(costs, slots.at[other, other_wave, other_slot], slots.at[rank, wave, slot]):
         return 0
     exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
-    if lacks(slots, costs, rank, wave, wave) or lacks(slots, costs, other, other_wave, other_wave):
+    if excess(slots, costs, rank, wave, wave) or excess(slots, costs, other, other_wave, other_wave):
         exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
         return 1
     simulated = 1

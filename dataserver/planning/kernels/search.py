@@ -4,7 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels import inlined_part, kernel, part
+from dataserver.planning.kernels.arrays import copy_to
+from dataserver.planning.kernels.heap import sort_by
 from dataserver.planning.samples import I64
 
 SLACK = 8
@@ -68,42 +70,51 @@ def improve(
         The best assignment found, and the pairs that were looked at.
     """
     bins = _allocate(items, seed, num_bins, capacity)
-    best, lightest, looked, number = seed.copy(), -1, 0, 0
+    best = np.empty_like(seed)
+    copy_to(best, seed)
+    return best, _search(items, best, bins, memory_cap, targets, budget, beyond)
+
+
+@part
+def _search(items: Items, best: I64, bins: Bins, memory_cap: int, targets: I64, budget: int, beyond: bool) -> int:
+    """The descents and kicks of `improve`, from the assignment `best`, which changes. Returns the pairs looked at."""
+    lightest, looked, number = -1, 0, 0
     while True:
         _fill(items, best, bins)
         looked += len(best)
         if number:
             _kick(items, bins, number, memory_cap)
         looked += _descend(items, bins, memory_cap, targets, budget - looked, beyond)
-        heaviest = bins.load[bins.ranked[num_bins - 1]]
+        heaviest = bins.load[bins.ranked[len(bins.ranked) - 1]]
         if number == 0 or heaviest < lightest:
-            best[:] = bins.of
+            copy_to(best, bins.of)
             lightest = heaviest
         number += 1
         if beyond or lightest <= targets[-1] or looked >= budget:
-            return best, looked
+            return looked
 
 
-@kernel
+@inlined_part
 def _allocate(items: Items, seed: I64, num_bins: int, capacity: int) -> Bins:
     count, room, start = np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
     load, used = np.zeros(num_bins, np.int64), np.empty(num_bins, np.int64)
     for item, b in enumerate(seed):
         count[b] += 1
         load[b] += items.load[item]
-    ranked, place = np.argsort(load, kind="mergesort"), np.empty(num_bins, np.int64)
+    of, ranked, place = np.empty_like(seed), np.empty(num_bins, np.int64), np.empty(num_bins, np.int64)
     total = 0
     for b in range(num_bins):
         start[b] = total
         room[b] = min(capacity, count[b] + SLACK)
         total += room[b]
+    sort_by(load, ranked)
     member, value = np.empty(total, np.int64), np.empty(total, np.int64)
-    return Bins(seed.copy(), start, room, count, member, value, load, used, ranked, place)
+    return Bins(of, start, room, count, member, value, load, used, ranked, place)
 
 
-@kernel
+@inlined_part
 def _fill(items: Items, of: I64, bins: Bins) -> None:
-    bins.of[:] = of
+    copy_to(bins.of, of)
     bins.held[:] = 0
     bins.load[:] = 0
     bins.used[:] = 0
@@ -124,7 +135,7 @@ def _fill(items: Items, of: I64, bins: Bins) -> None:
         ranked[before], place[b] = b, before
 
 
-@kernel
+@inlined_part
 def _kick(items: Items, bins: Bins, number: int, memory_cap: int) -> None:
     """Swap an item of the heaviest bin, and one of another bin, with items of other bins.
 
@@ -142,7 +153,7 @@ def _kick(items: Items, bins: Bins, number: int, memory_cap: int) -> None:
                 _exchange(items, bins, left, right, give, take)
 
 
-@kernel
+@inlined_part
 def _descend(items: Items, bins: Bins, memory_cap: int, targets: I64, budget: int, beyond: bool) -> int:
     """Best exchanges of the heaviest bin until none helps. Returns the pairs that were looked at."""
     looked = 0
@@ -161,7 +172,7 @@ def _descend(items: Items, bins: Bins, memory_cap: int, targets: I64, budget: in
     return looked
 
 
-@kernel
+@inlined_part
 def _best_exchange(items: Items, bins: Bins, at_rank: int, memory_cap: int, target: int) -> tuple[int, int, int, int]:
     """The exchange of the bin at a rank that leaves the heavier of its two bins lightest.
 
@@ -198,7 +209,7 @@ def _best_exchange(items: Items, bins: Bins, at_rank: int, memory_cap: int, targ
     return light, give, take, looked
 
 
-@kernel
+@part
 def _fits(items: Items, bins: Bins, heavy: int, light: int, give: int, take: int, memory_cap: int) -> bool:
     """Whether an exchange keeps both bins within the memory cap."""
     moved = items.memory[bins.member[bins.start[heavy] + give]]
@@ -207,7 +218,7 @@ def _fits(items: Items, bins: Bins, heavy: int, light: int, give: int, take: int
     return bool(bins.used[heavy] - moved <= memory_cap and bins.used[light] + moved <= memory_cap)
 
 
-@kernel
+@part
 def _exchange(items: Items, bins: Bins, heavy: int, light: int, give: int, take: int) -> None:
     """Carry out an exchange."""
     here, there = bins.start[heavy] + give, bins.start[light] + take
@@ -229,11 +240,11 @@ def _exchange(items: Items, bins: Bins, heavy: int, light: int, give: int, take:
             bins.load[target] += items.load[item]
             bins.used[source] -= items.memory[item]
             bins.used[target] += items.memory[item]
-    _rank(bins, heavy)
-    _rank(bins, light)
+    for b in (heavy, light):
+        _rank(bins, b)
 
 
-@kernel
+@part
 def _settle(bins: Bins, b: int, entry: int, item: int, load: int) -> None:
     """Put an item where `entry` was and shift others so that bin b stays sorted."""
     member, value = bins.member, bins.value
@@ -247,7 +258,7 @@ def _settle(bins: Bins, b: int, entry: int, item: int, load: int) -> None:
     member[entry], value[entry] = item, load
 
 
-@kernel
+@inlined_part
 def _rank(bins: Bins, b: int) -> None:
     """Move bin b to where its load belongs."""
     ranked, place, load = bins.ranked, bins.place, bins.load

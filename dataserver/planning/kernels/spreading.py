@@ -27,7 +27,8 @@ def first_to_finish(
     Returns:
         The rank of each item, and the first item for which there was no rank, or -1.
     """
-    rank = np.full(len(loads), -1, np.int64)
+    rank = np.empty(len(loads), np.int64)
+    rank[:] = -1
     # of each rank: end of its work over all waves so far, and memory in use in the current wave
     finish, used = np.zeros(num_islands * width, np.int64), np.zeros(num_islands * width, np.int64)
     current = -1
