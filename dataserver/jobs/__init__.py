@@ -10,6 +10,7 @@ from dataserver.jobs.errors import (
 from dataserver.jobs.filling import fill_job
 from dataserver.jobs.planner import JobPlanner
 from dataserver.jobs.tables import table_cache
+from dataserver.jobs.turns import Turns, Unwanted, UnwantedError
 
 __all__ = [
     "Catalog",
@@ -18,6 +19,9 @@ __all__ = [
     "FillingError",
     "JobPlanner",
     "TokenizerUnknownError",
+    "Turns",
+    "Unwanted",
+    "UnwantedError",
     "fill_job",
     "quarantine_digest",
     "table_cache",

@@ -1,35 +1,47 @@
 """A job over open datasets: from the indexes to the plans of its steps."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 import numpy as np
 
 from dataserver.dataset import Dataset, LruCache
 from dataserver.jobs.once import OnceCache
 from dataserver.jobs.tables import ShardTables, table_cache
+from dataserver.jobs.turns import Turns, Unwanted, always_wanted
 from dataserver.planning.gathering import gather_step
 from dataserver.planning.identity import Job, JobSpecError
 from dataserver.planning.layout import Limits, layout_of
 from dataserver.planning.order import StreamOrder, units_of
+from dataserver.planning.pacing import pace
 from dataserver.planning.plan import StepPlan
+from dataserver.planning.plan_limits import PlanLimitError, check_contents, limits_of
 from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import I64, ShardTable, StepSamples
 
 PLANS_KEPT: Final = 16
 """Plans kept per job: streams of one job are rarely more than a few steps apart."""
 
+Value = TypeVar("Value")
+
 
 class JobPlanner:
     """Plans the steps of one job, each once, for all streams. Thread-safe."""
 
-    def __init__(self, job: Job, datasets: Sequence[Dataset], tables: LruCache[ShardTable] | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        datasets: Sequence[Dataset],
+        tables: LruCache[ShardTable] | None = None,
+        turns: Turns | None = None,
+    ) -> None:
         """Size every shard of the job's datasets once, to lay out the axes.
 
         Args:
             job: the job.
             datasets: the open datasets, in the order of the job's list, with matching fingerprints.
             tables: sized shards, shared by the jobs of a server; by default this planner's own (`table_cache`).
+            turns: in which this job computes with the others of a server, from here on; by default alone.
 
         Raises:
             JobSpecError: samples are of a kind that the job's modules do not handle, or a step is too large to plan.
@@ -40,12 +52,14 @@ class JobPlanner:
             DatasetEmptyError: nothing is left of a dataset.
         """
         self.job = job
+        self._most = limits_of(job.spec.execution)
         self._tables = ShardTables(job, datasets, table_cache() if tables is None else tables)
+        self._turns = Turns() if turns is None else turns
         self._plans = OnceCache[StepPlan](PLANS_KEPT)
         try:
-            self._order = self._lay_out(len(datasets))
+            self._order = self.in_turn(lambda: self._lay_out(len(datasets)))
         except ValueError as error:
-            if type(error) is ValueError:  # of the planner's limits, which know no job
+            if type(error) in (ValueError, PlanLimitError):  # of the planner's limits, which know no job
                 raise JobSpecError(str(error)) from error
             raise
 
@@ -54,13 +68,26 @@ class JobPlanner:
         """Steps until the job ends."""
         return self._order.num_steps
 
-    def plan(self, step: int) -> StepPlan:
+    def plan(self, step: int, unwanted: Unwanted = always_wanted) -> StepPlan:
         """The plan of one step, computed by the first caller while the others wait.
 
         Raises:
             StepOutOfRangeError: the job ends before.
+            UnwantedError: the caller no longer waits. The plan is made all the same while another one does.
         """
-        return self._plans.get(step, lambda: plan_step(self.job, step, self.samples(step)))
+
+        def compute(unwanted: Unwanted) -> StepPlan:
+            return self.in_turn(lambda: plan_step(self.job, step, self.samples(step)), unwanted)
+
+        return self._plans.get(step, compute, unwanted)
+
+    def in_turn(self, work: Callable[[], Value], unwanted: Unwanted = always_wanted) -> Value:
+        """Compute something else for the job, in turns with all others.
+
+        Raises:
+            UnwantedError: nobody waits for it any more.
+        """
+        return self._turns.run(self.job.job_id, work, unwanted)
 
     def samples(self, step: int) -> StepSamples:
         """The samples of one step in canonical order.
@@ -68,23 +95,24 @@ class JobPlanner:
         Raises:
             StepOutOfRangeError: the job ends before.
         """
-        return gather_step(self.job.stream, self._order, step, self._tables.table)
+        return gather_step(self.job.stream, self._order, step, self._tables.table, self._most)
 
     def _lay_out(self, num_datasets: int) -> StreamOrder:
         limits = layout_of(self.job.spec.execution).limits(self.job.spec)
         counts, totals = zip(*(self._measure(d, limits) for d in range(num_datasets)), strict=True)
         order = StreamOrder(self.job.stream, self.job.spec.execution.end, totals)
-        order.check_size(counts)
+        check_contents(self.job.spec, *(order.in_step(number) for number in zip(*counts, strict=True)))
         limits.check(order.repeats(self.job.stream.contrastive_batch or 1))
         return order
 
-    def _measure(self, dataset: int, limits: Limits) -> tuple[int, I64]:
-        """Samples of a dataset, and int64 [shards]: the length of each shard on the dataset's axis."""
+    def _measure(self, dataset: int, limits: Limits) -> tuple[tuple[int, int], I64]:
+        """Samples and images of a dataset, and int64 [shards]: the length of each shard on the dataset's axis."""
         totals = np.zeros(self._tables.num_shards(dataset), np.int64)
-        count = 0
+        samples = images = 0
         for shard in range(len(totals)):
+            pace()
             table = self._tables.table(dataset, shard)
             limits.add(dataset, table, self._tables.where(dataset, shard))
             totals[shard] = units_of(self.job.stream, table).sum()
-            count += len(table.row)
-        return count, totals
+            samples, images = samples + len(table.row), images + len(table.image_rows)
+        return (samples, images), totals

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.jobspec import Stream
+from dataserver.planning.jobspec import SINGLE_STEP, PlanLimits, Stream
 from dataserver.planning.order import StreamOrder
+from dataserver.planning.pacing import pace
 from dataserver.planning.samples import I32, I64, ShardTable, StepSamples, ranges
-from dataserver.planning.sizing import concatenate, shard_table, size_samples
+from dataserver.planning.sizing import MicrobatchTooLargeError, concatenate, shard_table, size_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +55,29 @@ def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> Sh
     )
 
 
-def gather_step(stream: Stream, order: StreamOrder, step: int, table: Callable[[int, int], ShardTable]) -> StepSamples:
+def gather_step(
+    stream: Stream, order: StreamOrder, step: int, table: Callable[[int, int], ShardTable], most: PlanLimits
+) -> StepSamples:
     """The samples of one step in canonical order; `table` gives the sized samples of (dataset, shard).
 
     Raises:
         StepOutOfRangeError: the job ends before.
+        MicrobatchTooLargeError: the step has `SINGLE_STEP` times as many samples or images as `most` says of the mean.
     """
-    parts = []
+    parts, samples, images = list[StepSamples](), 0, 0
     for span in order.spans(step):
+        pace()
         tables = [table(span.dataset, shard) for shard in span.shards]
         numbers, which, position = order.select(span, tables)
         picked = pick_rows(tables, which, position)
+        samples, images = samples + len(numbers), images + len(picked.image_rows)
+        if samples > most.step_samples * SINGLE_STEP or images > most.step_images * SINGLE_STEP:
+            raise MicrobatchTooLargeError(
+                f"step {step} has more than {most.step_samples * SINGLE_STEP:,} samples or "
+                f"{most.step_images * SINGLE_STEP:,} images, {SINGLE_STEP} times what plan_version takes on average "
+                "(step_samples, step_images): lower stream.global_batch, or raise shuffle_window, which mixes short "
+                "samples with long ones"
+            )
         parts.append(size_samples(stream, span.dataset, span.pass_, numbers, picked))
     return concatenate(parts)
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from dataserver.planning.job import SUPPORTED_PLAN_VERSIONS, JobSpec
 from dataserver.planning.jobspec import SUPPORTED_CONTENT_VERSIONS, SUPPORTED_ORDER_VERSIONS, Stream, describe
+from dataserver.planning.plan_limits import PlanLimitError, check_step
 
 
 class JobSpecError(ValueError):
@@ -63,7 +64,7 @@ def parse_job(data: Any) -> Job:
     Types are those of JSON, and none is converted: a number is no text, an integer has no fraction, true is no 1.
 
     Raises:
-        JobSpecError: naming every field that is wrong.
+        JobSpecError: naming every field that is wrong, or the limit that steps of the job are beyond.
         UnsupportedVersionError: naming the version and the supported ones.
     """
     try:
@@ -80,6 +81,10 @@ def parse_job(data: Any) -> Job:
                 f"the job is pinned to {name} {found}; this release has {sorted(supported)}: "
                 "run servers of the release that made the job, or start a new job"
             )
+    try:
+        check_step(spec)
+    except PlanLimitError as error:
+        raise JobSpecError(str(error)) from None
     return identify(spec)
 
 

@@ -13,6 +13,7 @@ from dataserver.planning.arranging import WaveTooLargeError, spread_images
 from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec
 from dataserver.planning.naming import counted
+from dataserver.planning.pacing import pace
 from dataserver.planning.samples import I64, Bool, ShardTable
 from dataserver.planning.sizing import SampleTooLargeError, may_be_generated, may_be_understood, most_tokens
 
@@ -81,6 +82,7 @@ def _check_together(module: ModuleSpec, backbone_dp: int, table: ShardTable, sam
     before = np.concatenate([[0], np.cumsum(patches)])
     most = int(patches.max(initial=0)) * (last - first) if module.padded else before[last] - before[first]
     for i in np.flatnonzero(samples & (last - first > 1) & (most > module.memory.units)).tolist():
+        pace()
         sizes = patches[first[i] : last[i]]
         try:
             spread_images(module, sizes, np.zeros_like(sizes), np.zeros_like(sizes), backbone_dp, 1)

@@ -19,9 +19,6 @@ from dataserver.planning.jobspec import MAX_INTEGER, End, LastStep, Stream
 from dataserver.planning.randomness import Operator, dataset_key, draw
 from dataserver.planning.samples import I64, ROW_BITS, U64, ShardTable
 
-MAX_STEP_SAMPLES = 1 << 22
-"""Samples of a step, on average over a pass: what a server must hold, and plan, at once."""
-
 
 class DatasetEmptyError(ValueError):
     """A dataset of the mixture of which filter and quarantine leave nothing."""
@@ -75,19 +72,10 @@ class StreamOrder:
                 )
         self.num_steps, self._stops = self._find_end(end)
 
-    def check_size(self, num_samples: Sequence[int]) -> None:
-        """Refuse steps of more samples than can be planned, from the number of samples of each dataset.
-
-        Raises:
-            ValueError: a step has more than `MAX_STEP_SAMPLES` on average.
-        """
+    def in_step(self, counts: Sequence[int]) -> int:
+        """How many of something a step has on average over a pass, from how many each dataset has."""
         quotas = self._bounds(1)
-        in_step = [q * n // length for q, n, length in zip(quotas, num_samples, self._lengths, strict=True) if length]
-        if sum(in_step) > MAX_STEP_SAMPLES:
-            raise ValueError(
-                f"a step of global_batch {self._stream.global_batch} x seq_len {self._stream.seq_len} would hold about "
-                f"{sum(in_step)} samples; at most {MAX_STEP_SAMPLES} can be planned, so lower one of the two"
-            )
+        return sum(q * n // length for q, n, length in zip(quotas, counts, self._lengths, strict=True) if length)
 
     def repeats(self, run: int) -> list[int]:
         """How often a sample of each dataset can be among `run` consecutive ones of a step, without packing.

@@ -8,6 +8,7 @@ import numpy as np
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind, Schedule, WaveOptions
 from dataserver.planning.naming import listed, unit_of
+from dataserver.planning.pacing import pace
 from dataserver.planning.plan import Decision, ModuleSchedule
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import Program, stage_operations
@@ -117,6 +118,7 @@ def most_in_flight(units: I64, room: int, wanted: int) -> int:
     """
     sums = np.concatenate([np.zeros((len(units), 1), np.int64), np.cumsum(units, axis=1)], axis=1)
     for number in range(min(wanted, units.shape[1]), 1, -1):
+        pace()
         if int((sums[:, number:] - sums[:, :-number]).max(initial=0)) <= room:
             return wanted if number == units.shape[1] else number
     return 1

@@ -93,11 +93,15 @@ class DataService:
             stream.close()
         yield from stream.messages()
 
-    def GetPlan(self, request: pb.GetPlanRequest, _: grpc.ServicerContext) -> pb.GetPlanResponse:
+    def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:
         """Plan one step and say what the plan gains."""
         served = self._jobs.get(request.job_id)
-        plan = served.planner.plan(request.step)
-        message = plan_message(served.job, plan, explain(served.job, plan))
+
+        def unwanted() -> bool:
+            return not context.is_active()
+
+        plan = served.planner.plan(request.step, unwanted)
+        message = served.planner.in_turn(lambda: plan_message(served.job, plan, explain(served.job, plan)), unwanted)
         if message.ByteSize() > MAX_MESSAGE_BYTES - MESSAGE_MARGIN_BYTES:
             raise DataServiceError(
                 errors_pb2.ERROR_REASON_REQUEST_INVALID,

@@ -15,7 +15,7 @@ from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 from dataserver.dataset import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
-from dataserver.jobs import DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError
+from dataserver.jobs import DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError, UnwantedError
 from dataserver.planning.balancing import BinRoomError
 from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
 from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError
@@ -111,6 +111,7 @@ _REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
         FilterError: errors_pb2.ERROR_REASON_JOB_INVALID,
         ShardReadError: errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
         OSError: errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+        UnwantedError: errors_pb2.ERROR_REASON_INTERNAL,  # for nobody: its client is gone
     }
 )
 

@@ -9,7 +9,7 @@ from typing import Final
 from disttrain.v1 import data_service_pb2, errors_pb2
 
 from dataserver.dataset import Dataset
-from dataserver.jobs import Catalog, JobPlanner, table_cache
+from dataserver.jobs import Catalog, JobPlanner, Turns, table_cache
 from dataserver.planning.identity import Job
 from dataserver.preprocessing import Tokenizer
 from dataserver.serving.errors import DataServiceError, service_error
@@ -64,6 +64,7 @@ class JobRegistry:
         self._lock = threading.Lock()
         self._jobs: OrderedDict[str, Future[ServedJob]] = OrderedDict()
         self._tables = table_cache()
+        self._turns = Turns()
 
     def get_or_create(self, job: Job) -> ServedJob:
         """The job, made by the first caller while others that ask for the same one wait.
@@ -122,4 +123,4 @@ class JobRegistry:
     def _make(self, job: Job) -> ServedJob:
         datasets = self._catalog.find_datasets(job.stream)
         tokenizer = self._catalog.find_tokenizer(job.stream.tokenizer)
-        return ServedJob(job, datasets, tokenizer, JobPlanner(job, datasets, self._tables))
+        return ServedJob(job, datasets, tokenizer, JobPlanner(job, datasets, self._tables, self._turns))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from dataserver.jobs import Unwanted
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.views import ViewPlan, view_plan
 from dataserver.preprocessing import PreparedView, TensorSpec, prepare_view, total_bytes, view_tensors
@@ -37,9 +38,9 @@ class ViewSource:
         """Steps until the job ends."""
         return self.served.planner.num_steps
 
-    def plan(self, step: int) -> StepPlan:
-        """The plan of a step."""
-        return self.served.planner.plan(step)
+    def plan(self, step: int, unwanted: Unwanted) -> StepPlan:
+        """The plan of a step; UnwantedError if it is no longer wanted."""
+        return self.served.planner.plan(step, unwanted)
 
     def specify(self, plan: StepPlan, microbatch: int) -> MicrobatchSpec:
         """What one microbatch will hold.

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,7 +35,10 @@ class Shared:
     budget: ByteBudget
     buffers: BufferPool
     preparing: Executor
-    """Plans and tokenizes; decoding has its own threads, so that a new stream's plan need not wait for images."""
+    """Plans and tokenizes, in a thread for each stream: one that waits for its job's turn keeps no other from its own.
+    Decoding has threads of its own, so that a new stream's plan need not wait for images."""
+    making: AbstractContextManager[bool]
+    """Held while a stream tokenizes, which few of them do at once."""
     decoding: Executor
     draining: threading.Event
     """Set when streams are to end after the microbatch in hand."""
@@ -173,10 +177,11 @@ class MicrobatchStream:
                 self._preparing = False
                 return
         # Without the lock: this tokenizes. If `close` cancelled the assembly meanwhile, `start` settles it.
-        assembly.start(self._source, self._shared.decoding)
+        with self._shared.making:
+            assembly.start(self._source, self._shared.decoding)
         with self._condition:
             self._preparing = False
-        self._prepare_more()  # a new task for each microbatch, so that streams take turns in the few threads
+        self._prepare_more()
 
     def _exhaust(self, failure: DataServiceError | None) -> None:
         with self._condition:
@@ -189,7 +194,7 @@ class MicrobatchStream:
         step, microbatch = self._cursor
         if step >= self._source.num_steps:
             return None
-        plan = with_retries(lambda: self._source.plan(step), self._stop)
+        plan = with_retries(lambda: self._source.plan(step, self._stop.is_set), self._stop)
         if microbatch >= plan.num_microbatches:
             raise DataServiceError(
                 errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,

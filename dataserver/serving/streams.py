@@ -12,7 +12,8 @@ from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.source import ViewSource
 from dataserver.serving.stream import MicrobatchStream, Shared
 
-PREPARE_THREADS: Final = 4
+MAKING_AT_ONCE: Final = 4
+"""Streams that tokenize at once."""
 
 
 class Streams:
@@ -23,7 +24,8 @@ class Streams:
             stream_bytes=config.stream_bytes,
             budget=ByteBudget(config.prefetch_bytes),
             buffers=BufferPool(config.prefetch_bytes + config.stream_bytes),
-            preparing=ThreadPoolExecutor(PREPARE_THREADS, "prepare"),
+            preparing=ThreadPoolExecutor(config.max_streams, "prepare"),
+            making=threading.BoundedSemaphore(MAKING_AT_ONCE),
             decoding=ThreadPoolExecutor(config.decode_threads, "decode"),
             draining=threading.Event(),
         )

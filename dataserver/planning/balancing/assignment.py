@@ -5,10 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from dataserver.planning.balancing.interface import MAX_TOTAL, plain
+from dataserver.planning.pacing import pace
 from dataserver.planning.samples import I64
 
 SWAPS, SWAPS_PER_BATCH = 2**14, 2**12
 """Swaps of two batches that `lower_peaks` looks at: a constant and so many for each batch."""
+
+ROWS_AT_ONCE = 16
+"""Batches that are assigned between two calls of `pace`."""
 
 
 def traffic_between(source: I64, batch: I64, size: I64, num_sources: int, num_batches: int) -> I64:
@@ -49,7 +53,13 @@ def fewest_bytes(traffic: I64, source_node: I64, node: I64) -> I64:
     traffic = _checked(traffic, source_node, node)
     nodes, home = np.unique(node, return_inverse=True)
     kept = _near(traffic, source_node, nodes).T
-    chosen = assignment.assign(-kept, np.bincount(home, minlength=len(nodes)).astype(np.int64))
+    rows, columns = kept.shape
+    chosen, prices = np.full(rows, -1, np.int64), np.zeros(rows, np.int64)
+    columns_of = np.zeros((2, columns), np.int64)
+    capacity, cost = np.bincount(home, minlength=columns).astype(np.int64), -kept
+    for _ in range(0, rows, ROWS_AT_ONCE):
+        pace()
+        assignment.assign(cost, capacity, chosen, prices, columns_of[0], columns_of[1], ROWS_AT_ONCE)
     return _ranks_on(chosen, home, np.arange(len(node), dtype=np.int64))
 
 
@@ -91,6 +101,7 @@ def lower_peaks(rank: I64, hops: Sequence[tuple[I64, I64]], node: I64, most_byte
     for number, (traffic, there) in enumerate(hops):
         near[number] = _near(_checked(traffic, there, node), there, nodes)
     home = home[: len(node)]
+    pace()
     chosen = peaks.lower_peaks(near, home[rank], most_bytes, SWAPS + SWAPS_PER_BATCH * len(rank))
     return _ranks_on(chosen, home, rank)
 
@@ -99,10 +110,11 @@ def _checked(traffic: I64, source_node: I64, node: I64) -> I64:
     """A copy of the traffic; refuses shapes that disagree, and sums that would overflow."""
     if traffic.shape != (len(source_node), len(node)):
         raise ValueError(f"traffic is {traffic.shape}; {len(source_node)} sources and {len(node)} ranks are given")
-    if traffic.size and (traffic.min() < 0 or int(traffic.max()) > MAX_TOTAL // traffic.size):
+    most = MAX_TOTAL // max(1, traffic.shape[0])
+    if traffic.size and (traffic.min() < 0 or traffic.max() > most or sum(traffic.sum(axis=0).tolist()) > MAX_TOTAL):
         raise ValueError(
-            f"traffic from {int(traffic.min())} to {int(traffic.max())} bytes; {traffic.size} entries must lie in "
-            f"[0, 2^61 / {traffic.size}]"
+            f"traffic from {int(traffic.min())} to {int(traffic.max())} bytes between {traffic.shape} batches; it must "
+            "not be negative, and its sum at most 2^61"
         )
     return plain(traffic)
 

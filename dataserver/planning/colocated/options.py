@@ -1,10 +1,19 @@
 """The part of a job that belongs to the colocated layout."""
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dataserver.planning.jobspec import BackboneOptions, ExecutionParts, ModuleKind, ModuleSpec, Natural
+from dataserver.planning.jobspec import (
+    BackboneOptions,
+    ExecutionParts,
+    Extreme,
+    ModuleKind,
+    ModuleSpec,
+    Natural,
+    Stream,
+)
 
 
 class ColocatedOptions(BackboneOptions):
@@ -32,6 +41,16 @@ class ColocatedOptions(BackboneOptions):
                 f"modules have (dp, tp, sp, pp) {degrees}; colocated modules need the same degrees and pp 1, since "
                 "every rank runs them all"
             )
+
+    def step_size(self, stream: Stream, execution: ExecutionParts) -> dict[str, int]:
+        """Bytes are counted between every two ranks."""
+        pairs = (len(execution.modules) - 1) * execution.modules[0].dp ** 2
+        return {**super().step_size(stream, execution), "rank_pairs": pairs}
+
+    def extremes(self, stream: Stream, execution: ExecutionParts) -> Iterable[Extreme]:
+        """All rows move between nodes."""
+        rows = 2 * stream.global_batch * stream.seq_len * len(execution.modules)
+        yield Extreme("bytes between ranks", 16 * rows * self.row_bytes, "lower layout.row_bytes")
 
     def keeps_step(self, execution: ExecutionParts, module: ModuleSpec) -> bool:
         """Modules with phases of others between forward and backward; a frozen one has no backward to keep it for."""

@@ -23,6 +23,7 @@ from dataserver.planning.layout import PlannedTimeline
 from dataserver.planning.naming import sample_name, unit_of
 from dataserver.planning.placement import in_order
 from dataserver.planning.plan import ArrangedStep, Arrangement, Decision, Routing, StepPlan, make_plan
+from dataserver.planning.plan_limits import check_microbatches
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.sequences import pack_step
 from dataserver.planning.sizing import SampleTooLargeError
@@ -75,6 +76,7 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
         check_total(found)
     microbatches = max(fewest, *(_fewest_microbatches(i) for i in items))
     while True:
+        check_microbatches(job.spec.execution, microbatches)
         if microbatches > fewest:  # there are more slots to pack into
             sequence, _ = pack_step(job, samples, microbatches)
             items = module_items(job.spec, samples, sequence)

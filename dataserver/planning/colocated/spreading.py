@@ -18,6 +18,7 @@ from dataserver.planning.balancing import (
 )
 from dataserver.planning.colocated.items import ModuleItems
 from dataserver.planning.jobspec import BalancePolicy, ModuleSpec
+from dataserver.planning.pacing import pace
 from dataserver.planning.packing import number_by_first
 from dataserver.planning.samples import I64
 
@@ -142,6 +143,7 @@ def _split(
     """
     found, order = np.zeros_like(batch), np.argsort(batch, kind="stable")
     for mine in np.split(order, np.searchsorted(batch[order], np.arange(1, items.module.dp))):
+        pace()
         here = None if room is None else BinRoom(room.need[mine], room.cap)
         found[mine] = number_by_first(balancer(items.loads[mine], microbatches, slots, here))
     return found

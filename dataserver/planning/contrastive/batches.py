@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataserver.planning.balancing import Balancer, BinRoom, bin_totals, in_runs, longest_first, padded, searched
+from dataserver.planning.pacing import pace
 from dataserver.planning.samples import I64
 
 
@@ -63,6 +64,7 @@ def balance_batches(
         here = None if room is None else BinRoom(room.need[mine], room.cap)
         rank[mine] = balancer(loads[mine], num_ranks, len(mine) // num_ranks, here)
         for r in range(num_ranks):
+            pace()
             part = mine[rank[mine] == r]
             within = balancer(loads[part], microbatches_per_batch, len(part) // microbatches_per_batch)
             microbatch[part] = number * microbatches_per_batch + within
@@ -157,6 +159,7 @@ def _members(loads: I64, batch: I64, num_ranks: int, microbatches_per_batch: int
         raise ValueError(f"found batch {int(batch.min())}; batches count from 0")
     places = num_ranks * microbatches_per_batch
     for number, count in enumerate(np.bincount(batch).tolist()):
+        pace()
         if not count or count % places:
             raise ValueError(
                 f"contrastive batch {number} has {count} items; {num_ranks} ranks x {microbatches_per_batch} "

@@ -1,5 +1,6 @@
 """The part of a job that belongs to the contrastive layout."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
@@ -8,11 +9,13 @@ from pydantic import Field, model_validator
 from dataserver.planning.jobspec import (
     ExecutionParts,
     ExtraInFlight,
+    Extreme,
     LastStep,
     LayoutOptions,
     ModuleKind,
     Natural,
     Stream,
+    most_forward_ns,
 )
 
 
@@ -48,6 +51,18 @@ class ContrastiveOptions(LayoutOptions):
                 "there, leave it out"
             )
         return self
+
+    def num_microbatches(self, stream: Stream, execution: ExecutionParts) -> int:  # noqa: ARG002
+        """Of whole contrastive batches."""
+        return stream.global_batch // (stream.contrastive_batch or 1) * self.microbatches
+
+    def extremes(self, stream: Stream, execution: ExecutionParts) -> Iterable[Extreme]:
+        """Interactions, and the share by which a rank exceeds the mean."""
+        batches = stream.global_batch // (stream.contrastive_batch or 1)
+        yield Extreme("nanoseconds of interactions", batches * self.interaction_ns, "lower layout.interaction_ns")
+        for tower in execution.modules:
+            forward = most_forward_ns(stream, tower, stream.contrastive_batch or 1)
+            yield Extreme(f"nanoseconds of a contrastive batch of {tower.name} x ranks", 1000 * forward * tower.dp)
 
     def check_modules(self, execution: ExecutionParts) -> None:
         """Refuse modules other than towers."""

@@ -16,6 +16,7 @@ from dataserver.planning.grouped.policies import halved
 from dataserver.planning.grouped.sequence_plan import SequenceGroup
 from dataserver.planning.identity import Job
 from dataserver.planning.naming import sample_name
+from dataserver.planning.pacing import pace
 from dataserver.planning.placement import Placement
 from dataserver.planning.plan import Arrangement, Routing
 from dataserver.planning.samples import I64, StepSamples
@@ -75,6 +76,7 @@ def _arrange(job: Job, samples: StepSamples, microbatches: Microbatches, sequenc
     execution = job.spec.execution
     placement = Placement(*(np.zeros(int(sequence.max(initial=-1)) + 1, np.int64) for _ in range(3)))
     for wave, groups in enumerate(microbatches):
+        pace()
         for group in groups:
             members = list(group.sequences)
             placement.rank[members], placement.wave[members] = group.first_rank, wave

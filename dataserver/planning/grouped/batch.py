@@ -6,6 +6,7 @@ import numpy as np
 
 from dataserver.planning.grouped.compositions import group_compositions
 from dataserver.planning.grouped.costs import GroupCosts
+from dataserver.planning.pacing import pace
 from dataserver.planning.samples import I64
 
 UNLIMITED = 1 << 50
@@ -68,6 +69,7 @@ class Batch:
         """The best grouping found that takes less than `limit`."""
         from dataserver.planning.kernels import grouping
 
+        pace()
         if not len(members):
             return Grouping(members, self.compositions[0], members, 0) if limit > 0 else None
         lengths = self.lengths[members]

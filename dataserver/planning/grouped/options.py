@@ -1,5 +1,6 @@
 """The part of a job that belongs to the grouped layout."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
@@ -9,6 +10,7 @@ from dataserver.planning.grouped.compositions import check_compositions
 from dataserver.planning.jobspec import (
     BalancePolicy,
     ExecutionParts,
+    Extreme,
     ModuleKind,
     ModuleSpec,
     Natural,
@@ -81,6 +83,31 @@ class GroupedOptions(WaveOptions):
                 "schedule is interleaved; a grouped backbone has one stage of one chunk: use 1f1b or gpipe"
             )
         return self
+
+    def num_microbatches(self, stream: Stream, execution: ExecutionParts) -> int:  # noqa: ARG002
+        """As memory asks for."""
+        return 1
+
+    def step_size(self, stream: Stream, execution: ExecutionParts) -> dict[str, int]:
+        """Every sequence is compared with all others of its microbatch."""
+        return {**super().step_size(stream, execution), "group_sequences": stream.global_batch}
+
+    def extremes(self, stream: Stream, execution: ExecutionParts) -> Iterable[Extreme]:
+        """Times of a batch are multiplied by the devices, and kept below 2^50."""
+        backbone = next(m for m in execution.modules if m.kind is ModuleKind.BACKBONE)
+        cost, tokens, sequences = backbone.cost, stream.seq_len, 2 * stream.global_batch
+        token_ps = cost.linear_ps * (100 + cost.backward_percent) // 100 + max(
+            (e.unit_ps for e in self.exchange), default=0
+        )
+        square_fs = cost.quadratic_fs * (100 + cost.backward_percent) // 100
+        single = tokens * token_ps // 1000 + tokens**2 * square_fs // 10**6
+        fixed = cost.microbatch_ns * (100 + cost.backward_percent) // 100
+        remedy = "lower the costs of the backbone or of the exchange, or stream.seq_len"
+        yield Extreme(
+            "nanoseconds of all groups x ranks", 4 * (single + fixed) * sequences * max(1024, backbone.dp), remedy
+        )
+        yield Extreme("picoseconds of exchanges", 2 * sequences * tokens * token_ps, remedy)
+        yield Extreme("femtoseconds of attention", 2 * tokens**2 * square_fs, remedy)
 
     def check_modules(self, execution: ExecutionParts) -> None:
         """Refuse a backbone whose ranks cannot form the groups."""

@@ -24,6 +24,7 @@ from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.naming import milliseconds, sample_name
 from dataserver.planning.plan import Decision, StepPlan, make_plan
+from dataserver.planning.plan_limits import check_microbatches
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.sequences import pack_sequences
 from dataserver.planning.sizing import SampleTooLargeError
@@ -72,6 +73,7 @@ def _packed(job: Job, step: int, samples: StepSamples) -> _PackedStep:
     sequence, _ = pack_sequences(job, samples, min(job.stream.seq_len, capacity), 1)
     tokens, count = samples.tokens, int(sequence.max(initial=-1)) + 1
     lengths, squares = bin_loads(tokens, sequence, count), bin_loads(tokens * tokens, sequence, count)
+    check_microbatches(job.spec.execution, -(-int(lengths.sum()) // costs.cluster_tokens))
     return _PackedStep(job, step, samples, costs, sequence, lengths, squares)
 
 

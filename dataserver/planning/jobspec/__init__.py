@@ -7,6 +7,7 @@ generated for other languages. No floats: fractions are decimal strings, times a
 
 from dataserver.planning.jobspec.cost import DEFAULT_COSTS, Cost, ModelCost, default_cost
 from dataserver.planning.jobspec.end import End, LastStep
+from dataserver.planning.jobspec.extremes import most_forward_ns, most_units
 from dataserver.planning.jobspec.incomplete import FILLED_IN, absent_fields, json_pointer, value_at
 from dataserver.planning.jobspec.layout import (
     BackboneOptions,
@@ -18,6 +19,7 @@ from dataserver.planning.jobspec.layout import (
     WaveOptions,
 )
 from dataserver.planning.jobspec.modules import BalancePolicy, Memory, ModuleSpec, PackingPolicy
+from dataserver.planning.jobspec.plan_limits import PLAN_LIMITS, REMEDIES, SINGLE_STEP, Extreme, PlanLimits
 from dataserver.planning.jobspec.problems import describe
 from dataserver.planning.jobspec.stream import (
     SPECIAL_TOKENS,
@@ -46,6 +48,9 @@ __all__ = [
     "FILLED_IN",
     "MAX_INTEGER",
     "MAX_TEXT_BYTES",
+    "PLAN_LIMITS",
+    "REMEDIES",
+    "SINGLE_STEP",
     "SPECIAL_TOKENS",
     "SUPPORTED_CONTENT_VERSIONS",
     "SUPPORTED_ORDER_VERSIONS",
@@ -56,6 +61,7 @@ __all__ = [
     "End",
     "ExecutionParts",
     "ExtraInFlight",
+    "Extreme",
     "LastStep",
     "LayoutOptions",
     "Memory",
@@ -67,6 +73,7 @@ __all__ = [
     "Natural",
     "OrderPolicy",
     "PackingPolicy",
+    "PlanLimits",
     "Positive",
     "Schedule",
     "Sizing",
@@ -81,6 +88,8 @@ __all__ = [
     "describe",
     "is_name",
     "json_pointer",
+    "most_forward_ns",
+    "most_units",
     "parse_json",
     "parse_yaml",
     "value_at",

@@ -4,6 +4,7 @@ Each layout has a folder beside this package, whose `options` derive from the cl
 """
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, Protocol, Self
@@ -12,6 +13,7 @@ from pydantic import Field, model_validator
 
 from dataserver.planning.jobspec.end import End
 from dataserver.planning.jobspec.modules import ModuleSpec
+from dataserver.planning.jobspec.plan_limits import Extreme
 from dataserver.planning.jobspec.stream import Stream
 from dataserver.planning.jobspec.values import ModuleKind, SpecModel
 
@@ -76,6 +78,34 @@ class LayoutOptions(SpecModel):
             ValueError: what was found, and what to change.
         """
 
+    @property
+    def num_chunks(self) -> int:
+        """Model chunks of each stage."""
+        return 1
+
+    def blocks(self, execution: ExecutionParts) -> int:
+        """Model chunks of all stages of all ranks: each runs every microbatch forward and backward."""
+        return sum(m.dp * m.pp for m in execution.modules) * self.num_chunks
+
+    @abstractmethod
+    def num_microbatches(self, stream: Stream, execution: ExecutionParts) -> int:
+        """Microbatches of each rank that a full step has at least."""
+
+    def step_size(self, stream: Stream, execution: ExecutionParts) -> dict[str, int]:
+        """How large a step is, by fields of `PlanLimits`."""
+        microbatches = self.num_microbatches(stream, execution)
+        stages = sum(m.pp for m in execution.modules) * self.num_chunks
+        return {
+            "step_sequences": stream.global_batch,
+            "step_microbatches": microbatches,
+            "step_operations": 2 * microbatches * self.blocks(execution),
+            "step_passes": stream.global_batch * stages,
+        }
+
+    def extremes(self, stream: Stream, execution: ExecutionParts) -> Iterable[Extreme]:  # noqa: ARG002
+        """The largest sums and products that only this layout forms."""
+        return ()
+
     def keeps_step(self, execution: ExecutionParts, module: ModuleSpec) -> bool:  # noqa: ARG002
         """Whether a module keeps every microbatch of a step until the last one is forward."""
         return False
@@ -121,6 +151,11 @@ class BackboneOptions(LayoutOptions):
                 f"global_batch {stream.global_batch} does not divide into dp {backbone.dp} x microbatch "
                 f"{microbatch} = {slots} sequences; use a multiple of {slots}"
             )
+
+    def num_microbatches(self, stream: Stream, execution: ExecutionParts) -> int:
+        """Of full sequences."""
+        backbone = next(m for m in execution.modules if m.kind is ModuleKind.BACKBONE)
+        return stream.global_batch // (backbone.dp * execution.microbatch)
 
 
 class WaveOptions(BackboneOptions):

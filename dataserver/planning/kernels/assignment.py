@@ -9,31 +9,33 @@ _FAR = np.iinfo(np.int64).max
 
 
 @kernel
-def assign(cost: I64, capacity: I64) -> I64:
+def assign(cost: I64, capacity: I64, column_of: I64, row_price: I64, column_price: I64, held: I64, most: int) -> None:
     """The column of each row with the least total cost, at most capacity[c] rows in column c.
 
     The Hungarian method by shortest augmenting paths with potentials (Kuhn 1955; Jonker and Volgenant 1987), where a
-    column stays free until it is full, so that equal columns need not be told apart. Adds the rows one by one;
-    O(rows^2 columns).
+    column stays free until it is full, so that equal columns need not be told apart. Adds the rows one by one, `most`
+    of them in this call; O(rows^2 columns) in all. What is changed in place is the state between calls:
+    cost[r, c] - row_price[r] - column_price[c] is never below 0 in rows that have a column, and 0 in that column.
 
     Args:
         cost: int64 [rows, columns].
         capacity: int64 [columns], sum at least rows.
-
-    Returns:
-        int64 [rows].
+        column_of: int64 [rows], changed in place: the column of each row; -1 for rows that were not added yet, from the
+            first on.
+        row_price: int64 [rows], changed in place, zeros at first.
+        column_price: int64 [columns], changed in place, zeros at first.
+        held: int64 [columns], changed in place, zeros at first: rows of each column.
+        most: rows to add.
     """
     rows, columns = cost.shape
-    column_of = np.empty(rows, np.int64)
-    column_of[:] = -1
-    # cost[r, c] - row_price[r] - column_price[c] is never below 0 in rows that have a column, and 0 in that column.
-    # held[c]: rows of column c.
-    row_price, column_price, held = np.zeros(rows, np.int64), np.zeros(columns, np.int64), np.zeros(columns, np.int64)
+    first = 0
+    for rows_held in held:
+        first += rows_held
     # tree[:size]: the rows reached from the added one; distance[c]: the least of these differences over the tree, from
     # row via[c] (finite after the first scan).
     tree, distance, reached = np.empty(rows, np.int64), np.empty(columns, np.int64), np.empty(columns, np.bool_)
     via = np.empty(columns, np.int64)
-    for added in range(rows):
+    for added in range(first, min(first + most, rows)):
         distance[:] = _FAR
         reached[:] = False
         tree[0], size, scanned = added, 1, 0
@@ -56,7 +58,6 @@ def assign(cost: I64, capacity: I64) -> I64:
         while column >= 0:  # back along the path; the row that is added had no column
             row = via[column]
             column, column_of[row] = column_of[row], column
-    return column_of
 
 
 @part

@@ -8,7 +8,7 @@ from dataserver.planning.samples import I64, Bool
 
 
 @kernel
-def fit_placement(at: I64, costs: Costs, budget: int) -> I64:
+def fit_placement(at: I64, costs: Costs, budget: int, at_once: int, state: I64) -> tuple[I64, bool]:
     """Exchange slots until every microbatch fits the memory of every row.
 
     Takes the first microbatch that lacks memory and the exchange of one of its slots that leaves the least lacking, the
@@ -18,31 +18,37 @@ def fit_placement(at: I64, costs: Costs, budget: int) -> I64:
         at: int64 [ranks, waves, slots], changed in place: the sequence in each slot, -1 for none.
         costs: with needs and room.
         budget: exchanges that may be tried.
+        at_once: exchanges tried in this call, about.
+        state: int64 [3], where to go on, changed in place: the microbatch, ranks x waves behind the last; exchanges
+            tried so far; and whether one was carried out since the first microbatch. First ranks x waves, 0, 1.
 
     Returns:
-        int64 [rows]: what is still lacking, zeros if all fits.
+        int64 [rows]: what is still lacking, zeros if all fits; and whether there is something left to try.
     """
     slots = slots_of(at, costs)
     ranks, waves, _ = at.shape
-    tried, changed = 0, True
-    while changed and tried < budget:
-        changed = False
-        for rank in range(ranks):
-            for wave in range(waves):
-                missing = excess(slots, costs, rank, wave, wave)
-                while missing and tried < budget:
-                    looked, better = _best_exchange(slots, costs, rank, wave)
-                    tried += looked
-                    if not better:
-                        break
-                    changed = True
-                    missing = excess(slots, costs, rank, wave, wave)
     lacking = np.zeros(len(costs.room), np.int64)
+    place, tried, changed = state[0], state[1], state[2]
+    most = tried + at_once
+    while place < ranks * waves or (changed and tried < budget):
+        if place == ranks * waves:
+            place, changed = 0, 0
+        rank, wave = divmod(place, waves)
+        while tried < budget and excess(slots, costs, rank, wave, wave):
+            if tried >= most:
+                state[0], state[1], state[2] = place, tried, changed
+                return lacking, True
+            looked, better = _best_exchange(slots, costs, rank, wave)
+            tried += looked
+            if not better:
+                break
+            changed = 1
+        place += 1
     for row in range(len(lacking)):
         for rank in range(ranks):
             for wave in range(waves):
                 lacking[row] += excess_of(slots, costs, row, rank, wave, wave)
-    return lacking
+    return lacking, False
 
 
 @allocating_part

@@ -135,22 +135,23 @@ def _backward(
 
 
 @kernel
-def improve_placement(at: I64, costs: Costs, words: U64, budget: int) -> tuple[int, int]:
+def improve_placement(at: I64, costs: Costs, words: U64, budget: int) -> tuple[int, int, int]:
     """Hill climbing on the slowest island: swaps of sequences within it or with another, and moves of its microbatches.
 
     A change is kept if the slowest island becomes no slower and the other one either no slower or, where that makes the
     slowest faster, not as slow as it was, and all that it touches keeps within the memory. Exchanges that cannot help
     are not simulated. Deterministic: the n-th trial is given by the n-th word, and the search ends after `budget`
-    simulated islands or when the words are used up.
+    simulated islands or when the words are used up. All its state is in `at`: another call can go on with the words
+    that are left.
 
     Args:
         at: int64 [ranks, waves, slots], changed in place: the sequence in each slot, -1 for none; within the memory.
         costs: of the problem.
         words: uint64 [trials], random.
-        budget: islands to simulate.
+        budget: islands to simulate for trials.
 
     Returns:
-        The makespan of the slowest island before and after.
+        The makespan of the slowest island before; islands that were simulated for trials; words that were used.
     """
     ranks, waves, _ = at.shape
     per_island = costs.ranks_per_island
@@ -161,18 +162,23 @@ def improve_placement(at: I64, costs: Costs, words: U64, budget: int) -> tuple[i
     for island in range(len(makespan)):
         makespan[island] = island_makespan(slots.time, island * per_island, costs, clocks)
     before = largest(makespan)
-    _climb(slots, costs, clocks, makespan, words, budget)
-    return before, largest(makespan)
+    simulated, used = _climb(slots, costs, clocks, makespan, words, budget)
+    return before, simulated, used
 
 
 @part
-def _climb(slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, words: U64, budget: int) -> None:
-    """The trials of `improve_placement`, from the makespan of each island, which changes with the slots."""
+def _climb(slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, words: U64, budget: int) -> tuple[int, int]:
+    """The trials of `improve_placement`, from the makespan of each island, which changes with the slots.
+
+    Returns:
+        Islands that were simulated; words that were used.
+    """
     per_island = costs.ranks_per_island
-    simulated = len(makespan)
+    simulated = used = 0
     for word in words:
         if simulated >= budget:
             break
+        used += 1
         worst = first_largest(makespan)
         kind, rank, first, slot, other, second, other_slot = _trial(word, per_island, slots.at.shape)
         rank += worst * per_island
@@ -180,6 +186,7 @@ def _climb(slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, words: U64
             simulated += _try_move(slots, costs, clocks, makespan, rank, first, second, kind < 2)
         else:
             simulated += _try_exchange(slots, costs, clocks, makespan, rank, first, slot, other, second, other_slot)
+    return simulated, used
 
 
 @inlined_part

@@ -13,6 +13,7 @@ from dataserver.planning.arranging import (
 )
 from dataserver.planning.expectation import held_units
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec
+from dataserver.planning.pacing import pace
 from dataserver.planning.pipelined.interleaving import stages_in_flight, too_small
 from dataserver.planning.pipelined.packed import PackedStep
 from dataserver.planning.pipelined.placing import Placement
@@ -71,6 +72,7 @@ def candidates_of(packed: PackedStep, trial: Trial) -> Iterator[CandidatePlan | 
         if m.kind is not ModuleKind.BACKBONE
     }
     for spread in trial.spreads:
+        pace()
         plan = _arranged(packed, backbone, beside, spread)
         if isinstance(plan, ModuleSpec):
             yield plan

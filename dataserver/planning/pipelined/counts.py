@@ -10,6 +10,7 @@ from dataserver.planning.packing import one_per_sequence
 from dataserver.planning.pipelined.attempts import Attempt, attempt
 from dataserver.planning.pipelined.options import PipelinedOptions
 from dataserver.planning.pipelined.packed import PackedStep
+from dataserver.planning.plan_limits import check_microbatches, most_microbatches
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.sequences import pack_step
 
@@ -47,7 +48,8 @@ class Counts:
         samples out.
         """
         last, too_few = first, 0
-        most = max(first.num_microbatches, len(self.samples) * (2 * self._stages if self._interleaved else 1))
+        most = len(self.samples) * (2 * self._stages if self._interleaved else 1)
+        most = max(first.num_microbatches, min(most, self._allowed))
         while not (last.candidates or self._is_final(last, most)):
             too_few = last.num_microbatches
             last = self._more(last, most)
@@ -60,7 +62,8 @@ class Counts:
     def finer(self, made: Attempt) -> Attempt | None:
         """Twice as many microbatches; None where they would not be smaller."""
         sequences = len(self.samples) if self._divisible else made.num_sequences
-        if made.num_microbatches * self.job.spec.execution.backbone.dp >= sequences:
+        finest = made.num_microbatches * self.job.spec.execution.backbone.dp >= sequences
+        if finest or 2 * made.num_microbatches > self._allowed:
             return None
         return self._attempt(2 * made.num_microbatches, made.is_alone)
 
@@ -80,6 +83,7 @@ class Counts:
         sequence, count = self._sequences(at_least, alone)
         if self._interleaved and count % self._stages:
             sequence, count = self._sequences(-(-count // self._stages) * self._stages, alone)
+        check_microbatches(self.job.spec.execution, count)
         return attempt(PackedStep(self.job, self.step, self.samples, sequence, count))
 
     def _sequences(self, at_least: int, alone: bool) -> tuple[I64, int]:
@@ -91,6 +95,12 @@ class Counts:
     def _divisible(self) -> bool:
         """Whether packing fills all sequences there are, so that more of them are smaller."""
         return self.job.stream.packing.enabled and self.job.spec.execution.backbone.packing is PackingPolicy.BALANCED
+
+    @property
+    def _allowed(self) -> int:
+        """Microbatches that a plan may have."""
+        allowed = most_microbatches(self.job.spec.execution)
+        return allowed // self._stages * self._stages if self._interleaved else allowed
 
     @property
     def _slots(self) -> int:

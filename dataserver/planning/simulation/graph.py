@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dataserver.planning.pacing import pace
 from dataserver.planning.samples import I64, Bool
 from dataserver.planning.simulation.operations import BACKWARD, FORWARD, INTERACTION, Operation, Operations
 from dataserver.planning.simulation.pipeline import Pipeline
@@ -71,6 +72,7 @@ def build_graph(pipeline: Pipeline) -> OperationGraph:
     width = 2 * pipeline.num_chunks * pipeline.forward_ns.shape[1] + batches
     position = np.full((pipeline.num_stages, width), -1, np.int64)
     for stage, listed in enumerate(stage_cells):
+        pace()
         cells[stage, : len(listed)] = listed
         position[stage, listed] = np.arange(len(listed))
     _check_lists(pipeline, position)

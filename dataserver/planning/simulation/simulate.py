@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dataserver.planning.pacing import pace
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation.graph import PipelineDeadlockError, build_graph, cell_values
 from dataserver.planning.simulation.operations import BACKWARD, FORWARD, Operation, Operations
@@ -61,7 +62,9 @@ def simulate(pipeline: Pipeline) -> Timeline:
     """
     from dataserver.planning.kernels.operations import run_operations
 
+    pace()
     graph = build_graph(pipeline)
+    pace()
     shape, listed = graph.cell.shape, graph.cell >= 0
     times = cell_values(pipeline, pipeline.forward_ns, pipeline.backward_ns, pipeline.interaction_ns)
     spread = graph.spread(times)

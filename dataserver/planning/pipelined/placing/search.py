@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dataserver.planning.pacing import pace
 from dataserver.planning.pipelined.placing.problem import PlacementProblem
 from dataserver.planning.placement import Placement
 from dataserver.planning.randomness import Operator, draws
@@ -22,6 +23,12 @@ RESERVED_OPERATIONS = 800_000
 FITTING_LOOKS = 32
 """Exchanges that may be tried for each sequence to make a placement fit the memory."""
 
+OPERATIONS_AT_ONCE = 1 << 24
+"""Operations that are simulated between two calls of `pace`: some ten milliseconds."""
+
+LOOKS_AT_ONCE = 1 << 20
+"""Exchanges that are tried between two calls of `pace`, where an island has one backbone rank; else so many fewer."""
+
 
 def searched(
     problem: PlacementProblem, starts: list[Placement], step: int, seed: int, most_sequences: int | None = None
@@ -39,12 +46,10 @@ def searched(
         most_sequences: that the budget is for, where memory divides what fewer sequences could hold; all by default.
     """
     ends = len(problem.base) - 1
-    in_island = 2 * (problem.num_stages * problem.ranks_per_island + ends)
-    rounds = problem.num_waves + problem.num_stages + ends
     count = problem.num_sequences if most_sequences is None else min(most_sequences, problem.num_sequences)
     allowed = SEARCH_OPERATIONS * count * (problem.num_stages + ends)
     allowed -= min(RESERVED_OPERATIONS, allowed // 2)
-    budget = allowed // (in_island * rounds)
+    budget = allowed // _island_operations(problem)
     start = min(starts, key=lambda start: makespan_ns(problem, start)) if len(starts) > 1 else starts[0]
     best = _slots(problem, start)
     _improve(problem, best, draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget), budget)
@@ -75,17 +80,38 @@ def fitted(problem: PlacementProblem, placement: Placement) -> tuple[Placement, 
 
     if problem.rooms is None:
         return placement, None
-    slots = _slots(problem, placement)
-    lacking = fit_placement(slots, _costs(problem), FITTING_LOOKS * problem.num_sequences)
+    slots, costs = _slots(problem, placement), _costs(problem)
+    state = np.array([problem.dp * problem.num_waves, 0, 1], np.int64)
+    budget, at_once = FITTING_LOOKS * problem.num_sequences, max(1, LOOKS_AT_ONCE // problem.ranks_per_island)
+    lacking, left = fit_placement(slots, costs, budget, at_once, state)
+    while left:
+        pace()
+        lacking, left = fit_placement(slots, costs, budget, at_once, state)
     return _placement(problem, slots), int(lacking.argmax()) if lacking.any() else None
 
 
 def _improve(problem: PlacementProblem, slots: I64, words: U64, budget: int) -> int:
-    """Improve `slots` in place with at most `budget` simulated islands; the makespan that it had."""
+    """Improve `slots` in place with at most `budget` simulated islands; the makespan that it had.
+
+    Every part of the search begins by simulating all islands, so that it does more than that.
+    """
     from dataserver.planning.kernels.pipeline import improve_placement
 
-    before, _ = improve_placement(slots, _costs(problem), words, budget)
+    costs, at_once = _costs(problem), max(OPERATIONS_AT_ONCE // _island_operations(problem), 8 * problem.islands)
+    left = budget - problem.islands
+    before, simulated, used = improve_placement(slots, costs, words, min(left, at_once))
+    while left > simulated and used < len(words):
+        pace()
+        left, words = left - simulated, words[used:]
+        _, simulated, used = improve_placement(slots, costs, words, min(left, at_once))
     return before
+
+
+def _island_operations(problem: PlacementProblem) -> int:
+    """About what it takes to simulate an island."""
+    ends = len(problem.base) - 1
+    in_island = 2 * (problem.num_stages * problem.ranks_per_island + ends)
+    return in_island * (problem.num_waves + problem.num_stages + ends)
 
 
 def _costs(problem: PlacementProblem) -> "Costs":

@@ -5,6 +5,7 @@ import numpy as np
 from dataserver.planning.balancing import BALANCERS, in_runs, longest_first
 from dataserver.planning.balancing import padded as padded_batches
 from dataserver.planning.jobspec import BalancePolicy
+from dataserver.planning.pacing import pace
 from dataserver.planning.packing import number_by_first
 from dataserver.planning.pipelined.placing.problem import PlacementProblem
 from dataserver.planning.placement import Placement, in_order
@@ -92,6 +93,7 @@ def _of_batches(problem: PlacementProblem, batch: I64) -> Placement:
     wave_of[order] = np.arange(count) % problem.num_waves
     rank, wave = rank_of[batch], wave_of[batch]
     for r in range(problem.dp):
+        pace()
         mine = np.flatnonzero(rank == r)
         wave[mine] = number_by_first(wave[mine])
     return in_order(rank, wave, problem.num_waves)
@@ -102,6 +104,7 @@ def _placement(problem: PlacementProblem, rank: I64, policy: BalancePolicy, load
     loads = problem.work[problem.num_encoders] if loads is None else loads
     wave = np.zeros_like(rank)
     for r in range(problem.dp):
+        pace()
         mine = np.flatnonzero(rank == r)
         if policy is BalancePolicy.NONE:
             wave[mine] = in_runs(len(mine), problem.num_waves)
@@ -143,6 +146,7 @@ def in_disttrain_order(problem: PlacementProblem, placement: Placement) -> Place
         stages.append(both[:, backbone + 1 :].max(axis=1))
     wave = np.empty_like(placement.wave)
     for r in range(problem.dp):
+        pace()
         position = np.empty(problem.num_waves, np.int64)
         position[disttrain_order([s[0, r] for s in stages], [s[1, r] for s in stages])] = np.arange(problem.num_waves)
         mine = placement.rank == r

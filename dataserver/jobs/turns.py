@@ -1,0 +1,139 @@
+"""Turns of jobs: what computes for a job runs in slices of time, and the job that used least goes next.
+
+A piece of work hands its turn over where planning calls `pace`. While one is in a long compiled loop, or waits for
+storage, it does not get there; then others go on beside it, since what computes for so long holds no lock of the
+interpreter.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from dataserver.planning.pacing import paced
+
+SLICE_S: Final = 0.02
+"""Time that a job computes before another one's turn; the work of an ordinary step takes one or two."""
+OVERDUE_S: Final = 0.05
+"""After so long between two calls of `pace`, others go on beside a piece of work."""
+
+Unwanted = Callable[[], bool]
+"""Whether nobody waits for the result any more. Called often, from any thread."""
+Value = TypeVar("Value")
+
+
+class UnwantedError(Exception):
+    """Work that was given up because nobody waits for its result."""
+
+
+def always_wanted() -> bool:
+    """For callers that wait whatever happens."""
+    return False
+
+
+class _Work:
+    """One piece of work; what changes is guarded by the lock of `Turns`, but for `seen`."""
+
+    def __init__(self, job: str, unwanted: Unwanted) -> None:
+        self.job = job
+        self.unwanted = unwanted
+        self.granted = threading.Event()
+        self.since = 0.0
+        """When its turn began."""
+        self.seen = 0.0
+        """When it last called `pace`."""
+
+
+class Turns:
+    """Shares few places fairly among the jobs of a server. Thread-safe."""
+
+    def __init__(self, places: int | None = None) -> None:
+        """Make turns.
+
+        Args:
+            places: pieces of work that compute at once; by default one for every two cores, so that decoding and
+                sending have the others.
+        """
+        self._places = max(1, len(os.sched_getaffinity(0)) // 2) if places is None else places
+        self._lock = threading.Lock()
+        self._used: dict[str, float] = {}
+        """Seconds of computing by job, counted from where the job that used least stood when it came."""
+        self._begun: dict[str, _Work] = {}
+        """A job has one piece of work begun at most, so that what many of them hold in memory is bounded."""
+        self._waiting: list[_Work] = []
+        self._working: list[_Work] = []
+
+    def run(self, job: str, work: Callable[[], Value], unwanted: Unwanted = always_wanted) -> Value:
+        """Do a job's work in turns with that of others.
+
+        Raises:
+            UnwantedError: `unwanted` came true before the work was done.
+        """
+        mine = _Work(job, unwanted)
+        try:
+            with self._lock:
+                self._enter(mine)
+            self._wait(mine)
+            with paced(lambda: self._pace(mine)):
+                return work()
+        finally:
+            with self._lock:
+                self._leave(mine)
+
+    def _enter(self, mine: _Work) -> None:
+        active = {w.job for w in (*self._waiting, *self._working)}
+        least = min((self._used[job] for job in active), default=0.0)
+        # Who did nothing saves nothing up, and who is ahead of the others stays so, also in a new piece of work.
+        self._used = {job: used for job, used in self._used.items() if job in active or used > least}
+        self._used.setdefault(mine.job, least)
+        self._waiting.append(mine)
+        self._grant()
+
+    def _leave(self, mine: _Work) -> None:
+        if self._begun.get(mine.job) is mine:
+            del self._begun[mine.job]
+        self._stop(mine)
+        if mine in self._waiting:
+            self._waiting.remove(mine)
+        self._grant()
+
+    def _stop(self, mine: _Work) -> None:
+        if mine in self._working:
+            self._working.remove(mine)
+            self._used[mine.job] += time.monotonic() - mine.since
+
+    def _grant(self) -> None:
+        """Give free places to the jobs that used least; of one job, to the work that came first."""
+        now = time.monotonic()
+        taken = sum(now - w.seen < OVERDUE_S for w in self._working)
+        ready = [w for w in self._waiting if self._begun.get(w.job, w) is w]
+        while taken < self._places and ready:
+            chosen = min(ready, key=lambda w: self._used[w.job])
+            ready = [w for w in ready if w.job != chosen.job]
+            self._begun[chosen.job] = chosen
+            self._waiting.remove(chosen)
+            self._working.append(chosen)
+            chosen.since = chosen.seen = now
+            chosen.granted.set()
+            taken += 1
+
+    def _wait(self, mine: _Work) -> None:
+        while not mine.granted.wait(OVERDUE_S):
+            if mine.unwanted():
+                raise UnwantedError
+            with self._lock:
+                self._grant()  # what is overdue says nothing by itself
+
+    def _pace(self, mine: _Work) -> None:
+        if mine.unwanted():
+            raise UnwantedError
+        mine.seen = time.monotonic()
+        if mine.seen - mine.since < SLICE_S:
+            return
+        with self._lock:
+            self._stop(mine)
+            mine.granted.clear()
+            self._waiting.append(mine)
+            self._grant()
+        self._wait(mine)

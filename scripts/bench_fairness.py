@@ -1,0 +1,212 @@
+#!/usr/bin/env python
+"""What one client waits while others do their worst: odd jobs as large as a server takes, created, opened, cancelled.
+
+A neighbour opens streams of an ordinary job at steps that nobody planned yet, and reads them; alone, and then beside
+clients that each bring one odd job after the other, open streams of it and cancel them. Printed is how much longer the
+neighbour waits for a microbatch: the first of a stream, which takes a plan, and any other.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+from demo_processes import Processes
+from disttrain.v1 import data_service_pb2 as pb
+from disttrain.v1.data_service_pb2_grpc import DataServiceStub
+from planning_rows.row import Row
+
+HERE = Path(__file__).parent
+SERVER = sys.executable, "-m", "dataserver"
+GROWTH = 3.0
+"""The neighbour's 99th percentile beside odd jobs, over the one when it is alone, at most."""
+TIMEOUT_S = 600.0
+ODD_STREAMS = 5
+ODD_S = 1.5
+"""Time after which an odd client cancels its streams."""
+Data = dict[str, Any]
+
+
+def job(modules: list[Data], layout: Data | None = None, microbatch: int = 1, **stream: Any) -> Data:
+    """A job of endless steps over `pairs`."""
+    execution: Data = {"modules": modules, "microbatch": microbatch, "end": {"steps": 1_000_000}}
+    if layout is not None:
+        execution["layout"] = layout
+    return {"stream": {"datasets": [{"name": "pairs"}], "seq_len": 512, **stream}, "execution": execution}
+
+
+def neighbour() -> Data:
+    """An ordinary job: a step of a few dozen samples."""
+    modules = [{"name": "vit", "kind": "encoder"}, {"name": "llm", "kind": "backbone", "dp": 2, "pp": 2}]
+    return job(modules, global_batch=16)
+
+
+def odd_jobs() -> dict[str, Data]:
+    """The most that a job of each layout may ask for, or near it: many ranks, many microbatches, little memory."""
+    encoder, backbone = {"name": "vit", "kind": "encoder"}, {"name": "llm", "kind": "backbone"}
+    memory = {"memory": {"room_bytes": 2048, "unit_bytes": 1}}
+    tower = {"kind": "tower", "dp": 64}
+    towers = [{"name": "vision", "modality": "image", **tower}, {"name": "text", "modality": "text", **tower}]
+    exchange = [{"degree": 1 << p, "unit_ps": 1000} for p in range(1, 5)]
+    return {
+        "many ranks": job([encoder, {**backbone, "dp": 16384}], global_batch=65_536),
+        "many microbatches": job([encoder, {**backbone, "dp": 8, "pp": 4}], global_batch=32_768),
+        "little memory": job([{**encoder, **memory, "dp": 16}, {**backbone, **memory, "dp": 64}], global_batch=32_768),
+        "colocated": job(
+            [{**encoder, "dp": 2048}, {**backbone, "dp": 2048}],
+            {"kind": "colocated", "ranks_per_node": 8},
+            global_batch=32_768,
+        ),
+        "grouped": job(
+            [{**backbone, "dp": 64, **memory}],
+            {"kind": "grouped", "max_degree": 16, "exchange": exchange},
+            global_batch=8192,
+        ),
+        "contrastive": job(
+            towers,
+            {"kind": "contrastive", "microbatches": 64},
+            global_batch=65_536,
+            contrastive_batch=32_768,
+            packing={"enabled": False},
+        ),
+    }
+
+
+def create(stub: DataServiceStub, data: Data) -> str:
+    """Bring a job."""
+    request = pb.GetOrCreateJobRequest(job_spec_json=json.dumps(data))
+    return stub.GetOrCreateJob(request, timeout=TIMEOUT_S).job_id
+
+
+def request_of(job_id: str, data: Data, step: int) -> pb.StreamMicrobatchesRequest:
+    """A stream of the job's first module."""
+    module = data["execution"]["modules"][0]["name"]
+    return pb.StreamMicrobatchesRequest(job_id=job_id, module=module, rank=0, start_step=step)
+
+
+def be_odd(address: str, name: str, number: int) -> None:
+    """Bring one job after the other, open streams at several steps and cancel them, for ever."""
+    data = odd_jobs()[name]
+    with grpc.insecure_channel(address) as channel:
+        stub = DataServiceStub(channel)
+        for seed in itertools.count(number << 20):
+            data["stream"]["seed"] = seed
+            try:
+                job_id = create(stub, data)
+                streams = [stub.StreamMicrobatches(request_of(job_id, data, step)) for step in range(ODD_STREAMS)]
+                plan = stub.GetPlan.future(pb.GetPlanRequest(job_id=job_id, step=ODD_STREAMS), timeout=ODD_S)
+            except grpc.RpcError as error:
+                print(f"odd job {name}: {error.code()} {error.details()}", flush=True)
+                if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                    return
+                continue
+            time.sleep(ODD_S)
+            for stream in (*streams, plan):
+                stream.cancel()
+
+
+def waits(stub: DataServiceStub, job_id: str, steps: Iterator[int], count: int) -> tuple[list[float], list[float]]:
+    """Seconds until the first microbatch of `count` new streams, and between those that follow in the step."""
+    first, others = list[float](), list[float]()
+    data = neighbour()
+    for step in itertools.islice(steps, count):
+        before = time.perf_counter()
+        stream, found = stub.StreamMicrobatches(request_of(job_id, data, step), timeout=TIMEOUT_S), first
+        for message in stream:
+            if message.HasField("header"):
+                if message.header.step != step:
+                    stream.cancel()
+                    break
+                left = message.header.total_bytes
+            else:
+                left -= len(message.chunk)
+            if not left:
+                now = time.perf_counter()
+                found.append(now - before)
+                before, found = now, others
+    return first, others
+
+
+def measure(folder: Path, processes: Processes, arguments: argparse.Namespace) -> list[Row]:
+    """The rows."""
+    shards = folder / "shards"
+    make = [sys.executable, HERE / "make_demo_shards.py", shards, "--samples", 512, "--shards", 4]
+    processes.run("making shards", make)
+    processes.run("indexing", [*SERVER, "index", shards])
+    serve = [*SERVER, "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}"]
+    address = processes.serve(serve, folder / "server.log")
+    rows, steps = [], itertools.count()
+    with grpc.insecure_channel(address) as channel, ExitStack() as stack:
+        stub = DataServiceStub(channel)
+        job_id = create(stub, neighbour())
+        waits(stub, job_id, steps, 3)
+        alone = waits(stub, job_id, steps, arguments.streams)
+        rows.append(Row("alone", shown(*alone), "", None))
+        for name in arguments.odd:
+            with ExitStack() as stack:
+                for number in range(arguments.clients):
+                    start_odd(stack, address, name, number)
+                time.sleep(ODD_S)
+                beside = waits(stub, job_id, steps, arguments.streams)
+            ratio = p99(beside) / p99(alone)
+            text = f"{shown(*beside)}; {ratio:.2f} x"
+            rows.append(Row(f"beside {arguments.clients} clients: {name}", text, f"<= {GROWTH} x", ratio <= GROWTH))
+            print(rows[-1], flush=True)
+    return rows
+
+
+def start_odd(stack: ExitStack, address: str, name: str, number: int) -> None:
+    """An odd client in a process of its own, until the stack ends."""
+    command = [sys.executable, __file__, "--be-odd", address, name, str(number)]
+    process = stack.enter_context(subprocess.Popen(command))
+    stack.callback(process.kill)
+
+
+def p99(found: tuple[list[float], list[float]]) -> float:
+    """99th percentile of all waits."""
+    return statistics.quantiles([*found[0], *found[1]], n=100)[-1]
+
+
+def shown(first: list[float], others: list[float]) -> str:
+    """Waits in words."""
+    both = p99((first, others))
+    parts = [
+        f"{name} {statistics.median(w) * 1e3:.0f} (worst {max(w) * 1e3:.0f}) ms"
+        for name, w in (("first", first), ("next", others))
+    ]
+    return f"{', '.join(parts)}, 99th percentile {both * 1e3:.0f} ms"
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--streams", type=int, default=60, help="streams that the neighbour opens in each round (default 60)"
+    )
+    parser.add_argument("--clients", type=int, default=3, help="odd clients at once (default 3)")
+    parser.add_argument("--odd", nargs="+", choices=odd_jobs(), default=list(odd_jobs()), help="odd jobs (default all)")
+    parser.add_argument("--be-odd", nargs=3, metavar=("ADDRESS", "JOB", "NUMBER"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.be_odd:
+        address, name, number = arguments.be_odd
+        be_odd(address, name, int(number))
+        return 0
+    with tempfile.TemporaryDirectory() as folder, Processes() as processes:
+        rows = measure(Path(folder), processes, arguments)
+    for row in rows:
+        verdict = "" if row.reached is None else "reached" if row.reached else "MISSED"
+        print(f"{row.name:40} {row.measured}; target {row.target} {verdict}")
+    return int(any(row.reached is False for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

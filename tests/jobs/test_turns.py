@@ -1,0 +1,149 @@
+"""Jobs share the places of a server's planning fairly, and work that nobody waits for ends."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dataserver.jobs.once import OnceCache
+from dataserver.jobs.turns import SLICE_S, Turns, Unwanted, UnwantedError
+from dataserver.planning.pacing import pace
+
+TIMEOUT_S = 60.0
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Wait for something that must come."""
+    end = time.monotonic() + TIMEOUT_S
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def compute(slices: int) -> int:
+    """Work of that many slices, which can be interrupted often."""
+    end = time.thread_time() + slices * SLICE_S
+    while time.thread_time() < end:
+        pace()
+    return slices
+
+
+def endless() -> None:
+    """Work that only ends when it is given up."""
+    while True:
+        pace()
+
+
+def test_a_short_job_need_not_wait_for_long_ones() -> None:
+    turns, stop = Turns(1), threading.Event()
+    with ThreadPoolExecutor(4) as pool:
+        long = [pool.submit(turns.run, f"long {i}", endless, stop.is_set) for i in range(3)]
+        until(lambda: len(turns._begun) == 3)  # each of them computes now and then
+        assert pool.submit(turns.run, "short", lambda: compute(2)).result(TIMEOUT_S) == 2
+        stop.set()
+        for future in long:
+            with pytest.raises(UnwantedError):
+                future.result(TIMEOUT_S)
+    assert not (turns._begun or turns._waiting or turns._working)
+
+
+def test_a_job_has_one_piece_of_work_begun_at_most() -> None:
+    turns, here, most, lock = Turns(4), [0], [0], threading.Lock()
+
+    def work() -> None:
+        with lock:
+            here[0] += 1
+            most[0] = max(most[0], here[0])
+        compute(2)
+        with lock:
+            here[0] -= 1
+
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(turns.run, "job", work) for _ in range(4)]:
+            future.result(TIMEOUT_S)
+    assert most == [1]
+
+
+def test_what_never_comes_to_a_pace_holds_nobody_up() -> None:
+    turns, stop = Turns(1), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        stuck = pool.submit(turns.run, "stuck", stop.wait)
+        until(lambda: bool(turns._working))
+        assert turns.run("other", lambda: compute(1)) == 1
+        stop.set()
+        assert stuck.result(TIMEOUT_S)
+
+
+def test_jobs_get_equal_shares() -> None:
+    """Whoever did nothing for long has saved nothing up."""
+    turns, stop, paces = Turns(1), threading.Event(), {"first": 0, "second": 0}
+
+    def work(name: str) -> None:
+        while True:
+            pace()
+            paces[name] += 1
+            time.sleep(0.001)
+
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(turns.run, "first", lambda: work("first"), stop.is_set)]
+        until(lambda: paces["first"] > 500)
+        before = dict(paces)
+        futures.append(pool.submit(turns.run, "second", lambda: work("second"), stop.is_set))
+        until(lambda: paces["second"] > 200)
+        stop.set()
+    assert paces["first"] - before["first"] > 50
+
+
+def test_a_plan_is_given_up_when_the_last_of_its_callers_leaves() -> None:
+    cache, turns = OnceCache[int](4), Turns(1)
+    gone = [threading.Event(), threading.Event()]
+
+    def make(unwanted: Unwanted) -> int:
+        return turns.run("job", lambda: endless() or 1, unwanted)
+
+    with ThreadPoolExecutor(2) as pool:
+        callers = [pool.submit(cache.get, 0, make, g.is_set) for g in gone]
+        until(lambda: bool(turns._working) and len(cache._entries[0].callers) == 2)
+        gone[0].set()  # perhaps the one that computes: the other one's plan goes on
+        time.sleep(10 * SLICE_S)
+        assert turns._working or turns._waiting
+        gone[1].set()
+        for caller in callers:
+            with pytest.raises(UnwantedError):
+                caller.result(TIMEOUT_S)
+    assert not cache._entries
+
+
+def test_who_still_waits_gets_the_plan_that_the_first_caller_left() -> None:
+    cache, go, left = OnceCache[int](4), threading.Event(), threading.Event()
+
+    def make(unwanted: Unwanted) -> int:
+        assert go.wait(TIMEOUT_S)
+        if unwanted():
+            raise UnwantedError
+        return 7
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(cache.get, 0, make, left.is_set)
+        until(lambda: 0 in cache._entries)
+        second = pool.submit(cache.get, 0, make)
+        until(lambda: len(cache._entries[0].callers) == 2)
+        left.set()
+        go.set()
+        assert second.result(TIMEOUT_S) == 7
+        assert first.result(TIMEOUT_S) == 7
+
+
+def test_a_caller_that_comes_as_the_others_leave_makes_the_value_itself() -> None:
+    cache, made = OnceCache[int](4), list[int]()
+
+    def give_up(_: Unwanted) -> int:
+        made.append(0)
+        if len(made) == 1:
+            raise UnwantedError  # nobody waited, until this caller came
+        return 5
+
+    assert cache.get(0, give_up) == 5
+    assert len(made) == 2
