@@ -67,7 +67,7 @@ def odd_jobs() -> dict[str, Data]:
             global_batch=32_768,
         ),
         "grouped": job(
-            [{**backbone, "dp": 64, **memory}],
+            [{**encoder, "dp": 8}, {**backbone, "dp": 64, **memory}],
             {"kind": "grouped", "max_degree": 16, "exchange": exchange},
             global_batch=8192,
         ),

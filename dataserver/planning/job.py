@@ -51,7 +51,10 @@ class Execution(SpecModel):
     end: End
     """End of the job."""
     plan_version: Positive = 1
-    """Version of the rules that turn a step's samples into a plan."""
+    """Version of the rules that turn a step's samples into a plan, and of the limits of a step. Version 1 takes at most
+    131,072 sequences and, on average, samples; 16,384 microbatches of each rank; 2^20 sequences x stages; 2^21 forwards
+    and backwards of all ranks; colocated 2^24 pairs of ranks, grouped 8,192 sequences; and times that add up to less
+    than 2^62 ns in a step. A job beyond a limit is refused by the limit's name (docs/planning.md)."""
     validity: ValidityPolicy | None = None
     """What the views of samples say of their validity; by default nothing that takes decoding, which the ranks that get
     the images know. Samples, order and denominators are the same."""

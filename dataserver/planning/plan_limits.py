@@ -97,7 +97,7 @@ def _extremes(spec: JobSpec) -> Iterator[Extreme]:
     stream, execution = spec.stream, spec.execution
     limits, layout = limits_of(execution), execution.layout
     sequences, waves = 2 * stream.global_batch, most_microbatches(execution)
-    items = SINGLE_STEP * max(limits.step_samples, limits.step_images)
+    items = min(SINGLE_STEP * max(limits.step_samples, limits.step_images), sequences * max(1, stream.seq_len // 3))
     ranks, total = max(m.dp for m in execution.modules), 0
     for module in execution.modules:
         name, base, percent = f"of module {module.name}", module.cost.microbatch_ns, 100 + module.cost.backward_percent
@@ -107,7 +107,8 @@ def _extremes(spec: JobSpec) -> Iterator[Extreme]:
         microbatch = most_forward_ns(stream, module, execution.microbatch) + base
         yield Extreme(f"nanoseconds of a microbatch {name} x backward_percent x ranks", microbatch * percent * ranks)
         # Loads are balanced in any order, so that each of the step's items is taken for the largest.
-        yield Extreme(f"nanoseconds of a sequence {name} x items", 2 * most_forward_ns(stream, module, 1) * items)
+        number = sequences if module.holds_samples and not stream.packing.enabled else items
+        yield Extreme(f"nanoseconds of a sequence {name} x items", 2 * most_forward_ns(stream, module, 1) * number)
         if module.memory is not None:
             units = max(most_units(stream, module, sequences), module.memory.units * module.dp)
             held = units * module.memory.unit_bytes * layout.num_chunks

@@ -47,8 +47,8 @@ def ordinary(seq_len: int = 512) -> dict[str, Any]:
 
 
 def odd(seed: int) -> dict[str, Any]:
-    modules = [module("encoder"), module("backbone", dp=16384)]
-    return compose(modules, seq_len=512, global_batch=65_536, seed=seed, end={"steps": 1000})
+    modules = [module("encoder"), module("backbone", dp=4096)]
+    return compose(modules, seq_len=512, global_batch=24_576, seed=seed, end={"steps": 1000})
 
 
 @pytest.mark.slow

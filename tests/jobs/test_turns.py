@@ -46,7 +46,7 @@ def test_a_short_job_need_not_wait_for_long_ones() -> None:
         for future in long:
             with pytest.raises(UnwantedError):
                 future.result(TIMEOUT_S)
-    assert not (turns._begun or turns._waiting or turns._working)
+    assert not [*turns._begun, *turns._waiting, *turns._working]
 
 
 def test_a_job_has_one_piece_of_work_begun_at_most() -> None:

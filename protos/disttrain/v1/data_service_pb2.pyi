@@ -562,7 +562,9 @@ class GetServerInfoResponse(_message.Message):
 
     @_builtins.property
     def plan_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Values of execution.plan_version that this server supports."""
+        """Values of execution.plan_version that this server supports. Each has limits of how large a step may be, the same on
+        every server; GetOrCreateJob refuses a job beyond one with JOB_INVALID, and names it.
+        """
 
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_microbatch_pb2.Codec.ValueType]:
