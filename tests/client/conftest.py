@@ -25,7 +25,7 @@ def serve() -> Iterator[Callable[..., FakeServer]]:
 @pytest.fixture
 def quick() -> Timeouts:
     """Deadlines short enough for a test that waits for one."""
-    return Timeouts(connect=3.0, call=10.0, stall=2.0, give_up=3.0)
+    return Timeouts(connect=1.0, first_answer=3.0, call=10.0, stall=2.0, give_up=3.0)
 
 
 @pytest.fixture

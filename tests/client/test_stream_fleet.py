@@ -124,19 +124,6 @@ def test_ranks_spread_over_the_servers() -> None:
     assert all(first.count(i) >= 6 for i in range(4))
 
 
-def test_servers_that_decode_differently_are_refused(serve: Serve, quick: Timeouts) -> None:
-    one, two = serve(), serve(info={"content_digest": "other", "release": "2.0"})
-    fleet = Fleet([one.address, two.address], timeouts=quick)
-    job = resolve_job(job_data(), fleet)
-    one.close()
-    fleet.forget(fleet.endpoints[0])
-    with pytest.raises(ServerMismatchError, match="decode differently") as raised:
-        fleet.register(job)
-    assert one.address in str(raised.value)
-    assert two.address in str(raised.value)
-    fleet.close()
-
-
 @pytest.mark.parametrize("field", ["order_versions", "content_versions", "plan_versions"])
 def test_unsupported_versions_are_named(serve: Serve, quick: Timeouts, field: str) -> None:
     job = filled_in(serve(), quick)

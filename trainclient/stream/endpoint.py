@@ -20,6 +20,9 @@ if TYPE_CHECKING:  # gRPC's classes cannot be subscripted at run time
 
 STREAM_METHOD = "/disttrain.v1.DataService/StreamMicrobatches"
 MAX_ADDRESSES = 1024
+PING_EVERY_MS = 2_000
+"""While nothing comes; servers end connections that ping more often than once a second."""
+PING_TIMEOUT_MS = 5_000
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 
@@ -28,8 +31,10 @@ _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[
 class Timeouts:
     """How long anything may take, in seconds."""
 
-    connect: float = 10.0
-    """Until a server has answered its first call; before any server ever answered, also for all tries together."""
+    connect: float = 5.0
+    """Until a connection stands, and then until a server has said what it is; the next server is asked after it."""
+    first_answer: float = 120.0
+    """All tries together before any server ever answered: trainers may start before their servers."""
     call: float = 60.0
     """One unary call; planning a job's first step may take a while."""
     register: float = 1800.0
@@ -41,7 +46,7 @@ class Timeouts:
     """All tries together after a server was lost, until the error is raised."""
 
     def __post_init__(self) -> None:
-        for name in ("connect", "call", "register", "stall", "give_up"):
+        for name in ("connect", "first_answer", "call", "register", "stall", "give_up"):
             if not 0 < getattr(self, name) <= 86400:
                 raise ValueError(f"timeout {name} is {getattr(self, name)} s; a value in (0, 86400] is required")
 
@@ -189,10 +194,16 @@ class Endpoint:
 
 
 def _channel_options(timeouts: Timeouts) -> list[tuple[str, int]]:
-    """gRPC options: a peer that vanished is noticed within 15 s, one that came back is tried again within 2 s."""
+    """gRPC options: a peer that vanished is noticed within 7 s, one that came back is tried again within 2 s.
+
+    gRPC itself answers pings, in threads of its own: a server that computes, or a consumer that does not read, is not
+    taken for lost.
+    """
     return [
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_time_ms", PING_EVERY_MS),
+        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+        # Pings that measure the bandwidth have this limit, a minute by default, and keepalive waits for them to end.
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.keepalive_permit_without_calls", 1),
         # Without these two a lost server would not be tried again for up to two minutes, nor a dead one given up.

@@ -93,7 +93,9 @@ class PlanMismatchError(ClientError):
 
 
 class ServerMismatchError(ClientError):
-    """A server would not serve the bytes that the others of its fleet serve: which of them is right, nobody knows."""
+    """A server would not serve the bytes that this job already used; others of its fleet do."""
+
+    action = ERROR_ACTION_ANOTHER_SERVER
 
 
 class VersionError(ClientError):

@@ -1,45 +1,31 @@
-"""The servers of a fleet as one: which to ask, where to go when it fails, and when to give up.
+"""The servers of a fleet as one.
 
 Any server answers any request with the same bytes, so failing over only means to ask the next one; what an error asks
 for is its `action`. Before a server is used, and again after each of its failures, it is asked what it is: one whose
-versions do not fit the job is passed over, and a fleet in which decoding libraries make other bytes than those of the
-servers already used is refused.
+versions do not fit the job, or whose decoding libraries make other bytes than those used so far, is passed over.
 """
 
-import hashlib
-import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-import grpc
 from disttrain.v1.data_service_pb2 import GetOrCreateJobRequest, GetServerInfoRequest, GetServerInfoResponse
-from disttrain.v1.errors_pb2 import (
-    ERROR_ACTION_ANOTHER_SERVER,
-    ERROR_ACTION_CREATE_JOB,
-    ERROR_ACTION_GIVE_UP,
-    ERROR_ACTION_RETRY,
-)
+from disttrain.v1.errors_pb2 import ERROR_ACTION_CREATE_JOB
 
 from dataserver.planning.identity import Job, canonical_json
 from trainclient.stream.endpoint import CallGuard, Endpoint, Request, Response, Timeouts, parse_addresses
 from trainclient.stream.errors import (
     ClientError,
     DataServiceError,
-    FleetError,
     ProtocolError,
     ServerMismatchError,
     VersionError,
 )
+from trainclient.stream.rotation import Rotation, word
 
 if TYPE_CHECKING:
     from trainclient.stream.endpoint import Method
 
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
-
-_log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
@@ -61,17 +47,17 @@ class Fleet:
         self.timeouts = timeouts or Timeouts()
         self.key = key
         self.endpoints = tuple(Endpoint(address, self.timeouts) for address in self.addresses)
-        self.current = _word(key) % len(self.endpoints)
+        self.current = word(key) % len(self.endpoints)
         """Position of the server that answered last. Set by any thread; a stale value costs one try."""
+        self.reached = False
+        """Whether any server ever answered."""
+        self.refusals: dict[str, str] = {}
+        """By address, why a server that has not gone on since refused: others are asked before it."""
         self._lock = threading.Lock()
         """Guards the two below; never held during a call. Both may be read without it."""
         self._infos: dict[str, GetServerInfoResponse] = {}
         self._reference: tuple[str, str] | None = None
-
-    @property
-    def reached(self) -> bool:
-        """Whether any server ever answered."""
-        return self._reference is not None
+        """The server whose bytes were used first, and its content digest."""
 
     def attempt(self, action: Callable[[Endpoint], _Result], guard: CallGuard) -> _Result:
         """Do something at one server after the other until it succeeds.
@@ -140,8 +126,8 @@ class Fleet:
             )
         return response.num_steps
 
-    def check(self, endpoint: Endpoint, guard: CallGuard, job: Job | None = None) -> None:
-        """Ask a server what it is, unless it said so since its last failure.
+    def check(self, endpoint: Endpoint, guard: CallGuard, job: Job | None = None) -> str:
+        """Ask a server what it is, unless it said so since its last failure; returns its content digest.
 
         Raises:
             ServerMismatchError: it would not serve the bytes that the servers used before serve.
@@ -150,9 +136,31 @@ class Fleet:
         info = self._infos.get(endpoint.address)  # two threads may both find none and ask: either answer will do
         if info is None:
             info = endpoint.unary(lambda stub: stub.GetServerInfo, GetServerInfoRequest(), self.timeouts.connect, guard)
-            self._compare(endpoint.address, info)
+            self.reached = True
+            with self._lock:
+                self._infos[endpoint.address] = info
+        if self._reference is not None:
+            self.commit(endpoint, info.content_digest)
         if job is not None:
             _check_versions(endpoint.address, info, job)
+        return info.content_digest
+
+    def commit(self, endpoint: Endpoint, digest: str) -> None:
+        """Note that a server's bytes are used: from now on all others have to decode like it.
+
+        Only bytes commit, not answers: a server that is found to be odd before it sent any decides nothing.
+
+        Raises:
+            ServerMismatchError: other bytes were used before.
+        """
+        with self._lock:
+            self._reference = self._reference or (endpoint.address, digest)
+            used, wanted = self._reference
+        if digest != wanted:
+            raise ServerMismatchError(
+                f"servers {used} and {endpoint.address} decode differently, content digests {wanted} and {digest}: "
+                "install the same release with the same image libraries on all servers of a fleet"
+            )
 
     def forget(self, endpoint: Endpoint) -> None:
         """Have a server checked again before its next use: another one may listen there by then."""
@@ -163,126 +171,6 @@ class Fleet:
         """Close all channels of this process."""
         for endpoint in self.endpoints:
             endpoint.close()
-
-    def _compare(self, address: str, info: GetServerInfoResponse) -> None:
-        with self._lock:
-            if self._reference is None:
-                self._reference = (address, info.content_digest)
-            used, digest = self._reference
-            if info.content_digest == digest:
-                self._infos[address] = info
-                return
-        raise ServerMismatchError(
-            f"servers {used} and {address} (release {info.release}) decode differently, content digests {digest} and "
-            f"{info.content_digest}: install the same release with the same image libraries on all servers of a fleet"
-        )
-
-
-class Rotation:
-    """One thread's way through the servers: the next one at once, a pause after each round, an end after a while.
-
-    A server that refuses (action ANOTHER_SERVER) is set aside until another one makes progress; when all are, that is
-    the end at once.
-    """
-
-    def __init__(self, fleet: Fleet, guard: CallGuard) -> None:
-        self._fleet = fleet
-        self._guard = guard
-        self._position = fleet.current
-        self._failures: dict[str, str] = {}
-        self._began = time.monotonic()
-        self._failing_since = 0.0
-        self._refused: set[int] = set()
-        """Positions of servers that are set aside."""
-        self._tried: set[int] = set()
-        """Positions of servers that were left in this round."""
-        self._rounds = 0
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The server to ask now."""
-        return self._fleet.endpoints[self._position]
-
-    def succeeded(self) -> None:
-        """Note progress: everything before it is forgiven."""
-        self._fleet.current = self._position
-        self._failures.clear()
-        self._refused.clear()
-        self._tried.clear()
-        self._rounds = 0
-
-    def drained(self) -> None:
-        """Move on from a server that shuts down in order; no failure, unless no server is left."""
-        if len(self._tried | self._refused | {self._position}) == len(self._fleet.endpoints):
-            endpoint = self.endpoint
-            text = "it is shutting down, and no other server took over"
-            code = grpc.StatusCode.UNAVAILABLE
-            self.failed(DataServiceError(endpoint.address, code, "DRAINING", text, ERROR_ACTION_RETRY))
-        else:
-            _log.info("server %s is shutting down, going to the next", self.endpoint.address)
-            self._move()
-
-    def failed(self, error: ClientError) -> None:
-        """Move on after a failure, pausing after each round of all servers.
-
-        Raises:
-            ClientError: the error itself, if no other server would avoid it, or there is none.
-            FleetError: all servers refused, or were tried for as long as allowed.
-            ClosedError: the guard was stopped.
-        """
-        if error.action == ERROR_ACTION_GIVE_UP:
-            raise error
-        now = time.monotonic()
-        if not self._failures:
-            self._failing_since = now
-        address, text = self.endpoint.address, str(error)
-        if self._failures.get(address) != text:  # once, however often it is tried
-            _log.warning("%s; going to the next server", text)
-        self._failures[address] = text
-        if error.action == ERROR_ACTION_ANOTHER_SERVER:
-            self._refused.add(self._position)
-            if len(self._fleet.endpoints) == 1:
-                raise error
-            if len(self._refused) == len(self._fleet.endpoints):
-                raise FleetError("no server can do this", self._failures) from None
-        if self._fleet.reached:
-            limit, since = self._fleet.timeouts.give_up, self._failing_since
-        else:
-            limit, since = self._fleet.timeouts.connect, self._began
-        left = since + limit - now
-        if left <= 0 and len(self._failures) == len(self._fleet.endpoints):
-            raise self._given_up(limit) from None
-        self._move()
-        if self._position in self._tried:
-            self._tried.clear()
-            self._rounds += 1
-            self._guard.pause(min(self._pause(self._rounds), max(left, 0.0)))
-
-    def _move(self) -> None:
-        """Go to the next server that is not set aside, which may be the same one."""
-        self._fleet.forget(self.endpoint)
-        self._tried.add(self._position)
-        count = len(self._fleet.endpoints)
-        following = ((self._position + i) % count for i in range(1, count + 1))
-        self._position = next(position for position in following if position not in self._refused)
-
-    def _pause(self, rounds: int) -> float:
-        """Seconds before round `rounds`: doubling, with jitter that differs between ranks but not between runs."""
-        longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(rounds, 16))
-        return longest * (0.5 + _word(f"{self._fleet.key}/{rounds}") / 2**65)
-
-    def _given_up(self, limit: float) -> FleetError:
-        if self._fleet.reached:
-            return FleetError(f"no server could go on for {limit:g} s", self._failures)
-        return FleetError(
-            f"no server could be reached for {limit:g} s; check the addresses, and that `dataserver serve` runs there",
-            self._failures,
-        )
-
-
-def _word(key: str) -> int:
-    """64 bits of a key's hash."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
 
 
 def _check_versions(address: str, info: GetServerInfoResponse, job: Job) -> None:

@@ -20,10 +20,11 @@ from trainclient.stream.errors import (
     PlanMismatchError,
     ProtocolError,
 )
-from trainclient.stream.fleet import Fleet, Rotation
+from trainclient.stream.fleet import Fleet
 from trainclient.stream.handoff import Handoff
 from trainclient.stream.microbatch import Array, Cursor, Microbatch, read_header, read_table
-from trainclient.stream.receiver import receive_head, receive_tensors
+from trainclient.stream.receiver import IdleEndError, receive_head, receive_tensors
+from trainclient.stream.rotation import Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Follower:
 
     def _follow(self) -> None:
         rotation = Rotation(self._fleet, self._guard)
+        idle_at: Cursor | None = None
         while self._cursor.step < self._num_steps:
             try:
                 end = self._stream(rotation)
@@ -98,21 +100,26 @@ class Follower:
             else:
                 if end.reason == EndOfStream.REASON_DRAINING:
                     rotation.drained()
+                elif self._cursor == idle_at:
+                    server = rotation.endpoint.address
+                    rotation.failed(CutStreamError(f"server {server}: it ended two streams as idle at {idle_at}"))
+                else:  # by the time its end was read there is room again: the same server may go on at once
+                    idle_at = self._cursor
 
     def _stream(self, rotation: Rotation) -> EndOfStream:
         """Read one server's stream to its end, bringing the server the job where it does not know it."""
         endpoint = rotation.endpoint
-        self._fleet.check(endpoint, self._guard, self._job)
+        digest = self._fleet.check(endpoint, self._guard, self._job)
         try:
-            return self._read(endpoint, rotation)
+            return self._read(endpoint, rotation, digest)
         except DataServiceError as error:
             if error.action != ERROR_ACTION_CREATE_JOB:
                 raise
         self._handoff.stop_clock()  # to size a large dataset takes longer than any microbatch
         self._fleet.bring(endpoint, self._job, self._guard)
-        return self._read(endpoint, rotation)
+        return self._read(endpoint, rotation, digest)
 
-    def _read(self, endpoint: Endpoint, rotation: Rotation) -> EndOfStream:
+    def _read(self, endpoint: Endpoint, rotation: Rotation, digest: str) -> EndOfStream:
         call = endpoint.stream(self._request(), self._guard)
         self._handoff.restart_clock()
         try:
@@ -121,8 +128,13 @@ class Follower:
                 if isinstance(head, EndOfStream):
                     self._check_end(head)
                     return head
-                self._receive(head, call, endpoint.address)
+                microbatch = self._receive(head, call, endpoint.address)
+                self._fleet.commit(endpoint, digest)
+                self._cursor = microbatch.cursor.after(microbatch.num_microbatches)
+                self._handoff.put(microbatch)
                 rotation.succeeded()
+        except IdleEndError as idle:
+            return idle.end
         except grpc.RpcError as error:
             raise endpoint.failure(error, self._guard) from None
         except (ProtocolError, CorruptDataError, CutStreamError) as error:
@@ -130,14 +142,12 @@ class Follower:
         finally:
             call.cancel()
 
-    def _receive(self, header: MicrobatchHeader, messages: Iterator[bytes], server: str) -> None:
+    def _receive(self, header: MicrobatchHeader, messages: Iterator[bytes], server: str) -> Microbatch[Array]:
         table = read_table(header, self._max_bytes)
         microbatch = read_header(header, table)
         self._check(microbatch, server)
         self._handoff.admit(microbatch.nbytes)
-        tensors = receive_tensors(messages, table, self._buffers)
-        self._cursor = microbatch.cursor.after(microbatch.num_microbatches)
-        self._handoff.put(microbatch.with_tensors(tensors))
+        return microbatch.with_tensors(receive_tensors(messages, table, self._buffers))
 
     def _request(self) -> StreamMicrobatchesRequest:
         return StreamMicrobatchesRequest(
@@ -176,7 +186,7 @@ class Follower:
 
     def _check_end(self, end: EndOfStream) -> None:
         """An end of the job must be where the job ends: training must not stop early without anyone noticing."""
-        if end.reason == EndOfStream.REASON_DRAINING:
+        if end.reason in (EndOfStream.REASON_DRAINING, EndOfStream.REASON_IDLE):
             return
         if end.reason != EndOfStream.REASON_END_OF_JOB:
             raise ProtocolError(f"it ended the stream for the unknown reason {end.reason}")

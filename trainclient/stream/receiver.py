@@ -15,13 +15,23 @@ from google.protobuf.message import DecodeError
 
 from dataserver.planning.views import aligned
 from trainclient.stream.buffers import Buffers, Bytes
-from trainclient.stream.errors import CorruptDataError, CutStreamError, ProtocolError
+from trainclient.stream.errors import ClientError, CorruptDataError, CutStreamError, ProtocolError
 from trainclient.stream.microbatch import Array, TensorEntry, TensorTable
 
 CHUNK_TAG = 0x12
 """Field 2 (`chunk`), length-delimited."""
+END_TAG = b"\x1a"
+"""Field 3 (`end`)."""
 MAX_WINDOW_BYTES = 128 << 20
 """Memory that one Zstandard frame may ask for besides its content."""
+
+
+class IdleEndError(ClientError):
+    """The server ended the stream in the middle of a microbatch, because this client took nothing for long."""
+
+    def __init__(self, end: EndOfStream) -> None:
+        super().__init__("it ended the stream as idle in the middle of a microbatch")
+        self.end = end
 
 
 def receive_head(messages: Iterator[bytes]) -> MicrobatchHeader | EndOfStream:
@@ -31,11 +41,7 @@ def receive_head(messages: Iterator[bytes]) -> MicrobatchHeader | EndOfStream:
         CutStreamError: the stream is over without an end message.
         ProtocolError: something else came.
     """
-    message = _next(messages, "between microbatches")
-    try:
-        response = StreamMicrobatchesResponse.FromString(message)
-    except DecodeError as error:
-        raise ProtocolError(f"it sent a message that cannot be parsed: {error}") from None
+    response = _parsed(_next(messages, "between microbatches"))
     match response.WhichOneof("message"):
         case "header":
             return response.header
@@ -51,6 +57,7 @@ def receive_tensors(messages: Iterator[bytes], table: TensorTable, buffers: Buff
     Raises:
         CorruptDataError: the checksum differs.
         CutStreamError: the stream is over before the last chunk.
+        IdleEndError: the server ended it, because nothing was taken.
         ProtocolError: more or other bytes came than the table announces.
     """
     received = _receive_chunks(messages, table, buffers)
@@ -96,7 +103,10 @@ def _receive_chunks(messages: Iterator[bytes], table: TensorTable, buffers: Buff
     buffer = buffers.take(table.total_bytes)
     done = checksum = 0
     while done < table.total_bytes:
-        chunk = chunk_content(_next(messages, f"after {done} of {table.total_bytes} bytes of a microbatch"))
+        message = _next(messages, f"after {done} of {table.total_bytes} bytes of a microbatch")
+        if message[:1] == END_TAG and (end := _parsed(message).end).reason == EndOfStream.REASON_IDLE:
+            raise IdleEndError(end)
+        chunk = chunk_content(message)
         if not 0 < len(chunk) <= table.total_bytes - done:
             raise ProtocolError(f"it sent a chunk of {len(chunk)} bytes where {table.total_bytes - done} are missing")
         checksum = google_crc32c.extend(checksum, chunk)
@@ -128,6 +138,13 @@ def _decompress(name: str, source: Bytes, target: Bytes) -> None:
 
 def _view(buffer: Bytes, entry: TensorEntry, start: int) -> Array:
     return buffer[start : start + entry.raw_bytes].view(entry.dtype).reshape(entry.shape)
+
+
+def _parsed(message: bytes) -> StreamMicrobatchesResponse:
+    try:
+        return StreamMicrobatchesResponse.FromString(message)
+    except DecodeError as error:
+        raise ProtocolError(f"it sent a message that cannot be parsed: {error}") from None
 
 
 def _next(messages: Iterator[bytes], where: str) -> bytes:

@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, parse_yaml
+from trainclient.stream.endpoint import Timeouts
 
 
 class ConfigError(ValueError):
@@ -147,6 +148,8 @@ class TrainConfig(_Config):
     """CPU threads of each process; by default the machine's cores divided by its processes."""
     timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Longest wait for another process before training ends with an error."""
+    first_answer_s: Annotated[float, Field(gt=0, le=86400)] = 120.0
+    """Longest wait for a data server at the start: trainers may start before their servers."""
     stop_grace_s: Annotated[float, Field(gt=0, le=3600)] = 20.0
     """After Ctrl-C or SIGTERM, time to finish the step in hand and save it."""
 
@@ -155,6 +158,11 @@ class TrainConfig(_Config):
         if self.device is Device.CUDA and not torch.cuda.is_available():
             raise ValueError("device is cuda but torch finds no GPU; use --device cpu or install a CUDA build of torch")
         return self
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """Deadlines of all calls to data servers."""
+        return Timeouts(first_answer=self.first_answer_s)
 
     def require_inputs(self) -> tuple[Path, str]:
         """The job file and the servers; ConfigError if one is missing."""

@@ -33,8 +33,6 @@ def launch(config: TrainConfig, arguments: Sequence[str]) -> int:
         0 if training ended in order; 128 + the signal's number after one; 2 if a rank was refused something that the
         user can fix; otherwise 1.
     """
-    # Every failed attempt is listed in the error that ends the attempts.
-    logging.getLogger("trainclient.stream").setLevel(logging.ERROR)
     job, topology = prepare(config)
     check(config, job)
     # Worker processes talk over loopback only: host names of a laptop or container often do not resolve.

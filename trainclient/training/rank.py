@@ -19,7 +19,6 @@ from trainclient.client import DataClient
 from trainclient.parallel.groups import Groups, process_groups
 from trainclient.parallel.topology import Topology
 from trainclient.parallel.transport import contact
-from trainclient.stream.endpoint import Timeouts
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.jobs import resolve_job
 from trainclient.training.checkpoint import complete_checkpoints
@@ -65,7 +64,7 @@ def prepare(config: TrainConfig) -> tuple[Job, Topology]:
         ClientError: no server could be reached, or they lack what the job names.
     """
     job_file, servers = config.require_inputs()
-    fleet = Fleet(servers)
+    fleet = Fleet(servers, timeouts=config.timeouts)
     try:
         job = resolve_job(job_file, fleet)
     finally:
@@ -82,7 +81,8 @@ def check(config: TrainConfig, job: Job) -> None:
     """
     sizes = ModelConfigs.of(config, job.spec).describe_all(job.spec)
     found = complete_checkpoints(config.checkpoint.directory) if config.checkpoint.directory is not None else []
-    with DataClient(config.servers, job, job.spec.execution.backbone.name, 0) as client:
+    backbone = job.spec.execution.backbone.name
+    with DataClient(config.servers, job, backbone, 0, timeouts=config.timeouts) as client:
         if found:
             continue_from(found[-1], client, sizes)
 
@@ -105,8 +105,10 @@ def shared_job(config: TrainConfig, process: Process) -> Iterator[tuple[Job, Top
         store = _store(process, config.timeout_s)
         store.set(JOB_KEY, job.text)
     else:
+        timeouts = config.timeouts
+        patience = timeouts.first_answer + 2 * timeouts.register  # servers size all samples first
         with contact("rank 0"):
-            store = _store(process, max(config.timeout_s, 2 * Timeouts().register))  # servers size all samples first
+            store = _store(process, max(config.timeout_s, patience))
             text = store.get(JOB_KEY).decode()
         job = parse_job(parse_json(text))
         topology = Topology.of(job.spec)
@@ -151,6 +153,7 @@ def _open(config: TrainConfig, job: Job, groups: Groups, trainer: Trainer) -> Da
         place.module.name,
         place.rank,
         tensors=trainer.tensors,
+        timeouts=config.timeouts,
         pin_memory=groups.device.type == "cuda",
     )
 

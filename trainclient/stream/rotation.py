@@ -1,0 +1,163 @@
+"""Which server of a fleet to ask, where to go when it fails, and when to give up."""
+
+import hashlib
+import logging
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import grpc
+from disttrain.v1.errors_pb2 import ERROR_ACTION_ANOTHER_SERVER, ERROR_ACTION_GIVE_UP, ERROR_ACTION_RETRY
+
+from trainclient.stream.endpoint import CallGuard, Endpoint
+from trainclient.stream.errors import ClientError, DataServiceError, FleetError
+
+if TYPE_CHECKING:
+    from trainclient.stream.fleet import Fleet
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+REPORT_EVERY_S = 5.0
+"""While no server answers or goes on."""
+
+_log = logging.getLogger(__name__)
+
+
+class Rotation:
+    """One thread's way through the servers: the next one at once, a pause after each round, an end after a while.
+
+    A server that refuses (action ANOTHER_SERVER) is set aside until another one makes progress; when all are, that is
+    the end at once. One that refused before comes last.
+    """
+
+    def __init__(self, fleet: "Fleet", guard: CallGuard) -> None:
+        self._fleet = fleet
+        self._guard = guard
+        self._position = fleet.current
+        self._failures: dict[str, str] = {}
+        self._began = time.monotonic()
+        self._failing_since = 0.0
+        self._reported = self._began
+        self._refused: set[int] = set()
+        """Positions of servers that are set aside."""
+        self._tried: set[int] = set()
+        """Positions of servers that were left in this round."""
+        self._rounds = 0
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The server to ask now."""
+        return self._fleet.endpoints[self._position]
+
+    def succeeded(self) -> None:
+        """Note progress: everything before it is forgiven."""
+        self._fleet.current = self._position
+        self._fleet.refusals.pop(self.endpoint.address, None)
+        self._failures.clear()
+        self._refused.clear()
+        self._tried.clear()
+        self._rounds = 0
+
+    def drained(self) -> None:
+        """Move on from a server that shuts down in order; no failure, unless no server is left."""
+        if len(self._tried | self._refused | {self._position}) == len(self._fleet.endpoints):
+            endpoint = self.endpoint
+            text = "it is shutting down, and no other server took over"
+            code = grpc.StatusCode.UNAVAILABLE
+            self.failed(DataServiceError(endpoint.address, code, "DRAINING", text, ERROR_ACTION_RETRY))
+        else:
+            _log.info("server %s is shutting down, going to the next", self.endpoint.address)
+            self._move()
+
+    def failed(self, error: ClientError) -> None:
+        """Move on after a failure, pausing after each round of all servers.
+
+        Raises:
+            ClientError: the error itself, if no other server would avoid it, or there is none.
+            FleetError: all servers refused, or were tried for as long as allowed.
+            ClosedError: the guard was stopped.
+        """
+        if error.action == ERROR_ACTION_GIVE_UP:
+            raise error
+        if not self._failures:
+            self._failing_since = self._reported = time.monotonic()
+        self._log_failure(error)
+        self._failures[self.endpoint.address] = str(error)
+        if error.action == ERROR_ACTION_ANOTHER_SERVER:
+            self._refused.add(self._position)
+            if len(self._fleet.endpoints) == 1:
+                raise error
+            if len(self._refused) == len(self._fleet.endpoints):
+                raise FleetError("no server can do this", self._failures) from None
+        left = self._patience()
+        self._move()
+        if self._position in self._tried:
+            self._tried.clear()
+            self._rounds += 1
+            self._guard.pause(min(self._pause(self._rounds), left))
+
+    def _log_failure(self, error: ClientError) -> None:
+        """Say what failed: a refusal once, another failure once for each loss. Servers that start are waited for."""
+        address, text = self.endpoint.address, str(error)
+        if error.action == ERROR_ACTION_ANOTHER_SERVER:
+            known, self._fleet.refusals[address] = self._fleet.refusals.get(address), text
+        else:
+            known = self._failures.get(address)
+        if known != text and (self._fleet.reached or error.action == ERROR_ACTION_ANOTHER_SERVER):
+            _log.warning("%s; going to the next server", text)
+
+    def _patience(self) -> float:
+        """Seconds left until all tries together were enough.
+
+        Raises:
+            FleetError: none are, or nothing is gained by waiting.
+        """
+        timeouts = self._fleet.timeouts
+        if self._fleet.reached:
+            limit, since, problem = timeouts.give_up, self._failing_since, "no server could go on"
+        else:
+            limit, since, problem = timeouts.first_answer, self._began, "no server could be reached"
+        now = time.monotonic()
+        left = since + limit - now
+        if len(self._failures) == len(self._fleet.endpoints):
+            check = "check the addresses, and that `dataserver serve` runs there"
+            if not self._fleet.reached and all(_is_unknown(address) for address in self._fleet.addresses):
+                raise FleetError(f"no server has a name that is known here; {check}", self._failures) from None
+            if left <= 0:
+                hint = "" if self._fleet.reached else f"; {check}"
+                raise FleetError(f"{problem} for {limit:g} s{hint}", self._failures) from None
+        if now - self._reported >= REPORT_EVERY_S:
+            self._reported = now
+            _log.warning("%s", FleetError(f"{problem} for {now - since:.0f} s of {limit:g} s", self._failures))
+        return max(left, 0.0)
+
+    def _move(self) -> None:
+        """Go to the next server that is not set aside, which may be the same one."""
+        self._fleet.forget(self.endpoint)
+        self._tried.add(self._position)
+        count = len(self._fleet.endpoints)
+        following = [(self._position + i) % count for i in range(1, count + 1)]
+        left = [position for position in following if position not in self._refused]
+        fresh = [position for position in left if position not in self._tried]
+        addresses = self._fleet.addresses
+        self._position = min(fresh or left, key=lambda position: addresses[position] in self._fleet.refusals)
+
+    def _pause(self, rounds: int) -> float:
+        """Seconds before round `rounds`: doubling, with jitter that differs between ranks but not between runs."""
+        longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(rounds, 16))
+        return longest * (0.5 + word(f"{self._fleet.key}/{rounds}") / 2**65)
+
+
+def word(key: str) -> int:
+    """64 bits of a key's hash."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
+
+
+def _is_unknown(address: str) -> bool:
+    """Whether no machine has the name in an address; names that cannot be looked up just now may exist."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port))
+    except socket.gaierror as error:
+        return error.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
+    return False
