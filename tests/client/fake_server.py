@@ -4,13 +4,18 @@
 address.
 """
 
+import ctypes
 import hashlib
 import json
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent import futures
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +37,8 @@ from dataserver.planning.identity import parse_job
 
 NUM_STEPS = 4
 CHUNK_BYTES = 1 << 16
+OPTIONS = (("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 1000))
+"""As real servers have them."""
 DIGEST = hashlib.sha256(b"images").hexdigest()
 FINGERPRINT = hashlib.sha256(b"dataset").hexdigest()
 ACTIONS = {"INTERNAL": "ANOTHER_SERVER", "TENSOR_UNKNOWN": "GIVE_UP", "UNHEARD_OF": "DANCE"}
@@ -55,11 +62,13 @@ def num_microbatches(step: int) -> int:
     return 2 + step % 2
 
 
-def arrays_of(job_id: str, module: str, rank: int, step: int, microbatch: int) -> dict[str, np.ndarray]:
+def arrays_of(
+    job_id: str, module: str, rank: int, step: int, microbatch: int, more_rows: int = 0
+) -> dict[str, np.ndarray]:
     """The tensors of a view: the same from every server."""
     key = hashlib.sha256(f"{job_id} {module} {rank} {step} {microbatch}".encode()).digest()
     rng = np.random.Generator(np.random.Philox(int.from_bytes(key[:8], "little")))
-    count = 50 + int(rng.integers(0, 200))
+    count = 50 + int(rng.integers(0, 200)) + more_rows
     return {
         "patches": rng.integers(0, 256, (count, 588), np.uint8),
         "labels": rng.integers(0, 9, count, np.int32),
@@ -73,13 +82,18 @@ class Answers:
     """How the server behaves; the stream behaviours apply to one stream each, in turn, then everything is fine."""
 
     streams: list[str] = field(default_factory=list)
-    """ok, or after K microbatches cut:K, abort:K:REASON, drain:K, hang:K, crc:K, hash:K, skip:K, end:K or huge:K."""
+    """ok, or after K microbatches cut:K, abort:K:REASON, drain:K, idle:K, part:K, hang:K, crc:K, hash:K, skip:K, end:K,
+    huge:K or busy:K; part is an idle end in the middle of a microbatch."""
     info: dict[str, Any] = field(default_factory=dict)
     """Fields of GetServerInfoResponse that differ."""
     forgets_jobs: int = 0
     """How many streams are answered with JOB_UNKNOWN although the job was brought."""
     delay_s: float = 0.0
     """Before each microbatch."""
+    busy_s: float = 0.0
+    """How long busy:K computes without letting another thread of Python run."""
+    more_rows: int = 0
+    """Patches beyond the usual ones in each microbatch, 588 bytes each."""
     job_delay_s: float = 0.0
     """Before a job is known."""
     fingerprint: str = FINGERPRINT
@@ -101,7 +115,7 @@ class FakeServer(DataServiceServicer):
         self.registrations = 0
         self.ended = threading.Semaphore(0)
         self._closing = threading.Event()
-        self._server = grpc.server(futures.ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
+        self._server = grpc.server(futures.ThreadPoolExecutor(16), options=OPTIONS)
         add_DataServiceServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
         self._server.start()
@@ -171,7 +185,9 @@ class FakeServer(DataServiceServicer):
             for microbatch in range(first, num_microbatches(step)):
                 if self.answers.delay_s:
                     self._closing.wait(self.answers.delay_s)
-                if kind != "ok" and left == 0:
+                if kind == "busy" and left == 0:
+                    ctypes.PyDLL(None).usleep(int(self.answers.busy_s * 1e6))  # PyDLL keeps the interpreter's lock
+                elif kind != "ok" and left == 0:
                     yield from self._misbehave(request, context, kind, reason, step, microbatch)
                     return
                 left -= 1
@@ -187,8 +203,10 @@ class FakeServer(DataServiceServicer):
                 yield from messages[:-1]  # the microbatch is never complete
             case "abort":
                 fail(context, grpc.StatusCode.UNAVAILABLE, reason, ACTIONS.get(reason, "RETRY"))
-            case "drain":
-                yield end(pb.EndOfStream.REASON_DRAINING, step, microbatch)
+            case "drain" | "idle" | "part":
+                yield from messages[:-1] if kind == "part" else []
+                reason = pb.EndOfStream.REASON_DRAINING if kind == "drain" else pb.EndOfStream.REASON_IDLE
+                yield end(reason, step, microbatch)
             case "hang":
                 yield messages[0]
                 self._closing.wait(60)
@@ -206,7 +224,8 @@ class FakeServer(DataServiceServicer):
             yield from messages
 
     def _microbatch(self, request, step: int, microbatch: int) -> Iterator[pb.StreamMicrobatchesResponse]:
-        arrays = arrays_of(request.job_id, request.module, request.rank, step, microbatch)
+        place = (request.job_id, request.module, request.rank, step, microbatch)
+        arrays = arrays_of(*place, self.answers.more_rows)
         wanted = {n: a for n, a in arrays.items() if not request.tensors or n in request.tensors}
         header = mb.MicrobatchHeader(
             job_id=request.job_id,
@@ -280,6 +299,20 @@ def fail(context: Any, code: grpc.StatusCode, reason: str, action: str, message:
     detail.Pack(info)
     status = status_pb2.Status(code=code.value[0], message=message or f"scripted {reason}", details=[detail])
     context.abort_with_status(rpc_status.to_status(status))
+
+
+@contextmanager
+def fake_process(**answers: Any) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """A server in a process of its own, and its address."""
+    path = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, __file__, json.dumps(asdict(Answers(**answers)))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
 
 
 def main() -> None:

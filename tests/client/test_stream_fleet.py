@@ -1,6 +1,8 @@
 """Addresses, the first contact, and what no other server would mend."""
 
+import re
 import socket
+import threading
 from collections.abc import Callable
 from concurrent import futures
 
@@ -11,12 +13,13 @@ from disttrain.v1.data_service_pb2 import GetPlanRequest
 from disttrain.v1.errors_pb2 import ERROR_ACTION_ANOTHER_SERVER
 
 from dataserver.planning.job import JobSpec
-from trainclient.stream.endpoint import Timeouts, parse_addresses
+from trainclient.stream import rotation
+from trainclient.stream.endpoint import CallGuard, Endpoint, Timeouts, parse_addresses
 from trainclient.stream.errors import (
     AddressError,
     DataServiceError,
+    DeadlineError,
     FleetError,
-    ServerMismatchError,
     VersionError,
 )
 from trainclient.stream.fleet import Fleet
@@ -122,6 +125,74 @@ def test_ranks_spread_over_the_servers() -> None:
     first = [Fleet(addresses, key=f"job/vit/{rank}").current for rank in range(64)]
     assert first == [Fleet(addresses, key=f"job/vit/{rank}").current for rank in range(64)]
     assert all(first.count(i) >= 6 for i in range(4))
+
+
+def test_the_first_answer_is_waited_for_with_a_line_every_few_seconds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Trainers may start before their servers."""
+    monkeypatch.setattr(rotation, "REPORT_EVERY_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    started: list[FakeServer] = []
+    timer = threading.Timer(3.0, lambda: started.append(FakeServer(port=port)))
+    timer.start()
+    fleet = Fleet(f"127.0.0.1:{port}", timeouts=Timeouts(connect=1.0, give_up=0.1))
+    try:
+        assert fleet.register(resolve_job(job_data(), fleet)) == NUM_STEPS
+    finally:
+        timer.join()
+        started[0].close()
+        fleet.close()
+    assert len(caplog.messages) > 1
+    for message in caplog.messages:
+        assert re.match(r"no server could be reached for \d+ s of 120 s: 127\.0\.0\.1:\d+: failed with UNAV", message)
+
+
+@pytest.mark.timeout(20)
+def test_names_that_nobody_has_are_not_waited_for() -> None:
+    addresses = ["one.invalid:5", "two.invalid:5"]
+    with pytest.raises(FleetError, match="no server has a name that is known here; check the addresses") as raised:
+        resolve_job(job_data(), Fleet(addresses))
+    assert raised.value.failures.keys() == set(addresses)
+
+
+@pytest.mark.timeout(20)
+def test_servers_that_all_refuse_are_not_waited_for(serve: Serve) -> None:
+    """Where a server answered, `give_up` is what counts, and where all refuse not even that."""
+    servers = [serve(info={"plan_versions": [2]}), serve(fingerprint="1" * 64)]
+    fleet = Fleet([s.address for s in servers])
+    with pytest.raises(FleetError, match="no server can do this"):
+        fleet.register(filled_in(serve(), Timeouts()))
+    fleet.close()
+
+
+def test_an_odd_server_is_named_once_and_asked_last(
+    serve: Serve, quick: Timeouts, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd, first, second = serve(fingerprint="1" * 64), serve(), serve()
+    fleet = Fleet([first.address, odd.address, second.address], timeouts=quick)
+    job = resolve_job(job_data(), fleet)
+    guard = CallGuard()
+    asked: list[str] = []
+
+    def lose(endpoint: Endpoint) -> int:
+        """The first servers that are asked fail each time, in a way that another server avoids."""
+        asked.append(endpoint.address)
+        if endpoint.address == odd.address:
+            return fleet.bring(endpoint, job, guard)
+        if len(asked) < 3:
+            raise DeadlineError(f"server {endpoint.address}: scripted")
+        return NUM_STEPS
+
+    for _ in range(4):
+        asked.clear()
+        fleet.current = 0
+        fleet.attempt(lose, guard)
+    assert asked == [first.address, second.address, odd.address, second.address]
+    (named,) = [message for message in caplog.messages if odd.address in message]
+    assert "scripted DATASET_MISMATCH" in named
+    fleet.close()
 
 
 @pytest.mark.parametrize("field", ["order_versions", "content_versions", "plan_versions"])

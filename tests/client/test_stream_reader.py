@@ -1,18 +1,13 @@
 """The reader against servers that fail in every scripted way."""
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from client import fake_server
-from client.fake_server import NUM_STEPS, FakeServer, arrays_of, job_data, num_microbatches
+from client.fake_server import NUM_STEPS, FakeServer, arrays_of, fake_process, job_data, num_microbatches
 
 from dataserver.planning.identity import Job
 from trainclient.stream.endpoint import Timeouts
@@ -152,6 +147,61 @@ def test_a_slow_caller_is_no_stall(serve: Serve) -> None:
             found.append((microbatch.step, microbatch.microbatch))
         assert found == ALL
     assert len(server.requests) == 1
+
+
+def test_a_server_that_decodes_differently_is_passed_over(
+    serve: Serve, quick: Timeouts, caplog: pytest.LogCaptureFixture
+) -> None:
+    used = serve(streams=["cut:2", "cut:3"])
+    odd = serve(info={"content_digest": "other", "release": "2.0"})
+    with Opened([used.address, odd.address], quick) as opened:
+        assert opened.read_all() == ALL
+    assert not odd.requests
+    named = [message for message in caplog.messages if "decode differently" in message]
+    assert len(named) == 1
+    assert used.address in named[0]
+    assert odd.address in named[0]
+
+
+def test_what_counts_is_whose_bytes_were_used_not_who_answered_first(serve: Serve, quick: Timeouts) -> None:
+    odd = serve(info={"content_digest": "other"}, streams=["abort:0:INTERNAL"] * 50)
+    with Opened([odd.address, serve().address, serve().address], quick) as opened:
+        assert opened.read_all() == ALL
+
+
+def test_a_fleet_ends_when_nobody_decodes_like_the_lost_server(serve: Serve, quick: Timeouts) -> None:
+    used, odd = serve(streams=["cut:2"]), serve(info={"content_digest": "other"})
+    with Opened([used.address, odd.address], quick) as opened:
+        next(opened.reader)
+        used.close()
+        with pytest.raises(FleetError, match="no server could go on for 3 s") as raised:
+            opened.read_all()
+    assert "decode differently" in raised.value.failures[odd.address]
+    assert "UNAVAILABLE" in raised.value.failures[used.address]
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["idle", "part"])
+def test_a_stream_that_ended_as_idle_goes_on_at_the_same_server(
+    serve: Serve, quick: Timeouts, caplog: pytest.LogCaptureFixture, kind: str, after: int
+) -> None:
+    one, two = serve(streams=[f"{kind}:{after}", f"{kind}:2"]), serve()
+    with Opened([one.address, two.address], quick) as opened:
+        assert opened.read_all() == ALL
+    starts = [ALL[0], ALL[after], ALL[after + 2]]
+    assert [(r.start_step, r.start_microbatch) for r in one.requests] == starts
+    assert not two.requests
+    assert not caplog.messages, "it was taken for a failure"
+
+
+def test_a_server_that_calls_every_client_idle_is_left(serve: Serve, quick: Timeouts) -> None:
+    one, two = serve(streams=["idle:0"] * 50), serve()
+    with Opened([one.address, two.address], quick) as opened:
+        assert opened.read_all() == ALL
+    assert len(one.requests) == 2
+    server = serve(streams=["part:0"] * 500)
+    with Opened([server.address], quick) as opened, pytest.raises(FleetError, match="ended two streams as idle"):
+        opened.read_all()
 
 
 def test_an_unknown_job_is_brought_again(serve: Serve, quick: Timeouts) -> None:
@@ -377,24 +427,11 @@ print(next(reader).step)
 
 
 def test_kill_9_in_mid_stream(serve: Serve, quick: Timeouts) -> None:
-    path = [str(Path(fake_server.__file__).parents[1]), str(Path(fake_server.__file__).parents[2])]
-    victim = subprocess.Popen(
-        [sys.executable, fake_server.__file__, '{"delay_s": 0.1}'],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-    )
-    try:
-        assert victim.stdout is not None
-        address = victim.stdout.readline().strip()
-        with Opened([address, serve().address], quick) as opened:
-            found = [next(opened.reader).cursor for _ in range(3)]
-            victim.kill()
-            found += [m.cursor for m in opened.reader]
-            assert found == [Cursor(*c) for c in ALL]
-    finally:
+    with fake_process(delay_s=0.1) as (victim, address), Opened([address, serve().address], quick) as opened:
+        found = [next(opened.reader).cursor for _ in range(3)]
         victim.kill()
-        victim.wait()
+        found += [m.cursor for m in opened.reader]
+        assert found == [Cursor(*c) for c in ALL]
 
 
 def test_the_stream_client_imports_neither_torch_nor_pillow(run_python) -> None:

@@ -43,7 +43,7 @@ class Relay:
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
         self._thread.start()
         self._server = self._call(asyncio.start_server(self._connected, "127.0.0.1", 0, limit=PIECE_BYTES))
-        self.address = "127.0.0.1:{}".format(self._server.sockets[0].getsockname()[1])
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def set(self, mode: Mode, *, delay_s: float = 0.0, after_bytes: int | None = None) -> None:
         """Change what happens from now on.

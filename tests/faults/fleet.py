@@ -1,0 +1,148 @@
+"""A fleet of real servers, each behind a network of its own, to which anything may happen."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from faults import clock, disk
+from faults.clients import hostile_neighbour, slow_reader
+from faults.clock import WallClock
+from faults.disk import fill, small_disk
+from faults.processes import Member, stopped
+from faults.relay import Mode, Relay
+
+DELAY_S = 0.02
+HALF_A_CHUNK = 100_000
+"""Bytes that still come before the network stops."""
+YEAR_S = 365 * 86400
+
+
+class Site:
+    """One server: its process, its network, its clock and the disk that takes its log."""
+
+    def __init__(self, stack: contextlib.ExitStack, flags: Sequence[str | Path], folder: Path) -> None:
+        folder.mkdir()
+        disk_missing, clock_missing = disk.missing(), clock.missing()
+        self.log_disk = None if disk_missing else stack.enter_context(small_disk(folder / "log"))
+        self.clock = None if clock_missing else WallClock(folder)
+        environment = self.clock.environment if self.clock is not None else {}
+        self.member = Member(flags, (self.log_disk or folder) / "server.log", environment=environment)
+        stack.callback(self.member.close)
+        self.relay = Relay(self.member.address)
+        stack.callback(self.relay.close)
+
+    @property
+    def address(self) -> str:
+        """Where clients find it."""
+        return self.relay.address
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """What other clients ask for."""
+
+    same: str
+    """The job that is being read."""
+    odd: dict[str, Any]
+    """One that costs much and gives little."""
+
+
+Fault = Callable[[Site, Jobs], contextlib.AbstractContextManager[object]]
+"""What happens from the beginning of the block to its end."""
+
+
+@contextlib.contextmanager
+def _killed(site: Site, jobs: Jobs) -> Any:
+    site.member.kill()
+    yield
+    site.member.start()
+
+
+@contextlib.contextmanager
+def _drained(site: Site, jobs: Jobs) -> Any:
+    site.member.drain()
+    yield
+    assert site.member.wait() == 0, site.member.log.read_text()
+    site.member.start()
+
+
+def _network(mode: Mode, **options: Any) -> Fault:
+    @contextlib.contextmanager
+    def fault(site: Site, jobs: Jobs) -> Any:
+        site.relay.set(mode, **options)
+        yield
+        site.relay.set(Mode.PASS)
+
+    return fault
+
+
+def _clock(offset_s: int) -> Fault:
+    @contextlib.contextmanager
+    def fault(site: Site, jobs: Jobs) -> Any:
+        if site.clock is not None:
+            site.clock.jump_to(offset_s)
+        yield
+        if site.clock is not None:
+            site.clock.jump_to(0)
+
+    return fault
+
+
+@contextlib.contextmanager
+def _full_disk(site: Site, jobs: Jobs) -> Any:
+    filler = fill(site.log_disk) if site.log_disk is not None else None
+    yield
+    if filler is not None:
+        filler.unlink()
+
+
+@contextlib.contextmanager
+def _slow_reader(site: Site, jobs: Jobs) -> Any:
+    over = threading.Event()
+
+    def hold() -> None:
+        with contextlib.suppress(grpc.RpcError), slow_reader(site.address, jobs.same):
+            over.wait()
+
+    with _beside(hold):
+        yield
+        over.set()
+
+
+@contextlib.contextmanager
+def _hostile_neighbour(site: Site, jobs: Jobs) -> Any:
+    def disturb() -> None:
+        with contextlib.suppress(grpc.RpcError):
+            hostile_neighbour(site.address, jobs.odd)
+
+    with _beside(disturb):
+        yield
+
+
+@contextlib.contextmanager
+def _beside(work: Callable[[], None]) -> Any:
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield
+    thread.join()
+
+
+FAULTS: Final[dict[str, Fault]] = {
+    "kill": _killed,
+    "drain": _drained,
+    "stop": lambda site, jobs: stopped(site.member.process),
+    "freeze": _network(Mode.FREEZE),
+    "half a chunk": _network(Mode.FREEZE, after_bytes=HALF_A_CHUNK),
+    "drop": _network(Mode.DROP),
+    "reset": _network(Mode.RESET),
+    "delay": _network(Mode.PASS, delay_s=DELAY_S),
+    "clock a year ahead": _clock(YEAR_S),
+    "clock a year back": _clock(-YEAR_S),
+    "full disk": _full_disk,
+    "slow reader": _slow_reader,
+    "hostile neighbour": _hostile_neighbour,
+}

@@ -1,0 +1,71 @@
+"""Whatever happens to a fleet, in whatever order: every rank receives the bytes of an undisturbed run."""
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from e2e.streams import dataset_flags, digest, read_views, start_servers
+from faults.fleet import FAULTS, Jobs, Site
+from faults.schedule import Schedule, draw
+from serving.harness import index, job_data
+from shards import write_interleaved, write_pairs
+
+from dataserver.jobs import Catalog, fill_job
+from dataserver.planning.identity import Job, parse_job
+from dataserver.serving.config import load_config
+
+SEED = "DISTTRAIN_FAULT_SEED"
+"""The variable that replays a schedule."""
+
+
+def test_schedules_hold_every_kind_and_are_repeated_by_their_seed() -> None:
+    assert draw(7, 40, 3) == draw(7, 40, 3) != draw(8, 40, 3)
+    assert {fault.kind for fault in draw(9, len(FAULTS), 2)} == FAULTS.keys()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("schedules")
+    return {
+        "pairs": index(write_pairs(root / "pairs", 60, 20, seed=1, median_size=200)),
+        "docs": index(write_interleaved(root / "docs", 24, 8, seed=2, median_size=200)),
+    }
+
+
+def job_of(folders: dict[str, Path], steps: int, **changes: object) -> Job:
+    """A complete job of steps of four or more microbatches."""
+    data = job_data(seq_len=640, global_batch=8, end={"steps": steps}, **changes)
+    return parse_job(fill_job(data, Catalog.open(load_config(None, {"datasets": folders}))))
+
+
+@pytest.mark.parametrize(
+    ("count", "servers", "seed"),
+    [
+        pytest.param(20, 3, 1, marks=pytest.mark.slow),
+        pytest.param(200, 3, None, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
+        pytest.param(60, 2, None, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+    ],
+)
+def test_any_schedule_of_faults_leaves_every_digest(
+    folders: dict[str, Path], tmp_path: Path, count: int, servers: int, seed: int | None
+) -> None:
+    seed = int(os.environ.get(SEED) or (secrets.randbits(32) if seed is None else seed))
+    sys.stderr.write(f"schedule of {count} faults; {SEED}={seed} replays it\n")
+    flags = [*dataset_flags(folders), "--drain-grace", "5"]
+    job = job_of(folders, count + 1)
+    odd = job_of(folders, 3, modules=job.spec.execution.modules)
+    with ExitStack() as stack:
+        undisturbed = read_views([*start_servers(stack, flags, 1)], job, digest)
+    with ExitStack() as stack:
+        sites = [Site(stack, flags, tmp_path / f"server{number}") for number in range(servers)]
+        schedule = Schedule(sites, Jobs(job.text, {}), draw(seed, count, servers))
+        pauses = {step: lambda _, step=step: schedule.reach(step) for step in range(1, count + 1)}
+        found = read_views([site.address for site in sites], job, digest, pauses)
+        schedule.end()
+        for site in sites:
+            assert "Traceback" not in site.member.log.read_text()
+    assert found == undisturbed, f"replay with {SEED}={seed}"
