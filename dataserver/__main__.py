@@ -9,7 +9,7 @@ import sys
 from types import FrameType
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _end(_number: int, _frame: FrameType | None) -> None:
     os.write(2, b"dataserver: interrupted\n")
     os._exit(130)
 

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import tyro
 from pydantic import ValidationError
 
+from trainclient.flags import parse
 from trainclient.parallel.transport import PeerLostError
 from trainclient.stream.errors import ClientError
 from trainclient.training.config import TrainConfig, describe, load_config, validate_config
@@ -36,6 +38,8 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an error is one line on stderr and exit code 2 where the user can fix it, otherwise 1."""
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # imports are over: commands clean up
     given = list(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if not given or given[0] in ("-h", "--help"):
@@ -65,14 +69,19 @@ def _parse(arguments: Sequence[str]) -> TrainConfig:
     found, flags = files.parse_known_args(arguments)
     default = validate_config(load_config(found.config)) if found.config is not None else TrainConfig()
     try:
-        return tyro.cli(
-            TrainConfig,
-            prog="trainclient train",
-            description=DESCRIPTION,
-            args=flags,
-            default=default,
-            config=(tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone),
+        found_config: TrainConfig = parse(
+            lambda given: tyro.cli(
+                TrainConfig,
+                prog="trainclient train",
+                description=DESCRIPTION,
+                args=given,
+                default=default,
+                config=(tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone),
+            ),
+            flags,
+            "trainclient train",
         )
+        return found_config
     except ValidationError as error:
         raise ValueError(describe(error)) from None
 

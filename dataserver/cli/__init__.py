@@ -24,10 +24,12 @@ class Command(NamedTuple):
     """What it does first, said at once: its imports alone take a second."""
     plans: bool = False
     """Whether it waits for the planner's compiled loops."""
+    before_plans: bool = False
+    """Whether one that plans is likely to follow."""
 
 
 COMMANDS = {
-    "index": Command("index", "Index datasets, count their tokens, print their fingerprints.", "reading the shards"),
+    "index": Command("index", "Index datasets and count their tokens.", "reading the shards", before_plans=True),
     "lint": Command("lint", "List what is odd in a dataset.", "checking the shards against their index"),
     "plan": Command("plan", "Show how one step is planned.", "reading the job and its datasets' indexes", True),
     "simulate": Command("simulate", "Compare policies.", "reading the job and its datasets' indexes", True),
@@ -69,8 +71,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # imports are over: commands clean up
     try:
         ready = parse(function, f"dataserver {name}", arguments)
-        if command.plans:
-            _compile_beside(name)
+        _compile_beside(name, command)
         ready()
     except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -80,13 +81,17 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     return 0
 
 
-def _compile_beside(name: str) -> None:
-    from dataserver.cli.warm import compile_behind
+def _compile_beside(name: str, command: Command) -> None:
+    """On a new machine, let another process compile kernels while this one does something else, or compiles others."""
     from dataserver.planning.compiled import is_warm
 
-    if not is_warm():
+    if not (command.plans or command.before_plans) or is_warm():
+        return
+    from dataserver.cli.warm import compile_behind
+
+    if command.plans:
         _say(name, "compiling the planner's loops for this processor, once (about 20 s)")
-        compile_behind()
+    compile_behind()
 
 
 def _say(name: str, what: str) -> None:
@@ -95,9 +100,8 @@ def _say(name: str, what: str) -> None:
 
 def _usage() -> str:
     lines = [f"  {name:10}{command.about}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        ["usage: dataserver COMMAND [OPTIONS]", "", DESCRIPTION, "", *lines, "", "`dataserver COMMAND --help` says more."]
-    )
+    about = ["usage: dataserver COMMAND [OPTIONS]", "", DESCRIPTION, ""]
+    return "\n".join([*about, *lines, "", "`dataserver COMMAND --help` says more."])
 
 
 def _report(error: Exception) -> int:

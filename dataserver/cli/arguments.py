@@ -1,11 +1,13 @@
 """Argument types that several commands share."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import tyro
+from pydantic import BaseModel
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _SAYS_ITSELF = tyro.conf.arg(help_behavior_hint="")
 """The help text says what holds without the flag, and whether it may be repeated."""
 
@@ -53,3 +55,18 @@ def tokenizer_files(entries: Iterable[str]) -> dict[str, Path]:
 def given(**values: Any) -> dict[str, Any]:
     """The values that were given: neither None nor empty."""
     return {key: value for key, value in values.items() if value is not None and value != {}}
+
+
+def with_ranges(model: type[BaseModel]) -> Callable[[_Function], _Function]:
+    """Let the help of a command show the range of each flag that is a number with limits in a model."""
+
+    def shown(function: _Function) -> _Function:
+        for name in function.__annotations__.keys() & model.model_fields.keys():
+            limits = model.model_fields[name].metadata
+            ends = [getattr(limit, side) for side in ("ge", "le") for limit in limits if hasattr(limit, side)]
+            if len(ends) == 2:
+                range_ = tyro.conf.arg(metavar=f"{ends[0]}..{ends[1]}", help_behavior_hint="")
+                function.__annotations__[name] = Annotated[int | None, range_]
+        return function
+
+    return shown

@@ -45,12 +45,12 @@ def _parsed(ready: Callable[..., Any], prog: str, arguments: Sequence[str]) -> A
 
 def _reason(text: str, ready: Callable[..., Any], prog: str) -> str:
     """The first statement in tyro's box; of several, the one about options that it does not know."""
-    lines = [line.strip("│ \n") for line in text.splitlines() if line.startswith("│")]
-    parts = [" ".join(part.split()) for part in re.split(r"─{4,}", "\n".join(lines))]
+    lines = [line.strip("│╭╮╰╯ ") for line in text.splitlines()[1:]]  # the first is a heading
+    parts = [" ".join(part.split()) for part in re.split(r"[─-]{4,}", "\n".join(lines)) if part.strip()]
     wrong = next((part for part in parts if part.startswith("Unrecognized")), None)
     if wrong is None:
-        return parts[0] or "the arguments do not fit"
-    word = wrong.partition(":")[2].split()[0].partition("=")[0]
+        return parts[0] if parts else "the arguments do not fit"
+    word = wrong.partition(":")[2].split()[0].strip(",").partition("=")[0]
     shown = io.StringIO()
     with redirect_stdout(shown), suppress(SystemExit):
         _parsed(ready, prog, ["--help"])

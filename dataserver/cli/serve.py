@@ -4,15 +4,27 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from dataserver.cli.arguments import Address, MaybeInt, MaybePath, Pairs, Switch, given, named_paths, tokenizer_files
+from dataserver.cli.arguments import (
+    Address,
+    MaybeInt,
+    MaybePath,
+    Pairs,
+    Switch,
+    given,
+    named_paths,
+    tokenizer_files,
+    with_ranges,
+)
+from dataserver.cli.warm import compile_all
 from dataserver.jobs import Catalog
 from dataserver.planning.warmup import warm_up
 from dataserver.preprocessing import silence_pillow_warnings
-from dataserver.serving.config import load_config
+from dataserver.serving.config import ServerConfig, load_config
 from dataserver.serving.server import DataServer
 
 _log = logging.getLogger(__name__)
@@ -21,6 +33,7 @@ _ENDED: Final = 0
 """Takes the place of a signal's number when the server has ended."""
 
 
+@with_ranges(ServerConfig)
 def serve(
     dataset: Pairs = (),
     index_dir: Pairs = (),
@@ -39,9 +52,9 @@ def serve(
 ) -> None:
     """Serve balanced microbatches of indexed datasets over gRPC.
 
-    Prints `listening on HOST:PORT` when it serves. SIGTERM, Ctrl-C or the Drain call end it in order; a second signal
-    ends it at once. Every flag is also a key of the YAML file (the repeated ones as maps: datasets, index_dirs,
-    quarantines, tokenizers), and wins over it.
+    On a new machine it first compiles the planner's loops. Prints `listening on HOST:PORT` when it serves. SIGTERM,
+    Ctrl-C or the Drain call end it in order; a second signal ends it at once. Every flag is also a key of the YAML file
+    (the repeated ones as maps: datasets, index_dirs, quarantines, tokenizers), and wins over it.
 
     Args:
         dataset: Dataset by the logical name that jobs use; may be repeated.
@@ -77,6 +90,7 @@ def serve(
     silence_pillow_warnings()
     settings = load_config(config, flags)
     catalog = Catalog.open(settings)
+    _compile()
     server = DataServer(settings, catalog)
     with _signals() as (numbers, wake):
         print(f"listening on {server.start()}", flush=True)
@@ -89,6 +103,18 @@ def serve(
                 server.drain(settings.drain_grace_s)
             else:
                 server.cut()
+
+
+def _compile() -> None:
+    """Compile what this machine has not compiled yet, before any client waits for it."""
+    began = time.monotonic()
+    try:
+        compiled = compile_all(_log.info)
+    except ValueError as error:
+        _log.warning("%s; the first plans wait for their compiler", error)
+        return
+    if compiled:
+        _log.info("compiled %d loops in %.0f s", len(compiled), time.monotonic() - began)
 
 
 def _when_ended(server: DataServer, wake: Callable[[], object]) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from dataserver.planning.compiled import folders, is_warm, mark_warm
+from dataserver.planning.compiled import folders, is_warm, mark_warm, place
 from dataserver.planning.warmup import SHARES
 
 _log = logging.getLogger(__name__)
@@ -31,12 +31,7 @@ def warm() -> None:
     names = compile_all(lambda line: print(f"warm: {line}", file=sys.stderr, flush=True))
     for name in names:
         print(f"compiled {name}")
-    where = next((folder for folder in folders() if folder.exists()), None)
-    if where is None:
-        raise ValueError(
-            f"the compiled loops cannot be kept: none of {', '.join(map(str, folders()))} can be written; set "
-            "NUMBA_CACHE_DIR to a folder that can"
-        )
+    where = next(folder for folder in folders() if folder.exists())
     print(f"{len(names)} loops compiled in {time.monotonic() - began:.0f} s; they are kept in {where}")
 
 
@@ -47,10 +42,15 @@ def compile_all(say: Callable[[str], None]) -> list[str]:
         The kernels that were compiled.
 
     Raises:
-        ValueError: a process failed, with what it said last.
+        ValueError: they can be kept nowhere; or a process failed, with what it said last.
     """
     if is_warm():
         return []
+    if place() is None:
+        raise ValueError(
+            f"the planner's compiled loops cannot be kept: none of {', '.join(map(str, folders()))} can be written; "
+            "set NUMBA_CACHE_DIR to a folder that can"
+        )
     say("compiling the planner's loops for this processor, once (about 20 s)")
     running = [
         subprocess.Popen(
@@ -75,15 +75,10 @@ def compile_all(say: Callable[[str], None]) -> list[str]:
 
 def compile_behind() -> None:
     """Start `dataserver warm` as a process of its own, which outlives this one, if anything is left to compile."""
-    if not is_warm():
+    if not is_warm() and place() is not None:
         nowhere = subprocess.DEVNULL
-        subprocess.Popen(
-            [sys.executable, "-m", "dataserver", "warm"],
-            stdin=nowhere,
-            stdout=nowhere,
-            stderr=nowhere,
-            start_new_session=True,
-        )
+        line = [sys.executable, "-m", "dataserver", "warm"]
+        subprocess.Popen(line, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
 
 def _said(process: "subprocess.Popen[str]", began: float, say: Callable[[str], None]) -> str:

@@ -37,13 +37,15 @@ def is_warm() -> bool:
     return any((folder / _WARM).exists() for folder in folders())
 
 
-def mark_warm() -> Path | None:
-    """Note that nothing is left to compile; the folder, or None where none can be written."""
-    for folder in folders():
-        if made(folder) and os.access(folder, os.W_OK):
-            (folder / _WARM).touch()
-            return folder
-    return None
+def place() -> Path | None:
+    """The folder that compiled loops are written to, or None where none can be."""
+    return next((folder for folder in folders() if made(folder) and os.access(folder, os.W_OK)), None)
+
+
+def mark_warm() -> None:
+    """Note that nothing is left to compile."""
+    if (folder := place()) is not None:
+        (folder / _WARM).touch()
 
 
 def made(folder: Path) -> bool:

@@ -14,6 +14,8 @@ from pathlib import Path
 from dataserver.cli import main
 
 TIMEOUT_S = 60
+SAYS = re.compile(r"(index|lint|plan|simulate|fit|towers|serve|warm): ")
+"""What a command is doing; its refusal begins with `dataserver: `."""
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -33,7 +35,7 @@ class Done:
         """The one line on stderr of a command that the user must put right."""
         assert self.returncode == 2, self
         assert "Traceback" not in self.stderr
-        lines = self.stderr.strip().splitlines()
+        lines = [line for line in self.stderr.strip().splitlines() if not SAYS.match(line)]
         assert len(lines) == 1, lines
         return lines[0]
 

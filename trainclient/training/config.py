@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import torch
+import tyro
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, parse_yaml
@@ -106,13 +107,16 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+_REQUIRED = tyro.conf.arg(help_behavior_hint="(required)")
+
+
 class TrainConfig(_Config):
     """A training run."""
 
-    job: Path | None = None
-    """Job specification, YAML or JSON (required)."""
-    servers: str = ""
-    """Data servers as HOST:PORT,HOST:PORT (required)."""
+    job: Annotated[Path | None, _REQUIRED] = None
+    """Job specification, YAML or JSON."""
+    servers: Annotated[str, _REQUIRED] = ""
+    """Data servers as HOST:PORT,HOST:PORT."""
     encoder: ImageModuleModel = ImageModuleModel()
     """Sizes of the encoder."""
     backbone: BackboneModel = BackboneModel()

@@ -1,0 +1,54 @@
+"""What a user sees in the first second of any command: what it does, and no traceback."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli.server_process import command, run
+
+COMMANDS = {
+    "serve": command("serve", "--dataset", "d=/nothing-here"),
+    "simulate": command("simulate", "--job", "no.yaml"),
+    "index": command("index", "/nothing-here"),
+    "warm": command("warm"),
+    "train": [sys.executable, "-m", "trainclient", "train", "--job", "no.yaml", "--servers", "127.0.0.1:1"],
+}
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.2, 0.5])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_ctrl_c_ends_in_one_line(name: str, delay_s: float, tmp_path: Path) -> None:
+    """Counted from the first line that the command says: before it, Python itself is starting."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    with subprocess.Popen(COMMANDS[name], stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        assert first.startswith(f"{name}: "), first
+        time.sleep(delay_s)
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        process.wait(60)
+    assert "Traceback" not in rest
+    if process.returncode != 2:  # it was quicker than the signal
+        assert process.returncode == 130
+        assert (
+            rest.strip().splitlines()[-1].endswith("client: interrupted" if name == "train" else "server: interrupted")
+        )
+
+
+def test_what_is_mistyped_is_named_with_what_is_nearest() -> None:
+    assert run("srve").refusal() == (
+        "dataserver: there is no command 'srve'; did you mean serve?; `dataserver --help` lists all"
+    )
+    assert "--stpes is unknown; did you mean --steps?" in run("simulate", "--job", "a", "--stpes", "3").refusal()
+    assert "--step" in run("plan", "--job", "a", "--step", "x").refusal()
+
+
+def test_help_of_serve_shows_the_ranges_of_its_numbers() -> None:
+    shown = run("serve", "--help").stdout
+    assert "1..4096" in shown
+    assert "-7..19" in shown

@@ -1,0 +1,70 @@
+"""Compiled code is found again, never stale, and never in the way."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+CODE = (
+    "import logging, sys, numpy as np; logging.basicConfig(level=logging.INFO, format='%(message)s');"
+    "logging.getLogger('numba').setLevel(logging.WARNING);"
+    "from dataserver.planning.kernels.greedy import longest_first;"
+    "print(longest_first(np.array([5, 4, 3, 3]), np.arange(4), 2, 4).tolist())"
+)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the planner, to change."""
+    folder = tmp_path / "package"
+    shutil.copytree(ROOT / "dataserver", folder / "dataserver", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def python(package: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    given = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
+    return subprocess.run(
+        [sys.executable, "-c", CODE],
+        cwd=package,  # before PYTHONPATH in the order of the search
+        env={**given, "PYTHONPATH": str(package), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+
+
+def test_a_changed_callee_in_another_file_is_noticed(package: Path, tmp_path: Path) -> None:
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    first, second = python(package, **cache), python(package, **cache)
+    assert first.stdout == second.stdout == "[0, 1, 1, 0]\n"
+    assert "compiling dataserver.planning.kernels.greedy.longest_first" in first.stderr
+    assert second.stderr == ""
+    heap = package / "dataserver" / "planning" / "kernels" / "heap.py"
+    text = heap.read_text()
+    assert "    entry, parent = heap[0], 0\n" in text
+    heap.write_text(text.replace("    entry, parent = heap[0], 0\n", "    entry, parent = heap[0], 0\n    return\n"))
+    assert python(package, **cache).stdout == "[0, 0, 0, 0]\n"
+
+
+def test_a_place_that_cannot_be_written_is_named_and_the_work_goes_on(package: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a-file"
+    file.touch()
+    done = python(package, NUMBA_CACHE_DIR=str(file))
+    assert done.stdout == "[0, 1, 1, 0]\n"
+    assert f"cannot be kept ({file}" in done.stderr
+
+
+def test_a_damaged_file_is_compiled_anew(package: Path, tmp_path: Path) -> None:
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    python(package, **cache)
+    for damaged in (tmp_path / "cache").rglob("*.nbc"):
+        damaged.write_bytes(b"")
+    done = python(package, **cache)
+    assert done.stdout == "[0, 1, 1, 0]\n"
+    assert "cannot be used (EOFError" in done.stderr
+    assert python(package, **cache).stderr == ""
