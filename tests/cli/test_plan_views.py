@@ -161,7 +161,7 @@ def test_a_page_holds_tables_and_picture_and_fetches_nothing(
     assert run(*line, "--plot", tmp_path / "p.html").returncode == 0
     text = (tmp_path / "p.html").read_text()
     page = Page(text)
-    assert page.tags.count("table") == 4 + bool(plan.get("decisions"))
+    assert page.tags.count("table") == 5 + bool(plan.get("decisions"))
     assert page.tags.count("svg") == 1
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert all(reference.startswith("#") for reference in page.references)

@@ -4,7 +4,7 @@ import copy
 import io
 import json
 import re
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from dataserver.cli.comparison_table import comparison_table, notes, verdict
 from dataserver.cli.jobs import open_job
 from dataserver.planning.jobspec import Memory
 
-PLAIN = {"balance": "none"}
+EVEN = {"balance": "even"}
 JOB: dict[str, Any] = {
     "stream": {
         "datasets": [{"name": "d"}],
@@ -31,9 +31,9 @@ JOB: dict[str, Any] = {
     },
     "execution": {
         "modules": [
-            {"name": "vit", "kind": "encoder", "dp": 2, **PLAIN},
-            {"name": "llm", "kind": "backbone", "dp": 2, "pp": 2, "packing": "best_fit", **PLAIN},
-            {"name": "dit", "kind": "generator", **PLAIN},
+            {"name": "vit", "kind": "encoder", "dp": 2, **EVEN},
+            {"name": "llm", "kind": "backbone", "dp": 2, "pp": 2, "packing": "best_fit", "balance": "none"},
+            {"name": "dit", "kind": "generator", **EVEN},
         ],
         "layout": {"kind": "pipelined", "order": "none"},
         "end": {"steps": 4},
@@ -89,21 +89,23 @@ def groups(found: dict[str, Any]) -> dict[str, list[str]]:
 
 def test_the_main_policies_all_with_all_and_others_one_at_a_time(found: dict[str, Any]) -> None:
     names = groups(found)
-    grid = product(("balanced", "best_fit", "first_fit"), ("lpt", "none"), ("disttrain", "search", "none"))
+    grid = product(("balanced", "best_fit", "first_fit"), ("lpt", "even"), ("disttrain", "search", "none"))
     assert sorted(names.pop(GRID)) == sorted(map(", ".join, grid))
     searched = ["lpt", "karmarkar_karp", "lpt_search", "karmarkar_karp_search"]
     assert names == {
-        **{f"balance of {module}": searched for module in ("vit", "llm")},  # one rank of the generator takes all
+        "balance of vit": ["none", *searched],  # one rank of the generator takes all
+        "balance of llm": searched,
         "schedule": ["gpipe", "interleaved, 2 chunks"],
         "extra_in_flight": ["0", "1", "2", "4"],
     }
-    assert [(r["dimension"], r["name"]) for r in found["rows"] if r["own"]] == [(GRID, "best_fit, none, none")]
+    assert [(r["dimension"], r["name"]) for r in found["rows"] if r["own"]] == [(GRID, "best_fit, even, none")]
     assert found["rows"][0]["own"]
 
 
 def test_a_row_is_documented_by_its_keys(found: dict[str, Any]) -> None:
     assert set(found) == {
         "job_id", "first_step", "steps", "steps_of_job", "samples", "images", "tokens", "truncated_tokens", "rows",
+        "stair",
     }  # fmt: skip
     about = {"dimension", "name", "own", "changes"}
     figures = {
@@ -163,9 +165,9 @@ def test_what_must_hold_of_any_comparison(found: dict[str, Any]) -> None:
         assert row["planning_ns"] > 0
         assert row["in_flight"]["llm"] >= 2
         packing, balance, _ = name.split(", ")
-        if balance == "lpt":  # unbalanced is among the candidates
-            assert row["step_ns"] <= by_name[f"{packing}, none, none"]["step_ns"], name
-    baseline = by_name["best_fit, none, none"]
+        if balance == "lpt":
+            assert row["step_ns"] <= by_name[f"{packing}, even, none"]["step_ns"], name
+    baseline = by_name["best_fit, even, none"]
     assert baseline["slower_than_own_percent"] == 0
     assert by_name["balanced, lpt, search"]["slower_than_own_percent"] < 0
     slots = 2 * found["steps"] * baseline["microbatches"]
@@ -189,11 +191,43 @@ def test_only_planning_time_differs_between_two_runs(indexed: Path) -> None:
     assert first == second
 
 
+def test_what_each_change_from_the_baseline_to_the_job_brings(indexed: Path, found: dict[str, Any]) -> None:
+    """A job whose policies are the baseline's has one stair; the defaults have one for each thing that they change."""
+    (only,) = found["stair"]
+    own = found["rows"][0]["step_ns"]
+    assert (only["name"], round(only["step_ns"])) == ("best fit, canonical order", own)
+    planned = copy.deepcopy(JOB)
+    for module in planned["execution"]["modules"]:
+        module.pop("balance")
+        module.pop("packing", None)
+    planned["execution"]["layout"] = {"kind": "pipelined"}
+    done = compared(indexed, planned)
+    stair = done["stair"]
+    assert [row["name"] for row in stair] == [
+        "best fit, canonical order",
+        "+ balanced packing",
+        "+ images spread over ranks",
+        "+ sequences spread over ranks",
+        "+ order searched",
+    ]
+    times = [row["step_ns"] for row in stair]
+    assert (round(times[0]), round(times[-1])) == (own, done["rows"][0]["step_ns"])
+    assert times[-1] < times[0]
+    assert [row["of_the_first"] for row in stair] == pytest.approx([t / times[0] for t in times])
+    assert [row["of_the_one_before"] for row in stair[1:]] == pytest.approx([b / a for a, b in pairwise(times)])
+    by_name = {row["name"]: row["step_ns"] for row in done["rows"]}
+    assert round(times[1]) == by_name["balanced, even, none"]
+    lines = run(*line(indexed, planned)).stdout.splitlines()
+    for row in stair:
+        shown = f"{row['step_ns'] / 1e6:.1f} {row['of_the_one_before']:.3f} {row['of_the_first']:.3f}"
+        assert sum(" ".join(text.split()) == f"{row['name']} {shown}" for text in lines) == 1
+
+
 def test_a_job_that_packs_nothing_has_no_choice_of_packing(indexed: Path) -> None:
     job = {**JOB, "stream": {**JOB["stream"], "packing": {"enabled": False}}}
     found = compared(indexed, job, "--steps", "1")
     assert len(groups(found)["balance, order"]) == 2 * 3
-    assert "baseline" not in groups(found), "it is one of them"
+    assert "stair" not in groups(found), "all of it is among them"
     shown = run(*line(indexed, job, "--steps", "1")).stdout
     assert "lpt, search" in shown
     assert "best_fit" not in shown
@@ -213,7 +247,7 @@ def test_the_table_marks_the_job_and_names_what_is_faster(indexed: Path) -> None
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 110
     assert "steps 0 to 1 of 4" in lines[1]
-    assert [row.split()[:4] for row in lines if row.startswith(" * ")] == [["*", "best_fit,", "none,", "none"]]
+    assert [row.split()[:4] for row in lines if row.startswith(" * ")] == [["*", "best_fit,", "even,", "none"]]
     for heading in (GRID, "balance of vit", "schedule", "extra_in_flight"):
         assert sum(row.strip() == heading for row in lines) == 1
     rows = [row.replace("*", " ") for row in lines if "balanced, " in row or "_fit, " in row]
