@@ -77,7 +77,7 @@ def _figure(summary: PlanSummary, title: str) -> "Figure":
     from matplotlib.figure import Figure
 
     panels = (
-        ("before: canonical order, ranks used evenly by count", summary.before, summary.loads_before, summary.baseline),
+        ("before: canonical order", summary.before, summary.loads_before, summary.baseline),
         ("after: planned", summary.after, summary.loads_after, summary.plan),
     )
     charts = [chart_of(planned, plan.groups) for _, planned, _, plan in panels]

@@ -1,22 +1,55 @@
 """Rows of whole colocated plans on real sizes."""
 
-import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
+from benchmarks.calibration import timed
 from benchmarks.rows import Row
 
+from dataserver.cli.stairs import mean_stairs
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import SPECIAL_TOKENS
+from dataserver.planning.layout import layout_of
 from dataserver.planning.plan import StepPlan
-from dataserver.planning.planner import explain, plan_step
-from planning_rows.steps import SEQ_LEN, laion_sizes, resampled
+from dataserver.planning.planner import plan_step, stairs, timeline
+from planning_rows.steps import SEQ_LEN, Sizes, laion_sizes, resampled
 
-SEEDS = range(20)
-RANKS, RANKS_PER_NODE = 128, 8
 NAMES = ("encoder", "backbone", "generator")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Steps of one size."""
+
+    name: str
+    samples: int
+    packed: bool = False
+    changes: Mapping[str, object] = field(default_factory=dict)
+    """Fields of all modules."""
+    ranks: int = 128
+    ranks_per_node: int = 8
+    seeds: range = range(20)
+    power: float = 1.0
+    """Widths and heights are raised to it, around their median: the skew."""
+
+
+SEARCH: Mapping[str, object] = {"balance": "lpt_search"}
+SISTER: Mapping[str, Any] = {"ranks": 96, "ranks_per_node": 4, "seeds": range(100, 120), "power": 0.7}
+CASES = (
+    Case("1,920 sequences of one sample", 1_920),
+    Case("1,920, balance lpt_search", 1_920, changes=SEARCH),
+    Case("1,920, all padded in microbatches of five", 1_920, changes={**SEARCH, "padded": True}),
+    Case("12,000 samples packed to 8,192 tokens", 12_000, packed=True),
+    Case("960 sequences of one sample", 960, **SISTER),
+    Case("960, balance lpt_search", 960, changes=SEARCH, **SISTER),
+    Case("960, all padded in microbatches of five", 960, changes={**SEARCH, "padded": True}, **SISTER),
+    Case("7,000 samples packed to 8,192 tokens", 7_000, packed=True, **SISTER),
+)
+"""Four, and their sisters on other ranks."""
 
 
 def rows(folder: Path) -> list[Row]:
@@ -25,19 +58,12 @@ def rows(folder: Path) -> list[Row]:
     Args:
         folder: laion-mini.
     """
-    sizes, found = laion_sizes(folder), []
-    for name, count, packed, changes in (
-        ("1,920 sequences of one sample", 1_920, False, {}),
-        ("the same, balance lpt_search", 1_920, False, {"balance": "lpt_search"}),
-        ("the same, all padded in microbatches of five", 1_920, False, {"balance": "lpt_search", "padded": True}),
-        ("12,000 samples packed to 8,192 tokens", 12_000, True, {}),
-    ):
-        found += _rows(f"colocated on 128 ranks, {name}", sizes, count, packed, changes)
-    return found
+    sizes = laion_sizes(folder)
+    return [row for case in CASES for row in _rows(case, sizes)]
 
 
-def make_job(batch: int, packed: bool, changes: Mapping[str, object]) -> Job:
-    """ViT-H, Llama 7B and a 1B generator on every rank; `changes` are fields of all modules."""
+def make_job(case: Case, batch: int) -> Job:
+    """ViT-H, Llama 7B and a 1B generator on every rank."""
     ids = dict.fromkeys(SPECIAL_TOKENS, 0)
     return parse_job(
         {
@@ -46,55 +72,54 @@ def make_job(batch: int, packed: bool, changes: Mapping[str, object]) -> Job:
                 "tokenizer": {"name": "any", "digest": "0" * 64, "vocab_size": 1, **ids},
                 "seq_len": SEQ_LEN,
                 "global_batch": batch,
-                "packing": {"enabled": packed},
+                "packing": {"enabled": case.packed},
                 "generation": {"ratio": "0.5"},
             },
             "execution": {
-                "modules": [{"name": name, "kind": name, "dp": RANKS, **changes} for name in NAMES],
-                "layout": {"kind": "colocated", "ranks_per_node": RANKS_PER_NODE},
-                "microbatch": 1 if packed else 5,
+                "modules": [{"name": name, "kind": name, "dp": case.ranks, **case.changes} for name in NAMES],
+                "layout": {"kind": "colocated", "ranks_per_node": case.ranks_per_node},
+                "microbatch": 1 if case.packed else 5,
                 "end": {"steps": 1},
             },
         }
     )
 
 
-def _rows(
-    name: str,
-    sizes: tuple[np.ndarray, np.ndarray, np.ndarray],
-    count: int,
-    packed: bool,
-    changes: Mapping[str, object],
-) -> list[Row]:
-    ratios, gains, times, shares = [], [], [], []
-    for seed in SEEDS:
-        job = make_job(count // RANKS * RANKS, packed, changes)
-        samples = resampled(job, sizes, count, seed)
-        if packed:
-            job = make_job(-(-int(samples.tokens.sum()) * 100 // (97 * SEQ_LEN * RANKS)) * RANKS, packed, changes)
+def _rows(case: Case, sizes: Sizes) -> list[Row]:
+    tokens, *sides = sizes
+    skewed = [(np.median(s) * (s / np.median(s)) ** case.power).astype(np.int32) for s in sides]
+    ratios, times, shares, climbed = [], [], [], []
+    for seed in case.seeds:
+        job = make_job(case, case.samples // case.ranks * case.ranks)
+        samples = resampled(job, (tokens, *skewed), case.samples, seed)
+        if case.packed:
+            job = make_job(case, -(-int(samples.tokens.sum()) * 100 // (97 * SEQ_LEN * case.ranks)) * case.ranks)
         plan_step(job, seed, samples)
-        started = time.thread_time()
-        plan = plan_step(job, seed, samples)
-        times.append(1e3 * (time.thread_time() - started))
-        summary = explain(job, plan)
-        ratios.append(summary.after.makespan_ns / summary.bound_ns)
-        gains.append(summary.before.makespan_ns / summary.after.makespan_ns)
-        shares.append(_crossing(plan))
+        plan, spent = timed(lambda j=job, n=seed, s=samples: plan_step(j, n, s))  # type: ignore[misc]
+        times.append(spent)
+        climbed.append(stairs(job, plan))
+        ratios.append(timeline(job.spec, plan).makespan_ns / layout_of(job.spec.execution).lower_bound_ns(job, plan))
+        shares.append(_crossing(plan, case.ranks_per_node))
+    gains = [(made[0].makespan_ns or 0) / (made[-1].makespan_ns or 1) for made in climbed]
     return [
         Row(
-            name,
+            f"colocated on {case.ranks} ranks, {case.name}",
             f"{median(ratios):.4f} x bound, worst {max(ratios):.4f}; {median(gains):.3f} x as fast as the sampling "
             f"layout (least {min(gains):.3f}); {median(times):.0f} ms, worst {max(times):.0f}",
             "never slower, < 250 ms",
             min(gains) >= 1 and max(times) < 250,
         ),
+        *(
+            Row(f"  {name}", f"{ms} ms, {before} of the one before, {first} of the first", "", None)
+            for name, ms, before, first in (row.cells for row in mean_stairs(climbed))
+        ),
         Row("  rows that leave their node", f"{median(shares):.3f} of all that move", "", None),
     ]
 
 
-def _crossing(plan: StepPlan) -> float:
+def _crossing(plan: StepPlan, ranks_per_node: int) -> float:
     """Share of the rows between modules that leave their node."""
     crossing = sum(
-        int(r.rows[r.source_rank // RANKS_PER_NODE != r.target_rank // RANKS_PER_NODE].sum()) for r in plan.routings
+        int(r.rows[r.source_rank // ranks_per_node != r.target_rank // ranks_per_node].sum()) for r in plan.routings
     )
     return crossing / sum(int(r.rows.sum()) for r in plan.routings)

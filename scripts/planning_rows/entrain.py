@@ -3,6 +3,8 @@
 Its data set and kernel times are not public, so sizes are synthetic: two kinds of images, texts of their own.
 """
 
+from dataclasses import dataclass
+from itertools import product
 from statistics import median
 
 import numpy as np
@@ -23,10 +25,27 @@ from dataserver.planning.placement import Placement
 from dataserver.planning.samples import I64
 from dataserver.planning.waves import one_f_one_b_in_flight
 
-SEEDS = range(20)
-DP, MICROBATCHES, SLOTS, STAGES = 4, 32, 4, 4
-COUNT = DP * MICROBATCHES * SLOTS
-"""512 samples in 128 microbatches of four, as in the paper."""
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Steps of one size and skew."""
+
+    dp: int
+    microbatches: int
+    slots: int
+    stages: int
+    sigma: float
+    """Of the log-normal texts."""
+    seeds: range
+
+    @property
+    def count(self) -> int:
+        """Samples of a step."""
+        return self.dp * self.microbatches * self.slots
+
+
+CASES = Case(4, 32, 4, 4, 0.6, range(20)), Case(6, 16, 3, 6, 1.0, range(100, 120))
+"""512 samples in 128 microbatches of four, as in the paper; and a sister."""
 EXCHANGES = 40_000
 """Tried to make microbatches alike."""
 
@@ -34,13 +53,14 @@ EXCHANGES = 40_000
 def rows() -> list[Row]:
     """All rows of this part; takes about ten seconds."""
     made = []
-    name = "two kinds of images, 512 samples in 128 microbatches on 4 ranks x 4 stages"
-    for label, method in (("Alg. 1 + 2", _disttrain), ("microbatches made alike", _alike), ("ours", _default)):
+    methods = ("Alg. 1 + 2", _disttrain), ("microbatches made alike", _alike), ("ours", _default)
+    for case, (label, method) in product(CASES, methods):
+        name = f"two kinds of images, {case.count} samples on {case.dp} ranks x {case.stages} stages"
         ratios: list[float] = []
         encoder: list[float] = []
         backbone: list[float] = []
-        for seed in SEEDS:
-            problem = _problem(seed)
+        for seed in case.seeds:
+            problem = _problem(case, seed)
             placement, baseline = method(problem, seed), _disttrain(problem, seed)
             ratios.append(makespan_ns(problem, placement) / lower_bound_ns(problem))
             for row, found in enumerate((encoder, backbone)):
@@ -53,46 +73,48 @@ def rows() -> list[Row]:
     return made
 
 
-def _problem(seed: int) -> PlacementProblem:
+def _problem(case: Case, seed: int) -> PlacementProblem:
     """Seven small images for three large ones; texts log-normal; forward times of a small encoder and backbone."""
-    rng = np.random.default_rng(seed)
-    large = rng.random(COUNT) < 0.3
-    patches = np.where(large, rng.normal(3_000, 300, COUNT), rng.normal(600, 100, COUNT)).clip(100)
-    tokens = patches / 4 + np.exp(rng.normal(6, 0.6, COUNT))
-    own = np.zeros((2, COUNT + 1), np.int64)
+    rng, count = np.random.default_rng(seed), case.count
+    large = rng.random(count) < 0.3
+    patches = np.where(large, rng.normal(3_000, 300, count), rng.normal(600, 100, count)).clip(100)
+    tokens = patches / 4 + np.exp(rng.normal(6, case.sigma, count))
+    own = np.zeros((2, count + 1), np.int64)
     own[0, :-1] = patches * 1_000
     own[1, :-1] = tokens * 2_000
-    held = one_f_one_b_in_flight(STAGES + 1)
+    held = one_f_one_b_in_flight(case.stages + 1)
     none, percent = np.zeros(2, np.int64), np.full(2, 200)
-    return PlacementProblem(DP, MICROBATCHES, SLOTS, DP, STAGES, 1, held, own, own[:, :-1], none, percent)
+    return PlacementProblem(
+        case.dp, case.microbatches, case.slots, case.dp, case.stages, 1, held, own, own[:, :-1], none, percent
+    )
 
 
 def _disttrain(problem: PlacementProblem, seed: int) -> Placement:
     """Algorithm 1 over ranks, microbatches as they come, Algorithm 2."""
-    rank = longest_first(problem.own[:, :-1].sum(axis=0), DP, MICROBATCHES * SLOTS)
-    shuffled = np.random.default_rng([seed, 1]).permutation(COUNT)
-    place = np.empty(COUNT, np.int64)
-    place[shuffled[np.argsort(rank[shuffled], kind="stable")]] = np.arange(COUNT)
-    within = place % (MICROBATCHES * SLOTS)
-    return in_disttrain_order(problem, Placement(rank, within // SLOTS, within % SLOTS))
+    rank = longest_first(problem.own[:, :-1].sum(axis=0), problem.dp, problem.num_waves * problem.slots)
+    shuffled = np.random.default_rng([seed, 1]).permutation(problem.num_sequences)
+    place = np.empty(problem.num_sequences, np.int64)
+    place[shuffled[np.argsort(rank[shuffled], kind="stable")]] = np.arange(problem.num_sequences)
+    within = place % (problem.num_waves * problem.slots)
+    return in_disttrain_order(problem, Placement(rank, within // problem.slots, within % problem.slots))
 
 
 def _alike(problem: PlacementProblem, seed: int) -> Placement:
     """Exchanges between microbatches that make them alike in both times, then Algorithm 2: Entrain's aim."""
-    rng = np.random.default_rng([seed, 2])
+    rng, count, slots = np.random.default_rng([seed, 2]), problem.num_sequences, problem.slots
     work = problem.own[:2, :-1] / problem.own[:2, :-1].mean(axis=1, keepdims=True)
-    group = rng.permutation(COUNT) // SLOTS
+    group = rng.permutation(count) // slots
     load = np.stack([np.bincount(group, w) for w in work])
-    for a, b in rng.integers(0, COUNT, (EXCHANGES, 2)):
+    for a, b in rng.integers(0, count, (EXCHANGES, 2)):
         change = (work[:, b] - work[:, a]) * (group[a] != group[b])
         if (change * (load[:, group[a]] - load[:, group[b]] + change)).sum() < 0:
             load[:, group[a]] += change
             load[:, group[b]] -= change
             group[a], group[b] = group[b], group[a]
-    place = np.empty(COUNT, np.int64)
-    place[np.argsort(group, kind="stable")] = np.arange(COUNT)
-    wave = place // SLOTS % MICROBATCHES
-    return in_disttrain_order(problem, Placement(place // (SLOTS * MICROBATCHES), wave, place % SLOTS))
+    place = np.empty(count, np.int64)
+    place[np.argsort(group, kind="stable")] = np.arange(count)
+    wave, rank = place // slots % problem.num_waves, place // (slots * problem.num_waves)
+    return in_disttrain_order(problem, Placement(rank, wave, place % slots))
 
 
 def _default(problem: PlacementProblem, seed: int) -> Placement:
@@ -104,6 +126,6 @@ def _default(problem: PlacementProblem, seed: int) -> Placement:
 
 def _spread(problem: PlacementProblem, placement: Placement, row: int) -> float:
     """Standard deviation over all microbatches of the time of one row of the problem."""
-    times: I64 = np.zeros((DP, MICROBATCHES), np.int64)
+    times: I64 = np.zeros((problem.dp, problem.num_waves), np.int64)
     np.add.at(times, (placement.rank, placement.wave), problem.own[row, :-1])
     return float(times.std())

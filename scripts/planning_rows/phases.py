@@ -1,19 +1,43 @@
 """Rows about colocated layouts: a balanced arrangement per phase beside one arrangement for all of them."""
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from benchmarks.calibration import timed
 from benchmarks.rows import Row
 
 from dataserver.planning.balancing import Balancer, bin_totals, lower_bound, padded, searched, traffic_between
 from dataserver.planning.colocated.assignment import Exchange, as_numbered, assign_batches
 from dataserver.planning.samples import I64
 
-SEEDS = range(20)
-SEQUENCES_PER_RANK, RANKS_PER_NODE, ROW_BYTES = 15, 8, 8_192
+ROW_BYTES = 8_192
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Steps of one size and skew."""
+
+    ranks: int
+    ranks_per_node: int = 8
+    sequences_per_rank: int = 15
+    sigmas: tuple[float, float, float] = (0.75, 1.0, 0.6)
+    """Of the log-normal loads of images, clips and sequences."""
+    padded: bool = False
+    """Whether clips are padded."""
+    seeds: range = range(20)
+
+
+CASES = (
+    Case(128),
+    Case(128, padded=True),
+    Case(1_024),
+    Case(96, 4, 10, (1.2, 0.6, 0.9), seeds=range(100, 120)),
+    Case(96, 4, 10, (1.2, 0.6, 0.9), padded=True, seeds=range(100, 120)),
+    Case(768, 4, 20, (0.5, 0.8, 0.4), seeds=range(100, 105)),
+)
+"""Three, and the sister of each."""
 
 
 @dataclass(frozen=True)
@@ -39,55 +63,56 @@ class Phase:
 
 
 def rows() -> list[Row]:
-    """All rows of this part; takes about a minute."""
-    return [row for ranks, pad in ((128, False), (128, True), (1_024, False)) for row in _colocated(ranks, pad)]
+    """All rows of this part; takes about two minutes."""
+    return [row for case in CASES for row in _colocated(case)]
 
 
-def make_step(seed: int, ranks: int, pad_audio: bool) -> list[Phase]:
+def make_step(seed: int, case: Case) -> list[Phase]:
     """Two images and one audio clip for each sequence on average, all sizes log-normal."""
-    draw = np.random.default_rng([seed, ranks])
-    count = SEQUENCES_PER_RANK * ranks
+    draw, (images, clips, texts) = np.random.default_rng([seed, case.ranks]), case.sigmas
+    count = case.sequences_per_rank * case.ranks
     phases = []
     for name, per_sequence, sigma, balancer in (
-        ("vit", 2, 0.75, searched),
-        ("whisper", 1, 1.0, padded if pad_audio else searched),
+        ("vit", 2, images, searched),
+        ("whisper", 1, clips, padded if case.padded else searched),
     ):
         sequence = np.sort(draw.integers(0, count, per_sequence * count))
         loads = (draw.lognormal(0, sigma, len(sequence)) * 1_000_000).astype(np.int64)
         phases.append(Phase(name, loads, sequence, balancer))
-    loads = (draw.lognormal(0, 0.6, count) * 6_000_000).astype(np.int64)
-    return [*phases, Phase("llm", loads, np.arange(count), capacity=SEQUENCES_PER_RANK)]
+    loads = (draw.lognormal(0, texts, count) * 6_000_000).astype(np.int64)
+    return [*phases, Phase("llm", loads, np.arange(count), capacity=case.sequences_per_rank)]
 
 
-def _arranged(phases: Sequence[Phase], ranks: int) -> tuple[list[I64], list[Exchange], dict[str, I64]]:
+def _arranged(phases: Sequence[Phase], case: Case) -> tuple[list[I64], list[Exchange], dict[str, I64]]:
     """The batch of each item of each phase, what the batches exchange, and the ranks that take them."""
+    ranks = case.ranks
     batches = [p.balancer(p.loads, ranks, p.capacity) for p in phases]
     exchanges = []
     for phase, batch in zip(phases[:-1], batches, strict=False):
         target, size = batches[-1][phase.sequence], phase.loads // 5_000 * ROW_BYTES
         traffic = traffic_between(batch, target, size, ranks, ranks)
-        exchanges.append(Exchange(phase.name, phases[-1].name, traffic, np.arange(ranks) // RANKS_PER_NODE))
+        exchanges.append(Exchange(phase.name, phases[-1].name, traffic, np.arange(ranks) // case.ranks_per_node))
     return batches, exchanges, assign_batches(as_numbered([p.name for p in phases], ranks), exchanges)
 
 
-def _colocated(ranks: int, pad_audio: bool) -> list[Row]:
+def _colocated(case: Case) -> list[Row]:
+    ranks = case.ranks
     gains, gaps, shares, peaks, times = [], [], [], [], []
-    for seed in SEEDS:
-        phases = make_step(seed, ranks, pad_audio)
-        batches, exchanges, assigned = _arranged(phases, ranks)
-        started = time.thread_time_ns()
-        _arranged(phases, ranks)
-        times.append((time.thread_time_ns() - started) * 1e-6)
+    for seed in case.seeds:
+        phases = make_step(seed, case)
+        _arranged(phases, case)
+        (batches, exchanges, assigned), spent = timed(lambda p=phases: _arranged(p, case))  # type: ignore[misc]
+        times.append(spent)
         step = sum(int(p.times(assigned[p.name][b], ranks).max()) for p, b in zip(phases, batches, strict=True))
-        gains.append(_step_of_one_arrangement(phases, ranks) / step)
+        gains.append(_step_of_one_arrangement(phases, case) / step)
         gaps.append(step / sum(p.bound(ranks) for p in phases))
         numbered = as_numbered([p.name for p in phases], ranks)
         moved, same = (sum(e.bytes_between_nodes(a) for e in exchanges) for a in (assigned, numbered))
         peak, same_peak = (sum(e.peak(a) for e in exchanges) for a in (assigned, numbered))
         shares.append(moved / same)
         peaks.append(peak / same_peak)
-    audio = "whisper (padded)" if pad_audio else "whisper"
-    name = f"colocated vit + {audio} + llm, {SEQUENCES_PER_RANK * ranks:,} sequences on {ranks:,} ranks"
+    audio = "whisper (padded)" if case.padded else "whisper"
+    name = f"colocated vit + {audio} + llm, {case.sequences_per_rank * ranks:,} sequences on {ranks:,} ranks"
     return [
         Row(
             f"{name}: step time, all phases one after the other",
@@ -97,7 +122,7 @@ def _colocated(ranks: int, pad_audio: bool) -> list[Row]:
             min(gains) >= 1,
         ),
         Row(
-            "same, between nodes of 8: all bytes, and those of the busiest node of each exchange",
+            f"same, between nodes of {case.ranks_per_node}: all bytes, and those of the busiest node of each exchange",
             f"{_spread(shares, '.3f')}, {_spread(peaks, '.3f')} of those of batches as numbered",
             "never above those of batches as numbered",
             max(*shares, *peaks) <= 1,
@@ -105,12 +130,13 @@ def _colocated(ranks: int, pad_audio: bool) -> list[Row]:
     ]
 
 
-def _step_of_one_arrangement(phases: Sequence[Phase], ranks: int) -> int:
+def _step_of_one_arrangement(phases: Sequence[Phase], case: Case) -> int:
     """Pre-balancing: images and clips stay with their sequence, and sequences are balanced by the backbone's cost.
 
     Then no embedding crosses ranks: the bytes between nodes are what the balance of the other phases costs.
     """
-    rank = searched(phases[-1].loads, ranks, SEQUENCES_PER_RANK)
+    ranks = case.ranks
+    rank = searched(phases[-1].loads, ranks, case.sequences_per_rank)
     return sum(int(p.times(rank[p.sequence], ranks).max()) for p in phases)
 
 

@@ -1,13 +1,13 @@
-"""Rows about pipelines: speed of the simulator, closed forms, what schedules leave idle. CPU time of one core."""
+"""Rows about pipelines: speed of the simulator, closed forms, what schedules leave idle. Times are scaled."""
 
 import statistics
-import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
+from benchmarks.calibration import timed
 from benchmarks.rows import Row
 
 from dataserver.planning.contrastive.options import ContrastiveSchedule
@@ -27,146 +27,176 @@ from dataserver.planning.simulation import (
 from dataserver.planning.waves import one_f_one_b_in_flight
 from planning_rows.distmm_memory import distmm_max_batch, pipeline_max_microbatch
 
-SEEDS = range(20)
-STAGES, MICROBATCHES = 10, 32
 ORDERS = 10_000
 """Orders scored for each seed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Pipelines whose orders are scored."""
+
+    stages: int
+    microbatches: int
+    sigma: float
+    """Of the log-normal times of encoder and generator; backbone stages are equal."""
+    seeds: range
+
+    def rate(self, at_scenario_a: int) -> int:
+        """Orders a second that are as many operations as so many of ten stages and 32 microbatches."""
+        return at_scenario_a * 320 // (self.stages * self.microbatches)
+
+
+SHAPES = Shape(10, 32, 0.6, range(20)), Shape(6, 48, 1.0, range(100, 120))
+"""That of scenario A, and its sister."""
+
+
 def rows() -> list[Row]:
-    """All rows of this part; takes about ten seconds."""
+    """All rows of this part; takes about half a minute. Closed forms and the papers' own examples have no sisters."""
     return [
-        _speed("one rank, 1F1B", [_chain_problem(seed, extra=0) for seed in SEEDS], 300_000),
-        _speed("one rank, two more in flight", [_chain_problem(seed, extra=2) for seed in SEEDS], 300_000),
+        *(row for shape in SHAPES for row in _speeds(shape)),
+        _closed_forms(range(1, 9), 1, 2),
+        _closed_forms(range(9, 13), 3, 4),
+        _chunkflow(),
+        _contrastive(4, 8),
+        _contrastive(6, 5),
+        _contrastive_memory(),
+    ]
+
+
+def _speeds(shape: Shape) -> list[Row]:
+    chains = [(f"one rank, {name}", extra) for name, extra in (("1F1B", 0), ("two more in flight", 2))]
+    return [
+        *(_speed(shape, n, [_chain_problem(shape, s, extra=e) for s in shape.seeds], 300_000) for n, e in chains),
         *(
             _speed(
+                shape,
                 f"{ranks} backbone ranks with orders of their own share one encoder and one generator rank",
-                [_joined_problem(seed, ranks) for seed in SEEDS],
+                [_joined_problem(shape, seed, ranks) for seed in shape.seeds],
                 100_000 if ranks == 2 else None,
             )
             for ranks in (2, 4)
         ),
-        _whole_simulation(),
-        _closed_forms(),
-        _chunkflow(),
-        _contrastive(),
-        _contrastive_memory(),
+        _whole_simulation(shape),
     ]
 
 
 Problem = tuple[Pipeline, OrderTimes, I64]
 
 
-def _chain_problem(seed: int, extra: int) -> Problem:
-    """Log-normal encoder and generator around eight equal backbone stages, as in scenario A."""
-    random = np.random.default_rng(seed)
-    forward = np.full((STAGES, MICROBATCHES), 1_000_000)
-    forward[[0, -1]] = random.lognormal(13.5, 0.6, (2, MICROBATCHES)).astype(np.int64)
+def _chain_problem(shape: Shape, seed: int, extra: int) -> Problem:
+    """Log-normal encoder and generator around equal backbone stages, as in scenario A."""
+    random, stages, count = np.random.default_rng(seed), shape.stages, shape.microbatches
+    forward = np.full((stages, count), 1_000_000)
+    forward[[0, -1]] = random.lognormal(13.5, shape.sigma, (2, count)).astype(np.int64)
     pipeline = Pipeline(
-        num_stages=STAGES,
-        stage=np.arange(STAGES),
+        num_stages=stages,
+        stage=np.arange(stages),
         forward_ns=forward,
         backward_ns=2 * forward,
-        edges=chain_edges(STAGES, MICROBATCHES),
-        operations=_one_f_one_b(extra),
+        edges=chain_edges(stages, count),
+        operations=_one_f_one_b(shape, extra),
     )
-    orders = random.permuted(np.tile(np.arange(MICROBATCHES), (ORDERS, 1)), axis=1)
+    orders = random.permuted(np.tile(np.arange(count), (ORDERS, 1)), axis=1)
     return pipeline, OrderTimes.of(pipeline), orders
 
 
-def _one_f_one_b(extra: int = 0) -> list[Operations]:
-    return [stage_operations(held, MICROBATCHES) for held in one_f_one_b_in_flight(STAGES, extra).tolist()]
+def _one_f_one_b(shape: Shape, extra: int = 0) -> list[Operations]:
+    return [stage_operations(held, shape.microbatches) for held in one_f_one_b_in_flight(shape.stages, extra).tolist()]
 
 
-def _joined_problem(seed: int, ranks: int) -> Problem:
-    """Ten stages of unequal degrees: encoder and generator 1, backbone `ranks`."""
-    random = np.random.default_rng(seed)
-    middle = STAGES - 2
+def _joined_problem(shape: Shape, seed: int, ranks: int) -> Problem:
+    """Stages of unequal degrees: encoder and generator 1, backbone `ranks`."""
+    random, stages, count = np.random.default_rng(seed), shape.stages, shape.microbatches
+    middle = stages - 2
     last = 1 + ranks * middle
     paths = [[0, *range(1 + r * middle, 1 + (r + 1) * middle), last] for r in range(ranks)]
-    edges = [(m, a, b) for m in range(MICROBATCHES) for path in paths for a, b in pairwise(path)]
-    block, line = np.array(paths).ravel(), np.repeat(np.arange(ranks), STAGES)
-    forward = np.full((len(block), MICROBATCHES), 1_000_000)
+    edges = [(m, a, b) for m in range(count) for path in paths for a, b in pairwise(path)]
+    block, line = np.array(paths).ravel(), np.repeat(np.arange(ranks), stages)
+    forward = np.full((len(block), count), 1_000_000)
     ends = (block == 0) | (block == last)
-    forward[ends] = random.lognormal(13.5, 0.6, (2 * ranks, MICROBATCHES)).astype(np.int64) // ranks
-    blank = np.zeros((last + 1, MICROBATCHES), np.int64)
-    stage = np.concatenate([[0], np.tile(np.arange(1, STAGES - 1), ranks), [STAGES - 1]])
-    pipeline = Pipeline(STAGES, stage, blank, blank, np.array(edges, np.int64), _one_f_one_b())
-    orders = random.permuted(np.tile(np.arange(MICROBATCHES), (ORDERS // ranks, ranks, 1)), axis=2)
+    forward[ends] = random.lognormal(13.5, shape.sigma, (2 * ranks, count)).astype(np.int64) // ranks
+    blank = np.zeros((last + 1, count), np.int64)
+    stage = np.concatenate([[0], np.tile(np.arange(1, stages - 1), ranks), [stages - 1]])
+    pipeline = Pipeline(stages, stage, blank, blank, np.array(edges, np.int64), _one_f_one_b(shape))
+    orders = random.permuted(np.tile(np.arange(count), (ORDERS // ranks, ranks, 1)), axis=2)
     return pipeline, OrderTimes(block, line, forward, 2 * forward), orders
 
 
-def _speed(name: str, problems: list[Problem], target: int | None) -> Row:
+def _speed(shape: Shape, name: str, problems: list[Problem], at_scenario_a: int | None) -> Row:
     """Orders scored in a second; every seed's first scores are checked against the simulator."""
     rates = []
     for pipeline, times, orders in problems:
         scorer = OrderScorer.of(pipeline)
         scores = scorer.makespans(times, orders[:2])
         for order, score in zip(orders, scores.tolist(), strict=False):
-            if score != _simulated(pipeline, times, order):
+            if score != _simulated(shape, pipeline, times, order):
                 raise RuntimeError(f"an order of {name} has a makespan of {score}; the simulator finds another")
-        started = time.process_time()
-        scorer.makespans(times, orders)
-        rates.append(len(orders) / (time.process_time() - started))
+        _, spent = timed(lambda s=scorer, t=times, o=orders: s.makespans(t, o))  # type: ignore[misc]
+        rates.append(1_000 * len(orders) / spent)
+    target = None if at_scenario_a is None else shape.rate(at_scenario_a)
     return Row(
-        f"orders of {STAGES} stages x {MICROBATCHES} microbatches scored per second and core, {name}",
+        f"orders of {shape.stages} stages x {shape.microbatches} microbatches, sigma {shape.sigma}, scored per second "
+        f"and core, {name}",
         f"{statistics.median(rates):,.0f} (worst {min(rates):,.0f})",
         "" if target is None else f">= {target:,}",
         None if target is None else min(rates) >= target,
     )
 
 
-def _simulated(pipeline: Pipeline, times: OrderTimes, order: I64) -> int:
-    lines = order.reshape(-1, MICROBATCHES)
+def _simulated(shape: Shape, pipeline: Pipeline, times: OrderTimes, order: I64) -> int:
+    lines = order.reshape(-1, shape.microbatches)
     forward, backward = np.zeros_like(pipeline.forward_ns), np.zeros_like(pipeline.backward_ns)
     np.add.at(forward, times.block, np.take_along_axis(times.forward_ns, lines[times.line], axis=1))
     np.add.at(backward, times.block, np.take_along_axis(times.backward_ns, lines[times.line], axis=1))
     return simulate(replace(pipeline, forward_ns=forward, backward_ns=backward)).makespan_ns
 
 
-def _whole_simulation() -> Row:
+def _whole_simulation(shape: Shape) -> Row:
     """Everything: graph, starts, memory, causes."""
     spent = []
-    for seed in SEEDS:
-        pipeline, _, _ = _chain_problem(seed, extra=0)
+    for seed in shape.seeds:
+        pipeline, _, _ = _chain_problem(shape, seed, extra=0)
         simulate(pipeline)
-        started = time.process_time()
-        for _ in range(20):
-            simulate(pipeline)
-        spent.append((time.process_time() - started) * 50)
+        spent.append(timed(lambda p=pipeline: [simulate(p) for _ in range(20)])[1] / 20)  # type: ignore[misc]
     return Row(
-        "one simulation with graph, every start, memory and causes, 10 stages x 32 microbatches",
+        f"one simulation with graph, every start, memory and causes, {shape.stages} stages x {shape.microbatches} "
+        "microbatches",
         f"{statistics.median(spent):.2f} ms (worst {max(spent):.2f})",
         "",
         None,
     )
 
 
-def _equal(lists: Sequence[Sequence[Operation]], count: int, chunks: int = 1) -> Pipeline:
-    """Stages with forward 1, backward 2."""
+def _equal(
+    lists: Sequence[Sequence[Operation]], count: int, chunks: int = 1, forward: int = 1, backward: int = 2
+) -> Pipeline:
+    """Stages that take as long as each other."""
     ones = np.ones((len(lists) * chunks, count), np.int64)
     edges = chain_edges(len(lists), count, chunks)
-    return Pipeline(len(lists), np.arange(len(lists)), ones, 2 * ones, edges, operations=lists, num_chunks=chunks)
+    return Pipeline(
+        len(lists), np.arange(len(lists)), forward * ones, backward * ones, edges, operations=lists, num_chunks=chunks
+    )
 
 
-def _closed_forms() -> Row:
+def _closed_forms(numbers: range, forward: int, backward: int) -> Row:
     """Makespans of equal stages: GPipe and 1F1B (l + p - 1)(f + b), interleaved (v l + p - 1)(f + b) chunk times."""
     wrong, checked = 0, 0
-    for stages in range(1, 9):
+    both = forward + backward
+    for stages in numbers:
         for count in range(1, 33):
             lists = (
                 [stage_operations(count, count)] * stages,
                 [stage_operations(stages - s, count) for s in range(stages)],
             )
-            found = [simulate(_equal(x, count)).makespan_ns for x in lists]
-            wrong += sum(makespan != 3 * (count + stages - 1) for makespan in found)
+            found = [simulate(_equal(x, count, 1, forward, backward)).makespan_ns for x in lists]
+            wrong += sum(makespan != both * (count + stages - 1) for makespan in found)
             checked += 2
             for chunks in (2, 4) if count % stages == 0 else ():
                 interleaved = [interleaved_operations(s, stages, chunks, count) for s in range(stages)]
-                makespan = simulate(_equal(interleaved, count, chunks)).makespan_ns
-                wrong += makespan != 3 * (chunks * count + stages - 1)
+                makespan = simulate(_equal(interleaved, count, chunks, forward, backward)).makespan_ns
+                wrong += makespan != both * (chunks * count + stages - 1)
                 checked += 1
-    name = "equal stages: GPipe, 1F1B and interleaved 1F1B against the closed forms"
+    name = f"{numbers[0]} to {numbers[-1]} equal stages: GPipe, 1F1B and interleaved 1F1B against the closed forms"
     return Row(name, f"{checked - wrong} of {checked} equal", "all equal", wrong == 0)
 
 
@@ -183,17 +213,18 @@ def _chunkflow() -> Row:
     )
 
 
-def _contrastive() -> Row:
-    """Eight batches of 8 microbatches on 4 stages; DISTMM-Pipe with half the microbatch, twice as many."""
+def _contrastive(stages: int, count: int) -> Row:
+    """Eight batches of `count` microbatches; DISTMM-Pipe with half the microbatch, twice as many."""
     idle = []
-    for schedule, size in ((ContrastiveSchedule.BATCH_SYNC, 8), (ContrastiveSchedule.DISTMM_PIPE, 16)):
+    for schedule, size in ((ContrastiveSchedule.BATCH_SYNC, count), (ContrastiveSchedule.DISTMM_PIPE, 2 * count)):
         drain = size if schedule is ContrastiveSchedule.BATCH_SYNC else 0
-        held = tower_in_flight(4, size, schedule).tolist()
+        held = tower_in_flight(stages, size, schedule).tolist()
         *first, last = (stage_operations(n, 8 * size, drain) for n in held)
         pipeline = _equal([*first, with_interactions(last, size)], 8 * size)
-        idle.append(simulate(replace(pipeline, interaction_ns=np.zeros((4, 8), np.int64))).bubble_ppm)
+        idle.append(simulate(replace(pipeline, interaction_ns=np.zeros((stages, 8), np.int64))).bubble_ppm)
     return Row(
-        "8 contrastive batches of 8 microbatches on 4 stages: idle, batch-sync / DISTMM-Pipe of 16 half microbatches",
+        f"8 contrastive batches of {count} microbatches on {stages} stages: idle, batch-sync / DISTMM-Pipe of "
+        f"{2 * count} half microbatches",
         " / ".join(f"{ppm / 10_000:.2f} %" for ppm in idle),
         "less than batch-sync",
         idle[1] < idle[0],

@@ -1,9 +1,11 @@
 """What hops between stages cost a step, and what a planner that knows them wins back.
 
-2,048 sequences on 128 ranks of 8 stages beside encoders and a generator; every hop takes 5 % of the forward of a mean
-microbatch on a stage.
+2,048 sequences on 128 ranks of 8 stages beside encoders and a generator, and a sister of another size; every hop takes
+5 % of the forward of a mean microbatch on a stage.
 """
 
+from dataclasses import dataclass
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -16,9 +18,23 @@ from dataserver.planning.planner import plan_step, timeline
 from dataserver.planning.samples import StepSamples
 from dataserver.planning.sizing import shard_table, size_samples
 
-SEEDS = range(5)
-RANKS, STAGES, MICROBATCHES = 128, 8, 16
 SHARE_PERCENT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Steps of one size and skew."""
+
+    ranks: int
+    stages: int
+    microbatches: int
+    sigma: float
+    """Of the log-normal lengths of texts."""
+    seeds: range
+
+
+CASES = Case(128, 8, 16, 0.3, range(5)), Case(48, 6, 24, 0.8, range(100, 105))
+"""One, and its sister."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "1F1B": {},
     "1F1B, up to 2 more in flight": {"extra_in_flight": 2},
@@ -29,28 +45,28 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def rows() -> list[Row]:
     """All rows of this part; takes about twenty seconds."""
     found = []
-    for name, layout in LAYOUTS.items():
-        longer, unaware = zip(*(_longer(seed, layout) for seed in SEEDS), strict=True)
+    for case, (name, layout) in product(CASES, LAYOUTS.items()):
+        longer, unaware = zip(*(_longer(case, seed, layout) for seed in case.seeds), strict=True)
         measured = f"{_percent(longer)} longer; planned without knowing the hops {_percent(unaware)}"
-        step = f"{MICROBATCHES * RANKS:,} sequences, {RANKS} ranks x {STAGES} stages"
+        step = f"{case.microbatches * case.ranks:,} sequences, {case.ranks} ranks x {case.stages} stages"
         found.append(Row(f"{step}, hops of {SHARE_PERCENT} %: {name}", measured, "", None))
     return found
 
 
-def _longer(seed: int, layout: dict[str, Any]) -> tuple[float, float]:
+def _longer(case: Case, seed: int, layout: dict[str, Any]) -> tuple[float, float]:
     """Step time with hops over that without: of the plan that knows them, and of the one that does not."""
-    plain = _job(layout)
-    samples = _samples(plain, seed)
+    plain = _job(case, layout)
+    samples = _samples(case, plain, seed)
     backbone = plain.spec.execution.backbone
-    mean = int(forward_ns(backbone.cost, samples.tokens).sum()) // (RANKS * MICROBATCHES * STAGES)
-    timed = _job(layout, mean * SHARE_PERCENT // 100)
+    mean = int(forward_ns(backbone.cost, samples.tokens).sum()) // (case.ranks * case.microbatches * case.stages)
+    timed = _job(case, layout, mean * SHARE_PERCENT // 100)
     unaware = plan_step(plain, seed, samples)
     without = timeline(plain.spec, unaware).makespan_ns
     known = timeline(timed.spec, plan_step(timed, seed, samples)).makespan_ns
     return known / without - 1, timeline(timed.spec, unaware).makespan_ns / without - 1
 
 
-def _job(layout: dict[str, Any], hop_ns: int | None = None) -> Job:
+def _job(case: Case, layout: dict[str, Any], hop_ns: int | None = None) -> Job:
     pairs = [("encoder", "backbone"), ("backbone", "backbone"), ("backbone", "generator")]
     hop = {"latency_ns": hop_ns, "bytes_per_ns": "1", "row_bytes": 0}
     transfers = [{"source": source, "target": target, **hop} for source, target in pairs]
@@ -61,15 +77,15 @@ def _job(layout: dict[str, Any], hop_ns: int | None = None) -> Job:
                 "datasets": [{"name": "synthetic", "fingerprint": "0" * 64}],
                 "tokenizer": {"name": "any", "digest": "0" * 64, "vocab_size": 1, **tokenizer},
                 "seq_len": 8192,
-                "global_batch": RANKS * MICROBATCHES,
+                "global_batch": case.ranks * case.microbatches,
                 "packing": {"enabled": False},
                 "generation": {"ratio": "0.5"},
             },
             "execution": {
                 "modules": [
-                    {"name": "encoder", "kind": "encoder", "dp": 64},
-                    {"name": "backbone", "kind": "backbone", "dp": RANKS, "pp": STAGES},
-                    {"name": "generator", "kind": "generator", "dp": 64},
+                    {"name": "encoder", "kind": "encoder", "dp": case.ranks // 2},
+                    {"name": "backbone", "kind": "backbone", "dp": case.ranks, "pp": case.stages},
+                    {"name": "generator", "kind": "generator", "dp": case.ranks // 2},
                 ],
                 "layout": {"kind": "pipelined", **layout},
                 **({} if hop_ns is None else {"transfers": transfers}),
@@ -79,11 +95,11 @@ def _job(layout: dict[str, Any], hop_ns: int | None = None) -> Job:
     )
 
 
-def _samples(job: Job, seed: int) -> StepSamples:
+def _samples(case: Case, job: Job, seed: int) -> StepSamples:
     """Texts of a log-normal length, an image of 224 to 896 pixels a side with each."""
-    rng, count = np.random.default_rng(seed), RANKS * MICROBATCHES
+    rng, count = np.random.default_rng(seed), case.ranks * case.microbatches
     sides = rng.integers(224, 897, (2, count)).astype(np.int32)
-    texts = np.minimum(rng.lognormal(7, 0.3, count), 6000).astype(np.int64)
+    texts = np.minimum(rng.lognormal(7, case.sigma, count), 6000).astype(np.int64)
     table = shard_table(job.stream, np.arange(count), texts, np.arange(count + 1), *sides)
     return size_samples(job.stream, 0, seed, np.arange(count, dtype=np.uint64), table)
 

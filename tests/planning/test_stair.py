@@ -95,7 +95,7 @@ def test_the_baseline_of_groups_leaves_no_rank_idle_beside_a_busy_one(step: Step
 @settings(max_examples=40, deadline=None)
 @given(colocated_steps())
 def test_the_baseline_of_colocated_modules_gives_ranks_equal_counts_of_sequences(step: Step) -> None:
-    """Images stay with them, as in any data-parallel trainer; the change after the packing deals them out evenly."""
+    """Images stay with them, as in any data-parallel trainer; the change after it deals them out evenly."""
     job, samples = step
     backbone = job.spec.execution.backbone
     total = counts(backbone, baseline_plan(job, 0, samples)).sum(axis=1)

@@ -13,7 +13,7 @@ def stair(job: Job) -> tuple[Stair, ...]:
     """
     own = job.spec.execution
     baseline = own.model_copy(update={"modules": canonical_modules(job, images=BalancePolicy.NONE)})
-    changes = packing(job), *_evenly(job), *(change(job) for change in (images, sequences, memory))
+    changes = *_evenly(job), *(change(job) for change in (packing, images, sequences, memory))
     return climb(job, "images beside their sequences", baseline, changes)
 
 
