@@ -20,6 +20,7 @@ from dataserver.planning.samples import I64, StepSamples, Task
 from planning_rows.flexsp_buckets import bucket_ends, equal_interval_ends, rounded_up
 from planning_rows.flexsp_profiles import A100_CLUSTER, PROFILES, group_costs, usable_lengths
 
+LENGTHS = "wikipedia_lengths.npy"
 NUM_BATCHES, BATCH = 40, 512
 RATIOS = {"7b-192k": 1.745, "13b-192k": 1.678, "30b-192k": 1.575}
 """Static / ours to reach; the measured ratios of the paper are 1.72, 1.59 and 1.64."""
@@ -41,25 +42,25 @@ def rows(folder: Path) -> list[Row]:
     The published figures are those of one experiment. Its sister draws fewer lengths for fewer devices, with a longer
     tail; no one has published what it should reach.
     """
-    wikipedia = folder / "wikipedia_lengths.npy"
+    wikipedia = folder / LENGTHS
     if not wikipedia.is_file():
         missing = Row("FlexSP, Wikipedia lengths", f"{wikipedia} is missing", "the lengths are there", False)
         return [_capacities(), _compositions(), missing]
-    batches = {name: _batches(np.load(wikipedia), name) for name in PROFILES}
+    found = {name: batches(folder, name) for name in PROFILES}
     return [
         _capacities(),
         _compositions(),
-        *(row for name in PROFILES for row in _figure_4(name, batches[name])),
-        *(_table_4(name, batches[name]) for name in ("7b-192k", "7b-384k")),
-        _as_a_job("7b-192k", batches["7b-192k"], images=False),
-        _as_a_job("7b-192k", batches["7b-192k"], images=True),
+        *(row for name in PROFILES for row in _figure_4(name, found[name])),
+        *(_table_4(name, found[name]) for name in ("7b-192k", "7b-384k")),
+        _as_a_job("7b-192k", found["7b-192k"], images=False),
+        _as_a_job("7b-192k", found["7b-192k"], images=True),
         *_sister("7b-192k"),
     ]
 
 
-def _batches(published: I64, name: str) -> list[I64]:
-    """The global batches of the published experiment."""
-    lengths = usable_lengths(published, 384_000 if name.endswith("384k") else 192_000)
+def batches(folder: Path, name: str) -> list[I64]:
+    """The global batches of the published experiment, from the lengths in a folder."""
+    lengths = usable_lengths(np.load(folder / LENGTHS), 384_000 if name.endswith("384k") else 192_000)
     return [lengths[BATCH * b : BATCH * (b + 1)] for b in range(NUM_BATCHES)]
 
 

@@ -129,7 +129,8 @@ def scenario_b(folder: Path) -> list[Row]:
 def _scenario(scenario: Scenario, sizes: Sizes) -> list[Row]:
     tokens, *sides = sizes
     skewed = [(np.median(s) * (s / np.median(s)) ** scenario.power).astype(np.int32) for s in sides]
-    dp, shape = scenario.dp, {"stages": scenario.stages, "seq_len": scenario.seq_len}
+    shape: dict[str, Any] = {"stages": scenario.stages, "seq_len": scenario.seq_len}
+    dp = scenario.dp
     times: dict[str, list[int]] = {name: [] for name in PLANNERS}
     ratios: list[float] = []
     proven: list[float] = []
