@@ -90,7 +90,19 @@ def _run(digests: dict[str, str], workers: int) -> Record:
     source = ",".join(str(tree.folder / name) for name in MEASURED)
     (folder / "settings").write_text(SETTINGS.format(source=source, folder=folder, variable=FILE_VARIABLE))
     variables = {"COVERAGE_PROCESS_START": str(folder / "settings"), TIMES_VARIABLE: str(folder / "times.json")}
-    options = ["-q", "-p", "no:cacheprovider", "-p", "mutation.recorder", "-n", str(workers), "-m", SELECTION]
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "mutation.recorder",
+        "-n",
+        str(workers),
+        "--dist",
+        "loadgroup",
+        "-m",
+        SELECTION,
+    ]
     command = [sys.executable, "-m", "pytest", *options, *digests]
     subprocess.run(command, cwd=tree.folder, env=tree.environment(**variables), check=False)
     _combine(folder, tree.folder)

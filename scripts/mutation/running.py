@@ -88,7 +88,7 @@ def _run(tests: list[str], tree: Tree, kernels: Path, timeout_s: float) -> tuple
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as names, tempfile.TemporaryFile("w+") as output:
         names.write("\n".join(tests))
         names.flush()
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "", "--tb=line"]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "", "--tb=line"]
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", *options, f"@{names.name}"],
             cwd=tree.folder,

@@ -32,6 +32,7 @@ from trainclient.training.modules import ModelConfigs, build_module
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKERS_TIMEOUT_S = 200
+CLOSE_TIMEOUT_S = 20
 DONE = "done\n"
 
 
@@ -146,10 +147,13 @@ class Pool:
                 raise
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes: those that wait for cases by themselves, others by force."""
         for process in self._processes.values():
-            process.kill()
-            process.communicate()
+            try:
+                process.communicate(timeout=CLOSE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
         self._processes.clear()
 
     def _process(self, rank: int) -> subprocess.Popen[str]:

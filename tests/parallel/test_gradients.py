@@ -64,7 +64,6 @@ def test_cases_are_what_they_should_be(fleet: Fleet) -> None:
         assert [sample for i in items for sample in i.sample[~i.valid].tolist()] == [fleet.victims[name]]
 
 
-@pytest.mark.slow
 def test_gradients_without_generator(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     generation = {"ratio": "0", "query_tokens": 4}
     ours, reference = fleet.pair_of_jobs(Degrees(1, 1, 2, 0), generation=generation)
@@ -74,7 +73,6 @@ def test_gradients_without_generator(fleet: Fleet, pool: Pool, tmp_path: Path) -
     assert_close(found, {name: g for name, g in expected.items() if name not in idle}, BOUNDS["float64"])
 
 
-@pytest.mark.slow
 def test_gradients_without_encoder(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     generation = {"ratio": "1", "query_tokens": 4}
     ours, reference = fleet.pair_of_jobs(Degrees(0, 2, 1, 1), generation=generation)
