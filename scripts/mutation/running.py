@@ -3,18 +3,16 @@
 import os
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutation.covering import KERNELS, Covering, dependents
+from mutation.covering import KERNELS, Covering
 from mutation.mutants import Mutant
 from mutation.trees import Tree
 
@@ -53,14 +51,15 @@ def judge(mutant: Mutant, tree: Tree, covering: Covering) -> Verdict:
     if not tests:
         return Verdict(mutant, False, "no test runs this line", 0.0)
     path = tree.folder / mutant.path
-    stamp = path.stat()
-    with _kernels(mutant, tree) as kernels:
+    timeout_s = PATIENCE[0] + PATIENCE[1] * sum(map(covering.seconds, tests))
+    with tempfile.TemporaryDirectory() as compiled:
+        # Elsewhere than the sound kernels, of which only the newest would be kept.
+        folder = {"NUMBA_CACHE_DIR": compiled} if mutant.path.startswith(KERNELS) else {}
         path.write_text(mutant.mutated)
         try:
-            code, output = _run(tests, tree, kernels, PATIENCE[0] + PATIENCE[1] * sum(map(covering.seconds, tests)))
+            code, output = _run(tests, tree.folder, tree.environment(**folder), timeout_s)
         finally:
             path.write_text(mutant.source)
-            os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     seconds = time.monotonic() - began
     if code == 0:
         return Verdict(mutant, False, f"{len(tests)} tests passed", seconds)
@@ -83,7 +82,7 @@ def _chosen(tests: list[str], covering: Covering) -> list[str]:
     return chosen
 
 
-def _run(tests: list[str], tree: Tree, kernels: Path, timeout_s: float) -> tuple[int | None, str]:
+def _run(tests: list[str], folder: Path, environment: dict[str, str], timeout_s: float) -> tuple[int | None, str]:
     """The exit code, None after the timeout, and what was printed."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as names, tempfile.TemporaryFile("w+") as output:
         names.write("\n".join(tests))
@@ -91,8 +90,8 @@ def _run(tests: list[str], tree: Tree, kernels: Path, timeout_s: float) -> tuple
         options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "", "--tb=line"]
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", *options, f"@{names.name}"],
-            cwd=tree.folder,
-            env=tree.environment(NUMBA_CACHE_DIR=str(kernels)),
+            cwd=folder,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -114,20 +113,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-@contextmanager
-def _kernels(mutant: Mutant, tree: Tree) -> Iterator[Path]:
-    """The folder of compiled kernels: for a mutant of a kernel a copy without all that the mutant is part of."""
-    if not mutant.path.startswith(KERNELS):
-        yield tree.kernels
-        return
-    changed = {Path(path).stem for path in dependents(mutant.path)}
-    with tempfile.TemporaryDirectory() as folder:
-
-        def stale(_: str, names: list[str]) -> list[str]:
-            return [name for name in names if name.partition(".")[0] in changed]
-
-        if tree.kernels.exists():
-            shutil.copytree(tree.kernels, folder, dirs_exist_ok=True, ignore=stale)
-        yield Path(folder)

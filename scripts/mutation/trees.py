@@ -11,7 +11,9 @@ ROOT = Path.cwd()
 PROGRAM = Path(__file__).resolve().parents[1]
 """The folder of this package."""
 STORE = ROOT / "build" / "mutants"
-"""Copies, records of coverage and compiled kernels, ignored by git; may be removed at any time."""
+"""Copies and records of coverage, ignored by git; may be removed at any time."""
+COMPILED = ROOT / "dataserver" / "planning" / "kernels" / "__pycache__"
+"""Compiled kernels, told apart by a digest of their sources."""
 
 
 def tracked_files() -> list[str]:
@@ -30,11 +32,10 @@ _WARM_UP = "from dataserver.planning.warmup import warm_up; warm_up()"
 
 
 class Tree:
-    """One copy. Files that did not change keep their time of modification, so that compiled kernels stay valid."""
+    """One copy."""
 
     def __init__(self, name: str) -> None:
         self.folder = STORE / name / "tree"
-        self.kernels = STORE / name / "kernels"
         names = tracked_files()
         for name in names:
             self._bring(name)
@@ -58,7 +59,7 @@ class Tree:
         return {
             **os.environ,
             "DISTTRAIN_TEST_DATA": data,
-            "NUMBA_CACHE_DIR": str(self.kernels),
+            "NUMBA_CACHE_DIR": str(COMPILED),
             "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": paths,
