@@ -95,7 +95,12 @@ def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) ->
         metadata = table.schema.metadata or {}
         fresh = metadata.get(COLUMNS_KEY) == header.columns_digest.encode()
         same = metadata.get(TOKENIZER_KEY) == tokenizer_digest.encode()
-        counts: npt.NDArray[np.int32] = np.array(table.column("tokens"), dtype=np.int32)
+        column = table.column("tokens")
+        if column.type != pa.int32() or column.null_count:
+            raise ValueError(f"its counts are {column.type} with {column.null_count} missing, not int32")
+        counts: npt.NDArray[np.int32] = np.array(column, dtype=np.int32)
+        if (counts < 0).any():
+            raise ValueError("it holds a negative count")
     except (OSError, pa.ArrowException, ValueError, KeyError) as error:
         raise _missing(shard, tokenizer_digest, f"cannot be read ({error})") from error
     if not fresh or not same:

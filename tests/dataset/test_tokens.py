@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from shards import write_interleaved, write_tar, write_texts
 
@@ -82,6 +83,22 @@ def test_counts_of_other_texts_are_noticed(tmp_path: Path) -> None:
     tokens.write_bytes(tokens.read_bytes()[:60])
     with pytest.raises(TokensMissingError, match="cannot be read"):
         Dataset.open(tmp_path).shards[0].token_counts("words")
+
+
+@pytest.mark.parametrize("counts", [[1.5], [float("nan")], [None], [-1], ["1"]])
+def test_counts_that_are_none_are_missing_ones(tmp_path: Path, counts: list[object]) -> None:
+    write_tar(tmp_path / "0.tar", [("0.txt", b"x")])
+    build_index(tmp_path, workers=1)
+    count_tokens(tmp_path, BYTES)
+    (path,) = tmp_path.glob("*.tokens-*")
+    metadata = pa.ipc.open_file(path.read_bytes()).schema.metadata
+    typed = pa.array(counts, pa.int32()) if counts in ([None], [-1]) else pa.array(counts)
+    table = pa.table({"tokens": typed}).replace_schema_metadata(metadata)
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(TokensMissingError, match="cannot be read"):
+        Dataset.open(tmp_path).shards[0].token_counts(BYTES.digest)
+    assert count_tokens(tmp_path, BYTES).num_counted == 1
 
 
 def test_batches_are_bounded(tmp_path: Path) -> None:

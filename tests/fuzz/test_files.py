@@ -15,8 +15,11 @@ SHARE = 3 / len(TARGETS)
 
 
 def attempts(target: str, folder: Path, seconds: float, seed: int, inputs: list[Path]) -> int:
-    """Try inputs in another process; keep the one at which it fails. Returns how many mutations were tried."""
-    line = [sys.executable, "-m", "fuzz.files", target, folder, seconds, seed, *inputs]
+    """Try inputs in another process; keep the one at which it fails. Returns how many mutations were tried.
+
+    What numpy warns of would be a wrong number: it is an error here.
+    """
+    line = [sys.executable, "-W", "error::RuntimeWarning", "-m", "fuzz.files", target, folder, seconds, seed, *inputs]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     done = subprocess.run(list(map(str, line)), capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
