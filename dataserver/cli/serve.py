@@ -43,6 +43,7 @@ def serve(
     config: MaybePath = None,
     insecure: Switch = False,
     max_streams: MaybeInt = None,
+    idle_timeout_s: MaybeInt = None,
     stream_bytes: MaybeInt = None,
     prefetch_bytes: MaybeInt = None,
     decode_threads: MaybeInt = None,
@@ -65,6 +66,7 @@ def serve(
         config: YAML file with the same names and settings.
         insecure: Permit an address that others can reach, though there is no encryption and no authentication yet.
         max_streams: Streams open at once, 64 by default; one more is refused.
+        idle_timeout_s: Seconds (1 to 86400) until a stream that takes nothing ends, for its place; 600 by default.
         stream_bytes: Largest microbatch in bytes; 256 MiB by default.
         prefetch_bytes: Bytes that all streams together use to work ahead; 1 GiB by default.
         decode_threads: Threads that decode images; one for each core by default.
@@ -80,6 +82,7 @@ def serve(
         listen=listen,
         insecure=insecure or None,
         max_streams=max_streams,
+        idle_timeout_s=idle_timeout_s,
         stream_bytes=stream_bytes,
         prefetch_bytes=prefetch_bytes,
         decode_threads=decode_threads,

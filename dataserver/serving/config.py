@@ -37,6 +37,9 @@ class ServerConfig(BaseModel):
     """Permit to serve without encryption or authentication beyond this machine."""
     max_streams: Annotated[int, Field(ge=1, le=4096)] = 64
     """Streams open at once; one more is refused."""
+    idle_timeout_s: Annotated[int, Field(ge=1, le=86400)] = 600
+    """Seconds after which a stream whose consumer takes nothing ends, so that others have its place and memory. Clients
+    open it again when they want more."""
     stream_bytes: Annotated[int, Field(ge=1 * MIB, le=1 << 40)] = 256 * MIB
     """Largest microbatch. Every open stream may hold one, whatever the others hold."""
     prefetch_bytes: Annotated[int, Field(ge=0, le=1 << 44)] = 1024 * MIB

@@ -34,6 +34,7 @@ from dataserver.serving.limits import MAX_MESSAGE_BYTES
 from dataserver.serving.plan_message import plan_message
 from dataserver.serving.registry import JobRegistry, ServedJob
 from dataserver.serving.source import ViewSource
+from dataserver.serving.stream import MicrobatchStream
 from dataserver.serving.streams import Streams
 
 CODECS: Final = (microbatch_pb2.CODEC_RAW, microbatch_pb2.CODEC_ZSTD)
@@ -78,6 +79,12 @@ class DataService:
         self, request: pb.StreamMicrobatchesRequest, context: grpc.ServicerContext
     ) -> Iterator[bytes]:
         """Stream the microbatches of one rank, as messages that are bytes already."""
+        stream = self._opened(request, context)
+        if not context.add_callback(stream.close):
+            stream.close()
+        yield from stream.messages()
+
+    def _opened(self, request: pb.StreamMicrobatchesRequest, context: grpc.ServicerContext) -> MicrobatchStream:
         served = self._jobs.get(request.job_id)
         _check_rank(served, request.module, request.rank)
         _check_start(served, request.start_step, request.start_microbatch)
@@ -88,10 +95,7 @@ class DataService:
             tensors=_checked_names(tuple(request.tensors)),
             zstd_level=self._zstd_level(request.accepted_codecs),
         )
-        stream = self._streams.open(source, request.start_step, request.start_microbatch)
-        if not context.add_callback(stream.close):
-            stream.close()
-        yield from stream.messages()
+        return self._streams.open(source, request.start_step, request.start_microbatch, context.cancel)
 
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:
         """Plan one step and say what the plan gains."""

@@ -45,7 +45,8 @@ class DataServer:
         self._lock = threading.Lock()
         self._drainer: threading.Thread | None = None
         self._ended = threading.Event()
-        self._calls = CallPool(config.max_streams + UNARY_THREADS)
+        # Idle streams hold no place, but each still has a thread until its consumer reads: see `Streams`.
+        self._calls = CallPool(2 * config.max_streams + UNARY_THREADS)
         self._gate = Gate(self._calls)
         self._grpc = grpc.server(self._calls, interceptors=[self._gate], options=_OPTIONS)
         self._grpc.add_generic_rpc_handlers(

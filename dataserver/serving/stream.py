@@ -3,14 +3,20 @@
 A stream never waits for another one's memory: it owns room for one microbatch, and what lies in the shared budget only
 lets it work further ahead. A microbatch leaves memory when its last chunk was handed to gRPC, and that is when the
 stream looks for further work: a consumer that does not read stops its stream.
+
+gRPC takes a message off this stream's hands when the consumer's window has room, and cannot be asked for it back. So
+a stream whose consumer has stopped reading gives up all else that it holds (`end_if_idle`). Its call, which is one
+message and a waiting thread, stays for the end message that comes behind; `Streams` bounds the number of such calls.
 """
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from time import monotonic
 from typing import Final
 
 from disttrain.v1 import errors_pb2
@@ -53,18 +59,30 @@ class MicrobatchStream:
         source: ViewSource,
         step: int,
         microbatch: int,
+        cancel: Callable[[], None],
         on_close: Callable[["MicrobatchStream"], None],
     ) -> None:
+        """Make a stream that has not begun.
+
+        Args:
+            shared: what it shares with others.
+            source: what it reads.
+            step: of the first microbatch.
+            microbatch: the first one.
+            cancel: ends the call of the stream, whatever its consumer reads.
+            on_close: called whenever the stream is closed, without a lock.
+        """
+        self.cancel = cancel
         self._shared = shared
         self._on_close = on_close
         self._source = source
         self._account = shared.budget.open()
         self._condition = threading.Condition()
         """Guards what follows, except `_position` (the consumer's), `_cursor` and `_pending` (the preparing task's, one
-        at a time). No lock of `Streams` or of an assembly is ever taken under it."""
+        at a time, while `_closed` is not set). No lock of `Streams` or of an assembly is ever taken under it."""
         self._stop = threading.Event()
         self._position = (step, microbatch)
-        """First microbatch that the consumer was not given."""
+        """First microbatch that the consumer was not given whole."""
         self._cursor = (step, microbatch)
         """Next microbatch to prepare."""
         self._pending: MicrobatchSpec | None = None
@@ -73,6 +91,13 @@ class MicrobatchStream:
         self._settled: set[Assembly] = set()
         self._own_room: Assembly | None = None
         """The assembly in this stream's own room; the others are in the shared budget."""
+        self._in_hand: Assembly | None = None
+        """The assembly whose messages the consumer is given: out of the queue, `close` leaves it and its buffer alone.
+        It belongs to the consumer's thread, and to `end_if_idle` while gRPC has that."""
+        self._offered_at: float | None = None
+        """When gRPC was given the message that it has not sent yet, on the monotonic clock; None if there is none."""
+        self._idle = False
+        """Whether the stream ended because of its consumer."""
         self._preparing = False
         self._exhausted = False
         self._failure: DataServiceError | None = None
@@ -83,26 +108,36 @@ class MicrobatchStream:
         self._prepare_more()
 
     def messages(self) -> Iterator[bytes]:
-        """The messages of the stream in order; ends early, without a last message, when the stream is closed.
+        """The messages of the stream in order; ends early, without a last message, when the stream is cut.
 
         Raises:
             DataServiceError: the next microbatch cannot be made.
         """
         try:
-            while (assembly := self._take()) is not None:
-                # Out of the queue, the assembly is this thread's alone: `close` leaves it, and its buffer, untouched.
+            while self._take():
                 try:
-                    if assembly.error is not None:
-                        raise service_error(assembly.error)
-                    if assembly.encoded is not None:
-                        yield from assembly.encoded.messages()
+                    yield from self._given()
                 finally:
-                    self._release(assembly)
+                    self._put_down()
                 self._prepare_more()
-            if not self._closed:  # without the lock: an end message sent while the stream is cut is true all the same
-                yield self._end()
+            # Without the lock: an end message sent while the stream is cut is true all the same.
+            if self._idle or not self._closed:
+                yield from self._offered(self._end())
         finally:
             self.close()
+
+    def end_if_idle(self, timeout_s: float) -> bool:
+        """Give up all memory if the consumer has taken nothing for so long; whether it was so.
+
+        The call stays open, and ends in order if the consumer reads again. May be called from any thread.
+        """
+        with self._condition:
+            if self._closed or self._offered_at is None or monotonic() < self._offered_at + timeout_s:
+                return False
+            self._idle = True
+        self._put_down()
+        self._give_up()
+        return True
 
     def wake(self) -> None:
         """Check again whether the server is draining."""
@@ -111,6 +146,36 @@ class MicrobatchStream:
 
     def close(self) -> None:
         """Give up what is prepared and being prepared. May be called from any thread, and again."""
+        self._give_up()
+        self._on_close(self)
+
+    def _given(self) -> Iterator[bytes]:
+        """The messages of the microbatch in hand; ends early if that was taken away."""
+        for i in itertools.count():
+            if (message := self._message(i)) is None:
+                return
+            yield from self._offered(message)
+
+    def _message(self, i: int) -> bytes | None:
+        """A message of the microbatch in hand; None behind the last one. Apart, so that no waiting frame holds it."""
+        if (assembly := self._in_hand) is None:
+            return None
+        if assembly.error is not None:
+            raise service_error(assembly.error)
+        if assembly.encoded is None or i == assembly.encoded.num_messages:
+            return None
+        if i == assembly.encoded.num_messages - 1:
+            self._position = _following(assembly.spec)
+        return assembly.encoded.message(i)
+
+    def _offered(self, message: bytes) -> Iterator[bytes]:
+        with self._condition:
+            self._offered_at = monotonic()
+        yield message
+        with self._condition:  # so that `end_if_idle` comes before, and `_idle` is seen, or after, and finds no message
+            self._offered_at = None
+
+    def _give_up(self) -> None:
         with self._condition:
             if self._closed:
                 return
@@ -119,6 +184,7 @@ class MicrobatchStream:
             abandoned = tuple(self._queue)
             made = [a for a in abandoned if a in self._settled]
             self._queue.clear()
+            self._pending = None
             self._condition.notify_all()
         self._stop.set()
         for assembly in abandoned:  # without the lock: a cancelled task may settle its assembly in this thread
@@ -126,21 +192,24 @@ class MicrobatchStream:
         for assembly in made:
             self._release(assembly)
         self._account.close()  # `_admit` takes nothing from it once `_closed` is set
-        self._on_close(self)
 
-    def _take(self) -> Assembly | None:
-        """The next microbatch when it is settled; None at the end of the stream."""
+    def _take(self) -> bool:
+        """Take the next microbatch in hand when it is settled; False at the end of the stream."""
         with self._condition:
             self._condition.wait_for(self._has_news)
             if self._closed or self._shared.draining.is_set():
-                return None
+                return False
             if not self._queue:
                 if self._failure is not None:
                     raise self._failure
-                return None
-            assembly = self._queue.popleft()
-            self._position = _following(assembly.spec)
-            return assembly
+                return False
+            self._in_hand = self._queue.popleft()
+            return True
+
+    def _put_down(self) -> None:
+        in_hand, self._in_hand = self._in_hand, None
+        if in_hand is not None:
+            self._release(in_hand)
 
     def _has_news(self) -> bool:
         if self._closed or self._shared.draining.is_set():
@@ -148,8 +217,10 @@ class MicrobatchStream:
         return self._queue[0] in self._settled if self._queue else self._exhausted
 
     def _end(self) -> bytes:
-        at_end = self._position == (self._source.num_steps, 0)
-        reason = EndOfStream.REASON_END_OF_JOB if at_end else EndOfStream.REASON_DRAINING
+        if self._position == (self._source.num_steps, 0):
+            reason = EndOfStream.REASON_END_OF_JOB
+        else:
+            reason = EndOfStream.REASON_IDLE if self._idle else EndOfStream.REASON_DRAINING
         return end_of_stream(reason, *self._position)
 
     def _prepare_more(self) -> None:
@@ -189,8 +260,8 @@ class MicrobatchStream:
             self._condition.notify_all()
 
     def _next_spec(self) -> MicrobatchSpec | None:
-        if self._pending is not None:
-            return self._pending
+        if (pending := self._pending) is not None:
+            return pending
         step, microbatch = self._cursor
         if step >= self._source.num_steps:
             return None
@@ -212,9 +283,9 @@ class MicrobatchStream:
 
     def _admit(self, spec: MicrobatchSpec) -> Assembly | None:
         """An assembly in the queue, with memory; None if there is none left or the stream was closed."""
-        self._pending = spec
         if self._closed:
             return None
+        self._pending = spec
         buffer = self._shared.buffers.take(spec.num_bytes)
         assembly = Assembly(spec, buffer, self._settle)
         if self._own_room is None:

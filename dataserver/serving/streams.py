@@ -1,6 +1,7 @@
 """The open streams of a server: their number, what they share, and the end of them all."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -30,17 +31,28 @@ class Streams:
             draining=threading.Event(),
         )
         self._max_streams = config.max_streams
+        self._idle_timeout_s = config.idle_timeout_s
         self._changed = threading.Condition()
         self._open: set[MicrobatchStream] = set()
         """Guarded by `_changed`, as is setting `draining`: a stream is either refused or seen by `drain`."""
+        self._resting: dict[MicrobatchStream, None] = {}
+        """Idle streams, which hold no place, oldest first: their calls wait for their consumers to read."""
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="idle", daemon=True).start()
 
     @property
     def draining(self) -> bool:
         """Whether streams are to end."""
         return self.shared.draining.is_set()
 
-    def open(self, source: ViewSource, step: int, microbatch: int) -> MicrobatchStream:
+    def open(self, source: ViewSource, step: int, microbatch: int, cancel: Callable[[], None]) -> MicrobatchStream:
         """Open a stream that starts at (step, microbatch), and let it begin to prepare.
+
+        Args:
+            source: what it reads.
+            step: of the first microbatch.
+            microbatch: the first one.
+            cancel: ends the call of the stream, whatever its consumer reads.
 
         Raises:
             DataServiceError: DRAINING or TOO_MANY_STREAMS, at once.
@@ -54,7 +66,7 @@ class Streams:
                     f"this server has {self._max_streams} streams open, as many as it may; go to another one, or raise "
                     "max_streams",
                 )
-            stream = MicrobatchStream(self.shared, source, step, microbatch, self._forget)
+            stream = MicrobatchStream(self.shared, source, step, microbatch, cancel, self._forget)
             self._open.add(stream)
         stream.start()  # does nothing if the stream was closed since the lock was released
         return stream
@@ -75,6 +87,7 @@ class Streams:
 
     def cut(self) -> None:
         """Close all streams; their consumers see them end without a last message."""
+        self._closed.set()
         with self._changed:
             streams = tuple(self._open)
         for stream in streams:  # without the lock: closing calls back into `_forget`, and cancels tasks
@@ -87,7 +100,31 @@ class Streams:
         self.shared.preparing.shutdown(cancel_futures=True)
         self.shared.decoding.shutdown(cancel_futures=True)
 
+    def _watch(self) -> None:
+        """End streams soon after they have been idle for so long."""
+        while not self._closed.wait(self._idle_timeout_s / 8):
+            with self._changed:
+                streams = tuple(self._open)
+            for stream in streams:  # without the lock: a stream takes its own
+                if stream.end_if_idle(self._idle_timeout_s):
+                    self._rest(stream)
+
+    def _rest(self, stream: MicrobatchStream) -> None:
+        """Free the place of an idle stream, and let its call wait; the one that waits longest is cancelled for it."""
+        cancelled = None
+        with self._changed:
+            if stream in self._open:  # else its call has ended meanwhile
+                self._open.discard(stream)
+                self._resting[stream] = None
+            if len(self._resting) > self._max_streams:
+                cancelled = next(iter(self._resting))
+                del self._resting[cancelled]
+            self._changed.notify_all()
+        if cancelled is not None:
+            cancelled.cancel()
+
     def _forget(self, stream: MicrobatchStream) -> None:
         with self._changed:
             self._open.discard(stream)
+            self._resting.pop(stream, None)
             self._changed.notify_all()

@@ -4,7 +4,7 @@ Messages of the stream leave here as bytes, already in the form of StreamMicroba
 copied once on its way to gRPC instead of being put through protobuf.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import google_crc32c
@@ -44,12 +44,17 @@ class EncodedMicrobatch:
     payload: Buffer
     """uint8 [total_bytes]: what the chunks hold."""
 
-    def messages(self) -> Iterator[bytes]:
-        """The messages of the stream: the header, then the chunks."""
-        yield self.header
-        for start in range(0, self.payload.nbytes, CHUNK_BYTES):
-            part = self.payload[start : start + CHUNK_BYTES].data
-            yield b"".join((_CHUNK_TAG, _varint(part.nbytes), part))
+    @property
+    def num_messages(self) -> int:
+        """Messages of the stream: the header and the chunks."""
+        return 1 + -(-self.payload.nbytes // CHUNK_BYTES)
+
+    def message(self, i: int) -> bytes:
+        """The header for 0, else a chunk, copied from the payload."""
+        if i == 0:
+            return self.header
+        part = self.payload[(i - 1) * CHUNK_BYTES : i * CHUNK_BYTES].data
+        return b"".join((_CHUNK_TAG, _varint(part.nbytes), part))
 
 
 def zstd_compressor(level: int) -> Compressor:

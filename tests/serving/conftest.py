@@ -18,6 +18,12 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+@pytest.fixture(scope="session")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Larger images, for microbatches of some MiB."""
+    return index(write_pairs(tmp_path_factory.mktemp("photographs"), 32, 16, seed=3, median_size=400))
+
+
 @pytest.fixture
 def server(datasets: dict[str, Path]) -> Iterator[Running]:
     """A fresh server of both datasets."""

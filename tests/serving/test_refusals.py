@@ -75,7 +75,7 @@ def test_one_call_too_many_is_refused_and_a_place_is_free_again(datasets: dict[s
         def hold() -> grpc.Call:
             return server.channel.stream_unary(f"{SERVICE}/GetServerInfo").future(nothing(), timeout=TIMEOUT_S)
 
-        held = [hold() for _ in range(1 + UNARY_THREADS)]
+        held = [hold() for _ in range(2 + UNARY_THREADS)]
         with pytest.raises(grpc.RpcError) as caught:
             hold().result()
         assert reason_of(caught.value)[:3] == (CODE.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS", "RETRY")

@@ -254,7 +254,7 @@ class EndOfStream(_message.Message):
         REASON_DRAINING: EndOfStream._Reason.ValueType  # 2
         """The server shuts down: continue at another server from (next_step, next_microbatch) on."""
         REASON_IDLE: EndOfStream._Reason.ValueType  # 3
-        """The client took nothing for the server's idle_timeout (ten minutes unless its operator says otherwise), so the
+        """The client took nothing for the server's idle_timeout_s (ten minutes unless its operator says otherwise), so the
         server gave the stream's memory and place to others. Nothing is wrong: when the next microbatch is wanted, open a
         new stream at (next_step, next_microbatch), at this server or another. This end alone may come in the middle of a
         microbatch, which is then the one named: throw away what came of it. It waits behind what was sent before, so it
@@ -272,7 +272,7 @@ class EndOfStream(_message.Message):
     REASON_DRAINING: EndOfStream.Reason.ValueType  # 2
     """The server shuts down: continue at another server from (next_step, next_microbatch) on."""
     REASON_IDLE: EndOfStream.Reason.ValueType  # 3
-    """The client took nothing for the server's idle_timeout (ten minutes unless its operator says otherwise), so the
+    """The client took nothing for the server's idle_timeout_s (ten minutes unless its operator says otherwise), so the
     server gave the stream's memory and place to others. Nothing is wrong: when the next microbatch is wanted, open a
     new stream at (next_step, next_microbatch), at this server or another. This end alone may come in the middle of a
     microbatch, which is then the one named: throw away what came of it. It waits behind what was sent before, so it
