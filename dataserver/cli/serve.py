@@ -48,6 +48,7 @@ def serve(
     prefetch_bytes: MaybeInt = None,
     decode_threads: MaybeInt = None,
     max_jobs: MaybeInt = None,
+    job_bytes: MaybeInt = None,
     zstd_level: MaybeInt = None,
     drain_grace_s: MaybeInt = None,
 ) -> None:
@@ -71,6 +72,7 @@ def serve(
         prefetch_bytes: Bytes that all streams together use to work ahead; 1 GiB by default.
         decode_threads: Threads that decode images; one for each core by default.
         max_jobs: Jobs kept in memory; 64 by default.
+        job_bytes: Bytes (at least 67108864) kept of jobs, with sizes of samples and plans; 1 GiB by default.
         zstd_level: Zstandard level for clients that ask for compression; 1 by default.
         drain_grace_s: Seconds that open streams get to finish the microbatch in hand; 30 by default.
     """
@@ -87,6 +89,7 @@ def serve(
         prefetch_bytes=prefetch_bytes,
         decode_threads=decode_threads,
         max_jobs=max_jobs,
+        job_bytes=job_bytes,
         zstd_level=zstd_level,
         drain_grace_s=drain_grace_s,
     )

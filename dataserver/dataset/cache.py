@@ -43,5 +43,11 @@ class LruCache(Generic[Value]):
             if key in self._values:
                 self._remove(key)
 
+    def drop_where(self, unwanted: Callable[[Hashable], bool]) -> None:
+        """Forget the values of some keys."""
+        with self._lock:
+            for key in [key for key in self._values if unwanted(key)]:
+                self._remove(key)
+
     def _remove(self, key: Hashable) -> None:  # with the lock held
         self._used -= self._cost(self._values.pop(key))

@@ -8,8 +8,9 @@ from dataserver.jobs.errors import (
     TokenizerUnknownError,
 )
 from dataserver.jobs.filling import fill_job
+from dataserver.jobs.kept import Kept
+from dataserver.jobs.once import OnceCache
 from dataserver.jobs.planner import JobPlanner
-from dataserver.jobs.tables import table_cache
 from dataserver.jobs.turns import Turns, Unwanted, UnwantedError
 
 __all__ = [
@@ -18,11 +19,12 @@ __all__ = [
     "DatasetUnknownError",
     "FillingError",
     "JobPlanner",
+    "Kept",
+    "OnceCache",
     "TokenizerUnknownError",
     "Turns",
     "Unwanted",
     "UnwantedError",
     "fill_job",
     "quarantine_digest",
-    "table_cache",
 ]

@@ -1,19 +1,21 @@
-"""A small cache that makes each value once, however many threads ask for it at the same time."""
+"""A cache that makes each value once, however many threads ask for it at the same time, and is bounded in bytes."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Final, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from dataserver.jobs.turns import Unwanted, UnwantedError, always_wanted
 
 LOOK_S: Final = 0.05
 """Time between two looks at whether a caller still waits."""
 
+Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
-class _Entry(Generic[Value]):
+class _Making(Generic[Value]):
     def __init__(self) -> None:
         self.made: Future[Value] = Future()
         self.callers: list[Unwanted] = []
@@ -24,58 +26,112 @@ class _Entry(Generic[Value]):
         return all(caller() for caller in tuple(self.callers))
 
 
-class OnceCache(Generic[Value]):
-    """The values used most recently, by number; concurrent callers of one number wait for the first one's result."""
+class OnceCache(Generic[Key, Value]):
+    """Values by key. Concurrent callers of one key wait for the first one's result.
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    The values used most recently are kept, up to a cost; the one used last always is. A value that somebody still holds
+    is found even if it was not kept: it takes its memory anyway.
+    """
+
+    def __init__(self, budget: int, cost: Callable[[Value], int]) -> None:
+        """Make an empty cache.
+
+        Args:
+            budget: what all kept values may cost together.
+            cost: of one value, such as its bytes. Values must be such that weak references to them can be made.
+        """
+        self._budget, self._cost = budget, cost
+        self._used = 0
         self._lock = threading.Lock()
-        self._entries: dict[int, _Entry[Value]] = {}
+        """Held for the dictionaries alone, never while a value is made or its cost is found."""
+        self._making: dict[Key, _Making[Value]] = {}
+        self._alive: WeakValueDictionary[Key, Value] = WeakValueDictionary()
+        self._kept: dict[Key, tuple[Value, int]] = {}
+        """With the cost of each; the value used last is the last one."""
 
-    def get(self, key: int, compute: Callable[[Unwanted], Value], unwanted: Unwanted = always_wanted) -> Value:
+    def get(self, key: Key, compute: Callable[[Unwanted], Value], unwanted: Unwanted = always_wanted) -> Value:
         """The value of `key`; an error of `compute` reaches all that wait, and is not kept.
 
         Args:
-            key: its number.
-            compute: makes the value. It is told when none of the callers waits any more, not the first one alone.
+            key: names the value.
+            compute: makes it. It is told when none of the callers waits any more, not the first one alone.
             unwanted: whether this caller no longer waits.
 
         Raises:
             UnwantedError: this caller no longer waits.
         """
         while True:
-            entry, first = self._join(key, unwanted)
+            with self._lock:
+                value, first = self._alive.get(key), key not in self._making
+                if value is None:
+                    making = self._making.setdefault(key, _Making())
+                    making.callers.append(unwanted)
+            if value is not None:
+                return self._used_last(key, value)
             try:
                 if first:
-                    self._fulfil(key, entry, compute)
-                return _awaited(entry.made, unwanted)
+                    self._make(key, making, compute)
+                return _awaited(making.made, unwanted)
             except UnwantedError:
                 if unwanted():
                     raise
                 # given up when all others had left, just before this caller came
             finally:
                 with self._lock:
-                    entry.callers.remove(unwanted)
+                    making.callers.remove(unwanted)
 
-    def _join(self, key: int, unwanted: Unwanted) -> tuple[_Entry[Value], bool]:
-        with self._lock:  # held for the dictionary alone, never while a value is computed
-            entry = self._entries.pop(key, None)
-            first = entry is None
-            entry = entry or _Entry[Value]()
-            entry.callers.append(unwanted)
-            self._entries[key] = entry  # most recently used last
-            if len(self._entries) > self._size:
-                del self._entries[next(iter(self._entries))]  # whoever waits for it holds it still
-        return entry, first
+    def find(self, key: Key) -> Value | None:
+        """The value of `key`, used last from now on; None if there is none."""
+        with self._lock:
+            value = self._alive.get(key)
+        return None if value is None else self._used_last(key, value)
 
-    def _fulfil(self, key: int, entry: _Entry[Value], compute: Callable[[Unwanted], Value]) -> None:
+    def values(self) -> list[Value]:
+        """All that are kept, and all that somebody holds."""
+        with self._lock:
+            return list(self._alive.values())
+
+    def keep(self, key: Key, value: Value) -> None:
+        """Keep a value as the one used last, at what it costs now, and drop those used longest ago for it."""
+        cost = self._cost(value)
+        with self._lock:
+            self._remove(key)
+            self._alive[key], self._kept[key] = value, (value, cost)
+            self._used += cost
+            while self._used > self._budget and len(self._kept) > 1:
+                self._remove(next(iter(self._kept)))
+
+    def drop(self, unwanted: Callable[[Key], bool]) -> None:
+        """Keep the values of some keys no longer."""
+        with self._lock:
+            for key in [key for key in self._kept if unwanted(key)]:
+                self._remove(key)
+
+    def _make(self, key: Key, making: _Making[Value], compute: Callable[[Unwanted], Value]) -> None:
         try:
-            entry.made.set_result(compute(entry.unwanted))
+            value = compute(making.unwanted)
         except BaseException as error:
             with self._lock:
-                if self._entries.get(key) is entry:  # it may have been evicted, and another caller's be there
-                    del self._entries[key]
-            entry.made.set_exception(error)
+                del self._making[key]
+            making.made.set_exception(error)
+            return
+        self.keep(key, value)  # before it counts as made: whoever comes in between finds it
+        with self._lock:
+            del self._making[key]
+        making.made.set_result(value)
+
+    def _used_last(self, key: Key, value: Value) -> Value:
+        with self._lock:
+            found = self._kept.pop(key, None)
+            if found is not None:
+                self._kept[key] = found
+        if found is None:
+            self.keep(key, value)
+        return value
+
+    def _remove(self, key: Key) -> None:
+        if (found := self._kept.pop(key, None)) is not None:
+            self._used -= found[1]
 
 
 def _awaited(made: Future[Value], unwanted: Unwanted) -> Value:

@@ -1,13 +1,14 @@
 """A job over open datasets: from the indexes to the plans of its steps."""
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from dataserver.dataset import Dataset, LruCache
-from dataserver.jobs.once import OnceCache
-from dataserver.jobs.tables import ShardTables, table_cache
+from dataserver.dataset import Dataset
+from dataserver.jobs.kept import Kept
+from dataserver.jobs.sizes import memory_of
+from dataserver.jobs.tables import ShardTables
 from dataserver.jobs.turns import Turns, Unwanted, always_wanted
 from dataserver.planning.gathering import gather_step
 from dataserver.planning.identity import Job, JobSpecError
@@ -17,10 +18,7 @@ from dataserver.planning.pacing import pace
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.plan_limits import PlanLimitError, check_contents, limits_of
 from dataserver.planning.planner import plan_step
-from dataserver.planning.samples import I64, ShardTable, StepSamples
-
-PLANS_KEPT: Final = 16
-"""Plans kept per job: streams of one job are rarely more than a few steps apart."""
+from dataserver.planning.samples import I64, StepSamples
 
 Value = TypeVar("Value")
 
@@ -29,18 +27,14 @@ class JobPlanner:
     """Plans the steps of one job, each once, for all streams. Thread-safe."""
 
     def __init__(
-        self,
-        job: Job,
-        datasets: Sequence[Dataset],
-        tables: LruCache[ShardTable] | None = None,
-        turns: Turns | None = None,
+        self, job: Job, datasets: Sequence[Dataset], kept: Kept | None = None, turns: Turns | None = None
     ) -> None:
         """Size every shard of the job's datasets once, to lay out the axes.
 
         Args:
             job: the job.
             datasets: the open datasets, in the order of the job's list, with matching fingerprints.
-            tables: sized shards, shared by the jobs of a server; by default this planner's own (`table_cache`).
+            kept: what the jobs of a server keep together; by default this planner's own.
             turns: in which this job computes with the others of a server, from here on; by default alone.
 
         Raises:
@@ -53,9 +47,9 @@ class JobPlanner:
         """
         self.job = job
         self._most = limits_of(job.spec.execution)
-        self._tables = ShardTables(job, datasets, table_cache() if tables is None else tables)
+        self._kept = Kept() if kept is None else kept
+        self._tables = ShardTables(job, datasets, self._kept)
         self._turns = Turns() if turns is None else turns
-        self._plans = OnceCache[StepPlan](PLANS_KEPT)
         try:
             self._order = self.in_turn(lambda: self._lay_out(len(datasets)))
         except ValueError as error:
@@ -68,6 +62,11 @@ class JobPlanner:
         """Steps until the job ends."""
         return self._order.num_steps
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the job and its axes take; what is kept with other jobs' is not counted."""
+        return memory_of((self.job, self._order))
+
     def plan(self, step: int, unwanted: Unwanted = always_wanted) -> StepPlan:
         """The plan of one step, computed by the first caller while the others wait.
 
@@ -79,7 +78,7 @@ class JobPlanner:
         def compute(unwanted: Unwanted) -> StepPlan:
             return self.in_turn(lambda: plan_step(self.job, step, self.samples(step)), unwanted)
 
-        return self._plans.get(step, compute, unwanted)
+        return self._kept.plans.get((self.job.job_id, step), compute, unwanted)
 
     def in_turn(self, work: Callable[[], Value], unwanted: Unwanted = always_wanted) -> Value:
         """Compute something else for the job, in turns with all others.

@@ -1,29 +1,21 @@
-"""Sized tables of the shards of a job's datasets, loaded when they are asked for and kept within a budget."""
+"""Sized tables of the shards of a job's datasets, made when they are asked for."""
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
-from dataserver.dataset import Dataset, Filter, FilterError, LruCache, compile_filter
-from dataserver.planning.gathering import ShardColumns, size_rows, table_bytes
+from dataserver.dataset import Dataset, Filter, FilterError, compile_filter
+from dataserver.jobs.kept import Kept
+from dataserver.planning.gathering import ShardColumns, size_rows
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import DatasetSpec
 from dataserver.planning.samples import ShardTable
-
-TABLES_CACHE_BYTES: Final = 512 << 20
-"""Sized tables of shards that a server keeps for all jobs: 80 bytes a sample, so about six million samples."""
-
-
-def table_cache() -> LruCache[ShardTable]:
-    """A cache of sized shards, which jobs of one stream share."""
-    return LruCache(TABLES_CACHE_BYTES, table_bytes)
 
 
 class ShardTables:
     """The samples of each shard that filter and quarantine leave, with their sizes. Thread-safe."""
 
-    def __init__(self, job: Job, datasets: Sequence[Dataset], cache: LruCache[ShardTable]) -> None:
+    def __init__(self, job: Job, datasets: Sequence[Dataset], kept: Kept) -> None:
         """Compile the filters.
 
         Raises:
@@ -32,7 +24,7 @@ class ShardTables:
         self._stream_id, self._stream = job.stream_id, job.stream
         self._datasets = datasets
         self._filters = [_compile(s, d) for s, d in zip(job.stream.datasets, datasets, strict=True)]
-        self._cache = cache
+        self._kept = kept
 
     def num_shards(self, dataset: int) -> int:
         """Shards of a dataset."""
@@ -45,7 +37,7 @@ class ShardTables:
             TokensMissingError: the shard is not counted for the job's tokenizer; names the command.
             SampleTooLargeError: a sample cannot fit a sequence.
         """
-        return self._cache.get((self._stream_id, dataset, shard), lambda: self._load(dataset, shard))
+        return self._kept.tables.get((self._stream_id, dataset, shard), lambda: self._load(dataset, shard))
 
     def where(self, dataset: int, shard: int) -> str:
         """Names a shard in messages."""

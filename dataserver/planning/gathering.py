@@ -1,7 +1,7 @@
 """From the columns of shards to the samples of a step: rows picked out and put in order."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -98,11 +98,6 @@ def pick_rows(tables: Sequence[ShardTable], which: I64, position: I64) -> ShardT
         image_columns=np.concatenate([t.image_columns for t in tables])[images],
         nominal=np.concatenate([t.nominal for t in tables])[at],
     )
-
-
-def table_bytes(table: ShardTable) -> int:
-    """Memory that a table takes."""
-    return sum(getattr(table, f.name).nbytes for f in fields(table))
 
 
 def _row_sums(values: NDArray[Any], offsets: I64) -> I64:

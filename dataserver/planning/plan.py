@@ -158,7 +158,7 @@ class ArrangedStep:
         return next(s.in_flight for s in self.schedules if s.module == module)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class StepPlan(ArrangedStep):
     """Everything that is decided about one step."""
 

@@ -48,6 +48,9 @@ class ServerConfig(BaseModel):
     """Threads that decode images; by default one for each core."""
     max_jobs: Annotated[int, Field(ge=1, le=4096)] = 64
     """Jobs kept in memory; the one used least recently is forgotten first, and its clients bring it again."""
+    job_bytes: Annotated[int, Field(ge=64 * MIB, le=1 << 44)] = 1024 * MIB
+    """Memory for what is kept of jobs, besides what streams use: specifications, reported times, sizes of samples and
+    plans. What was used least recently is forgotten first, and made again when it is wanted."""
     zstd_level: Annotated[int, Field(ge=-7, le=19)] = 1
     """Compression level for clients that ask for Zstandard."""
     drain_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30

@@ -53,7 +53,7 @@ class DataService:
         self._catalog = catalog
         self._streams = streams
         self._config = config
-        self._jobs = JobRegistry(catalog, config.max_jobs)
+        self._jobs = JobRegistry(catalog, config)
         self._content_digest = content_digest()
 
     def GetOrCreateJob(self, request: pb.GetOrCreateJobRequest, _: grpc.ServicerContext) -> pb.GetOrCreateJobResponse:
@@ -122,7 +122,7 @@ class DataService:
         served = self._jobs.get(times.job_id)
         module = _check_rank(served, times.module, times.rank)
         _check_times(served, module, times)
-        served.times.add(times)
+        self._jobs.report(served, times)
         return pb.ReportStepTimesResponse()
 
     def ListStepTimes(self, request: pb.ListStepTimesRequest, _: grpc.ServicerContext) -> pb.ListStepTimesResponse:

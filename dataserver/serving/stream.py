@@ -22,6 +22,7 @@ from typing import Final
 from disttrain.v1 import errors_pb2
 from disttrain.v1.data_service_pb2 import EndOfStream
 
+from dataserver.planning.plan import StepPlan
 from dataserver.serving.assembly import Assembly, with_retries
 from dataserver.serving.errors import DataServiceError, service_error
 from dataserver.serving.memory import BufferPool, ByteBudget
@@ -78,8 +79,8 @@ class MicrobatchStream:
         self._source = source
         self._account = shared.budget.open()
         self._condition = threading.Condition()
-        """Guards what follows, except `_position` (the consumer's), `_cursor` and `_pending` (the preparing task's, one
-        at a time, while `_closed` is not set). No lock of `Streams` or of an assembly is ever taken under it."""
+        """Guards what follows, except `_position` (the consumer's), `_cursor`, `_pending` and `_plan` (the preparing
+        task's, one at a time, until the stream is closed). No lock of `Streams` or an assembly is taken under it."""
         self._stop = threading.Event()
         self._position = (step, microbatch)
         """First microbatch that the consumer was not given whole."""
@@ -87,6 +88,8 @@ class MicrobatchStream:
         """Next microbatch to prepare."""
         self._pending: MicrobatchSpec | None = None
         """What that microbatch will hold, where it waits for memory."""
+        self._plan: StepPlan | None = None
+        """The plan of its step, so that it is made once, whatever the server keeps for others."""
         self._queue: deque[Assembly] = deque()
         self._settled: set[Assembly] = set()
         self._own_room: Assembly | None = None
@@ -184,7 +187,7 @@ class MicrobatchStream:
             abandoned = tuple(self._queue)
             made = [a for a in abandoned if a in self._settled]
             self._queue.clear()
-            self._pending = None
+            self._pending = self._plan = None
             self._condition.notify_all()
         self._stop.set()
         for assembly in abandoned:  # without the lock: a cancelled task may settle its assembly in this thread
@@ -265,7 +268,9 @@ class MicrobatchStream:
         step, microbatch = self._cursor
         if step >= self._source.num_steps:
             return None
-        plan = with_retries(lambda: self._source.plan(step, self._stop.is_set), self._stop)
+        if self._plan is None or self._plan.step != step:
+            self._plan = with_retries(lambda: self._source.plan(step, self._stop.is_set), self._stop)
+        plan = self._plan
         if microbatch >= plan.num_microbatches:
             raise DataServiceError(
                 errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,

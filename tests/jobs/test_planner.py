@@ -1,6 +1,7 @@
 """Jobs over real indexed shards."""
 
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dataserver.dataset import (
     build_index,
     count_tokens,
 )
-from dataserver.jobs import JobPlanner
+from dataserver.jobs import JobPlanner, Kept
 from dataserver.planning.identity import parse_job
 from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError
 from dataserver.planning.plan import StepPlan
@@ -131,14 +132,19 @@ def test_a_step_is_planned_once_for_all_threads(pairs: Path) -> None:
 
 
 def test_a_plan_that_was_dropped_is_made_again(pairs: Path) -> None:
-    jobs = planner(Dataset.open(pairs), execution={"end": {"steps": 100}})
+    dataset = Dataset.open(pairs)
+    job = planner(dataset, execution={"end": {"steps": 100}}).job
+    jobs = JobPlanner(job, [dataset], Kept(200_000))
     first = jobs.plan(0)
-    assert jobs.plan(0) is first
     for step in range(1, 40):
         jobs.plan(step)
-    again = jobs.plan(0)
-    assert again is not first
-    assert again.hash == first.hash
+    assert jobs.plan(0) is first, "what is in use is not made again"
+    dropped, expected = weakref.ref(first), first.hash
+    del first
+    for step in range(1, 40):
+        jobs.plan(step)
+    assert dropped() is None
+    assert jobs.plan(0).hash == expected
 
 
 def test_steps_beyond_the_end_fail_every_time(pairs: Path) -> None:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 
@@ -96,16 +97,23 @@ def test_jobs_get_equal_shares() -> None:
     assert paces["first"] - before["first"] > 50
 
 
+@dataclass(frozen=True)
+class Made:
+    """A value; integers cannot be referenced weakly."""
+
+    value: int
+
+
 def test_a_plan_is_given_up_when_the_last_of_its_callers_leaves() -> None:
-    cache, turns = OnceCache[int](4), Turns(1)
+    cache, turns = OnceCache[int, Made](4, lambda _: 1), Turns(1)
     gone = [threading.Event(), threading.Event()]
 
-    def make(unwanted: Unwanted) -> int:
-        return turns.run("job", lambda: endless() or 1, unwanted)
+    def make(unwanted: Unwanted) -> Made:
+        return turns.run("job", lambda: endless() or Made(1), unwanted)
 
     with ThreadPoolExecutor(2) as pool:
         callers = [pool.submit(cache.get, 0, make, g.is_set) for g in gone]
-        until(lambda: bool(turns._working) and len(cache._entries[0].callers) == 2)
+        until(lambda: bool(turns._working) and len(cache._making[0].callers) == 2)
         gone[0].set()  # perhaps the one that computes: the other one's plan goes on
         time.sleep(10 * SLICE_S)
         assert turns._working or turns._waiting
@@ -113,37 +121,37 @@ def test_a_plan_is_given_up_when_the_last_of_its_callers_leaves() -> None:
         for caller in callers:
             with pytest.raises(UnwantedError):
                 caller.result(TIMEOUT_S)
-    assert not cache._entries
+    assert not cache._making
 
 
 def test_who_still_waits_gets_the_plan_that_the_first_caller_left() -> None:
-    cache, go, left = OnceCache[int](4), threading.Event(), threading.Event()
+    cache, go, left = OnceCache[int, Made](4, lambda _: 1), threading.Event(), threading.Event()
 
-    def make(unwanted: Unwanted) -> int:
+    def make(unwanted: Unwanted) -> Made:
         assert go.wait(TIMEOUT_S)
         if unwanted():
             raise UnwantedError
-        return 7
+        return Made(7)
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(cache.get, 0, make, left.is_set)
-        until(lambda: 0 in cache._entries)
+        until(lambda: 0 in cache._making)
         second = pool.submit(cache.get, 0, make)
-        until(lambda: len(cache._entries[0].callers) == 2)
+        until(lambda: len(cache._making[0].callers) == 2)
         left.set()
         go.set()
-        assert second.result(TIMEOUT_S) == 7
-        assert first.result(TIMEOUT_S) == 7
+        assert second.result(TIMEOUT_S) == Made(7)
+        assert first.result(TIMEOUT_S) == Made(7)
 
 
 def test_a_caller_that_comes_as_the_others_leave_makes_the_value_itself() -> None:
-    cache, made = OnceCache[int](4), list[int]()
+    cache, made = OnceCache[int, Made](4, lambda _: 1), list[int]()
 
-    def give_up(_: Unwanted) -> int:
+    def give_up(_: Unwanted) -> Made:
         made.append(0)
         if len(made) == 1:
             raise UnwantedError  # nobody waited, until this caller came
-        return 5
+        return Made(5)
 
-    assert cache.get(0, give_up) == 5
+    assert cache.get(0, give_up) == Made(5)
     assert len(made) == 2

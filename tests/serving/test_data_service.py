@@ -13,7 +13,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from serving.harness import TIMEOUT_S, Running, index, job_data, reason_of, running
+from serving.harness import FIXED_WINDOW, TIMEOUT_S, Running, index, job_data, large_job, reason_of, running
 from shards import write_pairs
 
 from dataserver.dataset.build import build_index
@@ -176,6 +176,47 @@ def test_jobs_in_memory_are_bounded_and_the_oldest_is_forgotten(datasets: dict[s
         assert reason_of(caught.value)[:3] == (CODE.NOT_FOUND, "JOB_UNKNOWN", "CREATE_JOB")
         for job_id in ids[1:]:
             server.stub.GetPlan(pb.GetPlanRequest(job_id=job_id), timeout=TIMEOUT_S)
+
+
+def knows(server: Running, job_id: str) -> bool:
+    try:
+        server.stub.ListStepTimes(pb.ListStepTimesRequest(job_id=job_id), timeout=TIMEOUT_S)
+    except grpc.RpcError as error:
+        if reason_of(error)[1] != "JOB_UNKNOWN":
+            raise
+        return False
+    return True
+
+
+def test_a_job_with_an_open_stream_stays_known_whatever_comes(photographs: Path) -> None:
+    with running({"photos": photographs}, FIXED_WINDOW, max_jobs=1) as server:
+        job_id = server.create(large_job(end={"steps": 20})).job_id
+        held = server.stream(job_id)
+        next(held)
+        others = [server.create(large_job(seed=seed)).job_id for seed in range(1, 4)]
+        assert knows(server, job_id)
+        assert [knows(server, other) for other in others] == [False, False, False], "the one asked for last is kept"
+        held.cancel()
+        assert server.server.streams.wait_until_idle(TIMEOUT_S)
+        for seed in range(10, 30):  # the thread of the call may still be on its way out
+            server.create(large_job(seed=seed))
+            if not knows(server, job_id):
+                break
+        else:
+            pytest.fail("the job is kept for ever")
+
+
+def test_what_clients_report_is_bounded_over_all_jobs(datasets: dict[str, Path]) -> None:
+    """Each job may have 3 MiB of reports, and 64 jobs may be known; not so where memory holds 16 MiB."""
+    with running(datasets, job_bytes=64 << 20) as server:
+        ids = [server.create(job_data(seed=seed)).job_id for seed in range(8)]
+        assert all(knows(server, job_id) for job_id in ids)
+        for seed, job_id in enumerate(ids):
+            server.create(job_data(seed=seed))
+            report = pb.StepTimes(job_id=job_id, module="vit", forward_ns=[1] * 60_000)
+            for _ in range(50):
+                server.stub.ReportStepTimes(pb.ReportStepTimesRequest(times=report), timeout=TIMEOUT_S)
+        assert [knows(server, job_id) for job_id in ids] == [False] * 3 + [True] * 5
 
 
 def test_a_plan_names_every_sample_once_and_agrees_with_the_stream(server: Running) -> None:

@@ -1,0 +1,99 @@
+"""The cache that bounds what is kept of all jobs."""
+
+import threading
+from dataclasses import dataclass
+
+import pytest
+
+from dataserver.jobs import OnceCache, Unwanted
+
+
+@dataclass
+class Thing:
+    cost: int
+
+
+def cache(budget: int) -> OnceCache[int, Thing]:
+    return OnceCache(budget, lambda thing: thing.cost)
+
+
+def test_what_was_used_least_recently_goes_first_and_is_made_again() -> None:
+    made: list[int] = []
+
+    def make(key: int) -> Thing:
+        made.append(key)
+        return Thing(10)
+
+    things = cache(30)
+    for key in (1, 2, 3, 1, 4):
+        things.get(key, lambda _, key=key: make(key))
+    assert made == [1, 2, 3, 4]
+    assert [things.find(key) is not None for key in (1, 2, 3, 4)] == [True, False, True, True]
+    things.get(2, lambda _: make(2))
+    assert made == [1, 2, 3, 4, 2]
+    assert len(things.values()) == 3
+
+
+def test_what_somebody_holds_is_found_whatever_it_costs_and_kept_again() -> None:
+    things = cache(10)
+    held = things.get(1, lambda _: Thing(8))
+    things.get(2, lambda _: Thing(9))
+    assert things.find(1) is held
+    assert things.find(2) is None, "1 is the one used last, and both do not fit"
+    large = things.get(3, lambda _: Thing(1000))
+    assert things.get(3, lambda _: Thing(1)) is large
+    del large
+    assert things.find(3) is not None, "the one used last is kept"
+
+
+def test_a_value_that_grew_is_counted_at_its_new_cost() -> None:
+    things = cache(30)
+    growing = things.get(1, lambda _: Thing(10))
+    things.get(2, lambda _: Thing(10))
+    growing.cost = 25
+    things.keep(1, growing)
+    assert things.find(2) is None
+
+
+def test_dropped_keys_are_gone() -> None:
+    things = cache(100)
+    for key in range(4):
+        things.get(key, lambda _: Thing(10))
+    things.drop(lambda key: key % 2 == 0)
+    assert [things.find(key) is not None for key in range(4)] == [False, True, False, True]
+    for key in range(10, 18):
+        things.get(key, lambda _: Thing(10))
+    assert len(things.values()) == 10, "what was dropped costs nothing any more"
+
+
+def test_one_thread_makes_and_an_error_reaches_all_and_is_not_kept() -> None:
+    things, started, go = cache(100), threading.Event(), threading.Event()
+    calls: list[int] = []
+
+    def fail(_: Unwanted) -> Thing:
+        calls.append(1)
+        started.set()
+        go.wait(20)
+        raise ValueError("no")
+
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            things.get(1, fail)
+        except ValueError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads[0].start()
+    assert started.wait(20)
+    for thread in threads[1:]:
+        thread.start()
+    go.set()
+    for thread in threads:
+        thread.join(20)
+    assert len(errors) == 4
+    assert 1 <= len(calls) <= 4
+    assert things.get(1, lambda _: Thing(5)).cost == 5
+    with pytest.raises(ValueError, match="no"):
+        things.get(2, fail)

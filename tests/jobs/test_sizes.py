@@ -1,0 +1,42 @@
+import tracemalloc
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from builders.jobs import job_data
+
+from dataserver.jobs.sizes import memory_of
+from dataserver.planning.identity import parse_job
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    values: np.ndarray = field(default_factory=lambda: np.zeros(100_000))
+    names: tuple[str, ...] = ("a" * 5000,)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: parse_job({**job_data(), "stream": {**job_data()["stream"], "seed": i}}),
+        lambda _: Slotted(),
+        lambda _: np.zeros((300, 300))[:2],
+        lambda i: {f"{i}.{k}": [bytes(100)] for k in range(1000)},
+    ],
+    ids=["job", "slots", "view", "containers"],
+)
+def test_the_estimate_is_near_what_python_takes_and_not_below(make: object) -> None:
+    make(0)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        made = [make(i) for i in range(1, 11)]
+        taken = (tracemalloc.get_traced_memory()[0] - before) / len(made)
+    finally:
+        tracemalloc.stop()
+    assert 0.95 * taken <= memory_of(made[0]) <= 3 * taken
+
+
+def test_what_two_share_counts_once() -> None:
+    shared = np.zeros(1000)
+    assert memory_of((shared, shared, shared[:10])) < 1.1 * memory_of((shared,))
