@@ -3,8 +3,8 @@
 gRPC hands requests over as bytes: one that it failed to decode itself would end without google.rpc.ErrorInfo.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 import grpc
 from disttrain.v1 import errors_pb2
@@ -14,6 +14,13 @@ from google.protobuf.message_factory import GetMessageClass
 
 from dataserver.serving.errors import DataServiceError, abort, service_error
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
+
+_KINDS: "Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]]]" = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+"""By whether the client streams, and whether the server does."""
 
 Unary = Callable[[Message, grpc.ServicerContext], Message]
 Streaming = Callable[[Message, grpc.ServicerContext], Iterator[bytes]]
@@ -36,6 +43,41 @@ def service_handler(service: ServiceDescriptor, servicer: object) -> grpc.Generi
                 _guarded(behaviour, kind), response_serializer=encode
             )
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+def standard_handler(
+    service: ServiceDescriptor, servicer: object, otherwise: Message, name: str | None = None
+) -> grpc.GenericRpcHandler:
+    """Handlers for a service of gRPC's own packages, with generated messages.
+
+    Left to gRPC, a request that cannot be decoded leaves a traceback in the log, and of a streaming method a call that
+    never ends, which keeps the server from ending.
+
+    Args:
+        service: describes it.
+        servicer: has its methods.
+        otherwise: the request that one that cannot be decoded is taken for; the service answers it with an error.
+        name: of the service, where it is another one than the description's.
+    """
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for method in service.methods:
+        streams = (method.client_streaming, method.server_streaming)
+        handlers[method.name] = _KINDS[streams](
+            getattr(servicer, method.name),
+            request_deserializer=_lenient(GetMessageClass(method.input_type), otherwise),
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+    return grpc.method_handlers_generic_handler(name or service.full_name, handlers)
+
+
+def _lenient(kind: type[Message], otherwise: Message) -> Callable[[bytes], Message]:
+    def decode(request: bytes) -> Message:
+        try:
+            return kind.FromString(request)
+        except DecodeError:
+            return otherwise
+
+    return decode
 
 
 def _guarded(behaviour: Unary, kind: type[Message]) -> Callable[[bytes, grpc.ServicerContext], Message]:

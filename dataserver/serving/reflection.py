@@ -11,6 +11,8 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from dataserver.serving.handlers import standard_handler
+
 PACKAGE: Final = "grpc.reflection.v1"
 _OLD_PACKAGE: Final = "grpc.reflection.v1alpha"
 _FILE: Final = "grpc/reflection/v1/reflection.proto"
@@ -20,16 +22,13 @@ def enable_reflection(names: tuple[str, ...], server: grpc.Server) -> None:
     """Let a server describe the services of these full names, and the reflection services themselves."""
     _describe_v1()
     names = (*names, f"{PACKAGE}.ServerReflection", reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
-    method: grpc.RpcMethodHandler[reflection_pb2.ServerReflectionRequest, reflection_pb2.ServerReflectionResponse] = (
-        grpc.stream_stream_rpc_method_handler(
-            reflection.ReflectionServicer(names).ServerReflectionInfo,
-            reflection_pb2.ServerReflectionRequest.FromString,
-            reflection_pb2.ServerReflectionResponse.SerializeToString,
-        )
+    service, servicer = (
+        reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+        reflection.ReflectionServicer(names),
     )
-    handlers = {"ServerReflectionInfo": method}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"{PACKAGE}.ServerReflection", handlers),))
+    nothing = reflection_pb2.ServerReflectionRequest()
+    for name in (service.full_name, f"{PACKAGE}.ServerReflection"):
+        server.add_generic_rpc_handlers((standard_handler(service, servicer, nothing, name),))
 
 
 def _describe_v1() -> None:

@@ -6,14 +6,14 @@ from typing import Final
 
 import grpc
 from disttrain.v1 import admin_service_pb2, data_service_pb2
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 
 from dataserver.jobs import Catalog
 from dataserver.serving.admin_service import AdminService
 from dataserver.serving.config import ConfigError, ServerConfig, split_address
 from dataserver.serving.data_service import DataService
 from dataserver.serving.gate import CallPool, Gate
-from dataserver.serving.handlers import service_handler
+from dataserver.serving.handlers import service_handler, standard_handler
 from dataserver.serving.limits import MAX_TRANSPORT_BYTES
 from dataserver.serving.reflection import enable_reflection
 from dataserver.serving.streams import Streams
@@ -25,6 +25,8 @@ STOP_GRACE_S: Final = 1.0
 
 _DATA = data_service_pb2.DESCRIPTOR.services_by_name["DataService"]
 _ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_NO_SERVICE: Final = health_pb2.HealthCheckRequest(service="(in a request that cannot be decoded)")
 _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),  # by default clients that ping are cut off
@@ -55,7 +57,7 @@ class DataServer:
                 service_handler(_ADMIN, AdminService(self.drain)),
             )
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        self._grpc.add_generic_rpc_handlers((standard_handler(_HEALTH, self._health, _NO_SERVICE),))
         enable_reflection((_DATA.full_name, _ADMIN.full_name, health.SERVICE_NAME), self._grpc)
 
     @property
@@ -106,7 +108,8 @@ class DataServer:
     def _end(self, grace_s: float) -> None:
         self._streams.wait_until_idle(grace_s)
         # When a call ends, its callback closes its stream. Its thread may still be on its way out; nobody waits for it.
-        self._grpc.stop(STOP_GRACE_S).wait()
+        # Nor for gRPC beyond twice the grace: it may wait for ever for a call that a client gave up as it was answered.
+        self._grpc.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S)
         self._streams.close()
         self._calls.shutdown(wait=False)
         self._gate.close()
