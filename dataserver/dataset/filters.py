@@ -122,9 +122,15 @@ def compile_filter(text: str) -> Filter:
     try:
         tree = ast.parse(source, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise FilterError(f"the filter {text[:80]!r} cannot be parsed ({error}); {GRAMMAR}") from error
+        problem = error.msg if isinstance(error, SyntaxError) else error
+        raise FilterError(f"the filter {text[:80]!r} cannot be parsed ({problem}); {GRAMMAR}") from error
     _check_names(tree, source)
-    return Filter(text, _compile(tree.body, 0))
+    try:
+        return Filter(text, _compile(tree.body, 0))
+    except _RefusedError as error:
+        part = (ast.get_source_segment(source, error.node) or "")[:80]
+        place = f"the filter holds {part!r} at byte {error.node.col_offset}"
+        raise FilterError(f"{place}, {error.problem}; {GRAMMAR}") from None
 
 
 def _check_names(tree: ast.AST, source: str) -> None:
@@ -139,6 +145,14 @@ def _check_names(tree: ast.AST, source: str) -> None:
                 )
 
 
+class _RefusedError(Exception):
+    """A part of a filter that the grammar does not have."""
+
+    def __init__(self, node: ast.expr, problem: str) -> None:
+        super().__init__(problem)
+        self.node, self.problem = node, problem
+
+
 def _compile(node: ast.expr, depth: int) -> Node:
     if depth > MAX_FILTER_DEPTH:
         raise FilterError(f"the filter is nested deeper than {MAX_FILTER_DEPTH}; flatten it")
@@ -149,21 +163,21 @@ def _compile(node: ast.expr, depth: int) -> Node:
         return Group("not", (_compile(node.operand, depth + 1),))
     if isinstance(node, ast.Compare):
         sides = [node.left, *node.comparators]
-        links = [_compile_link(*link) for link in zip(sides, node.ops, sides[1:], strict=False)]
+        links = [_compile_link(node, *link) for link in zip(sides, node.ops, sides[1:], strict=False)]
         return links[0] if len(links) == 1 else Group("and", tuple(links))
-    raise _refused(node)
+    raise _RefusedError(node, "which is no comparison")
 
 
-def _compile_link(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Comparison:
+def _compile_link(whole: ast.Compare, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Comparison:
     name = OPERATORS.get(type(op))
+    if name is None:
+        raise _RefusedError(whole, "which compares by something else than ==, !=, <, <=, > or >=")
     column, literal = _operand(left), _operand(right)
-    if name is None or isinstance(column, _Column) == isinstance(literal, _Column):
-        raise _refused(left)
     if not isinstance(column, _Column):
         column, literal, name = literal, column, MIRRORED[name]
     if isinstance(column, _Column) and not isinstance(literal, _Column):
         return Comparison(column.name, name, literal)
-    raise _refused(left)
+    raise _RefusedError(whole, "which does not compare a column with a value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +196,7 @@ def _operand(node: ast.expr) -> _Column | Literal:
         value = -number if isinstance(number, int | float) and not isinstance(number, bool) else None
     if isinstance(value, Literal) and _is_storable(value):
         return value
-    raise _refused(node)
+    raise _RefusedError(node, "which is neither the name of a column nor a value that a column can hold")
 
 
 def _is_storable(value: Literal) -> bool:
@@ -190,10 +204,6 @@ def _is_storable(value: Literal) -> bool:
     if isinstance(value, str):
         return not any("\ud800" <= character <= "\udfff" for character in value)
     return not isinstance(value, int) or value in INT64_RANGE
-
-
-def _refused(node: ast.expr) -> FilterError:
-    return FilterError(f"the filter may not hold this {type(node).__name__} at byte {node.col_offset}; {GRAMMAR}")
 
 
 def _comparisons(node: Node) -> Iterable[Comparison]:

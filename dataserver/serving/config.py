@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from dataserver.planning.jobspec import MAX_TEXT_BYTES, Name, TextError, parse_yaml
+from dataserver.planning.jobspec import MAX_TEXT_BYTES, Name, TextError, parse_yaml, required
 
 MIB = 1 << 20
 
@@ -110,10 +110,13 @@ def load_config(file: Path | None, overrides: Mapping[str, Any]) -> ServerConfig
 
 
 def _problem(error: ErrorDetails) -> str:
-    key = ".".join(str(part) for part in error["loc"])
+    *path, last = error["loc"] or ("",)
+    if last == "[key]":
+        return f"configuration key {path[0]!r} holds the name {str(error['input'])[:128]!r}: {required(error)}"
+    key = ".".join(str(part) for part in (*path, last))
     if error["type"] == "extra_forbidden":
         return f"configuration key {key!r} is unknown; the keys are {', '.join(ServerConfig.model_fields)}"
-    text = error["msg"].removeprefix("Value error, ")
+    text = "the path of a file or folder is required" if error["type"] == "path_type" else required(error)
     if not key:
         return text
     return f"configuration key {key!r} is {str(error['input'])[:128]}: {text}"

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from dataserver.planning.identity import (
     Job,
+    JobSpecError,
     UnsupportedVersionError,
     canonical_json,
     differing_fields,
@@ -284,3 +285,24 @@ def test_streams_that_differ_say_where() -> None:
 def test_the_published_schema_is_that_of_the_model() -> None:
     assert json.loads(SCHEMA.read_text()) == job_schema(), "run scripts/generate_stubs"
     assert set(job_schema()["$defs"]["Stream"]["properties"]) == set(Stream.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("path", "found", "rule"),
+    [
+        (("datasets", 0, "name"), "h o", "a name is required: 1 to 128 ASCII letters, digits"),
+        (("datasets", 0, "fingerprint"), "F" * 64, "a digest is required: 64 hexadecimal digits, 0 to 9 and a to f"),
+        (("datasets", 0, "quarantine"), "none", "or an empty text for none"),
+    ],
+)
+def test_rules_of_texts_are_said_in_words(path: tuple[Any, ...], found: str, rule: str) -> None:
+    data = job_data()
+    place = data["stream"]
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = found
+    with pytest.raises(JobSpecError) as caught:
+        parse_job(data)
+    assert f'.{path[-1]}: found "{found[:10]}' in str(caught.value)
+    assert rule in str(caught.value)
+    assert "pattern" not in str(caught.value)

@@ -32,7 +32,12 @@ def test_every_key_can_stand_in_the_file(tmp_path: Path) -> None:
         ({**DATASETS, "max_streams": "many"}, "'max_streams'"),
         ({**DATASETS, "quarantines": {"x": "/q"}}, r"quarantines names \['x'\]"),
         ({**DATASETS, "tokenizers": {"bytes": "/t"}}, "built in"),
+        (
+            {"datasets": {"h o!": "/d"}},
+            "^configuration key 'datasets' holds the name 'h o!': a name is required: 1 to 128 ASCII",
+        ),
         ({"datasets": {"../d": "/data"}}, "datasets"),
+        ({"datasets": {"d": 3}}, "key 'datasets.d' is 3: the path of a file or folder is required"),
         ({**DATASETS, "listen": "127.0.0.1"}, "HOST:PORT"),
         ({**DATASETS, "listen": "127.0.0.1:99999"}, "HOST:PORT"),
         ({**DATASETS, "listen": "127.0.0.1:-1"}, "HOST:PORT"),

@@ -8,6 +8,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from dataserver.planning.jobspec.values import PATTERN_RULES
+
 Path = tuple[int | str, ...]
 """Where an error is in a job."""
 
@@ -80,11 +82,18 @@ def _problem(error: ErrorDetails, model: type[BaseModel]) -> str:
         return f"kind is {_shown(error['ctx']['tag'])}; one of {tags} is required"
     if kind == "union_tag_not_found":
         return "kind is missing; say which one this is"
-    message = error["msg"].removeprefix("Value error, ")
+    message = required(error)
     message = message.replace("Input should", "it should", 1).replace("Tuple should", "it should", 1)
     if kind in ("missing", "value_error", "json_invalid"):
         return message
     return f"found {_shown(found)}; {message}{_HINTS.get((kind, type(found).__name__), '')}"
+
+
+def required(error: ErrorDetails) -> str:
+    """What a field asks for, in words."""
+    if error["type"] == "string_pattern_mismatch":
+        return PATTERN_RULES[error["ctx"]["pattern"]]
+    return error["msg"].removeprefix("Value error, ")
 
 
 def _shown(value: Any) -> str:

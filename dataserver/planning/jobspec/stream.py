@@ -5,7 +5,16 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
-from dataserver.planning.jobspec.values import DecimalString, Digest, Name, Natural, Positive, SpecModel, TokenId
+from dataserver.planning.jobspec.values import (
+    DecimalString,
+    Digest,
+    MaybeDigest,
+    Name,
+    Natural,
+    Positive,
+    SpecModel,
+    TokenId,
+)
 
 SUPPORTED_ORDER_VERSIONS = frozenset({1})
 SUPPORTED_CONTENT_VERSIONS = frozenset({1})
@@ -22,7 +31,7 @@ class DatasetSpec(SpecModel):
     """Share of the step's tokens (of its samples without packing), relative to the other weights."""
     filter: Annotated[str, Field(max_length=4096)] = ""
     """Condition over sidecar columns, e.g. `width >= 256 and punsafe < 0.1`; empty keeps all samples."""
-    quarantine: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    quarantine: MaybeDigest = ""
     """Digest of the quarantine list (`dataserver lint`) whose samples are left out; empty for none."""
 
 

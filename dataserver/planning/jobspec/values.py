@@ -1,8 +1,9 @@
 """Kinds of values that specifications are made of."""
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, TypeGuard
+from typing import Annotated, Any, Final, TypeGuard
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -28,8 +29,17 @@ def _decimal(text: str) -> str:
 DecimalString = Annotated[str, AfterValidator(_decimal), Field(json_schema_extra={"pattern": _DECIMAL})]
 """A fraction, as text; leading and trailing zeros do not count."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+_DIGEST = r"^[0-9a-f]{64}$"
+_MAYBE_DIGEST = r"^([0-9a-f]{64})?$"
+PATTERN_RULES: Final[Mapping[str, str]] = {
+    _NAME: "a name is required: 1 to 128 ASCII letters, digits, '.', '_' and '-', the first one a letter or a digit",
+    _DIGEST: "a digest is required: 64 hexadecimal digits, 0 to 9 and a to f",
+    _MAYBE_DIGEST: "a digest is required, 64 hexadecimal digits, 0 to 9 and a to f, or an empty text for none",
+}
+"""What the patterns of texts ask for, in words."""
 Name = Annotated[str, Field(pattern=_NAME)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Digest = Annotated[str, Field(pattern=_DIGEST)]
+MaybeDigest = Annotated[str, Field(pattern=_MAYBE_DIGEST)]
 Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 Natural = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

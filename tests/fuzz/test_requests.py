@@ -1,0 +1,109 @@
+"""Whatever is sent to a server: an answer, or an error that says what to do; and it serves on."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from cli.server_process import command
+from disttrain.v1 import data_service_pb2 as pb
+from disttrain.v1.data_service_pb2_grpc import DataServiceStub
+from fuzz.mutation import CORPUS, Fuzzing, keep, kept
+from fuzz.requests import METHODS, TIMEOUT_S, Request, odd, problem
+from serving.harness import index, job_data
+from shards import write_pairs
+
+TARGET = "requests"
+
+
+@dataclass
+class Target:
+    """A server in another process, and a job that it knows."""
+
+    process: subprocess.Popen[str]
+    channel: grpc.Channel
+    log: Path
+    job_text: str
+
+    def digest(self) -> str:
+        """Of a stream of the job, which the server may have forgotten meanwhile."""
+        stub = DataServiceStub(self.channel)
+        job = stub.GetOrCreateJob(pb.GetOrCreateJobRequest(job_spec_json=self.job_text), timeout=TIMEOUT_S)
+        request = pb.StreamMicrobatchesRequest(job_id=job.job_id, module="vit")
+        messages = stub.StreamMicrobatches(request, timeout=TIMEOUT_S)
+        return hashlib.sha256(b"".join(m.SerializeToString() for m in messages)).hexdigest()
+
+    def seeds(self) -> list[Request]:
+        """A valid request of each method."""
+        stub = DataServiceStub(self.channel)
+        job = stub.GetOrCreateJob(pb.GetOrCreateJobRequest(job_spec_json=self.job_text), timeout=TIMEOUT_S)
+        times = pb.StepTimes(job_id=job.job_id, module="llm", stage=1, forward_ns=[5, 6], backward_ns=[7])
+        known = {
+            "GetOrCreateJob": pb.GetOrCreateJobRequest(job_spec_json=job.canonical_job_spec_json),
+            "StreamMicrobatches": pb.StreamMicrobatchesRequest(job_id=job.job_id, module="llm", tensors=["labels"]),
+            "GetPlan": pb.GetPlanRequest(job_id=job.job_id, step=1),
+            "ReportStepTimes": pb.ReportStepTimesRequest(times=times),
+            "ListStepTimes": pb.ListStepTimesRequest(job_id=job.job_id),
+            "DescribeSamples": pb.DescribeSamplesRequest(dataset="pairs", samples=[0, 1]),
+        }
+        return [
+            Request(name, known[method.name].SerializeToString() if method.name in known else b"")
+            for name, method in METHODS.items()
+        ]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """A server of a small dataset. In the end its log holds no traceback, and it ends when it is told to."""
+    root = tmp_path_factory.mktemp("fuzz")
+    folder, log = index(write_pairs(root / "pairs", 24, 12, seed=1)), root / "log"
+    line = command("serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={folder}")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(line, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            found = re.fullmatch(r"listening on (.*)\n", process.stdout.readline())
+            assert found, log.read_text()
+            with grpc.insecure_channel(found[1]) as channel:
+                text = json.dumps(job_data(datasets=[{"name": "pairs"}], end={"steps": 2}))
+                target = Target(process, channel, log, text)
+                digest = target.digest()
+                yield target
+                assert target.digest() == digest, "the server serves what it served before"
+            assert "Traceback" not in log.read_text()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(TIMEOUT_S) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("path", kept(TARGET), ids=lambda path: path.name)
+def test_kept_requests(target: Target, path: Path) -> None:
+    assert problem(target.channel, Request.of(path.read_bytes())) is None
+    assert "Traceback" not in target.log.read_text()
+
+
+@pytest.mark.slow
+def test_no_request_is_answered_by_a_defect(target: Target, fuzzing: Fuzzing) -> None:
+    seeds = target.seeds()
+    assert [problem(target.channel, seed) for seed in seeds] == [None] * len(seeds)
+    others = [seed.body for seed in seeds]
+    for numbers in fuzzing.numbers():
+        request = odd(numbers.choice(seeds), others, numbers)
+        wrong = problem(target.channel, request)
+        if wrong is None and "Traceback" in target.log.read_text():
+            wrong = "a traceback in the log"
+        if wrong is not None:
+            name = hashlib.sha256(request.data).hexdigest()[:16]
+            path = keep(TARGET, name, request.data)
+            pytest.fail(f"{wrong}; the request is kept in {path.relative_to(CORPUS.parent)}")
