@@ -1,0 +1,174 @@
+"""A server's memory, threads and descriptors stay what they are, however many jobs, streams and odd requests come."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from cli.server_process import command
+from disttrain.v1 import data_service_pb2 as pb
+from disttrain.v1.data_service_pb2_grpc import DataServiceStub
+from fuzz.requests import METHODS, TIMEOUT_S, Request, odd, problem
+from serving.harness import FIXED_WINDOW, index, job_data, reason_of
+from shards import write_pairs
+
+MIB = 1 << 20
+PLACES = 16
+SPARE_MIB = 24
+"""What the memory may differ by chance: arenas of the allocator, buffers that are kept for reuse."""
+SPARE_THREADS = 2 * PLACES + 32
+"""Pools make their threads as they need them: one for each place, each idle stream, and each of 32 other calls."""
+SPARE_FILES = 8
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process holds."""
+
+    rss: int
+    threads: int
+    files: int
+
+
+@dataclass
+class Server:
+    """A server in another process."""
+
+    process: psutil.Process
+    address: str
+    log: Path
+
+    def connect(self) -> grpc.Channel:
+        return grpc.insecure_channel(self.address, FIXED_WINDOW)
+
+    def usage(self) -> Usage:
+        return Usage(self.process.memory_info().rss, self.process.num_threads(), self.process.num_fds())
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    folder, log = index(write_pairs(tmp_path / "pairs", 48, 12, seed=1, median_size=160)), tmp_path / "log"
+    flags = {
+        "max-streams": PLACES,
+        "max-jobs": 16,
+        "idle-timeout-s": 1,
+        "prefetch-bytes": 16 * MIB,
+        "job-bytes": 64 * MIB,
+    }
+    options = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
+    line = command("serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={folder}", *options)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(line, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            found = re.fullmatch(r"listening on (.*)\n", process.stdout.readline())
+            assert found, log.read_text()
+            yield Server(psutil.Process(process.pid), found[1], log)
+            assert "Traceback" not in log.read_text()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(TIMEOUT_S) == 0
+        finally:
+            process.kill()
+
+
+def text(seed: int = 0, **changes: Any) -> str:
+    return json.dumps(job_data(datasets=[{"name": "pairs"}], seed=seed, end={"steps": 2}, **changes))
+
+
+def create(stub: DataServiceStub, seed: int = 0, **changes: Any) -> str:
+    request = pb.GetOrCreateJobRequest(job_spec_json=text(seed, **changes))
+    return stub.GetOrCreateJob(request, timeout=TIMEOUT_S).job_id
+
+
+def jobs(server: Server, numbers: range) -> None:
+    """Another job each time; of some, a plan."""
+    with server.connect() as channel:
+        stub = DataServiceStub(channel)
+        for seed in numbers:
+            job_id = create(stub, seed)
+            if seed % 8 == 0:
+                stub.GetPlan(pb.GetPlanRequest(job_id=job_id), timeout=TIMEOUT_S)
+
+
+def unread_streams(server: Server, numbers: range) -> None:
+    """Streams of which one message is read, some cancelled, most forgotten, until the server has places no more."""
+    with server.connect() as channel:
+        stub, held = DataServiceStub(channel), []
+        job_id = create(stub, microbatch=4, sizing={"max_patches": 1024})
+        for number in numbers:
+            stream = first = None
+            while first is None:
+                stream = stub.StreamMicrobatches(pb.StreamMicrobatchesRequest(job_id=job_id, module="vit"))
+                first = message_of(stream)
+            if number % 4 == 0:
+                stream.cancel()
+            else:
+                held.append(stream)
+        for stream in held:
+            stream.cancel()
+
+
+def message_of(stream: Any) -> Any:
+    """The first message; None if the server has no place."""
+    try:
+        return next(stream)
+    except grpc.RpcError as error:
+        if reason_of(error)[1] != "TOO_MANY_STREAMS":
+            raise
+        return None
+
+
+def odd_requests(server: Server, numbers: range) -> None:
+    """Requests with fields out of range, bytes harmed, or given up before they are answered."""
+    with server.connect() as channel:
+        job_id = create(DataServiceStub(channel))
+        known = {
+            "GetOrCreateJob": pb.GetOrCreateJobRequest(job_spec_json=text()),
+            "StreamMicrobatches": pb.StreamMicrobatchesRequest(job_id=job_id, module="vit"),
+            "GetPlan": pb.GetPlanRequest(job_id=job_id),
+        }
+        seeds = [
+            Request(name, known[method.name].SerializeToString() if method.name in known else b"")
+            for name, method in METHODS.items()
+        ]
+        others = [seed.body for seed in seeds]
+        for number in numbers:
+            source = Random(number)
+            request = odd(source.choice(seeds), others, source)
+            if number % 10 == 0:
+                channel.unary_unary(f"/{request.method}").future(request.body, timeout=TIMEOUT_S).cancel()
+            else:
+                assert problem(channel, request) is None
+
+
+@pytest.mark.parametrize("size", [pytest.param(10, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("load", "times"),
+    [(jobs, 10_000), (unread_streams, 2_000), (odd_requests, 20_000)],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
+def test_a_server_stays_as_large_as_it_was(
+    server: Server, load: Callable[[Server, range], None], times: int, size: int
+) -> None:
+    count = times // size
+    warm = min(count // 4, 1000)
+    load(server, range(warm))
+    before = server.usage()
+    load(server, range(warm, warm + count))
+    after = server.usage()
+    assert after.rss - before.rss < SPARE_MIB * MIB
+    assert after.threads - before.threads <= SPARE_THREADS
+    assert after.files - before.files <= SPARE_FILES
