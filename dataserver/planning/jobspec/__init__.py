@@ -20,7 +20,6 @@ from dataserver.planning.jobspec.layout import (
 )
 from dataserver.planning.jobspec.modules import BalancePolicy, Memory, ModuleSpec, PackingPolicy
 from dataserver.planning.jobspec.plan_limits import PLAN_LIMITS, REMEDIES, SINGLE_STEP, Extreme, PlanLimits
-from dataserver.planning.jobspec.problems import describe
 from dataserver.planning.jobspec.problems import describe, required
 from dataserver.planning.jobspec.stream import (
     SPECIAL_TOKENS,
