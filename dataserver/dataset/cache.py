@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
 
@@ -43,7 +43,7 @@ class LruCache(Generic[Value]):
             if key in self._values:
                 self._remove(key)
 
-    def drop_where(self, unwanted: Callable[[Hashable], bool]) -> None:
+    def drop_where(self, unwanted: Callable[[Any], bool]) -> None:
         """Forget the values of some keys."""
         with self._lock:
             for key in [key for key in self._values if unwanted(key)]:

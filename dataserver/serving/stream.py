@@ -60,7 +60,7 @@ class MicrobatchStream:
         source: ViewSource,
         step: int,
         microbatch: int,
-        cancel: Callable[[], None],
+        cancel: Callable[[], object],
         on_close: Callable[["MicrobatchStream"], None],
     ) -> None:
         """Make a stream that has not begun.

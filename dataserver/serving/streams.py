@@ -45,7 +45,7 @@ class Streams:
         """Whether streams are to end."""
         return self.shared.draining.is_set()
 
-    def open(self, source: ViewSource, step: int, microbatch: int, cancel: Callable[[], None]) -> MicrobatchStream:
+    def open(self, source: ViewSource, step: int, microbatch: int, cancel: Callable[[], object]) -> MicrobatchStream:
         """Open a stream that starts at (step, microbatch), and let it begin to prepare.
 
         Args:
