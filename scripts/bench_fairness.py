@@ -46,15 +46,16 @@ def job(modules: list[Data], layout: Data | None = None, microbatch: int = 1, **
 
 def neighbour() -> Data:
     """An ordinary job: a step of a few dozen samples."""
-    modules = [{"name": "vit", "kind": "encoder"}, {"name": "llm", "kind": "backbone", "dp": 2, "pp": 2}]
+    modules: list[Data] = [{"name": "vit", "kind": "encoder"}, {"name": "llm", "kind": "backbone", "dp": 2, "pp": 2}]
     return job(modules, global_batch=16)
 
 
 def odd_jobs() -> dict[str, Data]:
     """The most that a job of each layout may ask for, or near it: many ranks, many microbatches, little memory."""
-    encoder, backbone = {"name": "vit", "kind": "encoder"}, {"name": "llm", "kind": "backbone"}
-    memory = {"memory": {"room_bytes": 2048, "unit_bytes": 1}}
-    tower = {"kind": "tower", "dp": 64}
+    encoder: Data = {"name": "vit", "kind": "encoder"}
+    backbone: Data = {"name": "llm", "kind": "backbone"}
+    memory: Data = {"memory": {"room_bytes": 2048, "unit_bytes": 1}}
+    tower: Data = {"kind": "tower", "dp": 64}
     towers = [{"name": "vision", "modality": "image", **tower}, {"name": "text", "modality": "text", **tower}]
     exchange = [{"degree": 1 << p, "unit_ps": 1000} for p in range(1, 5)]
     return {

@@ -41,9 +41,11 @@ def test_a_short_job_need_not_wait_for_long_ones() -> None:
     turns, stop = Turns(1), threading.Event()
     with ThreadPoolExecutor(4) as pool:
         long = [pool.submit(turns.run, f"long {i}", endless, stop.is_set) for i in range(3)]
-        until(lambda: len(turns._begun) == 3)  # each of them computes now and then
-        assert pool.submit(turns.run, "short", lambda: compute(2)).result(TIMEOUT_S) == 2
-        stop.set()
+        try:
+            until(lambda: len(turns._begun) == 3)  # each of them computes now and then
+            assert pool.submit(turns.run, "short", lambda: compute(2)).result(TIMEOUT_S) == 2
+        finally:
+            stop.set()
         for future in long:
             with pytest.raises(UnwantedError):
                 future.result(TIMEOUT_S)

@@ -26,7 +26,7 @@ FITTING_LOOKS = 32
 OPERATIONS_AT_ONCE = 1 << 24
 """Operations that are simulated between two calls of `pace`: some ten milliseconds."""
 
-LOOKS_AT_ONCE = 1 << 20
+LOOKS_AT_ONCE = 1 << 16
 """Exchanges that are tried between two calls of `pace`, where an island has one backbone rank; else so many fewer."""
 
 
