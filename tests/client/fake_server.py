@@ -1,7 +1,6 @@
 """A small data server that speaks the protos and misbehaves on demand. No dataset: contents are made from names.
 
-`FakeServer` runs in this process; `python fake_server.py ANSWERS_JSON` runs one as a process of its own and prints its
-address.
+`FakeServer` runs in this process, `fake_process` runs one as a process of its own.
 """
 
 import ctypes
@@ -11,7 +10,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -103,9 +102,9 @@ class Answers:
 
 
 class FakeServer(DataServiceServicer):
-    """One server on a free loopback port."""
+    """One server on a free port of the loopback, or of another address of this machine."""
 
-    def __init__(self, answers: Answers | None = None, port: int = 0) -> None:
+    def __init__(self, answers: Answers | None = None, port: int = 0, host: str = "127.0.0.1") -> None:
         self.answers = answers or Answers()
         self.jobs: set[str] = set()
         self._stream_ids: dict[str, str] = {}
@@ -117,7 +116,7 @@ class FakeServer(DataServiceServicer):
         self._closing = threading.Event()
         self._server = grpc.server(futures.ThreadPoolExecutor(16), options=OPTIONS)
         add_DataServiceServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
+        self.address = f"{host}:{self._server.add_insecure_port(f'{host}:{port}')}"
         self._server.start()
 
     def close(self) -> None:
@@ -302,11 +301,13 @@ def fail(context: Any, code: grpc.StatusCode, reason: str, action: str, message:
 
 
 @contextmanager
-def fake_process(**answers: Any) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """A server in a process of its own, and its address."""
+def fake_process(
+    *, host: str = "127.0.0.1", prefix: Sequence[str] = (), **answers: Any
+) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """A server in a process of its own, and its address; `prefix` stands before its command line."""
     path = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, __file__, json.dumps(asdict(Answers(**answers)))]
+    command = [*prefix, sys.executable, __file__, host, json.dumps(asdict(Answers(**answers)))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
@@ -316,7 +317,7 @@ def fake_process(**answers: Any) -> Iterator[tuple["subprocess.Popen[str]", str]
 
 
 def main() -> None:
-    server = FakeServer(Answers(**json.loads(sys.argv[1])))
+    server = FakeServer(Answers(**json.loads(sys.argv[2])), host=sys.argv[1])
     sys.stdout.write(server.address + "\n")
     sys.stdout.flush()
     threading.Event().wait()

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import pytest
 from client.fake_server import NUM_STEPS, FakeServer, fake_process, job_data
 from client.test_stream_reader import ALL, VIEW
+from faults.network import machine, missing
 from faults.relay import Mode, Relay, relayed
 
 from trainclient.stream.endpoint import Timeouts
@@ -26,16 +27,14 @@ BEFORE = 3
 """Microbatches that arrive before something happens."""
 
 
-def read(first: str, happens: Callable[[], object], prefetch_bytes: int = 0) -> tuple[list[Cursor], float]:
+def read(first: str, happens: Callable[[], object]) -> tuple[list[Cursor], float]:
     """Read a job from two servers, the first of which fails in mid-stream; the cursors, and the longest wait."""
     with FakeServer() as good, ExitStack() as stack:
         fleet = Fleet([first, good.address])
         stack.callback(fleet.close)
         fleet.current = 0
         job = resolve_job(job_data(), fleet)
-        reader = stack.enter_context(
-            MicrobatchReader(fleet, job, VIEW, num_steps=NUM_STEPS, prefetch_bytes=prefetch_bytes)
-        )
+        reader = stack.enter_context(MicrobatchReader(fleet, job, VIEW, num_steps=NUM_STEPS, prefetch_bytes=0))
         found, longest = [], 0.0
         for microbatch in reader:
             found.append(microbatch.cursor)
@@ -75,6 +74,16 @@ def test_a_server_lost_in_mid_stream_holds_a_client_for_seconds() -> None:
         found, longest = result.result()
         assert found == [Cursor(*place) for place in ALL], name
         assert longest < 2 * BOUND_S, name
+
+
+def test_a_cut_cable_holds_a_client_for_seconds() -> None:
+    """Nothing comes back from the other machine, neither data nor the end of the connection."""
+    if reason := missing():
+        pytest.skip(reason)
+    with machine() as there, fake_process(host=there.address, prefix=there.prefix, delay_s=0.1) as (_, address):
+        found, longest = read(address, there.cut)
+    assert found == [Cursor(*place) for place in ALL]
+    assert longest < 2 * BOUND_S
 
 
 def test_a_server_that_never_answers_holds_a_client_for_seconds() -> None:

@@ -134,7 +134,7 @@ def _beside(work: Callable[[], None]) -> Any:
 FAULTS: Final[dict[str, Fault]] = {
     "kill": _killed,
     "drain": _drained,
-    "stop": lambda site, jobs: stopped(site.member.process),
+    "stop": lambda site, _: stopped(site.member.process),
     "freeze": _network(Mode.FREEZE),
     "half a chunk": _network(Mode.FREEZE, after_bytes=HALF_A_CHUNK),
     "drop": _network(Mode.DROP),

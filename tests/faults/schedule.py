@@ -1,7 +1,7 @@
 """Faults in an order that a seed decides, over the steps of a job that is being read."""
 
 import random
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -42,9 +42,8 @@ class Schedule:
         self._planned = {fault.step: fault for fault in planned}
         self._open: dict[int, tuple[Planned, ExitStack]] = {}
         """By site, in the order in which they began."""
-        self._healing: dict[int, threading.Thread] = {}
-        self.errors: list[Exception] = []
-        """Of faults that could not be healed: a server that does not start again."""
+        self._pool = ThreadPoolExecutor(len(sites))
+        self._healing: dict[int, Future[None]] = {}
 
     def reach(self, step: int) -> None:
         """Do what is planned for a step, when every reader is in the middle of it."""
@@ -52,9 +51,11 @@ class Schedule:
         for site, (begun, _) in tuple(self._open.items()):
             if site == fault.site or begun.step + begun.lasts < step:
                 self._heal(site)
-        while len(self._open) + sum(t.is_alive() for t in self._healing.values()) >= len(self._sites) - 1:
-            self._make_room()
         self._join(fault.site)
+        while len(self._open) + len(self._healing) >= len(self._sites) - 1:
+            if not self._healing:
+                self._heal(next(iter(self._open)))
+            self._join(next(iter(self._healing)))
         stack = ExitStack()
         stack.enter_context(FAULTS[fault.kind](self._sites[fault.site], self._jobs))
         self._open[fault.site] = (fault, stack)
@@ -62,32 +63,21 @@ class Schedule:
             self._heal(fault.site)
 
     def end(self) -> None:
-        """Heal everything."""
+        """Heal everything.
+
+        Raises:
+            Exception: something could not be healed: a server does not start again, or did not end well.
+        """
         for site in tuple(self._open):
             self._heal(site)
         for site in tuple(self._healing):
             self._join(site)
-        assert not self.errors
-
-    def _make_room(self) -> None:
-        if self._open:
-            self._heal(next(iter(self._open)))
-        self._join(next(iter(self._healing)))
+        self._pool.shutdown()
 
     def _heal(self, site: int) -> None:
-        """In a thread of its own: meanwhile the readers go on."""
-        _, stack = self._open.pop(site)
-
-        def heal() -> None:
-            try:
-                stack.close()
-            except Exception as error:
-                self.errors.append(error)
-
-        self._join(site)
-        self._healing[site] = threading.Thread(target=heal)
-        self._healing[site].start()
+        """Begin to heal; meanwhile the readers go on."""
+        self._healing[site] = self._pool.submit(self._open.pop(site)[1].close)
 
     def _join(self, site: int) -> None:
         if site in self._healing:
-            self._healing.pop(site).join()
+            self._healing.pop(site).result()

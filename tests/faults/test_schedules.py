@@ -3,23 +3,29 @@
 import os
 import secrets
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from builders.jobs import module
 from e2e.streams import dataset_flags, digest, read_views, start_servers
 from faults.fleet import FAULTS, Jobs, Site
 from faults.schedule import Schedule, draw
-from serving.harness import index, job_data
+from serving.harness import FIXED_WINDOW, index, job_data
 from shards import write_interleaved, write_pairs
 
 from dataserver.jobs import Catalog, fill_job
 from dataserver.planning.identity import Job, parse_job
 from dataserver.serving.config import load_config
+from trainclient.stream import endpoint
 
 SEED = "DISTTRAIN_FAULT_SEED"
 """The variable that replays a schedule."""
+
+ODD = job_data(
+    modules=[module("encoder", dp=8), module("backbone", dp=32), module("generator", "gen")], global_batch=256
+)
+"""A job of few and large steps, none of which is read."""
 
 
 def test_schedules_hold_every_kind_and_are_repeated_by_their_seed() -> None:
@@ -42,6 +48,15 @@ def job_of(folders: dict[str, Path], steps: int, **changes: object) -> Job:
     return parse_job(fill_job(data, Catalog.open(load_config(None, {"datasets": folders}))))
 
 
+@pytest.fixture
+def tight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients whose transport holds 64 KiB and not a whole job, so that faults meet streams; they wait less long."""
+    options = endpoint._channel_options
+    monkeypatch.setattr(endpoint, "_channel_options", lambda timeouts: [*options(timeouts), *FIXED_WINDOW])
+    monkeypatch.setattr(endpoint, "PING_TIMEOUT_MS", 1500)
+
+
+@pytest.mark.usefixtures("tight")
 @pytest.mark.parametrize(
     ("count", "servers", "seed"),
     [
@@ -55,14 +70,13 @@ def test_any_schedule_of_faults_leaves_every_digest(
 ) -> None:
     seed = int(os.environ.get(SEED) or (secrets.randbits(32) if seed is None else seed))
     sys.stderr.write(f"schedule of {count} faults; {SEED}={seed} replays it\n")
-    flags = [*dataset_flags(folders), "--drain-grace", "5"]
+    flags = [*dataset_flags(folders), "--drain-grace-s", "5"]
     job = job_of(folders, count + 1)
-    odd = job_of(folders, 3, modules=job.spec.execution.modules)
     with ExitStack() as stack:
         undisturbed = read_views([*start_servers(stack, flags, 1)], job, digest)
     with ExitStack() as stack:
         sites = [Site(stack, flags, tmp_path / f"server{number}") for number in range(servers)]
-        schedule = Schedule(sites, Jobs(job.text, {}), draw(seed, count, servers))
+        schedule = Schedule(sites, Jobs(job.text, ODD), draw(seed, count, servers))
         pauses = {step: lambda _, step=step: schedule.reach(step) for step in range(1, count + 1)}
         found = read_views([site.address for site in sites], job, digest, pauses)
         schedule.end()

@@ -3,7 +3,7 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,12 +57,24 @@ def content(line: Line) -> tuple[Any, ...]:
     return (*place, json.dumps([header, line["sha256"]], sort_keys=True))
 
 
-def read(addresses: Sequence[str], job: Path, *flags: str) -> Read:
-    """Run a client to its end."""
+def read(addresses: Sequence[str], job: Path, *flags: str, odd: Mapping[str, str] | None = None) -> Read:
+    """Run a client to its end.
+
+    Args:
+        addresses: of its servers.
+        job: its job.
+        flags: others.
+        odd: what the client has to say of servers that it passes over, by address.
+    """
     done = subprocess.run(
         command(addresses, job, *flags), capture_output=True, text=True, timeout=2 * TIMEOUT_S, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    warnings = done.stderr.splitlines()
+    assert (done.returncode, len(warnings)) == (0, len(odd or {})), done.stderr
+    for warning, (address, text) in zip(warnings, (odd or {}).items(), strict=True):
+        assert warning.startswith("passed over: ")
+        assert address in warning
+        assert text in warning
     first, *lines = map(json.loads, done.stdout.splitlines())
     return Read(first["job"], lines)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zstandard
 from cli.server_process import ServerProcess, serving
-from disttrain.v1.data_service_pb2 import StreamMicrobatchesRequest
+from disttrain.v1.data_service_pb2 import EndOfStream, StreamMicrobatchesRequest, StreamMicrobatchesResponse
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from e2e.streams import dataset_flags
 from foreign import node
@@ -88,7 +88,8 @@ def misfit(tmp_path_factory: pytest.TempPathFactory, case: Case) -> Iterator[Ser
 def test_another_dataset_means_another_server(
     case: Case, misfit: ServerProcess, servers: tuple[ServerProcess, ServerProcess], tmp_path: Path
 ) -> None:
-    read = node.read([misfit.address, servers[0].address], case.complete(tmp_path), *FLAGS)
+    odd = {misfit.address: "FAILED_PRECONDITION"}
+    read = node.read([misfit.address, servers[0].address], case.complete(tmp_path), *FLAGS, odd=odd)
     assert read.servers() == {servers[0].address}
     assert contents(read.lines) == contents(case.undisturbed.view(*VIEW))
 
@@ -203,11 +204,46 @@ def test_views_of_two_modules_must_come_from_one_plan(case: Case, servers: tuple
         assert "step 0 has the plans" in node.refused([address], case.job)
 
 
-def test_servers_that_decode_differently_end_the_run(case: Case, servers: tuple[ServerProcess, ServerProcess]) -> None:
-    with proxy(servers[0].address, digest="other") as address:
-        message = node.refused([servers[0].address, address], case.job)
-    assert "decode images differently" in message
-    assert address in message
+def test_a_server_that_decodes_differently_is_passed_over_and_named(
+    case: Case, servers: tuple[ServerProcess, ServerProcess]
+) -> None:
+    change = Once(6, "cut")
+    with proxy(servers[0].address, change) as used, proxy(servers[1].address, digest="other") as odd:
+        read = node.read([used, odd], case.job, *FLAGS, odd={odd: "decode images differently"})
+    assert change.done
+    assert read.servers() == {used}
+    assert contents(read.lines) == contents(case.undisturbed.view(*VIEW))
+
+
+class Idle:
+    """Ends two streams as idle: the first where its third header is due, the second after that header."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def __call__(self, messages: Messages) -> Messages:
+        headers = 0
+        for message in messages:
+            headers += message.WhichOneof("message") == "header"
+            if headers < 3 or self.ended == 2:
+                yield message
+                continue
+            self.ended += 1
+            if self.ended == 2:
+                yield message
+            place = {"next_step": message.header.step, "next_microbatch": message.header.microbatch}
+            yield StreamMicrobatchesResponse(end=EndOfStream(reason=EndOfStream.REASON_IDLE, **place))
+            return
+
+
+def test_a_stream_that_ended_as_idle_is_asked_for_again(
+    case: Case, servers: tuple[ServerProcess, ServerProcess]
+) -> None:
+    change = Idle()
+    with proxy(servers[0].address, change) as address:
+        read = node.read([address], case.job, *FLAGS)
+    assert change.ended == 2
+    assert contents(read.lines) == contents(case.undisturbed.view(*VIEW))
 
 
 READ = """

@@ -15,7 +15,7 @@ Rules that hold for every call:
    minutes the first time; GetPlan and the first microbatch of a step wait for a plan; all else answers at once. A
    stream lasts as long as the job: give it no deadline, but watch for the time since its last message.
  * Keepalive: pings are permitted at most once a second, with or without calls in flight, and the server sends its own
-   every 30 s. A client that pings every 10 s and waits 5 s for the answer notices a lost server in time.
+   every 30 s. A client that pings every 2 s and waits 5 s for the answer notices a lost server in time.
  * Servers speak HTTP/2 in plain text: there is no TLS and no authentication yet.
  * 64-bit integers: steps stay below 2^53, sample numbers do not (microbatch.proto).
 """

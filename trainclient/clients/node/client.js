@@ -7,16 +7,19 @@ const { DataError, DataService, dataError, grpc } = require('./protocol');
 
 if (os.endianness() !== 'LE') throw new Error('tensors travel little-endian; this machine is big-endian');
 
+// A server that vanished is noticed within 7 s. Servers end connections that ping more often than once a second.
 const CHANNEL = {
-  'grpc.keepalive_time_ms': 10_000,
+  'grpc.keepalive_time_ms': 2_000,
   'grpc.keepalive_timeout_ms': 5_000,
-  'grpc.max_reconnect_backoff_ms': 5_000,
+  'grpc.max_reconnect_backoff_ms': 2_000,
 };
 const DEFAULTS = {
+  meetMs: 5_000, // deadline of the first question to a server, connection included
   callMs: 30_000, // deadline of a call that answers at once
   createMs: 600_000, // deadline of GetOrCreateJob, which sizes whole datasets
   idleMs: 300_000, // longest silence of a stream that is being read
-  giveUpMs: 120_000, // how long to try without progress
+  giveUpMs: 120_000, // how long to try without progress, also before the first answer
+  warn: (message) => console.warn(message), // told of each server that refuses, once
   codecs: ['CODEC_ZSTD'], // accepted besides raw, where a server has them
 };
 const REMEMBERED_STEPS = 4096;
@@ -48,7 +51,11 @@ class Rotation {
     if (error.action === 'GIVE_UP') throw error;
     if (!this.failures.size) this.since = Date.now();
     this.failures.set(this.server.address, error.message);
-    if (error.action === 'ANOTHER_SERVER') this.aside.add(this.position);
+    if (error.action === 'ANOTHER_SERVER') {
+      this.aside.add(this.position);
+      if (this.server.refusal !== error.message) options.warn(`passed over: ${error.message}`);
+      this.server.refusal = error.message;
+    }
     const late = Date.now() - this.since > options.giveUpMs;
     if (late || this.aside.size === servers.length) {
       const summary = late ? `no progress for ${options.giveUpMs} ms` : 'every server refuses';
@@ -100,6 +107,7 @@ class DataClient {
     const rotation = new Rotation(this, 0);
     for (;;) {
       try {
+        await this.meet(rotation.server); // soon says so where nobody answers; other calls may take long
         return await this.ask(rotation.server, method, request, ms);
       } catch (error) {
         await rotation.failed(error);
@@ -124,7 +132,7 @@ class DataClient {
           rotation.progress();
           yield batch;
         }
-        return;
+        if (place.step === Number(this.job.num_steps)) return;
       } catch (error) {
         await rotation.failed(error);
       }
@@ -162,20 +170,21 @@ class DataClient {
     });
   }
 
-  /** Ask a server for its limits, once; the servers of a fleet must decode alike. */
+  /** Ask a server for its limits, once. */
   async meet(server) {
-    server.info ??= await this.ask(server, 'GetServerInfo', {}, this.options.callMs);
-    this.reference ??= { address: server.address, digest: server.info.content_digest };
-    const { address, digest } = this.reference;
-    agree(
-      server.info.content_digest === digest,
-      'GIVE_UP',
-      `${address} and ${server.address} decode images differently`,
-    );
+    server.info ??= await this.ask(server, 'GetServerInfo', {}, this.options.meetMs);
+    if (this.reference) this.commit(server, server.info);
     return server.info;
   }
 
-  /** Read microbatches from one server, and move `place` past each. Returns at the end of the job. */
+  /** Use bytes of a server: from now on all others have to decode like it. */
+  commit({ address }, { content_digest: digest }) {
+    this.reference ??= { address, digest };
+    const message = `${this.reference.address} and ${address} decode images differently`;
+    agree(digest === this.reference.digest, 'ANOTHER_SERVER', message);
+  }
+
+  /** Read microbatches from one server, and move `place` past each. Returns at the end of the job, or of an idle stream. */
   async *read(server, place) {
     const info = await this.meet(server);
     const { module, rank, tensors } = place;
@@ -194,11 +203,13 @@ class DataClient {
         this.check(header, place, info);
         const chunks = [];
         for (let left = Number(header.total_bytes); left > 0;) {
-          const { chunk } = await this.next(call, messages);
+          const { chunk, end } = await this.next(call, messages);
+          if (end?.reason === 'REASON_IDLE') return this.ended(end, place, server);
           agree(chunk?.length, 'RETRY', `${server.address} stops ${left} bytes before the end of a microbatch`);
           chunks.push(chunk);
           left -= chunk.length;
         }
+        this.commit(server, info);
         const batch = { server: server.address, header, tensors: decode(header, chunks) };
         const last = header.microbatch + 1 === header.num_microbatches;
         Object.assign(place, last ? { step: place.step + 1, microbatch: 0 } : { microbatch: place.microbatch + 1 });
@@ -221,10 +232,17 @@ class DataClient {
     }
   }
 
-  /** Check that a stream ended where it should. */
-  ended(end, { step, microbatch }, server) {
-    const done = end.reason === 'REASON_END_OF_JOB';
+  /** Check that a stream ended where it should. After an idle end the same server is asked again. */
+  ended(end, place, server) {
+    const { step, microbatch } = place;
     const right = Number(end.next_step) === step && end.next_microbatch === microbatch;
+    if (right && end.reason === 'REASON_IDLE') {
+      const at = `step ${step}, microbatch ${microbatch}`;
+      agree(place.idleAt !== at, 'RETRY', `${server.address} ended two streams as idle at ${at}`);
+      place.idleAt = at;
+      return;
+    }
+    const done = end.reason === 'REASON_END_OF_JOB';
     agree(
       right && (!done || step === Number(this.job.num_steps)),
       'ANOTHER_SERVER',
