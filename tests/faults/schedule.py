@@ -1,6 +1,7 @@
 """Faults in an order that a seed decides, over the steps of a job that is being read."""
 
 import random
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,20 +17,22 @@ class Planned:
     """One fault."""
 
     step: int
-    site: int
+    place: int
+    """Of its site, in order of how many streams come from each: 0 is the busiest."""
     kind: str
     lasts: int
     """Steps until it is over; with 0 it is over before anything else happens."""
 
 
 def draw(seed: int, count: int, sites: int) -> list[Planned]:
-    """A fault for each step from 1 on; all kinds come before any comes again."""
+    """A fault for each step from 1 on; all kinds come before any comes again, and busy sites are hit more often."""
     rng = random.Random(seed)
+    weights = [2.0**-place for place in range(sites)]
     kinds: list[str] = []
     found = []
     for step in range(1, count + 1):
         kinds = kinds or rng.sample(sorted(FAULTS), len(FAULTS))
-        found.append(Planned(step, rng.randrange(sites), kinds.pop(), rng.randint(0, LONGEST)))
+        found.append(Planned(step, rng.choices(range(sites), weights)[0], kinds.pop(), rng.randint(0, LONGEST)))
     return found
 
 
@@ -45,22 +48,29 @@ class Schedule:
         self._pool = ThreadPoolExecutor(len(sites))
         self._healing: dict[int, Future[None]] = {}
 
-    def reach(self, step: int) -> None:
-        """Do what is planned for a step, when every reader is in the middle of it."""
+    def reach(self, step: int, used: Sequence[str]) -> None:
+        """Do what is planned for a step, when every reader is in the middle of it.
+
+        Args:
+            step: the step.
+            used: the address that each stream comes from.
+        """
         fault = self._planned[step]
-        for site, (begun, _) in tuple(self._open.items()):
-            if site == fault.site or begun.step + begun.lasts < step:
-                self._heal(site)
-        self._join(fault.site)
+        order = sorted(range(len(self._sites)), key=lambda site: -used.count(self._sites[site].address))
+        site = order[fault.place]
+        for other, (begun, _) in tuple(self._open.items()):
+            if other == site or begun.step + begun.lasts < step:
+                self._heal(other)
+        self._join(site)
         while len(self._open) + len(self._healing) >= len(self._sites) - 1:
             if not self._healing:
                 self._heal(next(iter(self._open)))
             self._join(next(iter(self._healing)))
         stack = ExitStack()
-        stack.enter_context(FAULTS[fault.kind](self._sites[fault.site], self._jobs))
-        self._open[fault.site] = (fault, stack)
+        stack.enter_context(FAULTS[fault.kind](self._sites[site], self._jobs))
+        self._open[site] = (fault, stack)
         if fault.lasts == 0:
-            self._heal(fault.site)
+            self._heal(site)
 
     def end(self) -> None:
         """Heal everything.

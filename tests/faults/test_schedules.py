@@ -1,14 +1,16 @@
 """Whatever happens to a fleet, in whatever order: every rank receives the bytes of an undisturbed run."""
 
+import logging
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from builders.jobs import module
-from e2e.streams import dataset_flags, digest, read_views, start_servers
+from e2e.streams import Clients, dataset_flags, digest, read_views, start_servers, used_address
 from faults.fleet import FAULTS, Jobs, Site
 from faults.schedule import Schedule, draw
 from serving.harness import FIXED_WINDOW, index, job_data
@@ -66,8 +68,14 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_any_schedule_of_faults_leaves_every_digest(
-    folders: dict[str, Path], tmp_path: Path, count: int, servers: int, seed: int | None
+    folders: dict[str, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    count: int,
+    servers: int,
+    seed: int | None,
 ) -> None:
+    caplog.set_level(logging.INFO, "trainclient.stream")
     seed = int(os.environ.get(SEED) or (secrets.randbits(32) if seed is None else seed))
     sys.stderr.write(f"schedule of {count} faults; {SEED}={seed} replays it\n")
     flags = [*dataset_flags(folders), "--drain-grace-s", "5"]
@@ -77,9 +85,14 @@ def test_any_schedule_of_faults_leaves_every_digest(
     with ExitStack() as stack:
         sites = [Site(stack, flags, tmp_path / f"server{number}") for number in range(servers)]
         schedule = Schedule(sites, Jobs(job.text, ODD), draw(seed, count, servers))
-        pauses = {step: lambda _, step=step: schedule.reach(step) for step in range(1, count + 1)}
+
+        def at(step: int) -> Callable[[Clients], None]:
+            return lambda clients: schedule.reach(step, [used_address(client) for client in clients.values()])
+
+        pauses = {step: at(step) for step in range(1, count + 1)}
         found = read_views([site.address for site in sites], job, digest, pauses)
         schedule.end()
         for site in sites:
             assert "Traceback" not in site.member.log.read_text()
     assert found == undisturbed, f"replay with {SEED}={seed}"
+    assert len(caplog.messages) >= count // 5, "hardly any fault was noticed"
