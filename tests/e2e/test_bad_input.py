@@ -129,14 +129,15 @@ COMMANDS = {
 }
 UNREACHABLE = {
     "nobody listens": Bad(
-        "trainclient train --job {job} --servers " + UNUSED_ADDRESS, (UNUSED_ADDRESS, "check the addresses")
+        "trainclient train --job {job} --first-answer-s 3 --servers " + UNUSED_ADDRESS,
+        (UNUSED_ADDRESS, "for 3 s; check the addresses"),
     ),
     "a host that does not exist": Bad(
         "trainclient train --job {job} --servers no-such-host.invalid:50051",
-        ("no-such-host.invalid:50051", "check the addresses"),
+        ("no-such-host.invalid:50051", "no server has a name that is known here; check the addresses"),
     ),
     "a server that does not speak": Bad(
-        "trainclient train --job {job} --servers {silent}", ("{silent}", "check the addresses")
+        "trainclient train --job {job} --first-answer-s 3 --servers {silent}", ("{silent}", "check the addresses")
     ),
 }
 OTHER_SERVERS = {

@@ -1,11 +1,9 @@
 """A fleet that loses servers: every rank of every module receives the bytes of an undisturbed run."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from cli.server_process import ServerProcess, serving
 from disttrain.v1.microbatch_pb2 import VALIDITY_INVALID
 from e2e.streams import (
     Clients,
@@ -18,6 +16,7 @@ from e2e.streams import (
     start_servers,
     used_address,
 )
+from faults.processes import Member
 from serving.harness import index, job_data
 from shards import write_interleaved, write_pairs
 
@@ -82,23 +81,28 @@ def test_any_number_of_servers_sends_the_same_bytes(
 class Killer:
     """Kills servers while streams come from them, and knows which streams those are."""
 
-    def __init__(self, servers: dict[str, ServerProcess]) -> None:
-        self.servers = servers
+    def __init__(self, stack: ExitStack, flags: list[str], folder: Path) -> None:
+        members = [Member(flags, folder / f"{number}.log") for number in range(2)]
+        for found in members:
+            stack.callback(found.close)
+        self.servers = {found.address: found for found in members}
         self.orphans: dict[str, list[View]] = {}
 
-    def kill_busiest(self, clients: Clients) -> str:
+    def kill_busiest(self, clients: Clients) -> Member:
         used = {view: used_address(client) for view, client in clients.items()}
         addresses = [*used.values()]
         victim = max(self.servers, key=addresses.count)
-        self.servers.pop(victim).end(9)
         self.orphans[victim] = [view for view, address in used.items() if address == victim]
-        return victim
+        self.servers[victim].kill()
+        return self.servers[victim]
 
 
-def test_kill_9_in_mid_step_while_all_ranks_stream(folders: dict[str, Path], job: Job, undisturbed: Received) -> None:
+def test_kill_9_in_mid_step_while_all_ranks_stream(
+    folders: dict[str, Path], job: Job, undisturbed: Received, tmp_path: Path
+) -> None:
     after: dict[View, str] = {}
     with ExitStack() as stack:
-        killer = Killer(start_servers(stack, dataset_flags(folders), 2))
+        killer = Killer(stack, dataset_flags(folders), tmp_path)
         found = read_views(
             [*killer.servers],
             job,
@@ -109,35 +113,24 @@ def test_kill_9_in_mid_step_while_all_ranks_stream(folders: dict[str, Path], job
             },
         )
     assert found == undisturbed
-    (orphans,) = killer.orphans.values()
+    ((victim, orphans),) = killer.orphans.items()
     # A small view may have been on its way as a whole already.
-    assert any(after[view] in killer.servers for view in orphans)
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
+    assert any(after[view] != victim for view in orphans)
 
 
 def test_each_server_is_killed_once_and_one_comes_back(
-    folders: dict[str, Path], job: Job, undisturbed: Received, stack: ExitStack
+    folders: dict[str, Path], job: Job, undisturbed: Received, tmp_path: Path
 ) -> None:
-    killer = Killer(start_servers(stack, dataset_flags(folders), 2))
-    addresses = [*killer.servers]
+    with ExitStack() as stack:
+        killer = Killer(stack, dataset_flags(folders), tmp_path)
 
-    def replace(clients: Clients) -> None:
-        victim = killer.kill_busiest(clients)
-        again = stack.enter_context(serving(*dataset_flags(folders), "--listen", victim))
-        assert again.address == victim
-        killer.servers[victim] = again
+        def kill_the_other(_: Clients) -> None:
+            (other,) = (found for address, found in killer.servers.items() if address not in killer.orphans)
+            other.kill()
 
-    def kill_the_older(clients: Clients) -> None:
-        (older,) = (a for a in addresses if a not in killer.orphans)
-        killer.servers.pop(older).end(9)
-
-    assert read_views(addresses, job, digest, {1: replace, 3: kill_the_older}) == undisturbed
-    (survivor,) = killer.servers.values()
-    code, errors = survivor.end()
-    assert code == 0, errors
-    assert "Traceback" not in errors
+        pauses = {1: lambda clients: killer.kill_busiest(clients).start(), 3: kill_the_other}
+        assert read_views([*killer.servers], job, digest, pauses) == undisturbed
+        (survivor,) = (killer.servers[address] for address in killer.orphans)
+        survivor.drain()
+        assert survivor.wait() == 0, survivor.log.read_text()
+        assert "Traceback" not in survivor.log.read_text()

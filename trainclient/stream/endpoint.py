@@ -32,7 +32,7 @@ class Timeouts:
     """How long anything may take, in seconds."""
 
     connect: float = 5.0
-    """Until a connection stands, and then until a server has said what it is; the next server is asked after it."""
+    """Until a server has taken a connection and said what it is; after it the next one is asked."""
     first_answer: float = 120.0
     """All tries together before any server ever answered: trainers may start before their servers."""
     call: float = 60.0

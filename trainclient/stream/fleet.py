@@ -30,7 +30,7 @@ _Result = TypeVar("_Result")
 
 
 class Fleet:
-    """Servers by address. Thread-safe."""
+    """Servers by address, as a `Rotation` goes through them. Thread-safe."""
 
     def __init__(self, addresses: str | Sequence[str], *, key: str = "", timeouts: Timeouts | None = None) -> None:
         """Parse the addresses; nothing is connected yet.
@@ -48,11 +48,8 @@ class Fleet:
         self.key = key
         self.endpoints = tuple(Endpoint(address, self.timeouts) for address in self.addresses)
         self.current = word(key) % len(self.endpoints)
-        """Position of the server that answered last. Set by any thread; a stale value costs one try."""
         self.reached = False
-        """Whether any server ever answered."""
         self.refusals: dict[str, str] = {}
-        """By address, why a server that has not gone on since refused: others are asked before it."""
         self._lock = threading.Lock()
         """Guards the two below; never held during a call. Both may be read without it."""
         self._infos: dict[str, GetServerInfoResponse] = {}

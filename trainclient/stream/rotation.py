@@ -4,16 +4,13 @@ import hashlib
 import logging
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import grpc
 from disttrain.v1.errors_pb2 import ERROR_ACTION_ANOTHER_SERVER, ERROR_ACTION_GIVE_UP, ERROR_ACTION_RETRY
 
-from trainclient.stream.endpoint import CallGuard, Endpoint
+from trainclient.stream.endpoint import CallGuard, Endpoint, Timeouts
 from trainclient.stream.errors import ClientError, DataServiceError, FleetError
-
-if TYPE_CHECKING:
-    from trainclient.stream.fleet import Fleet
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
@@ -23,6 +20,24 @@ REPORT_EVERY_S = 5.0
 _log = logging.getLogger(__name__)
 
 
+class Servers(Protocol):
+    """What all rotations of a fleet share; each may be read and set by any thread."""
+
+    endpoints: tuple[Endpoint, ...]
+    timeouts: Timeouts
+    key: str
+    """Decides the jitter of pauses."""
+    current: int
+    """Position of the server that answered last. A stale value costs one try."""
+    reached: bool
+    """Whether any server ever answered."""
+    refusals: dict[str, str]
+    """By address, why a server that has not gone on since refused: others are asked before it."""
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """Have a server checked again before its next use."""
+
+
 class Rotation:
     """One thread's way through the servers: the next one at once, a pause after each round, an end after a while.
 
@@ -30,7 +45,7 @@ class Rotation:
     the end at once. One that refused before comes last.
     """
 
-    def __init__(self, fleet: "Fleet", guard: CallGuard) -> None:
+    def __init__(self, fleet: Servers, guard: CallGuard) -> None:
         self._fleet = fleet
         self._guard = guard
         self._position = fleet.current
@@ -81,30 +96,26 @@ class Rotation:
             raise error
         if not self._failures:
             self._failing_since = self._reported = time.monotonic()
-        self._log_failure(error)
-        self._failures[self.endpoint.address] = str(error)
-        if error.action == ERROR_ACTION_ANOTHER_SERVER:
+        address, text = self.endpoint.address, str(error)
+        refused = error.action == ERROR_ACTION_ANOTHER_SERVER
+        known = (self._fleet.refusals if refused else self._failures).get(address)
+        self._failures[address] = text
+        if refused:
+            self._fleet.refusals[address] = text
             self._refused.add(self._position)
             if len(self._fleet.endpoints) == 1:
                 raise error
             if len(self._refused) == len(self._fleet.endpoints):
                 raise FleetError("no server can do this", self._failures) from None
         left = self._patience()
+        if known != text:  # a refusal once, another failure once for each loss; servers may still be starting
+            level = logging.WARNING if refused or self._fleet.reached else logging.INFO
+            _log.log(level, "%s; going to the next server", text)
         self._move()
         if self._position in self._tried:
             self._tried.clear()
             self._rounds += 1
             self._guard.pause(min(self._pause(self._rounds), left))
-
-    def _log_failure(self, error: ClientError) -> None:
-        """Say what failed: a refusal once, another failure once for each loss. Servers that start are waited for."""
-        address, text = self.endpoint.address, str(error)
-        if error.action == ERROR_ACTION_ANOTHER_SERVER:
-            known, self._fleet.refusals[address] = self._fleet.refusals.get(address), text
-        else:
-            known = self._failures.get(address)
-        if known != text and (self._fleet.reached or error.action == ERROR_ACTION_ANOTHER_SERVER):
-            _log.warning("%s; going to the next server", text)
 
     def _patience(self) -> float:
         """Seconds left until all tries together were enough.
@@ -112,19 +123,16 @@ class Rotation:
         Raises:
             FleetError: none are, or nothing is gained by waiting.
         """
-        timeouts = self._fleet.timeouts
-        if self._fleet.reached:
-            limit, since, problem = timeouts.give_up, self._failing_since, "no server could go on"
-        else:
-            limit, since, problem = timeouts.first_answer, self._began, "no server could be reached"
+        reached, timeouts = self._fleet.reached, self._fleet.timeouts
+        limit, since = (timeouts.give_up, self._failing_since) if reached else (timeouts.first_answer, self._began)
+        problem = "no server could go on" if reached else "no server could be reached"
+        hint = "" if reached else "; check the addresses, and that `dataserver serve` runs there"
         now = time.monotonic()
         left = since + limit - now
         if len(self._failures) == len(self._fleet.endpoints):
-            check = "check the addresses, and that `dataserver serve` runs there"
-            if not self._fleet.reached and all(_is_unknown(address) for address in self._fleet.addresses):
-                raise FleetError(f"no server has a name that is known here; {check}", self._failures) from None
+            if not reached and all(_is_unknown(endpoint.address) for endpoint in self._fleet.endpoints):
+                raise FleetError(f"no server has a name that is known here{hint}", self._failures) from None
             if left <= 0:
-                hint = "" if self._fleet.reached else f"; {check}"
                 raise FleetError(f"{problem} for {limit:g} s{hint}", self._failures) from None
         if now - self._reported >= REPORT_EVERY_S:
             self._reported = now
@@ -139,8 +147,8 @@ class Rotation:
         following = [(self._position + i) % count for i in range(1, count + 1)]
         left = [position for position in following if position not in self._refused]
         fresh = [position for position in left if position not in self._tried]
-        addresses = self._fleet.addresses
-        self._position = min(fresh or left, key=lambda position: addresses[position] in self._fleet.refusals)
+        refusals, endpoints = self._fleet.refusals, self._fleet.endpoints
+        self._position = min(fresh or left, key=lambda position: endpoints[position].address in refusals)
 
     def _pause(self, rounds: int) -> float:
         """Seconds before round `rounds`: doubling, with jitter that differs between ranks but not between runs."""
