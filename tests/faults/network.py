@@ -52,7 +52,9 @@ def machine() -> Iterator[Machine]:
         _ip("-n", name, "link", "set", "dev", "far", "up")
         yield Machine(name, f"{net}.2")
     finally:
-        _ip("netns", "delete", name)  # and with it the link
+        # A namespace ends some time after its name, and would take the link's name with it.
+        subprocess.run(["ip", "link", "delete", name], check=False, capture_output=True)
+        _ip("netns", "delete", name)
 
 
 def _ip(*arguments: str) -> None:

@@ -51,15 +51,15 @@ class Rotation {
     if (error.action === 'GIVE_UP') throw error;
     if (!this.failures.size) this.since = Date.now();
     this.failures.set(this.server.address, error.message);
-    if (error.action === 'ANOTHER_SERVER') {
-      this.aside.add(this.position);
-      if (this.server.refusal !== error.message) options.warn(`passed over: ${error.message}`);
-      this.server.refusal = error.message;
-    }
+    if (error.action === 'ANOTHER_SERVER') this.aside.add(this.position);
     const late = Date.now() - this.since > options.giveUpMs;
     if (late || this.aside.size === servers.length) {
       const summary = late ? `no progress for ${options.giveUpMs} ms` : 'every server refuses';
       throw new DataError('GIVE_UP', `${summary}: ${[...this.failures.values()].join('; ')}`, error.reason);
+    }
+    if (error.action === 'ANOTHER_SERVER' && this.server.refusal !== error.message) {
+      this.server.refusal = error.message;
+      options.warn(`passed over: ${error.message}`);
     }
     do this.position = (this.position + 1) % servers.length;
     while (this.aside.has(this.position));
@@ -184,7 +184,7 @@ class DataClient {
     agree(digest === this.reference.digest, 'ANOTHER_SERVER', message);
   }
 
-  /** Read microbatches from one server, and move `place` past each. Returns at the end of the job, or of an idle stream. */
+  /** Read microbatches from one server, and move `place` past each. Returns at the end of the job, or an idle one. */
   async *read(server, place) {
     const info = await this.meet(server);
     const { module, rank, tensors } = place;
@@ -209,8 +209,8 @@ class DataClient {
           chunks.push(chunk);
           left -= chunk.length;
         }
-        this.commit(server, info);
         const batch = { server: server.address, header, tensors: decode(header, chunks) };
+        this.commit(server, info);
         const last = header.microbatch + 1 === header.num_microbatches;
         Object.assign(place, last ? { step: place.step + 1, microbatch: 0 } : { microbatch: place.microbatch + 1 });
         yield batch;
