@@ -90,8 +90,10 @@ class Relay:
             upstream, server = await asyncio.open_connection(*self._target, limit=PIECE_BYTES)
             writers.append(server)
             self._writers.add(server)
-            await asyncio.gather(self._pump(reader, server), self._pump(upstream, writer, towards_client=True))
-        except OSError:  # one side is gone: so is the other
+            async with asyncio.TaskGroup() as pumps:
+                pumps.create_task(self._pump(reader, server))
+                pumps.create_task(self._pump(upstream, writer, towards_client=True))
+        except* (OSError, asyncio.CancelledError):  # one side is gone, so is the other; or the relay ends
             pass
         finally:
             self._reset(writers)
