@@ -141,10 +141,10 @@ def measure(folder: Path, processes: Processes, arguments: argparse.Namespace) -
     """The rows."""
     shards = folder / "shards"
     make = [sys.executable, HERE / "make_demo_shards.py", shards, "--samples", 512, "--shards", 4]
-    processes.run("making shards", make)
-    processes.run("indexing", [*SERVER, "index", shards])
+    processes.run([processes.start("making shards", make)], print)
+    processes.run([processes.start("indexing", [*SERVER, "index", shards])], print)
     serve = [*SERVER, "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}"]
-    address = processes.serve(serve, folder / "server.log")
+    address = processes.address(processes.start("server", serve))
     rows, steps = [], itertools.count()
     with grpc.insecure_channel(address) as channel, ExitStack() as stack:
         stub = DataServiceStub(channel)
@@ -201,7 +201,7 @@ def main() -> int:
         address, name, number = arguments.be_odd
         be_odd(address, name, int(number))
         return 0
-    with tempfile.TemporaryDirectory() as folder, Processes() as processes:
+    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
         rows = measure(Path(folder), processes, arguments)
     for row in rows:
         verdict = "" if row.reached is None else "reached" if row.reached else "MISSED"

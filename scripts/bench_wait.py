@@ -110,10 +110,10 @@ def measure(folder: Path, processes: Processes, case: Case, rounds: int) -> dict
     """Waits of every microbatch by where it was decoded."""
     shards = folder / f"shards-{case.seed}"
     make = [sys.executable, HERE / "make_demo_shards.py", shards, "--samples", case.samples, "--shards", 4]
-    processes.run("making shards", [*make, "--seed", case.seed])
-    processes.run("indexing", [BIN / "dataserver", "index", shards])
+    processes.run([processes.start("making shards", [*make, "--seed", case.seed])], print)
+    processes.run([processes.start("indexing", [BIN / "dataserver", "index", shards])], print)
     serve = [BIN / "dataserver", "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}"]
-    address = processes.serve(serve, folder / f"server-{case.seed}.log")
+    address = processes.address(processes.start(f"server {case.seed}", serve))
     catalog = Catalog.open(load_config(None, {"datasets": {"pairs": shards}}))
     steps = case.samples // (WAVES * case.microbatch)
     job = parse_job(fill_job(job_data(case.microbatch, steps), catalog))
@@ -149,7 +149,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
     rounds = parser.parse_args().rounds
-    with tempfile.TemporaryDirectory() as folder, Processes() as processes:
+    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
         found = [(case, measure(Path(folder), processes, case, rounds)) for case in CASES]
     return report(row for case, values in found for row in rows(case, values))
 

@@ -1,35 +1,80 @@
-"""Processes of the demo: each a session of its own, all of them ended when the demo ends."""
+"""Processes of the demo: each a session of its own with a log, all of them ended when the demo ends."""
 
 import os
-import queue
 import signal
 import subprocess
-import threading
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
-START_S = 60.0
-"""Time for a server to say where it listens."""
+START_S = 300.0
+"""Time for a server to say where it listens: on a busy machine without caches it loads its libraries for a minute."""
 END_S = 20.0
 """Time for a process to end by itself after a signal."""
+POLL_S = 0.1
+LAST_LINES = 12
+"""Of a log, shown when its process has failed."""
+_LISTENING = "listening on "
 
 
-class CommandFailedError(Exception):
-    """A command of the demo failed, and has said why on this terminal."""
+class FailedError(Exception):
+    """A process of the demo failed; the message shows the end of its log."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(f"exit code {code}")
-        self.code = code
+    def __init__(self, child: "Child", what: str) -> None:
+        self.code = max(1, child.process.poll() or 1)
+        lines = child.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        shown = "".join(f"    {line}\n" for line in lines) or "    (nothing)\n"
+        super().__init__(f"{child.name} {what}. The end of {child.log}:\n{shown}".rstrip())
+
+
+class Child:
+    """A process that was started, and what it writes."""
+
+    def __init__(self, name: str, command: Sequence[Any], log: Path, environment: Mapping[str, str]) -> None:
+        """Start a process whose output, stderr included, goes to `log`."""
+        self.name = name
+        self.log = log
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+                start_new_session=True,
+            )
+        self._read = 0
+
+    def lines(self) -> Iterator[str]:
+        """The whole lines that it has written since the last call."""
+        with self.log.open("rb") as output:
+            output.seek(self._read)
+            for line in output:
+                if line.endswith(b"\n"):
+                    self._read += len(line)
+                    yield line.decode(errors="replace").rstrip()
 
 
 class Processes:
     """Starts processes, and ends all that run when the block is left."""
 
-    def __init__(self) -> None:
-        self._running: list[subprocess.Popen[str]] = []
-        self._logs: list[IO[str]] = []
+    def __init__(
+        self, logs: Path, tick: Callable[[], None] = lambda: None, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Keep logs in a folder that exists.
+
+        Args:
+            logs: the folder.
+            tick: called often while something is waited for.
+            check: called as often, except while processes end; raises what ends the wait.
+        """
+        self._logs = logs
+        self._tick = tick
+        self._check = check
+        self._running: list[Child] = []
 
     def __enter__(self) -> Self:
         return self
@@ -38,70 +83,81 @@ class Processes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End everything, the trainers before the servers: they need them to finish the step in hand."""
-        for process in reversed(self._running):
+        for process in (child.process for child in reversed(self._running)):
             # To the leader alone, which tells its children; SIGTERM, because Python answers SIGINT with a traceback.
             process.terminate()
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                _signal_group(process, signal.SIGKILL)
-                process.wait()
-        for log in self._logs:
-            log.close()
+            give_up = time.monotonic() + END_S
+            while process.poll() is None and time.monotonic() < give_up:
+                self._pause()
+            _kill_group(process.pid)
+            process.wait()
 
-    def run(self, what: str, command: Sequence[Any]) -> None:
-        """Run a command to its end on this terminal.
+    def start(self, name: str, command: Sequence[Any], environment: Mapping[str, str] | None = None) -> Child:
+        """Start a command; its log is named after it."""
+        child = Child(name, command, self._logs / f"{name.replace(' ', '-')}.log", environment or {})
+        self._running.append(child)
+        return child
 
-        Raises:
-            CommandFailedError: it failed, with a message of its own.
-            RuntimeError: a signal killed it.
-        """
-        process = self._start(command)
-        code = process.wait()
-        if code > 0:
-            raise CommandFailedError(code)
-        if code < 0:
-            raise RuntimeError(f"{what} was killed by {signal.Signals(-code).name}; is there enough memory?")
-
-    def serve(self, command: Sequence[Any], log_file: Path) -> str:
-        """Start a data server and return the address it listens on.
+    def run(self, children: Sequence[Child], say: Callable[[str], None]) -> None:
+        """Wait until all these have ended well, and hand on the lines of the first.
 
         Raises:
-            RuntimeError: it ended, or did not say in time where it listens.
+            FailedError: one of them failed.
         """
-        log = log_file.open("w")
-        self._logs.append(log)
-        process = self._start(command, stdout=subprocess.PIPE, stderr=log)
-        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=_read_lines, args=(process, lines), daemon=True).start()
-        try:
-            line = lines.get(timeout=START_S)
-        except queue.Empty:
-            line = ""
-        if not line.startswith("listening on "):
-            raise RuntimeError(f"a data server did not start; see {log_file}:\n{log_file.read_text()[-2000:]}")
-        return line.removeprefix("listening on ").strip()
+        left = list(children)
+        while left:
+            self._check()
+            self._pause()
+            for line in children[0].lines():
+                say(line)
+            for child in [c for c in left if c.process.poll() is not None]:
+                _require_success(child)
+                left.remove(child)
+        for line in children[0].lines():
+            say(line)
 
-    def _start(self, command: Sequence[Any], **options: Any) -> subprocess.Popen[str]:
-        arguments = [str(part) for part in command]
-        process = subprocess.Popen(arguments, text=True, start_new_session=True, **options)
-        self._running.append(process)
-        return process
+    def address(self, server: Child) -> str:
+        """Wait until a server says where it listens.
+
+        Raises:
+            FailedError: it ended, or did not say so in time.
+        """
+        give_up = time.monotonic() + START_S
+        while True:
+            ended, late = server.process.poll() is not None, time.monotonic() > give_up
+            for line in server.lines():
+                if line.startswith(_LISTENING):
+                    return line.removeprefix(_LISTENING)
+            if ended:
+                raise FailedError(server, _how(server))
+            if late:
+                raise FailedError(server, f"did not start within {START_S:.0f} s")
+            self._check()
+            self._pause()
+
+    def _pause(self) -> None:
+        self._tick()
+        time.sleep(POLL_S)
 
 
-def _read_lines(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
-    """Pass lines on until the process closes its output, then an empty one."""
-    if process.stdout is not None:
-        for line in process.stdout:
-            lines.put(line)
-    lines.put("")
+def python(script: str, *arguments: Any) -> list[Any]:
+    """The command that runs a script that lies beside this one."""
+    return [sys.executable, Path(__file__).with_name(script), *arguments]
 
 
-def _signal_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """Signal a process with all its children; one that is gone is passed over."""
+def _require_success(child: Child) -> None:
+    if child.process.returncode:
+        raise FailedError(child, _how(child))
+
+
+def _how(child: Child) -> str:
+    code = child.process.returncode
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+
+
+def _kill_group(leader: int) -> None:
+    """Kill a process with all its children; where none is left, there is nothing to do."""
     try:
-        os.killpg(process.pid, number)
+        os.killpg(leader, signal.SIGKILL)
     except ProcessLookupError:
         return

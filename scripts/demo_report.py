@@ -1,28 +1,30 @@
-"""Figures of a demo run, and the table of them."""
+"""Figures of a demo run, and the tables of them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.planning.expectation import imbalance
-from dataserver.planning.planner import PlanSummary
-
 SETTLED = 2
 """Steps left out of speed figures: the first ones open streams and warm caches."""
+FOOTNOTE = (
+    "* by the trainer's executor and messages, in processes that sleep the simulated times: there are more processes\n"
+    "  than cores, so models that compute would measure the cores. A machine that is busy otherwise takes longer."
+)
+SIDES = ("before", "after")
 
 
-def collect(metrics_file: Path, summaries: Sequence[PlanSummary]) -> dict[str, Any]:
-    """All figures of a run, from the trainer's metrics and the plans of its steps."""
+def collect(metrics_file: Path, plans: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
+    """All figures of a run, from the trainer's metrics, the plans of its steps, and the steps that were measured."""
     steps = [json.loads(line) for line in metrics_file.read_text().splitlines()]
     left_out = SETTLED if len(steps) > SETTLED else 0
     settled = steps[left_out:]
     seconds = sum(s["seconds"] for s in settled)
-    modules = list(summaries[0].loads_after)
+    planned = plans["steps"]
     return {
         "steps": len(steps),
         "steps_left_out_of_speed": left_out,
@@ -31,45 +33,94 @@ def collect(metrics_file: Path, summaries: Sequence[PlanSummary]) -> dict[str, A
         "samples_per_s": sum(s["samples"] for s in settled) / seconds,
         "step_s_median": median(s["seconds"] for s in settled),
         "data_wait_percent": sum(s["data_wait_percent"] * s["seconds"] for s in settled) / seconds,
-        "imbalance": {
-            module: {
-                "before": mean(imbalance(s.loads_before[module].tolist()) for s in summaries),
-                "after": mean(imbalance(s.loads_after[module].tolist()) for s in summaries),
-            }
-            for module in modules
+        "imbalance": {module: _sides(planned, "imbalance", module) for module in planned[0]["after"]["imbalance"]},
+        "bubble_percent": _sides(planned, "bubble_percent"),
+        "simulated_step_ms": _sides(planned, "step_ms"),
+        "simulated_stair": plans["stair"],
+        "in_flight": {
+            module: {side: planned[0][side]["in_flight"][module] for side in SIDES}
+            for module in planned[0]["after"]["in_flight"]
         },
-        "bubble_percent": {
-            "before": mean(s.before.timeline.bubble_ppm for s in summaries) / 1e4,
-            "after": mean(s.after.timeline.bubble_ppm for s in summaries) / 1e4,
+        "measured": {
+            **measured,
+            **{s: {**measured[s], "ratio": measured[s]["measured_ms"] / measured[s]["simulated_ms"]} for s in SIDES},
         },
-        "simulated_step_ms": {
-            "before": mean(s.before.makespan_ns for s in summaries) / 1e6,
-            "after": mean(s.after.makespan_ns for s in summaries) / 1e6,
-        },
-        "in_flight": {s.module: s.in_flight.tolist() for s in summaries[0].plan.schedules},
         "per_step": steps,
     }
 
 
-def print_table(figures: dict[str, Any]) -> None:
-    """The short table."""
-    first = figures["steps_left_out_of_speed"] + 1
-    table = Table(title=f"{figures['steps']} steps; speed and wait from step {first} on", title_justify="left")
-    table.add_column("figure", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
+def _sides(planned: Sequence[Mapping[str, Any]], *path: str) -> dict[str, float]:
+    """The mean of a figure over all steps, before and after planning."""
+
+    def follow(found: Any) -> float:
+        for key in path:
+            found = found[key]
+        return float(found)
+
+    return {side: fmean(follow(step[side]) for step in planned) for side in SIDES}
+
+
+def print_report(figures: Mapping[str, Any]) -> None:
+    """The short tables."""
+    console = Console()
+    console.print(_training_table(figures))
+    console.print(_planning_table(figures))
+    print(FOOTNOTE)
+    console.print(_stair_table(figures["simulated_stair"]))
+
+
+def _training_table(figures: Mapping[str, Any]) -> Table:
+    table = _table(
+        f"Training, {figures['steps']} steps (speed and wait from step {figures['steps_left_out_of_speed'] + 1} on)"
+    )
+    table.add_column("measured", justify="right", no_wrap=True)
     for name, key in (("text loss (backbone)", "text_loss"), ("image loss (generator)", "image_loss")):
         loss = figures[key]
         table.add_row(f"{name}, first -> last step", f"{loss['first']:.3f} -> {loss['last']:.3f}")
     table.add_row("samples per second", f"{figures['samples_per_s']:.1f}")
     table.add_row("trainer's wait for data, share of the step", f"{figures['data_wait_percent']:.1f} %")
+    return table
+
+
+def _planning_table(figures: Mapping[str, Any]) -> Table:
+    """Simulated figures in all steps, and measured ones beside them in those that were measured."""
+    measured = figures["measured"]
+    table = _table("Planning, before (canonical order) and after")
+    for side in SIDES:
+        table.add_column(side, justify="right", no_wrap=True)
+
+    def row(name: str, found: Mapping[str, float], form: str) -> None:
+        table.add_row(name, *(form.format(found[side]) for side in SIDES))
+
+    def measured_row(name: str, key: str, form: str) -> None:
+        row(name, {side: measured[side][key] for side in SIDES}, form)
+
     for module, found in figures["imbalance"].items():
-        table.add_row(
-            f"{module}: DP imbalance (max / mean), before -> after",
-            f"{found['before']:.3f} -> {found['after']:.3f}",
-        )
+        row(f"{module}: DP imbalance (max / mean)", found, "{:.3f}")
     for module, stages in figures["in_flight"].items():
-        table.add_row(f"{module}: microbatches in flight, by stage", " ".join(map(str, stages)))
-    bubble, step = figures["bubble_percent"], figures["simulated_step_ms"]
-    table.add_row("simulated pipeline bubble, before -> after", f"{bubble['before']:.1f} % -> {bubble['after']:.1f} %")
-    table.add_row("simulated step, before -> after", f"{step['before']:.1f} ms -> {step['after']:.1f} ms")
-    Console().print(table)
+        table.add_row(f"{module}: microbatches in flight, by stage", *(" ".join(map(str, stages[s])) for s in SIDES))
+    row("pipeline bubble, simulated", figures["bubble_percent"], "{:.1f} %")
+    row("step, simulated", figures["simulated_step_ms"], "{:.1f} ms")
+    table.add_section()
+    about = f"the first {measured['steps']} steps, {measured['slowed_down']} x slower"
+    measured_row(f"{about}: simulated", "simulated_ms", "{:,.0f} ms")
+    measured_row("... measured *", "measured_ms", "{:,.0f} ms")
+    measured_row("... measured / simulated", "ratio", "{:.3f}")
+    return table
+
+
+def _stair_table(stair: Sequence[Mapping[str, Any]]) -> Table:
+    """What brings how much of that, as simulated."""
+    table = _table("From canonical order to the plan, one change at a time", "change")
+    for column in ("step, simulated", "of the one before"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in stair:
+        step, ratio = row["step_ns"], row["of_the_one_before"]
+        table.add_row(row["name"], *("-", "-") if step is None else (f"{step / 1e6:.1f} ms", f"{ratio:.3f}"))
+    return table
+
+
+def _table(title: str, first: str = "figure") -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column(first, no_wrap=True)
+    return table

@@ -8,6 +8,7 @@ import argparse
 import hashlib
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ def make_shards(folder: Path, num_samples: int = 600, num_shards: int = 6, seed:
     photographs = [Image.open(source / name).convert("RGB") for name in PHOTOGRAPHS]
     folder.mkdir(parents=True, exist_ok=True)
     for shard in range(num_shards):
+        print(f"shard {shard + 1} of {num_shards}", flush=True)
         count = num_samples // num_shards + (shard < num_samples % num_shards)
         write_shard(folder, shard, count, seed, photographs)
     return folder
@@ -125,4 +127,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as error:
+        sys.exit(f"{Path(__file__).name}: {error}")

@@ -1,126 +1,98 @@
 """Trains a small multimodal model on this machine: two data servers, six trainer processes, one short report.
 
-Makes demo shards from photographs that scikit-image carries, unless --dataset names an img2dataset folder.
+Makes demo shards from photographs that scikit-image carries, unless --dataset names an img2dataset folder. Ends with
+some steps timed twice, in canonical order and as planned, in processes that sleep what the planner expects of them.
 """
 
 import argparse
 import json
-import shutil
+import os
+import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
-import yaml
-from demo_processes import CommandFailedError, Processes
-from demo_report import collect, print_table
-from make_demo_shards import make_shards
+from demo_processes import FailedError, Processes
+from demo_progress import display
+from demo_report import collect, print_report
+from demo_stages import BIN, STAGES, Demo
 
-from dataserver.cli.pictures import draw_plan
-from dataserver.dataset import Dataset
-from dataserver.jobs import JobPlanner
-from dataserver.planning.identity import parse_job
-from dataserver.planning.planner import explain
-from dataserver.preprocessing.tokens import ByteTokenizer, tokenizer_spec
-
-BIN = Path(sys.executable).parent
-NUM_SERVERS = 2
-PICTURED_STEP = 0
-
-# Measured with the tiny models on one core of a CPU; the planner needs the ratios only.
-COSTS = {
-    "encoder": {"microbatch_ns": 350_000, "linear_ps": 6_600_000, "quadratic_fs": 6_300_000, "backward_percent": 160},
-    "backbone": {
-        "microbatch_ns": 600_000,
-        "linear_ps": 10_000_000,
-        "quadratic_fs": 10_000_000,
-        "backward_percent": 180,
-    },
-    "generator": {
-        "microbatch_ns": 700_000,
-        "linear_ps": 10_000_000,
-        "quadratic_fs": 8_300_000,
-        "backward_percent": 150,
-    },
-}
+INTERRUPTED = 130
+ADVICE = "Put right what it says and run the same command again: it goes on with what is there."
 
 
-def job_spec(fingerprint: str, steps: int) -> dict[str, Any]:
-    """The demo's job: image-text pairs, most of them understood, 40 % generated."""
-    return {
-        "stream": {
-            "datasets": [{"name": "demo", "fingerprint": fingerprint}],
-            "tokenizer": tokenizer_spec(ByteTokenizer()).model_dump(mode="json"),
-            "sizing": {"patch": 14, "merge": 2, "max_patches": 144},
-            "seq_len": 512,
-            "packing": {"enabled": False},
-            "global_batch": 32,
-            "generation": {"ratio": "0.4", "query_tokens": 16},
-            "shuffle_window": 4,
-        },
-        "execution": {
-            "modules": [
-                {"name": "encoder", "kind": "encoder", "cost": COSTS["encoder"]},
-                {"name": "backbone", "kind": "backbone", "dp": 2, "pp": 2, "cost": COSTS["backbone"]},
-                {"name": "generator", "kind": "generator", "cost": COSTS["generator"]},
-            ],
-            "microbatch": 1,
-            "end": {"steps": steps},
-        },
-    }
+class InterruptedDemoError(Exception):
+    """Ctrl-C or SIGTERM."""
 
 
-def demo_shards(output: Path) -> Path:
-    """The demo's own shards, made unless an earlier run has finished making them."""
-    folder, unfinished = output / "shards", output / "shards.unfinished"
-    if not folder.is_dir():
-        print("Making about 600 demo samples ...", flush=True)
-        shutil.rmtree(unfinished, ignore_errors=True)
-        make_shards(unfinished).rename(folder)
-    return folder
+class Signals:
+    """Notes Ctrl-C and SIGTERM. The demo looks where nothing is half done: nothing that it does itself takes long."""
+
+    def __init__(self) -> None:
+        """Take both signals; a shell starts background jobs with SIGINT ignored."""
+        self.noted = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self.noted = True
 
 
-def run(arguments: argparse.Namespace, processes: Processes) -> None:
+def run(arguments: argparse.Namespace, signals: Signals) -> None:
     """The demo, from shards to report."""
-    output: Path = arguments.output
-    output.mkdir(parents=True, exist_ok=True)
-    if arguments.report:  # before training, lest a wrong path waste it
-        arguments.report.parent.mkdir(parents=True, exist_ok=True)
-    dataset_path = arguments.dataset
-    if dataset_path is None:
-        dataset_path = demo_shards(output)
-    index_dir = output / "index" / dataset_path.resolve().name
-    command = [BIN / "dataserver", "index", dataset_path, "--index-dir", index_dir, "--tokenizer", "bytes"]
-    processes.run("index", command)
-    dataset = Dataset.open(dataset_path, index_dir)
-    job_file, metrics_file = output / "job.yaml", output / "metrics.jsonl"
-    spec = job_spec(dataset.fingerprint, arguments.steps)
-    job_file.write_text(yaml.safe_dump(spec, sort_keys=False))
-    metrics_file.unlink(missing_ok=True)
+    output, report = relative(arguments.output), arguments.report
+    logs = output / "logs"
+    for folder in (logs, report.parent if report else logs):  # before training, lest a wrong path waste it
+        folder.mkdir(parents=True, exist_ok=True)
+    with display(STAGES) as shown:
 
-    print(f"Starting {NUM_SERVERS} data servers ...", flush=True)
-    serve = [BIN / "dataserver", "serve", "--dataset", f"demo={dataset_path}", "--index-dir", f"demo={index_dir}"]
-    addresses = [
-        processes.serve([*serve, "--listen", "127.0.0.1:0"], output / f"server-{i}.log") for i in range(NUM_SERVERS)
-    ]
-    print(f"Training for {arguments.steps} steps: encoder 1, backbone 2 x 2 stages, generator 1 process", flush=True)
-    train = [BIN / "trainclient", "train", "--job", job_file, "--servers", ",".join(addresses)]
-    processes.run("training", [*train, "--metrics", metrics_file, "--optimizer.lr", "0.001"])
+        def check() -> None:
+            if signals.noted:
+                shown.say("interrupted, ending all processes")
+                raise InterruptedDemoError
 
-    job = parse_job(spec)
-    planner = JobPlanner(job, [dataset])
-    summaries = [explain(job, planner.plan(step)) for step in range(arguments.steps)]
-    picture = output / "plan.png"
-    draw_plan(summaries[PICTURED_STEP], f"step {PICTURED_STEP} of the demo, as simulated", picture)
-    figures = collect(metrics_file, summaries)
-    print_table(figures)
-    for decision in summaries[PICTURED_STEP].plan.decisions:
-        if decision.subject == "step":
-            print(f"Chosen for step {PICTURED_STEP}: {decision.chosen} ({decision.reason})")
-    print(f"One step's pipeline before and after: {picture}")
-    if arguments.report:
-        arguments.report.write_text(json.dumps(figures, indent=2) + "\n")
-        print(f"All figures: {arguments.report}")
+        with Processes(logs, shown.tick, check) as processes:
+            demo = Demo(output, arguments.dataset and relative(arguments.dataset), arguments.steps, processes, shown)
+            demo.make_shards()
+            demo.index()
+            plans = demo.plan()
+            addresses = demo.serve()
+            demo.train(addresses)
+            measured = demo.measure(addresses, plans)
+            shown.begin("ending", "ending the servers")
+        shown.done("all processes have ended")
+    figures = collect(demo.metrics, plans, measured)
+    print_report(figures)
+    print(f"Chosen for step 0: {plans['chosen']}")
+    print(f"One step's pipeline before and after: {demo.picture}")
+    if report:
+        report.write_text(json.dumps(figures, indent=2) + "\n")
+        print(f"All figures: {report}")
+    print("\nTry next:")
+    for about, command in next_commands(demo):
+        print(f"\n# {about}\n{shlex.join(command)}")
+
+
+def next_commands(demo: Demo) -> tuple[tuple[str, list[str]], ...]:
+    """What it is for, and the command, three times."""
+    dataserver, job = str(relative(BIN / "dataserver")), ["--job", str(demo.job), *demo.located]
+    page = str(demo.output / "step-0.html")
+    return (
+        ("Where each sample of a step goes, as a page", [dataserver, "plan", *job, "--step", "0", "--plot", page]),
+        ("Which policies suit these samples and costs", [dataserver, "simulate", *job, "--steps", "3"]),
+        (
+            "The same microbatches for a trainer of your own: DataClient in README.md",
+            [dataserver, "serve", *demo.located, "--listen", "127.0.0.1:0"],
+        ),
+    )
+
+
+def relative(path: Path) -> Path:
+    """A path as short as can be typed here."""
+    whole = Path(os.path.abspath(path))  # noqa: PTH100  resolve would follow the links that people name
+    return whole.relative_to(Path.cwd()) if whole.is_relative_to(Path.cwd()) else whole
 
 
 def parse() -> argparse.Namespace:
@@ -142,20 +114,18 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     """Run the demo; whatever happens, no process of it survives."""
-    arguments = parse()
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background jobs with SIGINT ignored
-        signal.signal(number, signal.default_int_handler)
-    with Processes() as processes:
-        try:
-            run(arguments, processes)
-        except KeyboardInterrupt:
-            print("\ninterrupted; stopping all processes", file=sys.stderr)
-            return 130
-        except CommandFailedError as error:
-            return error.code
-        except (ValueError, OSError, RuntimeError) as error:
-            print(f"scripts/demo: {error}", file=sys.stderr)
-            return 1
+    signals = Signals()
+    try:
+        run(parse(), signals)
+    except InterruptedDemoError:
+        print("scripts/demo: interrupted; all its processes have ended", file=sys.stderr)
+        return INTERRUPTED
+    except FailedError as error:
+        print(f"scripts/demo: {error}\n{ADVICE}", file=sys.stderr)
+        return error.code
+    except (ValueError, OSError) as error:
+        print(f"scripts/demo: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

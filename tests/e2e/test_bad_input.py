@@ -25,7 +25,6 @@ from trainclient.client import DataClient
 HANG_S = 60
 """Every case ends within seconds; this is what tells a hang from a busy machine."""
 BIN = Path(sys.executable).parent
-REPOSITORY = Path(__file__).resolve().parents[2]
 JOB: Mapping[str, Any] = {
     "stream": {
         "datasets": [{"name": "pairs"}],
@@ -68,12 +67,9 @@ DATASETS = {
     "serve a path that is not there": Bad("dataserver serve --dataset d={missing}", ("{missing}", "No such file")),
     "index a path that is not there": Bad("dataserver index {missing}", ("{missing}",)),
     "lint a path that is not there": Bad("dataserver lint {missing}", ("{missing}",)),
-    "demo on a path that is not there": Bad("run_demo.py --dataset {missing} --output {out}", ("{missing}",)),
     "serve an empty folder": Bad("dataserver serve --dataset d={empty}", ("{empty}", ".tar")),
     "index an empty folder": Bad("dataserver index {empty}", ("{empty}", ".tar")),
-    "demo on an empty folder": Bad("run_demo.py --dataset {empty} --output {out}", ("{empty}", ".tar")),
     "serve shards without a sample": Bad("dataserver serve --dataset d={hollow}", ("no usable sample", "{hollow}")),
-    "demo on shards without a sample": Bad("run_demo.py --dataset {hollow} --output {out}", ("no usable sample",)),
     "serve an index older than its shard": Bad(
         "dataserver serve --dataset d={stale}", ("00000.tar", "dataserver index {stale}")
     ),
@@ -216,18 +212,15 @@ class World:
 
     def run(self, bad: Bad, folder: Path) -> subprocess.CompletedProcess[str]:
         """Run a command as a user does."""
-        names = {**self.names, "job": str(folder / "job.yaml"), "out": str(folder / "out")}
+        names = {**self.names, "job": str(folder / "job.yaml")}
         (folder / "job.yaml").write_text(yaml.safe_dump(changed(bad.job)))
         for name, text in bad.files.items():
             names[name] = str(folder / f"{name}.yaml")
             Path(names[name]).write_text(text)
         program, *arguments = (word.format(**names) for word in bad.command.split())
-        start = (
-            [sys.executable, str(REPOSITORY / "scripts" / program)] if program.endswith(".py") else [str(BIN / program)]
-        )
         environment = {"PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(folder), "OMP_NUM_THREADS": "1", **bad.environment}
         return subprocess.run(
-            [*start, *arguments],
+            [str(BIN / program), *arguments],
             capture_output=True,
             text=True,
             timeout=HANG_S,

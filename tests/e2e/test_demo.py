@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,12 +12,15 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from demo_stages import STAGES
 from PIL import Image
+from shards import write_tar
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 DEMO_S = 400
@@ -64,8 +69,22 @@ def test_the_demo_on_real_photographs(shared_data: Path, tmp_path: Path) -> None
         shown, errors = process.communicate(timeout=DEMO_S)
         assert process.returncode == 0, errors
         assert not mentioning(output), "processes survived"
-    assert "Traceback" not in errors
     figures = json.loads(report.read_text())
+    check_losses(figures)
+    check_planning(figures)
+    words = ("text loss", "image loss", "samples per second", "wait for data", "imbalance", "in flight", "bubble")
+    for word in (*words, "step, simulated", "... measured", "speed and wait from step 3 on"):
+        assert word in shown
+    with Image.open(output / "plan.png") as picture:
+        assert picture.format == "PNG"
+        picture.load()
+        assert len(set(picture.convert("L").resize((64, 64)).tobytes())) > 8, "the picture is blank"
+    check_progress(errors.splitlines())
+    check_next_commands(shown, output)
+
+
+def check_losses(figures: dict[str, Any]) -> None:
+    """The models learn something."""
     assert figures["steps"] == len(figures["per_step"]) == 3
     for name in ("text_loss", "image_loss"):
         losses = [step[name] for step in figures["per_step"]]
@@ -74,41 +93,99 @@ def test_the_demo_on_real_photographs(shared_data: Path, tmp_path: Path) -> None
         assert (figures[name]["first"], figures[name]["last"]) == (losses[0], losses[-1])
     assert figures["text_loss"]["last"] < figures["text_loss"]["first"]
     assert figures["samples_per_s"] > 0
-    assert "3 steps; speed and wait from step 3 on" in shown
     assert 0 <= figures["data_wait_percent"] <= 100
+
+
+def check_planning(figures: dict[str, Any]) -> None:
+    """Simulated figures, and measured ones beside them: operations that sleep cannot be faster than was simulated."""
     for before_after in (*figures["imbalance"].values(), figures["bubble_percent"], figures["simulated_step_ms"]):
         assert before_after["after"] > 0
     assert figures["simulated_step_ms"]["after"] <= figures["simulated_step_ms"]["before"]
-    for words in ("text loss", "image loss", "samples per second", "wait for data", "imbalance", "in flight", "bubble"):
-        assert words in shown
-    with Image.open(output / "plan.png") as picture:
-        assert picture.format == "PNG"
-        picture.load()
-        assert len(set(picture.convert("L").resize((64, 64)).tobytes())) > 8, "the picture is blank"
+    stair = [row["step_ns"] / 1e6 for row in figures["simulated_stair"]]
+    assert len(stair) >= 3
+    assert [stair[0], stair[-1]] == pytest.approx([figures["simulated_step_ms"][side] for side in ("before", "after")])
+    measured = figures["measured"]
+    assert measured["slowed_down"] >= 1
+    for side in ("before", "after"):
+        found = measured[side]
+        assert found["measured_ms"] >= found["simulated_ms"] > 0
+        assert found["ratio"] == found["measured_ms"] / found["simulated_ms"]
+
+
+def check_progress(lines: list[str]) -> None:
+    """One line each time, by stage; no clock times, nothing else."""
+    assert not [line for line in lines if not line.startswith(tuple(f"{stage}: " for stage in STAGES))]
+    assert [*dict.fromkeys(line.partition(":")[0] for line in lines)] == [*STAGES]
+    assert not [line for line in lines if re.search(r"\d\d:\d\d(?!\d)", line)]
+
+
+def check_next_commands(shown: str, output: Path) -> None:
+    """The three commands at the end work as they are printed."""
+    _, _, last = shown.partition("Try next:\n")
+    commands = [shlex.split(line) for line in last.splitlines() if line and not line.startswith("#")]
+    assert [command[1] for command in commands] == ["plan", "simulate", "serve"]
+    for command in commands[:2]:
+        assert subprocess.run(command, stdout=subprocess.PIPE, timeout=DEMO_S, check=True).stdout
+    assert "<svg" in Path(commands[0][-1]).read_text()
+    with subprocess.Popen(commands[2], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline().startswith("listening on 127.0.0.1:")
+        server.terminate()
+    assert server.returncode == 0
+    assert not mentioning(output)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_S + 60)
-def test_ctrl_c_in_mid_training_ends_everything(shared_data: Path, tmp_path: Path) -> None:
-    output = tmp_path / "output"
-    with demo(output, "--steps", "500", "--dataset", shared_data / "laion-mini") as process:
+@pytest.mark.parametrize(
+    ("line", "processes"),
+    [
+        ("index: reading", 1),
+        ("plan: loading", 1),
+        ("training: step 2/", 1 + 2 + 1 + 6),
+        ("measuring: starting", 1 + 2 + 6),
+    ],
+)
+def test_ctrl_c_ends_everything_with_one_line(line: str, processes: int, shared_data: Path, tmp_path: Path) -> None:
+    output, steps = tmp_path / "output", "1" if line.startswith("measuring") else "500" if "step" in line else "2"
+    with demo(output, "--steps", steps, "--dataset", shared_data / "laion-mini") as process:
         assert process.stderr is not None
         seen = []
-        for line in process.stderr:
-            seen.append(line)
-            if line.startswith("step 2/"):
+        for said in process.stderr:
+            seen.append(said)
+            if said.startswith(line):
                 break
         else:
             raise AssertionError("".join(seen))
         family = sessions([psutil.Process(process.pid), *mentioning(output)])
-        assert len(family) >= 1 + 2 + 1 + 6, "demo, servers, launcher and trainers"
+        assert len(family) >= processes, "demo, servers, launcher and trainers"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=END_S)
+        shown, errors = process.communicate(timeout=END_S)
         assert process.returncode == 130, errors
         assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
         assert not mentioning(output)
-    assert "Traceback" not in "".join(seen) + errors
-    assert "interrupted" in errors
+    assert [e for e in errors.splitlines() if not e.startswith(line.split()[0])] == [
+        "scripts/demo: interrupted; all its processes have ended"
+    ]
+    assert shown == ""
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"), [("missing", "missing"), ("empty", ".tar"), ("hollow", "no usable sample")]
+)
+def test_a_useless_folder_is_said_with_what_to_do(dataset: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    write_tar(tmp_path / "hollow" / "00000.tar", [("a.json", b"{}")])
+    with demo(tmp_path / "output", "--dataset", tmp_path / dataset) as process:
+        shown, errors = process.communicate(timeout=END_S)
+    assert process.returncode == 2
+    lines = [line for line in errors.splitlines() if not line.startswith(("shards: ", "index: "))]
+    assert lines[0].startswith("scripts/demo: indexing ended with exit code 2. The end of ")
+    assert reason in lines[-2]
+    assert str(tmp_path / dataset) in lines[-2]
+    assert lines[-1].endswith("run the same command again: it goes on with what is there.")
+    assert "Traceback" not in errors
+    assert shown == ""
 
 
 @pytest.fixture(scope="module")

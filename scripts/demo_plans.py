@@ -1,0 +1,95 @@
+"""Plans the demo's steps without a server: figures of every step, a picture of one, and the jobs to measure.
+
+Writes into a folder plans.json, plan.png, and two complete jobs: canonical.json, the baseline, and planned.json.
+"""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dataserver.cli.jobs import open_job
+from dataserver.cli.pictures import draw_plan
+from dataserver.cli.stairs import mean_stairs
+from dataserver.planning.expectation import imbalance
+from dataserver.planning.identity import Job, identify
+from dataserver.planning.layout import layout_of
+from dataserver.planning.plan import StepPlan
+from dataserver.planning.planner import Climbed, PlanSummary, explain, stairs
+
+PICTURED_STEP = 0
+
+
+def before_after(summary: PlanSummary) -> dict[str, Any]:
+    """The figures of a step in canonical order, and as planned; all of them simulated."""
+    sides = {
+        "before": (summary.baseline, summary.before, summary.loads_before),
+        "after": (summary.plan, summary.after, summary.loads_after),
+    }
+    return {
+        side: {
+            "step_ms": timeline.makespan_ns / 1e6,
+            "bubble_percent": timeline.timeline.bubble_ppm / 1e4,
+            "imbalance": {module: imbalance(values.tolist()) for module, values in loads.items()},
+            "in_flight": {s.module: s.in_flight.tolist() for s in plan.schedules},
+        }
+        for side, (plan, timeline, loads) in sides.items()
+    }
+
+
+def choice(plan: StepPlan) -> str:
+    """What was chosen for a step, and why."""
+    return next(f"{d.chosen} ({d.reason})" for d in plan.decisions if d.subject == "step")
+
+
+def baseline_job(job: Job) -> Job:
+    """The same stream in canonical order."""
+    baseline = layout_of(job.spec.execution).stair(job)[0]
+    return identify(job.spec.model_copy(update={"execution": baseline.execution}))
+
+
+def parse() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", type=Path)
+    parser.add_argument("--dataset", required=True, metavar="NAME=PATH")
+    parser.add_argument("--index-dir", required=True, metavar="NAME=PATH")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Plan, and say on stdout what is being done."""
+    arguments = parse()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # names the loops that are compiled
+    planner = open_job(arguments.job, (arguments.dataset,), (arguments.index_dir,), (), (), None)
+    output: Path = arguments.output
+    summaries: list[PlanSummary] = []
+    climbed: list[Sequence[Climbed]] = []
+    for step in range(arguments.steps):
+        print(f"planning step {step + 1} of {arguments.steps}")
+        summaries.append(explain(planner.job, planner.plan(step)))
+        climbed.append(stairs(planner.job, summaries[-1].plan))
+    print(f"drawing the pipeline of step {PICTURED_STEP}")
+    pictured, title = summaries[PICTURED_STEP], f"step {PICTURED_STEP} of the demo, as simulated"
+    draw_plan(pictured, title, output / "plan.png", mean_stairs([climbed[PICTURED_STEP]]))
+    (output / "planned.json").write_text(planner.job.text)
+    (output / "canonical.json").write_text(baseline_job(planner.job).text)
+    found = {
+        "steps": [before_after(summary) for summary in summaries],
+        "stair": [asdict(row) for row in mean_stairs(climbed)],
+        "chosen": choice(pictured.plan),
+    }
+    (output / "plans.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"{Path(__file__).name}: {error}")
