@@ -1,8 +1,8 @@
 """Golden plans of many small jobs of every layout and policy: what a search finds is part of a job's identity.
 
-A change to a `plan` is plan-breaking and must raise plan_version; so does one that refuses a job that had a plan. What
-`compared` says may change with the plans that are compared, since only the best of them is run. Write the file again
-with `python -m planning.test_golden_matrix` from tests/.
+A change to a `plan` is plan-breaking and must raise plan_version; so is one that refuses a job that had a plan. What is
+`simulated` and `compared` may change, since only the best plan is run. Write the file again with
+`python -m planning.test_golden_matrix` from tests/.
 """
 
 import json
