@@ -4,6 +4,7 @@ import io
 import struct
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ IMAGES: dict[str, Maker] = {
     "JPEG with trailing bytes": _served(lambda rng: jpeg(rng) + rng.bytes(700)),
     "JPEG with damaged EXIF": _served(lambda rng: jpeg(rng, exif=b"Exif\0\0" + rng.bytes(60))),
     "JPEG of an unknown orientation": _served(lambda rng: jpeg(rng, exif=exif(9))),
-    **{f"JPEG of orientation {n}": _served(lambda rng, n=n: jpeg(rng, exif=exif(n))) for n in range(1, 9)},
+    **{f"JPEG of orientation {n}": _served(partial(jpeg, exif=exif(n))) for n in range(1, 9)},
     "PNG of 16 bits": _served(grey16),
     "PNG of one bit": _served(lambda rng: encode(picture(rng, "1"), "PNG")),
     "PNG with a palette": _served(lambda rng: encode(picture(rng).quantize(7), "PNG")),

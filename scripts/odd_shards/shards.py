@@ -4,6 +4,7 @@ import io
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -247,9 +248,9 @@ SHARDS: dict[str, Maker] = {
     "nothing": _fixed(b"", "cut_tar"),
     "no_members": _fixed(bytes(10_240)),
     "no_tar": _fixed(b"This is not a tar. " * 60, "corrupt_tar"),
-    **{f"cut_{where.replace(' ', '_')}": lambda rng, where=where: cut_tar(rng, where) for where in CUTS},
-    **{f"sidecar_{how.replace(' ', '_')}": lambda rng, how=how: bad_sidecar(rng, how) for how in BAD_SIDECARS},
-}  # type: ignore[dict-item]
+    **{f"cut_{where.replace(' ', '_')}": partial(cut_tar, where=where) for where in CUTS},
+    **{f"sidecar_{how.replace(' ', '_')}": partial(bad_sidecar, how=how) for how in BAD_SIDECARS},
+}
 """By name: makes such a shard."""
 
 

@@ -3,12 +3,14 @@
 import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
 """The end-of-archive marker."""
 
-FORMATS = (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT)
+Format = Literal[0, 1, 2]
+FORMATS: tuple[Format, ...] = (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT)
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Place:
 class Tar:
     """A tar in the making."""
 
-    tar_format: int = tarfile.PAX_FORMAT
+    tar_format: Format = tarfile.PAX_FORMAT
     content: bytearray = field(default_factory=bytearray)
     places: list[Place] = field(default_factory=list)
 
@@ -38,7 +40,7 @@ class Tar:
         info = tarfile.TarInfo(name)
         info.type, info.size = kind, len(content)
         # a time with a fraction needs a PAX header, which webdataset writes for every member
-        info.mtime = 1.5 if self.tar_format == tarfile.PAX_FORMAT else 1  # type: ignore[assignment]
+        info.mtime = 1.5 if self.tar_format == tarfile.PAX_FORMAT else 1
         for key, value in fields.items():
             setattr(info, key, value)
         return self.add_raw(name, info.tobuf(self.tar_format, "utf-8", "surrogateescape"), content)

@@ -1,6 +1,7 @@
 """Lint and quarantine lists: what is found, what is left out, and that the list's digest is its content's."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shards import make_image, write_interleaved, write_tar
 
-from dataserver.dataset import Dataset, DatasetError, Quarantine, QuarantineError, build_index, compile_filter, lint
+from dataserver.dataset import (
+    KINDS,
+    Dataset,
+    DatasetError,
+    Quarantine,
+    QuarantineError,
+    build_index,
+    compile_filter,
+    lint,
+)
 from dataserver.preprocessing import undecodable
 
 
@@ -96,6 +106,18 @@ def test_an_image_that_only_the_sidecar_has_is_counted_and_the_text_served(tmp_p
     assert (finding.key, finding.kind) == ("1", "lost_image")
     assert "40 x 30 pixels" in finding.detail
     assert Dataset.open(tmp_path).shards[0].parts(1).kinds == (0,)
+
+
+def test_the_documentation_explains_every_kind_under_its_effect() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text()
+    parts = re.split(r"^(Left out|Served|Invalid|Ignored)\b", text, flags=re.MULTILINE)
+    explained = {
+        kind: effect.lower()
+        for effect, part in zip(parts[1::2], parts[2::2], strict=True)
+        for row in re.findall(r"^\|(.*?)\|", part, re.MULTILINE)
+        for kind in re.findall(r"`([a-z0-9_]+)`", row)
+    }
+    assert explained == dict(KINDS)
 
 
 def test_a_dataset_without_a_usable_sample_can_be_checked(tmp_path: Path) -> None:
