@@ -44,10 +44,10 @@ def test_a_kernel_is_compiled_once_and_then_cached(tmp_path: Path) -> None:
     code = (
         "import logging, numpy as np; logging.basicConfig(level=logging.INFO, format='%(message)s');"
         "logging.getLogger('numba').setLevel(logging.WARNING);"
-        "from dataserver.planning.kernels.heap import sift_down;"
-        "heap = np.array([2, 0, 1]); sift_down(heap, 3, np.array([5, 7, 6])); print(heap.tolist())"
+        "from dataserver.planning.kernels.packing import best_fit;"
+        "print(best_fit(np.array([3, 2, 1]), np.arange(3), 4).tolist())"
     )
     first, second = (python("-c", code, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2))
-    assert first.stdout == second.stdout == "[0, 2, 1]\n"
-    assert "compiling dataserver.planning.kernels.heap.sift_down" in first.stderr
+    assert first.stdout == second.stdout == "[0, 1, 0]\n"
+    assert "compiling dataserver.planning.kernels.packing.best_fit" in first.stderr
     assert second.stderr == ""
