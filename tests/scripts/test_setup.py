@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PIP = """#!/bin/bash
+[[ $2 != dataserver ]] || {{ sleep {compiling}; exit 0; }}
 echo "Collecting torch==2.13.0"
 echo "  {said}"
 for i in $(seq {seconds}); do sleep 1; done
@@ -42,13 +44,10 @@ def clone(tmp_path: Path) -> Path:
 
 def pretend(clone: Path, **changes: object) -> None:
     """Give the environment another pip."""
+    fields = {"seconds": 0, "said": "Using cached x", "last": "Successfully installed", "code": 0, "compiling": 0}
     for name in ("python", "pip"):
         tool = clone / ".venv" / "bin" / name
-        tool.write_text(
-            PIP.format(
-                **{"seconds": 0, "said": "Using cached x", "last": "Successfully installed", "code": 0, **changes}
-            )
-        )
+        tool.write_text(PIP.format(**(fields | changes)))
         tool.chmod(0o755)
 
 
@@ -56,6 +55,13 @@ def start(clone: Path, script: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PATH": str(clone.parent / "tools")}
     command = [clone / "scripts" / script]
     return subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def until(happens: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not happens():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def survivors(clone: Path) -> list[psutil.Process]:
@@ -114,15 +120,27 @@ def test_ctrl_c_while_pip_runs_ends_it_with_one_line(clone: Path, script: str, n
     assert not survivors(clone)
 
 
+def test_ctrl_c_while_loops_are_compiled_ends_that_with_one_line(clone: Path) -> None:
+    pretend(clone)
+    assert start(clone, "setup").wait(WAIT_S) == 0
+    pretend(clone, compiling=600)
+    process = start(clone, "demo")
+    until(lambda: any("dataserver" in (p.info["cmdline"] or ()) for p in survivors(clone)))
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, errors) == (
+        130,
+        "scripts/setup: interrupted; run it again, it goes on with what is there\n",
+    )
+    assert not survivors(clone)
+
+
 def test_ctrl_c_before_python_listens_ends_the_demo_with_one_line(clone: Path) -> None:
     pretend(clone)
     assert start(clone, "setup").wait(WAIT_S) == 0
     pretend(clone, seconds=600)
     process = start(clone, "demo")
-    deadline = time.monotonic() + WAIT_S
-    while not any("run_demo.py" in " ".join(p.info["cmdline"] or ()) for p in survivors(clone)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: any("run_demo.py" in " ".join(p.info["cmdline"] or ()) for p in survivors(clone)))
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=WAIT_S)
     assert (process.returncode, errors) == (130, "scripts/demo: interrupted\n")
