@@ -56,7 +56,7 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    folder, log = index(write_pairs(tmp_path / "pairs", 48, 12, seed=1, median_size=160)), tmp_path / "log"
+    folder, log = index(write_pairs(tmp_path / "pairs", 48, 6, seed=1, median_size=160)), tmp_path / "log"
     flags = {
         "max-streams": PLACES,
         "max-jobs": 16,
