@@ -21,6 +21,8 @@ from fuzz.requests import METHODS, TIMEOUT_S, Request, odd, problem
 from serving.harness import FIXED_WINDOW, index, job_data, reason_of
 from shards import write_pairs
 
+from dataserver.planning.warmup import warm_up
+
 MIB = 1 << 20
 PLACES = 16
 SPARE_MIB = 24
@@ -56,6 +58,7 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
+    warm_up()  # a server that compiles in the background grows by what the compiler takes
     folder, log = index(write_pairs(tmp_path / "pairs", 48, 6, seed=1, median_size=160)), tmp_path / "log"
     flags = {
         "max-streams": PLACES,
