@@ -71,7 +71,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # imports are over: commands clean up
     try:
         ready = parse(function, f"dataserver {name}", arguments)
-        _compile_beside(name, command)
+        _about_compiling(name, command)
         ready()
     except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -81,16 +81,17 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     return 0
 
 
-def _compile_beside(name: str, command: Command) -> None:
-    """On a new machine, let another process compile kernels while this one does something else, or compiles others."""
+def _about_compiling(name: str, command: Command) -> None:
+    """On a new machine: say why planning takes long, or let another process compile while this one does something else."""
     from dataserver.planning.compiled import is_warm
 
     if not (command.plans or command.before_plans) or is_warm():
         return
-    from dataserver.cli.warm import compile_behind
-
     if command.plans:
         _say(name, "compiling the planner's loops for this processor, once (about 20 s)")
+        return
+    from dataserver.cli.warm import compile_behind
+
     compile_behind()
 
 
