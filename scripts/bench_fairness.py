@@ -23,7 +23,7 @@ import grpc
 from demo_processes import Processes
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
-from planning_rows.row import Row
+from benchmarks.rows import Row
 
 HERE = Path(__file__).parent
 SERVER = sys.executable, "-m", "dataserver"

@@ -47,7 +47,7 @@ def inlined_part(function: _Function) -> _Function:
     return cast(_Function, numba.njit(inline="always")(function))
 
 
-class _Announcer(event.Listener):
+class _Announcer(event.Listener):  # type: ignore[misc]
     """Logs every kernel that is compiled because the cache has none for this processor and version."""
 
     def on_start(self, event: Any) -> None:
@@ -61,4 +61,4 @@ class _Announcer(event.Listener):
         """Nothing more to log."""
 
 
-event.register("numba:compile", _Announcer())  # type: ignore[no-untyped-call]
+event.register("numba:compile", _Announcer())

@@ -17,7 +17,8 @@ def first_largest(values: I64) -> int:
 @part
 def largest(values: I64) -> int:
     """The largest of one value or more."""
-    return values[first_largest(values)]
+    found: int = values[first_largest(values)]
+    return found
 
 
 @part

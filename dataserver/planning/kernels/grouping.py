@@ -328,7 +328,8 @@ def best_grouping(
     for look in range(2):
         bounds = composition_bounds(lengths, times, floors, room, penalties, compositions, cells, best, easiest)
         sort_by(bounds, by_bound)
-        for position, c in enumerate(by_bound):
+        for position in range(len(by_bound)):
+            c = by_bound[position]
             if bounds[c] + (bounds[c] >> CLOSE) >= best or (look == 0 and position == FIRST_LOOK):
                 break
             spare = best * cells - work
