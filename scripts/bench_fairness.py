@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from benchmarks.rows import Row
 from demo_processes import Processes
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
-from benchmarks.rows import Row
 
 HERE = Path(__file__).parent
 SERVER = sys.executable, "-m", "dataserver"

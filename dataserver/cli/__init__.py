@@ -82,7 +82,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
 
 
 def _about_compiling(name: str, command: Command) -> None:
-    """On a new machine: say why planning takes long, or let another process compile while this one does something else."""
+    """On a new machine, say why planning takes long, or let another process compile meanwhile."""
     from dataserver.planning.compiled import is_warm
 
     if not (command.plans or command.before_plans) or is_warm():

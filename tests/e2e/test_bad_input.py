@@ -129,8 +129,8 @@ UNREACHABLE = {
         (UNUSED_ADDRESS, "for 3 s; check the addresses"),
     ),
     "a host that does not exist": Bad(
-        "trainclient train --job {job} --servers no-such-host.invalid:50051",
-        ("no-such-host.invalid:50051", "no server has a name that is known here; check the addresses"),
+        "trainclient train --job {job} --first-answer-s 3 --servers no-such-host.invalid:50051",
+        ("no-such-host.invalid:50051", "for 3 s; check the addresses"),
     ),
     "a server that does not speak": Bad(
         "trainclient train --job {job} --first-answer-s 3 --servers {silent}", ("{silent}", "check the addresses")

@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import socket
 import time
 from typing import Protocol
 
@@ -121,7 +120,7 @@ class Rotation:
         """Seconds left until all tries together were enough.
 
         Raises:
-            FleetError: none are, or nothing is gained by waiting.
+            FleetError: none are.
         """
         reached, timeouts = self._fleet.reached, self._fleet.timeouts
         limit, since = (timeouts.give_up, self._failing_since) if reached else (timeouts.first_answer, self._began)
@@ -129,11 +128,8 @@ class Rotation:
         hint = "" if reached else "; check the addresses, and that `dataserver serve` runs there"
         now = time.monotonic()
         left = since + limit - now
-        if len(self._failures) == len(self._fleet.endpoints):
-            if not reached and all(_is_unknown(endpoint.address) for endpoint in self._fleet.endpoints):
-                raise FleetError(f"no server has a name that is known here{hint}", self._failures) from None
-            if left <= 0:
-                raise FleetError(f"{problem} for {limit:g} s{hint}", self._failures) from None
+        if left <= 0 and len(self._failures) == len(self._fleet.endpoints):
+            raise FleetError(f"{problem} for {limit:g} s{hint}", self._failures) from None
         if now - self._reported >= REPORT_EVERY_S:
             self._reported = now
             _log.warning("%s", FleetError(f"{problem} for {now - since:.0f} s of {limit:g} s", self._failures))
@@ -159,13 +155,3 @@ class Rotation:
 def word(key: str) -> int:
     """64 bits of a key's hash."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
-
-
-def _is_unknown(address: str) -> bool:
-    """Whether no machine has the name in an address; names that cannot be looked up just now may exist."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.getaddrinfo(host.strip("[]"), int(port))
-    except socket.gaierror as error:
-        return error.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
-    return False
