@@ -33,6 +33,8 @@ _OPTIONS: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 30_000),  # a trainer that vanished must not hold its stream for ever
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Pings that measure the bandwidth have this limit, a minute by default, and keepalive waits for them to end.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.max_receive_message_length", MAX_TRANSPORT_BYTES),
 )
 
