@@ -1,6 +1,7 @@
 """Fixtures that every part of the suite uses."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import settings
 settings.register_profile("disttrain", deadline=None)
 settings.load_profile("disttrain")
 
+# A shell starts what runs in its background deaf to Ctrl-C, and children inherit that; tests send it to theirs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DATA = Path(os.environ.get("DISTTRAIN_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 """Where the data sets for development lie. They are not part of the repository."""

@@ -146,8 +146,8 @@ def test_the_client_in_javascript_loses_no_bit_of_large_integers() -> None:
     golden = BY_NAME["describe_samples"]
     large = pb.DescribeSamplesResponse(samples=[pb.SampleDescription(sample=2**64 - 1)])
     other = pb.DescribeSamplesRequest(dataset="pairs", samples=[2**63 + 1])
-    exchanges = [BY_NAME["server_info"], golden, Exchange("", "DescribeSamples", other, messages=[large.SerializeToString()])]
-    with replaying(exchanges) as address:
+    answer = Exchange("", "DescribeSamples", other, messages=[large.SerializeToString()])
+    with replaying([BY_NAME["server_info"], golden, answer]) as address:
         request = MessageToDict(golden.request, preserving_proto_field_name=True)
         found = node.evaluate(DESCRIBE, {"address": address, "request": request})
         beyond = node.evaluate(
