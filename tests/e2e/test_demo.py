@@ -141,9 +141,9 @@ def check_next_commands(shown: str, output: Path) -> None:
     ("line", "processes"),
     [
         ("index: reading", 1),
-        ("plan: loading", 1),
+        pytest.param("plan: loading", 1, marks=pytest.mark.long),
         ("training: step 2/", 1 + 2 + 1 + 6),
-        ("measuring: starting", 1 + 2 + 6),
+        pytest.param("measuring: starting", 1 + 2 + 6, marks=pytest.mark.long),
     ],
 )
 def test_ctrl_c_ends_everything_with_one_line(line: str, processes: int, shared_data: Path, tmp_path: Path) -> None:
