@@ -17,6 +17,7 @@ from trainclient.stream.errors import (
     FleetError,
     PlanMismatchError,
     ProtocolError,
+    ServerMismatchError,
 )
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.follower import ViewRequest
@@ -178,6 +179,23 @@ def test_a_fleet_ends_when_nobody_decodes_like_the_lost_server(serve: Serve, qui
             opened.read_all()
     assert "decode differently" in raised.value.failures[odd.address]
     assert "UNAVAILABLE" in raised.value.failures[used.address]
+
+
+def test_a_server_that_was_started_again_is_asked_again_how_it_decodes(serve: Serve, quick: Timeouts) -> None:
+    server = serve(streams=["idle:2"], delay_s=0.5)
+    with Opened([server.address], quick) as opened:
+        next(opened.reader)
+        server.answers.info, server.answers.forgets_jobs = {"content_digest": "other"}, 1
+        with pytest.raises(ServerMismatchError, match="decode differently"):
+            opened.read_all()
+
+
+def test_a_server_that_only_shuts_down_does_not_hide_that_the_others_are_dead(serve: Serve, quick: Timeouts) -> None:
+    draining = serve(streams=["drain:0"] * 10_000)
+    with Opened([draining.address, "127.0.0.1:1"], quick) as opened:
+        with pytest.raises(FleetError, match="no server could go on for 3 s"):
+            opened.read_all()
+    assert len(draining.requests) < 100
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])

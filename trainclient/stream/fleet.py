@@ -99,6 +99,7 @@ class Fleet:
         except DataServiceError as error:
             if error.action != ERROR_ACTION_CREATE_JOB or job is None:
                 raise
+        self.forget(endpoint)
         self.bring(endpoint, job, guard)
         return endpoint.unary(method, request, self.timeouts.call, guard)
 
@@ -160,7 +161,10 @@ class Fleet:
             )
 
     def forget(self, endpoint: Endpoint) -> None:
-        """Have a server checked again before its next use: another one may listen there by then."""
+        """Have a server checked again before its next use.
+
+        It failed, or does not know the job that it was brought: another one may listen there by now.
+        """
         with self._lock:
             self._infos.pop(endpoint.address, None)
 

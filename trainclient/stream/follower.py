@@ -116,7 +116,9 @@ class Follower:
             if error.action != ERROR_ACTION_CREATE_JOB:
                 raise
         self._handoff.stop_clock()  # to size a large dataset takes longer than any microbatch
+        self._fleet.forget(endpoint)
         self._fleet.bring(endpoint, self._job, self._guard)
+        digest = self._fleet.check(endpoint, self._guard, self._job)
         return self._read(endpoint, rotation, digest)
 
     def _read(self, endpoint: Endpoint, rotation: Rotation, digest: str) -> EndOfStream:

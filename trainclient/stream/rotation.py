@@ -56,6 +56,8 @@ class Rotation:
         """Positions of servers that are set aside."""
         self._tried: set[int] = set()
         """Positions of servers that were left in this round."""
+        self._drained: set[int] = set()
+        """Positions of servers that shut down in order, since the last progress."""
         self._rounds = 0
 
     @property
@@ -70,11 +72,14 @@ class Rotation:
         self._failures.clear()
         self._refused.clear()
         self._tried.clear()
+        self._drained.clear()
         self._rounds = 0
 
     def drained(self) -> None:
-        """Move on from a server that shuts down in order; no failure, unless no server is left."""
-        if len(self._tried | self._refused | {self._position}) == len(self._fleet.endpoints):
+        """Move on from a server that shuts down in order; no failure, unless it says so again or no server is left."""
+        again = self._position in self._drained
+        self._drained.add(self._position)
+        if again or len(self._tried | self._refused | {self._position}) == len(self._fleet.endpoints):
             endpoint = self.endpoint
             text = "it is shutting down, and no other server took over"
             code = grpc.StatusCode.UNAVAILABLE

@@ -98,6 +98,7 @@ class DataClient {
   async createJob(job) {
     const text = typeof job === 'string' ? job : JSON.stringify(job);
     const answer = await this.call('GetOrCreateJob', { job_spec_json: text }, this.options.createMs);
+    if (this.job?.job_id !== answer.job_id) this.hashes.clear();
     this.job = { ...answer, spec: answer.canonical_job_spec_json };
     return this.job;
   }
@@ -152,6 +153,7 @@ class DataClient {
   /** Bring the job to a server where that is what an error asks for; throws the error where it is not. */
   async recreate(server, error) {
     if (!this.job || dataError(error, server.address).action !== 'CREATE_JOB') throw error;
+    server.info = undefined; // it may have been started again, with other libraries
     const request = { job_spec_json: this.job.spec };
     const { job_id: found } = await this.ask(server, 'GetOrCreateJob', request, this.options.createMs);
     agree(
