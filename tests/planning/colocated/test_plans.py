@@ -177,14 +177,15 @@ def test_no_policy_is_slower_than_the_sampling_layout_and_none_beats_the_bound(s
     canonical = plan_step(none, 3, samples)
     if canonical.num_microbatches == plan.num_microbatches:
         before, after = module_loads(none.spec, canonical), module_loads(job.spec, plan)
-        assert all(after[name].max() <= before[name].max() for name in after if own_arrangement(job, name))
+        assert all(after[name].max() <= before[name].max() for name in after if balances_sizes(job, name))
     for spec, found in ((job, plan), (none, canonical)):
         bound = layout_of(spec.spec.execution).lower_bound_ns(spec, found)
         assert 0 <= bound <= timeline(spec.spec, found).makespan_ns
 
 
-def own_arrangement(job: Job, name: str) -> bool:
-    return job.spec.execution.module(name).balance is not BalancePolicy.NONE
+def balances_sizes(job: Job, name: str) -> bool:
+    """Equal counts may be slower than no balance at all."""
+    return job.spec.execution.module(name).balance not in (BalancePolicy.NONE, BalancePolicy.EVEN)
 
 
 @settings(max_examples=40, deadline=None)
@@ -225,7 +226,7 @@ def test_the_assignment_to_ranks_changes_no_load_and_saves_bytes(step: Step) -> 
     assert crossing(plan, layout.ranks_per_node) <= crossing(numbered, layout.ranks_per_node)
     for module in job.spec.execution.modules:
         loads = [microbatch_loads(module, p).tolist() for p in (plan, numbered)]
-        if own_arrangement(job, module.name):
+        if balances_sizes(job, module.name):
             assert sorted(map(sorted, loads[0])) == sorted(map(sorted, loads[1]))
     assert not [d for d in numbered.decisions if d.chosen == "batches reassigned"]
 
