@@ -43,7 +43,7 @@ class Catalog:
         """Open everything that is named.
 
         Raises:
-            DatasetError: a dataset is missing, empty, or its index older than a shard; names the command to run.
+            DatasetError: a dataset is missing or empty, or an index is not that of its shard; names the command to run.
             TokenizerError: a tokenizer's file cannot be used.
         """
         datasets = {

@@ -104,7 +104,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     command that counts it.
     """
     ERROR_REASON_INDEX_STALE: _ErrorReason.ValueType  # 9
-    """FAILED_PRECONDITION, ANOTHER_SERVER: an index is missing or older than its shard; the message has the command."""
+    """FAILED_PRECONDITION, ANOTHER_SERVER: an index is missing, or its shard has another content; the message has the command."""
     ERROR_REASON_SAMPLE_TOO_LARGE: _ErrorReason.ValueType  # 10
     """INVALID_ARGUMENT, GIVE_UP: a sample cannot fit a sequence even without its text, or the memory of a module; the
     message names it.
@@ -168,7 +168,7 @@ ERROR_REASON_TOKENS_NOT_COUNTED: ErrorReason.ValueType  # 8
 command that counts it.
 """
 ERROR_REASON_INDEX_STALE: ErrorReason.ValueType  # 9
-"""FAILED_PRECONDITION, ANOTHER_SERVER: an index is missing or older than its shard; the message has the command."""
+"""FAILED_PRECONDITION, ANOTHER_SERVER: an index is missing, or its shard has another content; the message has the command."""
 ERROR_REASON_SAMPLE_TOO_LARGE: ErrorReason.ValueType  # 10
 """INVALID_ARGUMENT, GIVE_UP: a sample cannot fit a sequence even without its text, or the memory of a module; the
 message names it.
