@@ -67,12 +67,12 @@ def serve(
         config: YAML file with the same names and settings.
         insecure: Permit an address that others can reach, though there is no encryption and no authentication yet.
         max_streams: Streams open at once, 64 by default; one more is refused.
-        idle_timeout_s: Seconds (1 to 86400) until a stream that takes nothing ends, for its place; 600 by default.
+        idle_timeout_s: Seconds until a stream that takes nothing ends, for its place; 600 by default.
         stream_bytes: Largest microbatch in bytes; 256 MiB by default.
         prefetch_bytes: Bytes that all streams together use to work ahead; 1 GiB by default.
         decode_threads: Threads that decode images; one for each core by default.
         max_jobs: Jobs kept in memory; 64 by default.
-        job_bytes: Bytes (at least 67108864) kept of jobs, with sizes of samples and plans; 1 GiB by default.
+        job_bytes: Bytes kept of jobs, with sizes of samples and plans; 1 GiB by default.
         zstd_level: Zstandard level for clients that ask for compression; 1 by default.
         drain_grace_s: Seconds that open streams get to finish the microbatch in hand; 30 by default.
     """

@@ -56,9 +56,8 @@ class OpenShards:
             for _ in range(2):
                 descriptor = self._descriptors.get(position, lambda: _Descriptor(path))
                 data = os.pread(descriptor.number, length, offset)
-                if (
-                    Stamp.of(os.fstat(descriptor.number)) == self._stamps[position]
-                ):  # after the read: it was so all the time
+                stamp = Stamp.of(os.fstat(descriptor.number))  # after the read: it was so all the time
+                if stamp == self._stamps[position]:
                     break
                 self._descriptors.drop(position)
                 self._check(position)

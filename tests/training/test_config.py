@@ -67,6 +67,14 @@ def test_one_line_for_user_errors(
     assert len(errors.splitlines()) == 1
 
 
+def test_help_says_what_holds_without_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert "that of the preset" in shown
+    assert "None" not in shown
+
+
 @pytest.mark.slow
 def test_a_server_that_never_comes_is_waited_for_and_then_one_error(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"

@@ -20,7 +20,11 @@ class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-Size = Annotated[int, Field(ge=1, le=2**24)] | None
+_SAYS_ITSELF = tyro.conf.arg(help_behavior_hint="")
+"""The help text says what holds without the flag."""
+Size = Annotated[
+    Annotated[int, Field(ge=1, le=2**24)] | None, tyro.conf.arg(help_behavior_hint="(default: that of the preset)")
+]
 
 
 class ImageModuleModel(_Config):
@@ -77,7 +81,7 @@ class OptimizerConfig(_Config):
 class CheckpointConfig(_Config):
     """Checkpoints."""
 
-    directory: Path | None = None
+    directory: Annotated[Path | None, _SAYS_ITSELF] = None
     """Folder that all processes see; without one nothing is saved. Training resumes from the newest one in it."""
     every: Annotated[int, Field(ge=1)] = 100
     """Steps between two; one more is written when training ends."""
@@ -139,23 +143,23 @@ class TrainConfig(_Config):
     """Compute each block again in the backward pass instead of keeping its activations."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial parameters; the data has the job's."""
-    steps: Annotated[int, Field(ge=1)] | None = None
+    steps: Annotated[Annotated[int, Field(ge=1)] | None, _SAYS_ITSELF] = None
     """Stop before this step, if the job does not end earlier."""
     max_invalid_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Largest share of images, counted over all steps of the run, that may turn out to be undecodable; the first
     thousand images count as one thousand. Beyond it, training stops."""
-    metrics: Path | None = None
+    metrics: Annotated[Path | None, _SAYS_ITSELF] = None
     """File to which a JSON line is appended after every step."""
     progress: bool = True
     """Show a line per step on a terminal."""
-    threads: Annotated[int, Field(ge=1)] | None = None
+    threads: Annotated[Annotated[int, Field(ge=1)] | None, _SAYS_ITSELF] = None
     """CPU threads of each process; by default the machine's cores divided by its processes."""
     timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
-    """Longest wait for another process before training ends with an error."""
+    """Seconds to wait for another process before training ends with an error."""
     first_answer_s: Annotated[float, Field(gt=0, le=86400)] = 120.0
-    """Longest wait for a data server at the start: trainers may start before their servers."""
+    """Seconds to wait for the first answer of a data server: trainers may start before their servers."""
     stop_grace_s: Annotated[float, Field(gt=0, le=3600)] = 20.0
-    """After Ctrl-C or SIGTERM, time to finish the step in hand and save it."""
+    """Seconds to finish the step in hand and save it, after Ctrl-C or SIGTERM."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
