@@ -33,7 +33,7 @@ COMMANDS = {
     "lint": Command("lint", "List what is odd in a dataset.", "checking the shards against their index"),
     "plan": Command("plan", "Show how one step is planned.", "reading the job and its datasets' indexes", True),
     "simulate": Command("simulate", "Compare policies.", "reading the job and its datasets' indexes", True),
-    "fit": Command("fit_costs", "Fit costs to reported times.", "reading the job and its step times"),
+    "fit": Command("fit_costs", "Fit costs to reported times.", "reading the job and its step times", True),
     "towers": Command("towers", "Choose the degrees of contrastive towers.", "reading the job", True),
     "serve": Command("serve", "Serve microbatches over gRPC.", "opening the datasets, then listening"),
     "warm": Command("warm", "Compile the planner's loops ahead of time.", "looking for compiled loops"),
@@ -83,12 +83,12 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
 
 def _about_compiling(name: str, command: Command) -> None:
     """On a new machine, say why planning takes long, or let another process compile meanwhile."""
-    from dataserver.planning.compiled import is_warm
+    from dataserver.planning.compiled import COMPILING, is_warm
 
     if not (command.plans or command.before_plans) or is_warm():
         return
     if command.plans:
-        _say(name, "compiling the planner's loops for this processor, once (about 20 s)")
+        _say(name, COMPILING)
         return
     from dataserver.cli.warm import compile_behind
 

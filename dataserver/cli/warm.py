@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from dataserver.planning.compiled import folders, is_warm, mark_warm, place
+from dataserver.planning.compiled import COMPILING, folders, is_warm, mark_warm, place
 from dataserver.planning.warmup import SHARES
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def compile_all(say: Callable[[str], None]) -> list[str]:
             f"the planner's compiled loops cannot be kept: none of {', '.join(map(str, folders()))} can be written; "
             "set NUMBA_CACHE_DIR to a folder that can"
         )
-    say("compiling the planner's loops for this processor, once (about 20 s)")
+    say(COMPILING)
     running = [
         subprocess.Popen(
             [sys.executable, "-c", _CODE, str(share)], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True

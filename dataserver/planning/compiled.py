@@ -14,6 +14,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+COMPILING = "compiling the planner's loops for this processor, once (about 20 s)"
+"""What people read while they wait for it."""
 KEPT = 8
 """Folders of other sources or processors that stay beside a new one."""
 _KERNELS = Path(__file__).with_name("kernels")

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from cli.server_process import command, run
 
+from dataserver.planning.compiled import COMPILING
+
 COMMANDS = {
     "serve": command("serve", "--dataset", "d=/nothing-here"),
     "simulate": command("simulate", "--job", "no.yaml"),
@@ -52,3 +54,21 @@ def test_help_of_serve_shows_the_ranges_of_its_numbers() -> None:
     shown = run("serve", "--help").stdout
     assert "1..4096" in shown
     assert "-7..19" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("plan", ["--step", "0"]),
+        ("simulate", []),
+        ("fit", ["--server", "127.0.0.1:1"]),
+        ("towers", ["--devices", "8", "--devices-per-node", "8", "--device-bytes", "1"]),
+    ],
+)
+def test_on_a_new_machine_what_plans_says_that_it_compiles(
+    name: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    done = run(name, "--job", "no.yaml", *options)
+    assert f"{name}: {COMPILING}" in done.stderr.splitlines()
+    assert "no dataset is configured" in done.refusal()
