@@ -2,19 +2,16 @@
 
 import hashlib
 import json
-import os
-import re
-import signal
-import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
-from cli.server_process import command
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
+from faults.processes import Member
 from fuzz.mutation import CORPUS, Fuzzing, keep, kept
 from fuzz.requests import METHODS, TIMEOUT_S, Request, odd, problem
 from serving.harness import index, job_data
@@ -27,7 +24,6 @@ TARGET = "requests"
 class Target:
     """A server in another process, and a job that it knows."""
 
-    process: subprocess.Popen[str]
     channel: grpc.Channel
     log: Path
     job_text: str
@@ -64,27 +60,16 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """A server of a small dataset. In the end its log holds no traceback, and it ends when it is told to."""
     root = tmp_path_factory.mktemp("fuzz")
     folder, log = index(write_pairs(root / "pairs", 24, 12, seed=1)), root / "log"
-    line = command("serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={folder}")
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(line, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            found = re.fullmatch(r"listening on (.*)\n", process.stdout.readline())
-            assert found, log.read_text()
-            with grpc.insecure_channel(found[1]) as channel:
-                text = json.dumps(job_data(datasets=[{"name": "pairs"}], end={"steps": 2}))
-                target = Target(process, channel, log, text)
-                digest = target.digest()
-                yield target
-                assert target.digest() == digest, "the server serves what it served before"
-            assert "Traceback" not in log.read_text()
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(TIMEOUT_S) == 0
-        finally:
-            process.kill()
+    with closing(Member(["--dataset", f"pairs={folder}"], log)) as server:
+        with grpc.insecure_channel(server.address) as channel:
+            text = json.dumps(job_data(datasets=[{"name": "pairs"}], end={"steps": 2}))
+            target = Target(channel, log, text)
+            digest = target.digest()
+            yield target
+            assert target.digest() == digest, "the server serves what it served before"
+        assert "Traceback" not in log.read_text()
+        server.drain()
+        assert server.wait() == 0
 
 
 @pytest.mark.parametrize("path", kept(TARGET), ids=lambda path: path.name)

@@ -1,11 +1,8 @@
 """A server's memory, threads and descriptors stay what they are, however many jobs, streams and odd requests come."""
 
 import json
-import os
-import re
-import signal
-import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -14,9 +11,9 @@ from typing import Any
 import grpc
 import psutil
 import pytest
-from cli.server_process import command
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
+from faults.processes import Member
 from fuzz.requests import METHODS, TIMEOUT_S, Request, odd, problem
 from serving.harness import FIXED_WINDOW, index, job_data, reason_of
 from shards import write_pairs
@@ -47,7 +44,6 @@ class Server:
 
     process: psutil.Process
     address: str
-    log: Path
 
     def connect(self) -> grpc.Channel:
         return grpc.insecure_channel(self.address, FIXED_WINDOW)
@@ -68,22 +64,11 @@ def server(tmp_path: Path) -> Iterator[Server]:
         "job-bytes": 64 * MIB,
     }
     options = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
-    line = command("serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={folder}", *options)
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(line, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            found = re.fullmatch(r"listening on (.*)\n", process.stdout.readline())
-            assert found, log.read_text()
-            yield Server(psutil.Process(process.pid), found[1], log)
-            assert "Traceback" not in log.read_text()
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(TIMEOUT_S) == 0
-        finally:
-            process.kill()
+    with closing(Member(["--dataset", f"pairs={folder}", *options], log)) as server:
+        yield Server(psutil.Process(server.process.pid), server.address)
+        assert "Traceback" not in log.read_text()
+        server.drain()
+        assert server.wait() == 0
 
 
 def text(seed: int = 0, **changes: Any) -> str:
