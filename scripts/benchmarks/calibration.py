@@ -38,19 +38,20 @@ def loop_times(rounds: int = ROUNDS) -> dict[str, float]:
     return found
 
 
-def timed(run: Callable[[], T], repeat: int = 1) -> tuple[T, float]:
-    """What `run` returns, and the least CPU time of `repeat` calls, in milliseconds of the reference machine.
+def timed(run: Callable[..., T], *arguments: Any, repeat: int = 1) -> tuple[T, float]:
+    """What `run` returns for the arguments, and the least CPU time of `repeat` calls, in milliseconds of the reference
+    machine.
 
     Nothing is called beforehand: whoever wants kernels loaded calls `run` once before.
     """
     before = slowdown()
-    calls = [_cpu_ms(run) for _ in range(repeat)]
+    calls = [_cpu_ms(run, *arguments) for _ in range(repeat)]
     return calls[-1][0], min(ms for _, ms in calls) / statistics.fmean((before, slowdown()))
 
 
-def _cpu_ms(run: Callable[[], T]) -> tuple[T, float]:
+def _cpu_ms(run: Callable[..., T], *arguments: Any) -> tuple[T, float]:
     started = time.thread_time_ns()
-    result = run()
+    result = run(*arguments)
     return result, (time.thread_time_ns() - started) / 1e6
 
 

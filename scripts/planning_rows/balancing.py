@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from benchmarks.calibration import timed
@@ -61,10 +62,10 @@ def _log_normal(seed: int, count: int, sigma: float) -> I64:
     return (np.random.default_rng(seed).lognormal(0, sigma, count) * 1_000_000).astype(np.int64)
 
 
-def _timed(run: Callable[[], I64]) -> tuple[I64, float]:
+def _timed(run: Callable[..., I64], *arguments: Any) -> tuple[I64, float]:
     """The result and the least scaled CPU time of three runs in milliseconds, after one that loads the kernels."""
-    run()
-    return timed(run, repeat=3)
+    run(*arguments)
+    return timed(run, *arguments, repeat=3)
 
 
 def _spread(values: list[float], form: str) -> str:
@@ -84,7 +85,7 @@ def _equal_counts(seeds: Iterable[int], items: int, bins: int, sigma: float, rat
         ordered = np.sort(loads)
         bound = max(int(loads.sum()) / bins, int(ordered[-1] + ordered[: per_bin - 1].sum()))
         least = max(bound, lower_bound(loads, bins, per_bin))
-        placed, spent = _timed(lambda loads=loads: searched(loads, bins, per_bin))  # type: ignore[misc]
+        placed, spent = _timed(searched, loads, bins, per_bin)
         heaviest = int(bin_loads(loads, placed, bins).max())
         ratios.append(heaviest / bound)
         proven.append(heaviest / least)
@@ -107,7 +108,7 @@ def _against_optima() -> list[Row]:
     times: list[float] = []
     for entry in document["instances"]:
         loads, bins = np.array(entry["loads"], np.int64), entry["bins"]
-        placed, spent = _timed(lambda loads=loads, bins=bins: searched(loads, bins, len(loads) // bins))  # type: ignore[misc]
+        placed, spent = _timed(searched, loads, bins, len(loads) // bins)
         heaviest = int(bin_loads(loads, placed, bins).max())
         times.append(spent)
         (above if entry["closed"] else over_bound).append(heaviest / entry["bound"] - 1)
@@ -151,8 +152,8 @@ def _scheduler_latency(seeds: Iterable[int], items: int, ranks: int, sigma: floa
     times = []
     for seed in seeds:
         loads = _log_normal(seed, items, sigma)
-        times.append(_timed(lambda loads=loads: longest_first(loads, ranks))[1])  # type: ignore[misc]
-    scanned, scan_ms = timed(lambda: _scan(loads.tolist(), ranks))
+        times.append(_timed(longest_first, loads, ranks)[1])
+    scanned, scan_ms = timed(_scan, loads.tolist(), ranks)
     same = np.array_equal(longest_first(loads, ranks), scanned)
     return Row(
         f"LPT, {items:,} items on {ranks:,} ranks, sigma {sigma}: heap; scan for the lightest rank",
@@ -186,7 +187,7 @@ def _packing(seeds: Iterable[int], count: int, middle: int, sigma: float, length
             tokens = np.clip(_log_normal(seed, count, sigma) * middle // 1_000_000, 1, length)
             costs = tokens * 700 + tokens * tokens // 4
             number = math.ceil(int(tokens.sum()) / (0.97 * length))
-            packed, spent = _timed(lambda m=method, t=tokens, c=costs, n=number: m(t, c, n))  # type: ignore[misc]
+            packed, spent = _timed(method, tokens, costs, number)
             per_sequence = bin_loads(costs, packed, int(packed.max()) + 1)
             times.append(spent)
             spreads.append(float(per_sequence.std() / per_sequence.mean()))
@@ -233,9 +234,9 @@ def _assignment_of_many(seeds: Iterable[int], ranks: int, per_node: int, each: i
         batch = longest_first(loads, ranks, each)
         traffic = traffic_between(draw.integers(0, ranks, ranks * each), batch, loads, ranks, ranks)
         same, peak = (f(traffic, node, node, numbered) for f in (bytes_between_nodes, peak_between_nodes))
-        fewest, spent = _timed(lambda t=traffic: fewest_bytes(t, node, node))  # type: ignore[misc]
+        fewest, spent = _timed(fewest_bytes, traffic, node, node)
         times[0].append(spent)
-        level, spent = _timed(lambda t=traffic, n=fewest, m=same: lower_peaks(n, [(t, node)], node, m))  # type: ignore[misc]
+        level, spent = _timed(lower_peaks, fewest, [(traffic, node)], node, same)
         times[1].append(spent)
         for number, rank in enumerate((fewest, level)):
             shares[2 * number].append(bytes_between_nodes(traffic, node, node, rank) / same)

@@ -95,7 +95,7 @@ def _rows(case: Case, sizes: Sizes) -> list[Row]:
         if case.packed:
             job = make_job(case, -(-int(samples.tokens.sum()) * 100 // (97 * SEQ_LEN * case.ranks)) * case.ranks)
         plan_step(job, seed, samples)
-        plan, spent = timed(lambda j=job, n=seed, s=samples: plan_step(j, n, s))  # type: ignore[misc]
+        plan, spent = timed(plan_step, job, seed, samples)
         times.append(spent)
         climbed.append(stairs(job, plan))
         ratios.append(timeline(job.spec, plan).makespan_ns / layout_of(job.spec.execution).lower_bound_ns(job, plan))

@@ -72,7 +72,7 @@ def _sister(name: str) -> list[Row]:
         drawn = np.random.default_rng(seed).lognormal(7.2, 1.5, 300)
         lengths = usable_lengths(np.clip(drawn, 64, 90_000).astype(np.int64), 96_000)
         plan_groups(lengths, costs)
-        plan, milliseconds = timed(lambda found=lengths: plan_groups(found, costs))  # type: ignore[misc]
+        plan, milliseconds = timed(plan_groups, lengths, costs)
         ours.append(plan.time_ns)
         spent.append(milliseconds)
         homogeneous.append(best_homogeneous_plan(lengths, costs).time_ns)
@@ -108,7 +108,7 @@ def _figure_4(name: str, batches: list[I64]) -> list[Row]:
     plan_groups(batches[0], costs)
     ours, spent = [], []
     for batch in batches:
-        plan, milliseconds = timed(lambda found=batch: plan_groups(found, costs))  # type: ignore[misc]
+        plan, milliseconds = timed(plan_groups, batch, costs)
         ours.append(plan)
         spent.append(milliseconds)
     seconds = sum(plan.time_ns for plan in ours) / 1e9 / NUM_BATCHES
@@ -169,7 +169,7 @@ def _as_a_job(name: str, batches: list[I64], images: bool) -> Row:
         samples = _samples(batch, number, images)
         if not number:
             plan_step(job, number, samples)
-        plan, milliseconds = timed(lambda n=number, s=samples: plan_step(job, n, s))  # type: ignore[misc]
+        plan, milliseconds = timed(plan_step, job, number, samples)
         spent.append(milliseconds)
         equal &= images or plan.candidates[0].makespan_ns == plan_groups(batch, costs).time_ns
     beside = "beside an encoder on 16 and a generator on 8 ranks" if images else "its time that of plan_groups"

@@ -101,7 +101,7 @@ def _colocated(case: Case) -> list[Row]:
     for seed in case.seeds:
         phases = make_step(seed, case)
         _arranged(phases, case)
-        (batches, exchanges, assigned), spent = timed(lambda p=phases: _arranged(p, case))  # type: ignore[misc]
+        (batches, exchanges, assigned), spent = timed(_arranged, phases, case)
         times.append(spent)
         step = sum(int(p.times(assigned[p.name][b], ranks).max()) for p, b in zip(phases, batches, strict=True))
         gains.append(_step_of_one_arrangement(phases, case) / step)

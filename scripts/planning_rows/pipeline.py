@@ -131,7 +131,7 @@ def _speed(shape: Shape, name: str, problems: list[Problem], at_scenario_a: int 
         for order, score in zip(orders, scores.tolist(), strict=False):
             if score != _simulated(shape, pipeline, times, order):
                 raise RuntimeError(f"an order of {name} has a makespan of {score}; the simulator finds another")
-        _, spent = timed(lambda s=scorer, t=times, o=orders: s.makespans(t, o))  # type: ignore[misc]
+        _, spent = timed(scorer.makespans, times, orders)
         rates.append(1_000 * len(orders) / spent)
     target = None if at_scenario_a is None else shape.rate(at_scenario_a)
     return Row(
@@ -157,7 +157,7 @@ def _whole_simulation(shape: Shape) -> Row:
     for seed in shape.seeds:
         pipeline, _, _ = _chain_problem(shape, seed, extra=0)
         simulate(pipeline)
-        spent.append(timed(lambda p=pipeline: [simulate(p) for _ in range(20)])[1] / 20)  # type: ignore[misc]
+        spent.append(timed(lambda p=pipeline: [simulate(p) for _ in range(20)])[1] / 20)
     return Row(
         f"one simulation with graph, every start, memory and causes, {shape.stages} stages x {shape.microbatches} "
         "microbatches",

@@ -219,4 +219,4 @@ def _growth(sigma: float, dp: int, seeds: Sequence[int]) -> Row:
 def _milliseconds(job: Job, samples: StepSamples) -> float:
     """Scaled CPU time of a plan, the kernels loaded."""
     plan_step(job, 0, samples)
-    return timed(lambda: plan_step(job, 0, samples))[1]
+    return timed(plan_step, job, 0, samples)[1]

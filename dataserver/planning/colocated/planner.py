@@ -36,7 +36,8 @@ class _Arranged:
     spreads: Mapping[str, Spread]
     """Of all modules."""
     at_home: Mapping[str, I64]
-    """Of the modules with an arrangement of their own int64 [ranks]: nanoseconds in the sampling layout."""
+    """Of the modules with an arrangement of their own int64 [ranks]: nanoseconds where every item is on the rank of its
+    sequence."""
     exchanges: Sequence[Exchange]
     """Between the backbone and the others of those."""
     assigned: Assignment

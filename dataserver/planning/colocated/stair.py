@@ -1,4 +1,4 @@
-"""From the sampling layout to a colocated job."""
+"""From the baseline to a colocated job."""
 
 from dataserver.planning.alternatives import Edit, edit_modules
 from dataserver.planning.identity import Job
@@ -7,7 +7,7 @@ from dataserver.planning.stair import Stair, canonical_modules, climb, images, m
 
 
 def stair(job: Job) -> tuple[Stair, ...]:
-    """The baseline, the sampling layout: best-fit packing, sequences in their order, images on the rank of theirs.
+    """The baseline: best-fit packing, sequences in their order, images on the rank of theirs.
 
     As if memory were endless. Where all modules share their ranks, that is how any data-parallel trainer runs.
     """
