@@ -1,6 +1,7 @@
 """Rows of a benchmark, and the table with its verdicts."""
 
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -21,6 +22,11 @@ class Row:
     """What is to be reached; empty if nothing is."""
     reached: bool | None
     """None: printed for comparison."""
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """The median of some values of which less is better, and the largest, each in a format of Python's."""
+    return f"{format(statistics.median(values), form)} (worst {format(max(values), form)})"
 
 
 def report(rows: Iterable[Row]) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.calibration import timed
-from benchmarks.rows import Row
+from benchmarks.rows import Row, spread
 
 from dataserver.planning import packing
 from dataserver.planning.balancing import (
@@ -68,10 +68,6 @@ def _timed(run: Callable[..., I64], *arguments: Any) -> tuple[I64, float]:
     return timed(run, *arguments, repeat=3)
 
 
-def _spread(values: list[float], form: str) -> str:
-    return f"{format(statistics.median(values), form)} (worst {format(max(values), form)})"
-
-
 def _equal_counts(seeds: Iterable[int], items: int, bins: int, sigma: float, ratio: float, limit_ms: float) -> Row:
     """LPT + local search with the default budget, against max(mean, largest + the (count - 1) smallest).
 
@@ -95,7 +91,7 @@ def _equal_counts(seeds: Iterable[int], items: int, bins: int, sigma: float, rat
     note = f"; {unreachable} seeds provably above it, at most {max(proven):.6f} x what is proven" if unreachable else ""
     return Row(
         f"LPT + local search, {items:,} items on {bins:,} ranks, equal counts, sigma {sigma}",
-        f"{_spread(ratios, '.6f')} x bound in {_spread(times, '.2f')} ms{note}; LPT alone {_spread(alone, '.4f')}",
+        f"{spread(ratios, '.6f')} x bound in {spread(times, '.2f')} ms{note}; LPT alone {spread(alone, '.4f')}",
         f"<= {ratio} x bound in {limit_ms:g} ms",
         max(proven) <= ratio and max(times) <= limit_ms,
     )
@@ -117,7 +113,7 @@ def _against_optima() -> list[Row]:
     return [
         Row(
             f"same, against the {len(above)} optima that {document['solver']} closed",
-            f"{close:.1%} within 0.1 %, {exact} equal; worst {max(above):.3%}; {_spread(times, '.2f')} ms",
+            f"{close:.1%} within 0.1 %, {exact} equal; worst {max(above):.3%}; {spread(times, '.2f')} ms",
             ">= 95 % within 0.1 %",
             close >= 0.95,
         ),
@@ -157,7 +153,7 @@ def _scheduler_latency(seeds: Iterable[int], items: int, ranks: int, sigma: floa
     same = np.array_equal(longest_first(loads, ranks), scanned)
     return Row(
         f"LPT, {items:,} items on {ranks:,} ranks, sigma {sigma}: heap; scan for the lightest rank",
-        f"{_spread(times, '.2f')} ms; {scan_ms:.0f} ms, the same ranks: {same}",
+        f"{spread(times, '.2f')} ms; {scan_ms:.0f} ms, the same ranks: {same}",
         "< 100 ms, the same",
         max(times) < 100 and same,
     )
@@ -195,7 +191,7 @@ def _packing(seeds: Iterable[int], count: int, middle: int, sigma: float, length
         made.append(
             Row(
                 f"packing {count:,} samples of median {middle}, sigma {sigma}, to {length:,} tokens, {name}",
-                f"{_spread(times, '.1f')} ms, fill {statistics.median(fills):.4f}, "
+                f"{spread(times, '.1f')} ms, fill {statistics.median(fills):.4f}, "
                 f"cost per sequence varies by {statistics.median(spreads):.1%}",
                 "< 250 ms",
                 max(times) < 250,
@@ -244,8 +240,8 @@ def _assignment_of_many(seeds: Iterable[int], ranks: int, per_node: int, each: i
     return [
         Row(
             f"same, {ranks * each:,} items on {ranks} ranks in nodes of {per_node}, sigma {sigma}: {title}",
-            f"{_spread(shares[2 * n], '.3f')} of the bytes between nodes of batches as numbered, "
-            f"{_spread(shares[2 * n + 1], '.3f')} of its busiest node's, in {_spread(times[n], '.2f')} ms",
+            f"{spread(shares[2 * n], '.3f')} of the bytes between nodes of batches as numbered, "
+            f"{spread(shares[2 * n + 1], '.3f')} of its busiest node's, in {spread(times[n], '.2f')} ms",
             "never above those of batches as numbered",
             max(*shares[2 * n], *shares[2 * n + 1]) <= 1,
         )
@@ -282,4 +278,4 @@ def _padded(seeds: Iterable[int], items: int, ranks: int, sigma: float) -> Row:
 
         gains.append(heaviest(longest_first(loads, ranks, items // ranks)) / heaviest(padded(loads, ranks)))
     name = f"padded batches, {items:,} items on {ranks} ranks, sigma {sigma}: LPT of equal counts / optimal"
-    return Row(name, _spread(gains, ".2f"), "", None)
+    return Row(name, spread(gains, ".2f"), "", None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from benchmarks.calibration import timed
-from benchmarks.rows import Row
+from benchmarks.rows import Row, spread
 
 from dataserver.planning.balancing import Balancer, bin_totals, lower_bound, padded, searched, traffic_between
 from dataserver.planning.colocated.assignment import Exchange, as_numbered, assign_batches
@@ -116,14 +116,14 @@ def _colocated(case: Case) -> list[Row]:
     return [
         Row(
             f"{name}: step time, all phases one after the other",
-            f"{_spread(gaps, '.6f')} x bound in {_spread(times, '.1f')} ms; balanced by the backbone alone / this: "
+            f"{spread(gaps, '.6f')} x bound in {spread(times, '.1f')} ms; balanced by the backbone alone / this: "
             f"{statistics.median(gains):.3f} (least {min(gains):.3f})",
             "no slower than balanced by the backbone alone",
             min(gains) >= 1,
         ),
         Row(
             f"same, between nodes of {case.ranks_per_node}: all bytes, and those of the busiest node of each exchange",
-            f"{_spread(shares, '.3f')}, {_spread(peaks, '.3f')} of those of batches as numbered",
+            f"{spread(shares, '.3f')}, {spread(peaks, '.3f')} of those of batches as numbered",
             "never above those of batches as numbered",
             max(*shares, *peaks) <= 1,
         ),
@@ -138,7 +138,3 @@ def _step_of_one_arrangement(phases: Sequence[Phase], case: Case) -> int:
     ranks = case.ranks
     rank = searched(phases[-1].loads, ranks, case.sequences_per_rank)
     return sum(int(p.times(rank[p.sequence], ranks).max()) for p in phases)
-
-
-def _spread(values: list[float], form: str) -> str:
-    return f"{format(statistics.median(values), form)} (worst {format(max(values), form)})"
