@@ -110,12 +110,12 @@ class OnceCache(Generic[Key, Value]):
     def _make(self, key: Key, making: _Making[Value], compute: Callable[[Unwanted], Value]) -> None:
         try:
             value = compute(making.unwanted)
+            self.keep(key, value)  # before it counts as made: whoever comes in between finds it
         except BaseException as error:
             with self._lock:
                 del self._making[key]
             making.made.set_exception(error)
             return
-        self.keep(key, value)  # before it counts as made: whoever comes in between finds it
         with self._lock:
             del self._making[key]
         making.made.set_result(value)

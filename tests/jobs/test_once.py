@@ -77,23 +77,34 @@ def test_one_thread_makes_and_an_error_reaches_all_and_is_not_kept() -> None:
         raise ValueError("no")
 
     errors: list[Exception] = []
+    waiting = [threading.Event() for _ in range(4)]
 
-    def ask() -> None:
+    def ask(asked: threading.Event) -> None:
         try:
-            things.get(1, fail)
+            things.get(1, fail, asked.set)  # which answers None: still wanted
         except ValueError as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads = [threading.Thread(target=ask, args=(asked,)) for asked in waiting]
     threads[0].start()
     assert started.wait(20)
     for thread in threads[1:]:
         thread.start()
+    for asked in waiting[1:]:
+        assert asked.wait(20)
     go.set()
     for thread in threads:
         thread.join(20)
     assert len(errors) == 4
-    assert 1 <= len(calls) <= 4
+    assert calls == [1]
     assert things.get(1, lambda _: Thing(5)).cost == 5
     with pytest.raises(ValueError, match="no"):
         things.get(2, fail)
+
+
+def test_a_value_whose_cost_cannot_be_found_is_an_error_and_not_kept() -> None:
+    things: OnceCache[int, Thing] = OnceCache(100, lambda thing: 10 // thing.cost)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            things.get(1, lambda _: Thing(0))
+    assert things.get(1, lambda _: Thing(5)).cost == 5
