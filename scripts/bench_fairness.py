@@ -146,7 +146,7 @@ def measure(folder: Path, processes: Processes, arguments: argparse.Namespace) -
     serve = [*SERVER, "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}"]
     address = processes.address(processes.start("server", serve))
     rows, steps = [], itertools.count()
-    with grpc.insecure_channel(address) as channel, ExitStack() as stack:
+    with grpc.insecure_channel(address) as channel:
         stub = DataServiceStub(channel)
         job_id = create(stub, neighbour())
         waits(stub, job_id, steps, 3)
