@@ -5,6 +5,7 @@ another), the versions of numba, llvmlite and Python, and the processor. So a ch
 another kind of machine, find nothing stale. Loops are read from all places and written to the first that is writable.
 """
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -35,8 +36,13 @@ def folders() -> list[Path]:
 
 
 def is_warm() -> bool:
-    """Whether the warm-up has left nothing to compile."""
-    return any((folder / _WARM).exists() for folder in folders())
+    """Whether nothing is left to compile."""
+    return os.environ.get("NUMBA_DISABLE_JIT", "0") != "0" or warm_folder() is not None
+
+
+def warm_folder() -> Path | None:
+    """The folder in which a warm-up has left nothing to compile, or None."""
+    return next((folder for folder in folders() if (folder / _WARM).exists()), None)
 
 
 def place() -> Path | None:
@@ -48,6 +54,17 @@ def mark_warm() -> None:
     """Note that nothing is left to compile."""
     if (folder := place()) is not None:
         (folder / _WARM).touch()
+
+
+def taken(lock: int) -> bool:
+    """Take the lock of an open file, if no other process has it. Where a file system has no locks, all take it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def made(folder: Path) -> bool:

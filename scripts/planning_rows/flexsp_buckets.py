@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels import allocating_kernel
 from dataserver.planning.kernels.grouping import NEVER
 from dataserver.planning.samples import I64
 
@@ -29,7 +29,7 @@ def bucket_ends(lengths: I64, num_buckets: int) -> I64:
     return ends
 
 
-@kernel
+@allocating_kernel
 def _bucket_ends(lengths: I64, num_buckets: int) -> I64:
     """Compiled `bucket_ends`."""
     n = len(lengths)

@@ -82,7 +82,8 @@ def test_a_server_that_never_comes_is_waited_for_and_then_one_error(tmp_path: Pa
     command = [sys.executable, "-m", "trainclient", "train", "--job", str(job), "--servers", "127.0.0.1:1"]
     done = subprocess.run([*command, "--first-answer-s", "8"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    *waiting, error = done.stderr.splitlines()
+    first, *waiting, error = done.stderr.splitlines()
+    assert first.startswith("train: loading torch")
     assert waiting
     for line in waiting:
         assert re.search(r"no server could be reached for \d+ s of 8 s: 127\.0\.0\.1:1: failed with UNAVAILABLE", line)

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from dataserver.planning.kernels import kernel, part
+from dataserver.planning.kernels import allocating_kernel, part
 from dataserver.planning.samples import I64, Bool
 
 _FAR = np.iinfo(np.int64).max
 
 
-@kernel
+@allocating_kernel
 def assign(cost: I64, capacity: I64, column_of: I64, row_price: I64, column_price: I64, held: I64, most: int) -> None:
     """The column of each row with the least total cost, at most capacity[c] rows in column c.
 

@@ -1,7 +1,6 @@
 """The cache of compiled kernels: numba's files, in the folders of `planning/compiled.py`."""
 
 import contextlib
-import fcntl
 import logging
 import os
 import time
@@ -56,6 +55,10 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         super().__init__(function)
         self._cache_file = _Files(self._impl.filename_base, self._impl.locator.get_source_stamp())
 
+    def kept(self) -> bool:
+        """Whether the kernel was compiled and saved, for whatever types."""
+        return self._cache_file.kept()
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What was compiled for a signature, or None. A file that cannot be used is said to be, and made anew."""
         try:
@@ -106,6 +109,10 @@ class _Files:
                 )
         self._end_turn()
 
+    def kept(self) -> bool:
+        """Whether the kernel was saved, for whatever types."""
+        return any((folder / f"{self._base}.nbi").exists() for folder, _ in self._files)
+
     def _find(self, key: Any) -> Any:
         for _, file in self._files:
             with contextlib.suppress(OSError):  # not readable: as if it were not there
@@ -125,15 +132,8 @@ class _Files:
         if self._lock is None:
             return
         give_up = time.monotonic() + PATIENCE_S
-        while time.monotonic() < give_up:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(_POLL_S)
-            except OSError:  # a file system without locks
-                return
-            else:
-                return
+        while not compiled.taken(self._lock) and time.monotonic() < give_up:
+            time.sleep(_POLL_S)
 
     def _end_turn(self) -> None:
         if self._lock is not None:

@@ -2,12 +2,11 @@
 
 import numpy as np
 
-from dataserver.planning.kernels import allocating_part, kernel, part
-from dataserver.planning.kernels.islands import Costs, Slots, excess, excess_of, exchange, slots_of
+from dataserver.planning.kernels import kernel, part
+from dataserver.planning.kernels.islands import Costs, Slots, excess, excess_of, exchange, fill, slots_of
 from dataserver.planning.samples import I64, Bool
 
 
-@kernel
 def fit_placement(at: I64, costs: Costs, budget: int, at_once: int, state: I64) -> tuple[I64, bool]:
     """Exchange slots until every microbatch fits the memory of every row.
 
@@ -25,9 +24,16 @@ def fit_placement(at: I64, costs: Costs, budget: int, at_once: int, state: I64) 
     Returns:
         int64 [rows]: what is still lacking, zeros if all fits; and whether there is something left to try.
     """
-    slots = slots_of(at, costs)
-    ranks, waves, _ = at.shape
     lacking = np.zeros(len(costs.room), np.int64)
+    left = _fit(slots_of(at, costs), costs, lacking, np.empty(len(lacking), np.bool_), budget, at_once, state)
+    return lacking, bool(left)
+
+
+@kernel
+def _fit(slots: Slots, costs: Costs, lacking: I64, lacks: Bool, budget: int, at_once: int, state: I64) -> bool:
+    """`fit_placement`, with zeros for what is lacking and room for which rows lack memory."""
+    fill(slots, costs)
+    ranks, waves, _ = slots.at.shape
     place, tried, changed = state[0], state[1], state[2]
     most = tried + at_once
     while place < ranks * waves or (changed and tried < budget):
@@ -37,8 +43,8 @@ def fit_placement(at: I64, costs: Costs, budget: int, at_once: int, state: I64) 
         while tried < budget and excess(slots, costs, rank, wave, wave):
             if tried >= most:
                 state[0], state[1], state[2] = place, tried, changed
-                return lacking, True
-            looked, better = _best_exchange(slots, costs, rank, wave)
+                return True
+            looked, better = _best_exchange(slots, costs, lacks, rank, wave)
             tried += looked
             if not better:
                 break
@@ -48,11 +54,11 @@ def fit_placement(at: I64, costs: Costs, budget: int, at_once: int, state: I64) 
         for rank in range(ranks):
             for wave in range(waves):
                 lacking[row] += excess_of(slots, costs, row, rank, wave, wave)
-    return lacking, False
+    return False
 
 
-@allocating_part
-def _best_exchange(slots: Slots, costs: Costs, rank: int, wave: int) -> tuple[int, bool]:
+@part
+def _best_exchange(slots: Slots, costs: Costs, lacking: Bool, rank: int, wave: int) -> tuple[int, bool]:
     """Carry out the exchange with a slot of this microbatch that leaves least lacking in both places.
 
     Only what needs less of the memory that lacks here is tried in the place of a sequence.
@@ -65,7 +71,6 @@ def _best_exchange(slots: Slots, costs: Costs, rank: int, wave: int) -> tuple[in
     # and slot there.
     before, tried, best = excess(slots, costs, rank, wave, wave), 0, 0
     chosen = (-1, -1, -1, -1)
-    lacking = np.zeros(len(costs.room), np.bool_)
     for row in range(len(lacking)):
         lacking[row] = excess_of(slots, costs, row, rank, wave, wave) > 0
     for slot in range(width):

@@ -7,13 +7,17 @@ from dataserver.planning.kernels.heap import sift_down, sift_up, sort_by
 from dataserver.planning.samples import I64
 
 
-@kernel
 def longest_first(loads: I64, order: I64, num_bins: int, capacity: int) -> I64:
     """The bin of each item: in `order` to the lightest bin with fewer than `capacity` items, the lower on ties."""
-    bins = np.empty(len(loads), np.int64)
+    bins, load, count = np.empty_like(loads), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
+    _longest_first(loads, order, capacity, bins, np.arange(num_bins), load, count)
+    return bins
+
+
+@kernel
+def _longest_first(loads: I64, order: I64, capacity: int, bins: I64, heap: I64, load: I64, count: I64) -> None:
     # heap[:size]: the bins below `capacity`, least (load, bin) on top; only the load of the one on top ever changes
-    heap, load, count = np.arange(num_bins), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
-    size = num_bins
+    size = len(heap)
     for item in order:
         chosen = heap[0]
         bins[item] = chosen
@@ -23,10 +27,8 @@ def longest_first(loads: I64, order: I64, num_bins: int, capacity: int) -> I64:
             size -= 1
             heap[0] = heap[size]
         sift_down(heap, size, load)
-    return bins
 
 
-@kernel
 def longest_first_within(
     loads: I64, memory: I64, order: I64, num_bins: int, capacity: int, memory_cap: int
 ) -> tuple[I64, int]:
@@ -37,11 +39,26 @@ def longest_first_within(
     Returns:
         The bin of each item, and the first item for which there was no bin, or -1.
     """
-    bins = np.empty(len(loads), np.int64)
-    bins[:] = -1
-    heap, aside = np.arange(num_bins), np.empty(num_bins, np.int64)
-    load, count, used = np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
-    size, num_aside = num_bins, 0
+    bins, heap, aside = np.full_like(loads, -1), np.arange(num_bins), np.empty(num_bins, np.int64)
+    load, count, used = np.zeros((3, num_bins), np.int64)
+    return bins, _longest_first_within(loads, memory, order, capacity, memory_cap, bins, heap, aside, load, count, used)
+
+
+@kernel
+def _longest_first_within(
+    loads: I64,
+    memory: I64,
+    order: I64,
+    capacity: int,
+    memory_cap: int,
+    bins: I64,
+    heap: I64,
+    aside: I64,
+    load: I64,
+    count: I64,
+    used: I64,
+) -> int:
+    size, num_aside = len(heap), 0
     for item in order:
         used_at_most = memory_cap - memory[item]  # of a bin with room for it
         while num_aside and used[aside[0]] <= used_at_most:  # what was too full for larger items
@@ -59,7 +76,7 @@ def longest_first_within(
             heap[0] = heap[size]
             sift_down(heap, size, load)
         if size == 0:
-            return bins, item
+            return int(item)
         chosen = heap[0]
         bins[item] = chosen
         load[chosen] += loads[item]
@@ -69,10 +86,9 @@ def longest_first_within(
             size -= 1
             heap[0] = heap[size]
         sift_down(heap, size, load)
-    return bins, -1
+    return -1
 
 
-@kernel
 def differencing(loads: I64, order: I64, num_bins: int) -> I64:
     """Balanced largest differencing: the bin of each item, ceil(n / num_bins) items at most in each.
 
@@ -80,18 +96,34 @@ def differencing(loads: I64, order: I64, num_bins: int) -> I64:
     load[t], heaviest first, each with a chain of items from head to tail (-1: empty), linked by `following`.
     """
     parts = -(-len(loads) // num_bins)
-    load = np.zeros((parts, num_bins), np.int64)
-    head, tail = np.empty((parts, num_bins), np.int64), np.empty((parts, num_bins), np.int64)
-    following, heap = np.empty(len(loads), np.int64), np.empty(parts, np.int64)
-    head[:], tail[:], following[:] = -1, -1, -1
+    chains = np.full((2, parts, num_bins), -1, np.int64)
+    bins, following = np.full((2, len(loads)), -1, np.int64)
+    heap, lowest_first = np.empty((2, parts), np.int64)
+    load, scratch = np.zeros((parts, num_bins), np.int64), np.empty((4, num_bins), np.int64)
+    _difference(loads, order, bins, load, chains[0], chains[1], following, heap, lowest_first, scratch)
+    return bins
+
+
+@kernel
+def _difference(
+    loads: I64,
+    order: I64,
+    bins: I64,
+    load: I64,
+    head: I64,
+    tail: I64,
+    following: I64,
+    heap: I64,
+    lowest_first: I64,
+    scratch: I64,
+) -> None:
+    parts, num_bins = load.shape
     for position, item in enumerate(order):
         part, b = divmod(position, num_bins)
         load[part, b], head[part, b], tail[part, b] = loads[item], item, item
-    lowest_first = np.empty(parts, np.int64)  # the widest spread has the least key
     for part in range(parts):
-        lowest_first[part] = load[part, num_bins - 1] - load[part, 0]
+        lowest_first[part] = load[part, num_bins - 1] - load[part, 0]  # the widest spread has the least key
     sort_by(lowest_first, heap)
-    scratch, by_load = np.empty((3, num_bins), np.int64), np.empty(num_bins, np.int64)
     size = parts
     while size > 1:
         wide = heap[0]
@@ -99,20 +131,18 @@ def differencing(loads: I64, order: I64, num_bins: int) -> I64:
         heap[0] = heap[size]
         sift_down(heap, size, lowest_first)
         into = heap[0]  # the second widest
-        _merge(load, head, tail, following, wide, into, scratch, by_load)
+        _merge(load, head, tail, following, wide, into, scratch)
         lowest_first[into] = load[into, num_bins - 1] - load[into, 0]
         sift_down(heap, size, lowest_first)
-    bins = np.empty(len(loads), np.int64)
     for b in range(num_bins if parts else 0):
         item = head[heap[0], b]
         while item >= 0:
             bins[item] = b
             item = following[item]
-    return bins
 
 
 @part
-def _merge(load: I64, head: I64, tail: I64, following: I64, wide: int, into: int, scratch: I64, by_load: I64) -> None:
+def _merge(load: I64, head: I64, tail: I64, following: I64, wide: int, into: int, scratch: I64) -> None:
     """Join the heaviest bin of one partial solution with the lightest of the other, and so on."""
     num_bins = load.shape[1]
     for b in range(num_bins):
@@ -127,6 +157,7 @@ def _merge(load: I64, head: I64, tail: I64, following: I64, wide: int, into: int
         tail[into, b] = tail[wide, opposite]
     for b in range(num_bins):
         scratch[0, b], scratch[1, b], scratch[2, b] = -load[into, b], head[into, b], tail[into, b]
+    by_load = scratch[3]
     sort_by(scratch[0], by_load)
     for b in range(num_bins):
         old = by_load[b]

@@ -9,7 +9,7 @@ degree first. The caller makes sure that times of a whole batch, multiplied by t
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.kernels import allocating_part, kernel, part
+from dataserver.planning.kernels import allocating_kernel, allocating_part, part
 from dataserver.planning.kernels.arrays import copy_to, first_largest, largest
 from dataserver.planning.kernels.heap import sort_by
 from dataserver.planning.samples import I64
@@ -27,7 +27,7 @@ CLOSE = 9
 """A composition is tried only if its bound is lower than the best makespan by more than about 1/2^CLOSE."""
 
 
-@kernel
+@allocating_kernel
 def chunk_bounds(lengths: I64, num_chunks: int) -> I64:
     """Bounds of the chunks; see `grouped.search.chunk_bounds`. int64 [num_chunks + 1]."""
     n = len(lengths)
@@ -293,7 +293,7 @@ def improve(
     return largest(loads)
 
 
-@kernel
+@allocating_kernel
 def best_grouping(
     lengths: I64,
     times: I64,
@@ -341,7 +341,7 @@ def best_grouping(
     return best, chosen, best_group
 
 
-@kernel
+@allocating_kernel
 def fill(
     lengths: I64,
     times: I64,

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataserver.planning.kernels import allocating_part, part
+from dataserver.planning.kernels import part
 from dataserver.planning.samples import I64
 
 
@@ -52,21 +52,24 @@ class Slots(NamedTuple):
     """int64 [r, ranks, waves]: its memory; [0, 0, 0] where there is no limit."""
 
 
-@allocating_part
 def slots_of(at: I64, costs: Costs) -> Slots:
-    """The state of a placement; `at` is part of it and changes with it."""
-    rows = len(costs.base)
-    time = np.zeros((rows, at.shape[0], at.shape[1]), np.int64)
-    limited = rows if len(costs.room) else 0
-    used = np.zeros((limited, at.shape[0], at.shape[1]), np.int64)
+    """The state of a placement, for `fill` to begin with; `at` is part of it and changes with it. Not compiled."""
+    ranks, waves, _ = at.shape
+    time = np.empty((len(costs.base), ranks, waves), np.int64)
+    return Slots(at, time, np.empty((len(costs.room), ranks, waves), np.int64))
+
+
+@part
+def fill(slots: Slots, costs: Costs) -> None:
+    """Sum up what the sequences take that stand in the slots."""
+    at, time, used = slots.at, slots.time, slots.used
     for rank in range(at.shape[0]):
         for wave in range(at.shape[1]):
-            for row in range(rows):
+            for row in range(len(time)):
                 time[row, rank, wave] = _sum(costs.own, costs, row, at[rank, wave])
             time[costs.encoders, rank, wave] += costs.base[costs.encoders]
-            for row in range(limited):
+            for row in range(len(used)):
                 used[row, rank, wave] = _sum(costs.need, costs, row, at[rank, wave])
-    return Slots(at, time, used)
 
 
 @part

@@ -3,10 +3,10 @@
 import numpy as np
 
 from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels.arrays import copy_to
 from dataserver.planning.samples import I64, Bool
 
 
-@kernel
 def run_operations(
     durations: I64, follows: Bool, offsets: I64, after: I64, delay: I64, waits: I64
 ) -> tuple[I64, I64, I64]:
@@ -24,11 +24,25 @@ def run_operations(
         int64 [ops] starts, -1 if never; int64 [ops] the operation that each waited for last, -1 for none; int64 [run]
         the operations that were run, in an order in which none stands before what it waits for.
     """
+    start, cause, order = np.full((3, len(durations)), -1, np.int64)
+    run = _run_operations(durations, follows, offsets, after, delay, waits, start, cause, order)
+    return start, cause, order[:run]
+
+
+@kernel
+def _run_operations(
+    durations: I64,
+    follows: Bool,
+    offsets: I64,
+    after: I64,
+    delay: I64,
+    waits: I64,
+    start: I64,
+    cause: I64,
+    order: I64,
+) -> int:
     # start[i]: latest end (with delay) so far of what i waits for; final when waits[i] is 0. order[:run] were run,
     # order[run:known] are ready.
-    start, cause = np.empty_like(durations), np.empty_like(durations)
-    start[:], cause[:] = -1, -1
-    order = np.empty(len(durations), np.int64)
     known = 0
     for i in range(len(durations)):
         if waits[i] == 0:
@@ -58,14 +72,13 @@ def run_operations(
     for i in range(len(durations)):
         if waits[i] > 0:
             start[i] = -1
-    return start, cause, order[:known]
+    return known
 
 
 LANES = 16
 """Orders that are swept together: the processor works on several at once, and the graph is read once for all."""
 
 
-@kernel
 def run_orders(
     cell: I64,
     fixed: I64,
@@ -95,14 +108,33 @@ def run_orders(
     Returns:
         int64 [k].
     """
-    count, lines, passes = orders.shape
-    blocks = len(rows) - 1
-    found = np.empty(count, np.int64)
+    found, end = np.empty(len(orders), np.int64), np.empty((len(cell), LANES), np.int64)
+    latest, at = np.empty(LANES, np.int64), np.zeros((*orders.shape[1:], LANES), np.int64)
+    _run_orders(cell, fixed, previous, offsets, needs, delay, rows, line, times, orders, found, end, latest, at)
+    return found
+
+
+@kernel
+def _run_orders(
+    cell: I64,
+    fixed: I64,
+    previous: I64,
+    offsets: I64,
+    needs: I64,
+    delay: I64,
+    rows: I64,
+    line: I64,
+    times: I64,
+    orders: I64,
+    found: I64,
+    end: I64,
+    latest: I64,
+    at: I64,
+) -> None:
     # end[i, o]: end of operation i under the o-th order of a batch; at[line, pass, o]: the microbatch. In the last
     # batch the lanes from `used` on keep older orders: they are computed too, and dropped.
-    end = np.zeros((len(cell), LANES), np.int64)
-    latest = np.zeros(LANES, np.int64)
-    at = np.zeros((lines, passes, LANES), np.int64)
+    count, lines, passes = orders.shape
+    blocks = len(rows) - 1
     for first in range(0, count, LANES):
         used = min(LANES, count - first)
         for o in range(used):
@@ -113,7 +145,7 @@ def run_orders(
         for i in range(len(cell)):
             mine = end[i]
             if previous[i] >= 0:
-                mine[:] = end[previous[i]]
+                copy_to(mine, end[previous[i]])
             else:
                 mine[:] = 0
             for d in range(offsets[i], offsets[i + 1]):
@@ -130,5 +162,5 @@ def run_orders(
             for o in range(LANES):
                 mine[o] += fixed[i]
                 latest[o] = max(latest[o], mine[o])
-        found[first : first + used] = latest[:used]
-    return found
+        for o in range(used):
+            found[first + o] = latest[o]

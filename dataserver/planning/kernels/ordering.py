@@ -3,10 +3,10 @@
 import numpy as np
 
 from dataserver.planning.kernels import inlined_part, kernel
-from dataserver.planning.samples import I64
+from dataserver.planning.kernels.arrays import copy_to
+from dataserver.planning.samples import I64, Bool
 
 
-@kernel
 def disttrain_order(forward: I64, backward: I64, ascending: I64) -> I64:
     """DistTrain's Algorithm 2; see `simulation.orders.disttrain_order`.
 
@@ -18,19 +18,26 @@ def disttrain_order(forward: I64, backward: I64, ascending: I64) -> I64:
     Returns:
         int64 [l]: the microbatches in their new order.
     """
+    count = len(ascending)
+    order, middle = np.empty((2, count), np.int64)
+    _order(forward, backward, ascending, order, middle, np.zeros(count, np.bool_))
+    return order
+
+
+@kernel
+def _order(forward: I64, backward: I64, ascending: I64, order: I64, middle: I64, waiting: Bool) -> None:
     num_stages, count = forward.shape
     if count <= num_stages or num_stages == 1:
-        return ascending
-    order = np.empty(count, np.int64)
+        copy_to(order, ascending)
+        return
     order[0] = ascending[0]
     for last in range(1, num_stages):
         order[count - num_stages + last] = ascending[last]
     # middle[:left]: the microbatches without a place, by number, so that the lower one wins ties. Of `order`, the first
     # `placed` and the last p - 1 places are taken.
-    waiting = np.zeros(count, np.bool_)
     for place in range(num_stages, count):
         waiting[ascending[place]] = True
-    middle, left = np.empty(count, np.int64), 0
+    left = 0
     for microbatch in range(count):
         if waiting[microbatch]:
             middle[left] = microbatch
@@ -48,7 +55,6 @@ def disttrain_order(forward: I64, backward: I64, ascending: I64) -> I64:
             wanted -= backward[0, follows]
         left = _take_closest(middle, left, forward[0], wanted, order, place)
         interval -= forward[0, order[place]]
-    return order
 
 
 @inlined_part

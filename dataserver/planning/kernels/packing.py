@@ -6,15 +6,19 @@ from dataserver.planning.kernels import kernel, part
 from dataserver.planning.samples import I64
 
 
-@kernel
 def best_fit(tokens: I64, order: I64, seq_len: int) -> I64:
     """The sequence of each sample: in `order` to the fullest one with room, the lower on ties, else a new one.
 
     Open sequences stand sorted in key[:held], as room << 32 | number: room is at most 2^30 (`packing.MAX_SEQ_LEN`), and
     numbers are below 2^32. Those without room for the least sample are dropped.
     """
-    sequence = np.empty(len(tokens), np.int64)
-    key = np.empty(len(tokens), np.int64)
+    sequence = np.empty_like(tokens)
+    _best_fit(tokens, order, seq_len, sequence, np.empty_like(tokens))
+    return sequence
+
+
+@kernel
+def _best_fit(tokens: I64, order: I64, seq_len: int, sequence: I64, key: I64) -> None:
     held, opened, least = 0, 0, seq_len
     for item in order:
         least = min(least, tokens[item])
@@ -37,10 +41,8 @@ def best_fit(tokens: I64, order: I64, seq_len: int) -> I64:
         for entry in range(fit, place, -1):
             key[entry] = key[entry - 1]
         key[place] = left << 32 | chosen
-    return sequence
 
 
-@kernel
 def first_fit(tokens: I64, order: I64, seq_len: int) -> I64:
     """The sequence of each sample: in `order` to the first one with room.
 
@@ -50,9 +52,13 @@ def first_fit(tokens: I64, order: I64, seq_len: int) -> I64:
     leaves = 1
     while leaves < len(tokens):
         leaves *= 2
-    most = np.empty(2 * leaves, np.int64)
-    most[:] = seq_len
-    sequence = np.empty(len(tokens), np.int64)
+    sequence = np.empty_like(tokens)
+    _first_fit(tokens, order, leaves, np.full(2 * leaves, seq_len, np.int64), sequence)
+    return sequence
+
+
+@kernel
+def _first_fit(tokens: I64, order: I64, leaves: int, most: I64, sequence: I64) -> None:
     for item in order:
         node = 1
         while node < leaves:
@@ -64,7 +70,6 @@ def first_fit(tokens: I64, order: I64, seq_len: int) -> I64:
         while node > 1:
             node //= 2
             most[node] = max(most[2 * node], most[2 * node + 1])
-    return sequence
 
 
 @part

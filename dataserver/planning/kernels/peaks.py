@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from dataserver.planning.kernels import allocating_part, kernel, part
+from dataserver.planning.kernels import allocating_kernel, allocating_part, part
 from dataserver.planning.kernels.arrays import copy_to, first_largest, largest
 from dataserver.planning.samples import I64
 
 
-@kernel
+@allocating_kernel
 def lower_peaks(near: I64, home: I64, most_bytes: int, budget: int) -> I64:
     """Swap the nodes of batches as long as that lowers the sum of the peaks, best swap first.
 

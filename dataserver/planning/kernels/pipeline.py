@@ -6,7 +6,7 @@ import numpy as np
 
 from dataserver.planning.kernels import inlined_part, kernel, part
 from dataserver.planning.kernels.arrays import first_largest, largest
-from dataserver.planning.kernels.islands import Costs, Slots, excess, exchange, move, slots_of
+from dataserver.planning.kernels.islands import Costs, Slots, excess, exchange, fill, move, slots_of
 from dataserver.planning.samples import I64, U64
 
 
@@ -134,7 +134,6 @@ def _backward(
             ends[i, s, wave] = clock
 
 
-@kernel
 def improve_placement(at: I64, costs: Costs, words: U64, budget: int) -> tuple[int, int, int]:
     """Hill climbing on the slowest island: swaps of sequences within it or with another, and moves of its microbatches.
 
@@ -154,26 +153,20 @@ def improve_placement(at: I64, costs: Costs, words: U64, budget: int) -> tuple[i
         The makespan of the slowest island before; islands that were simulated for trials; words that were used.
     """
     ranks, waves, _ = at.shape
+    per_island, columns = costs.ranks_per_island, len(costs.in_flight)
+    clocks = Clocks(np.empty((per_island, columns), np.int64), np.zeros((per_island, columns, waves), np.int64))
+    makespan = np.empty(ranks // per_island, np.int64)
+    return _climb(slots_of(at, costs), costs, clocks, makespan, words, budget)
+
+
+@kernel
+def _climb(slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, words: U64, budget: int) -> tuple[int, int, int]:
+    """`improve_placement`, with room for what it works on."""
     per_island = costs.ranks_per_island
-    slots = slots_of(at, costs)
-    columns = len(costs.in_flight)
-    clocks = Clocks(np.zeros((per_island, columns), np.int64), np.zeros((per_island, columns, waves), np.int64))
-    makespan = np.zeros(ranks // per_island, np.int64)
+    fill(slots, costs)
     for island in range(len(makespan)):
         makespan[island] = island_makespan(slots.time, island * per_island, costs, clocks)
     before = largest(makespan)
-    simulated, used = _climb(slots, costs, clocks, makespan, words, budget)
-    return before, simulated, used
-
-
-@part
-def _climb(slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, words: U64, budget: int) -> tuple[int, int]:
-    """The trials of `improve_placement`, from the makespan of each island, which changes with the slots.
-
-    Returns:
-        Islands that were simulated; words that were used.
-    """
-    per_island = costs.ranks_per_island
     simulated = used = 0
     for word in words:
         if simulated >= budget:
@@ -186,7 +179,7 @@ def _climb(slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, words: U64
             simulated += _try_move(slots, costs, clocks, makespan, rank, first, second, kind < 2)
         else:
             simulated += _try_exchange(slots, costs, clocks, makespan, rank, first, slot, other, second, other_slot)
-    return simulated, used
+    return before, simulated, used
 
 
 @inlined_part

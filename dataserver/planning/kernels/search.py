@@ -49,7 +49,6 @@ class Bins(NamedTuple):
     """int64 [m]: where each bin is in `ranked`, its inverse."""
 
 
-@kernel
 def improve(
     items: Items, seed: I64, num_bins: int, capacity: int, memory_cap: int, targets: I64, budget: int, beyond: bool
 ) -> tuple[I64, int]:
@@ -69,15 +68,22 @@ def improve(
     Returns:
         The best assignment found, and the pairs that were looked at.
     """
-    bins = _allocate(items, seed, num_bins, capacity)
-    best = np.empty_like(seed)
-    copy_to(best, seed)
-    return best, _search(items, best, bins, memory_cap, targets, budget, beyond)
+    best, bins = seed.copy(), _bins(len(seed), num_bins)
+    return best, _search(items, best, bins, capacity, memory_cap, targets, budget, beyond)
 
 
-@part
-def _search(items: Items, best: I64, bins: Bins, memory_cap: int, targets: I64, budget: int, beyond: bool) -> int:
+def _bins(num_items: int, num_bins: int) -> Bins:
+    start, room, held, load, used, ranked, place = np.empty((7, num_bins), np.int64)
+    member, value = np.empty((2, num_items + SLACK * num_bins), np.int64)
+    return Bins(np.empty(num_items, np.int64), start, room, held, member, value, load, used, ranked, place)
+
+
+@kernel
+def _search(
+    items: Items, best: I64, bins: Bins, capacity: int, memory_cap: int, targets: I64, budget: int, beyond: bool
+) -> int:
     """The descents and kicks of `improve`, from the assignment `best`, which changes. Returns the pairs looked at."""
+    _lay_out(items, best, bins, capacity)
     lightest, looked, number = -1, 0, 0
     while True:
         _fill(items, best, bins)
@@ -95,21 +101,20 @@ def _search(items: Items, best: I64, bins: Bins, memory_cap: int, targets: I64, 
 
 
 @inlined_part
-def _allocate(items: Items, seed: I64, num_bins: int, capacity: int) -> Bins:
-    count, room, start = np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
-    load, used = np.zeros(num_bins, np.int64), np.empty(num_bins, np.int64)
-    for item, b in enumerate(seed):
-        count[b] += 1
-        load[b] += items.load[item]
-    of, ranked, place = np.empty_like(seed), np.empty(num_bins, np.int64), np.empty(num_bins, np.int64)
+def _lay_out(items: Items, seed: I64, bins: Bins, capacity: int) -> None:
+    """Divide the entries among the bins, and rank these."""
+    held, load = bins.held, bins.load
+    held[:] = 0
+    load[:] = 0
+    for item in range(len(seed)):
+        held[seed[item]] += 1
+        load[seed[item]] += items.load[item]
     total = 0
-    for b in range(num_bins):
-        start[b] = total
-        room[b] = min(capacity, count[b] + SLACK)
-        total += room[b]
-    sort_by(load, ranked)
-    member, value = np.empty(total, np.int64), np.empty(total, np.int64)
-    return Bins(of, start, room, count, member, value, load, used, ranked, place)
+    for b in range(len(held)):
+        bins.start[b] = total
+        bins.room[b] = min(capacity, held[b] + SLACK)
+        total += bins.room[b]
+    sort_by(load, bins.ranked)
 
 
 @inlined_part
@@ -148,7 +153,8 @@ def _kick(items: Items, bins: Bins, number: int, memory_cap: int) -> None:
         left = bins.ranked[last] if which == 0 else bins.ranked[spread % (last + 1)]
         right = bins.ranked[(spread >> 8) % max(last, 1)]
         if left != right and bins.held[left] and bins.held[right]:
-            give, take = (spread >> 16) % bins.held[left], (spread >> 20) % bins.held[right]
+            give = bins.start[left] + (spread >> 16) % bins.held[left]
+            take = bins.start[right] + (spread >> 20) % bins.held[right]
             if _fits(items, bins, left, right, give, take, memory_cap):
                 _exchange(items, bins, left, right, give, take)
 
@@ -163,7 +169,7 @@ def _descend(items: Items, bins: Bins, memory_cap: int, targets: I64, budget: in
             heavy = bins.ranked[top]
             light, give, take, pairs = _best_exchange(items, bins, top, memory_cap, target)
             looked += pairs
-            if light >= 0:
+            if light != heavy:
                 _exchange(items, bins, heavy, light, give, take)
             elif beyond:
                 top -= 1
@@ -176,14 +182,15 @@ def _descend(items: Items, bins: Bins, memory_cap: int, targets: I64, budget: in
 def _best_exchange(items: Items, bins: Bins, at_rank: int, memory_cap: int, target: int) -> tuple[int, int, int, int]:
     """The exchange of the bin at a rank that leaves the heavier of its two bins lightest.
 
-    Returns (light bin or -1, give, take, pairs looked at).
-    `give` and `take` are positions in the two bins; take = held[light] is the empty slot, a move. Lighter bins come
-    first; a bin that could not beat the best exchange even if the two shared their load evenly ends the search. Both
-    bins are sorted, so for each item of the heavy bin the closest partner is found by advancing one pointer.
+    Returns (light bin, or the heavy one where none helps; give, take, pairs looked at).
+    `give` and `take` are entries of the two bins; take = start + held of the light one is the empty slot, a move.
+    Lighter bins come first; a bin that could not beat the best exchange even if the two shared their load evenly ends
+    the search. Both bins are sorted, so for each item of the heavy bin the closest partner is found by advancing one
+    pointer.
     """
     heavy = bins.ranked[at_rank]
     top = bins.load[heavy]
-    best, light, give, take, looked = top, -1, -1, -1, 1
+    best, light, give, take, looked = top, heavy, bins.start[heavy], bins.start[heavy], 1
     for other in bins.ranked[:at_rank]:
         gap = top - bins.load[other]
         if bins.load[other] + (gap + 1) // 2 >= best:
@@ -199,10 +206,8 @@ def _best_exchange(items: Items, bins: Bins, at_rank: int, memory_cap: int, targ
             for there in range(max(first, at - 1), min(ends, at + 1)):
                 moved = bins.value[here] - (bins.value[there] if there < last else 0)
                 heavier = max(top - moved, bins.load[other] + moved)
-                if heavier < best and _fits(
-                    items, bins, heavy, other, here - bins.start[heavy], there - first, memory_cap
-                ):
-                    best, light, give, take = heavier, other, here - bins.start[heavy], there - first
+                if heavier < best and _fits(items, bins, heavy, other, here, there, memory_cap):
+                    best, light, give, take = heavier, other, here, there
         looked += bins.held[heavy] + bins.held[other]
         if best <= target:
             break
@@ -212,36 +217,39 @@ def _best_exchange(items: Items, bins: Bins, at_rank: int, memory_cap: int, targ
 @part
 def _fits(items: Items, bins: Bins, heavy: int, light: int, give: int, take: int, memory_cap: int) -> bool:
     """Whether an exchange keeps both bins within the memory cap."""
-    moved = items.memory[bins.member[bins.start[heavy] + give]]
-    if take < bins.held[light]:
-        moved -= items.memory[bins.member[bins.start[light] + take]]
+    moved = items.memory[bins.member[give]]
+    if take < bins.start[light] + bins.held[light]:
+        moved -= items.memory[bins.member[take]]
     return bool(bins.used[heavy] - moved <= memory_cap and bins.used[light] + moved <= memory_cap)
 
 
 @part
 def _exchange(items: Items, bins: Bins, heavy: int, light: int, give: int, take: int) -> None:
     """Carry out an exchange."""
-    here, there = bins.start[heavy] + give, bins.start[light] + take
-    given, taken = bins.member[here], -1
-    if take < bins.held[light]:
-        taken = bins.member[there]
-        _settle(bins, heavy, here, taken, items.load[taken])
-        _settle(bins, light, there, given, items.load[given])
+    given = bins.member[give]
+    if take < bins.start[light] + bins.held[light]:
+        taken = bins.member[take]
+        _book(items, bins, taken, light, heavy)
+        _settle(bins, heavy, give, taken, items.load[taken])
     else:
         bins.held[heavy] -= 1
-        for entry in range(here, bins.start[heavy] + bins.held[heavy]):
+        for entry in range(give, bins.start[heavy] + bins.held[heavy]):
             bins.member[entry], bins.value[entry] = bins.member[entry + 1], bins.value[entry + 1]
         bins.held[light] += 1
-        _settle(bins, light, there, given, items.load[given])
-    for item, source, target in ((given, heavy, light), (taken, light, heavy)):
-        if item >= 0:
-            bins.of[item] = target
-            bins.load[source] -= items.load[item]
-            bins.load[target] += items.load[item]
-            bins.used[source] -= items.memory[item]
-            bins.used[target] += items.memory[item]
+    _book(items, bins, given, heavy, light)
+    _settle(bins, light, take, given, items.load[given])
     for b in (heavy, light):
         _rank(bins, b)
+
+
+@part
+def _book(items: Items, bins: Bins, item: int, source: int, target: int) -> None:
+    """Count an item in its new bin."""
+    bins.of[item] = target
+    bins.load[source] -= items.load[item]
+    bins.load[target] += items.load[item]
+    bins.used[source] -= items.memory[item]
+    bins.used[target] += items.memory[item]
 
 
 @part

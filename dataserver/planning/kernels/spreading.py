@@ -6,7 +6,6 @@ from dataserver.planning.kernels import kernel
 from dataserver.planning.samples import I64
 
 
-@kernel
 def first_to_finish(
     loads: I64, need: I64, order: I64, wave: I64, island: I64, num_islands: int, width: int, room: int
 ) -> tuple[I64, int]:
@@ -27,10 +26,25 @@ def first_to_finish(
     Returns:
         The rank of each item, and the first item for which there was no rank, or -1.
     """
-    rank = np.empty(len(loads), np.int64)
-    rank[:] = -1
-    # of each rank: end of its work over all waves so far, and memory in use in the current wave
-    finish, used = np.zeros(num_islands * width, np.int64), np.zeros(num_islands * width, np.int64)
+    rank, (finish, used) = np.full_like(loads, -1), np.zeros((2, num_islands * width), np.int64)
+    return rank, _first_to_finish(loads, need, order, wave, island, width, room, rank, finish, used)
+
+
+@kernel
+def _first_to_finish(
+    loads: I64,
+    need: I64,
+    order: I64,
+    wave: I64,
+    island: I64,
+    width: int,
+    room: int,
+    rank: I64,
+    finish: I64,
+    used: I64,
+) -> int:
+    """Fill in `rank`. Of each rank: `finish`, the end of its work over all waves so far; `used`, memory in use in the
+    current wave."""
     current = -1
     for item in order:
         if wave[item] != current:
@@ -41,8 +55,8 @@ def first_to_finish(
             if used[r] + need[item] <= room and (chosen < 0 or finish[r] < finish[chosen]):
                 chosen = r
         if chosen < 0:
-            return rank, item
+            return int(item)
         rank[item] = chosen
         finish[chosen] += loads[item]
         used[chosen] += need[item]
-    return rank, -1
+    return -1

@@ -42,7 +42,7 @@ def test_a_changed_callee_in_another_file_is_noticed(package: Path, tmp_path: Pa
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     first, second = python(package, **cache), python(package, **cache)
     assert first.stdout == second.stdout == "[0, 1, 1, 0]\n"
-    assert "compiling dataserver.planning.kernels.greedy.longest_first" in first.stderr
+    assert "compiling dataserver.planning.kernels.greedy._longest_first" in first.stderr
     assert second.stderr == ""
     heap = package / "dataserver" / "planning" / "kernels" / "heap.py"
     text = heap.read_text()

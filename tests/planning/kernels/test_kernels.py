@@ -49,5 +49,5 @@ def test_a_kernel_is_compiled_once_and_then_cached(tmp_path: Path) -> None:
     )
     first, second = (python("-c", code, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2))
     assert first.stdout == second.stdout == "[0, 1, 0]\n"
-    assert "compiling dataserver.planning.kernels.packing.best_fit" in first.stderr
+    assert "compiling dataserver.planning.kernels.packing._best_fit" in first.stderr
     assert second.stderr == ""

@@ -1,0 +1,96 @@
+"""Compiling ahead of time: once for a machine, by one process, and only what is complete is called so."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from cli.server_process import command, serving
+from serving.harness import index
+from shards import write_pairs
+
+from dataserver.cli import warm
+from dataserver.planning.compiled import is_warm
+from dataserver.planning.warmup import SHARES
+
+TIMEOUT_S = 250
+
+
+@pytest.fixture
+def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache for this process and those that it starts."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.mark.slow
+def test_of_two_that_warm_at_once_one_compiles_and_then_nothing_is_left(cold: Path) -> None:
+    pipe = subprocess.PIPE
+    both = [subprocess.Popen(command("warm"), stdout=pipe, stderr=pipe, text=True) for _ in range(2)]
+    (one, one_said), (other, other_said) = (process.communicate(timeout=TIMEOUT_S) for process in both)
+    assert [process.returncode for process in both] == [0, 0], one_said + other_said
+    if "another process compiles" in one_said:
+        one, other, one_said, other_said = other, one, other_said, one_said
+    assert "compiled dataserver.planning.kernels.pipeline._climb\n" in one
+    assert "once (about 20 s)" in one_said
+    assert other.startswith("0 loops compiled in ")
+    assert "another process compiles the planner's loops" in other_said
+    assert str(cold) in other
+    assert is_warm()
+    again = subprocess.run(command("warm"), capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    assert again.stdout.startswith("0 loops compiled in ")
+    assert again.stderr == "warm: looking for compiled loops\n"
+
+
+@pytest.mark.slow
+def test_a_cold_server_says_that_it_compiles_how_long_it_took_and_then_listens(cold: Path, tmp_path: Path) -> None:
+    folder = index(write_pairs(tmp_path / "d", 8, 8))
+    with serving("--dataset", f"d={folder}") as server:
+        assert is_warm()
+        code, said = server.end()
+    assert code == 0
+    compiling, compiled = said.index("compiling the planner's loops for this processor"), said.index(" loops in ")
+    assert compiling < compiled
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_what_is_left_out_is_named_and_nothing_is_called_complete(cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "SHARES", SHARES[:1])
+    with pytest.raises(ValueError, match=r"left out .*kernels\.greedy\._difference"):
+        warm.compile_all(lambda _: None)
+    assert cold.exists()
+    assert not is_warm()
+
+
+def test_commands_start_no_second_process_that_compiles(cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(warm.subprocess, "Popen", lambda *arguments, **_: started.append(arguments))
+    warm.compile_behind()
+    assert len(started) == 1
+    folder = warm.place()
+    assert folder is not None
+    with warm._turn(folder, lambda _: None):
+        warm.compile_behind()
+    assert len(started) == 1
+
+
+def test_nothing_is_compiled_where_the_compiler_is_off(cold: Path) -> None:
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run(
+        command("warm"), env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+    )
+    assert done.stdout.startswith("0 loops compiled in ")
+    assert not cold.exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a-file"
+    file.touch()
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(file)}
+    done = subprocess.run(
+        command("warm"), env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 2
+    assert f"none of {file}" in done.stderr
