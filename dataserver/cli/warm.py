@@ -113,7 +113,7 @@ def _compiled(say: Callable[[str], None]) -> list[str]:
     from dataserver.planning.kernels import not_compiled
 
     if left := not_compiled():
-        raise ValueError(f"compiling left out {', '.join(left)}: {(said[0].splitlines() or ['no reason given'])[-1]}")
+        raise ValueError(f"compiling left out {', '.join(left)}, or they could not be kept in {place()}")
     mark_warm()
     return sorted({name for text in said for name in _COMPILED.findall(text)})
 

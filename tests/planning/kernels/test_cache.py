@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,10 @@ def package(tmp_path: Path) -> Path:
     return folder
 
 
-def python(package: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def python(package: Path, code: str = CODE, **environment: str) -> subprocess.CompletedProcess[str]:
     given = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
     return subprocess.run(
-        [sys.executable, "-c", CODE],
+        [sys.executable, "-c", code],
         cwd=package,  # before PYTHONPATH in the order of the search
         env={**given, "PYTHONPATH": str(package), **environment},
         capture_output=True,
@@ -68,3 +69,34 @@ def test_a_damaged_file_is_compiled_anew(package: Path, tmp_path: Path) -> None:
     assert done.stdout == "[0, 1, 1, 0]\n"
     assert "cannot be used (EOFError" in done.stderr
     assert python(package, **cache).stderr == ""
+
+
+def test_of_several_that_need_a_loop_at_once_one_compiles_it(package: Path, tmp_path: Path) -> None:
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    together = (
+        "import os, time; from pathlib import Path; from dataserver.planning.kernels import greedy\n"
+        f"here = Path({str(tmp_path)!r}); (here / f'ready-{{os.getpid()}}').touch()\n"
+        "while len(list(here.glob('ready-*'))) < 4: time.sleep(0.01)\n"
+    )
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda _: python(package, together + CODE, **cache), range(4)))
+    assert {one.stdout for one in done} == {"[0, 1, 1, 0]\n"}
+    assert sum(one.stderr.count("compiling") for one in done) == 1
+    assert sorted({one.stderr for one in done})[0] == ""
+    assert python(package, **cache).stderr == ""
+
+
+def test_a_read_only_installation_uses_what_was_compiled_before(package: Path, tmp_path: Path) -> None:
+    """Nothing is written: neither beside the sources nor, since there is none, in the user's cache."""
+    file = tmp_path / "a-file"
+    file.touch()
+    places = {"XDG_CACHE_HOME": str(file / "below"), "PYTHONDONTWRITEBYTECODE": "1"}
+    first = python(package, **places)
+    beside = package / "dataserver" / "planning" / "kernels" / "__pycache__"
+    kept = sorted(beside.rglob("*"))
+    assert "compiling" in first.stderr
+    assert any(path.suffix == ".nbc" for path in kept)
+    refuse = "from dataserver.planning import compiled; compiled.made = lambda folder: False;"  # also to root
+    second = python(package, code=refuse + CODE, **places)
+    assert (second.stdout, second.stderr) == (first.stdout, "")
+    assert sorted(beside.rglob("*")) == kept
