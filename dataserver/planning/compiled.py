@@ -15,7 +15,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-COMPILING = "compiling the planner's loops for this processor, once (about 20 s)"
+COMPILING = "compiling the planner's loops for this processor, once (up to 20 s)"
 """What people read while they wait for it."""
 KEPT = 8
 """Folders of other sources or processors that stay beside a new one."""

@@ -44,7 +44,8 @@ class Batch:
         self.room = costs.device_tokens * costs.degrees[0]  # tokens of a cell
         if compositions is None:
             compositions = group_compositions(costs.num_devices, costs.degrees[0], costs.degrees[-1])
-        self.compositions = compositions
+        self.compositions = compositions.view()
+        self.compositions.flags.writeable = False  # always: kernels are compiled once more for arrays that are writable
         self.prefix = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         work = self.times << np.arange(len(costs.degrees))
         fits = np.arange(len(costs.degrees)) >= self.floors[:, None]
