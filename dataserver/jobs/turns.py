@@ -83,6 +83,8 @@ class Turns:
 
     def _enter(self, mine: _Work) -> None:
         active = {w.job for w in (*self._waiting, *self._working)}
+        if not active:
+            self._used.clear()  # nobody waits, so nobody owes
         least = min((self._used[job] for job in active), default=0.0)
         # Who did nothing saves nothing up, and who is ahead of the others stays so, also in a new piece of work.
         self._used = {job: used for job, used in self._used.items() if job in active or used > least}

@@ -5,11 +5,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
+from dataserver.jobs import turns as turns_module
 from dataserver.jobs.once import OnceCache
-from dataserver.jobs.turns import SLICE_S, Turns, Unwanted, UnwantedError
+from dataserver.jobs.turns import SLICE_S, Turns, Unwanted, UnwantedError, _Work, always_wanted
 from dataserver.planning.pacing import pace
 
 TIMEOUT_S = 60.0
@@ -97,6 +99,26 @@ def test_jobs_get_equal_shares() -> None:
         until(lambda: paces["second"] > 200)
         stop.set()
     assert paces["first"] - before["first"] > 50
+
+
+def test_a_job_that_computed_while_nobody_waited_owes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(turns_module, "time", SimpleNamespace(monotonic=lambda: now))
+    turns = Turns(1)
+
+    def alone() -> None:
+        nonlocal now
+        now += 3600.0
+
+    turns.run("old", alone)
+    new, old = _Work("new", always_wanted), _Work("old", always_wanted)
+    turns._enter(new)
+    turns._enter(old)
+    now += SLICE_S
+    turns._stop(new)
+    turns._waiting.append(new)
+    turns._grant()
+    assert old.granted.is_set(), "the new job had its slice"
 
 
 @dataclass(frozen=True)
