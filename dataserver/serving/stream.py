@@ -161,7 +161,7 @@ class MicrobatchStream:
 
     def _message(self, i: int) -> bytes | None:
         """A message of the microbatch in hand; None behind the last one. Apart, so that no waiting frame holds it."""
-        if (assembly := self._in_hand) is None:
+        if self._idle or (assembly := self._in_hand) is None:
             return None
         if assembly.error is not None:
             raise service_error(assembly.error)
@@ -200,7 +200,7 @@ class MicrobatchStream:
         """Take the next microbatch in hand when it is settled; False at the end of the stream."""
         with self._condition:
             self._condition.wait_for(self._has_news)
-            if self._closed or self._shared.draining.is_set():
+            if self._closed or self._idle or self._shared.draining.is_set():
                 return False
             if not self._queue:
                 if self._failure is not None:
@@ -215,7 +215,7 @@ class MicrobatchStream:
             self._release(in_hand)
 
     def _has_news(self) -> bool:
-        if self._closed or self._shared.draining.is_set():
+        if self._closed or self._idle or self._shared.draining.is_set():
             return True
         return self._queue[0] in self._settled if self._queue else self._exhausted
 

@@ -1,0 +1,94 @@
+"""One stream beside those that share its memory and threads, at moments that a whole server seldom meets."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from disttrain.v1 import data_service_pb2 as pb
+from disttrain.v1.data_service_pb2 import EndOfStream
+from serving.harness import TIMEOUT_S
+
+from dataserver.serving.memory import BufferPool, ByteBudget
+from dataserver.serving.stream import MicrobatchStream, Shared
+from dataserver.serving.wire import EncodedMicrobatch
+
+SIZE = 3 << 20
+"""Bytes of a microbatch: three chunks."""
+
+
+class Source:
+    """Steps of one microbatch, whose bytes are all 7."""
+
+    num_steps = 2
+    module = "m"
+
+    def plan(self, step: int, _unwanted: Any) -> Any:
+        return SimpleNamespace(step=step, num_microbatches=1)
+
+    def specify(self, plan: Any, microbatch: int) -> Any:
+        return SimpleNamespace(plan=plan, view=SimpleNamespace(microbatch=microbatch), num_bytes=SIZE)
+
+    def prepare(self, _spec: Any, buffer: Any) -> Any:
+        buffer[:] = 7
+        return SimpleNamespace(tasks=[], finish=lambda: None, buffer=buffer)
+
+    def encode(self, _spec: Any, prepared: Any) -> EncodedMicrobatch:
+        return EncodedMicrobatch(b"header", prepared.buffer)
+
+
+@pytest.fixture
+def shared() -> Iterator[Shared]:
+    """Room for one microbatch of each stream, and one place for making them."""
+    with ThreadPoolExecutor(8) as preparing, ThreadPoolExecutor(1) as decoding:
+        yield Shared(
+            stream_bytes=SIZE,
+            budget=ByteBudget(0),
+            buffers=BufferPool(4 * SIZE),
+            preparing=preparing,
+            making=threading.BoundedSemaphore(1),
+            decoding=decoding,
+            draining=threading.Event(),
+        )
+
+
+def opened(shared: Shared, source: Any) -> MicrobatchStream:
+    stream = MicrobatchStream(shared, source, 0, 0, lambda: None, lambda _: None)
+    stream.start()
+    return stream
+
+
+def test_a_consumer_that_reads_as_its_memory_is_taken_gets_no_bytes_of_another_stream(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = opened(shared, Source())
+    messages = stream.messages()
+    assert next(messages) == b"header"
+    ending, go = threading.Event(), threading.Event()
+    put_down = stream._put_down
+
+    def put_down_late() -> None:
+        if threading.current_thread() is watcher:
+            ending.set()
+            assert go.wait(TIMEOUT_S)
+        put_down()
+
+    def message(encoded: EncodedMicrobatch, i: int) -> bytes:
+        go.set()
+        watcher.join(TIMEOUT_S)
+        shared.buffers.take(SIZE)[:] = 9  # another stream's
+        return made(encoded, i)
+
+    made = EncodedMicrobatch.message
+    monkeypatch.setattr(EncodedMicrobatch, "message", message)
+    monkeypatch.setattr(stream, "_put_down", put_down_late)
+    watcher = threading.Thread(target=stream.end_if_idle, args=(0.0,))
+    watcher.start()
+    assert ending.wait(TIMEOUT_S)
+    rest = list(messages)
+    go.set()
+    watcher.join(TIMEOUT_S)
+    end = EndOfStream(reason=EndOfStream.REASON_IDLE, next_step=0, next_microbatch=0)
+    assert [pb.StreamMicrobatchesResponse.FromString(m) for m in rest] == [pb.StreamMicrobatchesResponse(end=end)]
