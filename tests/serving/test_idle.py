@@ -57,7 +57,7 @@ def test_streams_that_nobody_reads_leave_their_places_and_go_on_where_they_were(
         whole = server.read(job_id)
         unread = [server.stream(job_id) for _ in range(PLACES)]
         firsts = [next(stream) for stream in unread]
-        until_admitted(server, job_id)
+        receive(until_admitted(server, job_id))
         assert server.server.streams.wait_until_idle(TIMEOUT_S)
         assert server.server.streams.shared.budget.used == 0
         for first, stream in zip(firsts, unread, strict=True):
