@@ -27,7 +27,12 @@ class JobPlanner:
     """Plans the steps of one job, each once, for all streams. Thread-safe."""
 
     def __init__(
-        self, job: Job, datasets: Sequence[Dataset], kept: Kept | None = None, turns: Turns | None = None
+        self,
+        job: Job,
+        datasets: Sequence[Dataset],
+        kept: Kept | None = None,
+        turns: Turns | None = None,
+        unwanted: Unwanted = always_wanted,
     ) -> None:
         """Size every shard of the job's datasets once, to lay out the axes.
 
@@ -36,6 +41,7 @@ class JobPlanner:
             datasets: the open datasets, in the order of the job's list, with matching fingerprints.
             kept: what the jobs of a server keep together; by default this planner's own.
             turns: in which this job computes with the others of a server, from here on; by default alone.
+            unwanted: whether nobody waits for the planner any more.
 
         Raises:
             JobSpecError: samples are of a kind that the job's modules do not handle, or a step is too large to plan.
@@ -44,6 +50,7 @@ class JobPlanner:
             SampleTooLargeError: a sample cannot fit a sequence, or a module's memory.
             TowerMemoryError: contrastive batches of the largest samples would not fit a tower's memory.
             DatasetEmptyError: nothing is left of a dataset.
+            UnwantedError: nobody waits for the planner any more. What was sized is kept, where others may find it.
         """
         self.job = job
         self._most = limits_of(job.spec.execution)
@@ -51,7 +58,7 @@ class JobPlanner:
         self._tables = ShardTables(job, datasets, self._kept)
         self._turns = Turns() if turns is None else turns
         try:
-            self._order = self.in_turn(lambda: self._lay_out(len(datasets)))
+            self._order = self.in_turn(lambda: self._lay_out(len(datasets)), unwanted)
         except ValueError as error:
             if type(error) in (ValueError, PlanLimitError):  # of the planner's limits, which know no job
                 raise JobSpecError(str(error)) from error

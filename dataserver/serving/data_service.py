@@ -11,7 +11,7 @@ from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import errors_pb2, microbatch_pb2
 from google.protobuf.duration_pb2 import Duration
 
-from dataserver.jobs import Catalog, fill_job, quarantine_digest
+from dataserver.jobs import Catalog, Unwanted, fill_job, quarantine_digest
 from dataserver.planning.identity import JobSpecError, parse_job
 from dataserver.planning.job import SUPPORTED_PLAN_VERSIONS
 from dataserver.planning.jobspec import (
@@ -56,14 +56,16 @@ class DataService:
         self._jobs = JobRegistry(catalog, config)
         self._content_digest = content_digest()
 
-    def GetOrCreateJob(self, request: pb.GetOrCreateJobRequest, _: grpc.ServicerContext) -> pb.GetOrCreateJobResponse:
+    def GetOrCreateJob(
+        self, request: pb.GetOrCreateJobRequest, context: grpc.ServicerContext
+    ) -> pb.GetOrCreateJobResponse:
         """Make a job known, filling in what it leaves out."""
         try:
             stated = parse_json(request.job_spec_json)
         except TextError as error:
             raise JobSpecError(f"job_spec_json: {error}") from None
         complete = fill_job(stated, self._catalog)
-        served = self._jobs.get_or_create(parse_job(complete))
+        served = self._jobs.get_or_create(parse_job(complete), _left(context))
         return pb.GetOrCreateJobResponse(
             job_id=served.job.job_id,
             stream_id=served.job.stream_id,
@@ -99,11 +101,7 @@ class DataService:
 
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:
         """Plan one step and say what the plan gains."""
-        served = self._jobs.get(request.job_id)
-
-        def unwanted() -> bool:
-            return not context.is_active()
-
+        served, unwanted = self._jobs.get(request.job_id), _left(context)
         plan = served.planner.plan(request.step, unwanted)
         message = served.planner.in_turn(lambda: plan_message(served.job, plan, explain(served.job, plan)), unwanted)
         if message.ByteSize() > MAX_MESSAGE_BYTES - MESSAGE_MARGIN_BYTES:
@@ -184,6 +182,11 @@ class DataService:
                 f"{', '.join(f'{microbatch_pb2.Codec.Name(c)} ({c})' for c in CODECS)}, or none for raw tensors"
             )
         return self._config.zstd_level if microbatch_pb2.CODEC_ZSTD in accepted else None
+
+
+def _left(context: grpc.ServicerContext) -> Unwanted:
+    """Whether a call has ended: its client gave it up, or the server ends."""
+    return lambda: not context.is_active()
 
 
 def _invalid(message: str) -> DataServiceError:

@@ -8,7 +8,7 @@ from typing import Final
 from disttrain.v1 import data_service_pb2, errors_pb2
 
 from dataserver.dataset import Dataset
-from dataserver.jobs import Catalog, JobPlanner, Kept, OnceCache, Turns
+from dataserver.jobs import Catalog, JobPlanner, Kept, OnceCache, Turns, Unwanted
 from dataserver.planning.identity import Job
 from dataserver.preprocessing import Tokenizer
 from dataserver.serving.config import ServerConfig
@@ -76,13 +76,14 @@ class JobRegistry:
         self._kept = Kept(config.job_bytes - budget)
         self._turns = Turns()
 
-    def get_or_create(self, job: Job) -> ServedJob:
+    def get_or_create(self, job: Job, unwanted: Unwanted) -> ServedJob:
         """The job, made by the first caller while others that ask for the same one wait.
 
         Raises:
+            UnwantedError: the caller no longer waits. The job is made all the same while another one does.
             Exception: the job does not fit this server's datasets; nothing is kept then.
         """
-        served = self._jobs.get(job.job_id, lambda _: self._make(job))
+        served = self._jobs.get(job.job_id, lambda all_left: self._make(job, all_left), unwanted)
         self._kept.forget_others(other.job for other in self._jobs.values())
         return served
 
@@ -105,10 +106,11 @@ class JobRegistry:
         served.times.add(times)
         self._jobs.keep(served.job.job_id, served)  # it costs more now
 
-    def _make(self, job: Job) -> ServedJob:
+    def _make(self, job: Job, unwanted: Unwanted) -> ServedJob:
         datasets = self._catalog.find_datasets(job.stream)
         tokenizer = self._catalog.find_tokenizer(job.stream.tokenizer)
-        return ServedJob(job, datasets, tokenizer, JobPlanner(job, datasets, self._kept, self._turns))
+        planner = JobPlanner(job, datasets, self._kept, self._turns, unwanted)
+        return ServedJob(job, datasets, tokenizer, planner)
 
     def _cost(self, served: ServedJob) -> int:
         """Bytes, and at least so many that no more than `max_jobs` are kept."""

@@ -1,5 +1,7 @@
 import json
 import re
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,15 @@ from serving.harness import FIXED_WINDOW, TIMEOUT_S, Running, index, job_data, l
 from shards import write_pairs
 
 from dataserver.dataset.build import build_index
-from dataserver.jobs import fill_job
+from dataserver.jobs import JobPlanner, fill_job
 from dataserver.planning.identity import parse_job
+from dataserver.planning.pacing import pace
 from dataserver.serving.errors import MAX_TEXT_BYTES
 
 OTHER_DIGEST = "0" * 64
 CODE = grpc.StatusCode
+GIVEN_UP_S = 20.0
+"""By then, work that nobody waits for has ended, also on a busy machine."""
 
 
 def refusal(server: Running, data: Any) -> tuple[grpc.StatusCode, str, str, str]:
@@ -50,6 +55,33 @@ def test_concurrent_calls_share_one_job(server: Running) -> None:
         found = list(pool.map(lambda _: server.create(), range(8)))
     assert all(response == found[0] for response in found)
     server.stub.ListStepTimes(pb.ListStepTimesRequest(job_id=found[0].job_id), timeout=TIMEOUT_S)
+
+
+@pytest.mark.parametrize("server_ends", [False, True])
+def test_a_job_that_nobody_waits_for_is_given_up(
+    server: Running, monkeypatch: pytest.MonkeyPatch, server_ends: bool
+) -> None:
+    sizing, end = threading.Event(), time.monotonic() + GIVEN_UP_S
+
+    def long(*_: Any) -> None:
+        sizing.set()
+        while time.monotonic() < end:
+            pace()
+            time.sleep(0.01)
+        raise AssertionError("sized to the end")
+
+    monkeypatch.setattr(JobPlanner, "_measure", long)
+    request = pb.GetOrCreateJobRequest(job_spec_json=json.dumps(filled(server)))
+    calls = [server.stub.GetOrCreateJob.future(request, timeout=TIMEOUT_S) for _ in range(2)]
+    assert sizing.wait(TIMEOUT_S)
+    if server_ends:
+        server.server.stop()
+    else:
+        for call in calls:
+            call.cancel()
+    while server.server._calls._calls:
+        assert time.monotonic() < end, "a call still holds its thread"
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
