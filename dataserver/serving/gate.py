@@ -1,4 +1,4 @@
-"""What every call passes first: is there such a method, and is there room for another call?
+"""What every call passes first: is there such a method, and is there room in its pool for another call?
 
 gRPC would refuse both by itself, but without google.rpc.ErrorInfo.
 """
@@ -21,11 +21,19 @@ Result = TypeVar("Result")
 
 
 class CallPool(ThreadPoolExecutor):
-    """One thread for each call that a server may have in hand. gRPC submits a call as soon as its headers are there."""
+    """One thread for each call that may be in hand. gRPC submits a call as soon as its headers are there."""
 
-    def __init__(self, max_calls: int) -> None:
+    def __init__(self, max_calls: int, calls: str, remedy: str) -> None:
+        """Make a pool without threads.
+
+        Args:
+            max_calls: calls in hand at most.
+            calls: names them in the refusal of one more.
+            remedy: what the client or the operator may do then.
+        """
         super().__init__(max_calls, "rpc")
-        self.max_calls = max_calls
+        self.refusal = f"this server has {max_calls} {calls} in hand, as many as it may; {remedy}"
+        self._max_calls = max_calls
         self._lock = threading.Lock()
         self._calls = 0
 
@@ -33,7 +41,7 @@ class CallPool(ThreadPoolExecutor):
     def full(self) -> bool:
         """Whether one more call would have to wait for a thread."""
         with self._lock:
-            return self._calls >= self.max_calls
+            return self._calls >= self._max_calls
 
     def submit(self, fn: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Future[Result]:
         """Run a call."""
@@ -49,10 +57,23 @@ class CallPool(ThreadPoolExecutor):
             self._calls -= 1
 
 
-class Gate(grpc.ServerInterceptor):
-    """Refuses calls of unknown methods, and calls beyond what the pool holds, at once and with a reason.
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """A method that gRPC runs in another pool than that of most calls."""
 
-    gRPC asks it in one thread, the one that submits to the pool: between `full` and the submission no other call comes
+    behaviour: Callable[[Any, grpc.ServicerContext], Any]
+    experimental_thread_pool: ThreadPoolExecutor
+    """By this name gRPC finds it."""
+
+    def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Run it."""
+        return self.behaviour(request, context)
+
+
+class Gate(grpc.ServerInterceptor):
+    """Refuses calls of unknown methods, and calls beyond what their pool holds, at once and with a reason.
+
+    gRPC asks it in one thread, the one that submits to the pools: between `full` and the submission no other call comes
     in. Calls may end there, which only makes room.
     """
 
@@ -73,30 +94,25 @@ class Gate(grpc.ServerInterceptor):
                 f"this server has no method {handler_call_details.method[:128]!r}; it serves disttrain.v1, as its "
                 "reflection service tells: correct the name, or run a release that has the method",
             )
-        if self._calls.full:
-            return self._refusal(
-                errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
-                f"this server has {self._calls.max_calls} calls in hand, as many as it may; go to another one, or "
-                "raise max_streams",
-            )
+        pool = self._pool(handler)
+        if pool.full:
+            return self._refusal(errors_pb2.ERROR_REASON_TOO_MANY_CALLS, pool.refusal)
         return handler
 
     def close(self) -> None:
         """End the thread that refuses."""
         self._refusing.shutdown(wait=False)
 
+    def _pool(self, handler: "Handler") -> CallPool:
+        methods = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
+        pools = [getattr(method, "experimental_thread_pool", None) for method in methods]
+        return next((pool for pool in pools if isinstance(pool, CallPool)), self._calls)
+
     def _refusal(self, reason: errors_pb2.ErrorReason.ValueType, message: str) -> "Handler":
+        error = DataServiceError(reason, message)
+
+        def refuse(_requests: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
+            abort(context, error)
+
         # as if requests were streamed: gRPC then does not wait for one, which may never come
-        return grpc.stream_unary_rpc_method_handler(_Refusal(DataServiceError(reason, message), self._refusing))
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """A method that fails."""
-
-    error: DataServiceError
-    experimental_thread_pool: ThreadPoolExecutor
-    """Where gRPC runs it: the pool of calls may be full."""
-
-    def __call__(self, _requests: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
-        abort(context, self.error)
+        return grpc.stream_unary_rpc_method_handler(Pooled(refuse, self._refusing))

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from dataserver.serving.errors import DataServiceError, abort, service_error
+from dataserver.serving.gate import CallPool, Pooled
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 
 _KINDS: "Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]]]" = {
@@ -46,7 +47,7 @@ def service_handler(service: ServiceDescriptor, servicer: object) -> grpc.Generi
 
 
 def standard_handler(
-    service: ServiceDescriptor, servicer: object, otherwise: Message, name: str | None = None
+    service: ServiceDescriptor, servicer: object, otherwise: Message, streams: CallPool, name: str | None = None
 ) -> grpc.GenericRpcHandler:
     """Handlers for a service of gRPC's own packages, with generated messages.
 
@@ -57,13 +58,16 @@ def standard_handler(
         service: describes it.
         servicer: has its methods.
         otherwise: the request that one that cannot be decoded is taken for; the service answers it with an error.
+        streams: where calls of its streaming methods run. They last as long as their clients like, and would leave no
+            thread for others.
         name: of the service, where it is another one than the description's.
     """
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in service.methods:
-        streams = (method.client_streaming, method.server_streaming)
-        handlers[method.name] = _KINDS[streams](
-            getattr(servicer, method.name),
+        behaviour = getattr(servicer, method.name)
+        handlers[method.name] = _KINDS[method.client_streaming, method.server_streaming](
+            # wrapped, Health.Watch loses its mark of gRPC's for calls without a thread, which nothing bounds
+            Pooled(behaviour, streams) if method.server_streaming else behaviour,
             request_deserializer=_lenient(GetMessageClass(method.input_type), otherwise),
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )

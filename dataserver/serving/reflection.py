@@ -11,6 +11,7 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from dataserver.serving.gate import CallPool
 from dataserver.serving.handlers import standard_handler
 
 PACKAGE: Final = "grpc.reflection.v1"
@@ -18,8 +19,8 @@ _OLD_PACKAGE: Final = "grpc.reflection.v1alpha"
 _FILE: Final = "grpc/reflection/v1/reflection.proto"
 
 
-def enable_reflection(names: tuple[str, ...], server: grpc.Server) -> None:
-    """Let a server describe the services of these full names, and the reflection services themselves."""
+def enable_reflection(names: tuple[str, ...], server: grpc.Server, streams: CallPool) -> None:
+    """Let a server describe the services of these full names, and the reflection services, in threads of `streams`."""
     _describe_v1()
     names = (*names, f"{PACKAGE}.ServerReflection", reflection.SERVICE_NAME)
     service, servicer = (
@@ -28,7 +29,7 @@ def enable_reflection(names: tuple[str, ...], server: grpc.Server) -> None:
     )
     nothing = reflection_pb2.ServerReflectionRequest()
     for name in (service.full_name, f"{PACKAGE}.ServerReflection"):
-        server.add_generic_rpc_handlers((standard_handler(service, servicer, nothing, name),))
+        server.add_generic_rpc_handlers((standard_handler(service, servicer, nothing, streams, name),))
 
 
 def _describe_v1() -> None:

@@ -20,6 +20,8 @@ from dataserver.serving.streams import Streams
 
 UNARY_THREADS: Final = 32
 """Calls in hand beyond one for each stream, each with a thread of its own; one more is refused."""
+WATCH_THREADS: Final = 64
+"""Calls in hand of the streaming methods of health and reflection; one more is refused."""
 STOP_GRACE_S: Final = 1.0
 """Time that calls other than streams get to end when the streams have ended."""
 
@@ -50,7 +52,10 @@ class DataServer:
         self._drainer: threading.Thread | None = None
         self._ended = threading.Event()
         # Idle streams hold no place, but each still has a thread until its consumer reads: see `Streams`.
-        self._calls = CallPool(2 * config.max_streams + UNARY_THREADS)
+        self._calls = CallPool(
+            2 * config.max_streams + UNARY_THREADS, "calls", "go to another one, or raise max_streams"
+        )
+        self._watches = CallPool(WATCH_THREADS, "calls that watch health or ask reflection", "end one of them")
         self._gate = Gate(self._calls)
         self._grpc = grpc.server(self._calls, interceptors=[self._gate], options=_OPTIONS)
         self._grpc.add_generic_rpc_handlers(
@@ -59,8 +64,8 @@ class DataServer:
                 service_handler(_ADMIN, AdminService(self.drain)),
             )
         )
-        self._grpc.add_generic_rpc_handlers((standard_handler(_HEALTH, self._health, _NO_SERVICE),))
-        enable_reflection((_DATA.full_name, _ADMIN.full_name, health.SERVICE_NAME), self._grpc)
+        self._grpc.add_generic_rpc_handlers((standard_handler(_HEALTH, self._health, _NO_SERVICE, self._watches),))
+        enable_reflection((_DATA.full_name, _ADMIN.full_name, health.SERVICE_NAME), self._grpc, self._watches)
 
     @property
     def streams(self) -> Streams:
@@ -114,6 +119,7 @@ class DataServer:
         self._grpc.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S)
         self._streams.close()
         self._calls.shutdown(wait=False)
+        self._watches.shutdown(wait=False)
         self._gate.close()
         self._ended.set()
 

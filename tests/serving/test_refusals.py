@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -13,10 +14,14 @@ from disttrain.v1 import microbatch_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from serving.harness import TIMEOUT_S, Running, reason_of, running
 
 from dataserver.serving.limits import MAX_MESSAGE_BYTES, MAX_TRANSPORT_BYTES
-from dataserver.serving.server import UNARY_THREADS
+from dataserver.serving.server import UNARY_THREADS, WATCH_THREADS
 
 CODE = grpc.StatusCode
 SERVICE = "/disttrain.v1.DataService"
@@ -85,6 +90,35 @@ def test_one_call_too_many_is_refused_and_a_place_is_free_again(datasets: dict[s
         for other in held[1:]:
             assert other.result()
         assert call(server, f"{SERVICE}/GetServerInfo", b"")
+
+
+def test_watching_and_silent_reflection_are_bounded_and_leave_streams_their_places(datasets: dict[str, Path]) -> None:
+    with running(datasets, max_streams=1) as server:
+        health, release = HealthStub(server.channel), threading.Event()
+
+        def nothing() -> Iterator[ServerReflectionRequest]:
+            release.wait(TIMEOUT_S)
+            yield from ()
+
+        def watch() -> Any:
+            return health.Watch(HealthCheckRequest(), timeout=TIMEOUT_S)
+
+        def ask() -> Any:
+            return ServerReflectionStub(server.channel).ServerReflectionInfo(nothing(), timeout=TIMEOUT_S)
+
+        try:
+            watches = [watch() for _ in range(WATCH_THREADS // 2)]
+            assert all(next(call).status == HealthCheckResponse.SERVING for call in watches)
+            silent = [ask() for _ in range(WATCH_THREADS // 2)]
+            for one_more in (watch(), ask()):
+                with pytest.raises(grpc.RpcError) as caught:
+                    next(one_more)
+                assert reason_of(caught.value)[:3] == (CODE.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS", "RETRY")
+            assert all(call.is_active() for call in (*watches, *silent))
+            assert not server.server._calls._calls, "none of them holds a thread of other calls"
+            assert health.Check(HealthCheckRequest(), timeout=TIMEOUT_S).status == HealthCheckResponse.SERVING
+        finally:
+            release.set()
 
 
 @pytest.fixture(scope="module")
