@@ -57,13 +57,17 @@ class Assembly:
         """`start` itself and each submitted task, until it is done. Whoever brings it to 0 owns the buffer alone."""
 
     def start(self, source: ViewSource, pool: Executor) -> None:
-        """Fill in what needs no decoding and hand the images to the pool. Errors end in `error`."""
+        """Fill in what needs no decoding and hand the images to the pool. Errors end in `error`.
+
+        What was cancelled before is settled at once.
+        """
         prepared: PreparedView | None = None
         try:
-            used = self.buffer[: self.spec.num_bytes]
-            prepared = with_retries(lambda: source.prepare(self.spec, used), self._stop)
-            for task in prepared.tasks:
-                self._submit(pool, task)
+            if not self._stop.is_set():
+                used = self.buffer[: self.spec.num_bytes]
+                prepared = with_retries(lambda: source.prepare(self.spec, used), self._stop)
+                for task in prepared.tasks:
+                    self._submit(pool, task)
         except Exception as error:
             self._fail(error)
         self._part_done(source, prepared)

@@ -250,7 +250,7 @@ class MicrobatchStream:
             if assembly is None:
                 self._preparing = False
                 return
-        # Without the lock: this tokenizes. If `close` cancelled the assembly meanwhile, `start` settles it.
+        # Without the lock: this tokenizes. If `close` cancelled the assembly meanwhile, `start` only settles it.
         with self._shared.making:
             assembly.start(self._source, self._shared.decoding)
         with self._condition:

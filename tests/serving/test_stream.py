@@ -1,7 +1,8 @@
 """One stream beside those that share its memory and threads, at moments that a whole server seldom meets."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ class Source:
 
     num_steps = 2
     module = "m"
+    prepared = 0
 
     def plan(self, step: int, _unwanted: Any) -> Any:
         return SimpleNamespace(step=step, num_microbatches=1)
@@ -32,6 +34,7 @@ class Source:
         return SimpleNamespace(plan=plan, view=SimpleNamespace(microbatch=microbatch), num_bytes=SIZE)
 
     def prepare(self, _spec: Any, buffer: Any) -> Any:
+        self.prepared += 1
         buffer[:] = 7
         return SimpleNamespace(tasks=[], finish=lambda: None, buffer=buffer)
 
@@ -58,6 +61,14 @@ def opened(shared: Shared, source: Any) -> MicrobatchStream:
     stream = MicrobatchStream(shared, source, 0, 0, lambda: None, lambda _: None)
     stream.start()
     return stream
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Wait for something that must come."""
+    end = time.monotonic() + TIMEOUT_S
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def test_a_consumer_that_reads_as_its_memory_is_taken_gets_no_bytes_of_another_stream(
@@ -92,3 +103,13 @@ def test_a_consumer_that_reads_as_its_memory_is_taken_gets_no_bytes_of_another_s
     watcher.join(TIMEOUT_S)
     end = EndOfStream(reason=EndOfStream.REASON_IDLE, next_step=0, next_microbatch=0)
     assert [pb.StreamMicrobatchesResponse.FromString(m) for m in rest] == [pb.StreamMicrobatchesResponse(end=end)]
+
+
+def test_a_stream_that_is_closed_before_it_tokenizes_does_not(shared: Shared) -> None:
+    source = Source()
+    with shared.making:
+        stream = opened(shared, source)
+        until(lambda: bool(stream._queue))
+        stream.close()
+    until(lambda: shared.buffers.free_bytes >= SIZE)
+    assert source.prepared == 0
