@@ -246,7 +246,11 @@ class MicrobatchStream:
         # Refusal and the end of `_preparing` are one step: memory released before it is seen by `_admit`, and the
         # consumer that releases any later finds `_preparing` false and submits a new task. No wake-up is lost.
         with self._condition:
-            assembly = self._admit(spec)
+            try:
+                assembly = self._admit(spec)
+            except Exception as error:  # such as MemoryError
+                self._exhaust(service_error(error))
+                return
             if assembly is None:
                 self._preparing = False
                 return

@@ -12,6 +12,7 @@ from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2 import EndOfStream
 from serving.harness import TIMEOUT_S
 
+from dataserver.serving.errors import DataServiceError
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.stream import MicrobatchStream, Shared
 from dataserver.serving.wire import EncodedMicrobatch
@@ -113,3 +114,16 @@ def test_a_stream_that_is_closed_before_it_tokenizes_does_not(shared: Shared) ->
         stream.close()
     until(lambda: shared.buffers.free_bytes >= SIZE)
     assert source.prepared == 0
+
+
+def test_a_microbatch_that_the_machine_has_no_memory_for_ends_its_stream(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(_: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(shared.buffers, "take", take)
+    stream = opened(shared, Source())
+    until(lambda: stream._exhausted)
+    with pytest.raises(DataServiceError, match="MemoryError"):
+        next(stream.messages())
