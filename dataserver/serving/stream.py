@@ -293,6 +293,7 @@ class MicrobatchStream:
     def _admit(self, spec: MicrobatchSpec) -> Assembly | None:
         """An assembly in the queue, with memory; None if there is none left or the stream was closed."""
         if self._closed:
+            self._plan = None  # it may have come after `_give_up`
             return None
         self._pending = spec
         buffer = self._shared.buffers.take(spec.num_bytes)

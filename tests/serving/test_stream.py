@@ -127,3 +127,20 @@ def test_a_microbatch_that_the_machine_has_no_memory_for_ends_its_stream(
     until(lambda: stream._exhausted)
     with pytest.raises(DataServiceError, match="MemoryError"):
         next(stream.messages())
+
+
+def test_a_plan_that_comes_after_the_end_is_not_kept(shared: Shared) -> None:
+    asked, closed = threading.Event(), threading.Event()
+
+    class Late(Source):
+        def plan(self, step: int, unwanted: Any) -> Any:
+            asked.set()
+            assert closed.wait(TIMEOUT_S)
+            return super().plan(step, unwanted)
+
+    stream = opened(shared, Late())
+    assert asked.wait(TIMEOUT_S)
+    stream.close()
+    closed.set()
+    shared.preparing.shutdown()
+    assert stream._plan is None
