@@ -25,7 +25,8 @@ class Streams:
             stream_bytes=config.stream_bytes,
             budget=ByteBudget(config.prefetch_bytes),
             buffers=BufferPool(config.prefetch_bytes + config.stream_bytes),
-            preparing=ThreadPoolExecutor(config.max_streams, "prepare"),
+            # Twice as many: the thread of a closed stream may still compute a plan that others wait for.
+            preparing=ThreadPoolExecutor(2 * config.max_streams, "prepare"),
             making=threading.BoundedSemaphore(MAKING_AT_ONCE),
             decoding=ThreadPoolExecutor(config.decode_threads, "decode"),
             draining=threading.Event(),
