@@ -17,6 +17,8 @@ SLICE_S: Final = 0.02
 """Time that a job computes before another one's turn; the work of an ordinary step takes one or two."""
 OVERDUE_S: Final = 0.05
 """After so long between two calls of `pace`, others go on beside a piece of work."""
+PATIENCE_S: Final = 0.25
+"""Time between two looks of work that waits: is it unwanted, is it the first one now?"""
 
 Unwanted = Callable[[], bool]
 """Whether nobody waits for the result any more. Called often, from any thread."""
@@ -121,11 +123,16 @@ class Turns:
             taken += 1
 
     def _wait(self, mine: _Work) -> None:
-        while not mine.granted.wait(OVERDUE_S):
+        patience = OVERDUE_S
+        while not mine.granted.wait(patience):
             if mine.unwanted():
                 raise UnwantedError
             with self._lock:
-                self._grant()  # what is overdue says nothing by itself
+                # What is overdue says nothing by itself; of all that wait, only the first one looks for it.
+                first = self._waiting[:1] == [mine]
+                if first:
+                    self._grant()
+            patience = OVERDUE_S if first else PATIENCE_S
 
     def _pace(self, mine: _Work) -> None:
         if mine.unwanted():
