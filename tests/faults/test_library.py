@@ -110,7 +110,7 @@ def test_reset(echo: Relay) -> None:
         echo.set(Mode.RESET)
         with pytest.raises(ConnectionResetError):
             connection.recv(1)
-        with connect(echo) as another, pytest.raises(ConnectionResetError):
+        with pytest.raises(ConnectionResetError), connect(echo) as another:
             another.recv(1)
         echo.set(Mode.PASS)
     with connect(echo) as another:
