@@ -161,7 +161,6 @@ def measure(folder: Path, processes: Processes, arguments: argparse.Namespace) -
             ratio = p99(beside) / p99(alone)
             text = f"{shown(*beside)}; {ratio:.2f} x"
             rows.append(Row(f"beside {arguments.clients} clients: {name}", text, f"<= {GROWTH} x", ratio <= GROWTH))
-            print(rows[-1], flush=True)
     return rows
 
 
