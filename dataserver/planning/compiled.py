@@ -31,8 +31,12 @@ def folders() -> list[Path]:
     """
     if named := os.environ.get("NUMBA_CACHE_DIR"):
         return [Path(named) / _name()]
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    return [_KERNELS / "__pycache__" / _name(), user / "disttrain" / _name()]
+    beside = _KERNELS / "__pycache__" / _name()
+    try:
+        user = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    except RuntimeError:  # a container's user may have no home
+        return [beside]
+    return [beside, user / "disttrain" / _name()]
 
 
 def is_warm() -> bool:

@@ -1,6 +1,7 @@
 """Compiled code is found again, never stale, and never in the way."""
 
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from dataserver.planning import compiled
 
 ROOT = Path(__file__).parents[3]
 CODE = (
@@ -100,3 +103,12 @@ def test_a_read_only_installation_uses_what_was_compiled_before(package: Path, t
     second = python(package, code=refuse + CODE, **places)
     assert (second.stdout, second.stderr) == (first.stdout, "")
     assert sorted(beside.rglob("*")) == kept
+
+
+def test_a_user_without_a_home_has_the_folder_beside_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in containers that run as any user."""
+    for name in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
+    (folder,) = compiled.folders()
+    assert folder.parent.parent.name == "kernels"
