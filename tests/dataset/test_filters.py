@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataserver.dataset.errors import FilterError
-from dataserver.dataset.filters import MAX_FILTER_CHARS, compile_filter
+from dataserver.dataset.filters import MAX_FILTER_CHARS, MAX_FILTER_DEPTH, Comparison, Group, compile_filter
 
 
 class Columns:
@@ -156,3 +156,81 @@ def test_agrees_with_plain_python(tree: Any, rows: list[tuple[int | None, int | 
     shard = Columns(a=([a for a, _ in rows], pa.int64()), b=([b for _, b in rows], pa.float64()))
     expected = [evaluate(tree, {"a": a, "b": b}) for a, b in rows]
     assert compile_filter(render(tree)).mask(shard).tolist() == expected
+
+
+def nested(depth: int) -> str:
+    return "not " * depth + "width < 1"
+
+
+def test_what_compiles_to_what_and_each_limit_on_both_sides() -> None:
+    lowest, highest = -(1 << 63), (1 << 63) - 1
+    less = Comparison("width", "less", 1)
+    trees = {
+        "width < 1": less,
+        "1 > width": less,
+        "1 >= width": Comparison("width", "less_equal", 1),
+        "1 < width": Comparison("width", "greater", 1),
+        "1 <= width": Comparison("width", "greater_equal", 1),
+        "1 == width": Comparison("width", "equal", 1),
+        "1 != width": Comparison("width", "not_equal", 1),
+        " width < 1 or ok\n== true ": "the filter",
+        "(width < 1)": less,
+        "1 > width < 1": Group("and", (less, less)),
+        "width < 1 and width < 1 and width < 1": Group("and", (less, less, less)),
+        "width < 1 or width < 1": Group("or", (less, less)),
+        "not width < 1": Group("not", (less,)),
+        f"width < {lowest}": Comparison("width", "less", lowest),
+        f"width < {highest}": Comparison("width", "less", highest),
+        "width < -1.5": Comparison("width", "less", -1.5),
+        "ok == False": Comparison("ok", "equal", False),
+        "ok == false": Comparison("ok", "equal", False),
+        "nsfw == '\ud7ff\ue000'": Comparison("nsfw", "equal", "\ud7ff\ue000"),
+    }
+    for text, node in trees.items():
+        if isinstance(node, str):
+            with pytest.raises(FilterError, match=node):
+                compile_filter(text)
+        else:
+            found = compile_filter(text)
+            assert (found.text, found.node) == (text, node)
+            literals = [c.literal for c in (found.node, node) if isinstance(c, Comparison)]
+            assert len({type(literal) for literal in literals}) <= 1
+    for refused in (lowest - 1, highest + 1, "-true", "-'a'", "'\\ud800'", "'\\udfff'"):
+        with pytest.raises(FilterError, match=r"which is neither the name of a column nor a value that a column can"):
+            compile_filter(f"width < {refused}")
+    assert compile_filter(nested(32)).mask(SHARD).tolist() == [False] * 4
+    with pytest.raises(FilterError, match="the filter is nested deeper than 32; flatten it"):
+        compile_filter(nested(33))
+    with pytest.raises(FilterError, match="nested deeper than 32"):
+        compile_filter("not " * 31 + "(width < 1 and (width < 1 or width < 1))")
+    assert compile_filter("width < 1".ljust(4096)).node == less
+    with pytest.raises(FilterError, match="the filter has 4097 characters, the limit is 4096; shorten it"):
+        compile_filter("width < 1".ljust(4097))
+    assert (MAX_FILTER_CHARS, MAX_FILTER_DEPTH) == (4096, 32)
+
+
+def test_the_words_of_each_error() -> None:
+    columns = "nsfw (string), ok (bool), punsafe (double), width (int64)"
+    for text, kind, done in (
+        ("width == 'a'", "int64", "(equal) the column 'width' of type int64 in shard 00000.tar with 'a'"),
+        ("ok < true", "bool", "(less) the column 'ok' of type bool in shard 00000.tar with True"),
+        ("nsfw == 1", "string", "(equal) the column 'nsfw' of type string in shard 00000.tar with 1"),
+    ):
+        with pytest.raises(FilterError) as caught:
+            compile_filter(f"width > 1 or {text}").check([SHARD])
+        assert str(caught.value) == (
+            f"the filter compares {done}; use a literal of its type; the columns are: {columns}"
+        ), kind
+    with pytest.raises(FilterError) as caught:
+        compile_filter("no > 1").mask(SHARD)
+    assert str(caught.value) == (
+        "the filter names the column 'no', which no shard has; the columns are: elsewhere, nsfw, ok, punsafe, width"
+    )
+    with pytest.raises(FilterError) as caught:
+        compile_filter("width > " + "1" * 60 + " " * 20 + " < < 3")
+    assert str(caught.value).startswith(f"the filter {'width > ' + '1' * 60 + ' ' * 12!r} cannot be parsed (invalid")
+    with pytest.raises(FilterError) as caught:
+        compile_filter("width > 1 and [" + "1, " * 40 + "] < width")
+    assert str(caught.value).startswith(f"the filter holds {('[' + '1, ' * 40)[:80]!r} at byte 14, which is neither")
+    assert compile_filter("width >= 9007199254740993").mask(Columns(width=([1 << 53], pa.int64()))).tolist() == [False]
+    assert compile_filter("width < 9007199254740993.0").mask(Columns(width=([1 << 53], pa.int64()))).tolist() == [False]

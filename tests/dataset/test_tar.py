@@ -15,9 +15,15 @@ from dataserver.dataset.tar import (
     BLOCK,
     MAX_EXTENSION_BYTES,
     MAX_MEMBER_BYTES,
+    MAX_NAME_CHARS,
+    READ_CHUNK_BYTES,
+    SPARSE_CONTINUES,
     HashingReader,
     Member,
+    sample_key,
     scan_members,
+    show,
+    split_name,
 )
 
 FORMATS = (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT)
@@ -218,3 +224,157 @@ def test_damage_never_raises_anything_else(small_tar: bytes, data: st.DataObject
     _, _, error, reader = scan(cut)
     assert error is None or error.kind in {"cut_tar", "corrupt_tar"}
     assert reader.hexdigest() == hashlib.sha256(cut).hexdigest()
+
+
+def extension(kind: bytes, data: bytes) -> bytes:
+    """An extension header with its data."""
+    return patched(header_block(), type=kind, size=b"%o" % len(data)) + data + bytes(-len(data) % BLOCK)
+
+
+def regular(name: bytes, content: bytes, **fields: bytes) -> bytes:
+    """A member with its data."""
+    header = patched(header_block(), **{"name": name, "size": b"%o" % len(content), **fields})
+    return header + content + bytes(-len(content) % BLOCK)
+
+
+def at(data: bytes, start: int, value: bytes) -> bytes:
+    """The same member with other bytes in its header from `start` on."""
+    return patched(data[:start] + value + data[start + len(value) : BLOCK]) + data[BLOCK:]
+
+
+END = bytes(2 * BLOCK)
+Fault = tuple[str, str, bytes | None]
+
+
+def test_what_is_read_of_odd_tars() -> None:
+    """Names, places and contents, each limit on both sides, and the words of every oddity."""
+    pairs = b"11 aa=bbbb\n6 a=b\n"
+    prefixed = at(regular(b"n" * 100, b"x"), 345, b"p" * 155)
+    gnu = at(regular(b"0.txt", b"x"), 257, b"ustar  \0" + b"\0" * 80 + b"14371573300")
+    longest, longer = b"l" * 1020 + b".txt", b"l" * 1021 + b".txt"
+    large = b"%d comment=" % (64 << 10) + b"c" * ((64 << 10) - 15) + b"\n"
+    left_out = "the member name is absolute, too long or has control characters"
+    cases: list[tuple[bytes, list[tuple[str, int, bytes]], list[tuple[str, str, str]]]] = [
+        (prefixed, [("p" * 155 + "/" + "n" * 100, 512, b"x")], []),
+        (gnu, [("0.txt", 512, b"x")], []),
+        (regular(b"0.txt", b"x" * 512), [("0.txt", 512, b"x" * 512)], []),
+        (regular(b"0.txt", b"ab", size=b"\x80" + bytes(10) + b"\2"), [("0.txt", 512, b"ab")], []),
+        (regular(b"0.txt", b"ab", size=b" 2 "), [("0.txt", 512, b"ab")], []),
+        (regular(b"0.txt", b"", size=b""), [("0.txt", 512, b"")], []),
+        (
+            regular(b"0.txt", b"a", type=b"\0") + regular(b"1", b"b", type=b"7"),
+            [("0.txt", 512, b"a"), ("1", 1536, b"b")],
+            [],
+        ),
+        (regular(b"0/", b""), [], []),
+        (regular(b"0", b"", type=b"5", size=b"777"), [], []),
+        *(
+            (regular(b"0.a", b"", type=kind, size=b"777"), [], [("0", "special_member", "0.a is no regular file")])
+            for kind in (b"1", b"2", b"3", b"4", b"6")
+        ),
+        (regular(b"0.a", b"abc", type=b"V"), [], [("0", "special_member", "0.a is no regular file")]),
+        (extension(b"g", b"9 path=x\n") + regular(b"0.a", b"x"), [("0.a", 1536, b"x")], []),
+        (extension(b"K", b"elsewhere\0") + regular(b"0.a", b"x"), [("0.a", 1536, b"x")], []),
+        (extension(b"L", longest + b"\0") + regular(b"0", b"x"), [(longest.decode(), 2560, b"x")], []),
+        (extension(b"L", longer + b"\0") + regular(b"0", b"x"), [], [("", "unsafe_name", longer.decode()[:200])]),
+        (regular(b"/0", b""), [], [("", "unsafe_name", f"/0: {left_out}")]),
+        (regular(b"a/../0", b""), [], [("", "unsafe_name", "a/../0: the member name has a '..' part")]),
+        (regular(b"a..0", b""), [("a..0", 512, b"")], []),
+        (regular(b"\xff", b""), [], [("", "unsafe_name", "\\xff: the member name is not UTF-8")]),
+        (extension(b"x", pairs) + regular(b"0", b"x"), [("0", 1536, b"x")], []),
+        (extension(b"x", b"0000012 a=b\n\0" + b"?" * 9) + regular(b"0", b"x"), [("0", 1536, b"x")], []),
+        (extension(b"x", b"4 =\n9 size=2\n") + regular(b"0", b"ab", size=b"7"), [("0", 1536, b"ab")], []),
+        (
+            extension(b"x", b"9 size=2\n") + extension(b"x", b"9 path=n\n") + regular(b"0", b"ab", size=b"7"),
+            [("n", 2560, b"ab")],
+            [],
+        ),
+        (
+            extension(b"x", b"21 GNU.sparse.major=\n9 path=n\n") + regular(b"0.a", b"ab"),
+            [],
+            [("", "special_member", "n is no regular file")],
+        ),
+        (extension(b"x", large) + regular(b"0", b"x"), [("0", 66560, b"x")], []),
+        (
+            extension(b"x", large + b"\0") + regular(b"0.a", b"x") + regular(b"1", b"y"),
+            [("1", 68096, b"y")],
+            [("", "extension_too_large", "65537 bytes before 66560, limit 65536; its member is left out")],
+        ),
+    ]
+    for data, members, oddities in cases:
+        found, counted, error, _ = scan(data + END)
+        assert error is None
+        assert [(m.name, m.offset, m.content) for m in found] == members
+        assert [m.length for m in found] == [len(content) for _, _, content in members]
+        assert [(o.key, o.kind, o.detail) for o in counted.details] == oddities
+    assert (BLOCK, READ_CHUNK_BYTES, MAX_MEMBER_BYTES, MAX_EXTENSION_BYTES) == (512, 1 << 20, 64 << 20, 64 << 10)
+    assert (MAX_NAME_CHARS, SPARSE_CONTINUES) == (1024, (482, 504))
+    assert (show(b"a" * 1025), show(b"\xff.a"), sample_key("./d.e/k.b.A")) == ("a" * 1024, "\\xff.a", "d.e/k")
+    assert [split_name(name) for name in ("d/k.B.a", ".a", "k", "d.e/k")] == [("d/k", "b.a"), None, None, None]
+
+
+def test_what_is_said_of_tars_that_cannot_be_read() -> None:
+    whole, malformed = regular(b"0.txt", b"x"), "the PAX header before byte 1024 is malformed"
+    wrong = "has a malformed size or a wrong checksum"
+    named = extension(b"L", b"long.txt\0")
+    records = (b"00000013 a=b\n", b"7 a=b\n", b"6 a=bc", b" 6 a=b\n", b"3 =\n", b"6 ab\n\n", b"11 aa=bbbb\n2 a=b\n")
+    cases: list[tuple[bytes, int, Fault]] = [
+        (b"", 0, ("cut_tar", "the file ends at byte 0 without an end-of-archive marker", None)),
+        (whole, 1, ("cut_tar", "the file ends at byte 1024 without an end-of-archive marker", None)),
+        (whole[:200], 0, ("cut_tar", "the file ends at byte 200, within a header", None)),
+        (b"y" + whole[1:], 0, ("corrupt_tar", f"the header at byte 0 {wrong}", None)),
+        (whole + b"y" + whole[1:], 1, ("corrupt_tar", f"the header at byte 1024 {wrong}", None)),
+        (regular(b"0.txt", b"", size=b"9"), 0, ("corrupt_tar", f"the header at byte 0 {wrong}", None)),
+        (regular(b"0.txt", b"", size=b"\xff" * 12), 0, ("corrupt_tar", f"the header at byte 0 {wrong}", None)),
+        (named + b"y" * BLOCK, 0, ("corrupt_tar", f"the header at byte 1024 {wrong}", b"long.txt")),
+        (named, 0, ("cut_tar", "the file ends at byte 1024 without an end-of-archive marker", b"long.txt")),
+        (whole[:513], 1, ("cut_tar", "the file ends at byte 513 without an end-of-archive marker", None)),
+        (whole[:512], 0, ("cut_tar", "0.txt declares 1 bytes at 512, the file holds 0 more", b"0.txt")),
+        (
+            regular(b"0.txt", b"y", size=b"\x80\1" + bytes(10)),
+            0,
+            ("cut_tar", f"0.txt declares {1 << 80} bytes at 512, the file holds 512 more", b"0.txt"),
+        ),
+        (
+            named + extension(b"x", b"6 a=b\n")[:515],
+            0,
+            ("cut_tar", "an extension header declares 6 bytes at 1536, the file holds 3 more", b"long.txt"),
+        ),
+        *((extension(b"x", data) + END, 0, ("corrupt_tar", malformed, None)) for data in records),
+        (
+            extension(b"x", b"30 size=" + b"1234567890" * 2 + b"1\n"),
+            0,
+            ("corrupt_tar", "a PAX header declares the size b'12345678901234567890'", None),
+        ),
+        (extension(b"x", b"9 size=x\n"), 0, ("corrupt_tar", "a PAX header declares the size b'x'", None)),
+        (
+            extension(b"x", b"29 size=" + b"99999999999999999999\n") + regular(b"0.a", b"x") + END,
+            0,
+            ("cut_tar", f"0.a declares {10**20 - 1} bytes at 1536, the file holds 1536 more", b"0.a"),
+        ),
+    ]
+    for data, count, fault in cases:
+        found, _, error, _ = scan(data)
+        assert error is not None
+        assert len(found) == count, fault
+        assert (error.kind, error.detail, error.member) == fault
+
+
+def test_a_file_that_shrinks_while_it_is_read() -> None:
+    data = regular(b"0.txt", b"x" * 100)
+    with pytest.raises(TarError, match=r"0\.txt ends after 99 of 100 bytes"):
+        list(scan_members(HashingReader(io.BytesIO(data[:611]), len(data)), Oddities()))
+
+
+def test_members_at_the_limit_are_kept_and_bytes_after_the_end_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataserver.dataset.tar.MAX_MEMBER_BYTES", 600)
+    found, _, _, _ = scan(regular(b"0", b"x" * 600) + regular(b"1", b"y" * 601) + regular(b"2", b"z") + END)
+    assert [(m.name, m.length, m.content) for m in found] == [("0", 600, b"x" * 600), ("1", 601, None), ("2", 1, b"z")]
+    for place in (0, READ_CHUNK_BYTES - 1, READ_CHUNK_BYTES, READ_CHUNK_BYTES + 5):
+        after = bytearray(READ_CHUNK_BYTES + 6)
+        _, clean, _, _ = scan(bytes(BLOCK) + after)
+        assert not clean.details
+        after[place] = 1
+        _, oddities, _, _ = scan(bytes(BLOCK) + after)
+        expected = ("", "trailing_data", "bytes after the end-of-archive marker are ignored")
+        assert [(o.key, o.kind, o.detail) for o in oddities.details] == [expected]
