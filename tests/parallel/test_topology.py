@@ -146,3 +146,32 @@ def test_policies_that_change_only_the_plan_are_run(schedule: str) -> None:
     )
     data["execution"]["layout"] = {"kind": "pipelined", "schedule": schedule}
     assert Topology.of(parsed(data).spec).world_size == 3
+
+
+def test_places_and_the_words_of_a_wrong_number_of_processes() -> None:
+    found = layout(Degrees(2, 2, 3, 1))
+    places = ["vit rank 0", "vit rank 1"]
+    places += [f"llm rank {rank} stage {stage}" for rank in range(2) for stage in range(3)]
+    assert [str(place) for place in found.places] == [*places, "dit rank 0"]
+    assert [place.is_first_stage for place in found.places] == [True, True, *([True, False, False] * 2), True]
+    vit, llm, dit = (place.module for place in (found.places[0], found.places[2], found.places[-1]))
+    assert found.pipeline == ((vit, 0), (llm, 0), (llm, 1), (llm, 2), (dit, 0))
+    assert [found.ranks(module, stage) for module, stage in found.pipeline] == [(0, 1), (2, 5), (3, 6), (4, 7), (8,)]
+    assert [found.sources(place) for place in found.places] == [(), (), (0, 1), (2,), (3,), (0, 1), (5,), (6,), (4, 7)]
+    assert [found.targets(place) for place in found.places] == [(2, 5), (2, 5), (3,), (4,), (8,), (6,), (7,), (8,), ()]
+    with pytest.raises(TopologyError) as caught:
+        found.require_world_size(10)
+    assert str(caught.value) == (
+        "WORLD_SIZE is 10 but the job needs 9 processes (vit dp 2, llm dp 2 x pp 3, dit dp 1); start it with `torchrun "
+        "--nnodes NODES --nproc-per-node PROCESSES -m trainclient train ...` where NODES x PROCESSES = 9, on one "
+        "machine: `torchrun --standalone --nproc-per-node 9 -m trainclient train ...`"
+    )
+    for degree in ("tp", "sp"):
+        data = job_data(Degrees())
+        data["execution"]["modules"][1][degree] = 2
+        with pytest.raises(TopologyError) as caught:
+            Topology.of(parsed(data).spec)
+        assert str(caught.value) == (
+            f"module llm has {degree} 2; this trainer runs data and pipeline parallelism only, set {degree} to 1 and "
+            "raise dp or pp instead"
+        )

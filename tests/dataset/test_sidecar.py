@@ -1,0 +1,143 @@
+"""Sidecar columns straight from parquets and .json entries: what is kept, as which type, and each limit."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dataserver.dataset import sidecar
+from dataserver.dataset.errors import Oddities
+from dataserver.dataset.sidecar import promised_images, read_sidecar
+
+Columns = dict[str, tuple[str, list[Any]]]
+
+
+def read(path: Path, scalars: list[dict[str, Any]]) -> tuple[Columns, list[tuple[str, str, str]]]:
+    oddities = Oddities()
+    table = read_sidecar(path, [str(i) for i in range(len(scalars))], scalars, oddities)
+    columns = {
+        name: (str(table.schema.field(name).type), table.column(name).to_pylist()) for name in table.schema.names
+    }
+    assert list(columns) == sorted(columns)
+    return columns, [(o.key, o.kind, o.detail) for o in oddities.details]
+
+
+def test_columns_of_json_entries(tmp_path: Path) -> None:
+    lowest, highest = -(1 << 63), (1 << 63) - 1
+    rows = [
+        {"bool": True, "low": lowest, "high": highest, "float": 1, "lower": lowest - 1, "higher": highest + 1},
+        {"low": 0, "float": float("nan"), "text": "x", "mixed": "x", "bools": 1, "higher": 0.5, "key": "k", "": 1},
+        {
+            "mixed": 2.5,
+            "bools": True,
+            "exif": "e",
+            "caption": "c",
+            "n" * 128: 1,
+            "n" * 129: 1,
+            "a\nb": 1,
+            "lower": None,
+        },
+    ]
+    columns, oddities = read(tmp_path / "none.parquet", rows)
+    assert columns == {
+        "bool": ("bool", [True, None, None]),
+        "bools": ("string", [None, "1", "true"]),
+        "float": ("double", [1.0, None, None]),
+        "high": ("int64", [highest, None, None]),
+        "higher": ("string", [str(1 << 63), "0.5", None]),
+        "low": ("int64", [lowest, 0, None]),
+        "lower": ("string", [str(lowest - 1), None, None]),
+        "mixed": ("string", [None, "x", "2.5"]),
+        "n" * 128: ("int64", [None, None, 1]),
+        "text": ("string", [None, "x", None]),
+    }
+    assert oddities == []
+    full = {f"c{i:03d}": i for i in range(256)}
+    columns, oddities = read(tmp_path / "none", [full])
+    assert (list(columns), oddities) == (list(full), [])
+    columns, oddities = read(tmp_path / "none", [{**full, "c9": 1}])
+    assert list(columns) == list(full)
+    assert oddities == [("", "too_many_columns", "257 sidecar columns, the first 256 are kept")]
+
+
+def test_columns_of_a_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "0.parquet"
+    columns = {
+        "key": ["2", "0", "0", "7"],
+        "half": pa.array([1.5, float("nan"), 2.0, 3.0], pa.float32()),
+        "small": pa.array([1, 2, 3, None], pa.int8()),
+        "large": pa.array(["a", "b", "c", "d"], pa.large_string()),
+        "coded": pa.array(["a", "b", "c", "d"]).dictionary_encode(),
+        "flag": [True, False, True, True],
+        "bytes": [b"x"] * 4,
+        "caption": ["c"] * 4,
+    }
+    pq.write_table(pa.table(columns), path)
+    found, oddities = read(path, [{"json": 1}] * 3)
+    assert found == {
+        "coded": ("string", ["b", None, "a"]),
+        "flag": ("bool", [False, None, True]),
+        "half": ("double", [None, None, 1.5]),
+        "large": ("string", ["b", None, "a"]),
+        "small": ("int64", [2, None, 1]),
+    }
+    assert oddities == []
+
+
+def test_each_limit_of_a_parquet_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be used is an oddity, and the .json entries stand in for it."""
+    limits = ("MAX_SIDECAR_BYTES", "MAX_SIDECAR_ROWS", "MAX_SIDECAR_VALUE_BYTES", "READ_ROWS", "MAX_COLUMNS")
+    assert [getattr(sidecar, name) for name in limits] == [1 << 30, 1 << 22, 1 << 29, 256, 256]
+    path = tmp_path / "0.parquet"
+    keys = [str(i) for i in range(600)]
+    table = pa.table({"key": keys, "score": list(range(600))})
+    pq.write_table(table, path)
+    rows = [{"json": 1}] * 600
+    whole = {"score": ("int64", list(range(600)))}
+    instead = {"json": ("int64", [1] * 600)}
+    size = path.stat().st_size
+    value_bytes = sum(batch.nbytes for batch in pq.ParquetFile(path).iter_batches(256))
+    for name, limit, words in (
+        ("MAX_SIDECAR_BYTES", size, f"{size} bytes, limit {size - 1}"),
+        ("MAX_SIDECAR_ROWS", 600, "600 rows, limit 599"),
+        ("MAX_SIDECAR_VALUE_BYTES", value_bytes, f"more than {value_bytes - 1} bytes of values"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(sidecar, name, limit)
+            assert read(path, rows) == (whole, []), name
+            patch.setattr(sidecar, name, limit - 1)
+            assert read(path, rows) == (instead, [("", "bad_sidecar", f"0.parquet: {words}")])
+    needed = "0.parquet: needs one string column 'key' and no repeated names"
+    for wrong in (
+        pa.table({"score": [1]}),
+        pa.table({"key": [1]}),
+        pa.Table.from_arrays([pa.array(["0"]), pa.array([1]), pa.array([1])], ["key", "score", "score"]),
+    ):
+        pq.write_table(wrong, path)
+        assert read(path, rows) == (instead, [("", "bad_sidecar", needed)])
+    pq.write_table(pa.table({"key": pa.array([], pa.string()), "score": pa.array([], pa.int32())}), path)
+    assert read(path, rows) == ({"score": ("int64", [None] * 600)}, [])
+
+
+def test_sizes_that_a_sidecar_promises() -> None:
+    rows = [
+        (3, 2, {}, "3 x 2 pixels"),
+        (1, 1, {}, "1 x 1 pixels"),
+        (0.5, 1, {}, "0.5 x 1 pixels"),
+        (0, 2, {}, None),
+        (2, 0, {}, None),
+        (None, 2, {}, None),
+        (2, None, {"width": 5, "height": 6}, "5 x 6 pixels"),
+        (7, 8, {"width": 5, "height": 6}, "7 x 8 pixels"),
+        (None, None, {"width": "5", "height": 6}, None),
+        (None, None, {"width": 5}, None),
+    ]
+    widths, heights, scalars, sizes = zip(*rows, strict=True)
+    columns = pa.table({"width": pa.array(widths, pa.float64()), "height": pa.array(heights, pa.float64())})
+    expected = [(row, size) for row, size in enumerate(sizes) if size is not None]
+    found = list(promised_images(range(len(rows)), columns, scalars))
+    assert [(row, size.replace(".0", "")) for row, size in found] == expected
+    assert [row for row, _ in promised_images([7, 6, 0], columns, scalars)] == [7, 6, 0]
+    assert [row for row, _ in promised_images(range(10), pa.table({"height": pa.array(heights)}), scalars)] == [6, 7]
