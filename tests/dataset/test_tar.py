@@ -249,8 +249,8 @@ Fault = tuple[str, str, bytes | None]
 def test_what_is_read_of_odd_tars() -> None:
     """Names, places and contents, each limit on both sides, and the words of every oddity."""
     pairs = b"11 aa=bbbb\n6 a=b\n"
-    prefixed = at(regular(b"n" * 100, b"x"), 345, b"p" * 155)
-    gnu = at(regular(b"0.txt", b"x"), 257, b"ustar  \0" + b"\0" * 80 + b"14371573300")
+    prefixed = at(regular(b"n" * 100, b"x"), 345, b"p" * 155 + b"q")
+    gnu = at(regular(b"0.txt", b"x"), 257, b"ustar  \0" + bytes(80) + b"\xff" * 155)
     longest, longer = b"l" * 1020 + b".txt", b"l" * 1021 + b".txt"
     large = b"%d comment=" % (64 << 10) + b"c" * ((64 << 10) - 15) + b"\n"
     left_out = "the member name is absolute, too long or has control characters"
@@ -364,6 +364,9 @@ def test_a_file_that_shrinks_while_it_is_read() -> None:
     data = regular(b"0.txt", b"x" * 100)
     with pytest.raises(TarError, match=r"0\.txt ends after 99 of 100 bytes"):
         list(scan_members(HashingReader(io.BytesIO(data[:611]), len(data)), Oddities()))
+    reader = HashingReader(io.BytesIO(bytes(10)), 100)
+    assert not reader.skip(100)
+    assert (reader.position, reader.remaining) == (10, 90)
 
 
 def test_members_at_the_limit_are_kept_and_bytes_after_the_end_found(monkeypatch: pytest.MonkeyPatch) -> None:
