@@ -316,3 +316,44 @@ def test_a_handoff_counts_its_bytes_and_stalls_on_the_dot(monkeypatch: pytest.Mo
     for action in (lambda: handoff.take(stalled), lambda: handoff.admit(1)):
         with pytest.raises(ClosedError, match="the reader was closed"):
             action()
+
+
+def test_the_only_server_is_asked_again_and_one_that_refused_after_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Trio(monkeypatch, 1)
+    way = alone.rotation()
+    way.failed(error("lost"))
+    way.failed(error("lost"))
+    assert way.endpoint.address == "a"
+    assert alone.guard.pauses == pytest.approx([alone.pause(1), alone.pause(2)], rel=1e-12)
+    fleet = Trio(monkeypatch, 2)
+    way = fleet.rotation()
+    way.failed(refusal("no"))
+    assert way.endpoint.address == "b"
+    way.succeeded()
+    way.failed(error("lost"))
+    assert way.endpoint.address == "a"
+    late = Trio(monkeypatch, 3, give_up=30.0)
+    way = late.rotation()
+    way.drained()
+    way.failed(error("lost"))
+    late.guard.now += 50
+    way.failed(error("lost"))
+    assert (way.endpoint.address, late.guard.pauses) == ("a", [0.0])
+
+
+def test_before_the_first_answer_only_refusals_are_warnings(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    levels = {}
+    for reached in (True, False):
+        fleet = Trio(monkeypatch)
+        fleet.reached = reached
+        way = fleet.rotation()
+        with caplog.at_level(logging.INFO):
+            caplog.clear()
+            way.failed(refusal("no"))
+            way.failed(error("lost"))
+        levels[reached] = [(record.levelname, record.getMessage()) for record in caplog.records]
+    texts = ["no; going to the next server", "lost; going to the next server"]
+    assert levels[True] == [("WARNING", text) for text in texts]
+    assert levels[False] == [("WARNING", texts[0]), ("INFO", texts[1])]

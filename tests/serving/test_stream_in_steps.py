@@ -1,0 +1,227 @@
+"""One stream whose threads are the test's own: what it prepares when, what it holds, and how it ends."""
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from disttrain.v1 import data_service_pb2 as pb
+from disttrain.v1 import errors_pb2
+from disttrain.v1.data_service_pb2 import EndOfStream
+
+from dataserver.dataset import ShardReadError
+from dataserver.serving import assembly
+from dataserver.serving.assembly import with_retries
+from dataserver.serving.errors import DataServiceError
+from dataserver.serving.memory import BufferPool, ByteBudget
+from dataserver.serving.stream import MAX_AHEAD, MicrobatchStream, Shared
+from dataserver.serving.wire import EncodedMicrobatch
+
+SIZE = 1 << 16
+"""Bytes of a microbatch, and of its buffer."""
+
+
+class Inline:
+    """Runs at once what is submitted."""
+
+    def submit(self, task: Callable[..., None], *arguments: Any) -> None:
+        task(*arguments)
+
+
+class Source:
+    """Steps of three microbatches, and notes of what was made."""
+
+    module = "m"
+
+    def __init__(self, num_steps: int = 5, size: int = SIZE, broken: tuple[int, int] | None = None) -> None:
+        self.num_steps, self.size, self.broken = num_steps, size, broken
+        self.plans: list[int] = []
+        self.prepared: list[tuple[int, int]] = []
+
+    def plan(self, step: int, _unwanted: Any) -> Any:
+        self.plans.append(step)
+        if (step, -1) == self.broken:
+            raise DataServiceError(errors_pb2.ERROR_REASON_SAMPLE_TOO_LARGE, "no plan")
+        return SimpleNamespace(step=step, num_microbatches=3)
+
+    def specify(self, plan: Any, microbatch: int) -> Any:
+        return SimpleNamespace(plan=plan, view=SimpleNamespace(microbatch=microbatch), num_bytes=self.size)
+
+    def prepare(self, spec: Any, buffer: Any) -> Any:
+        where = spec.plan.step, spec.view.microbatch
+        if where == self.broken:
+            raise DataServiceError(errors_pb2.ERROR_REASON_SAMPLE_TOO_LARGE, "no view")
+        self.prepared.append(where)
+        buffer[:] = 10 * where[0] + where[1]
+        return SimpleNamespace(tasks=[], finish=lambda: None, buffer=buffer)
+
+    def encode(self, _spec: Any, prepared: Any) -> EncodedMicrobatch:
+        return EncodedMicrobatch(b"header", prepared.buffer)
+
+
+class Desk:
+    """What streams share, one stream, and its messages."""
+
+    def __init__(self, source: Source, budget: int = 1 << 30, start: tuple[int, int] = (0, 0)) -> None:
+        self.closed: list[MicrobatchStream] = []
+        self.shared = Shared(
+            stream_bytes=SIZE,
+            budget=ByteBudget(budget),
+            buffers=BufferPool(1 << 30),
+            preparing=Inline(),  # type: ignore[arg-type]
+            making=threading.Lock(),
+            decoding=Inline(),  # type: ignore[arg-type]
+            draining=threading.Event(),
+        )
+        self.source = source
+        self.stream = MicrobatchStream(self.shared, source, *start, lambda: None, self.closed.append)  # type: ignore[arg-type]
+        self.stream.start()
+        self.messages = self.stream.messages()
+
+    def read(self) -> int:
+        """Take one microbatch; the number that fills it."""
+        assert next(self.messages) == b"header"
+        chunk = pb.StreamMicrobatchesResponse.FromString(next(self.messages)).chunk
+        assert len(chunk) == SIZE
+        assert len(set(chunk)) == 1
+        return chunk[0]
+
+    def end(self) -> tuple[int, int, int]:
+        """The last message."""
+        (message,) = self.messages
+        found = pb.StreamMicrobatchesResponse.FromString(message).end
+        assert self.closed == [self.stream]
+        assert self.shared.budget.used == 0
+        return found.reason, found.next_step, found.next_microbatch
+
+
+ALL = [(step, microbatch) for step in range(5) for microbatch in range(3)]
+NUMBERS = [10 * step + microbatch for step, microbatch in ALL]
+
+
+@pytest.mark.parametrize(
+    ("budget", "ahead"), [(0, 1), (SIZE - 1, 1), (SIZE, 2), (3 * SIZE, 4), (7 * SIZE, 8), (99 * SIZE, 8)]
+)
+def test_a_stream_prepares_as_far_ahead_as_its_memory_and_its_limit_allow(budget: int, ahead: int) -> None:
+    """One microbatch lies in the stream's own room, the others in the budget. The one in hand keeps its memory."""
+    desk = Desk(Source(), budget)
+    numbers = []
+    for taken in range(15):
+        made = max(0, taken - 1) + ahead
+        assert desk.source.prepared == ALL[:made]
+        assert desk.shared.budget.used == (ahead - 1) * SIZE or made > 15
+        numbers.append(desk.read())
+    assert numbers == NUMBERS
+    assert desk.source.plans == [0, 1, 2, 3, 4]
+    assert desk.end() == (EndOfStream.REASON_END_OF_JOB, 5, 0)
+    assert desk.shared.buffers.free_bytes == (ahead + (ahead < 8)) * SIZE
+    assert MAX_AHEAD == 8
+
+
+@pytest.mark.parametrize("start", [(0, 2), (3, 1), (4, 2), (5, 0)])
+def test_a_stream_begins_where_it_is_asked_to(start: tuple[int, int]) -> None:
+    desk = Desk(Source(), start=start)
+    assert [desk.read() for _ in range(len(NUMBERS[3 * start[0] + start[1] :]))] == NUMBERS[3 * start[0] + start[1] :]
+    assert desk.end() == (EndOfStream.REASON_END_OF_JOB, 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "start", "count", "message"),
+    [
+        (Source(), (1, 3), 0, "microbatch 3 of step 1 was asked for; the step has 3"),
+        (Source(broken=(1, -1)), (0, 0), 3, "no plan"),
+        (Source(broken=(1, 1)), (0, 0), 4, "no view"),
+        (
+            Source(size=SIZE + 1),
+            (0, 0),
+            0,
+            f"microbatch 0 of step 0 has {SIZE + 1} bytes for module m; a stream of this server may take {SIZE}: lower "
+            "execution.microbatch or sizing.max_patches, or raise the server's stream_bytes",
+        ),
+    ],
+)
+def test_what_cannot_be_made_is_said_after_all_that_could(
+    source: Source, start: tuple[int, int], count: int, message: str
+) -> None:
+    desk = Desk(source, start=start)
+    assert [desk.read() for _ in range(count)] == NUMBERS[:count]
+    with pytest.raises(DataServiceError) as caught:
+        next(desk.messages)
+    assert str(caught.value) == message
+    assert desk.closed == [desk.stream]
+    assert desk.shared.budget.used == 0
+
+
+def test_a_drained_stream_ends_after_the_microbatch_in_hand() -> None:
+    desk = Desk(Source())
+    assert next(desk.messages) == b"header"
+    desk.shared.draining.set()
+    desk.stream.wake()
+    next(desk.messages)
+    assert desk.end() == (EndOfStream.REASON_DRAINING, 0, 1)
+    finished = Desk(Source(1))
+    assert [finished.read() for _ in range(3)] == [0, 1, 2]
+    finished.shared.draining.set()
+    assert finished.end() == (EndOfStream.REASON_END_OF_JOB, 1, 0)
+
+
+def test_a_closed_stream_gives_all_back_and_says_nothing_more() -> None:
+    desk = Desk(Source(), 3 * SIZE)
+    assert desk.read() == 0
+    desk.stream.close()
+    desk.stream.close()
+    assert list(desk.messages) == []
+    assert (desk.shared.budget.used, desk.shared.buffers.free_bytes) == (0, 5 * SIZE)
+    assert desk.closed == [desk.stream] * 3
+    second = desk.shared.budget.open()
+    assert second.take(1)
+    assert second.take(3 * SIZE - 1), "the closed stream shares no more"
+
+
+def test_a_stream_is_idle_when_a_message_was_not_taken_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("dataserver.serving.stream.monotonic", lambda: now[0])
+    desk = Desk(Source(), 3 * SIZE)
+    now[0] = 900.0
+    assert not desk.stream.end_if_idle(10), "nothing was offered yet"
+    assert next(desk.messages) == b"header"
+    now[0] = 909.75
+    assert not desk.stream.end_if_idle(10)
+    next(desk.messages)
+    now[0] = 919.5
+    assert not desk.stream.end_if_idle(10), "the clock began again"
+    now[0] = 919.75
+    assert desk.stream.end_if_idle(10)
+    assert not desk.stream.end_if_idle(10)
+    assert (desk.shared.budget.used, desk.shared.buffers.free_bytes) == (0, 5 * SIZE)
+    assert desk.end() == (EndOfStream.REASON_IDLE, 0, 1)
+    desk = Desk(Source(), 3 * SIZE)
+    assert next(desk.messages) == b"header"
+    now[0] += 10
+    assert desk.stream.end_if_idle(10)
+    assert desk.end() == (EndOfStream.REASON_IDLE, 0, 0)
+
+
+class Stop:
+    """Notes waits instead of waiting."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        return False
+
+
+def test_storage_is_read_four_times_with_doubling_waits() -> None:
+    stop, reads = Stop(), []
+
+    def read() -> None:
+        reads.append(1)
+        raise ShardReadError("gone")
+
+    with pytest.raises(ShardReadError):
+        with_retries(read, stop)  # type: ignore[arg-type]
+    assert (len(reads), stop.waits) == (4, [0.05, 0.1, 0.2])
+    assert (assembly.READ_ATTEMPTS, assembly.READ_BACKOFF_S) == (4, 0.05)
