@@ -1,6 +1,7 @@
 """Sums of gradients over a group, in buckets, and their norm."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,6 +60,25 @@ def test_gradients_are_summed_in_buckets(bucket_bytes: int, buckets: list[list[i
     for values in results:
         assert all(torch.equal(a, b) for a, b in zip(values, expected, strict=True))
     assert (gradients.BUCKET_BYTES, gradients.MAX_BUCKETS) == (25 << 20, 2)
+
+
+def test_at_most_two_sums_are_on_their_way_while_the_next_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def begin(flat: Tensor, group: object, async_op: bool) -> object:
+        assert (group, async_op) == (pair, True)
+        number = sum(event.startswith("begin") for event in events)
+        events.append(f"begin {number}")
+        flat += 1
+        return SimpleNamespace(wait=lambda: events.append(f"wait {number}"))
+
+    pair = SimpleNamespace(size=lambda: 2)
+    monkeypatch.setattr(gradients.dist, "all_reduce", begin)
+    module = Parameters(0)
+    reduce_gradients(module, pair, bucket_bytes=1)  # type: ignore[arg-type]
+    overlapped = [event for number in range(2, 8) for event in (f"begin {number}", f"wait {number - 2}")]
+    assert events == ["begin 0", "begin 1", *overlapped, "wait 6", "wait 7"]
+    assert all(torch.equal(a, b + 1) for a, b in zip(module.values, Parameters(0).values, strict=True))
 
 
 def test_a_group_of_one_reduces_nothing_and_norms_and_factors_are_those_of_all_values() -> None:

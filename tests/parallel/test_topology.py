@@ -166,6 +166,9 @@ def test_places_and_the_words_of_a_wrong_number_of_processes() -> None:
         "--nnodes NODES --nproc-per-node PROCESSES -m trainclient train ...` where NODES x PROCESSES = 9, on one "
         "machine: `torchrun --standalone --nproc-per-node 9 -m trainclient train ...`"
     )
+    with pytest.raises(TopologyError, match=r"4 processes \(vit dp 1, llm dp 1 x pp 2, dit dp 1\)"):
+        layout(Degrees(1, 1, 2, 1)).require_world_size(3)
+    assert str(layout(Degrees(1, 1, 2, 1)).places[2]) == "llm rank 0 stage 1"
     for degree in ("tp", "sp"):
         data = job_data(Degrees())
         data["execution"]["modules"][1][degree] = 2

@@ -1,0 +1,123 @@
+"""Where the files of a dataset lie, which of them are shards, and when an index is trusted."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from shards import write_texts
+
+from dataserver.dataset import DatasetError, StaleIndexError, build_index
+from dataserver.dataset import files as files_module
+from dataserver.dataset.files import ShardFile, find_shards, read_fresh_index, read_index
+from dataserver.dataset.index import NO_SIDECAR
+from dataserver.dataset.stamps import Stamp
+
+
+def test_names_and_paths_of_shards(tmp_path: Path) -> None:
+    for name in ("b.tar", "a/c.tar", "a/.hidden.tar", ".git/d.tar", "a/e.tar.gz", "a/d/f.tar"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    shards = find_shards(tmp_path, Path("/indexes"))
+    assert [shard.name for shard in shards] == ["a/c.tar", "a/d/f.tar", "b.tar"]
+    assert {(shard.root, shard.index_dir) for shard in shards} == {(tmp_path, Path("/indexes"))}
+    (alone,) = find_shards(tmp_path / "a/c.tar")
+    assert alone == ShardFile("c.tar", tmp_path / "a", None)
+    assert (alone.path, alone.index_path) == (tmp_path / "a/c.tar", tmp_path / "a/c.tar.index")
+    assert alone.sidecar_path == tmp_path / "a/c.parquet"
+    assert alone.index_command == f"dataserver index {tmp_path / 'a'}"
+    assert shards[0].index_path == Path("/indexes/a/c.tar.index")
+    assert shards[0].index_command == f"dataserver index {tmp_path} --index-dir /indexes"
+    short = hashlib.sha256(b"digest").hexdigest()[:16]
+    assert shards[0].tokens_path("digest") == Path(f"/indexes/a/c.tar.tokens-{short}")
+
+
+def test_what_is_no_dataset_is_refused_in_these_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, outside = tmp_path / "data", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+
+    def refused(path: Path) -> str:
+        with pytest.raises(DatasetError) as caught:
+            find_shards(path)
+        return str(caught.value)
+
+    gone = tmp_path / "gone"
+    assert refused(gone) == (
+        f"dataset path {gone} cannot be opened (No such file or directory); name a folder that holds .tar shards"
+    )
+    assert refused(folder) == f"no .tar shards below {folder}; name a folder that img2dataset or webdataset wrote"
+    (folder / "x.txt").write_text("")
+    assert refused(folder / "x.txt") == (
+        f"{folder / 'x.txt'} is not a .tar shard; name a folder that holds .tar shards"
+    )
+    (outside / "0.tar").write_bytes(b"")
+    link = folder / "0.tar"
+    link.symlink_to(outside / "0.tar")
+    left = f"is a link that leaves the dataset folder {folder}; copy the file into it or name its own folder"
+    assert refused(folder) == f"{link} {left}"
+    link.unlink()
+    link.write_bytes(b"")
+    (folder / "0.parquet").symlink_to(outside / "0.tar")
+    assert refused(folder) == f"{folder / '0.parquet'} {left}"
+    (folder / "0.parquet").unlink()
+    (folder / "1.tar").symlink_to(folder / "none")
+    assert refused(folder) == f"shard {folder / '1.tar'} is not a regular file; remove it or repair the link"
+    (folder / "1.tar").unlink()
+    (folder / "1.tar").symlink_to(link)
+    assert len(find_shards(folder)) == 2
+    (folder / "\n.tar").write_bytes(b"")
+    assert refused(folder) == "shard name '\\n.tar' is not printable UTF-8; rename the file"
+    (folder / "\n.tar").unlink()
+    assert files_module.MAX_SHARDS == 1 << 20
+    monkeypatch.setattr(files_module, "MAX_SHARDS", 2)
+    assert len(find_shards(folder)) == 2
+    monkeypatch.setattr(files_module, "MAX_SHARDS", 1)
+    assert refused(folder) == f"more than 1 shards below {folder}; split the dataset"
+
+
+def test_an_index_is_compared_with_contents_unless_it_is_strictly_younger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_texts(tmp_path, 3, 3)
+    build_index(folder, workers=1)
+    (shard,) = find_shards(folder)
+    stamp, sidecar = shard.stamps()
+    assert sidecar is None
+    header = read_index(shard).header
+    assert (header.shard_bytes, header.sidecar_bytes, header.num_samples) == (stamp.num_bytes, NO_SIDECAR, 3)
+    written = shard.index_path.stat().st_ctime_ns
+    found: dict[str, tuple[Stamp, Stamp | None]] = {}
+    monkeypatch.setattr(ShardFile, "stamps", lambda _: found["stamps"])
+    for ctime_ns, younger in ((written - 1, ()), (written, ("0",)), (written + 1, ("0",))):
+        found["stamps"] = replace(stamp, ctime_ns=ctime_ns), None
+        indexed = read_index(shard)
+        assert indexed.younger == tuple((shard.path, header.sha256) for _ in younger)
+        assert (indexed.file, indexed.stamps, indexed.columns) == (shard, found["stamps"], {})
+        assert read_fresh_index(shard) == indexed
+    run = f"run: dataserver index {folder}"
+    for off in (-1, 1):
+        found["stamps"] = replace(stamp, num_bytes=stamp.num_bytes + off), None
+        with pytest.raises(StaleIndexError) as caught:
+            read_index(shard)
+        assert str(caught.value) == (
+            f"shard {shard.path}: its index describes {stamp.num_bytes} bytes, it has {stamp.num_bytes + off}; {run}"
+        )
+    found["stamps"] = stamp, replace(stamp, num_bytes=5)
+    with pytest.raises(StaleIndexError) as caught:
+        read_index(shard)
+    assert str(caught.value) == f"shard {shard.path}: its index was made with another {shard.sidecar_path.name}; {run}"
+    found["stamps"] = replace(stamp, ctime_ns=written), None
+    content = bytearray(shard.path.read_bytes())
+    content[-1] ^= 1
+    shard.path.write_bytes(content)
+    with pytest.raises(StaleIndexError) as caught:
+        read_fresh_index(shard)
+    assert str(caught.value) == (f"shard {shard.path}: its index describes another content of {shard.path.name}; {run}")
+    shard.path.unlink()
+    with pytest.raises(DatasetError, match=f"shard {shard.path} cannot be reached: .*; check the storage"):
+        read_fresh_index(shard)
+    shard.index_path.unlink()
+    with pytest.raises(StaleIndexError) as caught:
+        read_index(shard)
+    assert str(caught.value) == f"shard {shard.path}: it has no index at {shard.index_path}; {run}"
