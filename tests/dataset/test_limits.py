@@ -1,0 +1,212 @@
+"""Limits and words of headers, oddities, quarantines, caches and token counts, on both sides."""
+
+import io
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from PIL import Image
+from shards import write_texts
+
+from dataserver.dataset import DatasetError, TokensMissingError, build_index, count_tokens
+from dataserver.dataset import headers as headers_module
+from dataserver.dataset import quarantine as quarantine_module
+from dataserver.dataset import tokens as tokens_module
+from dataserver.dataset.cache import LruCache
+from dataserver.dataset.errors import (
+    MAX_DETAIL_CHARS,
+    MAX_KEY_CHARS,
+    MAX_ODDITY_BYTES,
+    Oddities,
+    QuarantineError,
+    SampleError,
+    printable,
+)
+from dataserver.dataset.files import find_shards
+from dataserver.dataset.headers import FORMATS, read_header, sniff_format
+from dataserver.dataset.index import read_schema
+from dataserver.dataset.quarantine import Quarantine
+from dataserver.dataset.tokens import read_counts
+
+
+def image(width: int = 3, height: int = 2, orientation: object = None, image_format: str = "JPEG") -> bytes:
+    exif = Image.Exif()
+    if orientation is not None:
+        exif[0x0112] = orientation
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height)).save(buffer, image_format, exif=exif)
+    return buffer.getvalue()
+
+
+def test_headers_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    for orientation, size in (
+        (0, (3, 2)),
+        (1, (3, 2)),
+        (4, (3, 2)),
+        (5, (2, 3)),
+        (8, (2, 3)),
+        (9, (3, 2)),
+        (None, (3, 2)),
+    ):
+        header = read_header(image(orientation=orientation))
+        assert (header.width, header.height) == size
+        assert header.orientation == (orientation if orientation in range(1, 9) else 1)
+    magics = {b"\xff\xd8\xff": "jpeg", b"\x89PNG\r\n\x1a\n": "png", b"RIFF1234WEBP": "webp"}
+    for magic, name in magics.items():
+        for data, found in ((magic, name), (magic + b"x", name), (magic[:-1], None), (magic[:-1] + b"x", None)):
+            assert sniff_format(data) == found
+    assert sniff_format(b"RIFX1234WEBP") is None
+    assert sniff_format(b"x" + b"\xff\xd8\xff") is None
+    assert FORMATS == ("jpeg", "png", "webp")
+    assert read_header(image(1, 1)).width == 1
+    assert (headers_module.MAX_IMAGE_BYTES, headers_module.MAX_IMAGE_PIXELS) == (64 << 20, 1 << 27)
+    assert headers_module.ORIENTATION_TAG == 0x0112
+    data = image()
+    for name, limit, words in (
+        ("MAX_IMAGE_BYTES", len(data), f"{len(data)} bytes, limit {len(data) - 1}"),
+        ("MAX_IMAGE_PIXELS", 6, "declares 3 x 2 pixels, limit 5"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(headers_module, name, limit)
+            assert read_header(data).width == 3
+            patch.setattr(headers_module, name, limit - 1)
+            with pytest.raises(SampleError) as caught:
+                read_header(data)
+            assert (caught.value.kind, caught.value.detail) == ("image_too_large", words)
+    with pytest.raises(SampleError) as caught:
+        read_header(b"123456789")
+    assert caught.value.detail == "neither JPEG, PNG nor WebP: starts with 3132333435363738"
+    with pytest.raises(SampleError, match="unreadable_header"):
+        read_header(magic)
+
+
+def test_oddities_are_cut_and_counted_to_the_byte() -> None:
+    assert (MAX_DETAIL_CHARS, MAX_KEY_CHARS, MAX_ODDITY_BYTES) == (200, 1024, 4 << 20)
+    assert printable("x" * 201) == "x" * 200
+    assert printable("a\nb", 2) == "a\\n"
+    assert printable("\ud800\u00e4") == "\\ud800\\xe4"
+    oddities = Oddities()
+    oddities.add("k" * 1025, "kind", "d" * 201)
+    assert [(o.key, o.kind, o.detail) for o in oddities.details] == [("k" * 1024, "kind", "d" * 200)]
+    assert oddities.num_bytes == 1024 + 4 + 200
+    oddities.num_bytes = (4 << 20) - 3
+    oddities.add("k", "o", "d")
+    assert (len(oddities.details), oddities.num_bytes) == (2, 4 << 20)
+    oddities.add("", "o", "")
+    assert (len(oddities.details), oddities.counts) == (2, {"kind": 1, "o": 2})
+
+
+def test_quarantine_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "list"
+    path.write_text('["b", "2"]\n\n["a", "1"]\n["b", "10"]\n["b", "2"]\n')
+    found = Quarantine.load(path)
+    assert (found.keys, found.num_samples) == ({"a": frozenset({"1"}), "b": frozenset({"2", "10"})}, 3)
+    found.save(path)
+    assert path.read_text() == '["a", "1"]\n["b", "10"]\n["b", "2"]\n'
+    assert quarantine_module.MAX_QUARANTINE_BYTES == 256 << 20
+    size = path.stat().st_size
+    monkeypatch.setattr(quarantine_module, "MAX_QUARANTINE_BYTES", size)
+    assert Quarantine.load(path).digest == found.digest
+    monkeypatch.setattr(quarantine_module, "MAX_QUARANTINE_BYTES", size - 1)
+    with pytest.raises(QuarantineError, match=f"has {size} bytes, the limit is {size - 1}; shorten the list"):
+        Quarantine.load(path)
+    monkeypatch.undo()
+    for line in ('["a"]', '["a", "b", "c"]', '["a", 1]', '{"a": "b"}', "[", '"ab"', "[" * 90_000):
+        path.write_text(f'["a", "1"]\n{line}\n')
+        with pytest.raises(QuarantineError) as caught:
+            Quarantine.load(path)
+        assert str(caught.value) == f'{path}, line 2: found {line[:80]!r}, each line must be ["SHARD", "KEY"]'
+
+
+def test_a_cache_holds_exactly_its_budget() -> None:
+    cache: LruCache[int] = LruCache(10, lambda value: value)
+
+    def get(key: str, value: int) -> bool:
+        """Whether it had to be loaded."""
+        loads: list[int] = []
+        found = cache.get(key, lambda: loads.append(value) or value)  # type: ignore[func-returns-value]
+        return found == value and loads == [value]
+
+    def kept() -> list[object]:
+        return list(cache._values)
+
+    for key, value, expected in (
+        ("a", 4, ["a"]),
+        ("b", 6, ["a", "b"]),
+        ("c", 1, ["b", "c"]),
+        ("d", 11, ["b", "c"]),
+        ("e", 10, ["e"]),
+        ("f", 0, ["e", "f"]),
+    ):
+        assert get(key, value)
+        assert kept() == expected
+    cache.drop("e")
+    cache.drop("e")
+    for key in ("g", "h", "i"):
+        assert get(key, 3)
+    assert cache.get("g", lambda: 99) == 3
+    cache.drop_where(lambda key: key in ("h", "f"))
+    assert kept() == ["i", "g"]
+    assert get("j", 4)
+    assert kept() == ["i", "g", "j"]
+    assert get("k", 1)
+    assert kept() == ["g", "j", "k"]
+
+
+def test_token_counts_at_their_limits(tmp_path: Path) -> None:
+    folder = write_texts(tmp_path, 3, 3)
+    build_index(folder, workers=1)
+    (shard,) = find_shards(folder)
+    header, _ = read_schema(shard.index_path)
+    most = (1 << 31) - 1
+    assert most == tokens_module.MAX_TOKENS
+
+    class Fixed:
+        digest = "d"
+
+        def __init__(self, *counts: int) -> None:
+            self.counts = counts
+
+        def count(self, _texts: list[str]) -> tuple[int, ...]:
+            return self.counts
+
+    for wrong in ((0, 1, most + 1), (-1, 1, 1)):
+        with pytest.raises(DatasetError, match=f"the tokenizer gave a count outside 0..{most}; check its count"):
+            count_tokens(folder, Fixed(*wrong))
+    with pytest.raises(DatasetError, match=r"the tokenizer gave \(2,\) counts for 3 texts; it must give one each"):
+        count_tokens(folder, Fixed(1, 2))
+    with pytest.raises(TokensMissingError) as caught:
+        read_counts(shard, header, "d")
+    run = f"run: dataserver index {folder} --tokenizer NAME=FILE (or --tokenizer bytes)"
+    assert str(caught.value) == f"shard {shard.path} is not counted for the tokenizer d; {run}"
+    report = count_tokens(folder, Fixed(0, most, most))
+    assert (report.num_shards, report.num_counted, report.num_texts, report.num_tokens) == (1, 1, 3, 2 * most)
+    assert read_counts(shard, header, "d").tolist() == [0, most, most]
+    assert count_tokens(folder, Fixed()).num_counted == 0
+    path = shard.tokens_path("d")
+    metadata = pa.ipc.open_file(path.read_bytes()).schema.metadata
+    assert metadata == {
+        b"disttrain.columns_digest": header.columns_digest.encode(),
+        b"disttrain.tokenizer_digest": b"d",
+    }
+    for column, changed, words in (
+        (pa.array([0, -1, 1], pa.int32()), {}, "cannot be read (it holds a negative count)"),
+        (pa.array([0, None, 1], pa.int32()), {}, "cannot be read (its counts are int32 with 1 missing, not int32)"),
+        (pa.array([0, 1, 1]), {}, "cannot be read (its counts are int64 with 0 missing, not int32)"),
+        (
+            pa.array([0, 1, 1], pa.int32()),
+            {b"disttrain.columns_digest": b"x"},
+            "was counted from another index or tokenizer",
+        ),
+        (
+            pa.array([0, 1, 1], pa.int32()),
+            {b"disttrain.tokenizer_digest": b"x"},
+            "was counted from another index or tokenizer",
+        ),
+    ):
+        table = pa.table({"tokens": column}).replace_schema_metadata({**metadata, **changed})
+        with pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+        with pytest.raises(TokensMissingError) as caught:
+            read_counts(shard, header, "d")
+        assert str(caught.value) == f"shard {shard.path} {words} for the tokenizer d; {run}"
