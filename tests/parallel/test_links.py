@@ -25,6 +25,7 @@ from trainclient.parallel.messages import (
     make_header,
 )
 from trainclient.parallel.roles import Edge, LossWeights, Role
+from trainclient.parallel.stopwatch import Stopwatch
 from trainclient.parallel.transport import PeerLostError, contact
 
 STAMP = Stamp(bytes(range(32)), step=5, microbatch=7)
@@ -244,3 +245,33 @@ def test_a_lost_peer_is_named_with_the_first_sentence_of_the_backend() -> None:
         pass
     with pytest.raises(ValueError, match="other"), contact("rank 3"):
         raise ValueError("other")
+
+
+def test_a_stopwatch_on_cuda_reads_events_after_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, waited = iter((10.0, 10.5, 20.0, 20.25, 30.0, 30.75)), []
+
+    class Event:
+        """Milliseconds, as CUDA's; readable once the last one was waited for."""
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+            self.at = float("nan")
+
+        def record(self) -> None:
+            self.at = next(clock)
+
+        def synchronize(self) -> None:
+            waited.append(self.at)
+
+        def elapsed_time(self, end: "Event") -> float:
+            return end.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    watch = Stopwatch(torch.device("cuda"))
+    assert (watch.nanoseconds(), waited) == ([], [])
+    for _ in range(3):
+        with watch.lap():
+            pass
+    assert (watch.nanoseconds(), waited) == ([500_000, 250_000, 750_000], [30.75])
+    watch.reset()
+    assert (watch.nanoseconds(), waited) == ([], [30.75])
