@@ -123,3 +123,38 @@ def test_blocks_come_from_the_allocator() -> None:
     pool.take(5000)
     pool.take(5000)
     assert asked == [size_class(5000)]
+
+
+def test_blocks_are_kept_and_chosen_to_the_byte() -> None:
+    classes = sorted({4096, *(eighths << i for i in range(9, 30) for eighths in range(8, 16))})
+    for nbytes in [*range(1, 1 << 17, 509), *(size + more for size in classes[:120] for more in (-1, 0, 1))]:
+        assert size_class(nbytes) == next(size for size in classes if size >= nbytes), nbytes
+    pool = BufferPool(3 * 4096)
+    held = [pool.take(1) for _ in range(4)]
+    assert pool.idle_bytes == 0
+    del held[3]
+    assert pool.idle_bytes == 4096
+    del held[2], held[1]
+    assert pool.idle_bytes == 3 * 4096
+    held.clear()
+    assert pool.idle_bytes == 3 * 4096
+    pool = BufferPool(1 << 20)
+    blocks = {size: pool.take(size) for size in (4096, 8192, 12288)}
+    places = {size: block.ctypes.data for size, block in blocks.items()}
+    blocks.clear()
+    assert pool.take(4097).ctypes.data == places[8192], "the smallest that fits"
+    pool = BufferPool(1 << 20)
+    large = pool.take(8192)
+    place = large.ctypes.data
+    del large
+    small = pool.take(1)
+    assert (small.ctypes.data, pool.idle_bytes) == (place, 0), "twice the class is not too large"
+    pool = BufferPool(1 << 20)
+    large = pool.take(8193)
+    assert size_class(8193) == 9216
+    del large
+    kept = pool.take(4096)
+    assert (len(kept), pool.idle_bytes) == (4096, 9216), "more than twice is"
+    with pytest.raises(ValueError, match="keep_bytes is -1; 0 or more bytes are required"):
+        BufferPool(-1)
+    BufferPool(0)
