@@ -197,7 +197,7 @@ def _parse_pax(data: bytes, position: int) -> dict[bytes, bytes]:
         length = int(data[start:space]) if space > start and data[start:space].isdigit() else 0
         record = data[space + 1 : start + length]
         key, equals, value = record.partition(b"=")
-        if length <= space - start + 1 or start + length > len(data) or not equals or value[-1:] != b"\n":
+        if length <= max(space - start + 1, 0) or start + length > len(data) or not equals or value[-1:] != b"\n":
             raise TarError("corrupt_tar", f"the PAX header before byte {position} is malformed")
         records[key] = value[:-1]
         start += length

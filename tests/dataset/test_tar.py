@@ -318,6 +318,7 @@ def test_what_is_said_of_tars_that_cannot_be_read() -> None:
     wrong = "has a malformed size or a wrong checksum"
     named = extension(b"L", b"long.txt\0")
     records = (b"00000013 a=b\n", b"7 a=b\n", b"6 a=bc", b" 6 a=b\n", b"3 =\n", b"6 ab\n\n", b"11 aa=bbbb\n2 a=b\n")
+    records += (b"6 a=b\nzzz", b"6 a=b\n\n", b"7 aa=b\n\n", b"6 a=b\n 6 a=b\n")
     cases: list[tuple[bytes, int, Fault]] = [
         (b"", 0, ("cut_tar", "the file ends at byte 0 without an end-of-archive marker", None)),
         (whole, 1, ("cut_tar", "the file ends at byte 1024 without an end-of-archive marker", None)),
