@@ -37,7 +37,9 @@ class Covering:
         """
         lines = self._kernel(mutant.path) if mutant.path.startswith(KERNELS) else self._lines(mutant)
         found = self._running(lines)
-        extent = self._running({path: set(self._contexts(path)) for path in lines})
+        # Where others mention what the line defines, its own file still counts: its tests know best what it should be.
+        files = lines if mutant.path.startswith(KERNELS) else [mutant.path]
+        extent = self._running({path: set(self._contexts(path)) for path in files})
         own = sorted(found & self._seconds.keys(), key=lambda test: (-extent[test], self._seconds[test], test))
         cases = Counter[str]()
         order: dict[str, int] = {}
@@ -55,16 +57,18 @@ class Covering:
     def _lines(self, mutant: Mutant) -> Lines:
         """The lines whose tests judge the mutant: those of its statement, if tests run it.
 
-        Otherwise it runs when its module is imported, which is no test's doing: then those of what it defines.
+        A line that runs when its module is imported, which is no test's doing, has those of what it defines.
         """
         source = Source(mutant.source)
+        names, body = source.assigned(mutant.line), source.function(mutant.line)
+        if names and body is None:
+            # Tests that seem to run it, in processes of their own, only import it: those of its file may check it.
+            return {**_mentioning(rf"\b({'|'.join(names)})\b"), mutant.path: set(self._contexts(mutant.path))}
         statement = {mutant.path: set(source.statement(mutant.line))}
         if self._running(statement):
             return statement
-        if (body := source.function(mutant.line)) is not None:
+        if body is not None:
             return {mutant.path: set(body)}
-        if names := source.assigned(mutant.line):
-            return _mentioning(rf"\b({'|'.join(names)})\b")
         return {mutant.path: set(self._contexts(mutant.path))}
 
     def _kernel(self, path: str) -> Lines:
