@@ -1,0 +1,289 @@
+"""Pipelines that cannot be: each text in full, with the numbers of the first thing that is wrong."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataserver.planning.samples import I64
+from dataserver.planning.simulation import (
+    Operation,
+    OperationKind,
+    OrderScorer,
+    OrderTimes,
+    Pipeline,
+    PipelineDeadlockError,
+    chain_edges,
+    simulate,
+    stage_operations,
+)
+
+F, B, I = OperationKind  # noqa: E741
+Lists = list[list[Operation]]
+
+
+def line(lists: Lists, microbatches: int, chunks: int = 1, batches: int = 0, edges: I64 | None = None) -> Pipeline:
+    """One node for each list, all times 1; without edges given, a chain."""
+    ones = np.ones((len(lists) * chunks, microbatches), np.int64)
+    return Pipeline(
+        num_stages=len(lists),
+        stage=np.arange(len(lists)),
+        forward_ns=ones,
+        backward_ns=ones,
+        edges=chain_edges(len(lists), microbatches, chunks) if edges is None else edges,
+        operations=lists,
+        num_chunks=chunks,
+        interaction_ns=np.ones((len(lists), batches), np.int64) if batches else None,
+    )
+
+
+NO_EDGES = np.empty((0, 3), np.int64)
+FINE = [Operation(F, m, c) for m in range(2) for c in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "batches", "has"),
+    [
+        (Operation(F, -1), 0, "2 microbatches, 2 chunks and 0 contrastive batches"),
+        (Operation(B, 2), 0, "2 microbatches, 2 chunks and 0 contrastive batches"),
+        (Operation(F, 0, -1), 0, "2 microbatches, 2 chunks and 0 contrastive batches"),
+        (Operation(B, 1, 2), 0, "2 microbatches, 2 chunks and 0 contrastive batches"),
+        (Operation(I, 0), 0, "2 microbatches, 2 chunks and 0 contrastive batches"),
+        (Operation(I, 1), 1, "2 microbatches, 2 chunks and 1 contrastive batches"),
+        (Operation(I, 2), 2, "2 microbatches, 2 chunks and 2 contrastive batches"),
+        (Operation(I, -1), 2, "2 microbatches, 2 chunks and 2 contrastive batches"),
+        (Operation(I, 0, 2), 2, "2 microbatches, 2 chunks and 2 contrastive batches"),
+    ],
+)
+def test_an_unknown_operation_is_named(wrong: Operation, batches: int, has: str) -> None:
+    pipeline = line([[*FINE], [*FINE, wrong]], 2, 2, batches)
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011
+        simulate(pipeline)
+    assert str(refusal.value) == f"stage 1 lists {wrong}; the pipeline has {has}"
+
+
+@pytest.mark.parametrize(
+    ("listed", "twice"),
+    [
+        ([*FINE, Operation(B, 1, 1), Operation(B, 1, 1)], Operation(B, 1, 1)),
+        ([Operation(F, 1, 0), *FINE], Operation(F, 1, 0)),
+        ([*FINE, Operation(I, 1), Operation(I, 0), Operation(I, 1)], Operation(I, 1)),
+        ([*FINE, Operation(I, 1, 0), Operation(I, 0), Operation(I, 1, 1)], Operation(I, 1)),
+    ],
+)
+def test_an_operation_that_is_listed_twice_is_named(listed: list[Operation], twice: Operation) -> None:
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011
+        simulate(line([FINE, listed], 2, 2, 2, NO_EDGES))
+    assert str(refusal.value) == f"stage 1 lists {twice} twice; once is required"
+
+
+def test_every_operation_once_is_fine() -> None:
+    back = [Operation(B, m, c) for m in range(2) for c in range(2)]
+    interactions = [Operation(I, 0), Operation(I, 1)]
+    timeline = simulate(line([[*FINE, *interactions, *back]], 2, 2, 2, NO_EDGES))
+    assert timeline.start_ns.tolist() == [list(range(10))]
+    assert timeline.cause.tolist()[0][:5] == [-1, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("listed", "microbatch", "chunk"),
+    [
+        ([*FINE[:3], Operation(B, 1, 1), FINE[3]], 1, 1),
+        ([Operation(F, 0, 1), Operation(B, 0, 1), Operation(B, 0, 0), Operation(F, 0, 0)], 0, 0),
+        ([Operation(F, 0, 0), Operation(B, 1, 0)], 1, 0),
+    ],
+)
+def test_a_backward_before_its_forward_is_named(listed: list[Operation], microbatch: int, chunk: int) -> None:
+    with pytest.raises(PipelineDeadlockError) as refusal:
+        simulate(line([FINE, listed], 2, 2, 0, NO_EDGES))
+    assert str(refusal.value) == (
+        f"stage 1 lists the backward of microbatch {microbatch}, chunk {chunk}, without its forward before it"
+    )
+
+
+def passes(kind: OperationKind, *microbatches: int) -> list[Operation]:
+    return [Operation(kind, m) for m in microbatches]
+
+
+@pytest.mark.parametrize(
+    ("listed", "batch"),
+    [
+        # A forward behind its interaction, at each place of the batch; the other batch's do not matter.
+        ([*passes(F, 0), Operation(I, 0), *passes(F, 1)], 0),
+        ([*passes(F, 1), Operation(I, 0), *passes(F, 0)], 0),
+        ([*passes(F, 0, 1), Operation(I, 0), *passes(F, 2), Operation(I, 1), *passes(F, 3)], 1),
+        # A backward before its interaction.
+        ([*passes(F, 0, 1), *passes(B, 0), Operation(I, 0), *passes(B, 1)], 0),
+        ([*passes(F, 0, 1), *passes(B, 1), Operation(I, 0), *passes(B, 0)], 0),
+        ([*passes(F, 0, 1, 2, 3), *passes(B, 3), Operation(I, 1), Operation(I, 0)], 1),
+        (None, 0),
+        ([*passes(F, 0, 1, 2, 3), Operation(I, 1), *passes(B, 2), Operation(I, 0), *passes(B, 0)], None),
+        ([*passes(F, 2, 3), Operation(I, 1), *passes(F, 0, 1), *passes(B, 2, 3)], None),
+        ([*passes(F, 0, 1), *passes(B, 0, 1)], None),
+    ],
+)
+def test_an_interaction_stands_between_the_passes_of_its_batch(
+    listed: list[Operation] | None, batch: int | None
+) -> None:
+    fine = [*passes(F, 0, 1, 2, 3), Operation(I, 0), Operation(I, 1), *passes(B, 0, 1, 2, 3)]
+    listed = [*passes(F, 1), Operation(I, 0), *passes(F, 0)] if listed is None else listed
+    pipeline = line([fine, listed], 4, 1, 2, NO_EDGES)
+    if batch is None:
+        assert simulate(pipeline).makespan_ns > 0
+        return
+    with pytest.raises(PipelineDeadlockError) as refusal:
+        simulate(pipeline)
+    assert str(refusal.value) == (
+        f"stage 1 lists the interaction of contrastive batch {batch} before one of its forwards or behind one of its "
+        f"backwards; it needs all of microbatches {2 * batch} to {2 * batch + 1}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lists", "edge"),
+    [
+        # Forwards: edge 0 -> 1 of microbatch 1; then backwards, whose edges are counted behind all forwards.
+        ([[*passes(F, 0)], [*passes(F, 0, 1)], []], (1, 0, 1)),
+        ([[*passes(F, 0, 1)], [*passes(F, 0, 1)], [*passes(F, 0, 1), *passes(B, 1)]], None),
+        ([[*passes(F, 0, 1)], [*passes(F, 0, 1), *passes(B, 1)], [*passes(F, 0, 1)]], (1, 1, 2)),
+    ],
+)
+def test_an_edge_whose_ends_differ_is_named(lists: Lists, edge: tuple[int, int, int] | None) -> None:
+    pipeline = line(lists, 2)
+    if edge is None:  # A backward that nobody waits for.
+        assert simulate(pipeline).makespan_ns == 5
+        return
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011
+        simulate(pipeline)
+    assert str(refusal.value) == (
+        f"block {edge[1]} feeds block {edge[2]} in microbatch {edge[0]}, but only one of them lists that pass; "
+        "both ends of an edge must run it"
+    )
+
+
+# --- arrays ---------------------------------------------------------------------------------------------------------
+
+WHOLE = replace(
+    line([stage_operations(2, 4), stage_operations(1, 4)], 4),  # type: ignore[list-item]
+    transfer_ns=np.zeros(4, np.int64),
+    activation_bytes=np.zeros((2, 4), np.int64),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "required"),
+    [
+        ("backward_ns", (2, 3), (2, 4)),
+        ("backward_ns", (1, 4), (2, 4)),
+        ("edges", (4, 2), (4, 3)),
+        ("transfer_ns", (3,), (4,)),
+        ("transfer_ns", (5,), (4,)),
+        ("interaction_ns", (1, 2), (2, 2)),
+        ("activation_bytes", (3, 4), (2, 4)),
+        ("activation_bytes", (2, 5), (2, 4)),
+    ],
+)
+def test_a_shape_is_told_with_what_it_should_be(name: str, shape: Any, required: Any) -> None:
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011
+        replace(WHOLE, **{name: np.zeros(shape, np.int64)}).check()
+    assert str(refusal.value) == f"{name} has shape {shape}; 2 nodes of 1 chunks and 4 microbatches require {required}"
+
+
+@pytest.mark.parametrize("name", ["forward_ns", "backward_ns", "transfer_ns", "interaction_ns", "activation_bytes"])
+def test_nothing_may_be_negative_but_all_may_be_zero(name: str) -> None:
+    shape = {"transfer_ns": (4,), "interaction_ns": (2, 2)}.get(name, (2, 4))
+    values = np.zeros(shape, np.int64)
+    replace(WHOLE, **{name: values}).check()
+    values.flat[-1] = -1
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011
+        replace(WHOLE, **{name: values}).check()
+    assert str(refusal.value) == f"{name} holds -1; nothing may be negative"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stage": np.array([0, 2])}, "stages lie in [0, 2]; [0, 2) is required"),
+        ({"stage": np.array([-1, 1])}, "stages lie in [-1, 1]; [0, 2) is required"),
+        ({"edges": np.array([[0, 0, 1]] * 3 + [[4, 0, 1]])}, "microbatches of edges lie in [0, 4]; [0, 4) is required"),
+        ({"edges": np.array([[0, 0, 1]] * 3 + [[-1, 0, 1]])}, "edges holds -1; nothing may be negative"),
+        ({"edges": np.array([[0, 0, 1]] * 3 + [[3, 2, 1]])}, "blocks of edges lie in [0, 2]; [0, 2) is required"),
+        ({"edges": np.array([[0, 0, 1]] * 3 + [[3, 0, 2]])}, "blocks of edges lie in [0, 2]; [0, 2) is required"),
+        ({"operations": [[]]}, "1 operation lists for 2 stages; give each stage one"),
+        ({"operations": [[], [], []]}, "3 operation lists for 2 stages; give each stage one"),
+        (
+            {"interaction_ns": np.ones((2, 3), np.int64)},
+            "4 microbatches do not divide into 3 contrastive batches; give every batch the same number",
+        ),
+    ],
+)  # fmt: skip
+def test_numbers_outside_their_range(change: dict[str, Any], message: str) -> None:
+    WHOLE.check()
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011
+        replace(WHOLE, **change).check()
+    assert str(refusal.value) == message
+
+
+def test_chains_by_hand() -> None:
+    assert chain_edges(3, 2).tolist() == [[0, 0, 1], [0, 1, 2], [1, 0, 1], [1, 1, 2]]
+    # Two stages of two chunks: chunk 0 of both, then chunk 1 of both. Block = 2 x stage + chunk.
+    assert chain_edges(2, 1, 2).tolist() == [[0, 0, 2], [0, 2, 1], [0, 1, 3]]
+    assert chain_edges(1, 5).shape == (0, 3)
+
+
+def test_nine_nodes_that_wait_for_each_other_are_told_as_eight() -> None:
+    ring = np.array([[0, a, (a + 1) % 9] for a in range(9)])
+    with pytest.raises(PipelineDeadlockError) as refusal:
+        simulate(line([passes(F, 0)] * 9, 1, edges=ring))
+    assert str(refusal.value) == (
+        "nodes [0, 1, 2, 3, 4, 5, 6, 7] wait for each other; a plan must not route against the waves"
+    )
+    with pytest.raises(PipelineDeadlockError, match=r"nodes \[1, 2\] wait"):
+        simulate(line([passes(F, 0)] * 3, 1, edges=np.array([[0, 0, 1], [0, 1, 2], [0, 2, 1]])))
+
+
+# --- orders ---------------------------------------------------------------------------------------------------------
+
+
+def test_orders_of_a_wrong_shape_or_place() -> None:
+    scorer, times = OrderScorer.of(WHOLE), OrderTimes.of(WHOLE)
+    assert scorer.makespans(times, np.arange(4)[None]).tolist() == [simulate(WHOLE).makespan_ns]
+    found: list[str] = []
+    coupled = replace(WHOLE, interaction_ns=np.ones((2, 2), np.int64), operations=[passes(F, 0, 1, 2, 3)] * 2)
+    for which, some, orders in (
+        (scorer, times, np.tile(np.arange(3), (2, 1))),
+        (scorer, replace(times, backward_ns=np.ones((3, 4), np.int64)), np.arange(4)[None]),
+        (scorer, replace(times, block=np.array([0, 2])), np.arange(4)[None]),
+        (scorer, times, np.array([[0, 1, 2, 3], [0, 1, 2, 4]])),
+        (OrderScorer.of(coupled), times, np.array([[1, 0, 3, 2], [0, 2, 1, 3]])),
+    ):
+        with pytest.raises(ValueError) as refusal:  # noqa: PT011
+            which.makespans(some, orders)
+        found.append(str(refusal.value))
+    assert found == [
+        "orders of shape (2, 1, 3), times of shapes (2, 4), (2, 4); (k, 1, 4) and twice (2, 4) are required",
+        "orders of shape (1, 1, 4), times of shapes (2, 4), (3, 4); (k, 1, 4) and twice (2, 4) are required",
+        "times name blocks [0, 2]; each of 2 needs a row",
+        "an order is no permutation of 4 microbatches",
+        "an order takes a microbatch out of its contrastive batch of 2",
+    ]
+    assert OrderScorer.of(coupled).makespans(times, np.array([[1, 0, 3, 2]])).shape == (1,)
+
+
+@pytest.mark.parametrize("more", [[[1, 1, 0]], [[0, 0, 1]], [[0, 0, 1], [1, 0, 1], [2, 0, 1], [3, 1, 1]]])
+def test_passes_that_are_joined_differently_have_no_scorer(more: list[list[int]]) -> None:
+    bare = replace(WHOLE, edges=np.concatenate([WHOLE.edges, more]), transfer_ns=None)
+    with pytest.raises(ValueError, match="not all microbatches are joined alike"):
+        OrderScorer.of(bare)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_one_slower_transfer_is_joined_differently_and_all_slower_ones_are_not(place: int) -> None:
+    slower = np.zeros(4, np.int64)
+    slower[place] = 1
+    with pytest.raises(ValueError, match="not all microbatches are joined alike"):
+        OrderScorer.of(replace(WHOLE, transfer_ns=slower))
+    every = replace(WHOLE, transfer_ns=np.ones(4, np.int64))
+    order = OrderScorer.of(every).makespans(OrderTimes.of(every), np.arange(4)[None])
+    assert order.tolist() == [simulate(every).makespan_ns]
