@@ -209,6 +209,13 @@ def test_the_median_and_nine_tenths_of_eleven_microbatches() -> None:
 def test_limits_are_the_documented_ones() -> None:
     assert (MAX_TIME_NS, LEAST_SHARE_PPM) == (10**15, 10)
     assert TERMS == ("microbatch_ns", "linear_ps", "quadratic_fs")
+    assert fit(measurements(ROWS)).cost.linear_ps == 80_139
+    for time in (-1, 10**15 + 1):
+        with pytest.raises(FitError, match=f"; 0 to {10**15} are possible"):
+            measurements([*ROWS, (1, 1, 1, 1, time)])
+    assert measurements([*ROWS, (1, 1, 1, 0, 10**15)]).backward_ns.max() == 10**15
+    with pytest.raises(FitError, match="all items have about 30 patches"):
+        fit(measurements([(n, 30 * n, 900 * n, 900 + n, 0) for n in range(1, 5)]))
 
 
 @pytest.mark.parametrize("column", [3, 4])

@@ -2,6 +2,8 @@
 
 from dataclasses import astuple
 from fractions import Fraction
+from itertools import product
+from math import ceil
 
 import pytest
 
@@ -11,6 +13,7 @@ from dataserver.planning.jobspec.hardware import (
     PEAK_GIGAFLOPS,
     Coefficients,
     ModelSize,
+    backward_percent,
     coefficients,
     linear_flops,
     pair_flops,
@@ -34,17 +37,27 @@ PUBLISHED = {
 """Layers, width, width of the MLP, heads, heads of keys, vocabulary, causal."""
 
 
-def test_all_sizes_are_the_published_ones() -> None:
+def test_the_tables_and_all_that_is_made_of_them() -> None:
+    """Sizes, devices and the time of a layer as published; of each model the coefficients that follow."""
     assert {kind: {name: astuple(size) for name, size in sizes.items()} for kind, sizes in MODELS.items()} == PUBLISHED
-
-
-def test_devices_and_the_time_of_a_layer() -> None:
     assert dict(PEAK_GIGAFLOPS) == {"a800": 312_000, "h100": 989_400, "h200": 989_400}
     assert LAYER_NS == 10_000
-
-
-def test_a_size_is_a_bidirectional_one_without_a_head_unless_it_says_more() -> None:
     assert ModelSize(1, 2, 3, 4, 5) == ModelSize(1, 2, 3, 4, 5, vocab_size=0, causal=False)
+    for kind, sizes in PUBLISHED.items():
+        for name, (layers, width, mlp, heads, groups, vocab, causal) in sizes.items():
+            gated = kind == "backbone"
+            weights = width * (2 * width + 2 * (width // heads) * groups) + (3 if gated else 2) * width * mlp
+            weights = layers * (weights + (2 * width * width if kind == "generator" else 0)) + width * vocab
+            pairs = layers * width * (2 if gated or causal else 4)
+            for device, rate in (("a800", 312_000), ("h100", 989_400), ("h200", 989_400)):
+                found = coefficients(kind, name, device, Fraction(1, 2), 3, Fraction(1, 4))
+                linear, quadratic = Fraction(2 * weights * 2_000, 3 * rate), Fraction(pairs * 4 * 10**6, 3 * rate)
+                assert astuple(found) == (layers * 10_000, ceil(linear), ceil(quadratic))
+    with pytest.raises(ValueError, match="there is no device named 'b'; choose one of a800, h100, h200"):
+        coefficients("tower", "tiny", "b", Fraction(1))
+    choices = product((False, True), repeat=3)
+    percents = [backward_percent(frozen=f, input_gradient=g, checkpoint=c) for f, g, c in choices]
+    assert percents == [200, 300, 200, 300, 0, 0, 100, 200]
 
 
 # Every number a different prime but for the heads, which divide the width: no two terms can be swapped unnoticed.

@@ -42,43 +42,41 @@ NO_EDGES = np.empty((0, 3), np.int64)
 FINE = [Operation(F, m, c) for m in range(2) for c in range(2)]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "batches", "has"),
-    [
-        (Operation(F, -1), 0, "2 microbatches, 2 chunks and 0 contrastive batches"),
-        (Operation(B, 2), 0, "2 microbatches, 2 chunks and 0 contrastive batches"),
-        (Operation(F, 0, -1), 0, "2 microbatches, 2 chunks and 0 contrastive batches"),
-        (Operation(B, 1, 2), 0, "2 microbatches, 2 chunks and 0 contrastive batches"),
-        (Operation(I, 0), 0, "2 microbatches, 2 chunks and 0 contrastive batches"),
-        (Operation(I, 1), 1, "2 microbatches, 2 chunks and 1 contrastive batches"),
-        (Operation(I, 2), 2, "2 microbatches, 2 chunks and 2 contrastive batches"),
-        (Operation(I, -1), 2, "2 microbatches, 2 chunks and 2 contrastive batches"),
-        (Operation(I, 0, 2), 2, "2 microbatches, 2 chunks and 2 contrastive batches"),
-    ],
-)
-def test_an_unknown_operation_is_named(wrong: Operation, batches: int, has: str) -> None:
+UNKNOWN: list[Any] = [
+    (Operation(F, -1), 0, "2 microbatches, 2 chunks and 0 contrastive batches"),
+    (Operation(B, 2), 0, "2 microbatches, 2 chunks and 0 contrastive batches"),
+    (Operation(F, 0, -1), 0, "2 microbatches, 2 chunks and 0 contrastive batches"),
+    (Operation(B, 1, 2), 0, "2 microbatches, 2 chunks and 0 contrastive batches"),
+    (Operation(I, 0), 0, "2 microbatches, 2 chunks and 0 contrastive batches"),
+    (Operation(I, 1), 1, "2 microbatches, 2 chunks and 1 contrastive batches"),
+    (Operation(I, 2), 2, "2 microbatches, 2 chunks and 2 contrastive batches"),
+    (Operation(I, -1), 2, "2 microbatches, 2 chunks and 2 contrastive batches"),
+    (Operation(I, 0, 2), 2, "2 microbatches, 2 chunks and 2 contrastive batches"),
+]
+
+
+def unknown_operation(wrong: Operation, batches: int, has: str) -> None:
     pipeline = line([[*FINE], [*FINE, wrong]], 2, 2, batches)
     with pytest.raises(ValueError) as refusal:  # noqa: PT011
         simulate(pipeline)
     assert str(refusal.value) == f"stage 1 lists {wrong}; the pipeline has {has}"
 
 
-@pytest.mark.parametrize(
-    ("listed", "twice"),
-    [
-        ([*FINE, Operation(B, 1, 1), Operation(B, 1, 1)], Operation(B, 1, 1)),
-        ([Operation(F, 1, 0), *FINE], Operation(F, 1, 0)),
-        ([*FINE, Operation(I, 1), Operation(I, 0), Operation(I, 1)], Operation(I, 1)),
-        ([*FINE, Operation(I, 1, 0), Operation(I, 0), Operation(I, 1, 1)], Operation(I, 1)),
-    ],
-)
-def test_an_operation_that_is_listed_twice_is_named(listed: list[Operation], twice: Operation) -> None:
+TWICE: list[Any] = [
+    ([*FINE, Operation(B, 1, 1), Operation(B, 1, 1)], Operation(B, 1, 1)),
+    ([Operation(F, 1, 0), *FINE], Operation(F, 1, 0)),
+    ([*FINE, Operation(I, 1), Operation(I, 0), Operation(I, 1)], Operation(I, 1)),
+    ([*FINE, Operation(I, 1, 0), Operation(I, 0), Operation(I, 1, 1)], Operation(I, 1)),
+]
+
+
+def listed_twice(listed: list[Operation], twice: Operation) -> None:
     with pytest.raises(ValueError) as refusal:  # noqa: PT011
         simulate(line([FINE, listed], 2, 2, 2, NO_EDGES))
     assert str(refusal.value) == f"stage 1 lists {twice} twice; once is required"
 
 
-def test_every_operation_once_is_fine() -> None:
+def every_operation_once() -> None:
     back = [Operation(B, m, c) for m in range(2) for c in range(2)]
     interactions = [Operation(I, 0), Operation(I, 1)]
     timeline = simulate(line([[*FINE, *interactions, *back]], 2, 2, 2, NO_EDGES))
@@ -86,15 +84,14 @@ def test_every_operation_once_is_fine() -> None:
     assert timeline.cause.tolist()[0][:5] == [-1, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("listed", "microbatch", "chunk"),
-    [
-        ([*FINE[:3], Operation(B, 1, 1), FINE[3]], 1, 1),
-        ([Operation(F, 0, 1), Operation(B, 0, 1), Operation(B, 0, 0), Operation(F, 0, 0)], 0, 0),
-        ([Operation(F, 0, 0), Operation(B, 1, 0)], 1, 0),
-    ],
-)
-def test_a_backward_before_its_forward_is_named(listed: list[Operation], microbatch: int, chunk: int) -> None:
+BEFORE: list[Any] = [
+    ([*FINE[:3], Operation(B, 1, 1), FINE[3]], 1, 1),
+    ([Operation(F, 0, 1), Operation(B, 0, 1), Operation(B, 0, 0), Operation(F, 0, 0)], 0, 0),
+    ([Operation(F, 0, 0), Operation(B, 1, 0)], 1, 0),
+]
+
+
+def backward_first(listed: list[Operation], microbatch: int, chunk: int) -> None:
     with pytest.raises(PipelineDeadlockError) as refusal:
         simulate(line([FINE, listed], 2, 2, 0, NO_EDGES))
     assert str(refusal.value) == (
@@ -106,26 +103,23 @@ def passes(kind: OperationKind, *microbatches: int) -> list[Operation]:
     return [Operation(kind, m) for m in microbatches]
 
 
-@pytest.mark.parametrize(
-    ("listed", "batch"),
-    [
-        # A forward behind its interaction, at each place of the batch; the other batch's do not matter.
-        ([*passes(F, 0), Operation(I, 0), *passes(F, 1)], 0),
-        ([*passes(F, 1), Operation(I, 0), *passes(F, 0)], 0),
-        ([*passes(F, 0, 1), Operation(I, 0), *passes(F, 2), Operation(I, 1), *passes(F, 3)], 1),
-        # A backward before its interaction.
-        ([*passes(F, 0, 1), *passes(B, 0), Operation(I, 0), *passes(B, 1)], 0),
-        ([*passes(F, 0, 1), *passes(B, 1), Operation(I, 0), *passes(B, 0)], 0),
-        ([*passes(F, 0, 1, 2, 3), *passes(B, 3), Operation(I, 1), Operation(I, 0)], 1),
-        (None, 0),
-        ([*passes(F, 0, 1, 2, 3), Operation(I, 1), *passes(B, 2), Operation(I, 0), *passes(B, 0)], None),
-        ([*passes(F, 2, 3), Operation(I, 1), *passes(F, 0, 1), *passes(B, 2, 3)], None),
-        ([*passes(F, 0, 1), *passes(B, 0, 1)], None),
-    ],
-)
-def test_an_interaction_stands_between_the_passes_of_its_batch(
-    listed: list[Operation] | None, batch: int | None
-) -> None:
+BETWEEN: list[Any] = [
+    # A forward behind its interaction, at each place of the batch; the other batch's do not matter.
+    ([*passes(F, 0), Operation(I, 0), *passes(F, 1)], 0),
+    ([*passes(F, 1), Operation(I, 0), *passes(F, 0)], 0),
+    ([*passes(F, 0, 1), Operation(I, 0), *passes(F, 2), Operation(I, 1), *passes(F, 3)], 1),
+    # A backward before its interaction.
+    ([*passes(F, 0, 1), *passes(B, 0), Operation(I, 0), *passes(B, 1)], 0),
+    ([*passes(F, 0, 1), *passes(B, 1), Operation(I, 0), *passes(B, 0)], 0),
+    ([*passes(F, 0, 1, 2, 3), *passes(B, 3), Operation(I, 1), Operation(I, 0)], 1),
+    (None, 0),
+    ([*passes(F, 0, 1, 2, 3), Operation(I, 1), *passes(B, 2), Operation(I, 0), *passes(B, 0)], None),
+    ([*passes(F, 2, 3), Operation(I, 1), *passes(F, 0, 1), *passes(B, 2, 3)], None),
+    ([*passes(F, 0, 1), *passes(B, 0, 1)], None),
+]
+
+
+def interaction_between(listed: list[Operation] | None, batch: int | None) -> None:
     fine = [*passes(F, 0, 1, 2, 3), Operation(I, 0), Operation(I, 1), *passes(B, 0, 1, 2, 3)]
     listed = [*passes(F, 1), Operation(I, 0), *passes(F, 0)] if listed is None else listed
     pipeline = line([fine, listed], 4, 1, 2, NO_EDGES)
@@ -140,16 +134,15 @@ def test_an_interaction_stands_between_the_passes_of_its_batch(
     )
 
 
-@pytest.mark.parametrize(
-    ("lists", "edge"),
-    [
-        # Forwards: edge 0 -> 1 of microbatch 1; then backwards, whose edges are counted behind all forwards.
-        ([[*passes(F, 0)], [*passes(F, 0, 1)], []], (1, 0, 1)),
-        ([[*passes(F, 0, 1)], [*passes(F, 0, 1)], [*passes(F, 0, 1), *passes(B, 1)]], None),
-        ([[*passes(F, 0, 1)], [*passes(F, 0, 1), *passes(B, 1)], [*passes(F, 0, 1)]], (1, 1, 2)),
-    ],
-)
-def test_an_edge_whose_ends_differ_is_named(lists: Lists, edge: tuple[int, int, int] | None) -> None:
+ENDS: list[Any] = [
+    # Forwards: edge 0 -> 1 of microbatch 1; then backwards, whose edges are counted behind all forwards.
+    ([[*passes(F, 0)], [*passes(F, 0, 1)], []], (1, 0, 1)),
+    ([[*passes(F, 0, 1)], [*passes(F, 0, 1)], [*passes(F, 0, 1), *passes(B, 1)]], None),
+    ([[*passes(F, 0, 1)], [*passes(F, 0, 1), *passes(B, 1)], [*passes(F, 0, 1)]], (1, 1, 2)),
+]
+
+
+def ends_differ(lists: Lists, edge: tuple[int, int, int] | None) -> None:
     pipeline = line(lists, 2)
     if edge is None:  # A backward that nobody waits for.
         assert simulate(pipeline).makespan_ns == 5
@@ -162,6 +155,21 @@ def test_an_edge_whose_ends_differ_is_named(lists: Lists, edge: tuple[int, int, 
     )
 
 
+def test_every_list_that_cannot_be_is_told_in_full() -> None:
+    """In one test, which runs all of the graph: what is wrong and what just is not."""
+    for check, cases in (
+        (unknown_operation, UNKNOWN),
+        (listed_twice, TWICE),
+        (backward_first, BEFORE),
+        (interaction_between, BETWEEN),
+        (ends_differ, ENDS),
+    ):
+        for case in cases:
+            check(*case)
+    every_operation_once()
+    nodes_that_wait()
+
+
 # --- arrays ---------------------------------------------------------------------------------------------------------
 
 WHOLE = replace(
@@ -171,27 +179,28 @@ WHOLE = replace(
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "required"),
-    [
-        ("backward_ns", (2, 3), (2, 4)),
-        ("backward_ns", (1, 4), (2, 4)),
-        ("edges", (4, 2), (4, 3)),
-        ("transfer_ns", (3,), (4,)),
-        ("transfer_ns", (5,), (4,)),
-        ("interaction_ns", (1, 2), (2, 2)),
-        ("activation_bytes", (3, 4), (2, 4)),
-        ("activation_bytes", (2, 5), (2, 4)),
-    ],
-)
-def test_a_shape_is_told_with_what_it_should_be(name: str, shape: Any, required: Any) -> None:
+SHAPES: list[Any] = [
+    ("backward_ns", (2, 3), (2, 4)),
+    ("backward_ns", (1, 4), (2, 4)),
+    ("edges", (4, 2), (4, 3)),
+    ("transfer_ns", (3,), (4,)),
+    ("transfer_ns", (5,), (4,)),
+    ("interaction_ns", (1, 2), (2, 2)),
+    ("activation_bytes", (3, 4), (2, 4)),
+    ("activation_bytes", (2, 5), (2, 4)),
+]
+
+
+def wrong_shape(name: str, shape: Any, required: Any) -> None:
     with pytest.raises(ValueError) as refusal:  # noqa: PT011
         replace(WHOLE, **{name: np.zeros(shape, np.int64)}).check()
     assert str(refusal.value) == f"{name} has shape {shape}; 2 nodes of 1 chunks and 4 microbatches require {required}"
 
 
-@pytest.mark.parametrize("name", ["forward_ns", "backward_ns", "transfer_ns", "interaction_ns", "activation_bytes"])
-def test_nothing_may_be_negative_but_all_may_be_zero(name: str) -> None:
+COUNTED: list[Any] = ["forward_ns", "backward_ns", "transfer_ns", "interaction_ns", "activation_bytes"]
+
+
+def negative(name: str) -> None:
     shape = {"transfer_ns": (4,), "interaction_ns": (2, 2)}.get(name, (2, 4))
     values = np.zeros(shape, np.int64)
     replace(WHOLE, **{name: values}).check()
@@ -201,9 +210,7 @@ def test_nothing_may_be_negative_but_all_may_be_zero(name: str) -> None:
     assert str(refusal.value) == f"{name} holds -1; nothing may be negative"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+RANGES: list[Any] = [
         ({"stage": np.array([0, 2])}, "stages lie in [0, 2]; [0, 2) is required"),
         ({"stage": np.array([-1, 1])}, "stages lie in [-1, 1]; [0, 2) is required"),
         ({"edges": np.array([[0, 0, 1]] * 3 + [[4, 0, 1]])}, "microbatches of edges lie in [0, 4]; [0, 4) is required"),
@@ -216,23 +223,36 @@ def test_nothing_may_be_negative_but_all_may_be_zero(name: str) -> None:
             {"interaction_ns": np.ones((2, 3), np.int64)},
             "4 microbatches do not divide into 3 contrastive batches; give every batch the same number",
         ),
-    ],
-)  # fmt: skip
-def test_numbers_outside_their_range(change: dict[str, Any], message: str) -> None:
+    ]  # fmt: skip
+
+
+def out_of_range(change: dict[str, Any], message: str) -> None:
     WHOLE.check()
     with pytest.raises(ValueError) as refusal:  # noqa: PT011
         replace(WHOLE, **change).check()
     assert str(refusal.value) == message
 
 
-def test_chains_by_hand() -> None:
+def test_every_array_that_does_not_fit_is_told_in_full() -> None:
+    for shape in SHAPES:
+        wrong_shape(*shape)
+    for name in COUNTED:
+        negative(name)
+    for change in RANGES:
+        out_of_range(*change)
+    assert simulate(WHOLE).makespan_ns == 10
+    assert (WHOLE.num_batches, replace(WHOLE, interaction_ns=np.zeros((2, 2), np.int64)).num_batches) == (0, 2)
+    chains_by_hand()
+
+
+def chains_by_hand() -> None:
     assert chain_edges(3, 2).tolist() == [[0, 0, 1], [0, 1, 2], [1, 0, 1], [1, 1, 2]]
     # Two stages of two chunks: chunk 0 of both, then chunk 1 of both. Block = 2 x stage + chunk.
     assert chain_edges(2, 1, 2).tolist() == [[0, 0, 2], [0, 2, 1], [0, 1, 3]]
     assert chain_edges(1, 5).shape == (0, 3)
 
 
-def test_nine_nodes_that_wait_for_each_other_are_told_as_eight() -> None:
+def nodes_that_wait() -> None:
     ring = np.array([[0, a, (a + 1) % 9] for a in range(9)])
     with pytest.raises(PipelineDeadlockError) as refusal:
         simulate(line([passes(F, 0)] * 9, 1, edges=ring))
