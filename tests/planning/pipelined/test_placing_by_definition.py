@@ -16,6 +16,7 @@ from dataserver.planning.pipelined.placing import PlacementProblem, search
 from dataserver.planning.pipelined.placing.hops import Hops
 from dataserver.planning.pipelined.placing.problem import Rooms
 from dataserver.planning.placement import Placement, in_order
+from dataserver.planning.randomness import Operator, draws
 from dataserver.planning.simulation import disttrain_order
 
 
@@ -356,3 +357,48 @@ def test_the_best_of_several_starts_is_searched(waves: int) -> None:
     times = [placing.makespan_ns(problem, p) for p in (first, worse)]
     for starts in ([first, worse], [worse, first]):
         assert placing.makespan_ns(problem, placing.searched(problem, starts, 0, 0, 0)) == min(times)
+
+
+def crowded(seed: int, memory: bool = False) -> PlacementProblem:
+    """An encoder, two stages and a generator; four ranks in two islands, 48 sequences that no search gets even soon."""
+    random = np.random.default_rng(seed)
+    own = np.concatenate(
+        [(random.lognormal(0, 1, (3, 48)) * 1000).astype(np.int64), np.zeros((3, 1), np.int64)], axis=1
+    )
+    need, room = own // 100, np.array([300, 100, 300])
+    rooms = Rooms(need, np.maximum(room, need.max(axis=1)), np.ones(3, np.int64)) if memory else None
+    return PlacementProblem(
+        dp=4, num_waves=6, slots=2, islands=2, num_stages=2, num_encoders=1, in_flight=np.array([4, 3, 2, 1]), own=own,
+        way=own[:, :-1].copy(), base=np.array([1, 2, 3]), percent=np.array([200, 200, 100]), rooms=rooms,
+    )  # fmt: skip
+
+
+def test_a_search_tries_what_its_budget_allows() -> None:
+    """Exactly as many islands as it may simulate: one more or less would end elsewhere."""
+    for seed, most in ((0, None), (1, 30), (2, 400), (3, 47)):
+        problem = crowded(seed)
+        start = placing.balanced(problem, BalancePolicy.LPT)
+        allowed = 4_400 * min(48, most or 48) * (2 + 2)
+        budget = (allowed - min(800_000, allowed // 2)) // (2 * (2 * 2 + 2) * (6 + 2 + 2))
+        slots = np.full((4, 6, 2), -1)
+        slots[start.rank, start.wave, start.slot] = np.arange(48)
+        before = search._improve(problem, slots, draws(seed, Operator.PLAN_SEARCH, 0, 0, 7, 2 * budget), budget)
+        assert before == placing.makespan_ns(problem, start)
+        found = placing.searched(problem, [start], 7, seed, most)
+        assert slots[found.rank, found.wave, found.slot].tolist() == list(range(48))
+        assert placing.makespan_ns(problem, found) <= before
+        lower = placing.lower_bound_ns(problem, within_islands=True)
+        assert lower <= placing.makespan_ns(problem, found)
+
+
+def test_exchanges_until_memory_holds_all_of_it() -> None:
+    for seed in range(3):
+        problem = crowded(seed, memory=True)
+        start = placing.balanced(problem, BalancePolicy.NONE)
+        found, lacking = placing.fitted(problem, start)
+        assert problem.rooms is not None
+        need = placing.microbatch_sums(problem, problem.rooms.need, found)
+        need[[0, 2]] = need[[0, 2]].reshape(2, 2, 2, 6).sum(axis=2, keepdims=True).repeat(2, axis=2).reshape(2, 4, 6)
+        fits = bool((need.max(axis=(1, 2)) <= problem.rooms.room).all())
+        assert fits == (lacking is None)
+        assert sorted(set(rows_of(found))) == sorted(rows_of(found))
