@@ -96,7 +96,7 @@ def test_sizes_in_digits() -> None:
     with pytest.raises(SampleTooLargeError) as refusal:
         table(job("0", 12), [(0, [8]), (0, [9]), (0, [4, 4]), (0, [10])])
     assert str(refusal.value) == (
-        "shard s, row 8: its images take 14 tokens without any text, but seq_len is 12 (3 such samples in this shard); "
+        "shard s, row 7: its images take 14 tokens without any text, but seq_len is 12 (3 such samples in this shard); "
         "raise seq_len, lower sizing.max_patches, or leave such samples out with a filter or a quarantine list"
     )
 
