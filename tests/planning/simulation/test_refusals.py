@@ -88,6 +88,7 @@ BEFORE: list[Any] = [
     ([*FINE[:3], Operation(B, 1, 1), FINE[3]], 1, 1),
     ([Operation(F, 0, 1), Operation(B, 0, 1), Operation(B, 0, 0), Operation(F, 0, 0)], 0, 0),
     ([Operation(F, 0, 0), Operation(B, 1, 0)], 1, 0),
+    ([Operation(B, 0, 0), Operation(F, 0, 0)], 0, 0),
 ]
 
 
@@ -116,6 +117,7 @@ BETWEEN: list[Any] = [
     ([*passes(F, 0, 1, 2, 3), Operation(I, 1), *passes(B, 2), Operation(I, 0), *passes(B, 0)], None),
     ([*passes(F, 2, 3), Operation(I, 1), *passes(F, 0, 1), *passes(B, 2, 3)], None),
     ([*passes(F, 0, 1), *passes(B, 0, 1)], None),
+    ([Operation(I, 0), *passes(F, 2, 3), Operation(I, 1)], None),
 ]
 
 
