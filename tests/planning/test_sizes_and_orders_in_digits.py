@@ -187,11 +187,11 @@ def test_packing_in_digits() -> None:
                 pack(np.array(tokens), seq_len)
     assert number_by_first(np.array([4, 1, 4, 0, 1])).tolist() == [0, 1, 0, 2, 1]
     assert number_by_first(np.empty(0, np.int64)).tolist() == []
-    tokens = np.array([50, 30, 50, 70])
-    assert balanced(tokens, tokens**2, 100).tolist() == [0, 1, 0, 1]
-    assert balanced(tokens, tokens**2, 100, 4).tolist() == [0, 1, 2, 3]
-    even = balanced(tokens, tokens**2, 120, 2)
-    assert np.bincount(even, tokens**2).tolist() == [5000, 5800]
+    sizes = np.array([50, 30, 50, 70])
+    assert balanced(sizes, sizes**2, 100).tolist() == [0, 1, 0, 1]
+    assert balanced(sizes, sizes**2, 100, 4).tolist() == [0, 1, 2, 3]
+    even = balanced(sizes, sizes**2, 120, 2)
+    assert np.bincount(even, sizes**2).tolist() == [5000, 5800]
     with pytest.raises(ValueError, match="4 samples of 200 tokens take 2 sequences of 100, there are 1; raise"):
-        balanced(tokens, tokens, 100, 1)
+        balanced(sizes, sizes, 100, 1)
     assert balanced(np.empty(0, np.int64), np.empty(0, np.int64), 8).tolist() == []
