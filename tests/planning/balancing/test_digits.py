@@ -176,7 +176,7 @@ def test_padded_batches_in_digits(loads: list[int], bins: int, capacity: int | N
 
 def test_padded_needs_that_contradict_their_loads_are_named() -> None:
     with pytest.raises(ValueError) as refusal:  # noqa: PT011
-        padded(np.array([4, 6, 8, 6]), 2, None, room([3, 5, 4, 4], 9))
+        padded(np.array([4, 6, 8, 6, 3, 2]), 2, None, room([3, 5, 4, 4, 1, 2], 10))
     assert str(refusal.value) == (
         "item 2 has load 8 and needs 4 of memory, item 1 has load 6 and needs 5: of padded items the one with more "
         "load must not need less; take both from the items' sizes"
