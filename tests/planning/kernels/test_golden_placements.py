@@ -96,6 +96,12 @@ def test_golden_placements(padded: bool, limited: bool) -> None:
     assert digest(found) == GOLDEN[padded, limited]
 
 
+def test_golden_makespans() -> None:
+    """Sequences without images in some islands, on one rank of them or all, keep nobody waiting."""
+    steps = [problem_of(seed, padded=seed % 5 == 0) for seed in range(16, 160)]
+    assert digest([int(search.makespan_ns(*step)) for step in steps]) == "0044dc66c63738ef"
+
+
 def test_searches_in_pieces_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """They pause for others after so many operations, and go on where they were."""
     steps = [(*problem_of(seed, padded=bool(seed % 2), limited=True), seed) for seed in range(12)]
