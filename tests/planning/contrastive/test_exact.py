@@ -240,3 +240,18 @@ def test_options_and_their_largest_numbers() -> None:
         JobSpecError, match=r"does not divide into dp 4 of text x layout.microbatches 4; .* multiple of 16"
     ):
         contrastive_job(towers, batch=8, microbatches=4)
+
+
+def test_towers_that_just_fit() -> None:
+    """One byte, or one device, less is too little."""
+    towers = [TowerProfile(name, (TowerDegree(1, 5, 1_000, 30, 0),)) for name in ("image", "text")]
+    assert share_time(towers, TowerCluster(1, 1, 60), 4).step_ns == 2 * (5 + 4)
+    with pytest.raises(
+        ValueError, match=r"towers \['image', 'text'\] together need more than 59 bytes .* from text on"
+    ):
+        share_time(towers, TowerCluster(1, 1, 59), 4)
+    assert place_in_parallel(towers, TowerCluster(2, 1, 30), 4).step_ns == 5 + 4
+    with pytest.raises(ValueError, match=r"need at least \[1, 1\] devices of their own for a batch of 4, 1 are there"):
+        place_in_parallel(towers, TowerCluster(1, 1, 30), 4)
+    with pytest.raises(ValueError, match=r"tower image fits no device: .* takes at least 30 bytes of the 29"):
+        place_in_parallel(towers, TowerCluster(2, 1, 29), 4)
