@@ -1,7 +1,7 @@
 """Bytes in, arrays out: decoding, resizing, patches, tokens."""
 
+from dataserver.preprocessing.codecs import ImageShape, decode_patches, silence_pillow_warnings, undecodable
 from dataserver.preprocessing.digest import content_digest
-from dataserver.preprocessing.images import ImageShape, decode_patches, silence_pillow_warnings, undecodable
 from dataserver.preprocessing.sequences import TokenCountError
 from dataserver.preprocessing.tensors import TensorSpec, UnknownTensorError, total_bytes, view_tensors
 from dataserver.preprocessing.tokens import (

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 from PIL import Image
 
-from dataserver.planning.jobspec import Sizing
-from dataserver.preprocessing.images import ImageShape, decode_patches
+from dataserver.planning.jobspec import Quality, Sizing
+from dataserver.preprocessing.codecs import ImageShape, decode_patches
 from dataserver.preprocessing.reference_images import (
     JPEG_CMYK,
     JPEG_GREY,
@@ -19,10 +19,11 @@ from dataserver.preprocessing.reference_images import (
     PNG_PALETTE,
     WEBP_LOSSLESS,
     WEBP_LOSSY,
+    WEBP_OPAQUE,
 )
 from dataserver.preprocessing.tokens import ByteTokenizer
 
-SIZING: Final = Sizing(patch=7, merge=2, max_patches=64)
+SIZINGS: Final = tuple(Sizing(patch=7, merge=2, max_patches=64, quality=quality) for quality in Quality)
 
 TEXTS: Final = ("", "a photo of 2 cats", "caf\u00e9 \u732b \U0001f408")
 
@@ -33,11 +34,12 @@ def content_digest() -> str:
     Servers whose libraries would give other bytes for the same job (another libjpeg, libwebp or Pillow) differ in it;
     a fleet must agree in it. Takes some milliseconds.
     """
-    digest = hashlib.sha256(b"disttrain content 1\n")
-    for data, shape in built_in_images():
-        out = np.empty((shape.rows * shape.columns, SIZING.patch**2 * 3), np.uint8)
-        digest.update(b"valid\n" if decode_patches(data, shape, SIZING, out) else b"invalid\n")
-        digest.update(out.tobytes())
+    digest = hashlib.sha256(b"disttrain content 2\n")
+    for sizing in SIZINGS:
+        for data, shape in built_in_images():
+            out = np.empty((shape.rows * shape.columns, sizing.patch**2 * 3), np.uint8)
+            digest.update(b"valid\n" if decode_patches(data, shape, sizing, out) else b"invalid\n")
+            digest.update(out.tobytes())
     for text in TEXTS:
         digest.update(ByteTokenizer().encode(text).astype("<i4").tobytes() + b"\n")
     return digest.hexdigest()
@@ -54,6 +56,7 @@ def built_in_images() -> Iterator[tuple[bytes, ImageShape]]:
         (JPEG_CMYK, 52, 38),
         (JPEG_GREY, 52, 38),
         (WEBP_LOSSY, 52, 38),
+        (WEBP_OPAQUE, 52, 38),
         (WEBP_LOSSLESS, 26, 19),
         (PNG_PALETTE, 40, 30),
     ):

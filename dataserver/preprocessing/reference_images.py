@@ -95,3 +95,11 @@ Tn6fEjYJEKh3B119ZSIrNtdomaxq46kdDHU47D42kKAYbfZG7rcdvZ0rdsp8JPebiIYfty0wG77E9mcA
 +feai47jE7/c/ujMn2+t/RbF4Nbk2G+LqdqMWtN52Tw46Iu27feji87C+KME/APSKMngUToQ+gAAAABJRU5ErkJggg==
 """
 """An interlace-free palette PNG with transparency, 40 x 30 pixels."""
+
+WEBP_OPAQUE: Final = """
+UklGRloBAABXRUJQVlA4IE4BAABwCQCdASo0ACYAPulipk2pJaOiN/OYASAdCWMAwkXc4cPRUaXHV7cw25IseYBNhih1UzT8tMw9zrRdMjtZS/YQoWyokdB9
+EfO6MwHDNV3jxrierAAA/q7Fifphm/dW40C4LqYfCL1+rCGvZYWoUfT0Il5cnqCkTtSHmJx4ljVpNSu3ULjzFPubkNMaJQFFuyft141uafVgnx490bUtKQ/y
+0Vt/jOtSYOBbsVAX2KK1rDk2QH2yGiUzSkb9zRyj9it8u7QhsbnidXIqb8TgMyEG38QFbpUMgk7ZY0rfbNyVJ7jHnr3FndXHRqdFelFkl6EoKlLDWZXa/muA
+6NLyj1E51GtARFrDPvcD+49jBaGHOkcVAdhhxnZ/oCNZk3yyi/6WT4faYcP5AfH6gMAurXDOrVhfSSUJZwcq2g1AXWTLoOaGF7Bs2kSxJYbS9oAA
+"""
+"""A lossy WebP without an alpha channel, 52 x 38 pixels."""

@@ -13,7 +13,7 @@ from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64, StepSamples, Task
 from dataserver.planning.views import ViewPlan, aligned
-from dataserver.preprocessing.images import U8
+from dataserver.preprocessing.codecs import U8
 from dataserver.preprocessing.sequences import embeddings
 
 _U8: Final = np.dtype("u1")

@@ -130,7 +130,7 @@ class FakeServer(DataServiceServicer):
         self.close()
 
     def GetServerInfo(self, request, context):  # noqa: ARG002, N802
-        fields = {"order_versions": [1], "content_versions": [1], "plan_versions": [1], "content_digest": DIGEST}
+        fields = {"order_versions": [1], "content_versions": [2], "plan_versions": [1], "content_digest": DIGEST}
         return pb.GetServerInfoResponse(**{"release": "fake", **fields, **self.answers.info})
 
     def GetOrCreateJob(self, request, context):  # noqa: N802
@@ -230,7 +230,7 @@ class FakeServer(DataServiceServicer):
             job_id=request.job_id,
             stream_id=self._stream_ids[request.job_id],
             plan_hash=hashlib.sha256(f"{self.answers.content}{request.job_id} {step}".encode()).digest(),
-            content_version=1,
+            content_version=2,
             step=step,
             microbatch=microbatch,
             num_microbatches=num_microbatches(step),

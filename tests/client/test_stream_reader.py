@@ -80,7 +80,7 @@ def test_the_header_as_plain_values(serve: Serve, quick: Timeouts) -> None:
         got = next(opened.reader)
     assert (got.job_id, got.stream_id) == (opened.job.job_id, opened.job.stream_id)
     assert (got.step, got.microbatch, got.num_microbatches, got.last_of_step) == (3, 2, 3, True)
-    assert (got.text_tokens, got.target_patches, got.content_version) == (103, 7, 1)
+    assert (got.text_tokens, got.target_patches, got.content_version) == (103, 7, 2)
     assert got.items.sample.tolist() == [3, 1 << 40]
     assert got.items.pass_.tolist() == [0, 1]
     assert got.items.valid.tolist() == [True, False]

@@ -10,7 +10,7 @@ from PIL import Image
 from skimage import data as photographs
 
 from dataserver.planning.jobspec import Sizing
-from dataserver.preprocessing.images import ImageShape, decode_patches
+from dataserver.preprocessing.codecs import ImageShape, decode_patches
 
 ASTRONAUT = Image.fromarray(photographs.astronaut())
 

@@ -13,8 +13,8 @@ from dataserver.dataset import Dataset, build_index
 from dataserver.planning.jobspec import Sizing
 from dataserver.planning.sizing import patch_grid
 from dataserver.preprocessing import content_digest
-from dataserver.preprocessing.digest import SIZING, built_in_images
-from dataserver.preprocessing.images import ImageShape, decode_patches
+from dataserver.preprocessing.codecs import ImageShape, decode_patches
+from dataserver.preprocessing.digest import SIZINGS, built_in_images
 
 
 def test_the_digest_is_the_same_in_another_process() -> None:
@@ -26,7 +26,7 @@ def test_the_digest_is_the_same_in_another_process() -> None:
 
 def test_the_built_in_images_decode_except_the_one_that_is_cut() -> None:
     pictures = list(built_in_images())
-    results = [decode(data, shape, SIZING) for data, shape in pictures]
+    results = [decode(data, shape, SIZINGS[0]) for data, shape in pictures]
     cut = [i for i, (valid, _) in enumerate(results) if not valid]
     assert cut == [2]
     assert len({patches.tobytes() for _, patches in results}) == len(pictures) > 10

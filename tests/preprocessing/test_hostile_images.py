@@ -15,7 +15,7 @@ from PIL import Image
 from preprocessing.pictures import ASTRONAUT, decode, encode, noise, png, png_chunk
 
 from dataserver.planning.jobspec import Sizing
-from dataserver.preprocessing.images import ImageShape
+from dataserver.preprocessing.codecs import ImageShape
 from dataserver.preprocessing.limits import MAX_ENCODED_BYTES, MAX_PIXELS, MAX_SCANNED_PIXELS
 
 SIZING = Sizing(patch=4, merge=2, max_patches=64)
@@ -98,7 +98,7 @@ import re, resource, sys
 from pathlib import Path
 import numpy as np
 from dataserver.planning.jobspec import Sizing
-from dataserver.preprocessing.images import ImageShape, decode_patches
+from dataserver.preprocessing.codecs import ImageShape, decode_patches
 
 data, spare_bytes = Path(sys.argv[1]).read_bytes(), int(sys.argv[2])
 used_bytes = int(re.search("VmSize: *([0-9]+)", Path("/proc/self/status").read_text().expandtabs()).group(1)) * 1024
@@ -145,7 +145,7 @@ import re, sys
 from pathlib import Path
 import numpy as np
 from dataserver.planning.jobspec import Sizing
-from dataserver.preprocessing.images import ImageShape, decode_patches
+from dataserver.preprocessing.codecs import ImageShape, decode_patches
 
 def peak_kib():
     return int(re.search("VmPeak: *([0-9]+)", Path("/proc/self/status").read_text().expandtabs()).group(1))

@@ -14,7 +14,7 @@ from serving.harness import TIMEOUT_S, Running, job_data, running, tensors
 from dataserver.dataset import Dataset
 from dataserver.planning.jobspec import Sizing
 from dataserver.planning.samples import ROW_BITS
-from dataserver.preprocessing.images import ImageShape, decode_patches
+from dataserver.preprocessing.codecs import ImageShape, decode_patches
 
 RANKS, STEPS, QUERIES, MERGED = 4, 2, 8, 4
 ENCODERS = {"vit": "pairs", "vit-docs": "docs"}

@@ -13,7 +13,7 @@ from serving.harness import TIMEOUT_S, Running, job_data, running, tensors
 from dataserver.dataset import Dataset
 from dataserver.planning.jobspec import Sizing
 from dataserver.planning.samples import ROW_BITS
-from dataserver.preprocessing.images import ImageShape, decode_patches
+from dataserver.preprocessing.codecs import ImageShape, decode_patches
 
 DATASETS = ("pairs", "docs")
 DEGREES = {"vit-docs": 1, "vit": 2, "llm": 2, "gen": 2, "gen-docs": 1}

@@ -53,7 +53,7 @@ def test_a_stream_delivers_every_microbatch_of_every_step_and_says_that_it_ended
     ]
     assert cursors(found) == expected
     assert found.end == pb.EndOfStream(reason=EndOfStream.REASON_END_OF_JOB, next_step=4)
-    assert {(h.job_id, h.stream_id, h.content_version) for h in headers} == {(job.job_id, job.stream_id, 1)}
+    assert {(h.job_id, h.stream_id, h.content_version) for h in headers} == {(job.job_id, job.stream_id, 2)}
     for header, body in found.microbatches:
         views = tensors(header, body)
         count = len(header.items.sample)

@@ -1,5 +1,6 @@
 """Which samples each step holds, and what they look like."""
 
+from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, Final, Self
 
@@ -17,7 +18,7 @@ from dataserver.planning.jobspec.values import (
 )
 
 SUPPORTED_ORDER_VERSIONS = frozenset({1})
-SUPPORTED_CONTENT_VERSIONS = frozenset({1})
+SUPPORTED_CONTENT_VERSIONS = frozenset({2})
 
 
 class DatasetSpec(SpecModel):
@@ -62,6 +63,15 @@ SPECIAL_TOKENS: Final = ("bos", "eos", "boi", "eoi", "image", "query")
 """Fields of a tokenizer that name a token's id; by default the ids behind the vocabulary, in this order."""
 
 
+class Quality(StrEnum):
+    """How an image is decoded before it is scaled to its patch grid."""
+
+    FAST = "fast"
+    """A JPEG at the smallest of the scales 1/1 to 1/8 that covers the grid, which its decoder has at less cost."""
+    EXACT = "exact"
+    """Whole."""
+
+
 class Sizing(SpecModel):
     """How an image becomes a patch grid."""
 
@@ -71,6 +81,8 @@ class Sizing(SpecModel):
     """merge x merge patches become one backbone token; grids are multiples of it in both directions."""
     max_patches: Annotated[int, Field(ge=1, le=2**20)] = 1024
     """Upper bound of the patches of one image; larger images are scaled down, aspect kept."""
+    quality: Quality = Quality.FAST
+    """How much of an image is decoded before it is scaled; see content_version."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -137,7 +149,7 @@ class Stream(SpecModel):
     """Key of all randomness of the job."""
     order_version: Positive = 1
     """Version of the rules that turn (stream, step) into samples."""
-    content_version: Positive = 1
+    content_version: Positive = 2
     """Version of the rules that turn samples into bytes: decoding, resizing, tokenizing, tensor layout."""
 
     @model_validator(mode="after")

@@ -1,0 +1,155 @@
+"""From encoded images to patches: decode, scale to the patch grid, turn upright, cut.
+
+The rules of content_version 2:
+
+1. JPEG, PNG or WebP, told by magic; the first frame of an animation. The stored size must be the one in the index.
+2. Of quality `fast`, a JPEG is decoded at the smallest of the scales 1/1, 1/2, 1/4, 1/8 that still covers the grid; of
+   quality `exact`, all images are decoded whole.
+3. 16-bit grey keeps its high byte; palettes, CMYK and bilevel images become RGB; what is transparent lies on white.
+   Colour profiles are ignored.
+4. Scaled to exactly (columns x patch, rows x patch), aspect not kept to the pixel, by the filter of `scaling.py`.
+5. Turned upright as its EXIF orientation says.
+
+libjpeg-turbo and libwebp decode what is ordinary. What they refuse, warn of, or do not know goes to Pillow, and what
+Pillow cannot read is invalid: truncated data, a size other than the index has, anything over the limits.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from dataserver.dataset import TRANSPOSED, ImageRef, sniff_format
+from dataserver.planning.jobspec import Quality, Sizing
+from dataserver.preprocessing.codecs import ordinary, with_pillow
+from dataserver.preprocessing.codecs.errors import InvalidImageError
+from dataserver.preprocessing.codecs.patches import U8, UPRIGHT, write_patches
+from dataserver.preprocessing.codecs.scaling import scaled
+from dataserver.preprocessing.limits import DECODER_BYTES_PER_PIXEL, MAX_ENCODED_BYTES, MAX_PIXELS, MAX_SCANNED_PIXELS
+
+logger = logging.getLogger(__name__)
+
+START_OF_SCAN: Final = b"\xff\xda"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageShape:
+    """What the index says of an image, and the patch grid that the plan gives it."""
+
+    width: int
+    """Pixels, upright."""
+    height: int
+    """Pixels, upright."""
+    orientation: int
+    """EXIF orientation, 1 to 8."""
+    rows: int
+    """Patches of the upright image, a multiple of `merge`."""
+    columns: int
+    """Patches of the upright image, a multiple of `merge`."""
+
+
+def decode_patches(data: bytes, shape: ImageShape, sizing: Sizing, out: U8) -> bool:
+    """Decode an image into its patches, merge-block-major.
+
+    Args:
+        data: the encoded image.
+        shape: its size according to the index, and its patch grid.
+        sizing: side of a patch, and of a merge block; quality.
+        out: uint8 [rows * columns, patch * patch * 3], C-contiguous, overwritten.
+
+    Returns:
+        True; or False, with zeros in `out`, where `data` is not a usable image: a pure function of the arguments.
+
+    Raises:
+        ValueError: `out` or the grid does not fit the sizing.
+        MemoryError: the machine, not the image, is at fault.
+    """
+    _check_target(shape, sizing, out)
+    try:
+        pixels = _decode(data, shape, sizing.patch, sizing.quality)
+    except InvalidImageError as error:
+        logger.debug("an image of %d bytes cannot be decoded: %s", len(data), error)
+        out.fill(0)
+        return False
+    write_patches(pixels, sizing, out)
+    return True
+
+
+def undecodable(data: bytes, image: ImageRef) -> str | None:
+    """Say why servers would deliver an image as invalid; None where they deliver it.
+
+    Raises:
+        MemoryError: the machine, not the image, is at fault.
+    """
+    shape = ImageShape(image.width, image.height, image.orientation, rows=1, columns=1)
+    try:
+        _decode(data, shape, 1, Quality.FAST)
+    except InvalidImageError as error:
+        return str(error)
+    return None
+
+
+def _check_target(shape: ImageShape, sizing: Sizing, out: U8) -> None:
+    expected = (shape.rows * shape.columns, sizing.patch**2 * 3)
+    if out.shape != expected or out.dtype != np.uint8 or not out.flags.c_contiguous:
+        raise ValueError(
+            f"found an output of {out.dtype} {list(out.shape)} for {shape.rows} x {shape.columns} patches; "
+            f"C-contiguous uint8 {list(expected)} is required"
+        )
+    if shape.rows < 1 or shape.columns < 1 or shape.rows % sizing.merge or shape.columns % sizing.merge:
+        raise ValueError(
+            f"found a grid of {shape.rows} x {shape.columns} patches; "
+            f"positive multiples of merge {sizing.merge} are required"
+        )
+    if shape.orientation != 1 and shape.orientation not in UPRIGHT:
+        raise ValueError(f"found EXIF orientation {shape.orientation}; 1 to 8 is required")
+
+
+def _decode(data: bytes, shape: ImageShape, patch: int, quality: Quality) -> U8:
+    """Return uint8 [rows * patch, columns * patch, 3], upright; the next call of this thread may overwrite it.
+
+    Raises:
+        InvalidImageError: the bytes are not a usable image.
+        MemoryError: the machine, not the image, is at fault.
+    """
+    size, goal = (shape.width, shape.height), (shape.columns * patch, shape.rows * patch)
+    if shape.orientation in TRANSPOSED:
+        size, goal = size[::-1], goal[::-1]
+    _check_limits(data, size)
+    least = goal if quality is Quality.FAST else size
+    pixels = ordinary.decode(data, size, least)
+    if pixels is None:
+        pixels = _decode_oddity(data, size, least)
+    pixels = scaled(pixels, size, goal)
+    return UPRIGHT[shape.orientation](pixels) if shape.orientation in UPRIGHT else pixels
+
+
+def _decode_oddity(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8:
+    """Decode with Pillow, whose verdict on the image counts."""
+    try:
+        return with_pillow.decode(data, size, least)
+    except (MemoryError, InvalidImageError):
+        raise
+    except Exception as error:  # hostile bytes make a third-party decoder raise nearly anything
+        _check_memory(size)
+        raise InvalidImageError(f"{type(error).__name__}: {error}") from error
+
+
+def _check_limits(data: bytes, size: tuple[int, int]) -> None:
+    num_pixels = size[0] * size[1]
+    if len(data) > MAX_ENCODED_BYTES or num_pixels > MAX_PIXELS:
+        raise InvalidImageError(
+            f"{len(data)} bytes and {num_pixels} pixels, limits {MAX_ENCODED_BYTES} and {MAX_PIXELS}"
+        )
+    # 0xff 0xda occurs nowhere else in entropy-coded data; embedded thumbnails add one or two
+    if sniff_format(data) == "jpeg" and num_pixels * (scans := data.count(START_OF_SCAN)) > MAX_SCANNED_PIXELS:
+        raise InvalidImageError(f"{scans} scans of {num_pixels} pixels")
+
+
+def _check_memory(size: tuple[int, int]) -> None:
+    """Raise MemoryError if a decoder could not have had the memory it needs.
+
+    libjpeg and libwebp report a failed allocation like broken data, and that must not pass for a verdict on the image.
+    """
+    np.empty(size[0] * size[1] * DECODER_BYTES_PER_PIXEL, np.uint8)

@@ -1,0 +1,5 @@
+"""What codecs raise among themselves."""
+
+
+class InvalidImageError(Exception):
+    """These bytes are not a usable image; never leaves this package."""
