@@ -1,0 +1,52 @@
+"""This service and its client, in processes of their own: `service.py SHARDS COUNT VIEWS`, VIEWS encoder or all."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from loaders.common import BATCH, report
+from trainclient.client import DataClient
+
+
+def job_data(views: str) -> dict[str, Any]:
+    """One rank of each module; without a generator, all images are understood."""
+    modules = [{"name": "vision", "kind": "encoder"}, {"name": "llm", "kind": "backbone"}]
+    stream = {
+        "datasets": [{"name": "pairs"}],
+        "seq_len": 2048,
+        "global_batch": 8 * BATCH,
+        "packing": {"enabled": False},
+    }
+    if views == "all":
+        modules.append({"name": "painter", "kind": "generator"})
+        stream["generation"] = {"ratio": "0.3"}
+    return {"stream": stream, "execution": {"modules": modules, "microbatch": BATCH, "end": {"steps": 100_000}}}
+
+
+def batches(address: str, views: str) -> Iterator[int]:
+    """Images of each microbatch, of all views, for ever."""
+    wanted = {"encoder": ("vision",), "all": ("vision", "llm", "painter")}[views]
+    with ExitStack() as stack:
+        first = stack.enter_context(DataClient(address, job_data(views), wanted[0], 0))
+        others = [stack.enter_context(DataClient(address, first.job.spec, name, 0)) for name in wanted[1:]]
+        for microbatches in zip(first, *others, strict=True):
+            yield sum(len(m.tensors["grid"]) for m in microbatches if "grid" in m.tensors)
+
+
+def main() -> None:
+    """Start a server on a free port, and read from it."""
+    serve = ["serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={sys.argv[1]}"]
+    server = subprocess.Popen([Path(sys.executable).parent / "dataserver", *serve], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[-1]
+        report(batches(address, sys.argv[3]), int(sys.argv[2]))
+    finally:
+        server.kill()
+
+
+if __name__ == "__main__":
+    main()
