@@ -102,7 +102,10 @@ def _ways(source: Source) -> dict[Position, list[_Way]]:
 
 def _mutant(path: str, source: Source, position: Position, way: _Way) -> Mutant | None:
     """The mutant, unless it is no Python or the same program."""
-    mutated = mutate_code(source.text, *way)
+    try:
+        mutated = mutate_code(source.text, *way)
+    except AttributeError:  # Cosmic Ray cannot replace an exception whose name has a dot
+        return None
     try:
         same = mutated is None or ast.dump(ast.parse(mutated)) == source.dump
     except SyntaxError:
