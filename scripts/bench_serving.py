@@ -68,7 +68,7 @@ class Measured:
 
 def run(contender: Contender, shards: Path, count: int) -> Measured:
     """Run a contender once, over `count` images in each copy."""
-    command = [sys.executable, "-m", f"loaders.{contender.program}", shards, str(count), contender.option]
+    command = [sys.executable, "-m", f"loaders.{contender.program}", str(shards), str(count), contender.option]
     environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     began = time.perf_counter()
     copies = [
@@ -101,7 +101,7 @@ def _expect(copies: list["subprocess.Popen[str]"], word: str) -> list[str]:
         assert copy.stdout is not None
         line = copy.stdout.readline()
         if not line.startswith(word):
-            raise SystemExit(f"{copy.args} said {line!r} instead of {word}; see its error above")
+            raise SystemExit(f"{copy.args!r} said {line!r} instead of {word}; see its error above")
         lines.append(line)
     return lines
 
@@ -168,17 +168,12 @@ def main() -> int:
     found: dict[str, list[Measured]] = {contender.name: [] for contender in CONTENDERS}
     with tempfile.TemporaryDirectory() as folder:
         shards = Path(folder) / "shards"
-        make = [
-            sys.executable,
-            HERE / "make_demo_shards.py",
-            shards,
-            "--samples",
-            str(arguments.images),
-            "--shards",
-            "6",
-        ]
+        options = ["--samples", str(arguments.images), "--shards", "6"]
+        make = [sys.executable, str(HERE / "make_demo_shards.py"), str(shards), *options]
         subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
-        subprocess.run([sys.executable, "-m", "dataserver", "index", shards], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "dataserver", "index", str(shards)], check=True, stdout=subprocess.DEVNULL
+        )
         for number in range(arguments.rounds):
             for contender in random.Random(number).sample(CONTENDERS, len(CONTENDERS)):
                 found[contender.name].append(run(contender, shards, arguments.count))

@@ -22,7 +22,8 @@ _COMPILED = re.compile(r"compiling (\S+) for the cache")
 _CODE = (
     "import logging, sys; logging.basicConfig(level=logging.INFO, format='%(message)s');"
     "logging.getLogger('numba').setLevel(logging.WARNING);"
-    "from dataserver.planning.warmup import warm_up; warm_up(int(sys.argv[1]))"
+    "from dataserver.planning.warmup import warm_up; warm_up(int(sys.argv[1]));"
+    "from dataserver.preprocessing import content_digest; content_digest()"  # compiles what scales images
 )
 
 

@@ -20,6 +20,10 @@ PATCH, BLOCK, MAX_BLOCKS = 14, 28, 256
 BATCH = 32
 """Images of a batch."""
 U8 = NDArray[np.uint8]
+Place = tuple[Path, int, int]
+"""Shard, offset and bytes of an image."""
+Files = dict[Path, io.FileIO]
+"""Shards that are open."""
 
 cv2.setNumThreads(1)
 
@@ -64,16 +68,16 @@ def patches(pixels: U8, rows: int, columns: int) -> U8:
 DECODERS = {"fast": fast, "plain": plain}
 
 
-def members(folder: Path) -> list[tuple[Path, int, int]]:
-    """Where the images lie: (shard, offset, bytes)."""
-    found = []
+def members(folder: Path) -> list[Place]:
+    """Where the images lie."""
+    found: list[Place] = []
     for shard in sorted(folder.glob("*.tar")):
         with tarfile.open(shard) as tar:
             found += [(shard, m.offset_data, m.size) for m in tar if m.name.endswith(".jpg")]
     return found
 
 
-def read(files: dict[Path, io.FileIO], place: tuple[Path, int, int]) -> bytes:
+def read(files: Files, place: Place) -> bytes:
     """Bytes of one image."""
     shard, offset, size = place
     file = files.get(shard)

@@ -7,25 +7,27 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaders.common import BATCH, DECODERS, joined, members, read, report
+from loaders.common import BATCH, DECODERS, U8, Files, joined, members, read, report
 
 
-class Images(Dataset):
+class Images(Dataset[U8]):
     """Patches of each image of the shards."""
 
     def __init__(self, folder: Path, decoder: str) -> None:
-        self.places, self.files, self.decoder = members(folder), {}, decoder
+        self.places, self.decoder = members(folder), decoder
+        self.files: Files = {}
 
     def __len__(self) -> int:
         return len(self.places)
 
-    def __getitem__(self, i: int) -> object:
+    def __getitem__(self, i: int) -> U8:
         return DECODERS[self.decoder](read(self.files, self.places[i]))
 
 
-def collate(images: list) -> tuple[torch.Tensor, torch.Tensor]:
-    """One tensor of all patches."""
-    return tuple(map(torch.from_numpy, joined(images)))
+def collate(images: list[U8]) -> tuple[torch.Tensor, torch.Tensor]:
+    """One tensor of all patches, and how many each image has."""
+    patches, counts = joined(images)
+    return torch.from_numpy(patches), torch.from_numpy(counts)
 
 
 def batches(folder: Path, decoder: str) -> Iterator[int]:

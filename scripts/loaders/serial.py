@@ -4,12 +4,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from loaders.common import BATCH, DECODERS, joined, members, read, report
+from loaders.common import BATCH, DECODERS, Files, joined, members, read, report
 
 
 def batches(folder: Path, decoder: str) -> Iterator[int]:
     """Images of each batch, for ever."""
-    places, files, decode = members(folder), {}, DECODERS[decoder]
+    places, decode = members(folder), DECODERS[decoder]
+    files: Files = {}
     while True:
         for i in range(0, len(places) - BATCH + 1, BATCH):
             yield len(joined([decode(read(files, place)) for place in places[i : i + BATCH]])[1])

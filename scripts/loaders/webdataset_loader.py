@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 import webdataset
 
-from loaders.common import BATCH, DECODERS, joined, report
+from loaders.common import BATCH, DECODERS, U8, joined, report
 
 
-def collate(images: list) -> tuple[torch.Tensor, torch.Tensor]:
-    """One tensor of all patches."""
-    return tuple(map(torch.from_numpy, joined([image for (image,) in images])))
+def collate(images: list[tuple[U8]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """One tensor of all patches, and how many each image has."""
+    patches, counts = joined([image for (image,) in images])
+    return torch.from_numpy(patches), torch.from_numpy(counts)
 
 
 def batches(folder: Path, decoder: str) -> Iterator[int]:

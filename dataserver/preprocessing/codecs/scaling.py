@@ -37,11 +37,6 @@ def scaled(pixels: U8, size: tuple[int, int], goal: tuple[int, int]) -> U8:
     return out
 
 
-def warm_up() -> None:
-    """Compile, or load, what `scaled` runs."""
-    scaled(np.zeros((2, 2, 3), np.uint8), (2, 2), (1, 1))
-
-
 def _with_rows(pixels: U8, extent: int, out: U8) -> U8:
     """Scale uint8 [height, width, 3], whose image takes `extent` eighths of rows, to `out`, [new height, width, 3]."""
     from dataserver.preprocessing.codecs.kernels import scale_rows
