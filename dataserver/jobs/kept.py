@@ -6,13 +6,14 @@ from typing import Final
 from dataserver.dataset import LruCache
 from dataserver.jobs.once import OnceCache
 from dataserver.jobs.sizes import memory_of
+from dataserver.planning.gathering import Window
 from dataserver.planning.identity import Job
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import ShardTable
 
 KEPT_BYTES: Final = 768 << 20
-TABLES_SHARE: Final = 2 / 3
-"""Of the bytes; the rest is for plans. A table takes 80 bytes a sample, so two thirds of 768 MiB hold six million."""
+"""A third each for tables, windows and plans. A sample takes some 80 bytes in a table, and 100 in a window: the windows
+of 256 MiB are 2.5 million samples, or thirty times eight shards of 10,000."""
 
 
 class Kept:
@@ -20,10 +21,13 @@ class Kept:
 
     def __init__(self, num_bytes: int = KEPT_BYTES) -> None:
         """Keep nothing yet, and later at most so many bytes, besides what is in use."""
-        tables = int(num_bytes * TABLES_SHARE)
-        self.tables = LruCache[ShardTable](tables, memory_of)
+        third = num_bytes // 3
+        self.tables = LruCache[ShardTable](third, memory_of)
         """By stream, dataset and shard. Two jobs that want one at once both make it: to wait would cost a turn."""
-        self.plans = OnceCache[tuple[str, int], StepPlan](num_bytes - tables, memory_of)
+        self.window_bytes = third
+        self.windows = LruCache[Window](third, memory_of)
+        """By stream, dataset, pass and shards."""
+        self.plans = OnceCache[tuple[str, int], StepPlan](num_bytes - 2 * third, memory_of)
         """By job and step."""
 
     def forget_others(self, jobs: Iterable[Job]) -> None:
@@ -32,5 +36,6 @@ class Kept:
         for job in jobs:
             job_ids.add(job.job_id)
             stream_ids.add(job.stream_id)
-        self.tables.drop_where(lambda key: key[0] not in stream_ids)
+        for cache in (self.tables, self.windows):
+            cache.drop_where(lambda key: key[0] not in stream_ids)
         self.plans.drop(lambda key: key[0] not in job_ids)

@@ -10,10 +10,10 @@ from dataserver.jobs.kept import Kept
 from dataserver.jobs.sizes import memory_of
 from dataserver.jobs.tables import ShardTables
 from dataserver.jobs.turns import Turns, Unwanted, always_wanted
-from dataserver.planning.gathering import gather_step
+from dataserver.planning.gathering import Window, gather_step
 from dataserver.planning.identity import Job, JobSpecError
 from dataserver.planning.layout import Limits, layout_of
-from dataserver.planning.order import StreamOrder, units_of
+from dataserver.planning.order import Span, StreamOrder, units_of
 from dataserver.planning.pacing import pace
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.plan_limits import PlanLimitError, check_contents, limits_of
@@ -101,7 +101,10 @@ class JobPlanner:
         Raises:
             StepOutOfRangeError: the job ends before.
         """
-        return gather_step(self.job.stream, self._order, step, self._tables.table, self._most)
+        return gather_step(self.job.stream, self._order, step, self._window, self._most)
+
+    def _window(self, span: Span) -> Window:
+        return self._tables.window(self._order, span)
 
     def _lay_out(self, num_datasets: int) -> StreamOrder:
         limits = layout_of(self.job.spec.execution).limits(self.job.spec)

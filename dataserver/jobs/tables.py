@@ -1,15 +1,20 @@
 """Sized tables of the shards of a job's datasets, made when they are asked for."""
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 
 from dataserver.dataset import Dataset, Filter, FilterError, compile_filter
 from dataserver.jobs.kept import Kept
-from dataserver.planning.gathering import ShardColumns, size_rows
+from dataserver.jobs.sizes import memory_of
+from dataserver.planning.gathering import ShardColumns, Window, gather_window, size_rows
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import DatasetSpec
+from dataserver.planning.order import Span, StreamOrder
 from dataserver.planning.samples import ShardTable
+
+_log = logging.getLogger(__name__)
 
 
 class ShardTables:
@@ -25,6 +30,7 @@ class ShardTables:
         self._datasets = datasets
         self._filters = [_compile(s, d) for s, d in zip(job.stream.datasets, datasets, strict=True)]
         self._kept = kept
+        self._warned = False
 
     def num_shards(self, dataset: int) -> int:
         """Shards of a dataset."""
@@ -38,6 +44,26 @@ class ShardTables:
             SampleTooLargeError: a sample cannot fit a sequence.
         """
         return self._kept.tables.get((self._stream_id, dataset, shard), lambda: self._load(dataset, shard))
+
+    def window(self, order: StreamOrder, span: Span) -> Window:
+        """The shuffle window in which a span lies. All steps within it are cut from the same one.
+
+        Raises:
+            TokensMissingError, SampleTooLargeError: as for `table`.
+        """
+
+        def gather() -> Window:
+            window = gather_window(order, span, [self.table(span.dataset, shard) for shard in span.shards])
+            if (size := memory_of(window)) > self._kept.window_bytes and not self._warned:
+                self._warned = True
+                _log.warning(
+                    "a window of %d samples takes %d bytes and is sorted anew for every step, because at most %d are "
+                    "kept: lower stream.shuffle_window (now %d) in new jobs, or raise the server's job_bytes",
+                    *(len(window.sample), size, self._kept.window_bytes, self._stream.shuffle_window),
+                )
+            return window
+
+        return self._kept.windows.get((self._stream_id, span.dataset, span.pass_, span.shards), gather)
 
     def where(self, dataset: int, shard: int) -> str:
         """Names a shard in messages."""

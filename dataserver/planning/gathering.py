@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.planning.jobspec import SINGLE_STEP, PlanLimits, Stream
-from dataserver.planning.order import StreamOrder
+from dataserver.planning.order import Span, StreamOrder
 from dataserver.planning.pacing import pace
-from dataserver.planning.samples import I32, I64, ShardTable, StepSamples, ranges
+from dataserver.planning.samples import I32, I64, U64, ShardTable, StepSamples, ranges
 from dataserver.planning.sizing import MicrobatchTooLargeError, concatenate, shard_table, size_samples
 
 
@@ -55,10 +55,42 @@ def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> Sh
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The n samples of a shuffle window of one pass, in canonical order: what the steps within it are cut from."""
+
+    sample: U64
+    """uint64 [n]: shard << ROW_BITS | row."""
+    first: I64
+    """int64 [n]: first unit of each sample, from the start of the pass."""
+    table: ShardTable
+    """Of the samples, in that order."""
+
+    def part(self, span: Span) -> tuple[U64, ShardTable]:
+        """The samples that begin in a span, uint64 [k], and their table."""
+        begin, end = np.searchsorted(self.first, (span.first, span.last)).tolist()
+        offsets = self.table.image_offsets[begin : end + 1]
+        images = slice(int(offsets[0]), int(offsets[-1]))
+        return self.sample[begin:end], ShardTable(
+            row=self.table.row[begin:end],
+            text_tokens=self.table.text_tokens[begin:end],
+            image_offsets=offsets - offsets[0],
+            image_rows=self.table.image_rows[images],
+            image_columns=self.table.image_columns[images],
+            nominal=self.table.nominal[begin:end],
+        )
+
+
+def gather_window(order: StreamOrder, span: Span, tables: Sequence[ShardTable]) -> Window:
+    """The window in which a span lies, from the tables of its shards."""
+    sample, first, which, position = order.window(span, tables)
+    return Window(sample, first, pick_rows(tables, which, position))
+
+
 def gather_step(
-    stream: Stream, order: StreamOrder, step: int, table: Callable[[int, int], ShardTable], most: PlanLimits
+    stream: Stream, order: StreamOrder, step: int, window: Callable[[Span], Window], most: PlanLimits
 ) -> StepSamples:
-    """The samples of one step in canonical order; `table` gives the sized samples of (dataset, shard).
+    """The samples of one step in canonical order; `window` gives the one in which a span lies.
 
     Raises:
         StepOutOfRangeError: the job ends before.
@@ -67,9 +99,7 @@ def gather_step(
     parts, samples, images = list[StepSamples](), 0, 0
     for span in order.spans(step):
         pace()
-        tables = [table(span.dataset, shard) for shard in span.shards]
-        numbers, which, position = order.select(span, tables)
-        picked = pick_rows(tables, which, position)
+        numbers, picked = window(span).part(span)
         samples, images = samples + len(numbers), images + len(picked.image_rows)
         if samples > most.step_samples * SINGLE_STEP or images > most.step_images * SINGLE_STEP:
             raise MicrobatchTooLargeError(

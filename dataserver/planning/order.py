@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import floor, lcm
 
 import numpy as np
@@ -62,6 +63,8 @@ class StreamOrder:
         """
         self._stream = stream
         self._totals = [np.asarray(t, np.int64) for t in shard_totals]
+        # The steps of one pass follow each other; a small dataset may begin several passes in one step.
+        self._pass = lru_cache(2 * len(self._totals))(self._lay_out)
         self._lengths = [int(t.sum()) for t in self._totals]
         self._shares = stream.weight_shares()
         for spec, totals, length, share in zip(stream.datasets, self._totals, self._lengths, self._shares, strict=True):
@@ -105,16 +108,16 @@ class StreamOrder:
             for span in self._spans_of(dataset, first, last)
         ]
 
-    def select(self, span: Span, tables: Sequence[ShardTable]) -> tuple[U64, I64, I64]:
-        """The samples of a span.
+    def window(self, span: Span, tables: Sequence[ShardTable]) -> tuple[U64, I64, I64, I64]:
+        """All samples of the window in which a span lies; spans of one window share them.
 
         Args:
             span: from `spans`.
             tables: the tables of `span.shards`, in that order.
 
         Returns:
-            uint64 [k] numbers of the samples in canonical order, int64 [k] which of the tables each is in, and
-            int64 [k] its position in that table.
+            uint64 [n] numbers of the samples in canonical order, int64 [n] the first unit of each, from the start of
+            the pass, int64 [n] which of the tables each is in, and int64 [n] its position in that table.
         """
         sample = np.concatenate(
             [
@@ -127,10 +130,8 @@ class StreamOrder:
         position = np.concatenate([np.arange(len(t.row)) for t in tables])
         key = dataset_key(self._stream.datasets[span.dataset].name)
         order = np.lexsort((sample, draw(self._stream.seed, Operator.SAMPLE_ORDER, key, span.pass_, sample)))
-        ends = np.cumsum(units[order])
-        starts = span.window_start + ends - units[order]
-        chosen = order[(starts >= span.first) & (starts < span.last)]
-        return sample[chosen], table[chosen], position[chosen]
+        first = span.window_start + np.cumsum(units[order]) - units[order]
+        return sample[order], first, table[order], position[order]
 
     def _spans_of(self, dataset: int, first: int, last: int) -> list[Span]:
         """The windows that [first, last) of a dataset's axis touches."""
@@ -145,21 +146,23 @@ class StreamOrder:
 
     def _windows(self, dataset: int, pass_: int, first: int, last: int) -> list[Span]:
         """The windows that [first, last) of one pass touches."""
-        totals = self._totals[dataset]
-        shards = self._shard_order(dataset, pass_)
+        shards, sums = self._pass(dataset, pass_)
         size = self._stream.shuffle_window
-        sums = np.concatenate([[0], np.cumsum(np.add.reduceat(totals[shards], np.arange(0, len(shards), size)))])
         begin, end = np.searchsorted(sums, first, side="right") - 1, np.searchsorted(sums, last, side="left")
         return [
             Span(dataset, pass_, tuple(int(s) for s in shards[w * size : (w + 1) * size]), int(sums[w]), first, last)
             for w in range(int(begin), int(end))
         ]
 
-    def _shard_order(self, dataset: int, pass_: int) -> I64:
-        numbers = np.arange(len(self._totals[dataset]), dtype=np.uint64)
+    def _lay_out(self, dataset: int, pass_: int) -> tuple[I64, I64]:
+        """Int64 [shards] the shards in the order of a pass, and int64 [windows + 1] where each window starts."""
+        totals = self._totals[dataset]
+        numbers = np.arange(len(totals), dtype=np.uint64)
         key = dataset_key(self._stream.datasets[dataset].name)
         words = draw(self._stream.seed, Operator.SHARD_ORDER, key, pass_, numbers)
-        return np.lexsort((numbers, words)).astype(np.int64)
+        shards = np.lexsort((numbers, words)).astype(np.int64)
+        lengths = np.add.reduceat(totals[shards], np.arange(0, len(shards), self._stream.shuffle_window))
+        return shards, np.concatenate([[0], np.cumsum(lengths)])
 
     def _bounds(self, step: int) -> list[int]:
         """Where a step starts on each dataset's axis (design law 2)."""

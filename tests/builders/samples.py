@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dataserver.planning.gathering import Window, gather_window
 from dataserver.planning.identity import Job
-from dataserver.planning.order import StreamOrder, units_of
-from dataserver.planning.samples import I64, ROW_BITS, ShardTable, StepSamples, Task
+from dataserver.planning.order import Span, StreamOrder, units_of
+from dataserver.planning.samples import I64, ROW_BITS, U64, Bool, ShardTable, StepSamples, Task
 from dataserver.planning.sizing import concatenate, shard_table, size_samples
 
 
@@ -70,18 +71,33 @@ class SyntheticDatasets:
         """(dataset, pass, sample) of a step in canonical order."""
         found = []
         for span in self.order.spans(step):
-            numbers, _, _ = self.order.select(span, [self.tables[span.dataset][s] for s in span.shards])
-            found += [(span.dataset, span.pass_, int(n)) for n in numbers]
+            found += [(span.dataset, span.pass_, number) for number in self.numbers(span)]
         return found
+
+    def window(self, span: Span) -> Window:
+        """The window in which a span lies."""
+        return gather_window(self.order, span, [self.tables[span.dataset][s] for s in span.shards])
+
+    def numbers(self, span: Span) -> list[int]:
+        """The numbers of the samples of a span in canonical order."""
+        numbers: list[int] = self._window(span)[0][self._begin_in(span)].tolist()
+        return numbers
+
+    def _window(self, span: Span) -> tuple[U64, I64, I64, I64]:
+        return self.order.window(span, [self.tables[span.dataset][s] for s in span.shards])
+
+    def _begin_in(self, span: Span) -> Bool:
+        first = self._window(span)[1]
+        return (first >= span.first) & (first < span.last)
 
     def samples(self, step: int) -> StepSamples:
         """The sized samples of a step."""
         parts = []
         for span in self.order.spans(step):
             tables = [self.tables[span.dataset][s] for s in span.shards]
-            numbers, which, position = self.order.select(span, tables)
-            picked = pick(self.job, tables, which, position)
-            parts.append(size_samples(self.job.stream, span.dataset, span.pass_, numbers, picked))
+            chosen, (numbers, _, which, position) = self._begin_in(span), self.order.window(span, tables)
+            picked = pick(self.job, tables, which[chosen], position[chosen])
+            parts.append(size_samples(self.job.stream, span.dataset, span.pass_, numbers[chosen], picked))
         return concatenate(parts)
 
 

@@ -18,11 +18,12 @@ from dataserver.dataset import (
     build_index,
     count_tokens,
 )
-from dataserver.jobs import JobPlanner, Kept
+from dataserver.jobs import JobPlanner, Kept, tables
+from dataserver.planning.gathering import Window, gather_window
 from dataserver.planning.identity import parse_job
-from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError
+from dataserver.planning.order import DatasetEmptyError, Span, StepOutOfRangeError, StreamOrder
 from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import ROW_BITS, Task
+from dataserver.planning.samples import ROW_BITS, ShardTable, Task
 from dataserver.planning.sizing import SampleTooLargeError, patch_grid
 from dataserver.preprocessing.tokens import load_tokenizer, tokenizer_spec
 
@@ -231,3 +232,31 @@ def test_steps_that_no_server_could_hold_are_refused(pairs: Path) -> None:
         ValueError, match=r"step_samples is about [\d,]+, .* plan_version 1 takes at most 131,072: lower"
     ):
         planner(Dataset.open(pairs), changes=huge)
+
+
+def test_a_window_is_sorted_once_for_its_steps(
+    pairs: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered: list[tuple[int, ...]] = []
+
+    def counted(order: StreamOrder, span: Span, shards: list[ShardTable]) -> Window:
+        gathered.append(span.shards)
+        return gather_window(order, span, shards)
+
+    monkeypatch.setattr(tables, "gather_window", counted)
+    plans = every_plan(planner(Dataset.open(pairs), changes={"shuffle_window": 2}))
+    assert len(plans) == 5
+    assert sorted(map(len, gathered)) == [1, 2]
+    assert {shard for window in gathered for shard in window} == {0, 1, 2}
+    assert not caplog.records
+
+
+def test_windows_larger_than_what_is_kept_are_named_once(pairs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = Dataset.open(pairs)
+    jobs = planner(dataset)
+    tight = JobPlanner(jobs.job, [dataset], Kept(6_000))
+    assert ids(every_plan(tight)) == ids(every_plan(jobs))
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "a window of 40 samples takes" in warning
+    assert "at most 2000 are kept" in warning
+    assert "lower stream.shuffle_window (now 8)" in warning

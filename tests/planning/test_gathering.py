@@ -34,7 +34,7 @@ def test_a_step_is_gathered_from_the_shards_that_it_needs() -> None:
     rng = np.random.default_rng(5)
     datasets = SyntheticDatasets(job, [[make_table(job, rng, 20, max_images=2) for _ in range(5)]])
     for step in range(datasets.order.num_steps):
-        found = gather_step(job.stream, datasets.order, step, lambda d, s: datasets.tables[d][s], PLAN_LIMITS[1])
+        found = gather_step(job.stream, datasets.order, step, datasets.window, PLAN_LIMITS[1])
         assert_same(found, datasets.samples(step))
         assert len(found)
 

@@ -12,6 +12,7 @@ from builders.samples import SyntheticDatasets, make_table, sample_number
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataserver.planning.gathering import gather_window
 from dataserver.planning.identity import Job
 from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError, StreamOrder, units_of
 from dataserver.planning.randomness import Operator, dataset_key, draw
@@ -261,7 +262,7 @@ def test_a_step_touches_the_tables_of_its_windows_only(packed: bool) -> None:
         spans = order.spans(step)
         touched = {s for span in spans for s in span.shards}
         assert len(touched) <= 8 * 3
-        found = [order.select(span, [tables[s % 10] for s in span.shards])[0] for span in spans]
+        found = [gather_window(order, span, [tables[s % 10] for s in span.shards]).part(span)[0] for span in spans]
         assert 0 < sum(len(numbers) for numbers in found) <= 200
     everywhere = {s >> 10 for step in range(0, order.num_steps, order.num_steps // 50) for s in _shards(order, step)}
     assert len(everywhere) > 60  # shards are permuted over the whole pass, not taken in name order

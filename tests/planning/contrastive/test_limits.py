@@ -12,6 +12,7 @@ from planning.contrastive.checks import advised, check_groups
 
 from dataserver.planning.contrastive.batches import barrier_units, deal_by_size
 from dataserver.planning.contrastive.limits import TowerLimits, TowerMemoryError
+from dataserver.planning.gathering import gather_window
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.order import StreamOrder
 from dataserver.planning.planner import plan_step
@@ -171,6 +172,6 @@ def test_how_often_a_sample_is_in_a_batch() -> None:
         numbers = [
             number
             for span in small.spans(step)
-            for number in small.select(span, [contrastive_table(job, 10)])[0].tolist()
+            for number in gather_window(small, span, [contrastive_table(job, 10)]).part(span)[0].tolist()
         ]
         assert max(np.bincount([n & ((1 << ROW_BITS) - 1) for n in numbers[:24]])) <= small.repeats(24)[0]
