@@ -24,6 +24,7 @@ from dataserver.cli.warm import compile_all
 from dataserver.jobs import Catalog
 from dataserver.planning.warmup import warm_up
 from dataserver.preprocessing import silence_pillow_warnings
+from dataserver.serving.allocator import keep_freed_memory
 from dataserver.serving.config import ServerConfig, load_config
 from dataserver.serving.server import DataServer
 
@@ -93,6 +94,7 @@ def serve(
         zstd_level=zstd_level,
         drain_grace_s=drain_grace_s,
     )
+    keep_freed_memory()
     silence_pillow_warnings()
     settings = load_config(config, flags)
     catalog = Catalog.open(settings)

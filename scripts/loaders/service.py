@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loaders.common import BATCH, report
+from trainclient.allocator import keep_freed_memory
 from trainclient.client import DataClient
 
 
@@ -38,6 +39,7 @@ def batches(address: str, views: str) -> Iterator[int]:
 
 def main() -> None:
     """Start a server on a free port, and read from it."""
+    keep_freed_memory()
     serve = ["serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={sys.argv[1]}"]
     server = subprocess.Popen([Path(sys.executable).parent / "dataserver", *serve], stdout=subprocess.PIPE, text=True)
     try:

@@ -15,6 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import parse_json
+from trainclient.allocator import keep_freed_memory
 from trainclient.client import DataClient
 from trainclient.parallel.groups import Groups, process_groups
 from trainclient.parallel.topology import Topology
@@ -131,6 +132,7 @@ def run_rank(config: TrainConfig, process: Process, stop: StopSignals) -> None:
 
 
 def _train(config: TrainConfig, process: Process, stop: StopSignals, job: Job, topology: Topology) -> None:
+    keep_freed_memory()
     torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // process.local_world_size))
     device = choose_device(config.device, process.local_rank)
     with process_groups(topology, device, config.timeout_s) as groups:
