@@ -61,13 +61,13 @@ def test_a_job_that_leaves_all_out_has_these_defaults() -> None:
     stream, execution = job.spec.model_dump(mode="json")["stream"], job.spec.model_dump(mode="json")["execution"]
     found = {k: v for k, v in stream.items() if k not in ("datasets", "tokenizer", "seq_len", "global_batch")}
     assert found == {
-        "sizing": {"patch": 14, "merge": 2, "max_patches": 1024},
+        "sizing": {"patch": 14, "merge": 2, "max_patches": 1024, "quality": "fast"},
         "packing": {"enabled": True, "fill": "0.97"},
         "generation": {"ratio": "0", "query_tokens": 64},
         "shuffle_window": 8,
         "seed": 0,
         "order_version": 1,
-        "content_version": 1,
+        "content_version": 2,
         **({"contrastive_batch": None} if "contrastive_batch" in found else {}),
     }
     dataset = {k: v for k, v in stream["datasets"][0].items() if k not in ("name", "fingerprint")}
