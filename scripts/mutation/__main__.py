@@ -99,7 +99,7 @@ def _report(verdicts: Sequence[Verdict], seed: int) -> int:
 
 def _folder(mutant: Mutant) -> str:
     parts = Path(mutant.path).parts
-    return "/".join(parts[: 3 if mutant.path.startswith(KERNELS) else 2])
+    return "/".join(parts[: 3 if KERNELS in mutant.path else 2])
 
 
 def _difference(mutant: Mutant) -> str:

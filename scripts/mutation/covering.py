@@ -10,7 +10,8 @@ from mutation.recording import MEASURED, Record
 from mutation.source import Source
 from mutation.trees import ROOT, tracked_files
 
-KERNELS = "dataserver/planning/kernels/"
+KERNELS = "/kernels/"
+"""Part of the path of every file of compiled loops."""
 
 Lines = dict[str, set[int]]
 """Line numbers by file."""
@@ -35,10 +36,10 @@ class Covering:
         These run most lines of the mutant's file, and of equals are the fastest; further cases of a test come after
         all other tests. Last are the tests of files that start processes in which the line runs.
         """
-        lines = self._kernel(mutant.path) if mutant.path.startswith(KERNELS) else self._lines(mutant)
+        lines = self._kernel(mutant.path) if KERNELS in mutant.path else self._lines(mutant)
         found = self._running(lines)
         # Where others mention what the line defines, its own file still counts: its tests know best what it should be.
-        files = lines if mutant.path.startswith(KERNELS) else [mutant.path]
+        files = lines if KERNELS in mutant.path else [mutant.path]
         extent = self._running({path: set(self._contexts(path)) for path in files})
         own = sorted(found & self._seconds.keys(), key=lambda test: (-extent[test], self._seconds[test], test))
         cases = Counter[str]()
@@ -107,8 +108,9 @@ def _mentioning(pattern: str) -> Lines:
 
 def dependents(path: str) -> set[str]:
     """The modules of kernels that a change of one of them reaches, itself included."""
-    modules = {f"{KERNELS}{file.name}": file.read_text() for file in (ROOT / KERNELS).glob("*.py")}
-    if path == f"{KERNELS}__init__.py":
+    folder = Path(path).parent
+    modules = {str(folder / file.name): file.read_text() for file in (ROOT / folder).glob("*.py")}
+    if Path(path).name == "__init__.py":
         return set(modules)
     found, before = {path}, set[str]()
     while found != before:

@@ -54,7 +54,7 @@ def judge(mutant: Mutant, tree: Tree, covering: Covering) -> Verdict:
     timeout_s = PATIENCE[0] + PATIENCE[1] * sum(map(covering.seconds, tests))
     with tempfile.TemporaryDirectory() as compiled:
         # Elsewhere than the sound kernels, of which only the newest would be kept.
-        folder = {"NUMBA_CACHE_DIR": compiled} if mutant.path.startswith(KERNELS) else {}
+        folder = {"NUMBA_CACHE_DIR": compiled} if KERNELS in mutant.path else {}
         path.write_text(mutant.mutated)
         try:
             code, output = _run(tests, tree.folder, tree.environment(**folder), timeout_s)

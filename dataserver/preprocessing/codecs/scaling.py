@@ -39,7 +39,7 @@ def scaled(pixels: U8, size: tuple[int, int], goal: tuple[int, int]) -> U8:
 
 def _with_rows(pixels: U8, extent: int, out: U8) -> U8:
     """Scale uint8 [height, width, 3], whose image takes `extent` eighths of rows, to `out`, [new height, width, 3]."""
-    from dataserver.preprocessing.codecs.kernels import scale_rows
+    from dataserver.preprocessing.kernels.scaling import scale_rows
 
     height, new_height = pixels.shape[0], out.shape[0]
     weights = np.empty(2 * -(-height // new_height) + 3, np.int64)

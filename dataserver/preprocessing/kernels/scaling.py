@@ -1,4 +1,4 @@
-"""Compiled loops of image scaling. Import only inside the functions that call them: numba is heavy."""
+"""Scaling of images along one side."""
 
 from typing import Final
 
