@@ -55,13 +55,13 @@ def job_data(microbatch: int, steps: int) -> dict[str, Any]:
 def local(job: Job, catalog: Catalog, count: int) -> Iterator[None]:
     """Decode one microbatch after the other in the calling thread."""
     datasets = catalog.find_datasets(job.stream)
-    planner, tokenizer = JobPlanner(job, datasets), catalog.find_tokenizer(job.stream.tokenizer)
+    planner = JobPlanner(job, datasets)
     for number in range(count):
         plan = planner.plan(number // WAVES)
         view = view_plan(job.spec, plan, MODULE, 0, number % WAVES)
         tensors = view_tensors(job.spec, plan, view)
         buffer = np.empty(total_bytes(tensors), np.uint8)
-        prepared = prepare_view(job.spec, plan, view, datasets, tokenizer, tensors, buffer)
+        prepared = prepare_view(job.spec, plan, view, datasets, tensors, buffer)
         for task in prepared.tasks:
             task()
         prepared.finish()

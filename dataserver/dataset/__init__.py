@@ -20,8 +20,8 @@ from dataserver.dataset.kinds import KINDS, Effect
 from dataserver.dataset.lint import Finding, LintReport, lint
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.samples import IMAGE, TEXT, Scalar
-from dataserver.dataset.shard import DocumentParts, ImageRef, Shard, ShardSizes
-from dataserver.dataset.tokens import TokenCounter, TokensReport, count_tokens
+from dataserver.dataset.shard import DocumentParts, ImageRef, Shard, ShardSizes, TokenizedDocument
+from dataserver.dataset.tokens import TextTokenizer, TokensReport, count_tokens
 
 __all__ = [
     "IMAGE",
@@ -51,7 +51,8 @@ __all__ = [
     "ShardReadError",
     "ShardSizes",
     "StaleIndexError",
-    "TokenCounter",
+    "TextTokenizer",
+    "TokenizedDocument",
     "TokensMissingError",
     "TokensReport",
     "build_index",

@@ -19,6 +19,8 @@ from dataserver.dataset.shard import IMAGE_COLUMNS, ImageRef, IndexCaches, Shard
 
 SIZES_CACHE_BYTES: Final = 64 << 20
 TEXTS_CACHE_BYTES: Final = 64 << 20
+TOKEN_IDS_CACHE_BYTES: Final = 32 << 20
+"""Of their offsets; the ids themselves are read from the file each time. Some 400 shards of 10,000 texts."""
 
 
 class Dataset:
@@ -58,6 +60,7 @@ class Dataset:
         caches = IndexCaches(
             rows=LruCache(SIZES_CACHE_BYTES, lambda rows: rows.num_bytes),
             texts=LruCache(TEXTS_CACHE_BYTES, lambda batch: int(batch.nbytes)),
+            token_ids=LruCache(TOKEN_IDS_CACHE_BYTES, lambda ids: ids.num_bytes),
         )
         shards = tuple(
             Shard(position, shard.file, shard.header, shard.columns, known, caches)

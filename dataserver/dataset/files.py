@@ -49,8 +49,15 @@ class ShardFile:
 
     def tokens_path(self, tokenizer_digest: str) -> Path:
         """The token counts of one tokenizer, beside the index."""
+        return self._of_tokenizer("tokens", tokenizer_digest)
+
+    def token_ids_path(self, tokenizer_digest: str) -> Path:
+        """The token ids of one tokenizer, beside the index."""
+        return self._of_tokenizer("ids", tokenizer_digest)
+
+    def _of_tokenizer(self, what: str, tokenizer_digest: str) -> Path:
         short = hashlib.sha256(tokenizer_digest.encode()).hexdigest()[:16]
-        return self.index_path.with_name(f"{self.path.name}.tokens-{short}")
+        return self.index_path.with_name(f"{self.path.name}.{what}-{short}")
 
     def stamps(self) -> tuple[Stamp, Stamp | None]:
         """Return the stamps of the shard and of its sidecar, None where there is none. Raises OSError."""

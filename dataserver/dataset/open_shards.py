@@ -17,7 +17,7 @@ MAX_OPEN_SHARDS: Final = 128
 _log = logging.getLogger(__name__)
 
 
-class _Descriptor:
+class Descriptor:
     """A file descriptor that is closed when nobody uses it any more, so that a cache can drop it at any time."""
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,7 @@ class OpenShards:
         """For which the content is known to be that of the index."""
         self._refused: dict[int, Stamp] = {}
         """By position, for which it is known to be another."""
-        self._descriptors: LruCache[_Descriptor] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
+        self._descriptors: LruCache[Descriptor] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
         self._checking = threading.Lock()
 
     def read(self, position: int, offset: int, length: int) -> bytes:
@@ -54,7 +54,7 @@ class OpenShards:
         path = self._shards[position].file.path
         try:
             for _ in range(2):
-                descriptor = self._descriptors.get(position, lambda: _Descriptor(path))
+                descriptor = self._descriptors.get(position, lambda: Descriptor(path))
                 data = os.pread(descriptor.number, length, offset)
                 stamp = Stamp.of(os.fstat(descriptor.number))  # after the read: it was so all the time
                 if stamp == self._stamps[position]:

@@ -21,7 +21,8 @@ from dataserver.dataset.index import (
     read_oddities,
 )
 from dataserver.dataset.quarantine import Quarantine
-from dataserver.dataset.tokens import read_counts
+from dataserver.dataset.token_ids import TokenIds
+from dataserver.dataset.tokens import I32, TokenCounts, read_counts
 
 IMAGE_COLUMNS: Final = ("width", "height")
 """Filter columns that fall back to the true size of a sample's first image where there is no such sidecar column."""
@@ -66,6 +67,16 @@ class ImageRef:
     orientation: int
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizedDocument:
+    """One sample's parts in document order."""
+
+    kinds: tuple[int, ...]
+    """0 text, 1 image."""
+    texts: tuple[I32, ...]
+    """Tokens of each text part, int32 [tokens]."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NumericColumns:
     """The numeric columns of one shard."""
@@ -89,6 +100,7 @@ class IndexCaches:
 
     rows: LruCache[NumericColumns]
     texts: LruCache[pa.RecordBatch]
+    token_ids: LruCache[TokenIds]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +150,7 @@ class Shard:
         Raises:
             TokensMissingError: this tokenizer's counts are missing; names the command to run.
         """
-        counts = read_counts(self.file, self.header, tokenizer_digest)
+        counts = self._counts(tokenizer_digest).counts
         num_texts = len(self.sizes().text_bytes)
         if len(counts) != num_texts:
             raise DatasetError(
@@ -146,6 +158,23 @@ class Shard:
                 " remove the file and count again"
             )
         return counts
+
+    def document(self, row: int, tokenizer_digest: str) -> TokenizedDocument:
+        """Return the parts of one sample with the token ids of its texts.
+
+        Raises:
+            TokensMissingError: this tokenizer's ids are missing; names the command to run.
+            ShardReadError: storage failed.
+        """
+        self.check_row(row)
+        ids = self.caches.token_ids.get(
+            (self.position, tokenizer_digest),
+            lambda: TokenIds.open(self.file.token_ids_path(tokenizer_digest), self._counts(tokenizer_digest)),
+        )
+        sizes = self.sizes()
+        (first, end), images = sizes.text_offsets[row : row + 2].tolist(), sizes.image_offsets[row : row + 2].tolist()
+        kinds = tuple(sizes.kinds[first + images[0] : end + images[1]].tolist())
+        return TokenizedDocument(kinds, ids.texts(first, end))
 
     def parts(self, row: int) -> DocumentParts:
         """Return the parts of one sample; decompresses the texts of one record batch."""
@@ -208,6 +237,9 @@ class Shard:
         """Raise IndexError, which names the shard, if it has no such row."""
         if not 0 <= row < self.num_samples:
             raise IndexError(f"shard {self.name} has {self.num_samples} samples, row {row} was asked for")
+
+    def _counts(self, tokenizer_digest: str) -> TokenCounts:
+        return read_counts(self.file, self.header, tokenizer_digest)
 
     def _read(self, column: str) -> pa.Array:
         return read_columns(self.file.index_path, self.header, [column]).column(column).combine_chunks()

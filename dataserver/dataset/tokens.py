@@ -1,7 +1,9 @@
-"""Token counts of every text part, one small Arrow file per shard and tokenizer beside the index.
+"""Token ids of every text part, made once for a tokenizer: so planning and serving never tokenize.
 
-So planning and new tokenizers never open a tar. The file names the tokenizer's digest and the digest of the index
-columns it was counted from; counts of other texts are noticed and count as missing.
+Two files a shard and tokenizer lie beside the index. One holds the number of tokens of each text, as Arrow; the other
+the ids of all texts one after the other, 1, 2 or 4 bytes each, so that the ids of a sample are one read. The first is
+written last. It names the tokenizer's digest, the digest of the index columns that the texts come from, and the
+checksum of the ids: counts of other texts, and ids that are not theirs, count as missing.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -17,20 +20,29 @@ from dataserver.dataset.errors import DatasetError, TokensMissingError
 from dataserver.dataset.files import ShardFile, find_shards, read_fresh_index
 from dataserver.dataset.index import BATCH_ROWS, IndexHeader, atomic_writer, read_batch
 
+I32 = npt.NDArray[np.int32]
+
 COLUMNS_KEY: Final = b"disttrain.columns_digest"
 TOKENIZER_KEY: Final = b"disttrain.tokenizer_digest"
-MAX_TOKENS: Final = (1 << 31) - 1
+IDS_TYPE_KEY: Final = b"disttrain.ids_type"
+IDS_CRC_KEY: Final = b"disttrain.ids_crc32c"
+ID_TYPES: Final = {name: np.dtype(name) for name in ("|u1", "<u2", "<i4")}
+"""How ids are stored, by numpy's name; the first that holds a vocabulary."""
 
 
-class TokenCounter(Protocol):
-    """What counting takes of a tokenizer."""
+class TextTokenizer(Protocol):
+    """What makes token ids of texts."""
 
     @property
     def digest(self) -> str:
         """Identifies the tokenizer in a job."""
 
-    def count(self, texts: list[str]) -> Sequence[int]:
-        """Return the number of tokens of each text, without special tokens."""
+    @property
+    def vocab_size(self) -> int:
+        """All ids lie below it."""
+
+    def encode_all(self, texts: list[str]) -> Sequence[I32]:
+        """Return int32 [tokens] for each text, without special tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +55,25 @@ class TokensReport:
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """What the first file says."""
+
+    counts: I32
+    """int32 [texts]: tokens of each, in row and document order."""
+    id_type: np.dtype[np.integer[npt.NBitBase]]
+    """Of an id in the second file."""
+    ids_crc32c: int
+    """Of the second file."""
+
+
 def count_tokens(
     path: Path,
-    tokenizer: TokenCounter,
+    tokenizer: TextTokenizer,
     index_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> TokensReport:
-    """Count the tokens of every text of the dataset at `path`, shard by shard, where that is not done yet.
+    """Tokenize every text of the dataset at `path`, shard by shard, where that is not done yet.
 
     Args:
         path: folder of indexed shards, or one shard.
@@ -59,7 +83,7 @@ def count_tokens(
 
     Raises:
         StaleIndexError: a shard is not indexed.
-        DatasetError: `tokenizer.count` broke its contract, or a file cannot be written.
+        DatasetError: the tokenizer broke its contract, or a file cannot be written.
     """
     shards = find_shards(path, index_dir)
     num_counted = num_texts = num_tokens = 0
@@ -68,10 +92,11 @@ def count_tokens(
             progress(done, len(shards))
         header = read_fresh_index(shard).header
         try:
-            counts = read_counts(shard, header, tokenizer.digest)
+            counts = read_counts(shard, header, tokenizer.digest).counts
+            if not shard.token_ids_path(tokenizer.digest).exists():
+                raise _missing(shard, tokenizer.digest, "has no ids")
         except TokensMissingError:
-            counts = _count_shard(shard, header, tokenizer)
-            _write_counts(shard, header, tokenizer.digest, counts)
+            counts = _tokenize_shard(shard, header, tokenizer)
             num_counted += 1
         num_texts += len(counts)
         num_tokens += int(counts.sum(dtype=np.int64))
@@ -80,8 +105,8 @@ def count_tokens(
     return TokensReport(len(shards), num_counted, num_texts, num_tokens)
 
 
-def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) -> npt.NDArray[np.int32]:
-    """Return int32[text parts] in row and document order.
+def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) -> TokenCounts:
+    """Read the first file.
 
     Raises:
         TokensMissingError: not counted with this tokenizer, or counted before the shard was indexed again.
@@ -98,14 +123,16 @@ def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) ->
         column = table.column("tokens")
         if column.type != pa.int32() or column.null_count:
             raise ValueError(f"its counts are {column.type} with {column.null_count} missing, not int32")
-        counts: npt.NDArray[np.int32] = np.array(column, dtype=np.int32)
+        counts: I32 = np.array(column, dtype=np.int32)
         if (counts < 0).any():
             raise ValueError("it holds a negative count")
+        id_type = ID_TYPES[metadata.get(IDS_TYPE_KEY, b"").decode()]
+        found = TokenCounts(counts, id_type, int(metadata[IDS_CRC_KEY], 16))
     except (OSError, pa.ArrowException, ValueError, KeyError) as error:
         raise _missing(shard, tokenizer_digest, f"cannot be read ({error})") from error
     if not fresh or not same:
         raise _missing(shard, tokenizer_digest, "was counted from another index or tokenizer")
-    return counts
+    return found
 
 
 def _missing(shard: ShardFile, digest: str, reason: str) -> TokensMissingError:
@@ -115,24 +142,39 @@ def _missing(shard: ShardFile, digest: str, reason: str) -> TokensMissingError:
     )
 
 
-def _count_shard(shard: ShardFile, header: IndexHeader, tokenizer: TokenCounter) -> npt.NDArray[np.int32]:
-    counted: list[npt.NDArray[np.int64]] = []
-    for batch in range(-(-header.num_samples // BATCH_ROWS)):
-        rows = read_batch(shard.index_path, header, batch, ["texts"])
-        texts: list[str] = rows.column("texts").flatten().to_pylist()
-        counts = np.asarray(tokenizer.count(texts), dtype=np.int64)
-        if counts.shape != (len(texts),):
-            raise DatasetError(
-                f"the tokenizer gave {counts.shape} counts for {len(texts)} texts; it must give one each"
-            )
-        if len(counts) and not 0 <= int(counts.min()) <= int(counts.max()) <= MAX_TOKENS:
-            raise DatasetError(f"the tokenizer gave a count outside 0..{MAX_TOKENS}; check its count")
-        counted.append(counts)
-    return np.concatenate(counted).astype(np.int32) if counted else np.zeros(0, np.int32)
-
-
-def _write_counts(shard: ShardFile, header: IndexHeader, digest: str, counts: npt.NDArray[np.int32]) -> None:
-    metadata = {COLUMNS_KEY: header.columns_digest, TOKENIZER_KEY: digest}
+def _tokenize_shard(shard: ShardFile, header: IndexHeader, tokenizer: TextTokenizer) -> I32:
+    """Write both files. Returns the counts."""
+    most = tokenizer.vocab_size - 1
+    name, id_type = next((n, t) for n, t in ID_TYPES.items() if most <= np.iinfo(t).max)
+    parts: list[I32] = []
+    crc = 0
+    with atomic_writer(shard.token_ids_path(tokenizer.digest)) as temp, temp.open("wb") as file:
+        for batch in range(-(-header.num_samples // BATCH_ROWS)):
+            rows = read_batch(shard.index_path, header, batch, ["texts"])
+            texts: list[str] = rows.column("texts").flatten().to_pylist()
+            encoded = tokenizer.encode_all(texts)
+            if len(encoded) != len(texts):
+                raise DatasetError(
+                    f"the tokenizer gave ids of {len(encoded)} texts for {len(texts)}; it must give those of each"
+                )
+            parts.append(np.fromiter((len(ids) for ids in encoded), np.int32, len(encoded)))
+            ids = np.concatenate(encoded) if encoded else np.zeros(0, np.int32)
+            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) <= most:
+                raise DatasetError(f"the tokenizer gave an id outside 0..{most}; check its vocab_size")
+            data = ids.astype(id_type).tobytes()
+            crc = google_crc32c.extend(crc, data)
+            file.write(data)
+    counts = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    metadata = {
+        COLUMNS_KEY: header.columns_digest,
+        TOKENIZER_KEY: tokenizer.digest,
+        IDS_TYPE_KEY: name,
+        IDS_CRC_KEY: f"{crc:08x}",
+    }
     table = pa.table({"tokens": pa.array(counts, pa.int32())}).replace_schema_metadata(metadata)
-    with atomic_writer(shard.tokens_path(digest)) as temp, pa.ipc.new_file(str(temp), table.schema) as writer:
+    with (
+        atomic_writer(shard.tokens_path(tokenizer.digest)) as temp,
+        pa.ipc.new_file(str(temp), table.schema) as writer,
+    ):
         writer.write_table(table)
+    return counts

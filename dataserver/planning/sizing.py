@@ -1,6 +1,6 @@
 """Sizes from metadata: patch grids, nominal tokens, tasks, truncation. All in integers.
 
-Layout of a sample in the backbone (content version 1):
+Layout of a sample in the backbone (content_version 2):
 
     understanding:  BOS, parts in document order, EOS     a text part: its tokens
                                                           an image part: BOI, patches / merge^2 tokens, EOI

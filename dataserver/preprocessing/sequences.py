@@ -1,6 +1,6 @@
 """The arrays of a backbone or text tower view: token sequences of a microbatch, assembled from tokenized documents.
 
-content_version 1. A sample that is understood (a pair, an interleaved document, text alone):
+content_version 2. A sample that is understood (a pair, an interleaved document, text alone):
 
     BOS  parts in document order  EOS      text part: its tokens; image part: BOI, one IMAGE per embedding, EOI
 
@@ -11,14 +11,13 @@ tokens and EOS of understood samples; labels are shifted: a token's label is the
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.dataset import IMAGE, TEXT
+from dataserver.dataset import IMAGE, TEXT, TokenizedDocument
 from dataserver.planning.jobspec import Stream
 from dataserver.planning.naming import sample_name
 from dataserver.planning.plan import StepPlan
@@ -31,16 +30,6 @@ IGNORED: Final = -100
 
 class TokenCountError(ValueError):
     """A sample does not have the parts or tokens that it was planned with."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizedDocument:
-    """One sample's parts in document order."""
-
-    kinds: tuple[int, ...]
-    """0 text, 1 image."""
-    texts: tuple[I32, ...]
-    """Tokens of each text part, int32 [tokens]."""
 
 
 class _Role(IntEnum):

@@ -41,11 +41,8 @@ class Tokenizer(Protocol):
     def vocab_size(self) -> int:
         """All ids lie below it."""
 
-    def encode(self, text: str) -> I32:
-        """Return int32 [tokens], without special tokens."""
-
-    def count(self, texts: list[str]) -> list[int]:
-        """Return the number of tokens of each text."""
+    def encode_all(self, texts: list[str]) -> list[I32]:
+        """Return int32 [tokens] of each text, without special tokens."""
 
 
 class ByteTokenizer:
@@ -55,13 +52,9 @@ class ByteTokenizer:
     digest: Final = hashlib.sha256(b"disttrain bytes tokenizer 1").hexdigest()
     vocab_size: Final = 256
 
-    def encode(self, text: str) -> I32:
-        """Return int32 [bytes]."""
-        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-
-    def count(self, texts: list[str]) -> list[int]:
-        """Return the number of UTF-8 bytes of each text."""
-        return [len(text.encode()) for text in texts]
+    def encode_all(self, texts: list[str]) -> list[I32]:
+        """Return int32 [bytes] of each text."""
+        return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
 
 
 class HuggingFaceTokenizer:
@@ -94,16 +87,11 @@ class HuggingFaceTokenizer:
             self._model.model.dropout = None
         self.vocab_size: Final = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
-    def encode(self, text: str) -> I32:
-        """Return int32 [tokens]."""
-        # the batch call releases the GIL and leaves out character offsets, unlike `encode`
-        (encoding,) = self._model.encode_batch_fast([text], add_special_tokens=False)
-        return np.array(encoding.ids, np.int32)
-
-    def count(self, texts: list[str]) -> list[int]:
-        """Return the number of tokens of each text."""
+    def encode_all(self, texts: list[str]) -> list[I32]:
+        """Return int32 [tokens] of each text."""
+        # the fast call leaves out character offsets
         return [
-            len(encoding.ids)
+            np.array(encoding.ids, np.int32)
             for batch in text_batches(texts)
             for encoding in self._model.encode_batch_fast(batch, add_special_tokens=False)
         ]

@@ -23,9 +23,8 @@ from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64, ROW_BITS, Bool, StepSamples
 from dataserver.planning.views import ViewPlan
 from dataserver.preprocessing.codecs import U8, ImageShape, decode_patches
-from dataserver.preprocessing.sequences import IGNORED, TokenizedDocument, backbone_arrays, text_arrays
+from dataserver.preprocessing.sequences import IGNORED, backbone_arrays, text_arrays
 from dataserver.preprocessing.tensors import TensorSpec, num_patches, total_bytes
-from dataserver.preprocessing.tokens import Tokenizer, check_tokenizer
 
 IMAGES_PER_TASK: Final = 8
 """Images that a thread decodes before it looks for other work. Handing them over one by one cost as much as a fifth of
@@ -85,7 +84,6 @@ def prepare_view(
     plan: StepPlan,
     view: ViewPlan,
     datasets: Sequence[Dataset],
-    tokenizer: Tokenizer,
     tensors: tuple[TensorSpec, ...],
     buffer: U8,
 ) -> PreparedView:
@@ -96,13 +94,13 @@ def prepare_view(
         plan: the step.
         view: the view.
         datasets: the datasets of the job, in its order.
-        tokenizer: the tokenizer of the job.
         tensors: those of the view that are wanted (`view_tensors`).
         buffer: writable uint8 [total_bytes(tensors)]; its content does not matter.
 
     Raises:
         TokenCountError: a text does not have the tokens that were planned.
-        TokenizerError: the tokenizer is not that of the job.
+        TokensMissingError: the token ids of a shard are not there, or are not those that were counted.
+        ShardReadError: storage failed.
         ValueError: the buffer has another size.
     """
     if buffer.shape != (total_bytes(tensors),) or buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:
@@ -114,7 +112,7 @@ def prepare_view(
     by_name = {tensor.name: tensor.of(buffer) for tensor in tensors}
     arrays: dict[str, NDArray[np.int32]]
     if view.holds_samples:
-        arrays = _sequences(spec, plan, view, datasets, tokenizer)
+        arrays = _sequences(spec, plan, view, datasets)
         counts = np.diff(plan.samples.image_offsets)[view.items]
     else:
         arrays = _offsets(spec, plan, view)
@@ -153,14 +151,13 @@ def _clear_gaps(tensors: Sequence[TensorSpec], buffer: U8) -> None:
 
 
 def _sequences(
-    spec: JobSpec, plan: StepPlan, view: ViewPlan, datasets: Sequence[Dataset], tokenizer: Tokenizer
+    spec: JobSpec, plan: StepPlan, view: ViewPlan, datasets: Sequence[Dataset]
 ) -> dict[str, NDArray[np.int32]]:
-    check_tokenizer(spec.stream.tokenizer, tokenizer)
     documents = []
     for i in view.items.tolist():
         shard, row = divmod(int(plan.samples.sample[i]), 1 << ROW_BITS)
-        parts = datasets[int(plan.samples.dataset[i])].shards[shard].parts(row)
-        documents.append(TokenizedDocument(parts.kinds, tuple(tokenizer.encode(text) for text in parts.texts)))
+        dataset = datasets[int(plan.samples.dataset[i])]
+        documents.append(dataset.shards[shard].document(row, spec.stream.tokenizer.digest))
     assemble = backbone_arrays if view.kind is ModuleKind.BACKBONE else text_arrays
     return assemble(spec.stream, plan, view, documents)
 

@@ -10,7 +10,6 @@ from disttrain.v1 import data_service_pb2, errors_pb2
 from dataserver.dataset import Dataset
 from dataserver.jobs import Catalog, JobPlanner, Kept, OnceCache, Turns, Unwanted
 from dataserver.planning.identity import Job
-from dataserver.preprocessing import Tokenizer
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
 
@@ -60,7 +59,6 @@ class ServedJob:
 
     job: Job
     datasets: tuple[Dataset, ...]
-    tokenizer: Tokenizer
     planner: JobPlanner
     times: StepTimesLog = field(default_factory=StepTimesLog)
 
@@ -108,9 +106,9 @@ class JobRegistry:
 
     def _make(self, job: Job, unwanted: Unwanted) -> ServedJob:
         datasets = self._catalog.find_datasets(job.stream)
-        tokenizer = self._catalog.find_tokenizer(job.stream.tokenizer)
+        self._catalog.find_tokenizer(job.stream.tokenizer)
         planner = JobPlanner(job, datasets, self._kept, self._turns, unwanted)
-        return ServedJob(job, datasets, tokenizer, planner)
+        return ServedJob(job, datasets, planner)
 
     def _cost(self, served: ServedJob) -> int:
         """Bytes, and at least so many that no more than `max_jobs` are kept."""

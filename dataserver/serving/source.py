@@ -61,9 +61,7 @@ class ViewSource:
             buffer: uint8 [wanted.num_bytes].
         """
         served = self.served
-        return prepare_view(
-            served.job.spec, wanted.plan, wanted.view, served.datasets, served.tokenizer, wanted.tensors, buffer
-        )
+        return prepare_view(served.job.spec, wanted.plan, wanted.view, served.datasets, wanted.tensors, buffer)
 
     def encode(self, wanted: MicrobatchSpec, prepared: PreparedView) -> EncodedMicrobatch:
         """Encode a view whose tasks have all run."""

@@ -2,7 +2,10 @@
 
 import io
 from pathlib import Path
+from typing import NamedTuple
 
+import google_crc32c
+import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
@@ -11,7 +14,6 @@ from shards import write_texts
 from dataserver.dataset import DatasetError, TokensMissingError, build_index, count_tokens
 from dataserver.dataset import headers as headers_module
 from dataserver.dataset import quarantine as quarantine_module
-from dataserver.dataset import tokens as tokens_module
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import (
     MAX_DETAIL_CHARS,
@@ -158,41 +160,44 @@ def test_token_counts_at_their_limits(tmp_path: Path) -> None:
     build_index(folder, workers=1)
     (shard,) = find_shards(folder)
     header, _ = read_schema(shard.index_path)
-    most = (1 << 31) - 1
-    assert most == tokens_module.MAX_TOKENS
 
-    class Fixed:
-        digest = "d"
+    class Fixed(NamedTuple):
+        lengths: tuple[int, ...]
+        id: int = 0
+        vocab_size: int = 300
+        digest: str = "d"
 
-        def __init__(self, *counts: int) -> None:
-            self.counts = counts
+        def encode_all(self, _texts: list[str]) -> list[np.ndarray]:
+            return [np.full(length, self.id, np.int32) for length in self.lengths]
 
-        def count(self, _texts: list[str]) -> tuple[int, ...]:
-            return self.counts
-
-    for wrong in ((0, 1, most + 1), (-1, 1, 1)):
-        with pytest.raises(DatasetError, match=f"the tokenizer gave a count outside 0..{most}; check its count"):
-            count_tokens(folder, Fixed(*wrong))
-    with pytest.raises(DatasetError, match=r"the tokenizer gave \(2,\) counts for 3 texts; it must give one each"):
-        count_tokens(folder, Fixed(1, 2))
+    for wrong in (300, -1):
+        with pytest.raises(DatasetError, match=r"the tokenizer gave an id outside 0..299; check its vocab_size"):
+            count_tokens(folder, Fixed((0, 1, 2), wrong))
+    with pytest.raises(DatasetError, match="the tokenizer gave ids of 2 texts for 3; it must give those of each"):
+        count_tokens(folder, Fixed((1, 2)))
     with pytest.raises(TokensMissingError) as caught:
         read_counts(shard, header, "d")
     run = f"run: dataserver index {folder} --tokenizer NAME=FILE (or --tokenizer bytes)"
     assert str(caught.value) == f"shard {shard.path} is not counted for the tokenizer d; {run}"
-    report = count_tokens(folder, Fixed(0, most, most))
-    assert (report.num_shards, report.num_counted, report.num_texts, report.num_tokens) == (1, 1, 3, 2 * most)
-    assert read_counts(shard, header, "d").tolist() == [0, most, most]
-    assert count_tokens(folder, Fixed()).num_counted == 0
+    report = count_tokens(folder, Fixed((0, 4, 70_000), 299))
+    assert (report.num_shards, report.num_counted, report.num_texts, report.num_tokens) == (1, 1, 3, 70_004)
+    found = read_counts(shard, header, "d")
+    assert (found.counts.tolist(), found.id_type) == ([0, 4, 70_000], np.dtype("<u2"))
+    assert found.ids_crc32c == google_crc32c.value(shard.token_ids_path("d").read_bytes())
+    assert count_tokens(folder, Fixed(())).num_counted == 0
     path = shard.tokens_path("d")
     metadata = pa.ipc.open_file(path.read_bytes()).schema.metadata
     assert metadata == {
         b"disttrain.columns_digest": header.columns_digest.encode(),
         b"disttrain.tokenizer_digest": b"d",
+        b"disttrain.ids_type": b"<u2",
+        b"disttrain.ids_crc32c": f"{found.ids_crc32c:08x}".encode(),
     }
     for column, changed, words in (
         (pa.array([0, -1, 1], pa.int32()), {}, "cannot be read (it holds a negative count)"),
         (pa.array([0, None, 1], pa.int32()), {}, "cannot be read (its counts are int32 with 1 missing, not int32)"),
         (pa.array([0, 1, 1]), {}, "cannot be read (its counts are int64 with 0 missing, not int32)"),
+        (pa.array([0, 1, 1], pa.int32()), {b"disttrain.ids_type": b"<f4"}, "cannot be read ('<f4')"),
         (
             pa.array([0, 1, 1], pa.int32()),
             {b"disttrain.columns_digest": b"x"},

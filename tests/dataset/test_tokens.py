@@ -9,26 +9,32 @@ import pyarrow as pa
 import pytest
 from shards import write_interleaved, write_tar, write_texts
 
-from dataserver.dataset import Dataset, DatasetError, TokensMissingError, build_index, count_tokens
+from dataserver.dataset import Dataset, DatasetError, ShardReadError, TokensMissingError, build_index, count_tokens
 from dataserver.dataset.index import BATCH_ROWS
 
 
 class Tokenizer(NamedTuple):
-    """Stands for one in the count."""
+    """Stands for one that `index` was given."""
 
     digest: str
-    count: Callable[[list[str]], Sequence[int]]
+    encode_all: Callable[[list[str]], Sequence[np.ndarray]]
+    vocab_size: int = 256
 
 
-def byte_counts(texts: list[str]) -> Sequence[int]:
-    return [len(text.encode()) for text in texts]
+def byte_ids(texts: list[str]) -> Sequence[np.ndarray]:
+    return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
 
 
-def word_counts(texts: list[str]) -> Sequence[int]:
-    return [len(text.split()) for text in texts]
+def word_ids(texts: list[str]) -> Sequence[np.ndarray]:
+    """The length of each word, with a large number added that only wide ids hold."""
+    return [np.array([99_000 + len(word) for word in text.split()], np.int32) for text in texts]
 
 
-BYTES, WORDS = Tokenizer("bytes", byte_counts), Tokenizer("words", word_counts)
+def counts_of(ids: Sequence[np.ndarray]) -> list[int]:
+    return [len(found) for found in ids]
+
+
+BYTES, WORDS = Tokenizer("bytes", byte_ids), Tokenizer("words", word_ids, 1 << 17)
 
 
 def test_counts_of_two_tokenizers(tmp_path: Path) -> None:
@@ -42,8 +48,8 @@ def test_counts_of_two_tokenizers(tmp_path: Path) -> None:
         texts = [text for row in range(shard.num_samples) for text in shard.parts(row).texts]
         counts = shard.token_counts("bytes")
         assert counts.dtype == np.int32
-        assert counts.tolist() == shard.sizes().text_bytes.tolist() == byte_counts(texts)
-        assert shard.token_counts("words").tolist() == word_counts(texts)
+        assert counts.tolist() == shard.sizes().text_bytes.tolist() == counts_of(byte_ids(texts))
+        assert shard.token_counts("words").tolist() == counts_of(word_ids(texts))
         total += int(counts.sum())
     assert report.num_tokens == total
 
@@ -107,18 +113,85 @@ def test_batches_are_bounded(tmp_path: Path) -> None:
     build_index(folder, workers=1)
     lengths: list[int] = []
 
-    def encode(texts: list[str]) -> Sequence[int]:
+    def encode(texts: list[str]) -> Sequence[np.ndarray]:
         lengths.append(len(texts))
-        return byte_counts(texts)
+        return byte_ids(texts)
 
     count_tokens(folder, Tokenizer("bytes", encode))
     assert lengths == [BATCH_ROWS, BATCH_ROWS, 1]
 
 
-@pytest.mark.parametrize("answer", [[1], [-1, 1, 1], [1, 1, 1 << 31]])
-def test_a_tokenizer_that_breaks_its_contract(tmp_path: Path, answer: list[int]) -> None:
+@pytest.mark.parametrize("answer", [[[1]], [[-1], [1], [1]], [[1], [1], [256]]])
+def test_a_tokenizer_that_breaks_its_contract(tmp_path: Path, answer: list[list[int]]) -> None:
     folder = write_texts(tmp_path, 3, 3)
     build_index(folder, workers=1)
     with pytest.raises(DatasetError, match="the tokenizer gave"):
-        count_tokens(folder, Tokenizer("broken", lambda _: answer))
+        count_tokens(folder, Tokenizer("broken", lambda _: [np.array(ids, np.int32) for ids in answer]))
     assert not list(folder.glob("*.tokens-*"))
+    assert not list(folder.glob("*.ids-*"))
+
+
+@pytest.mark.parametrize(("vocab_size", "size"), [(256, 1), (257, 2), (65_536, 2), (65_537, 4), (1 << 31, 4)])
+def test_ids_take_the_bytes_that_their_vocabulary_needs(tmp_path: Path, vocab_size: int, size: int) -> None:
+    write_tar(tmp_path / "0.tar", [("0.txt", b"ab"), ("1.txt", b"c"), ("2.txt", b"def")])
+    build_index(tmp_path, workers=1)
+    largest = vocab_size - 1
+    tokenizer = Tokenizer("t", lambda texts: [np.full(len(text), largest, np.int32) for text in texts], vocab_size)
+    count_tokens(tmp_path, tokenizer)
+    assert next(tmp_path.glob("*.ids-*")).stat().st_size == 6 * size
+    shard = Dataset.open(tmp_path).shards[0]
+    found = [shard.document(row, "t").texts[0] for row in range(3)]
+    assert [ids.tolist() for ids in found] == [[largest] * 2, [largest], [largest] * 3]
+    assert all(ids.dtype == np.int32 for ids in found)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, WORDS])
+def test_documents_have_the_ids_of_their_texts(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    folder = write_interleaved(tmp_path, 12, 5)
+    build_index(folder, workers=1)
+    count_tokens(folder, tokenizer)
+    for shard in Dataset.open(folder).shards:
+        for row in range(shard.num_samples):
+            parts, document = shard.parts(row), shard.document(row, tokenizer.digest)
+            assert document.kinds == parts.kinds
+            expected = tokenizer.encode_all(list(parts.texts))
+            assert [ids.tolist() for ids in document.texts] == [ids.tolist() for ids in expected]
+
+
+def ids_of_one_shard(folder: Path) -> Path:
+    write_tar(folder / "0.tar", [("0.txt", b"one two"), ("1.txt", b"three")])
+    build_index(folder, workers=1)
+    count_tokens(folder, BYTES)
+    return next(folder.glob("*.ids-*"))
+
+
+@pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"x", lambda b: b"x" + b[1:], lambda _: b""])
+def test_ids_that_are_not_those_that_were_counted_are_noticed(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    path = ids_of_one_shard(tmp_path)
+    path.write_bytes(change(path.read_bytes()))
+    shard = Dataset.open(tmp_path).shards[0]
+    with pytest.raises(TokensMissingError, match=r"are not those that were counted; remove the shard's .tokens files"):
+        shard.document(0, BYTES.digest)
+    assert shard.token_counts(BYTES.digest).tolist() == [7, 5]
+
+
+def test_ids_that_are_gone_are_made_again(tmp_path: Path) -> None:
+    path = ids_of_one_shard(tmp_path)
+    before = path.read_bytes()
+    path.unlink()
+    with pytest.raises(TokensMissingError, match=r"token ids .* are not there"):
+        Dataset.open(tmp_path).shards[0].document(0, BYTES.digest)
+    assert count_tokens(tmp_path, BYTES).num_counted == 1
+    assert path.read_bytes() == before
+    assert count_tokens(tmp_path, BYTES).num_counted == 0
+
+
+def test_ids_that_are_cut_while_they_are_read_are_trouble_of_the_storage(tmp_path: Path) -> None:
+    path = ids_of_one_shard(tmp_path)
+    shard = Dataset.open(tmp_path).shards[0]
+    assert bytes(shard.document(1, BYTES.digest).texts[0].tolist()) == b"three"
+    with path.open("r+b") as file:
+        file.truncate(9)
+    with pytest.raises(ShardReadError, match="gave 2 of 5 bytes; was it cut"):
+        shard.document(1, BYTES.digest)
+    assert bytes(shard.document(0, BYTES.digest).texts[0].tolist()) == b"one two"

@@ -21,7 +21,6 @@ from dataserver.preprocessing import (
     ByteTokenizer,
     ImageShape,
     PreparedView,
-    TokenizerError,
     UnknownTensorError,
     Validity,
     prepare_view,
@@ -68,7 +67,7 @@ class Run:
     ) -> PreparedView:
         tensors = view_tensors(self.job.spec, plan, view, names)
         buffer = np.full(total_bytes(tensors), filler, np.uint8)
-        prepared = prepare_view(self.job.spec, plan, view, self.datasets, TOKENIZER, tensors, buffer)
+        prepared = prepare_view(self.job.spec, plan, view, self.datasets, tensors, buffer)
         with ThreadPoolExecutor(threads) as pool:
             for future in [pool.submit(task) for task in reversed(prepared.tasks)]:
                 future.result()
@@ -248,18 +247,7 @@ def test_requests_that_do_not_fit_are_refused(run: Run) -> None:
     size = total_bytes(tensors)
     for buffer in (np.zeros(size - 1, np.uint8), np.zeros(size, np.int8), np.zeros(2 * size, np.uint8)[::2]):
         with pytest.raises(ValueError, match=rf"contiguous uint8 \[{size}\] is required"):
-            prepare_view(run.job.spec, plan, view, run.datasets, TOKENIZER, tensors, buffer)
-
-
-def test_another_tokenizer_is_refused(run: Run) -> None:
-    class Other(ByteTokenizer):
-        digest = "1" * 64  # type: ignore[misc]
-
-    plan, view = next(run.views(ModuleKind.BACKBONE))
-    tensors = view_tensors(run.job.spec, plan, view)
-    buffer = np.zeros(total_bytes(tensors), np.uint8)
-    with pytest.raises(TokenizerError, match="give the server the file"):
-        prepare_view(run.job.spec, plan, view, run.datasets, Other(), tensors, buffer)
+            prepare_view(run.job.spec, plan, view, run.datasets, tensors, buffer)
 
 
 def corrupt(folder: Path, dataset: Dataset, position: int) -> None:
@@ -301,7 +289,7 @@ def test_storage_trouble_is_no_verdict_on_the_image(tmp_path: Path) -> None:
     plan, view = next((p, v) for p, v in run.views(ModuleKind.ENCODER) if v.num_items)
     tensors = view_tensors(run.job.spec, plan, view)
     buffer = np.zeros(total_bytes(tensors), np.uint8)
-    prepared = prepare_view(run.job.spec, plan, view, run.datasets, TOKENIZER, tensors, buffer)
+    prepared = prepare_view(run.job.spec, plan, view, run.datasets, tensors, buffer)
     path = folder / "00000.tar"
     content = path.read_bytes()
     path.write_bytes(b"")
