@@ -33,15 +33,21 @@ class Covering:
     def tests(self, mutant: Mutant) -> list[str]:
         """All tests that run the mutant's line, the most likely to notice first.
 
-        These run most lines of the mutant's file, and of equals are the fastest; further cases of a test come after
-        all other tests. Last are the tests of files that start processes in which the line runs.
+        Their paths share most words with that of the mutant's file; of equals they run most of its lines, and then are
+        the fastest. Further cases of a test come after all other tests. Last are the tests of files that start
+        processes in which the line runs.
         """
         lines = self._kernel(mutant.path) if KERNELS in mutant.path else self._lines(mutant)
         found = self._running(lines)
         # Where others mention what the line defines, its own file still counts: its tests know best what it should be.
         files = lines if KERNELS in mutant.path else [mutant.path]
         extent = self._running({path: set(self._contexts(path)) for path in files})
-        own = sorted(found & self._seconds.keys(), key=lambda test: (-extent[test], self._seconds[test], test))
+        words = _words(mutant.path)
+
+        def place(test: str) -> tuple[int, int, float, str]:
+            return -len(words & _words(test.partition("::")[0])), -extent[test], self._seconds[test], test
+
+        own = sorted(found & self._seconds.keys(), key=place)
         cases = Counter[str]()
         order: dict[str, int] = {}
         for test in own:
@@ -93,6 +99,10 @@ class Covering:
             for line, contexts in record.lines.contexts_by_lineno(path).items():
                 merged.setdefault(line, set()).update(c for c in contexts if c.partition("::")[0] in files)
         return merged
+
+
+def _words(path: str) -> set[str]:
+    return set(re.findall("[a-z]+", path))
 
 
 def _mentioning(pattern: str) -> Lines:

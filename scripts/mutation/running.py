@@ -16,7 +16,7 @@ from mutation.covering import KERNELS, Covering
 from mutation.mutants import Mutant
 from mutation.trees import Tree
 
-MOST_TESTS = 40
+MOST_TESTS = 120
 """Of one mutant."""
 MOST_SECONDS = 40.0
 """As recorded, of all tests of one mutant but the first."""

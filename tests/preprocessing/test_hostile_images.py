@@ -15,7 +15,7 @@ from PIL import Image
 from preprocessing.pictures import ASTRONAUT, decode, encode, noise, png, png_chunk
 
 from dataserver.planning.jobspec import Sizing
-from dataserver.preprocessing.codecs import ImageShape
+from dataserver.preprocessing.codecs import ImageShape, decoding
 from dataserver.preprocessing.limits import MAX_ENCODED_BYTES, MAX_PIXELS, MAX_SCANNED_PIXELS
 
 SIZING = Sizing(patch=4, merge=2, max_patches=64)
@@ -127,6 +127,24 @@ def test_the_limit_of_bytes() -> None:
     data = FILES["jpeg"]
     assert not refused(data + bytes(MAX_ENCODED_BYTES - len(data)))
     assert refused(data + bytes(MAX_ENCODED_BYTES + 1 - len(data)))
+
+
+def test_the_limit_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert decoding.MAX_PIXELS == MAX_PIXELS == 1 << 27
+    monkeypatch.setattr(decoding, "MAX_PIXELS", SHAPE.width * SHAPE.height)
+    assert not refused(FILES["jpeg"])
+    monkeypatch.setattr(decoding, "MAX_PIXELS", SHAPE.width * SHAPE.height - 1)
+    assert refused(FILES["jpeg"])
+
+
+def test_the_limit_of_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode(PICTURE, "JPEG", progressive=True)
+    scanned = PICTURE.width * PICTURE.height * data.count(decoding.START_OF_SCAN)
+    shape = ImageShape(*PICTURE.size, 1, SHAPE.rows, SHAPE.columns)
+    monkeypatch.setattr(decoding, "MAX_SCANNED_PIXELS", scanned)
+    assert not refused(data, shape)
+    monkeypatch.setattr(decoding, "MAX_SCANNED_PIXELS", scanned - 1)
+    assert refused(data, shape)
 
 
 def test_a_png_that_declares_more_than_it_holds_is_invalid() -> None:

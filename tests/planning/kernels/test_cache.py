@@ -112,3 +112,17 @@ def test_a_user_without_a_home_has_the_folder_beside_the_sources(monkeypatch: py
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
     (folder,) = compiled.folders()
     assert folder.parent.parent.name == "kernels"
+
+
+def test_a_kernel_is_kept_wherever_one_of_the_folders_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataserver.planning.kernels.cache import _Files
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    monkeypatch.setattr(compiled, "folders", lambda: [first, second])
+    files = _Files("greedy.longest_first", b"stamp")
+    assert not files.kept()
+    second.mkdir()
+    (second / "another.nbi").touch()
+    assert not files.kept()
+    (second / "greedy.longest_first.nbi").touch()
+    assert files.kept()
