@@ -129,14 +129,6 @@ def test_the_limit_of_bytes() -> None:
     assert refused(data + bytes(MAX_ENCODED_BYTES + 1 - len(data)))
 
 
-def test_the_limit_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert decoding.MAX_PIXELS == MAX_PIXELS == 1 << 27
-    monkeypatch.setattr(decoding, "MAX_PIXELS", SHAPE.width * SHAPE.height)
-    assert not refused(FILES["jpeg"])
-    monkeypatch.setattr(decoding, "MAX_PIXELS", SHAPE.width * SHAPE.height - 1)
-    assert refused(FILES["jpeg"])
-
-
 def test_the_limit_of_scans(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode(PICTURE, "JPEG", progressive=True)
     scanned = PICTURE.width * PICTURE.height * data.count(decoding.START_OF_SCAN)
