@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from dataserver.planning.jobspec.text import MAX_TEXT_BYTES
 from dataserver.serving.config import ConfigError, ServerConfig, load_config, split_address
 
 DATASETS = {"datasets": {"d": "/data"}}
@@ -82,3 +83,13 @@ def test_addresses() -> None:
 
 def test_every_key_is_documented() -> None:
     assert all(field.description for field in ServerConfig.model_fields.values())
+
+
+def test_a_file_of_the_largest_size_is_read_and_a_longer_one_refused(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    text = "datasets: {d: /data}\n#"
+    file.write_text(text + " " * (MAX_TEXT_BYTES - len(text)))
+    assert load_config(file, {}).datasets == {"d": Path("/data")}
+    file.write_text(text + " " * (MAX_TEXT_BYTES + 1 - len(text)))
+    with pytest.raises(ConfigError, match="it has 1048577 bytes; at most 1048576 are allowed"):
+        load_config(file, {})
