@@ -26,6 +26,8 @@ MOST_BYTES = 16 << 30
 """Of address space, for a mutant that allocates without end."""
 FAILED = {1, 2, 3}
 """pytest's exit codes where a test failed, a test could not be collected, or pytest itself broke."""
+NOT_LOADED = "ImportError while loading conftest"
+"""What pytest says, with the exit code of wrong arguments, where the mutant breaks what all tests import."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def judge(mutant: Mutant, tree: Tree, covering: Covering) -> Verdict:
     seconds = time.monotonic() - began
     if code == 0:
         return Verdict(mutant, False, f"{len(tests)} tests passed", seconds)
-    if code is not None and code >= 0 and code not in FAILED:
+    if code is not None and code >= 0 and code not in FAILED and NOT_LOADED not in output:
         raise RuntimeError(f"pytest ended with {code} for the mutant of {mutant.place}:\n{output[-3000:]}")
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
     ended = "hung" if code is None else f"ended with {code}"
