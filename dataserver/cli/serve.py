@@ -26,6 +26,7 @@ from dataserver.planning.warmup import warm_up
 from dataserver.preprocessing import silence_pillow_warnings
 from dataserver.serving.allocator import keep_freed_memory
 from dataserver.serving.config import ServerConfig, load_config
+from dataserver.serving.metrics_endpoint import PATH as METRICS_PATH
 from dataserver.serving.server import DataServer
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ def serve(
     quarantine: Pairs = (),
     tokenizer: Pairs = (),
     listen: Address = None,
+    metrics_listen: Address = None,
     config: MaybePath = None,
     insecure: Switch = False,
     max_streams: MaybeInt = None,
@@ -65,6 +67,7 @@ def serve(
         quarantine: Quarantine list of a dataset, written by `dataserver lint`; may be repeated.
         tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
         listen: Address to serve on; 127.0.0.1:50051 by default, port 0 for a free one.
+        metrics_listen: Address for metrics (Prometheus, HTTP, /metrics); none by default, port 0 for a free one.
         config: YAML file with the same names and settings.
         insecure: Permit an address that others can reach, though there is no encryption and no authentication yet.
         max_streams: Streams open at once, 64 by default; one more is refused.
@@ -83,6 +86,7 @@ def serve(
         quarantines=named_paths("quarantine", quarantine),
         tokenizers=tokenizer_files(tokenizer),
         listen=listen,
+        metrics_listen=metrics_listen,
         insecure=insecure or None,
         max_streams=max_streams,
         idle_timeout_s=idle_timeout_s,
@@ -102,6 +106,8 @@ def serve(
     server = DataServer(settings, catalog)
     with _signals() as (numbers, wake):
         print(f"listening on {server.start()}", flush=True)
+        if server.metrics_address is not None:
+            print(f"metrics on http://{server.metrics_address}{METRICS_PATH}", flush=True)
         for name, opened in catalog.datasets.items():
             _log.info("dataset %s: %d shards, fingerprint %s", name, len(opened.shards), opened.fingerprint)
         threading.Thread(target=_when_ended, args=(server, wake), name="ended").start()

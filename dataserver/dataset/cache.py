@@ -18,6 +18,12 @@ class LruCache(Generic[Value]):
         self._lock = threading.Lock()
         self._values: OrderedDict[Hashable, Value] = OrderedDict()
 
+    @property
+    def used(self) -> int:
+        """Cost of all values that are held."""
+        with self._lock:
+            return self._used
+
     def get(self, key: Hashable, load: Callable[[], Value]) -> Value:
         """Return the value of `key`, loading it where it is not held.
 

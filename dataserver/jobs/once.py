@@ -80,6 +80,12 @@ class OnceCache(Generic[Key, Value]):
                 with self._lock:
                     making.callers.remove(unwanted)
 
+    @property
+    def used(self) -> int:
+        """What all kept values cost."""
+        with self._lock:
+            return self._used
+
     def find(self, key: Key) -> Value | None:
         """The value of `key`, used last from now on; None if there is none."""
         with self._lock:

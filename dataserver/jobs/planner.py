@@ -1,6 +1,7 @@
 """A job over open datasets: from the indexes to the plans of its steps."""
 
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import TypeVar
 
 import numpy as np
@@ -33,6 +34,7 @@ class JobPlanner:
         kept: Kept | None = None,
         turns: Turns | None = None,
         unwanted: Unwanted = always_wanted,
+        planned: Callable[[float], object] = lambda _: None,
     ) -> None:
         """Size every shard of the job's datasets once, to lay out the axes.
 
@@ -42,6 +44,7 @@ class JobPlanner:
             kept: what the jobs of a server keep together; by default this planner's own.
             turns: in which this job computes with the others of a server, from here on; by default alone.
             unwanted: whether nobody waits for the planner any more.
+            planned: told of each plan that was made, with the seconds it took, turns of other jobs included.
 
         Raises:
             JobSpecError: samples are of a kind that the job's modules do not handle, or a step is too large to plan.
@@ -57,6 +60,7 @@ class JobPlanner:
         self._kept = Kept() if kept is None else kept
         self._tables = ShardTables(job, datasets, self._kept)
         self._turns = Turns() if turns is None else turns
+        self._planned = planned
         try:
             self._order = self.in_turn(lambda: self._lay_out(len(datasets)), unwanted)
         except ValueError as error:
@@ -83,7 +87,10 @@ class JobPlanner:
         """
 
         def compute(unwanted: Unwanted) -> StepPlan:
-            return self.in_turn(lambda: plan_step(self.job, step, self.samples(step)), unwanted)
+            began = monotonic()
+            plan = self.in_turn(lambda: plan_step(self.job, step, self.samples(step)), unwanted)
+            self._planned(monotonic() - began)
+            return plan
 
         return self._kept.plans.get((self.job.job_id, step), compute, unwanted)
 

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeVar
 
 from dataserver.planning.pacing import paced
@@ -50,14 +51,18 @@ class _Work:
 class Turns:
     """Shares few places fairly among the jobs of a server. Thread-safe."""
 
-    def __init__(self, places: int | None = None) -> None:
+    def __init__(
+        self, places: int | None = None, waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
         """Make turns.
 
         Args:
             places: pieces of work that compute at once; by default one for every two cores, so that decoding and
                 sending have the others.
+            waiting: entered whenever work waits for its turn, and left when it has it.
         """
         self._places = max(1, len(os.sched_getaffinity(0)) // 2) if places is None else places
+        self._waiting_for_turn = waiting
         self._lock = threading.Lock()
         self._used: dict[str, float] = {}
         """Seconds of computing by job, counted from where the job that used least stood when it came."""
@@ -123,6 +128,11 @@ class Turns:
             taken += 1
 
     def _wait(self, mine: _Work) -> None:
+        if not mine.granted.is_set():
+            with self._waiting_for_turn():
+                self._wait_long(mine)
+
+    def _wait_long(self, mine: _Work) -> None:
         patience = OVERDUE_S
         while not mine.granted.wait(patience):
             if mine.unwanted():

@@ -62,11 +62,22 @@ class PreparedView:
     """uint8 [total_bytes(tensors)]."""
     validity: U8
     """uint8 [items], numbers of `Validity`; complete after `finish`."""
-    tasks: tuple[Callable[[], None], ...]
-    """Each decodes some images, independent of the others and repeatable. ShardReadError where storage fails."""
+    tasks: tuple[Callable[[], int], ...]
+    """Each decodes some images, independent of the others and repeatable, and returns the encoded bytes that it read.
+    ShardReadError where storage fails."""
     images: _Images
     tokens: I64
     """int64 [items]: tokens of each sample; meaningless where items are images."""
+
+    @property
+    def num_images(self) -> int:
+        """Images that the tasks decode."""
+        return len(self.images.valid)
+
+    @property
+    def num_invalid(self) -> int:
+        """Images among them that cannot be made from their stored bytes; every task has run."""
+        return self.num_images - int(np.count_nonzero(self.images.valid))
 
     def finish(self) -> None:
         """Fill what depends on the validity of the images; every task has run."""
@@ -176,7 +187,7 @@ def _offsets(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> dict[str, NDArray
 
 def _image_tasks(
     spec: JobSpec, samples: StepSamples, images: _Images, datasets: Sequence[Dataset], patches: NDArray[Any] | None
-) -> Iterator[Callable[[], None]]:
+) -> Iterator[Callable[[], int]]:
     """Yield tasks of a few images each, in the order in which storage has them.
 
     Without a tensor for them, patches go nowhere: validity is wanted all the same.
@@ -217,7 +228,8 @@ class _PlacedImage:
     valid: Bool
     """bool [1]: the image's place in `_Images.valid`."""
 
-    def decode(self, sizing: Sizing) -> None:
+    def decode(self, sizing: Sizing) -> int:
+        """Fill the place; the encoded bytes that were read."""
         shard, row = divmod(self.sample, 1 << ROW_BITS)
         ref = self.dataset.shards[shard].image(row, self.number)
         out = self.out
@@ -225,6 +237,7 @@ class _PlacedImage:
             out = np.empty((self.rows * self.columns, sizing.patch**2 * 3), np.uint8)
         shape = ImageShape(ref.width, ref.height, ref.orientation, self.rows, self.columns)
         self.valid[0] = decode_patches(self.dataset.read(ref), shape, sizing, out)
+        return ref.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +247,5 @@ class _ImagesTask:
     images: tuple[_PlacedImage, ...]
     sizing: Sizing
 
-    def run(self) -> None:
-        for image in self.images:
-            image.decode(self.sizing)
+    def run(self) -> int:
+        return sum(image.decode(self.sizing) for image in self.images)

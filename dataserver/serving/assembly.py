@@ -3,11 +3,13 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from itertools import count
 from typing import Final, TypeVar
 
 from dataserver.dataset import ShardReadError
 from dataserver.preprocessing import PreparedView
 from dataserver.serving.memory import Buffer
+from dataserver.serving.metrics import Metrics
 from dataserver.serving.source import MicrobatchSpec, ViewSource
 from dataserver.serving.wire import EncodedMicrobatch
 
@@ -18,30 +20,35 @@ READ_BACKOFF_S: Final = 0.05
 Result = TypeVar("Result")
 
 
-def with_retries(action: Callable[[], Result], stop: threading.Event) -> Result:
-    """Do what reads storage, again after a while where that fails; `stop` ends the waiting.
+def with_retries(action: Callable[[], Result], stop: threading.Event, metrics: Metrics) -> Result:
+    """Do what reads storage, again after a while where that fails; `stop` ends the waiting. Failures are counted.
 
     Raises:
         ShardReadError, OSError: every attempt failed, or one did when `stop` was set.
     """
-    for attempt in range(READ_ATTEMPTS - 1):
+    for attempt in count(1):
         try:
             return action()
         except (ShardReadError, OSError):
-            if stop.wait(READ_BACKOFF_S * 2**attempt):
+            again = attempt < READ_ATTEMPTS and not stop.wait(READ_BACKOFF_S * 2 ** (attempt - 1))
+            metrics.storage_failed(retried=again)
+            if not again:
                 raise
-    return action()
+    raise AssertionError("the last attempt returns or raises")
 
 
 class Assembly:
     """A microbatch in the making. It owns its buffer until it is released."""
 
-    def __init__(self, spec: MicrobatchSpec, buffer: Buffer, settled: Callable[["Assembly"], None]) -> None:
+    def __init__(
+        self, spec: MicrobatchSpec, buffer: Buffer, metrics: Metrics, settled: Callable[["Assembly"], None]
+    ) -> None:
         """Make an assembly that has not begun.
 
         Args:
             spec: what to make.
             buffer: at least `spec.num_bytes` long.
+            metrics: are told of images and bytes.
             settled: called once, from any thread, when the assembly is made, has failed or was cancelled, and no thread
                 writes to the buffer any more.
         """
@@ -49,6 +56,7 @@ class Assembly:
         self.buffer = buffer
         self.encoded: EncodedMicrobatch | None = None
         self.error: Exception | None = None
+        self._metrics = metrics
         self._settled = settled
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -65,7 +73,7 @@ class Assembly:
         try:
             if not self._stop.is_set():
                 used = self.buffer[: self.spec.num_bytes]
-                prepared = with_retries(lambda: source.prepare(self.spec, used), self._stop)
+                prepared = with_retries(lambda: source.prepare(self.spec, used), self._stop, self._metrics)
                 for task in prepared.tasks:
                     self._submit(pool, task)
         except Exception as error:
@@ -83,18 +91,18 @@ class Assembly:
         for future in futures:  # without the lock, which the callback of a cancelled task takes
             future.cancel()
 
-    def _submit(self, pool: Executor, task: Callable[[], None]) -> None:
+    def _submit(self, pool: Executor, task: Callable[[], int]) -> None:
         with self._lock:  # with `cancel`: a task is either not submitted, or among those that are cancelled
             if self._stop.is_set():
                 return
             self._futures.append(pool.submit(self._run, task))
             self._outstanding += 1
 
-    def _run(self, task: Callable[[], None]) -> None:
+    def _run(self, task: Callable[[], int]) -> None:
         if self._stop.is_set():
             return
         try:
-            with_retries(task, self._stop)
+            self._metrics.read(with_retries(task, self._stop, self._metrics))
         except Exception as error:
             self._fail(error)
 
@@ -112,6 +120,7 @@ class Assembly:
             try:
                 prepared.finish()
                 self.encoded = source.encode(self.spec, prepared)
+                self._metrics.prepared(prepared.num_images, prepared.num_invalid)
             except Exception as error:
                 self._fail(error)
         self._futures = []  # their callbacks hold the prepared view

@@ -33,6 +33,8 @@ class ServerConfig(BaseModel):
     """Hugging Face `tokenizers` file of each tokenizer; the byte-level vocabulary `bytes` is always there."""
     listen: str = "127.0.0.1:50051"
     """HOST:PORT to serve on; port 0 takes a free one."""
+    metrics_listen: str | None = None
+    """HOST:PORT for metrics in the form of Prometheus, over HTTP; port 0 takes a free one. None serves none."""
     insecure: bool = False
     """Permit to serve without encryption or authentication beyond this machine."""
     max_streams: Annotated[int, Field(ge=1, le=4096)] = 64
@@ -66,21 +68,32 @@ class ServerConfig(BaseModel):
                 raise ValueError(f"{key} names {unknown}, which is not among the datasets {sorted(self.datasets)}")
         if "bytes" in self.tokenizers:
             raise ValueError("tokenizers names 'bytes', which is built in; give the file another name")
-        host, _ = split_address(self.listen)
-        if not self.insecure and not _is_loopback(host):
-            raise ValueError(
-                f"listen is {self.listen}, which others can reach, and the service has neither encryption nor "
-                "authentication yet; listen on 127.0.0.1, or add --insecure where the network is trusted"
-            )
+        _check_address("listen", self.listen, self.insecure)
+        if self.metrics_listen is not None:
+            _check_address("metrics_listen", self.metrics_listen, self.insecure)
         return self
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT` or `[IPV6]:PORT`; ValueError for anything else."""
+def _check_address(key: str, address: str, insecure: bool) -> None:
+    host, _ = split_address(address, key)
+    if not insecure and not _is_loopback(host):
+        raise ValueError(
+            f"{key} is {address}, which others can reach, and the service has neither encryption nor "
+            "authentication yet; listen on 127.0.0.1, or add --insecure where the network is trusted"
+        )
+
+
+def joined(host: str, port: int) -> str:
+    """The address of a host and a port."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(address: str, key: str = "listen") -> tuple[str, int]:
+    """Host and port of `HOST:PORT` or `[IPV6]:PORT`; ValueError, which names the key, for anything else."""
     host, separator, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        raise ValueError(f"listen is {address!r}; HOST:PORT with a port from 0 to 65535 is required")
+        raise ValueError(f"{key} is {address!r}; HOST:PORT with a port from 0 to 65535 is required")
     return host, int(port)
 
 

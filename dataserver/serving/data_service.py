@@ -49,11 +49,11 @@ MAX_REPORT_BYTES: Final = 64 << 10
 class DataService:
     """Serves planned microbatches; see data_service.proto."""
 
-    def __init__(self, catalog: Catalog, streams: Streams, config: ServerConfig) -> None:
+    def __init__(self, catalog: Catalog, streams: Streams, jobs: JobRegistry, config: ServerConfig) -> None:
         self._catalog = catalog
         self._streams = streams
         self._config = config
-        self._jobs = JobRegistry(catalog, config)
+        self._jobs = jobs
         self._content_digest = content_digest()
 
     def GetOrCreateJob(

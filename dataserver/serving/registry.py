@@ -12,6 +12,7 @@ from dataserver.jobs import Catalog, JobPlanner, Kept, OnceCache, Turns, Unwante
 from dataserver.planning.identity import Job
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
+from dataserver.serving.metrics import Metrics, Stage
 
 MAX_STEP_TIMES: Final = 1024
 MAX_STEP_TIMES_BYTES: Final = 3 << 20
@@ -66,13 +67,23 @@ class ServedJob:
 class JobRegistry:
     """Jobs by id. The one used least recently is forgotten first, unless a stream has it; clients bring it again."""
 
-    def __init__(self, catalog: Catalog, config: ServerConfig) -> None:
+    def __init__(self, catalog: Catalog, config: ServerConfig, metrics: Metrics) -> None:
         self._catalog = catalog
+        self._metrics = metrics
         budget = int(config.job_bytes * JOBS_SHARE)
         self._least_cost = budget // config.max_jobs
         self._jobs = OnceCache[str, ServedJob](budget, self._cost)
         self._kept = Kept(config.job_bytes - budget)
-        self._turns = Turns()
+        self._turns = Turns(waiting=lambda: metrics.waiting(Stage.PLANNING_TURN))
+
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that are known."""
+        return len(self._jobs.values())
+
+    def kept_bytes(self) -> dict[str, int]:
+        """What is kept, by kind, in bytes as they count against `job_bytes`."""
+        return {"jobs": self._jobs.used, "tables": self._kept.tables.used, "plans": self._kept.plans.used}
 
     def get_or_create(self, job: Job, unwanted: Unwanted) -> ServedJob:
         """The job, made by the first caller while others that ask for the same one wait.
@@ -107,7 +118,7 @@ class JobRegistry:
     def _make(self, job: Job, unwanted: Unwanted) -> ServedJob:
         datasets = self._catalog.find_datasets(job.stream)
         self._catalog.find_tokenizer(job.stream.tokenizer)
-        planner = JobPlanner(job, datasets, self._kept, self._turns, unwanted)
+        planner = JobPlanner(job, datasets, self._kept, self._turns, unwanted, self._metrics.planned)
         return ServedJob(job, datasets, planner)
 
     def _cost(self, served: ServedJob) -> int:

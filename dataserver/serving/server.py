@@ -10,12 +10,15 @@ from grpc_health.v1 import health, health_pb2
 
 from dataserver.jobs import Catalog
 from dataserver.serving.admin_service import AdminService
-from dataserver.serving.config import ConfigError, ServerConfig, split_address
+from dataserver.serving.config import ConfigError, ServerConfig, joined, split_address
 from dataserver.serving.data_service import DataService
 from dataserver.serving.gate import CallPool, Gate
 from dataserver.serving.handlers import service_handler, standard_handler
 from dataserver.serving.limits import MAX_TRANSPORT_BYTES
+from dataserver.serving.metrics import Metrics, Snapshot
+from dataserver.serving.metrics_endpoint import MetricsEndpoint
 from dataserver.serving.reflection import enable_reflection
+from dataserver.serving.registry import JobRegistry
 from dataserver.serving.streams import Streams
 
 UNARY_THREADS: Final = 32
@@ -46,10 +49,13 @@ class DataServer:
 
     def __init__(self, config: ServerConfig, catalog: Catalog) -> None:
         self._config = config
-        self._streams = Streams(config)
+        self._metrics = Metrics()
+        self._streams = Streams(config, self._metrics)
+        self._jobs = JobRegistry(catalog, config, self._metrics)
         self._health = health.HealthServicer()
         self._lock = threading.Lock()
         self._drainer: threading.Thread | None = None
+        self._endpoint: MetricsEndpoint | None = None
         self._ended = threading.Event()
         # Idle streams hold no place, but each still has a thread until its consumer reads: see `Streams`.
         self._calls = CallPool(
@@ -60,7 +66,7 @@ class DataServer:
         self._grpc = grpc.server(self._calls, interceptors=[self._gate], options=_OPTIONS)
         self._grpc.add_generic_rpc_handlers(
             (
-                service_handler(_DATA, DataService(catalog, self._streams, config)),
+                service_handler(_DATA, DataService(catalog, self._streams, self._jobs, config)),
                 service_handler(_ADMIN, AdminService(self.drain)),
             )
         )
@@ -72,18 +78,40 @@ class DataServer:
         """The open streams."""
         return self._streams
 
+    @property
+    def metrics_address(self) -> str | None:
+        """HOST:PORT of the metrics; None where there are none."""
+        return None if self._endpoint is None else self._endpoint.address
+
+    def snapshot(self) -> Snapshot:
+        """The numbers of this server."""
+        budget = self._streams.shared.budget
+        return Snapshot(
+            counts=self._metrics.counts(),
+            waited_s=self._metrics.waited_s(),
+            streams=self._streams.progress(),
+            prefetch_used_bytes=budget.used,
+            prefetch_limit_bytes=budget.total,
+            known_jobs=self._jobs.num_jobs,
+            kept_bytes=self._jobs.kept_bytes(),
+            kept_limit_bytes=self._config.job_bytes,
+        )
+
     def start(self) -> str:
         """Bind and serve; HOST:PORT with the port that was taken.
 
         Raises:
-            ConfigError: the address cannot be bound.
+            ConfigError: an address cannot be bound.
         """
         host, port = split_address(self._config.listen)
         bound = self._bind(host, port)
+        if self._config.metrics_listen is not None:
+            metrics_host, metrics_port = split_address(self._config.metrics_listen)
+            self._endpoint = MetricsEndpoint(metrics_host, metrics_port, self.snapshot)
         for name in ("", _DATA.full_name):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._grpc.start()
-        return _join(host, bound)
+        return joined(host, bound)
 
     def drain(self, grace_s: float) -> int:
         """Begin to end: refuse new streams, let open ones finish the microbatch in hand, for at most `grace_s` seconds.
@@ -121,16 +149,18 @@ class DataServer:
         self._calls.shutdown(wait=False)
         self._watches.shutdown(wait=False)
         self._gate.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
         self._ended.set()
 
     def _bind(self, host: str, port: int) -> int:
         problem = _why_not(host, port)
         if problem is None:
             try:
-                return self._grpc.add_insecure_port(_join(host, port))
+                return self._grpc.add_insecure_port(joined(host, port))
             except RuntimeError as error:
                 problem = str(error)
-        raise ConfigError(f"cannot listen on {_join(host, port)}: {problem}; choose another address with --listen")
+        raise ConfigError(f"cannot listen on {joined(host, port)}: {problem}; choose another address with --listen")
 
 
 def _why_not(host: str, port: int) -> str | None:
@@ -143,7 +173,3 @@ def _why_not(host: str, port: int) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

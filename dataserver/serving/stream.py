@@ -26,6 +26,7 @@ from dataserver.planning.plan import StepPlan
 from dataserver.serving.assembly import Assembly, with_retries
 from dataserver.serving.errors import DataServiceError, service_error
 from dataserver.serving.memory import BufferPool, ByteBudget
+from dataserver.serving.metrics import JOB_CHARS, Metrics, Progress, Stage, Wait
 from dataserver.serving.source import MicrobatchSpec, ViewSource
 from dataserver.serving.wire import end_of_stream
 
@@ -49,6 +50,7 @@ class Shared:
     decoding: Executor
     draining: threading.Event
     """Set when streams are to end after the microbatch in hand."""
+    metrics: Metrics
 
 
 class MicrobatchStream:
@@ -97,6 +99,12 @@ class MicrobatchStream:
         self._in_hand: Assembly | None = None
         """The assembly whose messages the consumer is given: out of the queue, `close` leaves it and its buffer alone.
         It belongs to the consumer's thread, and to `end_if_idle` while gRPC has that."""
+        self._sent_step: int | None = None
+        """Step of the microbatch that the consumer took last."""
+        self._sending: Wait | None = None
+        """For the consumer that has a microbatch in hand."""
+        self._lacking: Wait | None = None
+        """For memory to work ahead."""
         self._offered_at: float | None = None
         """When gRPC was given the message that it has not sent yet, on the monotonic clock; None if there is none."""
         self._idle = False
@@ -142,6 +150,20 @@ class MicrobatchStream:
         self._give_up()
         return True
 
+    def progress(self) -> Progress:
+        """How far this stream is. May be called from any thread."""
+        with self._condition:
+            ready = sum(assembly in self._settled for assembly in self._queue)
+            return Progress(
+                job_id=self._source.served.job.job_id[:JOB_CHARS],
+                module=self._source.module,
+                rank=self._source.rank,
+                sent_step=self._sent_step,
+                ready=ready,
+                preparing=len(self._queue) - ready,
+                unread_s=0.0 if self._offered_at is None else monotonic() - self._offered_at,
+            )
+
     def wake(self) -> None:
         """Check again whether the server is draining."""
         with self._condition:
@@ -165,7 +187,11 @@ class MicrobatchStream:
             return None
         if assembly.error is not None:
             raise service_error(assembly.error)
-        if assembly.encoded is None or i == assembly.encoded.num_messages:
+        if assembly.encoded is None:
+            return None
+        if i == assembly.encoded.num_messages:  # the consumer has taken the last one
+            self._sent_step = assembly.spec.plan.step
+            self._shared.metrics.sent(assembly.encoded.num_bytes)
             return None
         if i == assembly.encoded.num_messages - 1:
             self._position = _following(assembly.spec)
@@ -183,6 +209,7 @@ class MicrobatchStream:
             if self._closed:
                 return
             self._closed = True
+            self._shared.metrics.end(self._lacking)
             # Those settled by now are released below, the others by `_settle`, which will find `_closed` set.
             abandoned = tuple(self._queue)
             made = [a for a in abandoned if a in self._settled]
@@ -199,7 +226,10 @@ class MicrobatchStream:
     def _take(self) -> bool:
         """Take the next microbatch in hand when it is settled; False at the end of the stream."""
         with self._condition:
-            self._condition.wait_for(self._has_news)
+            with self._shared.metrics.waiting(Stage.PLANNING):
+                self._condition.wait_for(lambda: self._queue or self._has_news())
+            with self._shared.metrics.waiting(Stage.DECODING):
+                self._condition.wait_for(self._has_news)
             if self._closed or self._idle or self._shared.draining.is_set():
                 return False
             if not self._queue:
@@ -207,10 +237,12 @@ class MicrobatchStream:
                     raise self._failure
                 return False
             self._in_hand = self._queue.popleft()
+            self._sending = self._shared.metrics.begin(Stage.CONSUMER)
             return True
 
     def _put_down(self) -> None:
         in_hand, self._in_hand = self._in_hand, None
+        self._shared.metrics.end(self._sending)
         if in_hand is not None:
             self._release(in_hand)
 
@@ -273,7 +305,9 @@ class MicrobatchStream:
         if step >= self._source.num_steps:
             return None
         if self._plan is None or self._plan.step != step:
-            self._plan = with_retries(lambda: self._source.plan(step, self._stop.is_set), self._stop)
+            self._plan = with_retries(
+                lambda: self._source.plan(step, self._stop.is_set), self._stop, self._shared.metrics
+            )
         plan = self._plan
         if microbatch >= plan.num_microbatches:
             raise DataServiceError(
@@ -297,13 +331,15 @@ class MicrobatchStream:
             return None
         self._pending = spec
         buffer = self._shared.buffers.take(spec.num_bytes)
-        assembly = Assembly(spec, buffer, self._settle)
+        assembly = Assembly(spec, buffer, self._shared.metrics, self._settle)
         if self._own_room is None:
             self._own_room = assembly
         elif not self._account.take(buffer.nbytes):
             self._shared.buffers.give(buffer)
+            self._lacking = self._lacking or self._shared.metrics.begin(Stage.MEMORY)
             return None
-        self._pending = None
+        self._shared.metrics.end(self._lacking)
+        self._pending = self._lacking = None
         self._cursor = _following(spec)
         self._queue.append(assembly)
         return assembly

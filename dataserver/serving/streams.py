@@ -10,6 +10,7 @@ from disttrain.v1 import errors_pb2
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.memory import BufferPool, ByteBudget
+from dataserver.serving.metrics import Metrics, Progress
 from dataserver.serving.source import ViewSource
 from dataserver.serving.stream import MicrobatchStream, Shared
 
@@ -20,7 +21,7 @@ MAKING_AT_ONCE: Final = 4
 class Streams:
     """All open streams."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
         self.shared = Shared(
             stream_bytes=config.stream_bytes,
             budget=ByteBudget(config.prefetch_bytes),
@@ -30,6 +31,7 @@ class Streams:
             making=threading.BoundedSemaphore(MAKING_AT_ONCE),
             decoding=ThreadPoolExecutor(config.decode_threads, "decode"),
             draining=threading.Event(),
+            metrics=metrics,
         )
         self._max_streams = config.max_streams
         self._idle_timeout_s = config.idle_timeout_s
@@ -45,6 +47,12 @@ class Streams:
     def draining(self) -> bool:
         """Whether streams are to end."""
         return self.shared.draining.is_set()
+
+    def progress(self) -> tuple[Progress, ...]:
+        """How far each open stream is."""
+        with self._changed:
+            streams = tuple(self._open)
+        return tuple(stream.progress() for stream in streams)  # without the lock: a stream takes its own
 
     def open(self, source: ViewSource, step: int, microbatch: int, cancel: Callable[[], object]) -> MicrobatchStream:
         """Open a stream that starts at (step, microbatch), and let it begin to prepare.

@@ -49,6 +49,11 @@ class EncodedMicrobatch:
         """Messages of the stream: the header and the chunks."""
         return 1 + -(-self.payload.nbytes // CHUNK_BYTES)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the header and of the payload."""
+        return len(self.header) + self.payload.nbytes
+
     def message(self, i: int) -> bytes:
         """The header for 0, else a chunk, copied from the payload."""
         if i == 0:

@@ -1,7 +1,9 @@
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import grpc
 import pytest
@@ -107,3 +109,16 @@ def test_a_client_that_pings_often_is_not_cut_off(server: ServerProcess, folder:
             stream.result(timeout=6)  # a default server ends such a call after about four seconds
         assert stream.is_active()
         stream.cancel()
+
+
+def test_the_address_of_the_metrics_is_printed(folder: Path) -> None:
+    with serving("--dataset", f"d={folder}", "--metrics-listen", "127.0.0.1:0") as server:
+        assert server.process.stdout is not None
+        line = server.process.stdout.readline()
+        address = re.fullmatch(r"metrics on (http://127\.0\.0\.1:\d+/metrics)\n", line)
+        assert address, line
+        with urlopen(address[1], timeout=TIMEOUT_S) as answer:
+            assert b"\ndisttrain_open_streams 0.0\n" in answer.read()
+        code, errors = server.end()
+    assert code == 0
+    assert "Traceback" not in errors

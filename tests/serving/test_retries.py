@@ -4,6 +4,7 @@ import pytest
 
 from dataserver.dataset.errors import ShardReadError
 from dataserver.serving.assembly import READ_ATTEMPTS, with_retries
+from dataserver.serving.metrics import Metrics
 
 
 class Storage:
@@ -22,13 +23,13 @@ class Storage:
 @pytest.mark.parametrize("error", [ShardReadError("gone"), OSError(5, "gone")])
 def test_storage_that_recovers_is_read(error: Exception) -> None:
     storage = Storage(READ_ATTEMPTS - 1, error)
-    assert with_retries(storage.read, threading.Event()) == "data"
+    assert with_retries(storage.read, threading.Event(), Metrics()) == "data"
 
 
 def test_storage_that_does_not_recover_is_given_up() -> None:
     storage = Storage(99, ShardReadError("gone"))
     with pytest.raises(ShardReadError):
-        with_retries(storage.read, threading.Event())
+        with_retries(storage.read, threading.Event(), Metrics())
     assert storage.reads == READ_ATTEMPTS
 
 
@@ -36,12 +37,12 @@ def test_a_stream_that_ended_does_not_try_again() -> None:
     storage, stop = Storage(99, ShardReadError("gone")), threading.Event()
     stop.set()
     with pytest.raises(ShardReadError):
-        with_retries(storage.read, stop)
+        with_retries(storage.read, stop, Metrics())
     assert storage.reads == 1
 
 
 def test_other_errors_are_not_repeated() -> None:
     storage = Storage(99, KeyError("defect"))
     with pytest.raises(KeyError):
-        with_retries(storage.read, threading.Event())
+        with_retries(storage.read, threading.Event(), Metrics())
     assert storage.reads == 1

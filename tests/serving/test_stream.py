@@ -14,6 +14,7 @@ from serving.harness import TIMEOUT_S
 
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.memory import BufferPool, ByteBudget
+from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream import MicrobatchStream, Shared
 from dataserver.serving.wire import EncodedMicrobatch
 
@@ -37,7 +38,7 @@ class Source:
     def prepare(self, _spec: Any, buffer: Any) -> Any:
         self.prepared += 1
         buffer[:] = 7
-        return SimpleNamespace(tasks=[], finish=lambda: None, buffer=buffer)
+        return SimpleNamespace(tasks=[], finish=lambda: None, buffer=buffer, num_images=0, num_invalid=0)
 
     def encode(self, _spec: Any, prepared: Any) -> EncodedMicrobatch:
         return EncodedMicrobatch(b"header", prepared.buffer)
@@ -55,6 +56,7 @@ def shared() -> Iterator[Shared]:
             making=threading.BoundedSemaphore(1),
             decoding=decoding,
             draining=threading.Event(),
+            metrics=Metrics(),
         )
 
 

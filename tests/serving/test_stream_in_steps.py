@@ -15,6 +15,7 @@ from dataserver.serving import assembly
 from dataserver.serving.assembly import with_retries
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.memory import BufferPool, ByteBudget
+from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream import MAX_AHEAD, MicrobatchStream, Shared
 from dataserver.serving.wire import EncodedMicrobatch
 
@@ -54,7 +55,7 @@ class Source:
             raise DataServiceError(errors_pb2.ERROR_REASON_SAMPLE_TOO_LARGE, "no view")
         self.prepared.append(where)
         buffer[:] = 10 * where[0] + where[1]
-        return SimpleNamespace(tasks=[], finish=lambda: None, buffer=buffer)
+        return SimpleNamespace(tasks=[], finish=lambda: None, buffer=buffer, num_images=0, num_invalid=0)
 
     def encode(self, _spec: Any, prepared: Any) -> EncodedMicrobatch:
         return EncodedMicrobatch(b"header", prepared.buffer)
@@ -73,6 +74,7 @@ class Desk:
             making=threading.Lock(),
             decoding=Inline(),  # type: ignore[arg-type]
             draining=threading.Event(),
+            metrics=Metrics(),
         )
         self.source = source
         self.stream = MicrobatchStream(self.shared, source, *start, lambda: None, self.closed.append)  # type: ignore[arg-type]
@@ -222,6 +224,6 @@ def test_storage_is_read_four_times_with_doubling_waits() -> None:
         raise ShardReadError("gone")
 
     with pytest.raises(ShardReadError):
-        with_retries(read, stop)  # type: ignore[arg-type]
+        with_retries(read, stop, Metrics())  # type: ignore[arg-type]
     assert (len(reads), stop.waits) == (4, [0.05, 0.1, 0.2])
     assert (assembly.READ_ATTEMPTS, assembly.READ_BACKOFF_S) == (4, 0.05)

@@ -1,0 +1,197 @@
+"""What a server counts of itself, and the snapshot from which Prometheus and the admin service take the same numbers.
+
+Others report in one line, at most once for each microbatch or task of images. What can be read when it is asked for,
+such as memory in use, is not counted here but read for the snapshot.
+"""
+
+import os
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import accumulate
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+PLAN_BUCKETS_S: Final = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds of the histogram of plans, in seconds; a last bucket has none."""
+JOB_CHARS: Final = 12
+"""Of a job id, as ranks are labelled with it."""
+
+
+class Stage(StrEnum):
+    """What a stream waits for. At any time an open stream is in one of the first three."""
+
+    PLANNING = "planning"
+    """Its consumer is ready, and the next microbatch has not been begun: its plan is not there yet."""
+    DECODING = "decoding"
+    """Its consumer is ready, and the next microbatch is in the making."""
+    CONSUMER = "consumer"
+    """A microbatch is ready, and its consumer has not taken all of it."""
+    MEMORY = "memory"
+    """It would work ahead, and the budget that streams share has no room."""
+    PLANNING_TURN = "planning_turn"
+    """Planning for a job, on behalf of all its streams, waits while other jobs compute."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Totals since the server began."""
+
+    prepared_microbatches: int = 0
+    sent_microbatches: int = 0
+    decoded_images: int = 0
+    invalid_images: int = 0
+    storage_errors: int = 0
+    storage_retries: int = 0
+    read_bytes: int = 0
+    sent_bytes: int = 0
+    plan_seconds: float = 0.0
+    plans: list[int] = field(default_factory=lambda: [0] * (len(PLAN_BUCKETS_S) + 1))
+    """Plans made, by bucket of `PLAN_BUCKETS_S`; not cumulative."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the streams of one rank are; where there are several, the one that is furthest behind."""
+
+    job_id: str
+    """Its first `JOB_CHARS` characters."""
+    module: str
+    rank: int
+    sent_step: int | None
+    """Step of the microbatch that the consumer took last; None before the first."""
+    ready: int
+    """Microbatches that wait for the consumer."""
+    preparing: int
+    """Microbatches in the making behind them."""
+    unread_s: float
+    """Seconds for which the consumer has not taken the message that it is offered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All numbers of a server at one moment."""
+
+    counts: Counts
+    waited_s: Mapping[Stage, float]
+    """Seconds by stage, with those of waits that go on."""
+    streams: tuple[Progress, ...]
+    """Of every open stream."""
+    prefetch_used_bytes: int
+    prefetch_limit_bytes: int
+    known_jobs: int
+    kept_bytes: Mapping[str, int]
+    """What is kept of jobs, by kind, as it counts against the limit."""
+    kept_limit_bytes: int
+
+    @property
+    def ranks(self) -> list[Progress]:
+        """The streams by job, module and rank: peers that share a rank are one entry."""
+        found: dict[tuple[str, str, int], Progress] = {}
+        for stream in self.streams:
+            key = (stream.job_id, stream.module, stream.rank)
+            found[key] = _furthest_behind(found[key], stream) if key in found else stream
+        return [found[key] for key in sorted(found)]
+
+
+class Wait:
+    """A wait that goes on."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.since = stage, monotonic()
+
+
+class Metrics:
+    """The counters of one server. Thread-safe; its lock is the last one taken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = Counts()
+        self._waited = dict.fromkeys(Stage, 0.0)
+        self._waits: dict[Wait, None] = {}
+
+    def prepared(self, num_images: int, num_invalid: int) -> None:
+        """A microbatch is ready, with so many images decoded, of which some are invalid."""
+        with self._lock:
+            self._counts.prepared_microbatches += 1
+            self._counts.decoded_images += num_images
+            self._counts.invalid_images += num_invalid
+
+    def sent(self, num_bytes: int) -> None:
+        """A consumer took a whole microbatch."""
+        with self._lock:
+            self._counts.sent_microbatches += 1
+            self._counts.sent_bytes += num_bytes
+
+    def read(self, num_bytes: int) -> None:
+        """So many bytes of images were read from shards."""
+        with self._lock:
+            self._counts.read_bytes += num_bytes
+
+    def storage_failed(self, retried: bool) -> None:
+        """Storage failed once; whether it is read again."""
+        with self._lock:
+            self._counts.storage_errors += 1
+            self._counts.storage_retries += retried
+
+    def planned(self, seconds: float) -> None:
+        """A plan was made within so many seconds."""
+        with self._lock:
+            self._counts.plan_seconds += seconds
+            self._counts.plans[bisect_left(PLAN_BUCKETS_S, seconds)] += 1
+
+    def begin(self, stage: Stage) -> Wait:
+        """A wait begins, and counts until `end`."""
+        wait = Wait(stage)
+        with self._lock:
+            self._waits[wait] = None
+        return wait
+
+    def end(self, wait: Wait | None) -> None:
+        """A wait is over; without effect if there is none, or it was over."""
+        with self._lock:
+            if wait in self._waits:
+                del self._waits[wait]
+                self._waited[wait.stage] += monotonic() - wait.since
+
+    @contextmanager
+    def waiting(self, stage: Stage) -> Iterator[None]:
+        """A wait that lasts as long as the block."""
+        wait = self.begin(stage)
+        try:
+            yield
+        finally:
+            self.end(wait)
+
+    def counts(self) -> Counts:
+        """A copy of the totals."""
+        with self._lock:
+            return replace(self._counts, plans=list(self._counts.plans))
+
+    def waited_s(self) -> dict[Stage, float]:
+        """Seconds waited by stage. They never decrease: waits that go on count until now."""
+        with self._lock:
+            now, found = monotonic(), dict(self._waited)
+            for wait in self._waits:
+                found[wait.stage] += max(now - wait.since, 0.0)
+            return found
+
+
+def cumulative(plans: Iterable[int]) -> list[int]:
+    """Plans at or below each bound of `PLAN_BUCKETS_S`, and in the end all."""
+    return list(accumulate(plans))
+
+
+def resident_bytes() -> int:
+    """Physical memory of this process."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _furthest_behind(one: Progress, other: Progress) -> Progress:
+    sent = None if one.sent_step is None or other.sent_step is None else min(one.sent_step, other.sent_step)
+    ready, preparing = min(one.ready, other.ready), min(one.preparing, other.preparing)
+    return replace(one, sent_step=sent, ready=ready, preparing=preparing, unread_s=max(one.unread_s, other.unread_s))

@@ -1,0 +1,195 @@
+"""What a real server says of itself over HTTP, held against what was really streamed."""
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import grpc
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from serving.harness import FIXED_WINDOW, TIMEOUT_S, Running, index, job_data, large_job, running
+from shards import break_images, write_pairs
+
+from dataserver.dataset import Dataset
+from dataserver.serving.metrics import Metrics, Progress, Snapshot, Stage
+
+UNITS = ("bytes", "seconds", "microbatches", "images", "streams", "jobs", "errors", "retries", "step", "fds")
+Values = dict[tuple[str, ...], float]
+
+
+@contextmanager
+def serving(folder: Path, **config: Any) -> Iterator[Running]:
+    with running({"d": folder}, FIXED_WINDOW, metrics_listen="127.0.0.1:0", **config) as found:
+        yield found
+
+
+def families(server: Running) -> list[Any]:
+    with urlopen(f"http://{server.server.metrics_address}/metrics", timeout=TIMEOUT_S) as answer:
+        return list(text_string_to_metric_families(answer.read().decode()))
+
+
+def values(server: Running) -> Values:
+    """By name without the prefix, and values of the labels."""
+    return {
+        (sample.name.removeprefix("disttrain_"), *sample.labels.values()): sample.value
+        for family in families(server)
+        for sample in family.samples
+    }
+
+
+def until(server: Running, done: Callable[[Values], bool]) -> Values:
+    """The values, as soon as they are as they must become."""
+    end = time.monotonic() + TIMEOUT_S
+    while not done(found := values(server)):
+        assert time.monotonic() < end, found
+        time.sleep(0.05)
+    return found
+
+
+def one_pass(**changes: Any) -> dict[str, Any]:
+    return job_data(datasets=[{"name": "d"}], end={"passes": 1}, generation={"ratio": "0"}, **changes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return index(write_pairs(tmp_path / "d", 16, 16, seed=6))
+
+
+def test_every_metric_has_help_and_its_unit_in_its_name(folder: Path) -> None:
+    with serving(folder) as server:
+        stream = server.stream(server.create(one_pass()).job_id)
+        next(stream)
+        found = families(server)
+        stream.cancel()
+    assert sum(family.name.startswith("disttrain_") for family in found) == 19
+    for family in found:
+        assert family.documentation, family.name
+        assert family.name.endswith(UNITS), family.name
+        assert family.samples or family.name.startswith("disttrain_rank_"), family.name
+
+
+def test_the_documentation_lists_every_metric(folder: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+    listed = set(re.findall(r"`(disttrain_\w+)`", page.partition("## Alerts")[0]))
+    with serving(folder) as server:
+        found = {family.name + "_total" * (family.type == "counter") for family in families(server)}
+    assert listed == {name for name in found if name.startswith("disttrain_")}
+
+
+def test_the_numbers_are_those_of_what_was_streamed(folder: Path) -> None:
+    break_images(folder, (3, 0), (5, 0))
+    shard = Dataset.open(folder).shards[0]
+    with serving(folder) as server:
+        job = server.create(one_pass())
+        received = [server.read(job.job_id, "vit", rank) for rank in (0, 1)]
+        # A stream ends before its call: only then is it forgotten.
+        found = until(server, lambda now: now[("open_streams",)] == 0)
+    headers = [header for stream in received for header, _ in stream.microbatches]
+    assert found[("decoded_images_total", "valid")] == 14
+    assert found[("decoded_images_total", "invalid")] == 2
+    assert found[("read_bytes_total", "shards")] == sum(shard.image(row, 0).length for row in range(16))
+    assert found[("prepared_microbatches_total",)] == found[("sent_microbatches_total",)] == len(headers)
+    payload = sum(len(body) for stream in received for _, body in stream.microbatches)
+    overhead = sum(len(header.SerializeToString()) for header in headers)
+    assert payload + overhead <= found[("sent_bytes_total",)] <= payload + overhead + 16 * len(headers)
+    assert found[("plan_seconds_count",)] == found[("plan_seconds_bucket", "+Inf")] == job.num_steps
+    assert found[("plan_seconds_sum",)] > 0
+    assert found[("known_jobs",)] == 1
+    for kind in ("jobs", "tables", "plans"):
+        assert 0 < found[("kept_job_bytes", kind)] <= found[("kept_job_limit_bytes",)]
+    assert found[("storage_errors_total",)] == found[("storage_retries_total",)] == 0
+    assert found[("prefetch_used_bytes",)] == 0
+    assert found[("process_resident_memory_bytes",)] > 1 << 20
+    assert {key for key in found if key[0].startswith("rank_")} == set()
+
+
+def test_an_unread_stream_shows_until_it_is_closed(photographs: Path) -> None:
+    job = large_job(datasets=[{"name": "d"}], global_batch=8, microbatch=2, end={"steps": 3})
+    with serving(photographs, prefetch_bytes=4 << 20) as server:
+        job_id = server.create(job).job_id
+        rank = (job_id[:12], "vit", "0")
+        stream = server.stream(job_id)
+        next(stream)
+        found = until(server, lambda now: now.get(("rank_ready_microbatches", *rank), 0) >= 2)
+        later = until(
+            server,
+            lambda now: all(
+                now[key] > found[key]
+                for key in (
+                    ("waited_seconds_total", "consumer"),
+                    ("waited_seconds_total", "memory"),
+                    ("rank_unread_seconds", *rank),
+                )
+            ),
+        )
+        assert later[("open_streams",)] == 1
+        assert ("rank_sent_step", *rank) not in later
+        assert later[("queued_microbatches", "ready")] == later[("rank_ready_microbatches", *rank)]
+        assert 0 < later[("prefetch_used_bytes",)] <= later[("prefetch_limit_bytes",)] == 4 << 20
+        rest = list(stream)
+        assert rest[-1].WhichOneof("message") == "end"
+        gone = until(server, lambda now: now[("open_streams",)] == 0)
+        assert {key for key in gone if key[0].startswith("rank_")} == set()
+        for stage in Stage:
+            assert gone[("waited_seconds_total", stage.value)] >= later[("waited_seconds_total", stage.value)]
+
+
+def test_a_rank_is_at_the_step_that_its_consumer_took_last(photographs: Path) -> None:
+    """Of two streams of a rank the one behind counts."""
+    job = large_job(datasets=[{"name": "d"}], global_batch=8, microbatch=8, end={"steps": 9})
+    with serving(photographs) as server:
+        job_id = server.create(job).job_id
+        streams = [server.stream(job_id, start_step=step) for step in (4, 2)]
+        for stream in streams:
+            seen = 0
+            while seen < 2:  # the server is asked for a second header when the first microbatch was taken
+                seen += next(stream).WhichOneof("message") == "header"
+        found = until(server, lambda now: ("rank_sent_step", job_id[:12], "vit", "0") in now)
+        assert found[("rank_sent_step", job_id[:12], "vit", "0")] == 2
+        assert found[("open_streams",)] == 2
+        for stream in streams:
+            stream.cancel()
+
+
+def test_storage_that_fails_shows(folder: Path, tmp_path: Path) -> None:
+    with serving(folder) as server:
+        job_id = server.create(one_pass()).job_id
+        server.catalog.datasets["d"].shards[0].sizes()
+        shutil.move(folder / "00000.tar", tmp_path / "away.tar")
+        with pytest.raises(grpc.RpcError):
+            server.read(job_id)
+        found = until(server, lambda now: now[("storage_errors_total",)] > 0)
+        shutil.move(tmp_path / "away.tar", folder / "00000.tar")
+        server.read(job_id)
+        after = values(server)
+    assert found[("storage_retries_total",)] < found[("storage_errors_total",)]
+    assert found[("sent_microbatches_total",)] < after[("sent_microbatches_total",)]
+
+
+def test_waits_count_while_they_go_on_and_once() -> None:
+    metrics = Metrics()
+    wait = metrics.begin(Stage.MEMORY)
+    before = metrics.waited_s()[Stage.MEMORY]
+    while metrics.waited_s()[Stage.MEMORY] == before:
+        time.sleep(0.001)
+    metrics.end(wait)
+    done = metrics.waited_s()
+    metrics.end(wait)
+    metrics.end(None)
+    assert metrics.waited_s() == done
+    assert done[Stage.MEMORY] > 0
+    assert sum(done.values()) == done[Stage.MEMORY]
+
+
+def test_peers_of_a_rank_are_one_entry() -> None:
+    def stream(rank: int, sent: int | None, ready: int, unread_s: float) -> Progress:
+        return Progress("job", "llm", rank, sent, ready, 1, unread_s)
+
+    streams = (stream(1, 4, 0, 0.0), stream(0, 7, 3, 0.5), stream(0, 6, 5, 0.0), stream(1, None, 2, 9.0))
+    found = Snapshot(Metrics().counts(), {}, streams, 0, 0, 0, {}, 0).ranks
+    assert found == [stream(0, 6, 3, 0.5), stream(1, None, 0, 9.0)]
