@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
+from dataserver.cli import logs
+
 _log = logging.getLogger(__name__)
 
 DESCRIPTION = "CPU side of a multimodal training job: shards in, balanced steps out over gRPC."
@@ -43,7 +45,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; what the user can put right is one line on stderr and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.start(given)
     if not given or given[0] in ("-h", "--help"):
         print(_usage(), file=sys.stdout if given else sys.stderr)
         return 0 if given else USER_ERROR
@@ -96,7 +98,10 @@ def _about_compiling(name: str, command: Command) -> None:
 
 
 def _say(name: str, what: str) -> None:
-    print(f"{name}: {what}", file=sys.stderr, flush=True)
+    if logs.writes_json():
+        _log.info("%s: %s", name, what)
+    else:
+        print(f"{name}: {what}", file=sys.stderr, flush=True)
 
 
 def _usage() -> str:
@@ -107,5 +112,9 @@ def _usage() -> str:
 
 def _report(error: Exception) -> int:
     _log.debug("failed", exc_info=error)
-    print(f"dataserver: {' '.join(str(error).split())}", file=sys.stderr)
+    message = " ".join(str(error).split())
+    if logs.writes_json():
+        _log.error("%s", message)
+    else:
+        print(f"dataserver: {message}", file=sys.stderr)
     return USER_ERROR

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Final, TypeVar
 import tyro
 from pydantic import BaseModel
 
+from dataserver.cli.logs import LogFormat
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _SAYS_ITSELF = tyro.conf.arg(help_behavior_hint="")
 """The help text says what holds without the flag, and whether it may be repeated."""
@@ -16,6 +18,7 @@ Pairs = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(meta
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, _SAYS_ITSELF]
 """A flag without a value."""
 MaybePath = Annotated[Path | None, _SAYS_ITSELF]
+MaybeLogFormat = Annotated[LogFormat | None, _SAYS_ITSELF]
 MaybeInt = Annotated[int | None, _SAYS_ITSELF]
 Address = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint="")]
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from dataserver.cli import logs
 from dataserver.cli.arguments import (
     Address,
     MaybeInt,
+    MaybeLogFormat,
     MaybePath,
     Pairs,
     Switch,
@@ -54,6 +56,7 @@ def serve(
     job_bytes: MaybeInt = None,
     zstd_level: MaybeInt = None,
     drain_grace_s: MaybeInt = None,
+    log_format: MaybeLogFormat = None,
 ) -> None:
     """Serve balanced microbatches of indexed datasets over gRPC.
 
@@ -79,6 +82,7 @@ def serve(
         job_bytes: Bytes kept of jobs, with sizes of samples and plans; 1 GiB by default.
         zstd_level: Zstandard level for clients that ask for compression; 1 by default.
         drain_grace_s: Seconds that open streams get to finish the microbatch in hand; 30 by default.
+        log_format: Log on stderr: text, or json with one object a line; text by default.
     """
     flags = given(
         datasets=named_paths("dataset", dataset),
@@ -97,10 +101,12 @@ def serve(
         job_bytes=job_bytes,
         zstd_level=zstd_level,
         drain_grace_s=drain_grace_s,
+        log_format=log_format,
     )
     keep_freed_memory()
     silence_pillow_warnings()
     settings = load_config(config, flags)
+    logs.use(settings.log_format)
     catalog = Catalog.open(settings)
     _compile()
     server = DataServer(settings, catalog)

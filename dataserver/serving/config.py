@@ -4,7 +4,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -57,6 +57,8 @@ class ServerConfig(BaseModel):
     """Compression level for clients that ask for Zstandard."""
     drain_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30
     """Seconds that open streams get to finish the microbatch in hand when the server is told to end."""
+    log_format: Literal["text", "json"] = "text"
+    """Form of the log on stderr: lines of text, or one JSON object a line."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
