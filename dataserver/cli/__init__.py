@@ -1,4 +1,4 @@
-"""The command line: `dataserver index | lint | plan | simulate | fit | towers | serve | warm`."""
+"""The command line: `dataserver index | lint | plan | simulate | fit | towers | serve | top | warm`."""
 
 import logging
 import os
@@ -38,6 +38,7 @@ COMMANDS = {
     "fit": Command("fit_costs", "Fit costs to reported times.", "reading the job and its step times", True),
     "towers": Command("towers", "Choose the degrees of contrastive towers.", "reading the job", True),
     "serve": Command("serve", "Serve microbatches over gRPC.", "opening the datasets, then listening"),
+    "top": Command("top", "Watch a fleet of servers.", "asking the servers"),
     "warm": Command("warm", "Compile the planner's loops ahead of time.", "looking for compiled loops"),
 }
 

@@ -8,6 +8,8 @@ from disttrain.v1 import admin_service_pb2 as pb
 from disttrain.v1 import errors_pb2
 
 from dataserver.serving.errors import DataServiceError
+from dataserver.serving.metrics import Snapshot
+from dataserver.serving.metrics_message import metrics_message
 
 MAX_GRACE_S: Final = 3600
 DEFAULT_GRACE_S: Final = 30
@@ -16,13 +18,19 @@ DEFAULT_GRACE_S: Final = 30
 class AdminService:
     """Administration of this server; see admin_service.proto."""
 
-    def __init__(self, drain: Callable[[float], int]) -> None:
+    def __init__(self, drain: Callable[[float], int], snapshot: Callable[[], Snapshot]) -> None:
         """Make the service.
 
         Args:
             drain: begins a drain with a grace in seconds and returns the number of open streams.
+            snapshot: the numbers of the server.
         """
         self._drain = drain
+        self._snapshot = snapshot
+
+    def GetMetrics(self, _request: pb.GetMetricsRequest, _: grpc.ServicerContext) -> pb.GetMetricsResponse:  # noqa: N802
+        """Say what the server did and holds."""
+        return metrics_message(self._snapshot())
 
     def Drain(self, request: pb.DrainRequest, _: grpc.ServicerContext) -> pb.DrainResponse:  # noqa: N802
         """Begin a drain."""

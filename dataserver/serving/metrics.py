@@ -76,6 +76,7 @@ class Progress:
 class Snapshot:
     """All numbers of a server at one moment."""
 
+    uptime_s: float
     counts: Counts
     waited_s: Mapping[Stage, float]
     """Seconds by stage, with those of waits that go on."""
@@ -110,6 +111,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._began = monotonic()
         self._counts = Counts()
         self._waited = dict.fromkeys(Stage, 0.0)
         self._waits: dict[Wait, None] = {}
@@ -166,6 +168,11 @@ class Metrics:
             yield
         finally:
             self.end(wait)
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since the server began."""
+        return monotonic() - self._began
 
     def counts(self) -> Counts:
         """A copy of the totals."""

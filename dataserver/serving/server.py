@@ -67,7 +67,7 @@ class DataServer:
         self._grpc.add_generic_rpc_handlers(
             (
                 service_handler(_DATA, DataService(catalog, self._streams, self._jobs, config)),
-                service_handler(_ADMIN, AdminService(self.drain)),
+                service_handler(_ADMIN, AdminService(self.drain, self.snapshot)),
             )
         )
         self._grpc.add_generic_rpc_handlers((standard_handler(_HEALTH, self._health, _NO_SERVICE, self._watches),))
@@ -87,6 +87,7 @@ class DataServer:
         """The numbers of this server."""
         budget = self._streams.shared.budget
         return Snapshot(
+            uptime_s=self._metrics.uptime_s,
             counts=self._metrics.counts(),
             waited_s=self._metrics.waited_s(),
             streams=self._streams.progress(),

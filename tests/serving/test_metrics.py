@@ -191,5 +191,5 @@ def test_peers_of_a_rank_are_one_entry() -> None:
         return Progress("job", "llm", rank, sent, ready, 1, unread_s)
 
     streams = (stream(1, 4, 0, 0.0), stream(0, 7, 3, 0.5), stream(0, 6, 5, 0.0), stream(1, None, 2, 9.0))
-    found = Snapshot(Metrics().counts(), {}, streams, 0, 0, 0, {}, 0).ranks
+    found = Snapshot(1.0, Metrics().counts(), {}, streams, 0, 0, 0, {}, 0).ranks
     assert found == [stream(0, 6, 3, 0.5), stream(1, None, 0, 9.0)]

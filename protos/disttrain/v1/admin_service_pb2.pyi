@@ -3,9 +3,11 @@
 isort:skip_file
 Administration of one server. Kept apart from the data service so that access to it can be restricted."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -62,3 +64,296 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class GetMetricsRequest(_message.Message):
+    """Request of GetMetrics."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMetricsRequest: _TypeAlias = GetMetricsRequest  # noqa: Y015
+
+@_typing.final
+class GetMetricsResponse(_message.Message):
+    """Response of GetMetrics. All counters are totals since the server began; all bytes are bytes, not multiples."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPTIME_FIELD_NUMBER: _builtins.int
+    OPEN_STREAMS_FIELD_NUMBER: _builtins.int
+    READY_MICROBATCHES_FIELD_NUMBER: _builtins.int
+    PREPARING_MICROBATCHES_FIELD_NUMBER: _builtins.int
+    PREPARED_MICROBATCHES_FIELD_NUMBER: _builtins.int
+    SENT_MICROBATCHES_FIELD_NUMBER: _builtins.int
+    SENT_BYTES_FIELD_NUMBER: _builtins.int
+    PREFETCH_USED_BYTES_FIELD_NUMBER: _builtins.int
+    PREFETCH_LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
+    DECODED_IMAGES_FIELD_NUMBER: _builtins.int
+    INVALID_IMAGES_FIELD_NUMBER: _builtins.int
+    STORAGE_ERRORS_FIELD_NUMBER: _builtins.int
+    STORAGE_RETRIES_FIELD_NUMBER: _builtins.int
+    SHARD_READ_BYTES_FIELD_NUMBER: _builtins.int
+    PLAN_TIMES_FIELD_NUMBER: _builtins.int
+    PLANNING_TIME_FIELD_NUMBER: _builtins.int
+    KNOWN_JOBS_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    open_streams: _builtins.int
+    """Streams that hold a place."""
+    ready_microbatches: _builtins.int
+    """Microbatches in the queues of these streams that wait for their consumers."""
+    preparing_microbatches: _builtins.int
+    """Microbatches in the making behind them."""
+    prepared_microbatches: _builtins.int
+    """Counter: microbatches made."""
+    sent_microbatches: _builtins.int
+    """Counter: microbatches that consumers took whole."""
+    sent_bytes: _builtins.int
+    """Counter: bytes of these, headers included."""
+    prefetch_used_bytes: _builtins.int
+    """Memory in use for working ahead of consumers, in bytes."""
+    prefetch_limit_bytes: _builtins.int
+    """Limit of it, in bytes."""
+    decoded_images: _builtins.int
+    """Counter: images of prepared microbatches that were decoded, or found invalid."""
+    invalid_images: _builtins.int
+    """Counter: those among them that cannot be made from their stored bytes."""
+    storage_errors: _builtins.int
+    """Counter: reads of storage that failed; one may stand for several images."""
+    storage_retries: _builtins.int
+    """Counter: those among them that were tried again."""
+    shard_read_bytes: _builtins.int
+    """Counter: encoded bytes of images that were read from shards."""
+    known_jobs: _builtins.int
+    """Jobs that the server knows."""
+    resident_bytes: _builtins.int
+    """Physical memory of the server's process, in bytes."""
+    @_builtins.property
+    def uptime(self) -> _duration_pb2.Duration:
+        """Time since the server began, on its own steady clock. Rates are differences of two answers over that of this field."""
+
+    @_builtins.property
+    def waits(self) -> Global___StageWaits:
+        """What streams waited for."""
+
+    @_builtins.property
+    def plan_times(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanTimes]:
+        """Counters: how many plans took how long, by ascending bounds."""
+
+    @_builtins.property
+    def planning_time(self) -> _duration_pb2.Duration:
+        """Counter: time that making plans took, turns of other jobs included."""
+
+    @_builtins.property
+    def kept(self) -> Global___KeptBytes:
+        """What is kept of jobs."""
+
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankProgress]:
+        """How far each rank with an open stream is, by job, module and rank. At most as many as the server permits streams."""
+
+    def __init__(
+        self,
+        *,
+        uptime: _duration_pb2.Duration | None = ...,
+        open_streams: _builtins.int = ...,
+        ready_microbatches: _builtins.int = ...,
+        preparing_microbatches: _builtins.int = ...,
+        prepared_microbatches: _builtins.int = ...,
+        sent_microbatches: _builtins.int = ...,
+        sent_bytes: _builtins.int = ...,
+        prefetch_used_bytes: _builtins.int = ...,
+        prefetch_limit_bytes: _builtins.int = ...,
+        waits: Global___StageWaits | None = ...,
+        decoded_images: _builtins.int = ...,
+        invalid_images: _builtins.int = ...,
+        storage_errors: _builtins.int = ...,
+        storage_retries: _builtins.int = ...,
+        shard_read_bytes: _builtins.int = ...,
+        plan_times: _abc.Iterable[Global___PlanTimes] | None = ...,
+        planning_time: _duration_pb2.Duration | None = ...,
+        known_jobs: _builtins.int = ...,
+        kept: Global___KeptBytes | None = ...,
+        resident_bytes: _builtins.int = ...,
+        ranks: _abc.Iterable[Global___RankProgress] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "planning_time", b"planning_time", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoded_images", b"decoded_images", "invalid_images", b"invalid_images", "kept", b"kept", "known_jobs", b"known_jobs", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMetricsResponse: _TypeAlias = GetMetricsResponse  # noqa: Y015
+
+@_typing.final
+class StageWaits(_message.Message):
+    """Counters: time waited, summed over streams, with waits that go on. At any time an open stream is in one of the first three
+    stages.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLANNING_FIELD_NUMBER: _builtins.int
+    DECODING_FIELD_NUMBER: _builtins.int
+    CONSUMER_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    PLANNING_TURN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def planning(self) -> _duration_pb2.Duration:
+        """The consumer is ready, and the plan of the next microbatch is not there yet."""
+
+    @_builtins.property
+    def decoding(self) -> _duration_pb2.Duration:
+        """The consumer is ready, and images of the next microbatch are being read and decoded."""
+
+    @_builtins.property
+    def consumer(self) -> _duration_pb2.Duration:
+        """A microbatch is ready, and the consumer has not taken all of it."""
+
+    @_builtins.property
+    def memory(self) -> _duration_pb2.Duration:
+        """A stream would work ahead, and the memory that all share for it is used up."""
+
+    @_builtins.property
+    def planning_turn(self) -> _duration_pb2.Duration:
+        """Planning for a job waited while other jobs computed."""
+
+    def __init__(
+        self,
+        *,
+        planning: _duration_pb2.Duration | None = ...,
+        decoding: _duration_pb2.Duration | None = ...,
+        consumer: _duration_pb2.Duration | None = ...,
+        memory: _duration_pb2.Duration | None = ...,
+        planning_turn: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "decoding", b"decoding", "memory", b"memory", "planning", b"planning", "planning_turn", b"planning_turn"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "decoding", b"decoding", "memory", b"memory", "planning", b"planning", "planning_turn", b"planning_turn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageWaits: _TypeAlias = StageWaits  # noqa: Y015
+
+@_typing.final
+class PlanTimes(_message.Message):
+    """Plans that took at most so long, and longer than the bound before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_MOST_FIELD_NUMBER: _builtins.int
+    PLANS_FIELD_NUMBER: _builtins.int
+    plans: _builtins.int
+    """Counter: plans."""
+    @_builtins.property
+    def at_most(self) -> _duration_pb2.Duration:
+        """The bound, turns of other jobs included; absent for those above all bounds."""
+
+    def __init__(
+        self,
+        *,
+        at_most: _duration_pb2.Duration | None = ...,
+        plans: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["at_most", b"at_most"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_most", b"at_most", "plans", b"plans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanTimes: _TypeAlias = PlanTimes  # noqa: Y015
+
+@_typing.final
+class KeptBytes(_message.Message):
+    """What a server keeps of jobs, in bytes as they count against its limit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOBS_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    PLANS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    jobs: _builtins.int
+    """Specifications and reported times. A job counts as a least amount, so that their number is bounded as well."""
+    tables: _builtins.int
+    """Sizes of samples."""
+    plans: _builtins.int
+    """Plans."""
+    limit: _builtins.int
+    """Limit of all together."""
+    def __init__(
+        self,
+        *,
+        jobs: _builtins.int = ...,
+        tables: _builtins.int = ...,
+        plans: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "limit", b"limit", "plans", b"plans", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptBytes: _TypeAlias = KeptBytes  # noqa: Y015
+
+@_typing.final
+class RankProgress(_message.Message):
+    """How far the streams of one rank are. Where there are several, as of tensor-parallel peers, the one furthest behind counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    MODULE_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    SENT_STEP_FIELD_NUMBER: _builtins.int
+    READY_MICROBATCHES_FIELD_NUMBER: _builtins.int
+    PREPARING_MICROBATCHES_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """The first 12 characters of the job's id."""
+    module: _builtins.str
+    """Name of the module."""
+    rank: _builtins.int
+    """Data-parallel rank within that module."""
+    sent_step: _builtins.int
+    """Step of the microbatch that the rank took last; absent before the first."""
+    ready_microbatches: _builtins.int
+    """Microbatches that wait for the rank."""
+    preparing_microbatches: _builtins.int
+    """Microbatches in the making behind them."""
+    @_builtins.property
+    def unread(self) -> _duration_pb2.Duration:
+        """Time for which the rank has not taken what it is offered."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        module: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        sent_step: _builtins.int | None = ...,
+        ready_microbatches: _builtins.int = ...,
+        preparing_microbatches: _builtins.int = ...,
+        unread: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sent_step", b"_sent_step", "sent_step", b"sent_step", "unread", b"unread"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sent_step", b"_sent_step", "job", b"job", "module", b"module", "preparing_microbatches", b"preparing_microbatches", "rank", b"rank", "ready_microbatches", b"ready_microbatches", "sent_step", b"sent_step", "unread", b"unread"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__sent_step: _TypeAlias = _typing.Literal["sent_step"]  # noqa: Y015
+    _WhichOneofArgType__sent_step: _TypeAlias = _typing.Literal["_sent_step", b"_sent_step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sent_step) -> _WhichOneofReturnType__sent_step | None: ...
+
+Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015

@@ -40,6 +40,11 @@ class AdminServiceStub(object):
                 request_serializer=disttrain_dot_v1_dot_admin__service__pb2.DrainRequest.SerializeToString,
                 response_deserializer=disttrain_dot_v1_dot_admin__service__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.GetMetrics = channel.unary_unary(
+                '/disttrain.v1.AdminService/GetMetrics',
+                request_serializer=disttrain_dot_v1_dot_admin__service__pb2.GetMetricsRequest.SerializeToString,
+                response_deserializer=disttrain_dot_v1_dot_admin__service__pb2.GetMetricsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -54,6 +59,14 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMetrics(self, request, context):
+        """What the server did since it began, and what it holds at present: the numbers of its metrics endpoint, also where that
+        is off. Answers at once. Counters only grow while the server runs; `uptime` falls where it was started again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +74,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=disttrain_dot_v1_dot_admin__service__pb2.DrainRequest.FromString,
                     response_serializer=disttrain_dot_v1_dot_admin__service__pb2.DrainResponse.SerializeToString,
+            ),
+            'GetMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMetrics,
+                    request_deserializer=disttrain_dot_v1_dot_admin__service__pb2.GetMetricsRequest.FromString,
+                    response_serializer=disttrain_dot_v1_dot_admin__service__pb2.GetMetricsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +109,33 @@ class AdminService(object):
             '/disttrain.v1.AdminService/Drain',
             disttrain_dot_v1_dot_admin__service__pb2.DrainRequest.SerializeToString,
             disttrain_dot_v1_dot_admin__service__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/disttrain.v1.AdminService/GetMetrics',
+            disttrain_dot_v1_dot_admin__service__pb2.GetMetricsRequest.SerializeToString,
+            disttrain_dot_v1_dot_admin__service__pb2.GetMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,10 @@ class AdminServiceStub:
     """Begins a drain: health turns NOT_SERVING, new streams are refused with DRAINING, open streams end with
     REASON_DRAINING after the microbatch in hand, then the server exits. Calling it again changes nothing.
     """
+    GetMetrics: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetMetricsRequest, _admin_service_pb2.GetMetricsResponse]
+    """What the server did since it began, and what it holds at present: the numbers of its metrics endpoint, also where that
+    is off. Answers at once. Counters only grow while the server runs; `uptime` falls where it was started again.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -46,6 +50,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     Drain: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainRequest, _admin_service_pb2.DrainResponse]  # type: ignore[assignment]
     """Begins a drain: health turns NOT_SERVING, new streams are refused with DRAINING, open streams end with
     REASON_DRAINING after the microbatch in hand, then the server exits. Calling it again changes nothing.
+    """
+    GetMetrics: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetMetricsRequest, _admin_service_pb2.GetMetricsResponse]  # type: ignore[assignment]
+    """What the server did since it began, and what it holds at present: the numbers of its metrics endpoint, also where that
+    is off. Answers at once. Counters only grow while the server runs; `uptime` falls where it was started again.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -59,6 +67,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_service_pb2.DrainResponse, _abc.Awaitable[_admin_service_pb2.DrainResponse]]:
         """Begins a drain: health turns NOT_SERVING, new streams are refused with DRAINING, open streams end with
         REASON_DRAINING after the microbatch in hand, then the server exits. Calling it again changes nothing.
+        """
+
+    @_abc_1.abstractmethod
+    def GetMetrics(
+        self,
+        request: _admin_service_pb2.GetMetricsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.GetMetricsResponse, _abc.Awaitable[_admin_service_pb2.GetMetricsResponse]]:
+        """What the server did since it began, and what it holds at present: the numbers of its metrics endpoint, also where that
+        is off. Answers at once. Counters only grow while the server runs; `uptime` falls where it was started again.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

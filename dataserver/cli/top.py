@@ -1,0 +1,109 @@
+"""`dataserver top`."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Annotated, Any, Final
+
+import grpc
+import tyro
+from disttrain.v1.admin_service_pb2 import GetMetricsRequest, GetMetricsResponse
+from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
+from rich.live import Live
+
+from dataserver.cli.arguments import Switch
+from dataserver.cli.fleet_tables import Answer, answered, fleet_tables
+from dataserver.cli.tables import console_for_tables
+from dataserver.serving.config import split_address
+
+ANSWER_S: Final = 2.0
+"""Time that a server has to answer, its connection included."""
+MAX_SERVERS: Final = 256
+MAX_INTERVAL_S: Final = 3600.0
+
+
+def top(
+    addresses: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ADDRESS...", help_behavior_hint="(required)")
+    ],
+    interval_s: Annotated[float, tyro.conf.arg(help_behavior_hint="")] = 2.0,
+    once: Switch = False,
+) -> None:
+    """Show what a fleet does: throughput, streams, memory and failures of each server, step and lag of each rank.
+
+    Redraws the terminal until Ctrl-C. A server that does not answer is shown as such, and asked again.
+
+    Args:
+        addresses: HOST:PORT of servers, separated by spaces or commas.
+        interval_s: Seconds between two looks, over which rates are taken; 2 by default.
+        once: Print one table after one interval, and end.
+    """
+    names = [name for address in addresses for name in address.split(",") if name]
+    _check(names, interval_s)
+    console = console_for_tables()
+    if not once and not console.is_terminal:
+        raise ValueError("top redraws a terminal, and the output is none; add --once to print one table")
+    with _fleet(names) as fleet:
+        if once:
+            fleet.look()
+            time.sleep(interval_s)
+            console.print(fleet_tables(fleet.look()))
+            return
+        # Ctrl-C is how it ends, so it is no failure.
+        with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(fleet_tables(fleet.look()), refresh=True)
+                time.sleep(interval_s)
+
+
+def _check(names: Sequence[str], interval_s: float) -> None:
+    if not names:
+        raise ValueError("no server is named; give at least one HOST:PORT")
+    if len(names) > MAX_SERVERS:
+        raise ValueError(f"{len(names)} servers are named; at most {MAX_SERVERS} are looked at")
+    for name in names:
+        split_address(name, "a server")
+    if not 0.1 <= interval_s <= MAX_INTERVAL_S:
+        raise ValueError(f"--interval-s is {interval_s}; 0.1 to {MAX_INTERVAL_S:.0f} seconds are required")
+
+
+class Fleet:
+    """Servers, and what each said last."""
+
+    def __init__(self, stubs: dict[str, AdminServiceStub]) -> None:
+        self._stubs = stubs
+        self._last: dict[str, GetMetricsResponse] = {}
+
+    def look(self) -> list[Answer]:
+        """Ask all servers at once; takes no longer than one of them may take."""
+        calls = {
+            address: stub.GetMetrics.future(GetMetricsRequest(), timeout=ANSWER_S)
+            for address, stub in self._stubs.items()
+        }
+        return [self._answer(address, call) for address, call in calls.items()]
+
+    def _answer(self, address: str, call: Any) -> Answer:
+        try:
+            now: GetMetricsResponse = call.result()
+        except grpc.RpcError as error:
+            return Answer(address, problem=_why(error))
+        before = self._last.get(address)
+        self._last[address] = now
+        return answered(address, now, before)
+
+
+@contextmanager
+def _fleet(names: Sequence[str]) -> Iterator[Fleet]:
+    with ExitStack() as stack:
+        channels = {name: stack.enter_context(grpc.insecure_channel(name)) for name in dict.fromkeys(names)}
+        yield Fleet({name: AdminServiceStub(channel) for name, channel in channels.items()})
+
+
+def _why(error: grpc.RpcError) -> str:
+    """Why a server gave no numbers, in few words."""
+    code = error.code()
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return "does not answer"
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return "older release"
+    return f"refuses: {error.details() or code.name}"

@@ -1,0 +1,61 @@
+"""The numbers of a server as a message of the admin service."""
+
+from disttrain.v1 import admin_service_pb2 as pb
+from google.protobuf.duration_pb2 import Duration
+
+from dataserver.serving.metrics import PLAN_BUCKETS_S, Progress, Snapshot, Stage, resident_bytes
+
+
+def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
+    """The answer of GetMetrics."""
+    counts = found.counts
+    return pb.GetMetricsResponse(
+        uptime=_duration(found.uptime_s),
+        open_streams=len(found.streams),
+        ready_microbatches=sum(stream.ready for stream in found.streams),
+        preparing_microbatches=sum(stream.preparing for stream in found.streams),
+        prepared_microbatches=counts.prepared_microbatches,
+        sent_microbatches=counts.sent_microbatches,
+        sent_bytes=counts.sent_bytes,
+        prefetch_used_bytes=found.prefetch_used_bytes,
+        prefetch_limit_bytes=found.prefetch_limit_bytes,
+        waits=pb.StageWaits(
+            planning=_duration(found.waited_s[Stage.PLANNING]),
+            decoding=_duration(found.waited_s[Stage.DECODING]),
+            consumer=_duration(found.waited_s[Stage.CONSUMER]),
+            memory=_duration(found.waited_s[Stage.MEMORY]),
+            planning_turn=_duration(found.waited_s[Stage.PLANNING_TURN]),
+        ),
+        decoded_images=counts.decoded_images,
+        invalid_images=counts.invalid_images,
+        storage_errors=counts.storage_errors,
+        storage_retries=counts.storage_retries,
+        shard_read_bytes=counts.read_bytes,
+        plan_times=[
+            pb.PlanTimes(at_most=None if bound is None else _duration(bound), plans=plans)
+            for bound, plans in zip((*PLAN_BUCKETS_S, None), counts.plans, strict=True)
+        ],
+        planning_time=_duration(counts.plan_seconds),
+        known_jobs=found.known_jobs,
+        kept=pb.KeptBytes(**found.kept_bytes, limit=found.kept_limit_bytes),
+        resident_bytes=resident_bytes(),
+        ranks=[_rank(rank) for rank in found.ranks],
+    )
+
+
+def _rank(found: Progress) -> pb.RankProgress:
+    return pb.RankProgress(
+        job=found.job_id,
+        module=found.module,
+        rank=found.rank,
+        sent_step=found.sent_step,
+        ready_microbatches=found.ready,
+        preparing_microbatches=found.preparing,
+        unread=_duration(found.unread_s),
+    )
+
+
+def _duration(seconds: float) -> Duration:
+    found = Duration()
+    found.FromNanoseconds(round(seconds * 1e9))
+    return found

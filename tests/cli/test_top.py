@@ -1,0 +1,278 @@
+"""`dataserver top` before real servers, and before what only looks like one."""
+
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cli.server_process import TIMEOUT_S, command, refused, run
+from disttrain.v1 import admin_service_pb2 as pb
+from disttrain.v1.admin_service_pb2_grpc import (
+    AdminServiceServicer,
+    AdminServiceStub,
+    add_AdminServiceServicer_to_server,
+)
+from google.protobuf.duration_pb2 import Duration
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from serving.harness import FIXED_WINDOW, Running, index, job_data, running
+from shards import break_images, write_pairs
+
+from dataserver.cli import fleet_tables as tables
+from dataserver.serving.metrics_endpoint import metrics_registry
+
+ONCE = ("--once", "--interval-s", "0.2")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    """One with a stream whose consumer took a step and then nothing more, and an invalid image."""
+    folder = index(write_pairs(tmp_path / "d", 16, 16, seed=6))
+    break_images(folder, (3, 0))
+    with running({"d": folder}, FIXED_WINDOW) as found:
+        yield found
+
+
+def metrics(server: Running) -> pb.GetMetricsResponse:
+    return AdminServiceStub(server.channel).GetMetrics(pb.GetMetricsRequest(), timeout=TIMEOUT_S)
+
+
+def half_read(server: Running) -> tuple[Any, str]:
+    data = job_data(datasets=[{"name": "d"}], end={"steps": 1000}, generation={"ratio": "0"})
+    job_id = server.create(data).job_id
+    stream = server.stream(job_id)
+    seen = 0
+    while seen < 2:
+        seen += next(stream).WhichOneof("message") == "header"
+    end = time.monotonic() + TIMEOUT_S
+    while not (found := metrics(server)).ranks[0].HasField("sent_step") or not found.ranks[0].ready_microbatches:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return stream, job_id
+
+
+def rows(shown: str) -> list[list[str]]:
+    return [line.split() for line in shown.splitlines()]
+
+
+def test_one_table_of_servers_and_ranks(server: Running) -> None:
+    stream, job_id = half_read(server)
+    done = run("top", server.address, *ONCE)
+    stream.cancel()
+    assert done.returncode == 0
+    (row,) = [row for row in rows(done.stdout) if row[:1] == [server.address]]
+    assert row[3] == "1", "a stream"
+    assert row[7] == str(metrics(server).invalid_images)
+    assert int(row[7]) >= 1
+    assert "consumer" in row
+    (rank,) = [row for row in rows(done.stdout) if row[:1] == [job_id[:12]]]
+    assert rank[1:5] == ["vit", "0", "0", "0"]
+    assert int(rank[5]) > 0
+    assert rank[-1] == server.address
+
+
+def test_the_call_gives_the_numbers_of_the_endpoint(server: Running) -> None:
+    stream, _ = half_read(server)
+    stream.cancel()
+    assert server.server.streams.wait_until_idle(TIMEOUT_S)
+    # What was in the making when the stream was closed may still end.
+    end = time.monotonic() + TIMEOUT_S
+    while True:
+        before = metrics(server)
+        text = generate_latest(metrics_registry(server.server.snapshot)).decode()
+        if metrics(server).prepared_microbatches == before.prepared_microbatches:
+            break
+        assert time.monotonic() < end
+    found = {
+        (sample.name.removeprefix("disttrain_"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found[("prepared_microbatches_total",)] == before.prepared_microbatches > 0
+    assert found[("sent_microbatches_total",)] == before.sent_microbatches == 1
+    assert found[("sent_bytes_total",)] == before.sent_bytes > 0
+    assert found[("read_bytes_total", "shards")] == before.shard_read_bytes > 0
+    assert found[("decoded_images_total", "invalid")] == before.invalid_images > 0
+    assert found[("decoded_images_total", "valid")] == before.decoded_images - before.invalid_images
+    assert found[("plan_seconds_count",)] == sum(entry.plans for entry in before.plan_times) > 0
+    assert found[("plan_seconds_sum",)] == pytest.approx(before.planning_time.ToNanoseconds() / 1e9)
+    assert found[("known_jobs",)] == before.known_jobs == 1
+    assert [found[("kept_job_bytes", kind)] for kind in ("jobs", "tables", "plans")] == [
+        before.kept.jobs,
+        before.kept.tables,
+        before.kept.plans,
+    ]
+    for stage in ("planning", "decoding", "consumer", "memory"):
+        assert found[("waited_seconds_total", stage)] == pytest.approx(
+            getattr(before.waits, stage).ToNanoseconds() / 1e9
+        ), stage
+    assert before.resident_bytes > 1 << 20
+    assert before.uptime.ToNanoseconds() > 0
+
+
+@contextmanager
+def mute() -> Iterator[str]:
+    """An address where connections are taken and nothing is ever said."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+class Liar(AdminServiceServicer):
+    """Says what a broken or hostile server might."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def GetMetrics(self, _request: Any, _context: Any) -> pb.GetMetricsResponse:  # noqa: N802
+        self.calls += 1
+        rank = pb.RankProgress(job="\x1b[2J[red]", module="m\n" * 500, rank=2**32 - 1, sent_step=2**64 - 1)
+        return pb.GetMetricsResponse(
+            uptime=Duration(seconds=-(2**62) if self.calls == 1 else 2**62),
+            decoded_images=2**64 - self.calls,
+            sent_bytes=5 - self.calls,
+            waits=pb.StageWaits(decoding=Duration(seconds=-5)),
+            ranks=[rank] * 1000,
+        )
+
+
+@contextmanager
+def grpc_server(servicer: AdminServiceServicer | None) -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(2))
+    if servicer is not None:
+        add_AdminServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None)
+
+
+def test_servers_that_do_not_answer_are_shown_as_such(server: Running) -> None:
+    with mute() as silent, grpc_server(None) as other, socket.create_server(("127.0.0.1", 0)) as taken:
+        closed = f"127.0.0.1:{taken.getsockname()[1]}"
+        taken.close()
+        done = run("top", f"{silent},{closed}", other, server.address, *ONCE)
+    assert done.returncode == 0
+    ends = {row[0]: " ".join(row[8:]) for row in rows(done.stdout) if row and ":" in row[0]}
+    assert ends[silent] == ends[closed] == "does not answer"
+    assert ends[other] == "older release"
+    assert ends[server.address] == "0 -", "its memory is two words; nothing failed, and no stream waited"
+
+
+def test_what_a_broken_server_says_is_shown_without_harm() -> None:
+    with grpc_server(Liar()) as address:
+        done = run("top", address, *ONCE)
+    assert done.returncode == 0
+    assert "\x1b[2J" not in done.stdout
+    assert "952 more ranks are less far behind" in " ".join(done.stdout.split())
+
+
+def message(uptime_s: int, **fields: Any) -> pb.GetMetricsResponse:
+    return pb.GetMetricsResponse(uptime=Duration(seconds=uptime_s), **fields)
+
+
+def test_rates_are_taken_between_two_answers_of_one_process() -> None:
+    before, now = message(10, decoded_images=100, sent_bytes=0), message(14, decoded_images=500, sent_bytes=6_000_000)
+    assert tables.rates(now, tables.answered("a", now, before).before) == ("100", "1.5")
+    assert tables.answered("a", before, now).before is None, "it was started again"
+    assert tables.rates(now, None) == ("-", "-")
+
+
+def test_the_stage_that_limits_is_the_one_waited_for_most_since_the_last_answer() -> None:
+    def waits(planning: int, decoding: int, consumer: int, memory: int) -> pb.StageWaits:
+        return pb.StageWaits(
+            planning=Duration(seconds=planning),
+            decoding=Duration(seconds=decoding),
+            consumer=Duration(seconds=consumer),
+            memory=Duration(seconds=memory),
+        )
+
+    before, now = message(1, waits=waits(90, 5, 0, 0)), message(9, waits=waits(91, 8, 0, 99))
+    assert tables.slowest_stage(now, before) == "decoding 75%"
+    assert tables.slowest_stage(now, None) == "planning 92%"
+    assert tables.slowest_stage(before, before) == "-"
+
+
+def test_lag_is_counted_from_the_first_rank_of_the_job_on_any_server() -> None:
+    def rank(job: str, rank: int, step: int | None) -> pb.RankProgress:
+        return pb.RankProgress(job=job, module="llm", rank=rank, sent_step=step)
+
+    found = tables.ranked(
+        {
+            "a": message(1, ranks=[rank("x", 0, 7), rank("y", 0, 90)]),
+            "b": message(1, ranks=[rank("x", 1, 4), rank("x", 2, None)]),
+        }
+    )
+    assert [(row.address, row.progress.job, row.progress.rank, row.lag) for row in found] == [
+        ("a", "x", 0, 0),
+        ("b", "x", 1, 3),
+        ("b", "x", 2, None),
+        ("a", "y", 0, 0),
+    ]
+
+
+def test_of_many_ranks_those_furthest_behind_are_shown() -> None:
+    ranks = [pb.RankProgress(job="x", module="m", rank=r, sent_step=1000 - r % 100) for r in range(200)]
+    shown = tables.most_behind(tables.ranked({"a": message(1, ranks=ranks)}))
+    assert len(shown) == tables.MAX_RANKS_SHOWN
+    assert min(row.lag or 0 for row in shown) == 100 - tables.MAX_RANKS_SHOWN // 2
+    assert [row.progress.rank for row in shown] == sorted(row.progress.rank for row in shown)
+    console = Console(width=110)
+    with console.capture() as capture:
+        console.print(tables.fleet_tables([tables.answered("a", message(2, ranks=ranks), None)]))
+    assert "152 more ranks" in " ".join(capture.get().split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message_"),
+    [
+        (("--once",), "no server is named"),
+        (("host",), "a server is 'host'; HOST:PORT"),
+        (("h:1", "--once", "--interval-s", "0"), "--interval-s is 0.0; 0.1 to 3600"),
+        (("h:1", "--once", "--interval-s", "nan"), "--interval-s is nan"),
+        (tuple(f"h:{port}" for port in range(300)), "300 servers are named"),
+        (("h:1",), "add --once"),
+    ],
+)
+def test_refusals(arguments: tuple[str, ...], message_: str) -> None:
+    assert message_ in refused("top", *arguments)
+
+
+def test_ctrl_c_ends_it_in_order(server: Running) -> None:
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+    line = command("top", server.address, "--interval-s", "0.2")
+    with subprocess.Popen(line, stdout=follower, stderr=follower, stdin=follower, env=environment) as process:
+        os.close(follower)
+        shown = bytearray()
+        reading = threading.Thread(target=read_all, args=(leader, shown))
+        reading.start()
+        end = time.monotonic() + TIMEOUT_S
+        while not re.search(rb"images/s", shown):
+            assert time.monotonic() < end, bytes(shown)
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 0
+        reading.join()
+    os.close(leader)
+    assert b"Traceback" not in shown
+    assert b"\x1b[?1049l" in shown, "the screen is as it was"
+
+
+def read_all(descriptor: int, into: bytearray) -> None:
+    while True:
+        try:
+            into += os.read(descriptor, 4096)
+        except OSError:  # the other side is closed
+            return
