@@ -1,4 +1,4 @@
-"""The command line: `dataserver index | lint | plan | simulate | fit | towers | serve | top | warm`."""
+"""The command line: `dataserver index | lint | plan | simulate | fit | towers | serve | top | bench | warm`."""
 
 import logging
 import os
@@ -39,6 +39,7 @@ COMMANDS = {
     "towers": Command("towers", "Choose the degrees of contrastive towers.", "reading the job", True),
     "serve": Command("serve", "Serve microbatches over gRPC.", "opening the datasets, then listening"),
     "top": Command("top", "Watch a fleet of servers.", "asking the servers"),
+    "bench": Command("bench", "Measure how many cores a dataset needs.", "opening the dataset"),
     "warm": Command("warm", "Compile the planner's loops ahead of time.", "looking for compiled loops"),
 }
 

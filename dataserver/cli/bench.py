@@ -1,0 +1,144 @@
+"""`dataserver bench`."""
+
+import math
+import os
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dataserver.cli.arguments import BYTES as BYTES_NAME
+from dataserver.cli.arguments import MaybeInt, MaybePath, tokenizer_files
+from dataserver.cli.tables import console_for_tables
+from dataserver.cli.throughput import READING, WARM_SAMPLES, Decoded, Made, Maker, Rate, sampled
+from dataserver.dataset import Dataset
+from dataserver.planning.jobspec import Quality, Sizing
+from dataserver.preprocessing import load_tokenizer, silence_pillow_warnings
+
+MAX_SAMPLES: Final = 100_000
+MAX_THREADS: Final = 1024
+MAX_RATE: Final = 10**9
+RATES: Final = (100, 300, 1_000, 3_000, 10_000)
+"""Images a second, where none is asked for."""
+
+
+def bench(
+    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
+    index_dir: MaybePath = None,
+    samples: Annotated[int, tyro.conf.arg(help_behavior_hint="")] = 400,
+    rate: MaybeInt = None,
+    threads: MaybeInt = None,
+    max_patches: Annotated[int, tyro.conf.arg(help_behavior_hint="")] = 1024,
+    quality: Annotated[Literal["fast", "exact"], tyro.conf.arg(help_behavior_hint="")] = "fast",
+    tokenizer: Annotated[str, tyro.conf.arg(metavar="NAME=FILE", help_behavior_hint="")] = BYTES_NAME,
+) -> None:
+    """Measure how many cores a rate of images needs on an indexed dataset, and what limits it.
+
+    Reads, decodes and tokenizes samples that are spread evenly over the shards, with the functions of the servers: once
+    on one thread, once on all. What is printed holds for this machine, as busy as it is, and for its storage.
+
+    Args:
+        path: Folder of shards, or a single shard.
+        index_dir: Folder of the index, where it does not lie beside the shards.
+        samples: Samples to make; 400 by default.
+        rate: Images a second that training needs; a table of rates by default.
+        threads: Threads of the second measurement; one for each core by default.
+        max_patches: Largest number of patches of an image, as in the job's sizing; 1024 by default.
+        quality: Quality of decoding, as in the job's sizing; fast by default.
+        tokenizer: Tokenizer of the texts, NAME=FILE or `bytes`; `bytes` by default.
+    """
+    cores = len(os.sched_getaffinity(0))
+    threads = cores if threads is None else threads
+    _check("--samples", samples, MAX_SAMPLES)
+    _check("--threads", threads, MAX_THREADS)
+    _check("--rate", 1 if rate is None else rate, MAX_RATE)
+    named = next(iter(tokenizer_files([tokenizer]).items()), None)
+    silence_pillow_warnings()
+    dataset = Dataset.open(path, index_dir)
+    sizing = Sizing(max_patches=max_patches, quality=Quality(quality))
+    maker = Maker(dataset, sizing, load_tokenizer(BYTES_NAME) if named is None else load_tokenizer(*named))
+    chosen = sampled(dataset, samples, sizing)
+    if not any(sample.images for sample in chosen):
+        raise ValueError(
+            f"none of {len(chosen)} samples of {path} has an image; bench measures how fast images are made"
+        )
+    maker.make(chosen[:: max(1, len(chosen) // WARM_SAMPLES)])
+    made = maker.make(chosen)
+    rates = [maker.rate(chosen, number) for number in sorted({1, threads})]
+    console = console_for_tables()
+    console.print(
+        f"{len(chosen)} of {sum(shard.num_samples for shard in dataset.shards)} samples, spread evenly over "
+        f"{len(dataset.shards)} shards, with {made.num_images} images; measured on this machine, {cores} cores"
+    )
+    _show(console, made, rates, RATES if rate is None else (rate,))
+
+
+def _check(flag: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise ValueError(f"{flag} is {value}; 1 to {most} is required")
+
+
+def _show(console: Console, made: Made, rates: list[Rate], wanted: tuple[int, ...]) -> None:
+    console.print(_formats(made), _stages(made), _rates(rates))
+    of_core = rates[-1].images / rates[-1].cores
+    for images in wanted:
+        cores = cores_for(images, of_core)
+        console.print(f"for {images:,} images/s you need {cores:,} core{'s' * (cores > 1)} like these", highlight=False)
+    if limiting_stage(made) == READING:
+        console.print("storage limits: more cores wait for it as well; serve from faster storage, or with more servers")
+    console.print(f"counted with {of_core:.0f} images/s of a busy core. Planning and sending come on top.")
+
+
+def limiting_stage(made: Made) -> str:
+    """The stage that took most."""
+    return max(made.stages_s, key=lambda stage: made.stages_s[stage])
+
+
+def cores_for(images: float, of_core: float) -> int:
+    """Cores that make so many images a second, where each makes `of_core`."""
+    return math.ceil(images / of_core)
+
+
+def _formats(made: Made) -> Table:
+    table = _table("format", "images", "invalid", "Mpixel", "kB", "decoding", "images/s")
+    for name, decoded in sorted(made.by_format.items()):
+        table.add_row(name, *_format_cells(decoded))
+    return table
+
+
+def _format_cells(decoded: Decoded) -> tuple[str, ...]:
+    n = decoded.images
+    return (
+        str(n),
+        str(decoded.invalid),
+        f"{decoded.pixels / n / 1e6:.2f}",
+        f"{decoded.num_bytes / n / 1e3:.0f}",
+        f"{1e3 * decoded.seconds / n:.2f} ms",
+        f"{n / decoded.seconds:.0f}",
+    )
+
+
+def _stages(made: Made) -> Table:
+    table = _table("stage", "seconds", "share", "")
+    limiting = limiting_stage(made)
+    for stage, seconds in made.stages_s.items():
+        table.add_row(stage, f"{seconds:.3f}", f"{seconds / made.seconds:.0%}", "limits" if stage == limiting else "")
+    return table
+
+
+def _rates(rates: list[Rate]) -> Table:
+    table = _table("threads", "images/s", "busy cores", "images/s of a busy core")
+    for rate in rates:
+        table.add_row(str(rate.threads), f"{rate.images:.0f}", f"{rate.cores:.2f}", f"{rate.images / rate.cores:.0f}")
+    table.caption = "fewer busy cores than threads: other work took them, or storage is slow"
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(first, box=box.SIMPLE_HEAD)
+    for title in others:
+        table.add_column(title, justify="right")
+    return table

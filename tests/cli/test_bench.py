@@ -1,0 +1,139 @@
+"""`dataserver bench` on small datasets: what it makes and counts. How fast that is, is the machine's affair."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from cli.server_process import refused, run
+from serving.harness import index
+from shards import break_images, write_interleaved, write_pairs, write_texts
+
+from dataserver.cli.bench import RATES, cores_for, limiting_stage
+from dataserver.cli.throughput import Decoded, Made, Maker, sampled
+from dataserver.dataset import Dataset
+from dataserver.planning.jobspec import Sizing
+from dataserver.planning.sizing import patch_grid
+from dataserver.preprocessing import load_tokenizer
+
+SIZING = Sizing(max_patches=64)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 pairs in three shards, in turns JPEG, PNG and WebP; the first is broken."""
+    root = tmp_path_factory.mktemp("bench")
+    found = index(write_pairs(root / "d", 40, 16, seed=4, formats=("JPEG", "PNG", "WEBP")))
+    break_images(found, (0, 0))
+    return found
+
+
+def maker(dataset: Dataset) -> Maker:
+    return Maker(dataset, SIZING, load_tokenizer("bytes"))
+
+
+def test_samples_are_spread_evenly_over_the_shards(folder: Path) -> None:
+    dataset = Dataset.open(folder)
+    rows = [(shard, row) for shard in dataset.shards for row in range(shard.num_samples)]
+    order = [shard.image(row, 0) for shard, row in rows]
+    places = [order.index(sample.images[0][0]) for sample in sampled(dataset, 10, SIZING)]
+    assert places == [0, 4, 8, 12, 16, 20, 24, 28, 32, 36]
+    assert len(sampled(dataset, 1000, SIZING)) == 40
+
+
+def test_every_image_is_made_once_and_counted_by_its_format(folder: Path) -> None:
+    dataset = Dataset.open(folder)
+    chosen = sampled(dataset, 40, SIZING)
+    made = maker(dataset).make(chosen)
+    counts = {name: (decoded.images, decoded.invalid) for name, decoded in made.by_format.items()}
+    assert counts == {"jpeg": (14, 1), "png": (13, 0), "webp": (13, 0)}
+    refs = [ref for sample in chosen for ref, _ in sample.images]
+    assert sum(decoded.num_bytes for decoded in made.by_format.values()) == sum(ref.length for ref in refs)
+    assert sum(decoded.pixels for decoded in made.by_format.values()) == sum(ref.width * ref.height for ref in refs)
+    assert made.num_images == 40
+    assert made.seconds == sum(made.stages_s.values())
+    assert min(made.stages_s.values()) > 0
+
+
+def test_shapes_are_those_of_the_planner(folder: Path) -> None:
+    for sample in sampled(Dataset.open(folder), 40, SIZING):
+        for ref, shape in sample.images:
+            assert (shape.rows, shape.columns) == patch_grid(ref.width, ref.height, SIZING)
+
+
+def test_documents_have_all_their_images_and_texts(tmp_path: Path) -> None:
+    dataset = Dataset.open(index(write_interleaved(tmp_path / "d", 12, 4, seed=2)))
+    chosen = sampled(dataset, 12, SIZING)
+    sizes = [shard.sizes() for shard in dataset.shards]
+    assert sum(len(sample.images) for sample in chosen) == sum(len(size.image_width) for size in sizes)
+    assert sum(len(sample.texts) for sample in chosen) == sum(len(size.text_bytes) for size in sizes)
+
+
+def test_threads_make_the_same_images(folder: Path) -> None:
+    dataset = Dataset.open(folder)
+    found = maker(dataset).rate(sampled(dataset, 40, SIZING), 3)
+    assert found.threads == 3
+    assert found.images > 0
+    assert found.cores > 0
+
+
+def test_what_is_printed(folder: Path) -> None:
+    done = run("bench", folder, "--samples", "20", "--max-patches", "64", "--threads", "2")
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout
+    cores = len(os.sched_getaffinity(0))
+    assert (
+        f"20 of 40 samples, spread evenly over 3 shards, with 20 images; measured on this machine, {cores} core"
+        in shown
+    )
+    images = {name: int(count) for name, count in re.findall(r"^  (jpeg|png|webp) +(\d+) ", shown, re.MULTILINE)}
+    assert sum(images.values()) == 20
+    assert re.findall(r"^  (reading|decoding|tokenizing) ", shown, re.MULTILINE) == [
+        "reading",
+        "decoding",
+        "tokenizing",
+    ]
+    assert len(re.findall(r" limits *$", shown, re.MULTILINE)) == 1
+    assert len(re.findall(r"^  [12] +\d+ ", shown, re.MULTILINE)) == 2
+    assert [int(n.replace(",", "")) for n in re.findall(r"for ([\d,]+) images/s you need", shown)] == list(RATES)
+
+
+def test_the_cores_of_a_rate_are_those_that_the_printed_rate_needs(folder: Path) -> None:
+    done = run("bench", folder, "--samples", "8", "--rate", "1000000", "--quality", "exact", "--threads", "1")
+    needed = re.search(r"^for 1,000,000 images/s you need ([\d,]+) cores", done.stdout, re.MULTILINE)
+    of_core = re.search(r"counted with (\d+) images/s of a busy core", done.stdout)
+    assert needed, done
+    assert of_core
+    assert int(needed[1].replace(",", "")) == pytest.approx(1_000_000 / int(of_core[1]), rel=0.05)
+
+
+def test_cores_are_whole_and_enough() -> None:
+    assert [cores_for(images, 100.0) for images in (1, 100, 101, 1000)] == [1, 1, 2, 10]
+
+
+def test_the_stage_that_took_most_limits() -> None:
+    slow_storage = Made(reading_s=3.0, tokenizing_s=1.0, by_format={"png": Decoded(seconds=2.0)})
+    assert limiting_stage(slow_storage) == "reading"
+    slow_storage.by_format["jpeg"] = Decoded(seconds=2.0)
+    assert limiting_stage(slow_storage) == "decoding"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--samples", "0"), "--samples is 0; 1 to 100000 is required"),
+        (("--rate", "-5"), "--rate is -5; 1 to"),
+        (("--threads", "0"), "--threads is 0"),
+        (("--max-patches", "1"), "max_patches is 1"),
+        (("--tokenizer", "llama"), "NAME=PATH"),
+    ],
+)
+def test_refusals(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    assert message in refused("bench", folder, *arguments)
+
+
+def test_datasets_that_it_cannot_measure_are_named(tmp_path: Path) -> None:
+    assert "has an image; bench measures" in refused("bench", index(write_texts(tmp_path / "t", 8, 8)))
+    unindexed = write_pairs(tmp_path / "d", 4, 4)
+    assert f"run: dataserver index {unindexed}" in refused("bench", unindexed)
+    assert "cannot be opened" in refused("bench", tmp_path / "none")
