@@ -60,9 +60,10 @@ def serve(
 ) -> None:
     """Serve balanced microbatches of indexed datasets over gRPC.
 
-    On a new machine it first compiles the planner's loops. Prints `listening on HOST:PORT` when it serves. SIGTERM,
-    Ctrl-C or the Drain call end it in order; a second signal ends it at once. Every flag is also a key of the YAML file
-    (the repeated ones as maps: datasets, index_dirs, quarantines, tokenizers), and wins over it.
+    On a new machine it first compiles the planner's loops. Prints `listening on HOST:PORT` when it serves, and then
+    where its metrics are. SIGTERM, Ctrl-C or the Drain call end it in order; a second signal ends it at once. Every
+    flag is also a key of the YAML file (the repeated ones as maps: datasets, index_dirs, quarantines, tokenizers), and
+    wins over it.
 
     Args:
         dataset: Dataset by the logical name that jobs use; may be repeated.

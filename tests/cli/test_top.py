@@ -31,7 +31,7 @@ from serving.harness import FIXED_WINDOW, Running, index, job_data, running
 from shards import break_images, write_pairs
 
 from dataserver.cli import fleet_tables as tables
-from dataserver.serving.metrics_endpoint import metrics_registry
+from dataserver.serving.metrics_families import metrics_registry
 
 ONCE = ("--once", "--interval-s", "0.2")
 

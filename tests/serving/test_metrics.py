@@ -139,6 +139,33 @@ def test_an_unread_stream_shows_until_it_is_closed(photographs: Path) -> None:
             assert gone[("waited_seconds_total", stage.value)] >= later[("waited_seconds_total", stage.value)]
 
 
+def waits(found: Values) -> list[float]:
+    return [found[("waited_seconds_total", stage.value)] for stage in Stage]
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_nothing_waits_for_a_stream_that_was_given_up(photographs: Path, idle: bool) -> None:
+    """Whether its client cancelled it, or it was idle for too long and its call alone is left."""
+    job = large_job(datasets=[{"name": "d"}], global_batch=8, microbatch=2, end={"steps": 3})
+    with serving(photographs, prefetch_bytes=4 << 20, idle_timeout_s=1 if idle else 600) as server:
+        stream = server.stream(server.create(job).job_id)
+        next(stream)
+        until(server, lambda now: now[("waited_seconds_total", "memory")] > 0)
+        if not idle:
+            stream.cancel()
+        found = until(server, lambda now: now[("open_streams",)] == 0)
+        assert stream.is_active() == idle
+        assert {key for key in found if key[0].startswith("rank_")} == set()
+        last: list[list[float]] = [[]]
+
+        def still(now: Values) -> bool:
+            last.append(waits(now))
+            return last[-2] == last[-1]
+
+        until(server, still)
+        stream.cancel()
+
+
 def test_a_rank_is_at_the_step_that_its_consumer_took_last(photographs: Path) -> None:
     """Of two streams of a rank the one behind counts."""
     job = large_job(datasets=[{"name": "d"}], global_batch=8, microbatch=8, end={"steps": 9})

@@ -215,7 +215,7 @@ class StageWaits(_message.Message):
 
     @_builtins.property
     def decoding(self) -> _duration_pb2.Duration:
-        """The consumer is ready, and images of the next microbatch are being read and decoded."""
+        """The consumer is ready, and the next microbatch is in the making: images are read and decoded, texts tokenized."""
 
     @_builtins.property
     def consumer(self) -> _duration_pb2.Duration:
