@@ -10,13 +10,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.cli.arguments import BYTES as BYTES_NAME
-from dataserver.cli.arguments import MaybeInt, MaybePath, tokenizer_files
+from dataserver.cli.arguments import MaybeInt, MaybePath
 from dataserver.cli.tables import console_for_tables
 from dataserver.cli.throughput import READING, WARM_SAMPLES, Decoded, Made, Maker, Rate, sampled
 from dataserver.dataset import Dataset
 from dataserver.planning.jobspec import Quality, Sizing
-from dataserver.preprocessing import load_tokenizer, silence_pillow_warnings
+from dataserver.preprocessing import silence_pillow_warnings
 
 MAX_SAMPLES: Final = 100_000
 MAX_THREADS: Final = 1024
@@ -33,12 +32,11 @@ def bench(
     threads: MaybeInt = None,
     max_patches: Annotated[int, tyro.conf.arg(help_behavior_hint="")] = 1024,
     quality: Annotated[Literal["fast", "exact"], tyro.conf.arg(help_behavior_hint="")] = "fast",
-    tokenizer: Annotated[str, tyro.conf.arg(metavar="NAME=FILE", help_behavior_hint="")] = BYTES_NAME,
 ) -> None:
     """Measure how many cores a rate of images needs on an indexed dataset, and what limits it.
 
-    Reads, decodes and tokenizes samples that are spread evenly over the shards, with the functions of the servers: once
-    on one thread, once on all. What is printed holds for this machine, as busy as it is, and for its storage.
+    Reads and decodes samples that are spread evenly over the shards, with the functions of the servers: once on one
+    thread, once on all. What is printed holds for this machine, as busy as it is, and for its storage.
 
     Args:
         path: Folder of shards, or a single shard.
@@ -48,18 +46,16 @@ def bench(
         threads: Threads of the second measurement; one for each core by default.
         max_patches: Largest number of patches of an image, as in the job's sizing; 1024 by default.
         quality: Quality of decoding, as in the job's sizing; fast by default.
-        tokenizer: Tokenizer of the texts, NAME=FILE or `bytes`; `bytes` by default.
     """
     cores = len(os.sched_getaffinity(0))
     threads = cores if threads is None else threads
     _check("--samples", samples, MAX_SAMPLES)
     _check("--threads", threads, MAX_THREADS)
     _check("--rate", 1 if rate is None else rate, MAX_RATE)
-    named = next(iter(tokenizer_files([tokenizer]).items()), None)
     silence_pillow_warnings()
     dataset = Dataset.open(path, index_dir)
     sizing = Sizing(max_patches=max_patches, quality=Quality(quality))
-    maker = Maker(dataset, sizing, load_tokenizer(BYTES_NAME) if named is None else load_tokenizer(*named))
+    maker = Maker(dataset, sizing)
     chosen = sampled(dataset, samples, sizing)
     if not any(sample.images for sample in chosen):
         raise ValueError(

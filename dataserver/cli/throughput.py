@@ -1,4 +1,4 @@
-"""How fast this machine makes samples of a dataset: read, decoded and tokenized by the functions that servers use."""
+"""How fast this machine makes the images of a dataset: read and decoded by the functions that servers use."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dataserver.dataset import Dataset, ImageRef, sniff_format
 from dataserver.planning.jobspec import Sizing
 from dataserver.planning.sizing import patch_grid
-from dataserver.preprocessing import ImageShape, Tokenizer, decode_patches
+from dataserver.preprocessing import ImageShape, decode_patches
 
 READING: Final = "reading"
 WARM_SAMPLES: Final = 8
@@ -24,10 +24,9 @@ SAMPLES_PER_TASK: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sample: where its images lie and what becomes of them, and its texts."""
+    """A sample: where its images lie, and what becomes of them."""
 
     images: tuple[tuple[ImageRef, ImageShape], ...]
-    texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +56,13 @@ class Made:
     """What one thread made, and the seconds that it took."""
 
     reading_s: float = 0.0
-    tokenizing_s: float = 0.0
     by_format: dict[str, Decoded] = field(default_factory=dict)
 
     @property
     def stages_s(self) -> dict[str, float]:
         """Seconds by stage."""
         decoding_s = sum(decoded.seconds for decoded in self.by_format.values())
-        return {READING: self.reading_s, "decoding": decoding_s, "tokenizing": self.tokenizing_s}
+        return {READING: self.reading_s, "decoding": decoding_s}
 
     @property
     def seconds(self) -> float:
@@ -87,9 +85,9 @@ def sampled(dataset: Dataset, num_samples: int, sizing: Sizing) -> list[Sample]:
         number = int(np.searchsorted(ends, position, side="right"))
         shard = dataset.shards[number]
         row = position - int(ends[number]) + shard.num_samples
-        parts = shard.parts(row)
-        refs = [shard.image(row, i) for i in range(parts.kinds.count(1))]
-        found.append(Sample(tuple((ref, _shape(ref, sizing)) for ref in refs), parts.texts))
+        first, end = shard.sizes().image_offsets[row : row + 2].tolist()
+        refs = [shard.image(row, i) for i in range(end - first)]
+        found.append(Sample(tuple((ref, _shape(ref, sizing)) for ref in refs)))
     return found
 
 
@@ -100,8 +98,8 @@ def _shape(ref: ImageRef, sizing: Sizing) -> ImageShape:
 class Maker:
     """Makes samples as servers do."""
 
-    def __init__(self, dataset: Dataset, sizing: Sizing, tokenizer: Tokenizer) -> None:
-        self._dataset, self._sizing, self._tokenizer = dataset, sizing, tokenizer
+    def __init__(self, dataset: Dataset, sizing: Sizing) -> None:
+        self._dataset, self._sizing = dataset, sizing
         self._of_thread = threading.local()
 
     def make(self, samples: Sequence[Sample]) -> Made:
@@ -112,10 +110,6 @@ class Maker:
         """
         made, clock = Made(), time.perf_counter
         for sample in samples:
-            began = clock()
-            for text in sample.texts:
-                self._tokenizer.encode(text)
-            made.tokenizing_s += clock() - began
             for ref, shape in sample.images:
                 began = clock()
                 data = self._dataset.read(ref)

@@ -83,7 +83,12 @@ class JobRegistry:
 
     def kept_bytes(self) -> dict[str, int]:
         """What is kept, by kind, in bytes as they count against `job_bytes`."""
-        return {"jobs": self._jobs.used, "tables": self._kept.tables.used, "plans": self._kept.plans.used}
+        return {
+            "jobs": self._jobs.used,
+            "tables": self._kept.tables.used,
+            "windows": self._kept.windows.used,
+            "plans": self._kept.plans.used,
+        }
 
     def get_or_create(self, job: Job, unwanted: Unwanted) -> ServedJob:
         """The job, made by the first caller while others that ask for the same one wait.

@@ -14,7 +14,6 @@ from dataserver.cli.throughput import Decoded, Made, Maker, sampled
 from dataserver.dataset import Dataset
 from dataserver.planning.jobspec import Sizing
 from dataserver.planning.sizing import patch_grid
-from dataserver.preprocessing import load_tokenizer
 
 SIZING = Sizing(max_patches=64)
 
@@ -29,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def maker(dataset: Dataset) -> Maker:
-    return Maker(dataset, SIZING, load_tokenizer("bytes"))
+    return Maker(dataset, SIZING)
 
 
 def test_samples_are_spread_evenly_over_the_shards(folder: Path) -> None:
@@ -61,12 +60,11 @@ def test_shapes_are_those_of_the_planner(folder: Path) -> None:
             assert (shape.rows, shape.columns) == patch_grid(ref.width, ref.height, SIZING)
 
 
-def test_documents_have_all_their_images_and_texts(tmp_path: Path) -> None:
+def test_documents_have_all_their_images(tmp_path: Path) -> None:
     dataset = Dataset.open(index(write_interleaved(tmp_path / "d", 12, 4, seed=2)))
     chosen = sampled(dataset, 12, SIZING)
     sizes = [shard.sizes() for shard in dataset.shards]
     assert sum(len(sample.images) for sample in chosen) == sum(len(size.image_width) for size in sizes)
-    assert sum(len(sample.texts) for sample in chosen) == sum(len(size.text_bytes) for size in sizes)
 
 
 def test_threads_make_the_same_images(folder: Path) -> None:
@@ -88,11 +86,7 @@ def test_what_is_printed(folder: Path) -> None:
     )
     images = {name: int(count) for name, count in re.findall(r"^  (jpeg|png|webp) +(\d+) ", shown, re.MULTILINE)}
     assert sum(images.values()) == 20
-    assert re.findall(r"^  (reading|decoding|tokenizing) ", shown, re.MULTILINE) == [
-        "reading",
-        "decoding",
-        "tokenizing",
-    ]
+    assert re.findall(r"^  (reading|decoding) ", shown, re.MULTILINE) == ["reading", "decoding"]
     assert len(re.findall(r" limits *$", shown, re.MULTILINE)) == 1
     assert len(re.findall(r"^  [12] +\d+ ", shown, re.MULTILINE)) == 2
     assert [int(n.replace(",", "")) for n in re.findall(r"for ([\d,]+) images/s you need", shown)] == list(RATES)
@@ -112,7 +106,7 @@ def test_cores_are_whole_and_enough() -> None:
 
 
 def test_the_stage_that_took_most_limits() -> None:
-    slow_storage = Made(reading_s=3.0, tokenizing_s=1.0, by_format={"png": Decoded(seconds=2.0)})
+    slow_storage = Made(reading_s=3.0, by_format={"png": Decoded(seconds=2.0)})
     assert limiting_stage(slow_storage) == "reading"
     slow_storage.by_format["jpeg"] = Decoded(seconds=2.0)
     assert limiting_stage(slow_storage) == "decoding"
@@ -125,7 +119,6 @@ def test_the_stage_that_took_most_limits() -> None:
         (("--rate", "-5"), "--rate is -5; 1 to"),
         (("--threads", "0"), "--threads is 0"),
         (("--max-patches", "1"), "max_patches is 1"),
-        (("--tokenizer", "llama"), "NAME=PATH"),
     ],
 )
 def test_refusals(folder: Path, arguments: tuple[str, ...], message: str) -> None:

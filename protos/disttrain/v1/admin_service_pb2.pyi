@@ -284,6 +284,7 @@ class KeptBytes(_message.Message):
     TABLES_FIELD_NUMBER: _builtins.int
     PLANS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
     jobs: _builtins.int
     """Specifications and reported times. A job counts as a least amount, so that their number is bounded as well."""
     tables: _builtins.int
@@ -292,6 +293,8 @@ class KeptBytes(_message.Message):
     """Plans."""
     limit: _builtins.int
     """Limit of all together."""
+    windows: _builtins.int
+    """Shuffle windows: samples of several shards in the order in which steps take them."""
     def __init__(
         self,
         *,
@@ -299,10 +302,11 @@ class KeptBytes(_message.Message):
         tables: _builtins.int = ...,
         plans: _builtins.int = ...,
         limit: _builtins.int = ...,
+        windows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "limit", b"limit", "plans", b"plans", "tables", b"tables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "limit", b"limit", "plans", b"plans", "tables", b"tables", "windows", b"windows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
