@@ -84,7 +84,7 @@ class Assembly:
             future.add_done_callback(lambda _: self._part_done(source, prepared))
 
     def cancel(self) -> None:
-        """Give up what is still to be done; what runs ends after the image in hand."""
+        """Give up what is still to be done; what runs ends after the images in hand."""
         self._stop.set()
         with self._lock:
             futures = tuple(self._futures)

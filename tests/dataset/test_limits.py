@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
-from shards import write_texts
+from shards import write_interleaved, write_texts
 
-from dataserver.dataset import DatasetError, TokensMissingError, build_index, count_tokens
+from dataserver.dataset import Dataset, DatasetError, TokensMissingError, build_index, count_tokens
 from dataserver.dataset import headers as headers_module
 from dataserver.dataset import quarantine as quarantine_module
 from dataserver.dataset.cache import LruCache
@@ -215,3 +215,17 @@ def test_token_counts_at_their_limits(tmp_path: Path) -> None:
         with pytest.raises(TokensMissingError) as caught:
             read_counts(shard, header, "d")
         assert str(caught.value) == f"shard {shard.path} {words} for the tokenizer d; {run}"
+
+
+def test_images_that_a_sample_does_not_have_are_refused(tmp_path: Path) -> None:
+    build_index(write_interleaved(tmp_path / "d", 6, 6, seed=1), tmp_path / "deep" / "er", workers=1)
+    (shard,) = Dataset.open(tmp_path / "d", tmp_path / "deep" / "er").shards
+    for row in range(shard.num_samples):
+        count = shard.parts(row).kinds.count(1)
+        assert len({shard.image(row, i).offset for i in range(count)}) == count
+        for i in (-1, count, count + 1):
+            with pytest.raises(IndexError, match=rf"row {row} of shard .* has {count} images, image {i} was asked for"):
+                shard.image(row, i)
+    for row in (-1, 6):
+        with pytest.raises(IndexError, match=rf"has 6 samples, row {row} was asked for"):
+            shard.image(row, 0)

@@ -2,9 +2,11 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import errors_pb2
@@ -12,7 +14,7 @@ from disttrain.v1.data_service_pb2 import EndOfStream
 
 from dataserver.dataset import ShardReadError
 from dataserver.serving import assembly
-from dataserver.serving.assembly import with_retries
+from dataserver.serving.assembly import Assembly, with_retries
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics
@@ -227,3 +229,25 @@ def test_storage_is_read_four_times_with_doubling_waits() -> None:
         with_retries(read, stop, Metrics())  # type: ignore[arg-type]
     assert (len(reads), stop.waits) == (4, [0.05, 0.1, 0.2])
     assert (assembly.READ_ATTEMPTS, assembly.READ_BACKOFF_S) == (4, 0.05)
+
+
+def test_a_cancelled_assembly_is_settled_without_its_tasks() -> None:
+    """Its tasks wait for threads that others keep busy; its buffer is free at once all the same."""
+    waiting: list[Future[int]] = []
+
+    class Busy:
+        def submit(self, _run: Any, _task: Any) -> Future[int]:
+            waiting.append(Future())
+            return waiting[-1]
+
+    source, settled = Source(), list[Assembly]()
+    prepared = SimpleNamespace(tasks=[lambda: 1] * 3, finish=lambda: None, num_images=3, num_invalid=0)
+    source.prepare = lambda *_: prepared  # type: ignore[method-assign]
+    made = Assembly(source.specify(source.plan(0, None), 0), np.zeros(SIZE, np.uint8), Metrics(), settled.append)
+    made.start(source, Busy())  # type: ignore[arg-type]
+    assert (len(waiting), settled) == (3, [])
+    made.cancel()
+    assert all(future.cancelled() for future in waiting)
+    assert settled == [made]
+    assert made.encoded is None
+    assert made.error is None
