@@ -79,6 +79,10 @@ class OnceCache(Generic[Key, Value]):
             finally:
                 with self._lock:
                     making.callers.remove(unwanted)
+                    if not making.callers:
+                        # An error's traceback has frames that know `making`: together with the future that holds the
+                        # error they would live, with all that they work on, until a garbage collection.
+                        making.made = Future()
 
     @property
     def used(self) -> int:
@@ -141,11 +145,14 @@ class OnceCache(Generic[Key, Value]):
 
 
 def _awaited(made: Future[Value], unwanted: Unwanted) -> Value:
-    while True:
-        try:
-            return made.result(LOOK_S)
-        except TimeoutError:
-            if made.done():  # an error of the computation, or settled just now
-                return made.result()
-            if unwanted():
-                raise UnwantedError from None
+    try:
+        while True:
+            try:
+                return made.result(LOOK_S)
+            except TimeoutError:
+                if made.done():  # an error of the computation, or settled just now
+                    return made.result()
+                if unwanted():
+                    raise UnwantedError from None
+    finally:
+        del made  # the error's traceback has this frame, see `OnceCache.get`

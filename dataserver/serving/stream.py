@@ -214,7 +214,7 @@ class MicrobatchStream:
             abandoned = tuple(self._queue)
             made = [a for a in abandoned if a in self._settled]
             self._queue.clear()
-            self._pending = self._plan = None
+            self._pending = self._plan = self._failure = None
             self._condition.notify_all()
         self._stop.set()
         for assembly in abandoned:  # without the lock: a cancelled task may settle its assembly in this thread
@@ -295,7 +295,8 @@ class MicrobatchStream:
 
     def _exhaust(self, failure: DataServiceError | None) -> None:
         with self._condition:
-            self._exhausted, self._failure, self._preparing = True, failure, False
+            # A closed stream needs no failure, whose traceback would keep the stream, and its job, until a collection.
+            self._exhausted, self._failure, self._preparing = True, None if self._closed else failure, False
             self._condition.notify_all()
 
     def _next_spec(self) -> MicrobatchSpec | None:

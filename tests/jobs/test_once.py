@@ -1,6 +1,9 @@
 """The cache that bounds what is kept of all jobs."""
 
+import gc
 import threading
+import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -108,3 +111,21 @@ def test_a_value_whose_cost_cannot_be_found_is_an_error_and_not_kept() -> None:
         with pytest.raises(ZeroDivisionError):
             things.get(1, lambda _: Thing(0))
     assert things.get(1, lambda _: Thing(5)).cost == 5
+
+
+def test_what_failed_work_held_is_free_at_once() -> None:
+    """Not only when garbage is collected: it may be a stream with its job."""
+    held = list[weakref.ref[Thing]]()
+
+    def fail(_unwanted: Unwanted) -> Thing:
+        local = Thing(1)
+        held.append(weakref.ref(local))
+        raise ValueError("no")
+
+    gc.disable()
+    try:
+        with suppress(ValueError):
+            cache(30).get(1, fail)
+        assert [ref() for ref in held] == [None]
+    finally:
+        gc.enable()

@@ -4,6 +4,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -226,8 +227,12 @@ def test_a_job_with_an_open_stream_stays_known_whatever_comes(photographs: Path)
         held = server.stream(job_id)
         next(held)
         others = [server.create(large_job(seed=seed)).job_id for seed in range(1, 4)]
+        give_up = monotonic() + TIMEOUT_S
         assert knows(server, job_id)
-        assert [knows(server, other) for other in others] == [False, False, False], "the one asked for last is kept"
+        # The thread of a call may still be on its way out, and what it holds is known; who asks for it keeps it again.
+        while any(knows(server, other) for other in others):
+            assert monotonic() < give_up, "the job that was asked for last is kept, and no other"
+            assert knows(server, job_id)
         held.cancel()
         assert server.server.streams.wait_until_idle(TIMEOUT_S)
         for seed in range(10, 30):  # the thread of the call may still be on its way out
