@@ -13,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from dataserver.preprocessing import TensorSpec
 from dataserver.serving import data_service, gate, registry, server, wire
-from dataserver.serving.config import ConfigError, ServerConfig, load_config, split_address
+from dataserver.serving.config import ConfigError, ServerConfig, joined, load_config, split_address
 from dataserver.serving.errors import MAX_TEXT_BYTES, DataServiceError, _cut
 from dataserver.serving.memory import BufferPool, ByteBudget, size_class
 from dataserver.serving.registry import StepTimesLog
@@ -125,10 +125,11 @@ def test_every_key_of_a_server_has_its_default_and_its_bounds() -> None:
     }
     given: dict[str, Any] = {"datasets": {"d": "/d"}}
     defaults = load_config(None, given)
-    assert bounds.keys() | {"datasets", "index_dirs", "quarantines", "tokenizers", "listen", "insecure"} == set(
-        ServerConfig.model_fields
-    )
+    names = {"datasets", "index_dirs", "quarantines", "tokenizers"}
+    others = {"listen", "insecure", "metrics_listen", "log_format"}
+    assert bounds.keys() | names | others == set(ServerConfig.model_fields)
     assert (defaults.listen, defaults.insecure, defaults.tokenizers) == ("127.0.0.1:50051", False, {})
+    assert (defaults.metrics_listen, defaults.log_format) == (None, "text")
     for key, (default, least, most) in bounds.items():
         assert default is None or getattr(defaults, key) == default
         for value in (least, most):
@@ -255,4 +256,4 @@ def test_a_pool_is_full_with_as_many_calls_as_it_may_have() -> None:
         assert (first.result(), second.result()) == (True, True)
     assert not pool.full
     assert (server.UNARY_THREADS, server.WATCH_THREADS, server.STOP_GRACE_S) == (32, 64, 1.0)
-    assert [server._join(host, 5) for host in ("h", "::1")] == ["h:5", "[::1]:5"]
+    assert [joined(host, 5) for host in ("h", "::1")] == ["h:5", "[::1]:5"]
