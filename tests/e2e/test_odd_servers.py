@@ -74,8 +74,10 @@ def test_a_lost_good_server_is_waited_for_while_all_others_are_odd(
         servers.good.start()
         found += [digest(batch) for batch in client]
     assert found == undisturbed
+    # Other bytes are noticed beside another server's: met first, the proxy only fails, as the server behind it refuses.
+    beside = ("no server could go on", "Exception calling application")
     for name, address in odd.items():
-        named = [text for text in caplog.messages if address in text and "no server could go on" not in text]
+        named = [text for text in caplog.messages if address in text and not any(words in text for words in beside)]
         assert len(named) == 1, name
 
 
