@@ -44,6 +44,7 @@ COMMANDS: Final = {
     "simulate": ["simulate", "--job", "/nothing-here"],
     "fit": ["fit", "--job", "/nothing-here"],
     "towers": ["towers", "--job", "/nothing-here"],
+    "sizes": ["sizes", "/nothing-here", "--output", "/nothing-here"],
     "serve": ["serve", "--dataset", "d=/nothing-here"],
     "warm": ["warm"],
 }

@@ -1,10 +1,12 @@
 #!/usr/bin/env python
 """CPU time of an image from shard to tensor: this service beside loaders that decode in the trainer's own processes.
 
-All read the same shards and make the same batches, and all but ours share one decode function (scripts/loaders). In
-every round each runs once, in another order; CPU time is that of all its processes, workers, servers and consumer,
-between a warm-up and the end. Ratios are to the floor: as many serial loops at once as there are cores, since busy
-cores slow each other down. The exit code is 1 if a ratio misses its target.
+All read the same shards and make the same batches, and all but ours and TensorFlow share one decode function
+(scripts/loaders). In every round each runs once, in another order; CPU time is that of all its processes, workers,
+servers and consumer, between a warm-up and the end. Ratios are to the floor: as many serial loops at once as there are
+cores, since busy cores slow each other down. A first batch is counted from the start of the programs, but for the rows
+of this service's start, whose client runs already. Some rivals want packages of their own: --install puts them under
+build/loaders, and those that are not there are named. The exit code is 1 if a target is missed.
 """
 
 import argparse
@@ -21,6 +23,8 @@ from pathlib import Path
 
 import psutil
 from benchmarks.rows import Row, report
+from loaders.common import PREPARE
+from loaders.installing import ENVIRONMENTS, install, python_of
 
 HERE = Path(__file__).parent
 
@@ -38,19 +42,38 @@ class Contender:
     """Run at once."""
     target: float | None = None
     """Most CPU time of an image, as a share of the floor's."""
+    environment: str | None = None
+    """Virtual environment of its own; it reads a copy of the shards in a format of its own then."""
+    cores: int | None = None
+    """It runs on; all by default."""
+    ours: float | None = None
+    """Least CPU time of an image, in times of that of our encoder view."""
 
 
 SERIAL, FLOOR = "serial loop", "serial loops, one for each core"
 ENCODER, ALL = "this service, encoder view", "this service, views of three modules"
+SERIAL_ALONE, ENCODER_ALONE = "serial loop, on one core", "this service, encoder view, on one core"
 CONTENDERS = (
     Contender(SERIAL, "serial", "fast"),
     Contender(FLOOR, "serial", "fast", copies=os.cpu_count() or 1),
     Contender(ENCODER, "service", "encoder", target=1.15),
     Contender(ALL, "service", "all", target=1.25),
-    Contender("torch DataLoader, 2 workers", "dataloader", "fast"),
+    Contender(SERIAL_ALONE, "serial", "fast", cores=1),
+    Contender(ENCODER_ALONE, "service", "encoder", cores=1),
+    Contender("torch DataLoader, 2 workers", "dataloader", "fast", ours=1 / 1.05),
     Contender("webdataset, 2 workers", "webdataset_loader", "fast"),
-    Contender("torch DataLoader, 2 workers, plain Pillow", "dataloader", "plain"),
+    Contender("MosaicML Streaming, 2 workers", "mosaic", "fast", environment="mosaic"),
+    Contender("Megatron-Energon, 2 workers", "energon", "fast", environment="energon", ours=1 / 1.05),
+    Contender("tf.data service, uncompressed", "tfdata_service", "none", environment="tensorflow", ours=1.3),
+    Contender("tf.data service, default compression", "tfdata_service", "auto", environment="tensorflow", ours=1.65),
+    Contender("torch DataLoader, 2 workers, plain Pillow", "dataloader", "plain", ours=3.5),
 )
+SERVER_MB, CLIENT_MB = 500, 300
+"""Most memory with default budgets."""
+WARM_S = 1.0
+"""From the start of a server to the first batch in a client that runs, where all loops are compiled."""
+SCALING = 0.95
+"""Least gain from one core to all, over that of serial loops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +83,65 @@ class Measured:
     cpu_ms: float
     """Of an image, all processes together."""
     images_per_s: float
-    pss_mb: float
-    """Of all processes, pages that they share counted once."""
+    consumer_mb: float
+    """PSS of the processes that the batches end up in: pages that processes share count once."""
+    others_mb: float
+    """PSS of their workers and servers."""
     first_s: float
     """From the start of its programs to the first batch."""
 
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+
+
+def program(contender: Contender) -> list[str]:
+    """What starts a contender."""
+    python = sys.executable if contender.environment is None else python_of(contender.environment)
+    return [str(python), "-m", f"loaders.{contender.program}"]
+
+
+def prepare(contender: Contender, shards: Path) -> None:
+    """Make the copy of the shards that a contender reads."""
+    if contender.environment is not None:
+        print(f"{contender.name}: making its copy of the shards", flush=True)
+        line = [*program(contender), str(shards), "0", PREPARE]
+        subprocess.run(line, check=True, env=ENVIRONMENT, capture_output=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """One start of a server."""
+
+    listening_s: float
+    first_s: float
+    """Until the first batch in a client that ran already."""
+    cpu_s: float
+    """Of the server and what it started, until then."""
+
+
+def start(shards: Path, loops: Path | None) -> Started:
+    """Start a server for a client that runs, with compiled loops in a folder of its own if one is given."""
+    environment = ENVIRONMENT if loops is None else {**ENVIRONMENT, "NUMBA_CACHE_DIR": str(loops)}
+    line = [sys.executable, "-m", "loaders.service_start", str(shards)]
+    done = subprocess.run(line, check=True, env=environment, stdout=subprocess.PIPE, text=True)
+    return Started(*map(float, done.stdout.split()))
+
+
 def run(contender: Contender, shards: Path, count: int) -> Measured:
     """Run a contender once, over `count` images in each copy."""
-    command = [sys.executable, "-m", f"loaders.{contender.program}", str(shards), str(count), contender.option]
-    environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    command = [*program(contender), str(shards), str(count), contender.option]
+    if contender.cores is not None:
+        command = ["taskset", "-c", f"0-{contender.cores - 1}", *command]
     began = time.perf_counter()
     copies = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if contender.environment else None,  # TensorFlow says much
+            text=True,
+            env=ENVIRONMENT,
+        )
         for _ in range(contender.copies)
     ]
     try:
@@ -80,10 +149,11 @@ def run(contender: Contender, shards: Path, count: int) -> Measured:
         first_s = time.perf_counter() - began
         _go_on(copies)
         _expect(copies, "begin")
-        start, cpu = time.perf_counter(), _cpu_s(copies)
+        started, cpu = time.perf_counter(), _cpu_s(copies)
         _go_on(copies)
         images = sum(int(line.split()[1]) for line in _expect(copies, "end"))
-        cpu, wall_s, pss_mb = _cpu_s(copies) - cpu, time.perf_counter() - start, _pss_mb(copies)
+        cpu, wall_s = _cpu_s(copies) - cpu, time.perf_counter() - started
+        consumer_mb, others_mb = _pss_mb(copies)
         _go_on(copies)
         for copy in copies:
             copy.wait(30)
@@ -92,7 +162,7 @@ def run(contender: Contender, shards: Path, count: int) -> Measured:
             for process in _tree([copy]):
                 process.kill()
             copy.wait()
-    return Measured(cpu / images * 1e3, images / wall_s, pss_mb, first_s)
+    return Measured(cpu / images * 1e3, images / wall_s, consumer_mb, others_mb, first_s)
 
 
 def _expect(copies: list["subprocess.Popen[str]"], word: str) -> list[str]:
@@ -126,8 +196,12 @@ def _cpu_s(copies: list["subprocess.Popen[str]"]) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in _tree(copies))
 
 
-def _pss_mb(copies: list["subprocess.Popen[str]"]) -> float:
-    return sum(process.memory_full_info().pss for process in _tree(copies)) / 1e6
+def _pss_mb(copies: list["subprocess.Popen[str]"]) -> tuple[float, float]:
+    """Of the programs themselves, and of the processes that they started."""
+    roots = {copy.pid for copy in copies}
+    found = {process.pid: process.memory_full_info().pss / 1e6 for process in _tree(copies)}
+    consumers = sum(mb for pid, mb in found.items() if pid in roots)
+    return consumers, sum(found.values()) - consumers
 
 
 def rows(found: dict[str, list[Measured]]) -> Iterator[Row]:
@@ -137,25 +211,60 @@ def rows(found: dict[str, list[Measured]]) -> Iterator[Row]:
         pairs = zip(found[name], found[base], strict=True)
         return statistics.median(ours.cpu_ms / other.cpu_ms for ours, other in pairs)
 
+    def median(name: str, what: str) -> float:
+        values: list[float] = [getattr(run, what) for run in found[name]]
+        return statistics.median(values)
+
     for contender in CONTENDERS:
-        runs = found[contender.name]
-        of_floor = ratio(contender.name, FLOOR)
-        cpu, speed, pss, first = (
-            statistics.median(getattr(r, f) for r in runs) for f in ("cpu_ms", "images_per_s", "pss_mb", "first_s")
-        )
+        name = contender.name
+        if name not in found:
+            yield Row(name, "not installed: --install does", "", None)
+            continue
+        of_floor = ratio(name, FLOOR)
         yield Row(
-            contender.name,
-            f"{of_floor:.2f} x the floor, {ratio(contender.name, SERIAL):.2f} x serial; {cpu:.2f} ms CPU, "
-            f"{speed:.0f} images/s, {pss:.0f} MB, first batch {first:.1f} s",
+            name,
+            f"{of_floor:.2f} x the floor, {ratio(name, SERIAL):.2f} x serial; {median(name, 'cpu_ms'):.2f} ms CPU, "
+            f"{median(name, 'images_per_s'):.0f} images/s, consumer {median(name, 'consumer_mb'):.0f} MB, others "
+            f"{median(name, 'others_mb'):.0f} MB, first batch {median(name, 'first_s'):.1f} s",
             "" if contender.target is None else f"<= {contender.target} x the floor",
             None if contender.target is None else of_floor <= contender.target,
         )
-    for rival, target in (
-        ("torch DataLoader, 2 workers", 1 / 1.05),
-        ("torch DataLoader, 2 workers, plain Pillow", 3.5),
-    ):
-        times = ratio(rival, ENCODER)
-        yield Row(f"{rival}, over ours", f"{times:.2f} x our encoder view", f">= {target:.2f} x", times >= target)
+    for contender in CONTENDERS:
+        if contender.ours is not None and contender.name in found:
+            times = ratio(contender.name, ENCODER)
+            reached = times >= contender.ours
+            yield Row(f"{contender.name}, over ours", f"{times:.2f} x", f">= {contender.ours:.2f} x", reached)
+    for name in (ENCODER, ALL):
+        for what, most, who in (("others_mb", SERVER_MB, "server"), ("consumer_mb", CLIENT_MB, "client")):
+            mb = median(name, what)
+            yield Row(f"{name}: memory of the {who}", f"{mb:.0f} MB", f"<= {most} MB", mb <= most)
+    gains = [
+        both.images_per_s / alone.images_per_s / (floor.images_per_s / serial.images_per_s)
+        for both, alone, floor, serial in zip(
+            *(found[name] for name in (ENCODER, ENCODER_ALONE, FLOOR, SERIAL_ALONE)), strict=True
+        )
+    ]
+    gain = statistics.median(gains)
+    yield Row("one core to all, over what serial loops gain", f"{gain:.2f} x", f">= {SCALING} x", gain >= SCALING)
+
+
+def rows_of_starts(warm: list[Started], cold: Started) -> Iterator[Row]:
+    """A server's start, medians."""
+    first_s, listening_s, cpu_s = (
+        statistics.median(getattr(one, what) for one in warm) for what in ("first_s", "listening_s", "cpu_s")
+    )
+    yield Row(
+        "a server's start to the first batch in a running client, warm",
+        f"{first_s:.2f} s; listening after {listening_s:.2f} s; {cpu_s:.2f} s CPU of the server",
+        f"<= {WARM_S} s",
+        first_s <= WARM_S,
+    )
+    yield Row(
+        "the same, cold: on a machine that has compiled nothing",
+        f"{cold.first_s:.1f} s; listening after {cold.listening_s:.1f} s; {cold.cpu_s:.1f} s CPU",
+        "",
+        None,
+    )
 
 
 def main() -> int:
@@ -164,8 +273,13 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=1500, help="in the shards (default 1500)")
     parser.add_argument("--count", type=int, default=3000, help="images of a run (default 3000)")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
+    parser.add_argument("--install", action="store_true", help="install the rivals that want packages of their own")
     arguments = parser.parse_args()
-    found: dict[str, list[Measured]] = {contender.name: [] for contender in CONTENDERS}
+    if arguments.install:
+        for environment in ENVIRONMENTS:
+            install(environment)
+    contenders = [c for c in CONTENDERS if c.environment is None or python_of(c.environment) is not None]
+    found: dict[str, list[Measured]] = {contender.name: [] for contender in contenders}
     with tempfile.TemporaryDirectory() as folder:
         shards = Path(folder) / "shards"
         options = ["--samples", str(arguments.images), "--shards", "6"]
@@ -174,11 +288,15 @@ def main() -> int:
         subprocess.run(
             [sys.executable, "-m", "dataserver", "index", str(shards)], check=True, stdout=subprocess.DEVNULL
         )
+        for contender in {c.environment: c for c in contenders}.values():
+            prepare(contender, shards)
+        cold, warm = start(shards, Path(folder) / "loops"), [start(shards, None)]
         for number in range(arguments.rounds):
-            for contender in random.Random(number).sample(CONTENDERS, len(CONTENDERS)):
+            warm.append(start(shards, None))
+            for contender in random.Random(number).sample(contenders, len(contenders)):
                 found[contender.name].append(run(contender, shards, arguments.count))
                 print(f"round {number + 1}: {contender.name}: {found[contender.name][-1].cpu_ms:.2f} ms", flush=True)
-    return report(rows(found))
+    return report([*rows(found), *rows_of_starts(warm[1:], cold)])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 
 The accelerator is a sleep of so many times the local decoding time, the same in all three; data and decoding code are
 the same too, and rounds are interleaved. Check 24 of docs/evidence.md: the wait shrinks from the time of decoding to
-that of handing over a tensor.
+that of handing over a tensor. Then a trainer that takes 80 % of what the server was just seen to deliver: what it waits
+for 2,000 microbatches.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,10 @@ MODULE = "vision"
 IN_PLACE, AHEAD, SERVER = "in the trainer", "one ahead, in a thread", "data server"
 WAVES = 8
 """Microbatches of a step."""
+LOAD = 0.8
+"""What a steady trainer takes, of what the server delivers."""
+MOST_WAITED, MOST_LATE = 0.01, 0.2
+"""Of its time, and the 99th percentile of its waits in median intervals."""
 
 
 def job_data(microbatch: int, steps: int) -> dict[str, Any]:
@@ -106,8 +112,51 @@ CASES = Case(768, 16, 1.0, 0), Case(512, 8, 1.5, 100)
 """One, and its sister. Samples of a microbatch of 16 vary less than those of one of 8."""
 
 
-def measure(folder: Path, processes: Processes, case: Case, rounds: int) -> dict[str, list[float]]:
-    """Waits of every microbatch by where it was decoded."""
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """A trainer that takes `LOAD` of what the server delivers."""
+
+    interval_s: float
+    """Between two microbatches as fast as the server delivers them."""
+    busy_s: float
+    """Of the trainer, for each microbatch."""
+    waits_s: list[float]
+
+
+def steady(address: str, job: Job, count: int) -> Steady:
+    """Read a quarter of `count` microbatches as fast as they come, and then `count` at the trainer's pace."""
+    with DataClient(address, job.spec, MODULE, 0) as client:
+        microbatches = iter(client)
+        for _ in range(WAVES):
+            next(microbatches)
+        began = time.perf_counter()
+        for _ in range(count // 4):
+            next(microbatches)
+        interval_s = (time.perf_counter() - began) / (count // 4)
+        busy_s = interval_s / LOAD
+        return Steady(interval_s, busy_s, waits(islice(microbatches, count + 1), busy_s))
+
+
+def steady_rows(found: Steady) -> Iterator[Row]:
+    """Shares of the trainer's own time, which need no scale."""
+    waited, count = sum(found.waits_s), len(found.waits_s)
+    share = waited / (waited + count * found.busy_s)
+    late = statistics.quantiles(found.waits_s, n=100)[-1]
+    interval = found.busy_s + statistics.median(found.waits_s)
+    title = f"{count} microbatches at {LOAD:.0%} of what the server delivers (one in {found.interval_s * 1e3:.1f} ms)"
+    yield Row(f"{title}: waiting", f"{share:.2%} of the time", f"< {MOST_WAITED:.0%}", share < MOST_WAITED)
+    yield Row(
+        f"{title}: 99th percentile of a wait",
+        f"{late * 1e3:.2f} ms, {late / interval:.1%} of the median interval",
+        f"< {MOST_LATE:.0%}",
+        late < MOST_LATE * interval,
+    )
+
+
+def measure(
+    folder: Path, processes: Processes, case: Case, rounds: int, microbatches: int
+) -> tuple[dict[str, list[float]], Steady]:
+    """Waits of every microbatch by where it was decoded, and those of a steady trainer."""
     shards = folder / f"shards-{case.seed}"
     make = [sys.executable, HERE / "make_demo_shards.py", shards, "--samples", case.samples, "--shards", 4]
     processes.run([processes.start("making shards", [*make, "--seed", case.seed])], print)
@@ -125,7 +174,8 @@ def measure(folder: Path, processes: Processes, case: Case, rounds: int) -> dict
         found[AHEAD] += waits(ahead(local(job, catalog, count)), busy_s)
         with DataClient(address, job.spec, MODULE, 0) as client:
             found[SERVER] += waits(iter(client), busy_s)
-    return found
+    long = parse_job(fill_job(job_data(case.microbatch, microbatches * 2 // WAVES + 2), catalog))
+    return found, steady(address, long, microbatches)
 
 
 def rows(case: Case, found: dict[str, list[float]]) -> Iterator[Row]:
@@ -148,10 +198,14 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--microbatches", type=int, default=2000, help="of the steady trainer (default 2000)")
+    given = parser.parse_args()
+    rows_: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
-        found = [(case, measure(Path(folder), processes, case, rounds)) for case in CASES]
-    return report(row for case, values in found for row in rows(case, values))
+        for case in CASES:
+            found, at_pace = measure(Path(folder), processes, case, given.rounds, given.microbatches)
+            rows_ += [*rows(case, found), *steady_rows(at_pace)]
+    return report(rows_)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ def before_after(summary: PlanSummary) -> dict[str, Any]:
 
 def choice(plan: StepPlan) -> str:
     """What was chosen for a step, and why."""
-    return next(f"{d.chosen} ({d.reason})" for d in plan.decisions if d.subject == "step")
+    said = [f"{d.chosen} ({d.reason})" for d in plan.decisions if d.subject == "step"]
+    return said[0] if said else "; ".join(f"{d.subject}: {d.chosen} ({d.reason})" for d in plan.decisions)
 
 
 def baseline_job(job: Job) -> Job:

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
@@ -14,6 +13,9 @@ from typing import Any
 import yaml
 from demo_processes import Processes, python
 from demo_progress import Display
+from slept_steps import read_job, slept_steps
+
+from trainclient.topology.places import Topology
 
 STAGES = ("shards", "index", "plan", "servers", "training", "measuring", "ending")
 BIN = Path(sys.executable).parent
@@ -38,11 +40,16 @@ COSTS = {
         "backward_percent": 150,
     },
 }
-WORLD_SIZE = 6
+LAYOUTS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
+    "pipelined": {"encoder": {}, "backbone": {"dp": 2, "pp": 2}, "generator": {}},
+    "colocated": {"encoder": {"dp": 2}, "backbone": {"dp": 2}, "generator": {"dp": 2}},
+}
+"""Degrees of each module."""
 
 
-def job_spec(steps: int) -> dict[str, Any]:
+def job_spec(steps: int, layout: str = "pipelined") -> dict[str, Any]:
     """The demo's job: image-text pairs, most of them understood, 40 % generated. Servers fill in the rest."""
+    degrees = LAYOUTS[layout]
     return {
         "stream": {
             "datasets": [{"name": "demo"}],
@@ -56,10 +63,10 @@ def job_spec(steps: int) -> dict[str, Any]:
         },
         "execution": {
             "modules": [
-                {"name": "encoder", "kind": "encoder", "cost": COSTS["encoder"]},
-                {"name": "backbone", "kind": "backbone", "dp": 2, "pp": 2, "cost": COSTS["backbone"]},
-                {"name": "generator", "kind": "generator", "cost": COSTS["generator"]},
+                {"name": kind, "kind": kind, **degrees[kind], "cost": COSTS[kind]}
+                for kind in ("encoder", "backbone", "generator")
             ],
+            "layout": {"kind": layout},
             "microbatch": 1,
             "end": {"steps": steps},
         },
@@ -69,7 +76,9 @@ def job_spec(steps: int) -> dict[str, Any]:
 class Demo:
     """What the stages share."""
 
-    def __init__(self, output: Path, dataset: Path | None, steps: int, processes: Processes, display: Display) -> None:
+    def __init__(
+        self, output: Path, dataset: Path | None, steps: int, layout: str, processes: Processes, display: Display
+    ) -> None:
         """Work below `output`, a folder that exists; on a dataset, or on shards made there."""
         self.output = output
         self.shards = output / "shards" if dataset is None else dataset
@@ -79,6 +88,7 @@ class Demo:
         self.metrics = output / "metrics.jsonl"
         self._makes_shards = dataset is None
         self._steps = steps
+        self._layout = layout
         self._processes = processes
         self._display = display
 
@@ -109,7 +119,7 @@ class Demo:
     def plan(self) -> Mapping[str, Any]:
         """Plan every step; see `demo_plans`. Compiles the planner's loops where this has not been done."""
         self._display.begin("plan", "loading the planner")
-        self.job.write_text(yaml.safe_dump(job_spec(self._steps), sort_keys=False))
+        self.job.write_text(yaml.safe_dump(job_spec(self._steps, self._layout), sort_keys=False))
         flags = [*self.located, "--steps", self._steps, "--output", self.output]
         self._run("planning", python("demo_plans.py", self.job, *flags), _planning())
         plans: dict[str, Any] = json.loads((self.output / "plans.json").read_text())
@@ -128,8 +138,7 @@ class Demo:
 
     def train(self, addresses: str) -> None:
         """Train all steps."""
-        what = "encoder 1, backbone 2 x 2 stages, generator 1"
-        self._display.begin("training", f"starting {WORLD_SIZE} processes ({what}): torch, connections, first step")
+        self._display.begin("training", f"starting {self._processes_of()}: torch, connections, first step")
         self.metrics.unlink(missing_ok=True)
         flags = ["--job", self.job, "--servers", addresses, "--metrics", self.metrics, "--optimizer.lr", "0.001"]
         last = ""
@@ -144,28 +153,31 @@ class Demo:
 
     def measure(self, addresses: str, plans: Mapping[str, Any]) -> dict[str, Any]:
         """Time some steps in canonical order and as planned; see `measure_steps`."""
-        self._display.begin("measuring", f"starting {WORLD_SIZE} processes that sleep instead of computing")
+        self._display.begin("measuring", f"starting {self._processes_of()} that sleep instead of computing")
         steps = plans["steps"][:MEASURED_STEPS]
         simulated = {side: fmean(step[side]["step_ms"] for step in steps) for side in ("before", "after")}
         scale = max(1, ceil(MEASURED_MS / simulated["before"]))
-        output = self.output / "measured.json"
         jobs = [self.output / "canonical.json", self.output / "planned.json"]
-        flags = ["--servers", addresses, "--steps", len(steps), "--scale", scale, "--output", output]
-        command = python("measure_steps.py", *jobs, *flags)
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(WORLD_SIZE)}
-        shared |= {"GLOO_SOCKET_IFNAME": "lo"}
-        ranks = [
-            self._processes.start(f"measuring {rank}", command, {**shared, "RANK": str(rank)})
-            for rank in range(WORLD_SIZE)
-        ]
-        self._processes.run(ranks, self._display.say)
-        seconds = json.loads(output.read_text())
+        seconds = slept_steps(
+            self._processes,
+            jobs,
+            servers=addresses,
+            steps=len(steps),
+            scale=scale,
+            output=self.output / "measured.json",
+            say=self._display.say,
+        )
         found = {
-            side: {"simulated_ms": simulated[side] * scale, "measured_ms": seconds[job.stem] * 1e3}
+            side: {"simulated_ms": simulated[side] * scale, "measured_ms": fmean(seconds[job.stem]) * 1e3}
             for side, job in zip(("before", "after"), jobs, strict=True)
         }
         self._display.done(f"{len(steps)} steps, {scale} x slowed down")
         return {"steps": len(steps), "slowed_down": scale, **found}
+
+    def _processes_of(self) -> str:
+        """How many processes train what, in words."""
+        topology = Topology.of(read_job(self.output / "planned.json").spec)
+        return f"{topology.world_size} processes ({topology.degrees})"
 
     def _run(self, name: str, command: Sequence[Any], status: Callable[[str], str]) -> None:
         """Run a command to its end; `status` makes of each line that it writes what to show."""
@@ -198,10 +210,3 @@ def _note(line: str, found: dict[str, str]) -> str:
     if parts:
         found[parts[1]] = parts[2]
     return ""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

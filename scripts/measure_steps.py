@@ -1,31 +1,33 @@
-"""Times steps of jobs by the trainer's executor, with modules that sleep what the planner expects of them.
+"""Times steps of jobs by the trainer's interpreter, with modules that sleep what the planner expects of them.
 
 This is one process of the run. It joins the others through torchrun's environment variables, gets the microbatches of
-its place from the data servers before the clock runs, and then runs each step through the executor, roles and messages
-of the trainer. All jobs have the same modules, so the same processes run them.
+its place from the data servers before the clock runs, and then runs each step through the interpreter, exchange and
+messages of the trainer. All jobs have the same modules, so the same processes run them.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 
 import torch
 import torch.distributed as dist
-from sleeping_modules import sleeping_module
+from sleeping_modules import WIDTH, Listed, sleeping_module
 
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import parse_json
-from trainclient.client import Batch, DataClient
-from trainclient.parallel.assembly import build_executor, build_role
-from trainclient.parallel.executor import StepExecutor
-from trainclient.parallel.groups import Groups, process_groups
-from trainclient.parallel.roles import LossWeights
-from trainclient.parallel.topology import Topology
+from trainclient.client import Batch
+from trainclient.modules import Site
+from trainclient.program.assembly import assemble
+from trainclient.program.clock import Stopwatch
+from trainclient.program.interpreter import Interpreter
+from trainclient.program.runner import LossWeights
+from trainclient.topology.groups import Groups, process_groups
+from trainclient.topology.places import Topology
+from trainclient.training.streams import Streams
 
 TIMEOUT_S = 120.0
 """Longest wait for another process."""
@@ -35,28 +37,36 @@ def measure(job: Job, groups: Groups, servers: str, steps: int, scale: int) -> I
     """Seconds of each of the first `steps` steps, from the moment that all processes begin to the end of the last."""
     topology = Topology.of(job.spec)
     groups = replace(groups, place=topology.places[groups.rank])  # jobs differ in the policies of their modules
-    module = sleeping_module(groups.place, job.stream.sizing.merge, scale)
-    role = build_role(job.spec, topology, groups, module, LossWeights())
-    executor = build_executor(job.spec, topology, groups, role)
-    for batches in list(_fetch(job, groups, servers, role.tensors, steps)):
-        yield _run(executor, batches, groups)
+    place = groups.place
+    sites = [Site(job.spec, chunk.module, WIDTH, chunk.number, chunk.count) for chunk in place.chunks]
+    modules = [(site, sleeping_module(site, scale)) for site in sites]
+    clock = Stopwatch(groups.device)
+    machine = assemble(job.spec, topology, place, modules, groups.channels, LossWeights(), clock)
+    for batches in list(_fetch(job, groups, servers, machine.tensors, steps)):
+        yield _run(machine.interpreter, batches, groups)
 
 
-def _fetch(job: Job, groups: Groups, servers: str, tensors: Sequence[str], steps: int) -> Iterator[list[Batch]]:
-    """The microbatches of this process, step by step."""
-    batches: list[Batch] = []
-    with DataClient(servers, job, groups.place.module.name, groups.place.rank, tensors=tensors) as client:
-        while client.step < min(steps, client.num_steps):
-            batches.append(next(client))
-            if batches[-1].last_of_step:
-                yield batches
-                batches = []
+def _fetch(
+    job: Job, groups: Groups, servers: str, tensors: Mapping[str, Sequence[str]], steps: int
+) -> Iterator[list[list[Batch]]]:
+    """The microbatches of each module of this process, step by step."""
+    with Streams.open(servers, job, groups.place, tensors) as streams:
+        several = streams.batches(groups.peers)
+        while streams.step < min(steps, streams.num_steps):
+            yield [_step(batches) for batches in several]
 
 
-def _run(executor: StepExecutor, batches: list[Batch], groups: Groups) -> float:
+def _step(batches: Iterator[Batch]) -> list[Batch]:
+    found = [next(batches)]
+    while not found[-1].last_of_step:
+        found.append(next(batches))
+    return found
+
+
+def _run(interpreter: Interpreter, batches: list[list[Batch]], groups: Groups) -> float:
     dist.barrier(groups.world)
     started = time.perf_counter()
-    executor.run(iter(batches))
+    interpreter.run([Listed(found) for found in batches])
     seconds = torch.tensor(time.perf_counter() - started)
     dist.all_reduce(seconds, dist.ReduceOp.MAX, group=groups.world)
     return float(seconds)
@@ -69,7 +79,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--servers", required=True, help="HOST:PORT of data servers, with commas between")
     parser.add_argument("--steps", type=int, default=3, help="the first so many steps of each job (default 3)")
     parser.add_argument("--scale", type=int, default=1, help="how many times as long everything sleeps (default 1)")
-    parser.add_argument("--output", type=Path, required=True, help="file for the mean seconds of a step of each job")
+    parser.add_argument("--output", type=Path, required=True, help="file for the seconds of every step of each job")
     return parser.parse_args()
 
 
@@ -78,21 +88,19 @@ def main() -> None:
     arguments = parse()
     torch.set_num_threads(1)
     jobs = {path.stem: parse_job(parse_json(path.read_text())) for path in arguments.jobs}
-    means: dict[str, float] = {}
+    found: dict[str, list[float]] = {name: [] for name in jobs}
     with process_groups(Topology.of(next(iter(jobs.values())).spec), torch.device("cpu"), TIMEOUT_S) as groups:
         if groups.rank == 0:
             print("fetching microbatches", flush=True)
         list(measure(next(iter(jobs.values())), groups, arguments.servers, 1, 1))  # imports what a first step does
         for name, job in jobs.items():
-            found = []
             for seconds in measure(job, groups, arguments.servers, arguments.steps, arguments.scale):
-                found.append(seconds)
+                found[name].append(seconds)
                 if groups.rank == 0:
-                    print(f"{name}: step {len(found)} of {arguments.steps} took {seconds:.2f} s", flush=True)
-            means[name] = fmean(found)
+                    print(f"{name}: step {len(found[name])} of {arguments.steps} took {seconds:.2f} s", flush=True)
         if groups.rank == 0:
             print("ending the processes", flush=True)
-            arguments.output.write_text(json.dumps(means) + "\n")
+            arguments.output.write_text(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

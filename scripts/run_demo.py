@@ -1,4 +1,4 @@
-"""Trains a small multimodal model on this machine: two data servers, six trainer processes, one short report.
+"""Trains a small multimodal model on this machine: two data servers, some trainer processes, one short report.
 
 Makes demo shards from photographs that scikit-image carries, unless --dataset names an img2dataset folder. Ends with
 some steps timed twice, in canonical order and as planned, in processes that sleep what the planner expects of them.
@@ -16,7 +16,7 @@ from types import FrameType
 from demo_processes import FailedError, Processes
 from demo_progress import display
 from demo_report import collect, print_report
-from demo_stages import BIN, STAGES, Demo
+from demo_stages import BIN, LAYOUTS, STAGES, Demo
 
 INTERRUPTED = 130
 ADVICE = "Put right what it says and run the same command again: it goes on with what is there."
@@ -54,7 +54,14 @@ def run(arguments: argparse.Namespace, signals: Signals) -> None:
                 raise InterruptedDemoError
 
         with Processes(logs, shown.tick, check) as processes:
-            demo = Demo(output, arguments.dataset and relative(arguments.dataset), arguments.steps, processes, shown)
+            demo = Demo(
+                output,
+                arguments.dataset and relative(arguments.dataset),
+                arguments.steps,
+                arguments.layout,
+                processes,
+                shown,
+            )
             demo.make_shards()
             demo.index()
             plans = demo.plan()
@@ -101,6 +108,9 @@ def parse() -> argparse.Namespace:
         prog="scripts/demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps to train (default 20)")
+    parser.add_argument(
+        "--layout", choices=LAYOUTS, default="pipelined", help="how modules share processes (default pipelined)"
+    )
     parser.add_argument("--dataset", type=Path, help="img2dataset folder to train on instead of made shards")
     parser.add_argument("--report", type=Path, help="write all figures to this file, as JSON")
     parser.add_argument(

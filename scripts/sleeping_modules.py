@@ -1,52 +1,24 @@
 """Modules that sleep the time that the planner expects of them, and compute nothing.
 
-With them the trainer's executor, roles and messages can be timed on a machine with fewer cores than processes, where
-models that compute would measure the machine.
+With them the trainer's interpreter, exchange and messages can be timed on a machine with fewer cores than processes,
+where models that compute would measure the machine.
 """
 
 import time
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from dataserver.planning.costs import backward_ns, forward_ns
-from dataserver.planning.jobspec import ModuleKind, ModuleSpec
-from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage, StageOutput
-from trainclient.models.encoder import EncoderConfig, ImageEncoder
-from trainclient.models.generator import GeneratorConfig, ImageGenerator
-from trainclient.parallel.topology import Place
+from dataserver.planning.jobspec import Modality
+from trainclient.client import Batch
+from trainclient.models.contrastive import SiglipRows
+from trainclient.modules import Features, Output, Rows, Site, Target, TrainedModule, View
 
 WIDTH = 4
-"""Of embeddings, hidden states and conditions: the narrowest that models accept."""
-
-
-class Sleeper:
-    """The times of one stage of a module."""
-
-    def __init__(self, module: ModuleSpec, scale: int) -> None:
-        """Sleep `scale` times as long as the module's cost says."""
-        self._module = module
-        self._scale = scale
-
-    def run(self, sizes: Tensor, rows: int, anchor: Tensor, received: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Sleep the forward time of a microbatch now, and its backward time in the backward pass.
-
-        Args:
-            sizes: integers [items], patches or tokens of each item of the microbatch.
-            rows: of the output.
-            anchor: parameter that makes the output differentiable where nothing was received.
-            received: what the stage before has sent.
-
-        Returns:
-            Zeros [rows, WIDTH], and a loss of zero.
-        """
-        cost = self._module.cost
-        items = forward_ns(cost, sizes.numpy().astype("int64"))
-        forward = (cost.microbatch_ns + items.sum()) // self._module.pp
-        seconds = (int(time_ns) * self._scale / 1e9 for time_ns in (forward, backward_ns(cost, forward)))
-        output, loss = _Pass.apply(anchor, received, rows, *seconds)  # type: ignore[no-untyped-call]
-        return output, loss
+"""Of embeddings, hidden states and conditions."""
 
 
 class _Pass(torch.autograd.Function):
@@ -70,72 +42,134 @@ class _Pass(torch.autograd.Function):
         return (None,) * 5
 
 
-class SleepingEncoder(ImageEncoder):
+class Sleeping(TrainedModule):
+    """A chunk of a module that takes its time and gives zeros.
+
+    It knows the sizes in its view alone, so it also proves that these lead to the planned times.
+    """
+
+    def __init__(self, site: Site, scale: int) -> None:
+        """Sleep `scale` times as long as the module's cost says."""
+        super().__init__(nn.Linear(1, 1))
+        self._site = site
+        self._scale = scale
+
+    def run(self, sizes: Tensor, rows: int, received: Rows | None = None) -> tuple[Tensor, Tensor]:
+        """Sleep the forward time of a microbatch now, and its backward time in the backward pass.
+
+        Args:
+            sizes: integers [items], patches or tokens of each item of the microbatch.
+            rows: of the output.
+            received: what arrived.
+
+        Returns:
+            Zeros [rows, WIDTH], and a loss of zero.
+        """
+        cost = self._site.module.cost
+        items = forward_ns(cost, sizes.numpy().astype("int64"))
+        forward = (cost.microbatch_ns + items.sum()) // self._site.num_chunks
+        seconds = (int(time_ns) * self._scale / 1e9 for time_ns in (forward, backward_ns(cost, forward)))
+        anchor, values = self.network.weight, None if received is None else received.values
+        output, loss = _Pass.apply(anchor, values, rows, *seconds)  # type: ignore[no-untyped-call]
+        return output, loss
+
+
+class SleepingEncoder(Sleeping):
     """An encoder that sleeps."""
 
-    def __init__(self, sleeper: Sleeper, merge: int) -> None:
-        super().__init__(EncoderConfig(0, WIDTH, 1, 1, patch=1, merge=merge, output_dim=WIDTH))
-        self._sleeper = sleeper
+    tensors = ("cu_patches",)
 
-    def forward(self, patches: Tensor, grid: Tensor, cu_patches: Tensor) -> Tensor:
-        """As of `ImageEncoder`."""
-        del grid
-        rows = len(patches) // self.config.merge**2
-        return self._sleeper.run(cu_patches.diff(), rows, self.patch_embed.weight)[0]
-
-
-class SleepingStage(BackboneStage):
-    """A stage of a backbone that sleeps."""
-
-    def __init__(self, sleeper: Sleeper, stage: int, num_stages: int) -> None:
-        super().__init__(BackboneConfig(num_stages, WIDTH, 1, 1, 1, 1e4, 1, 0), stage, num_stages)
-        self._sleeper = sleeper
-        self._anchor = nn.Parameter(torch.zeros(()))
-
-    def forward(
-        self, batch: BackboneBatch, *, hidden: Tensor | None = None, embeddings: Tensor | None = None
-    ) -> StageOutput:
-        """As of `BackboneStage`."""
-        received = hidden if embeddings is None else embeddings
-        rows = len(batch.condition_slots if self.is_last else batch.position_ids)
-        output, loss = self._sleeper.run(batch.cu_lengths.diff(), rows, self._anchor, received)
-        return StageOutput(None, output, loss) if self.is_last else StageOutput(output, None, None)
+    def forward(self, view: View, rows: Rows | None) -> Output:
+        """See `TrainedModule`."""
+        cu_patches = view.tensors["cu_patches"]
+        offsets = cu_patches.to(torch.int64) // self._site.job.stream.sizing.merge**2
+        values, _ = self.run(cu_patches.diff(), int(offsets[-1]), rows)
+        return Output(Rows(values, torch.from_numpy(view.items.valid), offsets))
 
 
-class SleepingGenerator(ImageGenerator):
+class SleepingBackbone(Sleeping):
+    """A chunk of a backbone that sleeps."""
+
+    tensors = ("cu_lengths", "embedding_slots", "condition_slots")
+    target = Target.TEXT
+
+    def num_rows(self, view: View) -> int:
+        """Embeddings, or tokens."""
+        return len(view.tensors["embedding_slots"]) if not self._site.chunk else int(view.tensors["cu_lengths"][-1])
+
+    def forward(self, view: View, rows: Rows | None) -> Output:
+        """See `TrainedModule`."""
+        cu_lengths, slots = view.tensors["cu_lengths"], view.tensors["condition_slots"]
+        is_last = self._site.chunk == self._site.num_chunks - 1
+        values, loss = self.run(cu_lengths.diff(), len(slots) if is_last else int(cu_lengths[-1]), rows)
+        if not is_last:
+            return Output(Rows(values, torch.ones(len(view.items), dtype=torch.bool), cu_lengths.to(torch.int64)))
+        offsets = torch.arange(0, len(slots) + 1, max(1, self._site.job.stream.generation.query_tokens))
+        return Output(Rows(values, torch.ones(len(offsets) - 1, dtype=torch.bool), offsets), loss)
+
+
+class SleepingGenerator(Sleeping):
     """A generator that sleeps."""
 
-    def __init__(self, sleeper: Sleeper) -> None:
-        super().__init__(GeneratorConfig(0, WIDTH, 1, 1, patch=1, merge=1, condition_dim=WIDTH))
-        self._sleeper = sleeper
+    tensors = ("cu_patches", "condition_offsets")
+    target = Target.IMAGE
 
-    def forward(
-        self,
-        patches: Tensor,
-        grid: Tensor,
-        cu_patches: Tensor,
-        conditions: Tensor,
-        condition_offsets: Tensor,
-        noise: Tensor,
-        time: Tensor,
-        loss_mask: Tensor,
-    ) -> Tensor:
-        """As of `ImageGenerator`."""
-        del patches, grid, condition_offsets, noise, time, loss_mask
-        return self._sleeper.run(cu_patches.diff(), 0, self.output.weight, conditions)[1]
+    def num_rows(self, view: View) -> int:
+        """Conditions of all target images."""
+        return int(view.tensors["condition_offsets"][-1])
+
+    def forward(self, view: View, rows: Rows | None) -> Output:
+        """See `TrainedModule`."""
+        return Output(loss_sum=self.run(view.tensors["cu_patches"].diff(), 0, rows)[1])
 
 
-def sleeping_module(place: Place, merge: int, scale: int) -> nn.Module:
-    """The module of a process, or its stage of it.
+class SleepingTower(Sleeping):
+    """A chunk of a tower that sleeps."""
 
-    Args:
-        place: the process.
-        merge: of the stream.
-        scale: how many times as long as planned it sleeps.
-    """
-    sleeper = Sleeper(place.module, scale)
-    if place.module.kind is ModuleKind.ENCODER:
-        return SleepingEncoder(sleeper, merge)
-    if place.module.kind is ModuleKind.GENERATOR:
-        return SleepingGenerator(sleeper)
-    return SleepingStage(sleeper, place.stage, place.module.pp)
+    target = Target.PAIRS
+
+    def __init__(self, site: Site, scale: int) -> None:
+        """See `Sleeping`."""
+        super().__init__(site, scale)
+        self.tensors = ("cu_lengths",) if site.module.modality is Modality.TEXT else ("cu_patches",)
+
+    def num_rows(self, view: View) -> int:
+        """Patches or tokens."""
+        return int(view.tensors[self.tensors[0]][-1])
+
+    def forward(self, view: View, rows: Rows | None) -> Output:
+        """See `TrainedModule`."""
+        offsets = view.tensors[self.tensors[0]]
+        is_last = self._site.chunk == self._site.num_chunks - 1
+        values, _ = self.run(offsets.diff(), len(offsets) - 1 if is_last else int(offsets[-1]), rows)
+        if is_last:
+            return Output(features=Features(values, SiglipRows))
+        return Output(Rows(values, torch.ones(len(view.items), dtype=torch.bool), offsets.to(torch.int64)))
+
+
+class Listed:
+    """Microbatches that are all there, as the interpreter reads them."""
+
+    ready = True
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self._batches = iter(batches)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+
+_SLEEPING: Mapping[str, Callable[[Site, int], TrainedModule]] = {
+    "encoder": SleepingEncoder,
+    "backbone": SleepingBackbone,
+    "generator": SleepingGenerator,
+    "tower": SleepingTower,
+}
+
+
+def sleeping_module(site: Site, scale: int) -> TrainedModule:
+    """The module of a place that sleeps `scale` times as long as planned."""
+    return _SLEEPING[site.module.kind](site, scale)

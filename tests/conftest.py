@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,16 @@ DATA = Path(os.environ.get("DISTTRAIN_TEST_DATA", Path(__file__).resolve().paren
 DATA_SETS = ("flexsp", "interleaved-mini", "laion-mini")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with many slow tests first: with whole files dealt out, the processes of pytest-xdist then end together."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of `tests/fuzz/`. Here, because pytest asks no deeper folder for options."""
     group = parser.getgroup("fuzzing")
-    group.addoption("--fuzz-seconds", type=float, default=20.0, help="seconds that each fuzzing test tries new inputs")
+    group.addoption("--fuzz-seconds", type=float, default=60.0, help="seconds for requests, and for each kind of file")
     group.addoption("--fuzz-seed", type=int, default=0, help="another seed tries other inputs")
 
 

@@ -16,13 +16,15 @@ LAYOUTS = tuple(f"{PLANNING}.{path.parent.name}" for path in sorted((ROOT / "dat
 OPEN = ("options", "layout")
 """Modules of a layout's folder that others may import."""
 BESIDE_THE_LAYOUT = {
+    ("trainclient.orchestrate.contrastive", f"{PLANNING}.contrastive.choice"),
+    ("trainclient.orchestrate.grouped", f"{PLANNING}.grouped.compositions"),
     ("dataserver.cli.towers", f"{PLANNING}.contrastive.choice"),
     ("dataserver.cli.towers", f"{PLANNING}.contrastive.profiles"),
 }
-"""The command that places towers is about contrastive jobs alone."""
+"""The command that places towers is about contrastive jobs alone; each layout is solved by a module of its own."""
 NAMES_A_LAYOUT = {
     "dataserver.cli.towers": "it is about contrastive jobs alone",
-    "trainclient.parallel.topology": "it refuses what the trainer does not run",
+    "trainclient.topology.support": "it says which layouts the trainer runs, and refuses the others",
 }
 
 
@@ -164,3 +166,37 @@ def test_the_checks_see_what_they_look_for() -> None:
     assert list(closed_faces(f"{PLANNING}.costs.times", f"{PLANNING}.costs.fitting")) == []
     assert target(f"{PLANNING}.balancing", "padded") == f"{PLANNING}.balancing"
     assert target(f"{PLANNING}.balancing", "interface") == f"{PLANNING}.balancing.interface"
+
+
+ASKS_FOR_KINDS = {
+    "trainclient.modules.registry": "it is the registry",
+    "trainclient.training.models": "it finds the configuration of each kind",
+    "trainclient.training.pretrained": "it says which checkpoints become which kind",
+    "trainclient.training.schedule": "modules of a kind may have a learning rate of their own",
+    "trainclient.topology.places": "only a backbone's stages have several chunks",
+    "trainclient.adapters.whole_rank": "a rank that runs all modules has one encoder and no generator",
+}
+
+
+def test_no_other_part_of_the_trainer_asks_which_kind_a_module_is() -> None:
+    found = {
+        name
+        for name in modules()
+        if name.split(".")[0] == "trainclient"
+        for node in ast.walk(ast.parse(modules()[name].read_text()))
+        if (isinstance(node, ast.Name) and node.id == "ModuleKind")
+        or (isinstance(node, ast.Attribute) and ast.unparse(node).endswith("module.kind"))
+    }
+    assert found == ASKS_FOR_KINDS.keys()
+
+
+def test_exchange_and_program_know_no_model() -> None:
+    """The exchange moves rows and the interpreter runs operations, of whatever modules there are."""
+    for folder, forbidden in (
+        ("exchange", ("models", "modules", "program", "training")),
+        ("program", ("models", "training")),
+    ):
+        for name in modules():
+            if name.startswith(f"trainclient.{folder}."):
+                entered_folders = {target(*i).split(".")[1] for i in imports(name) if i[0].startswith("trainclient.")}
+                assert not entered_folders & set(forbidden), name

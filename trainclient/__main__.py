@@ -8,6 +8,14 @@ import signal
 import sys
 from types import FrameType
 
+SAYS = {
+    "train": "asking the servers for the job, then loading torch",
+    "export": "loading torch",
+    "orchestrate": "solving each layout, then planning and simulating the best choices",
+    "profile": "loading torch",
+}
+"""What a command does first."""
+
 
 def _end(_number: int, _frame: FrameType | None) -> None:
     os.write(2, b"trainclient: interrupted\n")
@@ -19,8 +27,8 @@ def main() -> int:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it was started to ignore it
         signal.signal(signal.SIGINT, _end)
     given = sys.argv[1:]
-    if given[:1] == ["train"] and "RANK" not in os.environ and not {"-h", "--help"} & set(given):
-        sys.stderr.write("train: loading torch, then asking the servers for the job\n")
+    if given and given[0] in SAYS and "RANK" not in os.environ and not {"-h", "--help"} & set(given):
+        sys.stderr.write(f"{given[0]}: {SAYS[given[0]]}\n")
         sys.stderr.flush()
     from trainclient.cli import main as run
 

@@ -1,4 +1,7 @@
-"""The command line: `trainclient train`."""
+"""The command line: `trainclient train` and `trainclient export`.
+
+Torch is loaded where nothing is left to refuse without it.
+"""
 
 import argparse
 import logging
@@ -12,54 +15,79 @@ import tyro
 from pydantic import ValidationError
 
 from trainclient.flags import parse
-from trainclient.parallel.transport import PeerLostError
+from trainclient.report import INTERRUPTED, USER_ERROR, report
 from trainclient.stream.errors import ClientError
-from trainclient.training.config import TrainConfig, describe, load_config, validate_config
-from trainclient.training.launch import launch
-from trainclient.training.loop import TrainingError
-from trainclient.training.rank import Process, run_rank
-from trainclient.training.signals import StopSignals
-
-_log = logging.getLogger(__name__)
+from trainclient.training.config import TrainConfig, checked, describe, load_config, validate_config
+from trainclient.training.preparing import prepare
 
 COMMANDS = """usage: trainclient train --job JOB.yaml --servers HOST:PORT,... [OPTIONS]
+       trainclient export --checkpoint FOLDER --module NAME --output FOLDER [OPTIONS]
+       trainclient orchestrate --backbone MODEL --gpus N --sizes FILE [OPTIONS]
+       trainclient profile --backbone MODEL --output FILE [OPTIONS]
 
-Runs beside the GPUs: trains the modules of a job on what its data servers send.
-`trainclient train --help` lists the options.
+train        runs beside the GPUs: trains the modules of a job on what its data servers send
+export       writes a module of a checkpoint as a folder that transformers loads
+orchestrate  chooses the layout and the degrees of a job for a model, a cluster and sizes of samples
+profile      measures what the modules of a model cost on the GPU at hand, for orchestrate
+`trainclient COMMAND --help` lists the options.
 """
 DESCRIPTION = """Train a job. Without torchrun, all its processes start on this machine; under torchrun, as many must
 be started as the job's modules have ranks and stages in all. Training resumes from the newest checkpoint in
 --checkpoint.directory. --config FILE.yaml gives the same options in a file; flags overrule it."""
 
-USER_ERROR = 2
-FAILURE = 1
-INTERRUPTED = 130
+EXPORT = """Write an encoder or a backbone of a checkpoint as config.json and safetensors, which transformers loads."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an error is one line on stderr and exit code 2 where the user can fix it, otherwise 1."""
-    if callable(signal.getsignal(signal.SIGINT)):
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # imports are over: commands clean up
     given = list(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if not given or given[0] in ("-h", "--help"):
         sys.stdout.write(COMMANDS)
         return 0 if given else USER_ERROR
-    if given[0] != "train":
-        return _report("trainclient", ValueError(f"there is no command {given[0]!r}; use train"), USER_ERROR)
+    commands = {"train": _train, "export": _export, "orchestrate": _orchestrate, "profile": _profile}
+    if given[0] not in commands:
+        problem = ValueError(f"there is no command {given[0]!r}; use train, export, orchestrate or profile")
+        return report("trainclient", problem, USER_ERROR)
     try:
-        config = _parse(given[1:])
-    except ValueError as error:
-        return _report("trainclient", error, USER_ERROR)
-    if "RANK" in os.environ:
-        return _run_rank(config)
-    try:
-        return launch(config, given)
+        return commands[given[0]](given[1:])
     except (ValueError, ClientError) as error:
-        return _report("trainclient", error, USER_ERROR)
+        return report("trainclient", error, USER_ERROR)
     except KeyboardInterrupt:
         sys.stderr.write("trainclient: interrupted\n")
         return INTERRUPTED
+
+
+def _orchestrate(arguments: Sequence[str]) -> int:
+    from trainclient.orchestrate.command import main as orchestrate
+
+    return orchestrate(arguments)
+
+
+def _profile(arguments: Sequence[str]) -> int:
+    from trainclient.orchestrate.profile_command import main as profile
+
+    return profile(arguments)
+
+
+def _train(arguments: Sequence[str]) -> int:
+    config = _parse(arguments)
+    if "RANK" in os.environ:
+        from trainclient.training.worker import run_worker
+
+        _imports_are_over()
+        return run_worker(config)
+    jobs, topology = prepare(config)
+    from trainclient.training.launch import launch
+
+    _imports_are_over()
+    return launch(config, jobs, topology, ["train", *arguments])
+
+
+def _imports_are_over() -> None:
+    """From here on Ctrl-C is an exception, so that commands clean up."""
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _parse(arguments: Sequence[str]) -> TrainConfig:
@@ -81,43 +109,31 @@ def _parse(arguments: Sequence[str]) -> TrainConfig:
             flags,
             "trainclient train",
         )
-        return found_config
+        return checked(found_config)
     except ValidationError as error:
         raise ValueError(describe(error)) from None
 
 
-def _run_rank(config: TrainConfig) -> int:
-    """Train as one of torchrun's processes.
+def _export(arguments: Sequence[str]) -> int:
+    from trainclient.checkpoint.export import ExportConfig, export
 
-    After a failure the process ends at once: an orderly exit may wait for processes that are gone. Signals stay noted
-    until then, because torchrun ends the others as soon as the first one is gone.
-    """
-    with StopSignals(config.stop_grace_s) as stop:
-        try:
-            run_rank(config, Process.from_environment(os.environ), stop)
-        except Exception as error:
-            code = _explain(error, os.environ["RANK"], stop)
-            sys.stderr.flush()
-            os._exit(code)
+    _imports_are_over()
+    config = parse(
+        lambda given: tyro.cli(
+            ExportConfig,
+            prog="trainclient export",
+            description=EXPORT,
+            args=given,
+            config=(tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone),
+        ),
+        list(arguments),
+        "trainclient export",
+    )
+    try:
+        left = export(config)
+    except OSError as error:
+        return report("trainclient", error, USER_ERROR)
+    sys.stdout.write(f"{config.module} is in {config.output}\n")
+    if left:
+        sys.stdout.write(f"left out, since such a model has no place for them: {', '.join(left)}\n")
     return 0
-
-
-def _explain(error: Exception, rank: str, stop: StopSignals) -> int:
-    """Say on stderr why a rank fails, unless another rank or the user has the reason; returns the exit code."""
-    name = f"trainclient rank {rank}"
-    if isinstance(error, TrainingError):  # all ranks raise it
-        return _report("trainclient", error, FAILURE) if rank == "0" else FAILURE
-    if isinstance(error, PeerLostError) and stop.requested:
-        return FAILURE
-    if isinstance(error, ValueError):
-        return _report(name, error, USER_ERROR)
-    if isinstance(error, RuntimeError | OSError):
-        return _report(name, error, FAILURE)
-    _log.critical("%s has a defect", name, exc_info=error)
-    return FAILURE
-
-
-def _report(name: str, error: Exception, code: int) -> int:
-    _log.debug("failed", exc_info=error)
-    sys.stderr.write(f"{name}: {' '.join(str(error).split())}\n")
-    return code

@@ -10,50 +10,28 @@
 Everything but the tensors is in `trainclient.stream`, which does not import torch.
 """
 
-import hashlib
-import json
-import logging
-from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from disttrain.v1.data_service_pb2 import (
-    DescribeSamplesRequest,
-    GetPlanRequest,
-    ReportStepTimesRequest,
-    SampleDescription,
-    StepTimes,
-)
-from disttrain.v1.plan_pb2 import StepPlan
-from google.protobuf.duration_pb2 import Duration
+from disttrain.v1.microbatch_pb2 import MicrobatchHeader
 
-from dataserver.planning.identity import Job, canonical_json, differing_fields
-from trainclient.stream.buffers import BufferPool, Buffers, Bytes
-from trainclient.stream.endpoint import CallGuard, Timeouts
-from trainclient.stream.errors import ClientError, ClosedError, StateError
-from trainclient.stream.fleet import Fleet
-from trainclient.stream.follower import ViewRequest
-from trainclient.stream.jobs import JobSource, load_job_data, resolve_job
-from trainclient.stream.microbatch import Array, Cursor, Microbatch
-from trainclient.stream.reader import MAX_MICROBATCH_BYTES, PREFETCH_BYTES, MicrobatchReader
-
-STATE_VERSION = 1
+from trainclient.stream.buffers import Bytes
+from trainclient.stream.client import ViewClient
+from trainclient.stream.endpoint import Timeouts
+from trainclient.stream.jobs import JobSource
+from trainclient.stream.microbatch import Array, Microbatch, read_header, read_table
+from trainclient.stream.reader import MAX_MICROBATCH_BYTES, PREFETCH_BYTES
 
 Batch: TypeAlias = Microbatch[torch.Tensor]
 """A microbatch with torch tensors; they share memory that is used again when none of them is alive."""
 
-_log = logging.getLogger(__name__)
+_ANY_SIZE = 1 << 62
 
 
-class DataClient:
-    """Iterates over the microbatches of one (module, rank) as torch tensors, to the end of the job.
-
-    The cursor is the step of the next microbatch: as long as a step has microbatches to come, `state_dict` names that
-    step, and after its last microbatch was handed out the step after it. Take the state on a step boundary, when the
-    optimizer has applied the step; taken in mid-step it repeats the whole step.
-    """
+class DataClient(ViewClient[torch.Tensor]):
+    """A client whose tensors are torch's; all else it has from `ViewClient`."""
 
     def __init__(
         self,
@@ -70,207 +48,34 @@ class DataClient:
         max_microbatch_bytes: int = MAX_MICROBATCH_BYTES,
         timeouts: Timeouts | None = None,
     ) -> None:
-        """Find the servers, fill in and register the job. Data flows from the first `next` on.
+        """See `ViewClient`.
 
         Args:
-            addresses: `host:port` entries, or one text with commas between.
-            job: a YAML or JSON file, JSON text, mapping or JobSpec. Fingerprints, quarantines and the tokenizer may be
-                left out; then let one rank open a client first and give its `job.text` to the others, since servers
-                with other quarantine lists would fill in other samples.
-            module: name of the module in the job.
-            rank: data-parallel rank within the module.
-            tensors: names of the tensors wanted; all by default.
-            compress: let the servers compress tensors; worth it only where the network is the limit.
+            addresses, job, module, rank, tensors, compress, start_step, prefetch_bytes, max_microbatch_bytes, timeouts:
+                see there.
             pin_memory: page-locked memory, so that copies to a GPU may be asynchronous. It is torch's own, which waits
                 for copies under way before it is used again.
-            start_step: first step.
-            prefetch_bytes: received and not yet asked for; one microbatch always may be.
-            max_microbatch_bytes: a larger one is refused before memory is taken for it.
-            timeouts: deadlines of all calls.
 
         Raises:
-            ValueError: an address, the job, the module, the rank or the step is wrong.
-            ClientError: no server could be reached, or they refuse the job.
+            ValueError: page-locked memory is asked for where no GPU is; see there.
+            ClientError: see there.
         """
-        source = load_job_data(job)
-        self.fleet = Fleet(addresses, key=_spread_key(source, module, rank), timeouts=timeouts)
-        self._reader: MicrobatchReader | None = None
-        self._finished_wait_s = 0.0
-        self._closed = False
-        self._prefetch_bytes = prefetch_bytes
-        self._max_microbatch_bytes = max_microbatch_bytes
-        self._buffers: Buffers = TorchBuffers(pin_memory=True) if pin_memory else BufferPool(prefetch_bytes)
-        try:
-            self.job = resolve_job(source, self.fleet)
-            self._view = _view_request(self.job, module, rank, tensors, compress)
-            self.num_steps = self.fleet.register(self.job)
-            self._cursor = self._start_at(start_step)
-        except BaseException:
-            self.fleet.close()
-            raise
-
-    @property
-    def step(self) -> int:
-        """The step of the next microbatch."""
-        return self._cursor.step
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds that the caller waited for all microbatches so far."""
-        return self._finished_wait_s + (self._reader.wait_s if self._reader is not None else 0.0)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Batch:
-        """The next microbatch; StopIteration after the job's last one.
-
-        Raises:
-            ClientError: no server can go on, or servers disagree.
-        """
-        if self._closed:
-            raise ClosedError("the client was closed; open another one to go on")
-        reader = self._reader  # `close` from another thread sets it to None
-        if reader is None:
-            self._reader = reader = MicrobatchReader(
-                self.fleet,
-                self.job,
-                self._view,
-                num_steps=self.num_steps,
-                start=self._cursor,
-                prefetch_bytes=self._prefetch_bytes,
-                max_microbatch_bytes=self._max_microbatch_bytes,
-                buffers=self._buffers,
-            )
-        microbatch = next(reader)
-        self._cursor = reader.cursor
-        return as_torch(microbatch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs: {"version", "stream_id", "step", "stream"}, plain values, about a kilobyte.
-
-        `stream` is the canonical JSON that `stream_id` is the hash of, so that a refusal can say what differs.
-        """
-        return {
-            "version": STATE_VERSION,
-            "stream_id": self.job.stream_id,
-            "step": self._cursor.step,
-            "stream": canonical_json(self.job.stream).decode(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, whatever the layout of the job that it was taken from.
-
-        Raises:
-            StateError: it is of another version or another stream, or lies beyond the end of the job.
-        """
-        if state.get("version") != STATE_VERSION:
-            raise StateError(
-                f"the data state has version {state.get('version')!r}, this release reads version {STATE_VERSION}: "
-                "resume with the release that wrote the checkpoint"
-            )
-        if state.get("stream_id") != self.job.stream_id:
-            raise StateError(
-                f"the checkpoint belongs to stream {state.get('stream_id')}, this job is stream {self.job.stream_id}; "
-                f"it must hold the same samples in the same steps, but differs in {_differences(self.job, state)}: "
-                "restore these fields of the job, or start without the checkpoint"
-            )
-        cursor = self._start_at(state.get("step"))
-        self._end_reader()
-        self._cursor = cursor
-
-    def get_plan(self, step: int) -> StepPlan:
-        """The plan of a step of this job."""
-        request = GetPlanRequest(job_id=self.job.job_id, step=step)
-        return self.fleet.call(lambda stub: stub.GetPlan, request, job=self.job).plan
-
-    def describe_samples(self, dataset: int, samples: Sequence[int]) -> list[SampleDescription]:
-        """Shard, key and sidecar columns of samples, in their order.
-
-        Args:
-            dataset: position in the job's dataset list, as `Items.dataset` has it.
-            samples: numbers of at most 1024 samples, as `Items.sample` has them.
-
-        Raises:
-            ClientError: the dataset has no such sample, or no server answers.
-        """
-        spec = self.job.stream.datasets[dataset]
-        request = DescribeSamplesRequest(dataset=spec.name, fingerprint=spec.fingerprint, samples=samples)
-        return list(self.fleet.call(lambda stub: stub.DescribeSamples, request).samples)
-
-    def report_step_times(
-        self,
-        step: int,
-        *,
-        step_time_s: float,
-        data_wait_s: float,
-        stage: int = 0,
-        forward_ns: Sequence[int] = (),
-        backward_ns: Sequence[int] = (),
-    ) -> bool:
-        """Tell a server what a step took here. Training does not depend on it: a failure is logged.
-
-        A server that does not know the job does not learn it by this, which could take minutes: the stream brings it.
-
-        Args:
-            step: the step.
-            step_time_s: wall time of the whole step.
-            data_wait_s: part of it spent waiting for data.
-            stage: pipeline stage within the module.
-            forward_ns: forward time of each microbatch in order.
-            backward_ns: backward time of each microbatch in order.
-
-        Returns:
-            Whether a server took it.
-        """
-        times = StepTimes(
-            job_id=self.job.job_id,
-            step=step,
-            module=self._view.module,
-            rank=self._view.rank,
-            stage=stage,
-            step_time=_duration(step_time_s),
-            data_wait=_duration(data_wait_s),
-            forward_ns=forward_ns,
-            backward_ns=backward_ns,
+        super().__init__(
+            addresses,
+            job,
+            module,
+            rank,
+            tensors=tensors,
+            compress=compress,
+            start_step=start_step,
+            prefetch_bytes=prefetch_bytes,
+            max_microbatch_bytes=max_microbatch_bytes,
+            timeouts=timeouts,
+            buffers=TorchBuffers(pin_memory=True) if pin_memory else None,
         )
-        # May run beside the iteration (`StepReporter`): only the thread-safe fleet, and what never changes, is used.
-        request, endpoint = ReportStepTimesRequest(times=times), self.fleet.endpoints[self.fleet.current]
-        try:
-            self.fleet.ask(endpoint, lambda stub: stub.ReportStepTimes, request, CallGuard())
-        except ClientError as error:
-            _log.warning("the times of step %d were not reported: %s", step, error)
-            return False
-        return True
 
-    def close(self) -> None:
-        """End the stream and all calls; tensors handed out stay valid. Closing again changes nothing."""
-        self._closed = True
-        self._end_reader()
-        self.fleet.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _start_at(self, step: Any) -> Cursor:
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= self.num_steps:
-            raise StateError(
-                f"found {step!r} as the step to start with; this job has steps 0 to {self.num_steps - 1} and ends at "
-                f"{self.num_steps}: start at one of them, or raise execution.end"
-            )
-        return Cursor(step)
-
-    def _end_reader(self) -> None:
-        if self._reader is not None:
-            self._finished_wait_s += self._reader.wait_s
-            # Joins its thread, for up to JOIN_S: the next reader takes from the same pool, which is one thread's.
-            self._reader.close()
-            self._reader = None
+    def _handed_out(self, microbatch: Microbatch[Array]) -> Batch:
+        return as_torch(microbatch)
 
 
 class TorchBuffers:
@@ -300,6 +105,14 @@ def as_torch(microbatch: Microbatch[Array]) -> Batch:
     )
 
 
+def batch_with_room(header: bytes, *, pin_memory: bool) -> Batch:
+    """The microbatch of a header that another process has received and checked; its tensors are yet to be filled."""
+    parsed, buffers = MicrobatchHeader.FromString(header), TorchBuffers(pin_memory=pin_memory)
+    table = read_table(parsed, _ANY_SIZE)
+    arrays = {e.name: buffers.take(e.raw_bytes).view(e.dtype).reshape(e.shape) for e in table.entries}
+    return as_torch(read_header(parsed, table).with_tensors(arrays))
+
+
 def _tensor(array: Array, bfloat16: bool) -> torch.Tensor:
     """A tensor over an array's memory.
 
@@ -314,37 +127,3 @@ def _tensor(array: Array, bfloat16: bool) -> torch.Tensor:
     else:
         tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if bfloat16 else tensor
-
-
-def _view_request(job: Job, module: str, rank: int, tensors: Sequence[str] | None, compress: bool) -> ViewRequest:
-    found = job.spec.execution.module(module)
-    if not 0 <= rank < found.dp:
-        raise ValueError(
-            f"rank {rank} of module {module} does not exist; its dp is {found.dp}: ask for 0 to {found.dp - 1}"
-        )
-    if tensors is not None and not tensors:
-        raise ValueError("found an empty list of tensors; name at least one, or leave `tensors` out to get all")
-    return ViewRequest(module, rank, tuple(tensors or ()), compress)
-
-
-def _spread_key(job: Job | dict[str, Any], module: str, rank: int) -> str:
-    """What the first server is chosen by: the job as given, and who asks."""
-    text = job.job_id if isinstance(job, Job) else json.dumps(job, sort_keys=True, default=str)
-    return f"{hashlib.sha256(text.encode()).hexdigest()}/{module}/{rank}"
-
-
-def _differences(job: Job, state: Mapping[str, Any]) -> str:
-    """The fields in which this job's stream and a state's differ, as text."""
-    try:
-        theirs = json.loads(state.get("stream", ""))
-    except (TypeError, ValueError):
-        theirs = None
-    if not isinstance(theirs, dict):
-        return "fields that the checkpoint does not tell"
-    return "; ".join(differing_fields(job.stream, theirs)) or "no field that this release knows"
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration

@@ -31,4 +31,7 @@ def parse(parsed: Callable[[list[str]], Any], arguments: list[str], prog: str) -
             parsed(["--help"])
         near = difflib.get_close_matches(word, sorted(set(re.findall(r"--[a-z][\w.-]*", shown.getvalue()))), 1)
         reason = f"{word} is unknown" + (f"; did you mean {near[0]}?" if near else "")
+    elif found := re.fullmatch(r"Error parsing (\S+): \d+ validation errors? for \w+ (.*)", reason):  # of pydantic
+        problems = re.findall(r"(\S+) (.+?) \[type=.+?\] For further information visit \S+", found[2])
+        reason = "; ".join(f"{found[1]}.{field}: {problem}" for field, problem in problems) or reason
     raise ValueError(f"{reason}; `{prog} --help` lists the options")

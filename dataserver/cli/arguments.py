@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import tyro
 from pydantic import BaseModel
@@ -20,7 +20,9 @@ Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, _SAYS_ITSELF]
 MaybePath = Annotated[Path | None, _SAYS_ITSELF]
 MaybeLogFormat = Annotated[LogFormat | None, _SAYS_ITSELF]
 MaybeInt = Annotated[int | None, _SAYS_ITSELF]
+MaybeWorkers = Annotated[int | Literal["auto"] | None, tyro.conf.arg(metavar="N|auto", help_behavior_hint="")]
 Address = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint="")]
+Addresses = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT,...", help_behavior_hint="")]
 
 BYTES: Final = "bytes"
 """The built-in tokenizer, which --tokenizer may name without a file."""

@@ -184,21 +184,23 @@ def _microbatches(plan: StepPlan, module: ModuleSpec, taken: dict[Key, StepTimes
     found = []
     for rank in range(module.dp):
         reports = [taken.get((plan.step, rank, stage)) for stage in range(module.pp)]
-        times = [_times(plan, report) for report in reports if report is not None]
+        times = [_times(plan, report, module) for report in reports if report is not None]
         if len(times) == module.pp:
             found.append(np.concatenate([sizes[:, rank], np.sum(times, axis=0)]))
     return found
 
 
-def _times(plan: StepPlan, report: StepTimes) -> I64:
-    """int64 [2, microbatches]: forward and backward."""
-    for what, values in (("forward", report.forward_ns), ("backward", report.backward_ns)):
+def _times(plan: StepPlan, report: StepTimes, module: ModuleSpec) -> I64:
+    """int64 [2, microbatches]: forward and backward, which takes no time where none is run."""
+    forward = list(report.forward_ns)
+    backward = list(report.backward_ns) if module.runs_backward else [0] * len(forward)
+    for what, values in (("forward", forward), ("backward", backward)):
         if len(values) != plan.num_microbatches:
             raise ValueError(
                 f"module {report.module}, rank {report.rank}, stage {report.stage} reported {len(values)} {what} times "
                 f"of step {report.step}; one for each of its {plan.num_microbatches} microbatches is required"
             )
-    return np.array([report.forward_ns, report.backward_ns], np.int64)
+    return np.array([forward, backward], np.int64)
 
 
 def _show(
@@ -226,14 +228,17 @@ def _show(
 
 
 def _table(fits: dict[str, Fit]) -> Table:
-    names = ("module", "mb", "const us", "each ns", "pair ps", "bwd %", "R2", "p50 %", "p90 %")
-    title = "costs that explain the measured times (mb: microbatches; p50, p90: how far off they are)"
+    names = ("module", "mb", "out", "const us", "each ns", "pair ps", "bwd %", "R2", "p50 %", "p90 %")
+    title = (
+        "costs that explain the measured times (mb: microbatches; out: others, slowed down by something "
+        "else than their size; p50, p90: how far off they are)"
+    )
     table = Table(*names, title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for name, found in fits.items():
         cost = found.cost
         table.add_row(
-            name, str(found.num_microbatches), f"{cost.microbatch_ns / 1e3:.1f}", f"{cost.linear_ps / 1e3:.1f}",
-            f"{cost.quadratic_fs / 1e3:.1f}", str(cost.backward_percent), f"{found.r2_ppm / 1e6:.4f}",
-            f"{found.residual_p50_ppm / 1e4:.1f}", f"{found.residual_p90_ppm / 1e4:.1f}",
+            name, str(found.num_microbatches), str(found.num_outliers), f"{cost.microbatch_ns / 1e3:.1f}",
+            f"{cost.linear_ps / 1e3:.1f}", f"{cost.quadratic_fs / 1e3:.1f}", str(cost.backward_percent),
+            f"{found.r2_ppm / 1e6:.4f}", f"{found.residual_p50_ppm / 1e4:.1f}", f"{found.residual_p90_ppm / 1e4:.1f}",
         )  # fmt: skip
     return table

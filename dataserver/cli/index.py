@@ -8,6 +8,8 @@ import tyro
 from dataserver.cli.arguments import MaybeInt, MaybePath, tokenizer_files
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import KINDS, Dataset, build_index, count_tokens
+from dataserver.jobs import Rules, keep_measure
+from dataserver.planning.jobspec import Sizing
 from dataserver.preprocessing import BYTES, Tokenizer, load_tokenizer
 
 
@@ -55,4 +57,8 @@ def _index_one(path: Path, index_dir: Path | None, workers: int | None, tokenize
         with progress_bar(f"counting {tokenizer.name} tokens") as report:
             counted = count_tokens(path, tokenizer, index_dir, report)
         print(f"  tokens       {counted.num_tokens} ({tokenizer.name}, digest {tokenizer.digest})")
-    print(f"  fingerprint  {Dataset.open(path, index_dir).fingerprint}", flush=True)
+    dataset = Dataset.open(path, index_dir)
+    for tokenizer in tokenizers if path.is_dir() else ():
+        with progress_bar(f"measuring with {tokenizer.name} tokens") as report:
+            keep_measure(dataset, Rules(tokenizer.digest, Sizing()), report, workers)
+    print(f"  fingerprint  {dataset.fingerprint}", flush=True)

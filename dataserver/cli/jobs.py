@@ -27,7 +27,7 @@ def open_job(
     catalog = Catalog.open(load_config(config, flags))
     parsed = parse_job(fill_job(read_job(job), catalog))
     datasets = catalog.find_datasets(parsed.stream)
-    catalog.find_tokenizer(parsed.stream.tokenizer)
+    catalog.check_tokenizer(parsed.stream.tokenizer)
     return JobPlanner(parsed, datasets)
 
 

@@ -3,6 +3,7 @@
 import logging
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +13,11 @@ from typing import Final
 from dataserver.cli import logs
 from dataserver.cli.arguments import (
     Address,
+    Addresses,
     MaybeInt,
     MaybeLogFormat,
     MaybePath,
+    MaybeWorkers,
     Pairs,
     Switch,
     given,
@@ -24,15 +27,18 @@ from dataserver.cli.arguments import (
 )
 from dataserver.cli.warm import compile_all
 from dataserver.jobs import Catalog
-from dataserver.planning.warmup import warm_up
 from dataserver.preprocessing import silence_pillow_warnings
 from dataserver.serving.allocator import keep_freed_memory
-from dataserver.serving.config import ServerConfig, load_config
-from dataserver.serving.metrics_endpoint import PATH as METRICS_PATH
+from dataserver.serving.config import ConfigError, ServerConfig, load_config
 from dataserver.serving.server import DataServer
+from dataserver.serving.supervisor import LISTENING, Supervisor
+from dataserver.serving.workers import end_with_parent, number_of_workers, worker_configs
 
 _log = logging.getLogger(__name__)
 
+SWITCH_S: Final = 0.0005
+"""After so long a thread that runs Python hands the interpreter on if others wait for it. What serves one stream asks
+for it some ten times in each microbatch, and at Python's own 5 ms waits as often behind a thread that plans."""
 _ENDED: Final = 0
 """Takes the place of a signal's number when the server has ended."""
 
@@ -45,8 +51,10 @@ def serve(
     tokenizer: Pairs = (),
     listen: Address = None,
     metrics_listen: Address = None,
+    peers: Addresses = None,
     config: MaybePath = None,
     insecure: Switch = False,
+    workers: MaybeWorkers = None,
     max_streams: MaybeInt = None,
     idle_timeout_s: MaybeInt = None,
     stream_bytes: MaybeInt = None,
@@ -54,6 +62,7 @@ def serve(
     decode_threads: MaybeInt = None,
     max_jobs: MaybeInt = None,
     job_bytes: MaybeInt = None,
+    cache_dir: MaybePath = None,
     zstd_level: MaybeInt = None,
     drain_grace_s: MaybeInt = None,
     log_format: MaybeLogFormat = None,
@@ -72,8 +81,12 @@ def serve(
         tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
         listen: Address to serve on; 127.0.0.1:50051 by default, port 0 for a free one.
         metrics_listen: Address for metrics (Prometheus, HTTP, /metrics); none by default, port 0 for a free one.
+        peers: Other servers of the fleet, with commas between them; a name may stand for several. Each step is then
+            planned by one of them. This server may be among them, so that all get the same list.
         config: YAML file with the same names and settings.
         insecure: Permit an address that others can reach, though there is no encryption and no authentication yet.
+        workers: Processes that serve the address, 1 by default; `auto` takes one for every eight cores. They share the
+            limits below, take the ports behind that of --listen as well, and are started again if they end.
         max_streams: Streams open at once, 64 by default; one more is refused.
         idle_timeout_s: Seconds until a stream that takes nothing ends, for its place; 600 by default.
         stream_bytes: Largest microbatch in bytes; 256 MiB by default.
@@ -81,6 +94,7 @@ def serve(
         decode_threads: Threads that decode images; one for each core by default.
         max_jobs: Jobs kept in memory; 64 by default.
         job_bytes: Bytes kept of jobs, with sizes of samples and plans; 1 GiB by default.
+        cache_dir: Folder for measures of datasets; servers may share it; ~/.cache/disttrain by default.
         zstd_level: Zstandard level for clients that ask for compression; 1 by default.
         drain_grace_s: Seconds that open streams get to finish the microbatch in hand; 30 by default.
         log_format: Log on stderr: text, or json with one object a line; text by default.
@@ -92,7 +106,9 @@ def serve(
         tokenizers=tokenizer_files(tokenizer),
         listen=listen,
         metrics_listen=metrics_listen,
+        peers=None if peers is None else tuple(name.strip() for name in peers.split(",") if name.strip()),
         insecure=insecure or None,
+        workers=workers,
         max_streams=max_streams,
         idle_timeout_s=idle_timeout_s,
         stream_bytes=stream_bytes,
@@ -100,6 +116,7 @@ def serve(
         decode_threads=decode_threads,
         max_jobs=max_jobs,
         job_bytes=job_bytes,
+        cache_dir=cache_dir,
         zstd_level=zstd_level,
         drain_grace_s=drain_grace_s,
         log_format=log_format,
@@ -108,22 +125,50 @@ def serve(
     silence_pillow_warnings()
     settings = load_config(config, flags)
     logs.use(settings.log_format)
+    count = number_of_workers(settings)
+    if count > 1:
+        _supervise(settings, count)
+    else:
+        _serve_alone(settings)
+
+
+def _serve_alone(settings: ServerConfig) -> None:
+    """Serve in this process until it ends; the first signal drains, a second one cuts."""
+    if settings.worker is not None:
+        end_with_parent()
+    sys.setswitchinterval(SWITCH_S)
     catalog = Catalog.open(settings)
     _compile()
     server = DataServer(settings, catalog)
     with _signals() as (numbers, wake):
-        print(f"listening on {server.start()}", flush=True)
-        if server.metrics_address is not None:
-            print(f"metrics on http://{server.metrics_address}{METRICS_PATH}", flush=True)
+        _announce(server.start(), server.metrics_address)
         for name, opened in catalog.datasets.items():
             _log.info("dataset %s: %d shards, fingerprint %s", name, len(opened.shards), opened.fingerprint)
         threading.Thread(target=_when_ended, args=(server, wake), name="ended").start()
-        threading.Thread(target=warm_up, name="warm-up").start()
         for count, _ in enumerate(iter(numbers, _ENDED)):
             if count == 0:
                 server.drain(settings.drain_grace_s)
             else:
                 server.cut()
+
+
+def _announce(address: str, metrics_address: str | None) -> None:
+    print(f"{LISTENING}{address}", flush=True)
+    if metrics_address is not None:
+        from dataserver.serving.metrics_endpoint import PATH
+
+        print(f"metrics on http://{metrics_address}{PATH}", flush=True)
+
+
+def _supervise(settings: ServerConfig, count: int) -> None:
+    """Serve with several processes until they end."""
+    _compile()
+    with _signals() as (numbers, wake), worker_configs(settings, count) as configs:
+        supervisor = Supervisor(configs, lambda: _announce(configs[0].listen, configs[0].metrics_listen), wake)
+        for _ in iter(numbers, _ENDED):
+            supervisor.end()
+    if supervisor.failed:
+        raise ConfigError(f"a process of {count} ended before all served; what it wrote above says why")
 
 
 def _compile() -> None:

@@ -1,5 +1,6 @@
 """Shards, storage and index: input and output, no policy."""
 
+from dataserver.dataset.arrays import Array, ArraysError, read_arrays, write_arrays
 from dataserver.dataset.build import BuildReport, build_index
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.dataset import Dataset
@@ -22,6 +23,7 @@ from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.samples import IMAGE, TEXT, Scalar
 from dataserver.dataset.shard import DocumentParts, ImageRef, Shard, ShardSizes, TokenizedDocument
 from dataserver.dataset.tokens import TextTokenizer, TokensReport, count_tokens
+from dataserver.dataset.workers import in_processes
 
 __all__ = [
     "IMAGE",
@@ -30,6 +32,8 @@ __all__ = [
     "MAX_IMAGE_PIXELS",
     "TEXT",
     "TRANSPOSED",
+    "Array",
+    "ArraysError",
     "BuildReport",
     "Dataset",
     "DatasetError",
@@ -59,6 +63,9 @@ __all__ = [
     "compile_filter",
     "count_tokens",
     "describe",
+    "in_processes",
     "lint",
+    "read_arrays",
     "sniff_format",
+    "write_arrays",
 ]

@@ -4,34 +4,17 @@ Each index is complete or absent, so a build that was killed continues by being 
 """
 
 import contextlib
-import multiprocessing
-import multiprocessing.connection
 import os
-import signal
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataserver.dataset.errors import DatasetError, Oddities, StaleIndexError
-from dataserver.dataset.files import ShardFile, find_shards, read_fresh_index, read_index
-from dataserver.dataset.index import (
-    FORMAT_VERSION,
-    NO_SIDECAR,
-    IndexHeader,
-    RowCollector,
-    digest_columns,
-    read_oddities,
-    write_index,
-)
-from dataserver.dataset.kinds import LOST_IMAGE
-from dataserver.dataset.samples import Scalar, read_samples
-from dataserver.dataset.sidecar import promised_images, read_sidecar
-from dataserver.dataset.stamps import digest_file
-from dataserver.dataset.tar import READ_CHUNK_BYTES, HashingReader, scan_members
+from dataserver.dataset.errors import DatasetError, StaleIndexError
+from dataserver.dataset.files import ShardFile, find_shards, index_folder, read_fresh_index, read_index
+from dataserver.dataset.index import read_oddities
+from dataserver.dataset.summary import Summary, write_summary
+from dataserver.dataset.workers import in_processes
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in total)."""
@@ -47,48 +30,6 @@ class BuildReport:
     num_bytes: int
     oddities: Mapping[str, int]
     """Counts by kind over all shards."""
-
-
-def index_shard(shard: ShardFile) -> None:
-    """Index one shard in one sequential pass.
-
-    Raises:
-        DatasetError: the shard cannot be read, changes meanwhile, or the index cannot be written.
-    """
-    oddities = Oddities()
-    rows = RowCollector()
-    scalars: list[dict[str, Scalar]] = []
-    without_image: list[int] = []
-    try:
-        stamp, sidecar = before = shard.stamps()
-        with shard.path.open("rb", buffering=READ_CHUNK_BYTES) as file:
-            reader = HashingReader(file, stamp.num_bytes)
-            for sample in read_samples(scan_members(reader, oddities), oddities):
-                rows.add(sample)
-                scalars.append(sample.scalars)
-                if not sample.images:
-                    without_image.append(len(scalars) - 1)
-            reader.skip(reader.remaining)
-        core_digest = rows.finish()
-        meta = read_sidecar(shard.sidecar_path, rows.keys, scalars, oddities)
-        for row, size in promised_images(without_image, meta, scalars):
-            oddities.add(rows.keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
-        sidecar_sha256 = digest_file(shard.sidecar_path) if sidecar else ""
-        after = shard.stamps()
-    except OSError as error:
-        raise DatasetError(f"cannot read shard {shard.path}: {error}; make it readable and index again") from error
-    if before != after:
-        raise DatasetError(f"shard {shard.path} changed while it was indexed; index again when it is complete")
-    header = IndexHeader(
-        format_version=FORMAT_VERSION,
-        shard_bytes=stamp.num_bytes,
-        sidecar_bytes=sidecar.num_bytes if sidecar else NO_SIDECAR,
-        sha256=reader.hexdigest(),
-        sidecar_sha256=sidecar_sha256,
-        columns_digest=digest_columns(core_digest, meta),
-        num_samples=len(rows.keys),
-    )
-    write_index(shard.index_path, header, oddities, rows.batches, meta)
 
 
 def build_index(
@@ -109,7 +50,8 @@ def build_index(
         raise DatasetError(f"workers is {workers}; give at least 1")
     shards = find_shards(path, index_dir)
     sizes = {shard.name: shard.path.stat().st_size for shard in shards}
-    stale = [shard for shard in shards if not _is_older(shard)]
+    summary = Summary.read(index_folder(shards[0]))
+    stale = [shard for shard in shards if not _is_older(shard, summary)]
     total = sum(sizes.values())
     num_built = 0
     done = total - sum(sizes[shard.name] for shard in stale)
@@ -128,14 +70,18 @@ def build_index(
         for shard in stale:
             advance(shard, _refresh(shard))
     else:
-        _build_parallel(stale, num_workers, advance)
-    return _report(shards, num_built, total)
+        for position, built in in_processes(_refresh, stale, num_workers):
+            advance(stale[position], built)
+    contents = [(shard.name, read_index(shard, summary).content) for shard in shards]
+    if path.is_dir() and not summary.holds(contents):
+        write_summary(index_folder(shards[0]), contents)
+    return _report(shards, num_built, sum(content.header.num_samples for _, content in contents), total)
 
 
-def _is_older(shard: ShardFile) -> bool:
+def _is_older(shard: ShardFile, summary: Summary) -> bool:
     """Say whether a shard has an index and did not change since, as far as the files' times tell."""
     try:
-        return not read_index(shard).younger
+        return not read_index(shard, summary).younger
     except StaleIndexError:
         return False
 
@@ -154,53 +100,14 @@ def _refresh(shard: ShardFile) -> bool:
             return False
     except StaleIndexError:
         pass
+    from dataserver.dataset.indexing import index_shard  # with parquet, which servers do without
+
     index_shard(shard)
     return True
 
 
-def _report(shards: Sequence[ShardFile], num_built: int, num_bytes: int) -> BuildReport:
+def _report(shards: Sequence[ShardFile], num_built: int, num_samples: int, num_bytes: int) -> BuildReport:
     counts: Counter[str] = Counter()
-    num_samples = 0
     for shard in shards:
-        num_samples += read_index(shard).header.num_samples
         counts.update(read_oddities(shard.index_path).counts)
     return BuildReport(len(shards), num_built, num_samples, num_bytes, dict(sorted(counts.items())))
-
-
-def _build_parallel(shards: Sequence[ShardFile], num_workers: int, advance: Callable[[ShardFile, bool], None]) -> None:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, context, initializer=_end_with_parent) as executor:
-        try:
-            futures = _submit(executor, shards)
-            for future in as_completed(futures):
-                advance(futures[future], future.result())
-        except BrokenProcessPool as error:
-            raise DatasetError("an indexing process died, perhaps for lack of memory; use fewer workers") from error
-        finally:
-            executor.shutdown(wait=True, cancel_futures=True)
-
-
-def _submit(executor: ProcessPoolExecutor, shards: Sequence[ShardFile]) -> dict[Future[bool], ShardFile]:
-    """Submit all shards, with Ctrl-C blocked: workers are spawned here and inherit that until `_end_with_parent`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return {executor.submit(_refresh, shard): shard for shard in shards}
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end_with_parent() -> None:
-    """End this worker on Ctrl-C without a traceback, and when its parent dies.
-
-    Without the second a worker whose parent was killed would wait for ever: it holds both ends of the pool's queue.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_exit_after, args=(parent.sentinel,), daemon=True).start()
-
-
-def _exit_after(sentinel: int) -> None:
-    multiprocessing.connection.wait([sentinel])
-    os._exit(1)

@@ -8,6 +8,15 @@ from typing import Any, Generic, TypeVar
 Value = TypeVar("Value")
 
 
+class _Loading(Generic[Value]):
+    """A value that one thread loads."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.values: list[Value] = []
+        """The value, if there is one when it has ended."""
+
+
 class LruCache(Generic[Value]):
     """Holds values up to a total cost; a value that costs more than the whole budget is not kept."""
 
@@ -17,6 +26,7 @@ class LruCache(Generic[Value]):
         self._used = 0
         self._lock = threading.Lock()
         self._values: OrderedDict[Hashable, Value] = OrderedDict()
+        self._loading: dict[Hashable, _Loading[Value]] = {}
 
     @property
     def used(self) -> int:
@@ -27,25 +37,44 @@ class LruCache(Generic[Value]):
     def get(self, key: Hashable, load: Callable[[], Value]) -> Value:
         """Return the value of `key`, loading it where it is not held.
 
-        Loading happens outside of the lock: two threads may load the same value, and one of the two is kept.
+        Of several threads that want it at a time the first one loads, outside of the lock, and the others wait for it;
+        where it fails they try themselves.
         """
-        with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-                return self._values[key]
-        value = load()
-        cost = self._cost(value)
-        with self._lock:
-            if key not in self._values and cost <= self._budget:
-                self._values[key] = value
-                self._used += cost
-                while self._used > self._budget:
-                    self._remove(next(iter(self._values)))
+        while True:
+            with self._lock:
+                if key in self._values:
+                    self._values.move_to_end(key)
+                    return self._values[key]
+                loading, is_first = self._loading.get(key), key not in self._loading
+                if loading is None:
+                    loading = self._loading[key] = _Loading()
+            if is_first:
+                return self._load(key, load, loading)
+            loading.ended.wait()
+            if loading.values:
+                return loading.values[0]
+
+    def _load(self, key: Hashable, load: Callable[[], Value], loading: "_Loading[Value]") -> Value:
+        try:
+            value = load()
+            cost = self._cost(value)
+            loading.values.append(value)
+        finally:
+            with self._lock:
+                if self._loading.get(key) is loading:
+                    del self._loading[key]
+                if loading.values and key not in self._values and cost <= self._budget:
+                    self._values[key] = value
+                    self._used += cost
+                    while self._used > self._budget:
+                        self._remove(next(iter(self._values)))
+            loading.ended.set()
         return value
 
     def drop(self, key: Hashable) -> None:
         """Forget a value, if it is held. A load under way may still put one there that is as old."""
         with self._lock:
+            self._loading.pop(key, None)
             if key in self._values:
                 self._remove(key)
 

@@ -1,26 +1,20 @@
 """Read-only handle of an indexed dataset: its shards, its fingerprint, and the bytes of its images.
 
-Opening reads the schema of every index and nothing else; columns, text batches and file descriptors are held in small
-bounded caches. All methods may be called from several threads.
+Opening reads the summary of all indexes, or the schema of each, and nothing else; columns, text batches and file
+descriptors are held in small bounded caches. All methods may be called from several threads.
 """
 
 import hashlib
 import json
 from pathlib import Path
-from typing import Final
 
-from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import DatasetError, ShardReadError
-from dataserver.dataset.files import find_shards, read_fresh_index
+from dataserver.dataset.files import find_shards, index_folder, read_fresh_index
 from dataserver.dataset.headers import MAX_IMAGE_BYTES
 from dataserver.dataset.open_shards import OpenShards
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import IMAGE_COLUMNS, ImageRef, IndexCaches, Shard
-
-SIZES_CACHE_BYTES: Final = 64 << 20
-TEXTS_CACHE_BYTES: Final = 64 << 20
-TOKEN_IDS_CACHE_BYTES: Final = 32 << 20
-"""Of their offsets; the ids themselves are read from the file each time. Some 400 shards of 10,000 texts."""
+from dataserver.dataset.summary import Summary
 
 
 class Dataset:
@@ -51,22 +45,24 @@ class Dataset:
             DatasetError: there is no dataset at `path`, or it has no usable sample.
         """
         files = find_shards(path, index_dir)
-        indexed = [read_fresh_index(file) for file in files]
+        summary = Summary.read(index_folder(files[0]))
+        indexed = [read_fresh_index(file, summary) for file in files]
         if not may_be_empty and not any(shard.header.num_samples for shard in indexed):
             raise DatasetError(
                 f"the {len(files)} shards at {path} have no usable sample; see what is wrong: dataserver lint {path}"
             )
         known = frozenset(IMAGE_COLUMNS).union(*(shard.columns for shard in indexed))
-        caches = IndexCaches(
-            rows=LruCache(SIZES_CACHE_BYTES, lambda rows: rows.num_bytes),
-            texts=LruCache(TEXTS_CACHE_BYTES, lambda batch: int(batch.nbytes)),
-            token_ids=LruCache(TOKEN_IDS_CACHE_BYTES, lambda ids: ids.num_bytes),
-        )
+        caches = IndexCaches.make()
         shards = tuple(
             Shard(position, shard.file, shard.header, shard.columns, known, caches)
             for position, shard in enumerate(indexed)
         )
         return cls(shards, None if quarantine is None else Quarantine.load(quarantine), OpenShards(indexed))
+
+    @property
+    def index_folder(self) -> Path:
+        """Where the indexes lie."""
+        return index_folder(self.shards[0].file)
 
     def read(self, ref: ImageRef) -> bytes:
         """Read an image's encoded bytes.

@@ -5,14 +5,17 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 from dataserver.dataset.errors import DatasetError, StaleIndexError
 from dataserver.dataset.index import NO_SIDECAR, IndexHeader, read_schema
 from dataserver.dataset.stamps import Stamp, digest_file
+from dataserver.dataset.summary import IndexContent, Summary
 
 SHARD_SUFFIX: Final = ".tar"
+SIDECAR_SUFFIX: Final = ".parquet"
+INDEX_SUFFIX: Final = ".index"
 MAX_SHARDS: Final = 1 << 20
 
 _log = logging.getLogger(__name__)
@@ -35,7 +38,7 @@ class ShardFile:
     @property
     def index_path(self) -> Path:
         """The index file, beside the shard or at the same relative path below `index_dir`."""
-        return (self.index_dir or self.root) / f"{self.name}.index"
+        return (self.index_dir or self.root) / f"{self.name}{INDEX_SUFFIX}"
 
     @property
     def index_command(self) -> str:
@@ -45,7 +48,7 @@ class ShardFile:
     @property
     def sidecar_path(self) -> Path:
         """The parquet that img2dataset writes beside the tar."""
-        return self.path.with_suffix(".parquet")
+        return self.path.with_suffix(SIDECAR_SUFFIX)
 
     def tokens_path(self, tokenizer_digest: str) -> Path:
         """The token counts of one tokenizer, beside the index."""
@@ -61,11 +64,12 @@ class ShardFile:
 
     def stamps(self) -> tuple[Stamp, Stamp | None]:
         """Return the stamps of the shard and of its sidecar, None where there is none. Raises OSError."""
+        path = f"{self.root}/{self.name}"  # text: a server asks for very many, and `Path` takes longer than the file
         try:
-            sidecar = Stamp.of(self.sidecar_path.stat())
+            sidecar = Stamp.of(os.stat(path.removesuffix(SHARD_SUFFIX) + SIDECAR_SUFFIX))  # noqa: PTH116
         except FileNotFoundError:
             sidecar = None
-        return Stamp.of(self.path.stat()), sidecar
+        return Stamp.of(os.stat(path)), sidecar  # noqa: PTH116
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +77,21 @@ class IndexedShard:
     """A shard whose index has its size and format."""
 
     file: ShardFile
-    header: IndexHeader
-    columns: Mapping[str, str]
-    """Sidecar columns: name -> Arrow type."""
+    content: IndexContent
     stamps: tuple[Stamp, Stamp | None]
     """Of the shard and its sidecar, before their contents were compared with the index."""
     younger: tuple[tuple[Path, str], ...]
     """Those of the two that changed after the index was written, each with the SHA-256 of what was indexed."""
+
+    @property
+    def header(self) -> IndexHeader:
+        """What the index says of its shard as a whole."""
+        return self.content.header
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Sidecar columns: name -> Arrow type."""
+        return self.content.columns
 
 
 def find_shards(path: Path, index_dir: Path | None = None) -> tuple[ShardFile, ...]:
@@ -97,26 +109,48 @@ def find_shards(path: Path, index_dir: Path | None = None) -> tuple[ShardFile, .
     if path.is_file():
         if path.suffix != SHARD_SUFFIX:
             raise DatasetError(f"{path} is not a .tar shard; name a folder that holds .tar shards")
-        root, names = path.parent, [path.name]
+        root, names = path.parent, {path.name: True}
     else:
-        root, names = path, sorted(_walk(path))
+        root, names = path, _walk(path)
     if not names:
         raise DatasetError(f"no .tar shards below {path}; name a folder that img2dataset or webdataset wrote")
     real_root = root.resolve()
-    for name in names:
-        _check_name(root, real_root, name)
-    return tuple(ShardFile(name, root, index_dir) for name in names)
+    for name in sorted(names):
+        if names[name] or not name.isprintable():
+            _check_name(root, real_root, name)
+    return tuple(ShardFile(name, root, index_dir) for name in sorted(names))
 
 
-def _walk(root: Path) -> list[str]:
-    names: list[str] = []
-    for folder, folders, files in os.walk(root, onerror=_raise_unreadable):
-        folders[:] = [f for f in folders if not f.startswith(".")]
-        relative = PurePosixPath(Path(folder).relative_to(root).as_posix())
-        names += [str(relative / f) for f in files if f.endswith(SHARD_SUFFIX) and not f.startswith(".")]
+def index_folder(shard: ShardFile) -> Path:
+    """Where the indexes of a shard's dataset lie."""
+    return shard.index_dir or shard.root
+
+
+def _walk(root: Path) -> dict[str, bool]:
+    """The shards below a folder, each with whether it or its sidecar is a link, or else no regular file."""
+    names: dict[str, bool] = {}
+    odd: set[str] = set()
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(root / folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    name = folder + entry.name
+                    if entry.is_dir():
+                        if not entry.is_symlink():
+                            folders.append(f"{name}/")
+                    elif name.endswith(SHARD_SUFFIX):
+                        names[name] = not entry.is_file(follow_symlinks=False)
+                    elif name.endswith(SIDECAR_SUFFIX) and not entry.is_file(follow_symlinks=False):
+                        odd.add(name.removesuffix(SIDECAR_SUFFIX) + SHARD_SUFFIX)
+        except OSError as error:
+            _raise_unreadable(error)
         if len(names) > MAX_SHARDS:
             raise DatasetError(f"more than {MAX_SHARDS} shards below {root}; split the dataset")
-    return names
+    return {name: is_odd or name in odd for name, is_odd in names.items()}
 
 
 def _raise_unreadable(error: OSError) -> None:
@@ -126,7 +160,7 @@ def _raise_unreadable(error: OSError) -> None:
 def _check_name(root: Path, real_root: Path, name: str) -> None:
     if not name.isprintable():
         raise DatasetError(f"shard name {name!a} is not printable UTF-8; rename the file")
-    for path in (root / name, (root / name).with_suffix(".parquet")):
+    for path in (root / name, (root / name).with_suffix(SIDECAR_SUFFIX)):
         if not path.resolve().is_relative_to(real_root):
             raise DatasetError(
                 f"{path} is a link that leaves the dataset folder {root}; copy the file into it or name its own folder"
@@ -135,14 +169,14 @@ def _check_name(root: Path, real_root: Path, name: str) -> None:
         raise DatasetError(f"shard {root / name} is not a regular file; remove it or repair the link")
 
 
-def read_fresh_index(shard: ShardFile) -> IndexedShard:
+def read_fresh_index(shard: ShardFile, summary: Summary | None = None) -> IndexedShard:
     """Read what a shard's index says of it, after comparing contents where the files' times do not tell.
 
     Raises:
         StaleIndexError: the index is missing, unreadable, or does not belong to the shard as it is now.
         DatasetError: the shard cannot be reached.
     """
-    indexed = read_index(shard)
+    indexed = read_index(shard, summary)
     for path, sha256 in indexed.younger:
         _log.info("%s changed after it was indexed: comparing contents; %s does so once", path, shard.index_command)
         try:
@@ -154,11 +188,16 @@ def read_fresh_index(shard: ShardFile) -> IndexedShard:
     return indexed
 
 
-def read_index(shard: ShardFile) -> IndexedShard:
-    """Read what a shard's index says of it; contents are not compared. Raises as `read_fresh_index`."""
+def read_index(shard: ShardFile, summary: Summary | None = None) -> IndexedShard:
+    """Read what a shard's index says of it, or take it from the dataset's summary where that is as good.
+
+    Contents are not compared. Raises as `read_fresh_index`.
+    """
     try:
-        written_ns = shard.index_path.stat().st_ctime_ns
-        header, columns = read_schema(shard.index_path)
+        written = os.stat(f"{shard.index_dir or shard.root}/{shard.name}{INDEX_SUFFIX}")  # noqa: PTH116
+        content = None if summary is None else summary.find(shard.name, written)
+        if content is None:
+            content = IndexContent(*read_schema(shard.index_path), written.st_size)
     except FileNotFoundError as error:
         raise _stale(shard, f"it has no index at {shard.index_path}") from error
     except (OSError, StaleIndexError) as error:
@@ -167,14 +206,16 @@ def read_index(shard: ShardFile) -> IndexedShard:
         stamp, sidecar = stamps = shard.stamps()
     except OSError as error:
         raise _unreachable(shard, error) from error
+    header = content.header
     if stamp.num_bytes != header.shard_bytes:
         raise _stale(shard, f"its index describes {header.shard_bytes} bytes, it has {stamp.num_bytes}")
     if (sidecar.num_bytes if sidecar else NO_SIDECAR) != header.sidecar_bytes:
         raise _stale(shard, f"its index was made with another {shard.sidecar_path.name}")
-    contents = [(stamp, shard.path, header.sha256), (sidecar, shard.sidecar_path, header.sidecar_sha256)]
     # Equal times prove nothing: file systems count them in milliseconds.
-    younger = tuple((path, sha256) for found, path, sha256 in contents if found and found.ctime_ns >= written_ns)
-    return IndexedShard(shard, header, columns, stamps, younger)
+    shard_is_late, sidecar_is_late = (s is not None and s.ctime_ns >= written.st_ctime_ns for s in stamps)
+    younger = [(shard.path, header.sha256)] if shard_is_late else []
+    younger += [(shard.sidecar_path, header.sidecar_sha256)] if sidecar_is_late else []
+    return IndexedShard(shard, content, stamps, tuple(younger))
 
 
 def _unreachable(shard: ShardFile, error: OSError) -> DatasetError:

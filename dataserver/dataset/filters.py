@@ -9,14 +9,15 @@ import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from dataserver.dataset.errors import FilterError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_FILTER_CHARS: Final = 4096
 MAX_FILTER_DEPTH: Final = 32
@@ -60,7 +61,7 @@ class ColumnSource(Protocol):
     @property
     def known_columns(self) -> frozenset[str]: ...  # noqa: D102
 
-    def column(self, name: str) -> pa.Array: ...  # noqa: D102
+    def column(self, name: str) -> "pa.Array": ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +251,9 @@ def _mask(node: Node, shard: ColumnSource) -> Mask:
 
 
 def _compare(comparison: Comparison, shard: ColumnSource) -> Mask:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     kind = shard.columns.get(comparison.column)
     if kind is None:
         return np.zeros(shard.num_samples, np.bool_)

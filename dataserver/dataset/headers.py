@@ -11,6 +11,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from dataserver.dataset.errors import SampleError
+from dataserver.dataset.ordinary import ordinary_jpeg, ordinary_webp
 
 MAX_IMAGE_BYTES: Final = 64 << 20
 MAX_IMAGE_PIXELS: Final = 1 << 27
@@ -74,16 +75,29 @@ def read_header(data: bytes) -> ImageHeader:
     """
     if len(data) > MAX_IMAGE_BYTES:
         raise SampleError("image_too_large", f"{len(data)} bytes, limit {MAX_IMAGE_BYTES}")
+    image_format = sniff_format(data)
+    if (size := _ordinary_size(image_format, data)) is not None:
+        _check_pixels(*size)
+        return ImageHeader(str(image_format), *size, 1)
     with open_image(data) as image:
-        width, height = image.size
-        if width < 1 or height < 1:
-            raise SampleError("unreadable_header", f"declares {width} x {height} pixels")
-        if width * height > MAX_IMAGE_PIXELS:
-            raise SampleError("image_too_large", f"declares {width} x {height} pixels, limit {MAX_IMAGE_PIXELS}")
+        width, height = image.size  # above zero, or Pillow does not open it
+        _check_pixels(width, height)
         orientation = _orientation(image)
     if orientation in TRANSPOSED:
         width, height = height, width
-    return ImageHeader(str(sniff_format(data)), width, height, orientation)
+    return ImageHeader(str(image_format), width, height, orientation)
+
+
+def _ordinary_size(image_format: str | None, data: bytes) -> tuple[int, int] | None:
+    """Width and height of an image that Pillow need not be asked about."""
+    if image_format == "jpeg":
+        return ordinary_jpeg(data)
+    return ordinary_webp(data) if image_format == "webp" else None
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > MAX_IMAGE_PIXELS:
+        raise SampleError("image_too_large", f"declares {width} x {height} pixels, limit {MAX_IMAGE_PIXELS}")
 
 
 def _orientation(image: ImageFile) -> int:

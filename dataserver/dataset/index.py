@@ -2,11 +2,13 @@
 
 Numeric columns are read without decompressing the texts, and the texts of one row by decompressing one batch.
 The schema's metadata holds the `IndexHeader` and the oddities, so that opening a dataset reads no column at all.
-An index is stale where its format differs, or the content of the shard or of its sidecar.
+An index is stale where its format differs, or the content of the shard or of its sidecar. `indexing.py` writes it.
+
+Arrow takes as long to load as gRPC. Here and in the modules that read the other files it is imported where it is used,
+so that it costs a server nothing until a job's sizes are read.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import tempfile
@@ -14,42 +16,24 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
-
-from dataserver.dataset.errors import DatasetError, Oddities, Oddity, OddityReport, StaleIndexError
+from dataserver.dataset.errors import DatasetError, Oddity, OddityReport, StaleIndexError
 from dataserver.dataset.kinds import KINDS
-from dataserver.dataset.samples import Sample
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FORMAT_VERSION: Final = 2
 BATCH_ROWS: Final = 256
 META_PREFIX: Final = "meta."
+"""Before the names of the columns that come from a sidecar."""
 NO_SIDECAR: Final = -1
 
 TEMP_SUFFIX: Final = ".tmp"
 TEMP_LIFETIME_S: Final = 600.0
 """A temporary file is written within seconds; an older one was left by a killed process and is swept."""
 
-IMAGE_TYPE: Final = pa.struct(
-    [
-        ("offset", pa.int64()),
-        ("length", pa.int64()),
-        ("width", pa.int32()),
-        ("height", pa.int32()),
-        ("orientation", pa.uint8()),
-        ("format", pa.uint8()),
-    ]
-)
-CORE_SCHEMA: Final = pa.schema(
-    [
-        ("key", pa.string()),
-        ("kinds", pa.list_(pa.uint8())),
-        ("text_bytes", pa.list_(pa.int32())),
-        ("texts", pa.list_(pa.string())),
-        ("images", pa.list_(IMAGE_TYPE)),
-    ]
-)
 HEADER_KEY: Final = b"disttrain.header"
 ODDITIES_KEY: Final = b"disttrain.oddities"
 
@@ -71,77 +55,12 @@ class IndexHeader:
     num_samples: int
 
 
-class RowCollector:
-    """Turns samples into record batches as they come, so that a shard's texts are held once, as UTF-8."""
-
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-        self.batches: list[pa.RecordBatch] = []
-        self._pending: list[Sample] = []
-        self._digest = hashlib.sha256()
-
-    def add(self, sample: Sample) -> None:
-        """Append one row."""
-        self.keys.append(sample.key)
-        self._pending.append(sample)
-        images = [(i.offset, i.length, i.width, i.height, i.orientation, i.format) for i in sample.images]
-        self._digest.update(_canonical([sample.key, sample.kinds, sample.texts, images]))
-        if len(self._pending) == BATCH_ROWS:
-            self._flush()
-
-    def finish(self) -> str:
-        """Flush the last batch and return the digest of the core columns."""
-        if self._pending:
-            self._flush()
-        return self._digest.hexdigest()
-
-    def _flush(self) -> None:
-        rows = self._pending
-        columns = [
-            [row.key for row in rows],
-            [row.kinds for row in rows],
-            [[len(text.encode()) for text in row.texts] for row in rows],
-            [row.texts for row in rows],
-            [[asdict(image) for image in row.images] for row in rows],
-        ]
-        arrays = [pa.array(c, field.type) for c, field in zip(columns, CORE_SCHEMA, strict=True)]
-        self.batches.append(pa.record_batch(arrays, schema=CORE_SCHEMA))
-        self._pending = []
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 
 
-def digest_columns(core_digest: str, meta: pa.Table) -> str:
-    """Return the digest over the core columns and the sidecar columns: logical values, not file bytes."""
-    digest = hashlib.sha256(core_digest.encode())
-    for column in meta.column_names:
-        values = meta.column(column)
-        digest.update(_canonical([column, str(values.type)]))
-        for start in range(0, len(values), BATCH_ROWS):
-            digest.update(_canonical(values.slice(start, BATCH_ROWS).to_pylist()))
-    return digest.hexdigest()
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode("ascii") + b"\n"
-
-
-def write_index(
-    path: Path, header: IndexHeader, oddities: Oddities, batches: Sequence[pa.RecordBatch], meta: pa.Table
-) -> None:
-    """Write an index atomically."""
-    details = [[o.key, o.kind, o.detail] for o in oddities.details]
-    metadata = {
-        HEADER_KEY: _canonical(asdict(header)),
-        ODDITIES_KEY: _canonical({"counts": dict(sorted(oddities.counts.items())), "details": details}),
-    }
-    fields = [pa.field(META_PREFIX + name, meta.schema.field(name).type) for name in meta.column_names]
-    schema = pa.schema([*CORE_SCHEMA, *fields], metadata)
-    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
-    with atomic_writer(path) as temp, pa.ipc.new_file(str(temp), schema, options=options) as writer:
-        start = 0
-        for batch in batches:
-            columns = [c.combine_chunks() for c in meta.slice(start, batch.num_rows).columns]
-            writer.write_batch(pa.record_batch([*batch.columns, *columns], schema=schema))
-            start += batch.num_rows
+def canonical(value: Any) -> bytes:
+    """The one spelling of a value that digests and headers are made of: a line of JSON, ASCII."""
+    return _ENCODER.encode(value).encode("ascii") + b"\n"
 
 
 @contextlib.contextmanager
@@ -193,10 +112,16 @@ def sweep_temps(path: Path) -> None:
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Yield (source, reader) of an index; what cannot be parsed is a StaleIndexError."""
+    """Yield (source, reader) of an index; what cannot be parsed, or is no index, is a StaleIndexError."""
+    import pyarrow as pa
+
+    from dataserver.dataset.columns import check_schema
+
     try:
         with pa.memory_map(str(path)) as source:
-            yield source, pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False))
+            reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False))
+            check_schema(reader.schema, META_PREFIX)
+            yield source, reader
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StaleIndexError(f"{path} cannot be read ({error}); remove it and index again") from error
 
@@ -204,8 +129,10 @@ def _open(path: Path) -> Iterator[tuple[Any, Any]]:
 @contextlib.contextmanager
 def _open_columns(path: Path, header: IndexHeader, columns: Sequence[str]) -> Iterator[Any]:
     """Yield a reader of some columns, after checking that the file still is the one whose header was read."""
+    import pyarrow as pa
+
     with _open(path) as (source, reader):
-        if (reader.schema.metadata or {}).get(HEADER_KEY) != _canonical(asdict(header)):
+        if (reader.schema.metadata or {}).get(HEADER_KEY) != canonical(asdict(header)):
             raise ValueError("another index was written since the dataset was opened; open it again")
         included = [reader.schema.names.index(column) for column in columns]
         options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=included)
@@ -224,8 +151,13 @@ def read_schema(path: Path) -> tuple[IndexHeader, dict[str, str]]:
         version = fields.get("format_version")
         if version != FORMAT_VERSION:
             raise ValueError(f"it has format version {version}, this program reads {FORMAT_VERSION}")
+        header = IndexHeader(**fields)
+        if any(type(fields[name]) is not kind for name, kind in IndexHeader.__annotations__.items()):
+            raise ValueError(f"its header is {fields}")
+        if reader.num_record_batches != -(-header.num_samples // BATCH_ROWS):
+            raise ValueError(f"it holds {reader.num_record_batches} batches for {header.num_samples} samples")
         meta = [field for field in schema if field.name.startswith(META_PREFIX)]
-        return IndexHeader(**fields), {f.name.removeprefix(META_PREFIX): str(f.type) for f in meta}
+        return header, {f.name.removeprefix(META_PREFIX): str(f.type) for f in meta}
 
 
 def read_oddities(path: Path) -> OddityReport:
@@ -238,21 +170,29 @@ def read_oddities(path: Path) -> OddityReport:
         return OddityReport(content["counts"], details)
 
 
-def read_columns(path: Path, header: IndexHeader, columns: Sequence[str]) -> pa.Table:
+def read_columns(path: Path, header: IndexHeader, columns: Sequence[str]) -> "pa.RecordBatch":
     """Read whole columns; the buffers of the others are neither read nor decompressed.
 
     Raises:
         StaleIndexError: the index is damaged, or not the one that `header` was read from.
     """
+    import pyarrow as pa
+
     with _open_columns(path, header, columns) as reader:
-        table = reader.read_all().combine_chunks()
-        table.validate(full=True)
-        return table
+        table = reader.read_all()
+        whole = [column.combine_chunks() for column in table.columns]
+        return _checked(pa.record_batch(whole, schema=table.schema), header.num_samples)
 
 
-def read_batch(path: Path, header: IndexHeader, batch: int, columns: Sequence[str]) -> pa.RecordBatch:
+def read_batch(path: Path, header: IndexHeader, batch: int, columns: Sequence[str]) -> "pa.RecordBatch":
     """Read columns of one record batch: rows `batch * BATCH_ROWS` and following; raises as `read_columns`."""
     with _open_columns(path, header, columns) as reader:
-        rows = reader.get_batch(batch)
-        rows.validate(full=True)
-        return rows
+        return _checked(reader.get_batch(batch), min(BATCH_ROWS, header.num_samples - batch * BATCH_ROWS))
+
+
+def _checked(rows: "pa.RecordBatch", num_rows: int) -> "pa.RecordBatch":
+    from dataserver.dataset.columns import check_rows
+
+    rows.validate(full=True)
+    check_rows(rows, num_rows)
+    return rows

@@ -7,7 +7,7 @@ An image-text pair is `KEY.<image>` + `KEY.txt` (or the `caption` of `KEY.json`)
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from dataserver.dataset.errors import Oddities, SampleError, TarError
 from dataserver.dataset.headers import FORMATS, read_header, sniff_format
@@ -34,9 +34,11 @@ Scalar = bool | int | float | str
 Parsed = TypeVar("Parsed")
 
 
-@dataclass(frozen=True, slots=True)
-class ImagePart:
-    """One image in a shard: position in bytes, upright size in pixels, EXIF orientation, index into `FORMATS`."""
+class ImagePart(NamedTuple):
+    """One image in a shard: position in bytes, upright size in pixels, EXIF orientation, index into `FORMATS`.
+
+    Its fields are those of `columns.IMAGE_TYPE`, in that order.
+    """
 
     offset: int
     length: int
@@ -46,8 +48,7 @@ class ImagePart:
     format: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """One sample: `kinds` in document order (TEXT or IMAGE), its texts and images each in that order."""
 
     key: str

@@ -6,10 +6,12 @@ links, devices and sparse files are not.
 """
 
 import hashlib
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from dataserver.dataset.errors import Oddities, TarError
 
@@ -33,8 +35,7 @@ SPARSE_CONTINUES = 482, 504
 WITHOUT_DATA = {b"1", b"2", b"3", b"4", b"5", b"6"}
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One regular file of a tar; `content` is None where `length` exceeds `MAX_MEMBER_BYTES`."""
 
     name: str
@@ -43,8 +44,7 @@ class Member:
     content: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(NamedTuple):
     name: bytes
     size: int
     kind: bytes
@@ -62,13 +62,23 @@ class _Extensions:
 
 
 class HashingReader:
-    """Sequential reader of a file of known size that feeds each byte to sha256 once."""
+    """Sequential reader of a file of known size that feeds each byte to sha256 once, in large chunks."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
         self._hash = hashlib.sha256()
         self.size = size
-        self.position = 0
+        self._chunk = b""
+        """Read and hashed."""
+        self._start = 0
+        """Where the chunk begins in the file."""
+        self._at = 0
+        """Where the next byte to be given lies in the chunk."""
+
+    @property
+    def position(self) -> int:
+        """Bytes that were given or skipped."""
+        return self._start + self._at
 
     @property
     def remaining(self) -> int:
@@ -77,13 +87,32 @@ class HashingReader:
 
     def read(self, length: int) -> bytes:
         """Read `length` bytes; fewer only where the file ends."""
-        data = self._file.read(min(length, self.remaining))
-        self._hash.update(data)
-        self.position += len(data)
-        return data
+        end = self._at + length
+        if end <= len(self._chunk):
+            data = self._chunk[self._at : end]
+            self._at = end
+            return data
+        parts = []
+        while length > 0 and (self._at < len(self._chunk) or self._fill()):
+            part = self._chunk[self._at : self._at + length]
+            self._at += len(part)
+            length -= len(part)
+            parts.append(part)
+        return b"".join(parts)
+
+    def _fill(self) -> bool:
+        """Read the next chunk; False where the file ends."""
+        self._start += len(self._chunk)
+        self._chunk = self._file.read(min(READ_CHUNK_BYTES, self.size - self._start))
+        self._at = 0
+        self._hash.update(self._chunk)
+        return bool(self._chunk)
 
     def skip(self, length: int) -> bool:
         """Hash `length` bytes without keeping them; say whether any of them is not zero."""
+        if self._at + length <= len(self._chunk):
+            first, self._at = self._at, self._at + length
+            return self._chunk.count(0, first, self._at) != length
         end = min(self.position + length, self.size)
         nonzero = False
         while self.position < end:
@@ -94,7 +123,7 @@ class HashingReader:
         return nonzero
 
     def hexdigest(self) -> str:
-        """Return the sha256 of everything read so far."""
+        """Return the sha256 of the file, when all of it was read."""
         return self._hash.hexdigest()
 
 
@@ -128,23 +157,32 @@ def _read_header(reader: HashingReader, path: bytes | None) -> _Header | None:
     if not found:
         raise TarError("cut_tar", f"the file ends at byte {start} without an end-of-archive marker", path)
     block = found.ljust(BLOCK, b"\0")
-    if block.count(0) == BLOCK:
+    zeros = block.count(0)
+    if zeros == BLOCK:
         return None
-    total = sum(block[:148]) + 8 * 32 + sum(block[156:])
+    total = _sum(block, zeros) - sum(block[148:156]) + 8 * 32
     size = _number(block[124:136])
-    if size is None or _number(block[148:156]) != total:
+    stated = block[148:156]
+    if size is None or (stated != b"%06o\0 " % total and _number(stated) != total):
         if len(found) < BLOCK:
             raise TarError("cut_tar", f"the file ends at byte {reader.position}, within a header", path)
         raise TarError("corrupt_tar", f"the header at byte {start} has a malformed size or a wrong checksum", path)
-    name = block[:100].split(b"\0", 1)[0]
-    prefix = block[345:500].split(b"\0", 1)[0]
-    if block[257:263] == b"ustar\0" and prefix:
-        name = prefix + b"/" + name
+    name = block[:100].partition(b"\0")[0]
+    if block[345] and block[257:263] == b"ustar\0":
+        name = block[345:500].partition(b"\0")[0] + b"/" + name
     kind = block[156:157]
     continues = kind == SPARSE and block[SPARSE_CONTINUES[0]] != 0
     while continues:
         continues = reader.read(BLOCK).ljust(BLOCK, b"\0")[SPARSE_CONTINUES[1]] != 0
     return _Header(name, size, kind)
+
+
+def _sum(block: bytes, zeros: int) -> int:
+    """The sum of all bytes of a block, of which so many are zero.
+
+    Adler-32 holds it in its lower half, plus one, as long as it is below 65,521: 256 bytes cannot sum up to more.
+    """
+    return (zlib.adler32(block) & 0xFFFF) - 1 if zeros >= BLOCK - 256 else sum(block)
 
 
 def _number(field: bytes) -> int | None:
@@ -155,11 +193,11 @@ def _number(field: bytes) -> int | None:
     return None if digits.strip(b"01234567") else int(digits or b"0", 8)
 
 
-def _check_size(reader: HashingReader, size: int, what: str, name: bytes | None) -> None:
+def _check_size(reader: HashingReader, size: int, what: bytes, name: bytes | None) -> None:
     if size > reader.remaining:
         raise TarError(
             "cut_tar",
-            f"{what} declares {size} bytes at {reader.position}, the file holds {reader.remaining} more",
+            f"{show(what)} declares {size} bytes at {reader.position}, the file holds {reader.remaining} more",
             name,
         )
 
@@ -170,7 +208,7 @@ def _padding(size: int) -> int:
 
 def _read_extension(reader: HashingReader, header: _Header, extensions: _Extensions, oddities: Oddities) -> None:
     """Read an extension header into `extensions`."""
-    _check_size(reader, header.size, "an extension header", extensions.path)
+    _check_size(reader, header.size, b"an extension header", extensions.path)
     if header.size > MAX_EXTENSION_BYTES:
         reader.skip(header.size + _padding(header.size))
         detail = f"{header.size} bytes before {reader.position}, limit {MAX_EXTENSION_BYTES}; its member is left out"
@@ -182,14 +220,17 @@ def _read_extension(reader: HashingReader, header: _Header, extensions: _Extensi
     if header.kind == b"L":
         extensions.path = data.rstrip(b"\0")
     elif header.kind == b"x":
-        records = _parse_pax(data, reader.position)
+        records = _parse_pax(data)
+        if records is None:
+            raise TarError("corrupt_tar", f"the PAX header before byte {reader.position} is malformed")
         extensions.sparse |= any(key.startswith(SPARSE_RECORDS) for key in records)
         extensions.path = records.get(SPARSE_RECORDS + b"name", records.get(b"path", extensions.path))
         extensions.size = _pax_size(records[b"size"]) if b"size" in records else extensions.size
 
 
-def _parse_pax(data: bytes, position: int) -> dict[bytes, bytes]:
-    """Parse PAX records `LENGTH KEY=VALUE\\n`; the length counts the whole record."""
+@lru_cache(64)  # writers repeat theirs for every member
+def _parse_pax(data: bytes) -> Mapping[bytes, bytes] | None:
+    """Parse PAX records `LENGTH KEY=VALUE\\n`, the length of which counts the whole record; None if malformed."""
     records: dict[bytes, bytes] = {}
     start = 0
     while start < len(data) and data[start] != 0:
@@ -198,7 +239,7 @@ def _parse_pax(data: bytes, position: int) -> dict[bytes, bytes]:
         record = data[space + 1 : start + length]
         key, equals, value = record.partition(b"=")
         if length <= max(space - start + 1, 0) or start + length > len(data) or not equals or value[-1:] != b"\n":
-            raise TarError("corrupt_tar", f"the PAX header before byte {position} is malformed")
+            return None
         records[key] = value[:-1]
         start += length
     return records
@@ -218,7 +259,7 @@ def _read_member(reader: HashingReader, header: _Header, extensions: _Extensions
     length = 0
     if header.kind not in WITHOUT_DATA:
         length = header.size if extensions.size is None else extensions.size
-        _check_size(reader, length, show(raw_name), known)
+        _check_size(reader, length, raw_name, known)
     if special and header.kind != DIRECTORY:
         oddities.add(sample_key(show(raw_name)), "special_member", f"{show(raw_name)} is no regular file")
     name = None if special or not extensions.known else _safe_name(raw_name, oddities)
@@ -247,7 +288,7 @@ def _safe_name(raw: bytes, oddities: Oddities) -> str | None:
     if len(name) > MAX_NAME_CHARS or not name.isprintable() or name.startswith("/"):
         oddities.add("", "unsafe_name", f"{name}: the member name is absolute, too long or has control characters")
         return None
-    if ".." in PurePosixPath(name).parts:
+    if ".." in name and ".." in PurePosixPath(name).parts:
         oddities.add("", "unsafe_name", f"{name}: the member name has a '..' part")
         return None
     return name

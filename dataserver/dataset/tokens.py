@@ -14,7 +14,6 @@ from typing import Final, Protocol
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from dataserver.dataset.errors import DatasetError, TokensMissingError
 from dataserver.dataset.files import ShardFile, find_shards, read_fresh_index
@@ -111,6 +110,8 @@ def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) ->
     Raises:
         TokensMissingError: not counted with this tokenizer, or counted before the shard was indexed again.
     """
+    import pyarrow as pa
+
     path = shard.tokens_path(tokenizer_digest)
     if not path.exists():
         raise _missing(shard, tokenizer_digest, "is not counted")
@@ -144,6 +145,8 @@ def _missing(shard: ShardFile, digest: str, reason: str) -> TokensMissingError:
 
 def _tokenize_shard(shard: ShardFile, header: IndexHeader, tokenizer: TextTokenizer) -> I32:
     """Write both files. Returns the counts."""
+    import pyarrow as pa
+
     most = tokenizer.vocab_size - 1
     name, id_type = next((n, t) for n, t in ID_TYPES.items() if most <= np.iinfo(t).max)
     parts: list[I32] = []

@@ -5,26 +5,35 @@ from dataserver.jobs.errors import (
     DatasetMismatchError,
     DatasetUnknownError,
     FillingError,
+    MeasuringError,
     TokenizerUnknownError,
 )
 from dataserver.jobs.filling import fill_job
+from dataserver.jobs.histogram import size_histogram
 from dataserver.jobs.kept import Kept
+from dataserver.jobs.measures import keep_measure
+from dataserver.jobs.measuring import Rules
 from dataserver.jobs.once import OnceCache
-from dataserver.jobs.planner import JobPlanner
+from dataserver.jobs.planner import Fetch, JobPlanner
 from dataserver.jobs.turns import Turns, Unwanted, UnwantedError
 
 __all__ = [
     "Catalog",
     "DatasetMismatchError",
     "DatasetUnknownError",
+    "Fetch",
     "FillingError",
     "JobPlanner",
     "Kept",
+    "MeasuringError",
     "OnceCache",
+    "Rules",
     "TokenizerUnknownError",
     "Turns",
     "Unwanted",
     "UnwantedError",
     "fill_job",
+    "keep_measure",
     "quarantine_digest",
+    "size_histogram",
 ]

@@ -93,16 +93,14 @@ class Catalog:
             )
         return dataset
 
-    def find_tokenizer(self, spec: TokenizerSpec) -> Tokenizer:
-        """The tokenizer of a job.
+    def check_tokenizer(self, spec: TokenizerSpec) -> None:
+        """Find out whether the tokenizer of a job is here.
 
         Raises:
             TokenizerUnknownError: it is not here.
             TokenizerError: it has another digest, or more ids than the job's vocabulary.
         """
-        tokenizer = self.named_tokenizer(spec.name)
-        check_tokenizer(spec, tokenizer)
-        return tokenizer
+        check_tokenizer(spec, self.named_tokenizer(spec.name))
 
     def named_tokenizer(self, name: str) -> Tokenizer:
         """The tokenizer of that name.

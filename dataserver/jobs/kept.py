@@ -1,9 +1,11 @@
 """What is kept of all jobs together, bounded in bytes."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 from dataserver.dataset import LruCache
+from dataserver.jobs.measures import Measures
 from dataserver.jobs.once import OnceCache
 from dataserver.jobs.sizes import memory_of
 from dataserver.planning.gathering import Window
@@ -19,16 +21,25 @@ of 256 MiB are 2.5 million samples, or thirty times eight shards of 10,000."""
 class Kept:
     """Sized tables of shards, which jobs of one stream share, and plans of steps. Thread-safe."""
 
-    def __init__(self, num_bytes: int = KEPT_BYTES) -> None:
-        """Keep nothing yet, and later at most so many bytes, besides what is in use."""
+    def __init__(self, num_bytes: int = KEPT_BYTES, cache_dir: Path | None = None) -> None:
+        """Keep nothing yet.
+
+        Args:
+            num_bytes: how much memory is used at most, besides what is in use.
+            cache_dir: where measures are kept on disk; nowhere by default.
+        """
+        self.measures = Measures(cache_dir)
         third = num_bytes // 3
         self.tables = LruCache[ShardTable](third, memory_of)
-        """By stream, dataset and shard. Two jobs that want one at once both make it: to wait would cost a turn."""
+        """By stream, dataset and shard."""
         self.window_bytes = third
         self.windows = LruCache[Window](third, memory_of)
         """By stream, dataset, pass and shards."""
         self.plans = OnceCache[tuple[str, int], StepPlan](num_bytes - 2 * third, memory_of)
         """By job and step."""
+        self.making = OnceCache[tuple[str, int], StepPlan](0, memory_of)
+        """Plans that are being made here, by job and step. Apart from `plans`, of which some are being fetched: a
+        server that asks for one must not wait for what this one asks others for."""
 
     def forget_others(self, jobs: Iterable[Job]) -> None:
         """Drop what belongs to none of these jobs."""
@@ -38,4 +49,5 @@ class Kept:
             stream_ids.add(job.stream_id)
         for cache in (self.tables, self.windows):
             cache.drop_where(lambda key: key[0] not in stream_ids)
-        self.plans.drop(lambda key: key[0] not in job_ids)
+        for plans in (self.plans, self.making):
+            plans.drop(lambda key: key[0] not in job_ids)

@@ -14,6 +14,7 @@ from dataserver.jobs.turns import Turns, Unwanted, always_wanted
 from dataserver.planning.gathering import Window, gather_step
 from dataserver.planning.identity import Job, JobSpecError
 from dataserver.planning.layout import Limits, layout_of
+from dataserver.planning.measure import Measure, axis_lengths
 from dataserver.planning.order import Span, StreamOrder, units_of
 from dataserver.planning.pacing import pace
 from dataserver.planning.plan import StepPlan
@@ -22,6 +23,8 @@ from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import I64, StepSamples
 
 Value = TypeVar("Value")
+Fetch = Callable[["JobPlanner", int, Unwanted], StepPlan | None]
+"""The plan of a step from elsewhere; None where it is to be made here. UnwantedError if nobody waits any more."""
 
 
 class JobPlanner:
@@ -35,8 +38,10 @@ class JobPlanner:
         turns: Turns | None = None,
         unwanted: Unwanted = always_wanted,
         planned: Callable[[float], object] = lambda _: None,
+        fetch: Fetch | None = None,
+        patience_s: float = float("inf"),
     ) -> None:
-        """Size every shard of the job's datasets once, to lay out the axes.
+        """Lay out the axes from measures of the datasets, which are made if there are none.
 
         Args:
             job: the job.
@@ -45,15 +50,18 @@ class JobPlanner:
             turns: in which this job computes with the others of a server, from here on; by default alone.
             unwanted: whether nobody waits for the planner any more.
             planned: told of each plan that was made, with the seconds it took, turns of other jobs included.
+            fetch: asked for each plan before it is made.
+            patience_s: time to wait for a measure.
 
         Raises:
+            MeasuringError: a measure takes longer; it is made all the same, so ask again.
             JobSpecError: samples are of a kind that the job's modules do not handle, or a step is too large to plan.
             TokensMissingError: a dataset is not counted for the job's tokenizer; names the command.
             FilterError: a filter does not fit the dataset's columns.
             SampleTooLargeError: a sample cannot fit a sequence, or a module's memory.
             TowerMemoryError: contrastive batches of the largest samples would not fit a tower's memory.
             DatasetEmptyError: nothing is left of a dataset.
-            UnwantedError: nobody waits for the planner any more. What was sized is kept, where others may find it.
+            UnwantedError: nobody waits for the planner any more.
         """
         self.job = job
         self._most = limits_of(job.spec.execution)
@@ -61,8 +69,13 @@ class JobPlanner:
         self._tables = ShardTables(job, datasets, self._kept)
         self._turns = Turns() if turns is None else turns
         self._planned = planned
+        self._fetch = fetch
+        measures = [
+            self._kept.measures.get(dataset, self._tables.rules(number), unwanted, patience_s)
+            for number, dataset in enumerate(datasets)
+        ]
         try:
-            self._order = self.in_turn(lambda: self._lay_out(len(datasets)), unwanted)
+            self._order = self.in_turn(lambda: self._lay_out(measures), unwanted)
         except ValueError as error:
             if type(error) in (ValueError, PlanLimitError):  # of the planner's limits, which know no job
                 raise JobSpecError(str(error)) from error
@@ -79,7 +92,7 @@ class JobPlanner:
         return memory_of((self.job, self._order))
 
     def plan(self, step: int, unwanted: Unwanted = always_wanted) -> StepPlan:
-        """The plan of one step, computed by the first caller while the others wait.
+        """The plan of one step, fetched or made by the first caller while the others wait.
 
         Raises:
             StepOutOfRangeError: the job ends before.
@@ -87,12 +100,28 @@ class JobPlanner:
         """
 
         def compute(unwanted: Unwanted) -> StepPlan:
+            fetched = None if self._fetch is None else self._fetch(self, step, unwanted)
+            return self._made(step, unwanted) if fetched is None else fetched
+
+        return self._kept.plans.get((self.job.job_id, step), compute, unwanted)
+
+    def plan_here(self, step: int, unwanted: Unwanted = always_wanted) -> StepPlan:
+        """The plan of one step, which is not fetched for this caller; else as `plan`."""
+        key = self.job.job_id, step
+        if (found := self._kept.plans.find(key)) is not None:
+            return found
+        plan = self._made(step, unwanted)
+        self._kept.plans.keep(key, plan)
+        return plan
+
+    def _made(self, step: int, unwanted: Unwanted) -> StepPlan:
+        def compute(unwanted: Unwanted) -> StepPlan:
             began = monotonic()
             plan = self.in_turn(lambda: plan_step(self.job, step, self.samples(step)), unwanted)
             self._planned(monotonic() - began)
             return plan
 
-        return self._kept.plans.get((self.job.job_id, step), compute, unwanted)
+        return self._kept.making.get((self.job.job_id, step), compute, unwanted)
 
     def in_turn(self, work: Callable[[], Value], unwanted: Unwanted = always_wanted) -> Value:
         """Compute something else for the job, in turns with all others.
@@ -113,22 +142,23 @@ class JobPlanner:
     def _window(self, span: Span) -> Window:
         return self._tables.window(self._order, span)
 
-    def _lay_out(self, num_datasets: int) -> StreamOrder:
+    def _lay_out(self, measures: Sequence[Measure]) -> StreamOrder:
         limits = layout_of(self.job.spec.execution).limits(self.job.spec)
-        counts, totals = zip(*(self._measure(d, limits) for d in range(num_datasets)), strict=True)
-        order = StreamOrder(self.job.stream, self.job.spec.execution.end, totals)
-        check_contents(self.job.spec, *(order.in_step(number) for number in zip(*counts, strict=True)))
+        lengths = [self._lengths(dataset, measure, limits) for dataset, measure in enumerate(measures)]
+        order = StreamOrder(self.job.stream, self.job.spec.execution.end, lengths)
+        counts = ([int(m.samples.sum()) for m in measures], [int(m.images.sum()) for m in measures])
+        check_contents(self.job.spec, *(order.in_step(number) for number in counts))
         limits.check(order.repeats(self.job.stream.contrastive_batch or 1))
         return order
 
-    def _measure(self, dataset: int, limits: Limits) -> tuple[tuple[int, int], I64]:
-        """Samples and images of a dataset, and int64 [shards]: the length of each shard on the dataset's axis."""
-        totals = np.zeros(self._tables.num_shards(dataset), np.int64)
-        samples = images = 0
-        for shard in range(len(totals)):
+    def _lengths(self, dataset: int, measure: Measure, limits: Limits) -> I64:
+        """The length of each shard on its dataset's axis, int64 [shards]; what its measure leaves open is looked at."""
+        lengths, certain = axis_lengths(self.job.stream, measure)
+        clear = limits.add_measured(dataset, measure)
+        for shard in np.flatnonzero(~(certain & clear)).tolist():
             pace()
             table = self._tables.table(dataset, shard)
-            limits.add(dataset, table, self._tables.where(dataset, shard))
-            totals[shard] = units_of(self.job.stream, table).sum()
-            samples, images = samples + len(table.row), images + len(table.image_rows)
-        return (samples, images), totals
+            if not clear[shard]:
+                limits.add(dataset, table, self._tables.where(dataset, shard))
+            lengths[shard] = units_of(self.job.stream, table).sum()
+        return lengths

@@ -3,12 +3,11 @@
 import logging
 from collections.abc import Sequence
 
-import numpy as np
-
 from dataserver.dataset import Dataset, Filter, FilterError, compile_filter
 from dataserver.jobs.kept import Kept
+from dataserver.jobs.measuring import Rules, columns_of, kept_rows
 from dataserver.jobs.sizes import memory_of
-from dataserver.planning.gathering import ShardColumns, Window, gather_window, size_rows
+from dataserver.planning.gathering import Window, gather_window, size_rows
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import DatasetSpec
 from dataserver.planning.order import Span, StreamOrder
@@ -73,16 +72,15 @@ class ShardTables:
         opened = self._datasets[dataset]
         source = opened.shards[shard]
         quarantine = opened.quarantine if self._stream.datasets[dataset].quarantine else None
-        row = np.flatnonzero(source.keep(self._filters[dataset], quarantine))
-        sizes = source.sizes()
-        columns = ShardColumns(
-            text_offsets=sizes.text_offsets,
-            text_tokens=source.token_counts(self._stream.tokenizer.digest),
-            image_offsets=sizes.image_offsets,
-            image_width=sizes.image_width,
-            image_height=sizes.image_height,
-        )
+        row = kept_rows(source, self._filters[dataset], quarantine)
+        columns = columns_of(source, self._stream.tokenizer.digest)
         return size_rows(self._stream, columns, row, self.where(dataset, shard))
+
+    def rules(self, dataset: int) -> Rules:
+        """What a measure of a dataset depends on."""
+        spec, opened = self._stream.datasets[dataset], self._datasets[dataset]
+        quarantine = opened.quarantine if spec.quarantine else None
+        return Rules(self._stream.tokenizer.digest, self._stream.sizing, spec.filter, quarantine)
 
 
 def _compile(spec: DatasetSpec, dataset: Dataset) -> Filter | None:

@@ -16,10 +16,10 @@ from dataserver.planning.pacing import paced
 
 SLICE_S: Final = 0.02
 """Time that a job computes before another one's turn; the work of an ordinary step takes one or two."""
-OVERDUE_S: Final = 0.05
+OVERDUE_S: Final = 0.02
 """After so long between two calls of `pace`, others go on beside a piece of work."""
 PATIENCE_S: Final = 0.25
-"""Time between two looks of work that waits: is it unwanted, is it the first one now?"""
+"""Time between two looks of work that waits: is it unwanted?"""
 
 Unwanted = Callable[[], bool]
 """Whether nobody waits for the result any more. Called often, from any thread."""
@@ -41,7 +41,9 @@ class _Work:
     def __init__(self, job: str, unwanted: Unwanted) -> None:
         self.job = job
         self.unwanted = unwanted
-        self.granted = threading.Event()
+        self.granted = False
+        self.woken = threading.Event()
+        """Set when it has its turn, or is the first that waits."""
         self.since = 0.0
         """When its turn began."""
         self.seen = 0.0
@@ -124,25 +126,37 @@ class Turns:
             self._waiting.remove(chosen)
             self._working.append(chosen)
             chosen.since = chosen.seen = now
-            chosen.granted.set()
+            chosen.granted = True
+            chosen.woken.set()
             taken += 1
+        if self._waiting:
+            self._waiting[0].woken.set()
 
     def _wait(self, mine: _Work) -> None:
-        if not mine.granted.is_set():
+        if not mine.granted:
             with self._waiting_for_turn():
                 self._wait_long(mine)
 
     def _wait_long(self, mine: _Work) -> None:
-        patience = OVERDUE_S
-        while not mine.granted.wait(patience):
-            if mine.unwanted():
-                raise UnwantedError
+        while True:
             with self._lock:
                 # What is overdue says nothing by itself; of all that wait, only the first one looks for it.
                 first = self._waiting[:1] == [mine]
                 if first:
                     self._grant()
-            patience = OVERDUE_S if first else PATIENCE_S
+                if mine.granted:
+                    return
+                patience = min(PATIENCE_S, self._until_overdue()) if first else PATIENCE_S
+                mine.woken.clear()
+            mine.woken.wait(patience)
+            if mine.unwanted():
+                raise UnwantedError
+
+    def _until_overdue(self) -> float:
+        """Seconds until one more piece of work is overdue; infinity where all are that work."""
+        now = time.monotonic()
+        left = (w.seen + OVERDUE_S - now for w in self._working)
+        return min((seconds for seconds in left if seconds > 0), default=float("inf"))
 
     def _pace(self, mine: _Work) -> None:
         if mine.unwanted():
@@ -152,7 +166,7 @@ class Turns:
             return
         with self._lock:
             self._stop(mine)
-            mine.granted.clear()
+            mine.granted = False
             self._waiting.append(mine)
             self._grant()
         self._wait(mine)

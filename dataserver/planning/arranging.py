@@ -34,11 +34,37 @@ class WaveTooLargeError(MicrobatchTooLargeError):
 
 def arrange_samples(module: ModuleSpec, samples: StepSamples, sequence: I64, placement: Placement) -> Arrangement:
     """The backbone's arrangement, `sequence` int64 [n] being the sequence of each sample."""
-    ranks, waves, slots = placement.rank[sequence], placement.wave[sequence], placement.slot[sequence]
-    order = np.lexsort((np.arange(len(sequence)), slots, waves, ranks))
-    rank, wave = ranks[order], waves[order]
-    start = _rows_before(rank, wave, samples.tokens[order])
-    return Arrangement(module.name, order, rank, wave, slots[order], start)
+    slot = placement.slot[sequence]
+    return arrange_sequences(module, samples, placement.rank[sequence], placement.wave[sequence], slot)
+
+
+def arrange_sequences(module: ModuleSpec, samples: StepSamples, rank: I64, microbatch: I64, slot: I64) -> Arrangement:
+    """The backbone's arrangement, from the place of each sample's sequence, int64 [n]; in canonical order within it."""
+    order = in_order_of(rank, microbatch, slot)
+    at = rank[order], microbatch[order]
+    return Arrangement(module.name, order, *at, slot[order], _rows_before(*at, samples.tokens[order]))
+
+
+def arrange_items(module: ModuleSpec, rows: I64, rank: I64, microbatch: I64) -> Arrangement:
+    """A tower's arrangement, from rows, rank and microbatch of each item, int64 [k]; in canonical order within them."""
+    order = in_order_of(rank, microbatch)
+    at = rank[order], microbatch[order]
+    slot = _rows_before(*at, np.ones_like(order))
+    return Arrangement(module.name, order, *at, slot, _rows_before(*at, rows[order]))
+
+
+def in_order_of(*keys: I64) -> I64:
+    """The stable order by several keys of small non-negative numbers, the first one most significant. int64 [k].
+
+    What numpy sorts of 16 bits at a time takes a fifth of the time of its `lexsort`.
+    """
+    joined = keys[0]
+    for key in keys[1:]:
+        joined = joined * (int(key.max(initial=0)) + 1) + key
+    order = np.argsort(joined.astype(np.uint16), kind="stable")
+    for shift in range(16, int(joined.max(initial=0)).bit_length(), 16):
+        order = order[np.argsort((joined[order] >> shift).astype(np.uint16), kind="stable")]
+    return order
 
 
 def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64, dp: int, islands: int) -> I64:
@@ -171,7 +197,7 @@ def module_images(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> I6
     """
     datasets = np.array([m is not None and m.name == module.name for m in spec.module_of_dataset(module.kind)])
     handled: Bool = (samples.task == TASK_OF[module.kind]) & datasets[samples.dataset]
-    return np.flatnonzero(handled[samples.image_sample])
+    return np.flatnonzero(np.repeat(handled, np.diff(samples.image_offsets)))
 
 
 def image_rows(stream: Stream, samples: StepSamples, images: I64, task: Task) -> I64:
@@ -202,7 +228,12 @@ def images_beside(spec: JobSpec, module: ModuleSpec, samples: StepSamples, backb
     rank, microbatch = np.repeat(backbone.rank, counts), np.repeat(backbone.microbatch, counts)
     rows = image_rows(spec.stream, samples, image, task)
     start = _rows_before(rank, microbatch, rows)
-    mine = np.isin(image, module_images(spec, module, samples))
+    images = module_images(spec, module, samples)
+    if len(images) == len(image):  # no other module of the kind handles any
+        return BesideBackbone(image, rank, microbatch, start, rows)
+    handled = np.zeros(len(samples.image_rows), np.bool_)
+    handled[images] = True
+    mine = handled[image]
     return BesideBackbone(*(a[mine] for a in (image, rank, microbatch, start, rows)))
 
 
@@ -218,7 +249,7 @@ def arrange_and_route(
         rank: int64 [k], the rank of the module that gets each.
         microbatch: int64 [k], and the microbatch; in a pipeline the backbone's.
     """
-    order, start = np.lexsort((np.arange(len(rank)), microbatch, rank)), np.empty_like(rank)
+    order, start = in_order_of(rank, microbatch), np.empty_like(rank)
     at = rank[order], microbatch[order]
     start[order] = _rows_before(*at, beside.rows[order])
     slot = _rows_before(*at, np.ones_like(order))
@@ -227,5 +258,5 @@ def arrange_and_route(
     if module.kind is ModuleKind.GENERATOR:
         ends.reverse()
     (source, first), (target, then) = ends
-    by_source = np.lexsort(first[::-1])
+    by_source = in_order_of(*first)
     return arrangement, Routing(source, target, *(a[by_source] for a in (*first, *then, beside.rows)))

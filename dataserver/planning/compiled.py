@@ -39,9 +39,14 @@ def folders() -> list[Path]:
     return [beside, user / "disttrain" / _name()]
 
 
+def interpreted() -> bool:
+    """Whether the loops run as they are written, for tests and debuggers."""
+    return os.environ.get("NUMBA_DISABLE_JIT", "0") != "0"
+
+
 def is_warm() -> bool:
     """Whether nothing is left to compile."""
-    return os.environ.get("NUMBA_DISABLE_JIT", "0") != "0" or warm_folder() is not None
+    return interpreted() or warm_folder() is not None
 
 
 def warm_folder() -> Path | None:

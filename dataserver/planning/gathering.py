@@ -47,7 +47,7 @@ def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> Sh
     return shard_table(
         stream,
         row,
-        _row_sums(columns.text_tokens, columns.text_offsets)[row],
+        row_sums(columns.text_tokens, columns.text_offsets)[row],
         np.concatenate([[0], np.cumsum(counts)]),
         columns.image_width[images],
         columns.image_height[images],
@@ -130,7 +130,8 @@ def pick_rows(tables: Sequence[ShardTable], which: I64, position: I64) -> ShardT
     )
 
 
-def _row_sums(values: NDArray[Any], offsets: I64) -> I64:
+def row_sums(values: NDArray[Any], offsets: I64) -> I64:
+    """Sums of integers over rows: row r has the values from offsets[r] to before offsets[r + 1]. int64 [rows]."""
     sums = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
     totals: I64 = sums[offsets[1:]] - sums[offsets[:-1]]
     return totals

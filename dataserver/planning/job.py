@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Annotated, Final, Self, TypeVar
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dataserver.planning.colocated.options import ColocatedOptions
 from dataserver.planning.contrastive.options import ContrastiveOptions
@@ -18,6 +18,8 @@ from dataserver.planning.jobspec import (
     SpecModel,
     Stream,
     Transfer,
+    with_backwards,
+    without_backwards,
 )
 from dataserver.planning.pipelined.options import PipelinedOptions
 from dataserver.planning.samples import I64
@@ -58,6 +60,11 @@ class Execution(SpecModel):
     validity: ValidityPolicy | None = None
     """What the views of samples say of their validity; by default nothing that takes decoding, which the ranks that get
     the images know. Samples, order and denominators are the same."""
+
+    @field_validator("modules", mode="after")
+    @classmethod
+    def _with_backwards(cls, value: tuple[ModuleSpec, ...]) -> tuple[ModuleSpec, ...]:
+        return with_backwards(value)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -151,6 +158,12 @@ class JobSpec(SpecModel):
         self._check_datasets()
         self.execution.layout.check_stream(self.stream, self.execution)
         return self
+
+    @property
+    def forward_only(self) -> "JobSpec":
+        """The same samples without any training: all modules are frozen, and their programs hold forwards alone."""
+        modules = without_backwards(self.execution.modules)
+        return self.model_copy(update={"execution": self.execution.model_copy(update={"modules": modules})})
 
     def _check_datasets(self) -> None:
         """Every dataset that a module names is there, and named by one module of a kind."""

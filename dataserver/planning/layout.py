@@ -12,8 +12,9 @@ from typing import Protocol
 from dataserver.planning.alternatives import Alternatives
 from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution, JobSpec
+from dataserver.planning.measure import Measure
 from dataserver.planning.plan import ArrangedStep, ModuleSchedule, StepPlan
-from dataserver.planning.samples import I64, ShardTable, StepSamples
+from dataserver.planning.samples import I64, Bool, ShardTable, StepSamples
 from dataserver.planning.simulation import Pipeline, Program, Timeline
 from dataserver.planning.stair import Stair
 
@@ -46,6 +47,17 @@ class PlannedTimeline:
 
 class Limits(Protocol):
     """What no plan of a job could hold, looked for in the sizes of every shard before the job begins."""
+
+    def add_measured(self, dataset: int, measure: Measure) -> Bool:
+        """Look at what is known of all shards of a dataset, before any of them is looked at by `add`.
+
+        Args:
+            dataset: position in the job's dataset list.
+            measure: of its s shards.
+
+        Returns:
+            bool [s]: True where nothing can be wrong, and nothing is missing for `check`; `add` the others.
+        """
 
     def add(self, dataset: int, table: ShardTable, where: str) -> None:
         """Look at the samples of one shard.

@@ -11,11 +11,18 @@ import numpy as np
 
 from dataserver.planning.arranging import WaveTooLargeError, spread_images
 from dataserver.planning.job import JobSpec
-from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec
+from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec, Stream
+from dataserver.planning.measure import Measure, longest_pairs
 from dataserver.planning.naming import counted
 from dataserver.planning.pacing import pace
 from dataserver.planning.samples import I64, Bool, ShardTable
-from dataserver.planning.sizing import SampleTooLargeError, may_be_generated, may_be_understood, most_tokens
+from dataserver.planning.sizing import (
+    SampleTooLargeError,
+    may_be_generated,
+    may_be_understood,
+    most_tokens,
+    pair_tasks,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,26 @@ class BackboneLimits:
     """Backbone ranks that share a sample, at most."""
     remedy: str = "lower stream.seq_len"
     """What helps where the backbone does not hold a sample, beside more memory."""
+
+    def add_measured(self, dataset: int, measure: Measure) -> Bool:
+        """Say which shards have nothing that could be refused."""
+        stream, backbone = self.spec.stream, self.spec.execution.backbone
+        understood, generated = pair_tasks(stream)
+        clear = fit_units(backbone, longest_samples(stream, measure), self.degree)
+        for kind, pairs, others in (
+            (ModuleKind.ENCODER, understood, True),
+            (ModuleKind.GENERATOR, generated, False),
+        ):
+            module = self.spec.module_of_dataset(kind)[dataset]
+            largest = np.maximum(largest_pair_images(stream, measure) * pairs, measure.other_image * others)
+            if module is None:
+                clear &= largest == 0
+                continue
+            clear &= fit_units(module, largest, 1)
+            if self.in_waves and others:
+                together = largest_images(stream, measure) * measure.several if module.padded else measure.together
+                clear &= fit_units(module, together, 1)
+        return clear
 
     def add(self, dataset: int, table: ShardTable, where: str) -> None:
         """Refuse samples of a shard that cannot be handled, or held alone."""
@@ -50,6 +77,32 @@ class BackboneLimits:
 
     def check(self, repeats: Sequence[int]) -> None:
         """Samples that fit alone never have to be held together."""
+
+
+def largest_pair_images(stream: Stream, measure: Measure) -> I64:
+    """Patches of the largest image of a pair; 0 where there is no pair. int64 [s]."""
+    return measure.pair_images.last() * stream.sizing.merge**2
+
+
+def largest_images(stream: Stream, measure: Measure) -> I64:
+    """Patches of the largest image. int64 [s]."""
+    return np.maximum(largest_pair_images(stream, measure), measure.other_image)
+
+
+def longest_samples(stream: Stream, measure: Measure) -> I64:
+    """What no sample's `most_tokens` is above. int64 [s]."""
+    pairs = longest_pairs(stream, measure.pair_images.last(), measure.long_texts.first())
+    longest: I64 = np.where(
+        measure.pairs > 0, np.maximum(pairs, measure.long_others.first()), measure.long_others.first()
+    )
+    return np.minimum(longest, stream.seq_len)
+
+
+def fit_units(module: ModuleSpec, units: I64, degree: int) -> Bool:
+    """Whether `degree` ranks of a module hold items of at most these sizes alone. bool [s]."""
+    if module.memory is None:
+        return np.ones(len(units), np.bool_)
+    return units <= module.memory.units * degree
 
 
 def _check_unhandled(name: str, kind: ModuleKind, table: ShardTable, samples: Bool, where: str) -> None:

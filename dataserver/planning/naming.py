@@ -10,6 +10,12 @@ def sample_name(stream: Stream, samples: StepSamples, i: int) -> str:
     return f"dataset {stream.datasets[int(samples.dataset[i])].name}, shard {shard}, row {row}"
 
 
+def short_name(stream: Stream, dataset: int, sample: int) -> str:
+    """The same in a list, of the dataset at a position of the job's list and a sample's number."""
+    shard, row = divmod(sample, 1 << ROW_BITS)
+    return f"{stream.datasets[dataset].name} shard {shard} row {row}"
+
+
 def unit_of(module: ModuleSpec) -> str:
     """What a module's items are sized in."""
     return "tokens" if module.holds_samples else "patches"

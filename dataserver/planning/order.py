@@ -129,7 +129,10 @@ class StreamOrder:
         table = np.repeat(np.arange(len(tables)), [len(t.row) for t in tables])
         position = np.concatenate([np.arange(len(t.row)) for t in tables])
         key = dataset_key(self._stream.datasets[span.dataset].name)
-        order = np.lexsort((sample, draw(self._stream.seed, Operator.SAMPLE_ORDER, key, span.pass_, sample)))
+        words = draw(self._stream.seed, Operator.SAMPLE_ORDER, key, span.pass_, sample)
+        order = np.argsort(words)  # four times as fast as `lexsort`, which is needed only where two words are equal
+        if (words[order][1:] == words[order][:-1]).any():
+            order = np.lexsort((sample, words))
         first = span.window_start + np.cumsum(units[order]) - units[order]
         return sample[order], first, table[order], position[order]
 

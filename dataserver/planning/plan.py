@@ -36,8 +36,8 @@ class Arrangement:
 
     def of(self, rank: int, microbatch: int) -> slice:
         """The items of one rank's microbatch."""
-        key = self.rank * (1 << 32) + self.microbatch
-        first, last = np.searchsorted(key, [(rank << 32) + microbatch, (rank << 32) + microbatch + 1])
+        begin, end = np.searchsorted(self.rank, [rank, rank + 1])
+        first, last = begin + np.searchsorted(self.microbatch[begin:end], [microbatch, microbatch + 1])
         return slice(int(first), int(last))
 
 
@@ -194,7 +194,9 @@ def plan_hash(job_id: str, step: int, arranged: ArrangedStep) -> bytes:
                 digest.update(f"{name} {value}\n".encode() if value else b"")
             else:
                 digest.update(f"{name} {len(value)}\n".encode())
-                digest.update(np.ascontiguousarray(value).astype("<u8").tobytes())
+                # int64 has the bytes of uint64: ordinarily nothing is copied.
+                words = value if value.dtype == np.int64 else value.astype(np.uint64, copy=False)
+                digest.update(np.ascontiguousarray(words, words.dtype.newbyteorder("<")).data)
     return digest.digest()
 
 

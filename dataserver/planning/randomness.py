@@ -64,9 +64,9 @@ def draw(seed: int, operator: Operator, dataset: int, pass_: int, samples: U64) 
     Returns:
         uint64 [n].
     """
-    zeros = np.zeros(len(samples), np.uint64)
-    counter = (zeros, samples, zeros + np.uint64(pass_), zeros + np.uint64(dataset))
-    return _philox(counter, seed, int(operator))[0]
+    from dataserver.planning.kernels.draws import first_words  # a tenth of the time of `_philox`
+
+    return first_words(seed, int(operator), dataset, pass_, samples)
 
 
 def draws(seed: int, operator: Operator, dataset: int, pass_: int, sample: int, count: int) -> U64:

@@ -80,10 +80,10 @@ class StepSamples:
         """int64 [m]: the sample of each image."""
         return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.image_offsets))
 
-    @property
-    def image_number(self) -> I64:
-        """int64 [m]: number of each image within its sample."""
-        return np.arange(len(self.image_rows), dtype=np.int64) - self.image_offsets[self.image_sample]
+    def locate(self, images: I64) -> tuple[I64, I64]:
+        """Where some images are: the sample of each, and its number within that sample. int64 [k] each."""
+        sample = np.searchsorted(self.image_offsets, images, side="right") - 1
+        return sample, images - self.image_offsets[sample]
 
     @property
     def patches(self) -> I64:

@@ -17,11 +17,11 @@ from dataserver.planning.jobspec import Sizing, Stream
 from dataserver.planning.randomness import Operator, dataset_key, draw
 from dataserver.planning.samples import I32, I64, U64, Bool, ShardTable, StepSamples, Task
 
-_UNDERSTANDING_EXTRA = 2
+UNDERSTANDING_EXTRA = 2
 """BOS and EOS."""
-_IMAGE_EXTRA = 2
+IMAGE_EXTRA = 2
 """BOI and EOI."""
-_GENERATION_EXTRA = 2
+GENERATION_EXTRA = 2
 """BOS and BOI."""
 
 
@@ -102,20 +102,29 @@ def shard_table(
             "or leave such samples out with a filter or a quarantine list"
         )
     understood = np.minimum(fixed + text_tokens, stream.seq_len)
-    generated = np.minimum(text_tokens + _GENERATION_EXTRA + stream.generation.query_tokens, stream.seq_len)
-    share = Fraction(stream.generation.ratio).limit_denominator(1 << 20)
-    mixed = (understood * (share.denominator - share.numerator) + generated * share.numerator) // share.denominator
-    nominal = np.where(is_pair(table), mixed, understood)
+    generated = np.minimum(text_tokens + GENERATION_EXTRA + stream.generation.query_tokens, stream.seq_len)
+    nominal = np.where(is_pair(table), mixed_tokens(generation_share(stream), understood, generated), understood)
     return ShardTable(row, text_tokens, image_offsets, rows, columns, nominal)
+
+
+def generation_share(stream: Stream) -> Fraction:
+    """The share of pairs that are generated, as nominal tokens count it."""
+    return Fraction(stream.generation.ratio).limit_denominator(1 << 20)
+
+
+def mixed_tokens(share: Fraction, understood: I64, generated: I64) -> I64:
+    """Nominal tokens of pairs, int64 [n], from their tokens in either task: their mean over the draw, rounded down."""
+    mixed: I64 = (understood * (share.denominator - share.numerator) + generated * share.numerator) // share.denominator
+    return mixed
 
 
 def _fixed_tokens(stream: Stream, table: ShardTable) -> I64:
     """Tokens of each sample that are not text, when it is understood or of a contrastive stream."""
     if stream.contrastive_batch is not None:
-        return np.full(len(table.row), _UNDERSTANDING_EXTRA, np.int64)
-    per_image = table.image_rows.astype(np.int64) * table.image_columns // stream.sizing.merge**2 + _IMAGE_EXTRA
+        return np.full(len(table.row), UNDERSTANDING_EXTRA, np.int64)
+    per_image = table.image_rows.astype(np.int64) * table.image_columns // stream.sizing.merge**2 + IMAGE_EXTRA
     sums = np.concatenate([[0], np.cumsum(per_image)])
-    fixed: I64 = sums[table.image_offsets[1:]] - sums[table.image_offsets[:-1]] + _UNDERSTANDING_EXTRA
+    fixed: I64 = sums[table.image_offsets[1:]] - sums[table.image_offsets[:-1]] + UNDERSTANDING_EXTRA
     return fixed
 
 
@@ -125,16 +134,22 @@ def is_pair(table: ShardTable) -> Bool:
     return pairs
 
 
+def pair_tasks(stream: Stream) -> tuple[bool, bool]:
+    """Whether pairs may have to be understood, and whether they may have to be generated."""
+    ratio = Fraction(stream.generation.ratio)
+    return ratio < 1, ratio > 0
+
+
 def may_be_understood(stream: Stream, table: ShardTable) -> Bool:
     """Samples whose images the backbone may have to see. bool [n]."""
-    if Fraction(stream.generation.ratio) < 1:
+    if pair_tasks(stream)[0]:
         return np.ones(len(table.row), np.bool_)
     return ~is_pair(table)
 
 
 def may_be_generated(stream: Stream, table: ShardTable) -> Bool:
     """Samples whose image a generator may have to learn. bool [n]."""
-    if Fraction(stream.generation.ratio) > 0:
+    if pair_tasks(stream)[1]:
         return is_pair(table)
     return np.zeros(len(table.row), np.bool_)
 
@@ -142,7 +157,7 @@ def may_be_generated(stream: Stream, table: ShardTable) -> Bool:
 def most_tokens(stream: Stream, table: ShardTable) -> I64:
     """Backbone tokens of each sample after truncation, in the longest of the tasks that it may have. int64 [n]."""
     understood = np.where(may_be_understood(stream, table), _fixed_tokens(stream, table), 0)
-    asked = np.where(may_be_generated(stream, table), _GENERATION_EXTRA + stream.generation.query_tokens, 0)
+    asked = np.where(may_be_generated(stream, table), GENERATION_EXTRA + stream.generation.query_tokens, 0)
     longest: I64 = np.minimum(np.maximum(understood, asked) + table.text_tokens, stream.seq_len)
     return longest
 
@@ -167,9 +182,9 @@ def size_samples(stream: Stream, dataset: int, pass_: int, sample: U64, table: S
     """
     task = draw_tasks(stream, dataset, pass_, sample, is_pair(table))
     generated = task == Task.GENERATION
-    fixed = np.where(
-        generated, _GENERATION_EXTRA + stream.generation.query_tokens, _fixed_tokens(stream, table)
-    ).astype(np.int64)
+    fixed = np.where(generated, GENERATION_EXTRA + stream.generation.query_tokens, _fixed_tokens(stream, table)).astype(
+        np.int64
+    )
     kept = np.minimum(table.text_tokens, stream.seq_len - fixed)
     n = len(sample)
     return StepSamples(

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dataserver.planning.job import Execution
-from dataserver.planning.jobspec import ModuleKind, Schedule, WaveOptions
+from dataserver.planning.jobspec import ModuleKind, ModuleSpec, Schedule, WaveOptions
 from dataserver.planning.naming import listed, unit_of
 from dataserver.planning.pacing import pace
 from dataserver.planning.plan import Decision, ModuleSchedule
 from dataserver.planning.samples import I64
-from dataserver.planning.simulation import Program, stage_operations
+from dataserver.planning.simulation import Operations, Program, forwards, stage_operations
 
 AUTOMATIC_EXTRA = 4
 """Microbatches beyond those of 1F1B that are tried where the job leaves it open and every module states its memory."""
@@ -58,14 +58,18 @@ def extras(execution: Execution) -> tuple[int, ...]:
 
 
 def in_flight(execution: Execution, num_microbatches: int, extra: int, units: Units) -> InFlight:
-    """What every stage of one chunk holds: no more than fits its memory, than wanted, or than the stage before."""
+    """What every stage of one chunk holds: no more than fits its memory, than wanted, or than the stage before.
+
+    Modules that run no backward hold one microbatch at a time, and limit no other: they send without waiting.
+    """
     places = execution.depths
     num_stages = 1 + max(int(place.max()) for place in places.values())
     if execution.options(WaveOptions).schedule is Schedule.GPIPE:
         vector = np.full(num_stages, num_microbatches)  # all forwards, then all backwards: every one is in flight
     else:
         vector = one_f_one_b_in_flight(num_stages, extra)
-    wanted = {m.name: vector[places[m.name]] for m in execution.modules}
+    one = np.ones_like(vector)
+    wanted = {m.name: (vector if m.runs_backward else one)[places[m.name]] for m in execution.modules}
     most = {
         m.name: most_in_flight(units[m.name], m.memory.units, int(wanted[m.name].max()))
         for m in execution.modules
@@ -73,9 +77,10 @@ def in_flight(execution: Execution, num_microbatches: int, extra: int, units: Un
     }
     caps = vector.copy()
     for name, number in most.items():
-        caps[places[name]] = np.minimum(caps[places[name]], number)
+        if execution.module(name).runs_backward:
+            caps[places[name]] = np.minimum(caps[places[name]], number)
     even = evenly(vector, caps)
-    held = {m.name: even[places[m.name]] for m in execution.modules}
+    held = {m.name: (even if m.runs_backward else one)[places[m.name]] for m in execution.modules}
     for m in execution.of_kind(ModuleKind.ENCODER):  # one that holds less limits no other
         held[m.name] = np.minimum(wanted[m.name], most.get(m.name, int(vector[0])))
     return InFlight(held, wanted, most)
@@ -130,8 +135,8 @@ def decisions(execution: Execution, found: InFlight) -> tuple[Decision, ...]:
     for m in execution.modules:
         held, wanted = found.held[m.name], found.wanted[m.name]
         counted = "passes " if found.chunks.get(m.name, 1) > 1 else ""
-        reason = f"{schedule} asks for {listed(wanted)}"
-        if m.memory is not None and m.name in found.most:
+        reason = f"{schedule} asks for {listed(wanted)}" if m.runs_backward else "it is frozen and runs no backward"
+        if m.runs_backward and m.memory is not None and m.name in found.most:
             enough = found.most[m.name] >= int(wanted.max())
             reason += (
                 f", and memory for {m.memory.units:,} {unit_of(m)} holds them"
@@ -150,7 +155,12 @@ def wave_programs(
     """The programs of stages of single chunks, in the order of the joined pipeline."""
     held = {s.module: s.in_flight.tolist() for s in schedules}
     return tuple(
-        Program((m.name,), stage, stage_operations(held[m.name][stage], num_microbatches))
+        Program((m.name,), stage, done_by(m, stage_operations(held[m.name][stage], num_microbatches)))
         for m in execution.by_depth
         for stage in range(m.pp)
     )
+
+
+def done_by(module: ModuleSpec, operations: Operations) -> Operations:
+    """What a stage of a module does of the operations that it would do if it were trained."""
+    return operations if module.runs_backward else forwards(operations)

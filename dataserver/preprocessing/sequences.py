@@ -11,7 +11,7 @@ tokens and EOS of understood samples; labels are shifted: a token's label is the
 """
 
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -32,17 +32,24 @@ class TokenCountError(ValueError):
     """A sample does not have the parts or tokens that it was planned with."""
 
 
-class _Role(IntEnum):
-    """What a token of a sequence is for; ids cannot tell, because text may hold any of them."""
+_OTHER, _TARGET, _IMAGE, _QUERY = range(4)
+"""Roles: what a token of a sequence is for. Ids cannot tell, because text may hold any of them. No enumeration, whose
+members take Python 3.11 longer to find than all else here."""
 
-    OTHER = 0
-    TARGET = 1
-    IMAGE = 2
-    QUERY = 3
-
-
-_Piece = tuple[I32 | int, int, _Role]
+_Piece = tuple[I32 | int, int, int]
 """Token ids (or one id, repeated), their number, their role."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The tokens of all samples of a view, one after the other."""
+
+    ids: I32
+    """int32 [tokens]."""
+    roles: NDArray[np.uint8]
+    """uint8 [tokens]."""
+    lengths: NDArray[np.int64]
+    """int64 [samples]: tokens of each."""
 
 
 def embeddings(stream: Stream, samples: StepSamples, i: int) -> list[int]:
@@ -66,21 +73,20 @@ def backbone_arrays(
     Raises:
         TokenCountError: a document is not the one that was planned; names the sample.
     """
-    pieces, lengths = _view_pieces(stream, plan, view, documents)
-    tokens = _concatenate([np.full(n, ids, np.int32) for ids, n, _ in pieces])
-    roles = _concatenate([np.full(n, role, np.int32) for _, n, role in pieces])
-    labels = np.full(len(tokens), IGNORED, np.int32)
+    tokens = _view_tokens(stream, plan, view, documents)
+    labels = np.full(len(tokens.ids), IGNORED, np.int32)
     # every sample begins with BOS, which is no target: no label crosses from one sample to the next
-    labels[:-1][roles[1:] == _Role.TARGET] = tokens[1:][roles[1:] == _Role.TARGET]
+    target = tokens.roles[1:] == _TARGET
+    labels[:-1][target] = tokens.ids[1:][target]
     slot_lengths = np.zeros(plan.sequences_per_microbatch, np.int64)
-    np.add.at(slot_lengths, view.slots, lengths)
+    np.add.at(slot_lengths, view.slots, tokens.lengths)
     arrays: dict[str, NDArray[Any]] = {
-        "token_ids": tokens,
+        "token_ids": tokens.ids,
         "labels": labels,
-        **_positions(lengths),
+        **_positions(tokens.lengths),
         "cu_sequences": _cumulative(slot_lengths),
-        "embedding_slots": np.flatnonzero(roles == _Role.IMAGE),
-        "condition_slots": np.flatnonzero(roles == _Role.QUERY),
+        "embedding_slots": np.flatnonzero(tokens.roles == _IMAGE),
+        "condition_slots": np.flatnonzero(tokens.roles == _QUERY),
     }
     return {name: array.astype(np.int32) for name, array in arrays.items()}
 
@@ -92,9 +98,9 @@ def text_arrays(
 
     Arguments and errors are those of `backbone_arrays`.
     """
-    pieces, lengths = _view_pieces(stream, plan, view, documents)
-    tokens = _concatenate([np.full(n, ids, np.int32) for ids, n, _ in pieces])
-    return {name: array.astype(np.int32) for name, array in {"token_ids": tokens, **_positions(lengths)}.items()}
+    tokens = _view_tokens(stream, plan, view, documents)
+    arrays = {"token_ids": tokens.ids, **_positions(tokens.lengths)}
+    return {name: array.astype(np.int32) for name, array in arrays.items()}
 
 
 def _positions(lengths: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
@@ -106,10 +112,8 @@ def _positions(lengths: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     }
 
 
-def _view_pieces(
-    stream: Stream, plan: StepPlan, view: ViewPlan, documents: Sequence[TokenizedDocument]
-) -> tuple[list[_Piece], NDArray[np.int64]]:
-    """The pieces of all samples of a view, and the tokens of each sample, int64 [k]."""
+def _view_tokens(stream: Stream, plan: StepPlan, view: ViewPlan, documents: Sequence[TokenizedDocument]) -> _Tokens:
+    """The tokens of a view, whose samples must be as long as the plan has them."""
     pieces: list[_Piece] = []
     lengths = np.zeros(view.num_items, np.int64)
     for n, (i, document) in enumerate(zip(view.items.tolist(), documents, strict=True)):
@@ -122,7 +126,19 @@ def _view_pieces(
             f"samples begin at tokens {view.starts.tolist()} in the plan, at {starts.tolist()} in the view; the plan "
             "is not consistent"
         )
-    return pieces, lengths
+    return _joined(pieces, lengths)
+
+
+def _joined(pieces: list[_Piece], lengths: NDArray[np.int64]) -> _Tokens:
+    """Lay pieces out one after the other: an array operation for each of them took longer than all else of a view."""
+    counts = np.array([count for _, count, _ in pieces], np.int64)
+    repeated = [ids if isinstance(ids, int) else None for ids, _, _ in pieces]
+    tokens = np.repeat(np.array([id_ or 0 for id_ in repeated], np.int32), counts)
+    texts = [ids for ids, _, _ in pieces if not isinstance(ids, int)]
+    if texts:
+        tokens[np.repeat([id_ is None for id_ in repeated], counts)] = np.concatenate(texts)
+    roles = np.repeat(np.array([role for _, _, role in pieces], np.uint8), counts)
+    return _Tokens(tokens, roles, lengths)
 
 
 def _checked_pieces(stream: Stream, samples: StepSamples, i: int, document: TokenizedDocument) -> list[_Piece]:
@@ -160,43 +176,39 @@ def _checked_pieces(stream: Stream, samples: StepSamples, i: int, document: Toke
 def _understanding(stream: Stream, document: TokenizedDocument, images: list[int], kept: int) -> Iterator[_Piece]:
     ids = stream.tokenizer
     texts, sizes = iter(document.texts), iter(images)
-    yield ids.bos, 1, _Role.OTHER
+    yield ids.bos, 1, _OTHER
     for kind in document.kinds:
         if kind == TEXT:
             text = next(texts)[:kept]
             kept -= len(text)
-            yield text, len(text), _Role.TARGET
+            yield text, len(text), _TARGET
         else:
-            yield ids.boi, 1, _Role.OTHER
-            yield ids.image, next(sizes), _Role.IMAGE
-            yield ids.eoi, 1, _Role.OTHER
-    yield ids.eos, 1, _Role.TARGET
+            yield ids.boi, 1, _OTHER
+            yield ids.image, next(sizes), _IMAGE
+            yield ids.eoi, 1, _OTHER
+    yield ids.eos, 1, _TARGET
 
 
 def _generation(stream: Stream, document: TokenizedDocument, kept: int) -> Iterator[_Piece]:
     ids = stream.tokenizer
-    yield ids.bos, 1, _Role.OTHER
+    yield ids.bos, 1, _OTHER
     yield from _texts(document, kept)
-    yield ids.boi, 1, _Role.OTHER
-    yield ids.query, stream.generation.query_tokens, _Role.QUERY
+    yield ids.boi, 1, _OTHER
+    yield ids.query, stream.generation.query_tokens, _QUERY
 
 
 def _contrastive(stream: Stream, document: TokenizedDocument, kept: int) -> Iterator[_Piece]:
-    yield stream.tokenizer.bos, 1, _Role.OTHER
+    yield stream.tokenizer.bos, 1, _OTHER
     yield from _texts(document, kept)
-    yield stream.tokenizer.eos, 1, _Role.OTHER
+    yield stream.tokenizer.eos, 1, _OTHER
 
 
 def _texts(document: TokenizedDocument, kept: int) -> Iterator[_Piece]:
     """The first `kept` tokens of all text parts."""
     for text in document.texts:
-        yield text[:kept], min(kept, len(text)), _Role.OTHER
+        yield text[:kept], min(kept, len(text)), _OTHER
         kept -= min(kept, len(text))
 
 
 def _cumulative(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-
-
-def _concatenate(parts: list[NDArray[np.int32]]) -> NDArray[np.int32]:
-    return np.concatenate(parts) if parts else np.zeros(0, np.int32)

@@ -194,16 +194,16 @@ def _image_tasks(
     """
     sizes = num_patches(samples, images.index)
     ends = np.cumsum(sizes)
-    of = samples.image_sample[images.index]
+    of, number = samples.locate(images.index)
     # A sample's number is its shard and then its row, which is also the order within the shard.
-    order = np.lexsort((samples.image_number[images.index], samples.sample[of], samples.dataset[of])).tolist()
+    order = np.lexsort((number, samples.sample[of], samples.dataset[of])).tolist()
     for first in range(0, len(order), IMAGES_PER_TASK):
         yield _ImagesTask(
             tuple(
                 _PlacedImage(
                     dataset=datasets[int(samples.dataset[of[n]])],
                     sample=int(samples.sample[of[n]]),
-                    number=int(samples.image_number[images.index[n]]),
+                    number=int(number[n]),
                     rows=int(samples.image_rows[images.index[n]]),
                     columns=int(samples.image_columns[images.index[n]]),
                     out=None if patches is None else patches[int(ends[n] - sizes[n]) : int(ends[n])],

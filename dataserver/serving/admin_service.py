@@ -8,8 +8,8 @@ from disttrain.v1 import admin_service_pb2 as pb
 from disttrain.v1 import errors_pb2
 
 from dataserver.serving.errors import DataServiceError
-from dataserver.serving.metrics import Snapshot
-from dataserver.serving.metrics_message import metrics_message
+from dataserver.serving.metrics_message import TakeMetrics
+from dataserver.serving.siblings import Siblings, summed
 
 MAX_GRACE_S: Final = 3600
 DEFAULT_GRACE_S: Final = 30
@@ -18,19 +18,26 @@ DEFAULT_GRACE_S: Final = 30
 class AdminService:
     """Administration of this server; see admin_service.proto."""
 
-    def __init__(self, drain: Callable[[float], int], snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(self, drain: Callable[[float], int], metrics: TakeMetrics, siblings: Siblings) -> None:
         """Make the service.
 
         Args:
-            drain: begins a drain with a grace in seconds and returns the number of open streams.
-            snapshot: the numbers of the server.
+            drain: begins a drain of this process with a grace in seconds and returns the number of open streams.
+            metrics: the numbers of this process.
+            siblings: the other processes that serve the same address.
         """
         self._drain = drain
-        self._snapshot = snapshot
+        self._metrics = metrics
+        self._siblings = siblings
 
-    def GetMetrics(self, _request: pb.GetMetricsRequest, _: grpc.ServicerContext) -> pb.GetMetricsResponse:  # noqa: N802
+    def metrics(self) -> pb.GetMetricsResponse:
+        """The numbers of all processes that serve the address."""
+        others = self._siblings.ask(lambda stub: stub.GetMetrics, pb.GetMetricsRequest(this_process=True))
+        return summed([self._metrics(), *others]) if others else self._metrics()
+
+    def GetMetrics(self, request: pb.GetMetricsRequest, _: grpc.ServicerContext) -> pb.GetMetricsResponse:  # noqa: N802
         """Say what the server did and holds."""
-        return metrics_message(self._snapshot())
+        return self._metrics() if request.this_process else self.metrics()
 
     def Drain(self, request: pb.DrainRequest, _: grpc.ServicerContext) -> pb.DrainResponse:  # noqa: N802
         """Begin a drain."""
@@ -42,4 +49,8 @@ class AdminService:
                 errors_pb2.ERROR_REASON_REQUEST_INVALID,
                 f"grace is {grace_s} s; a duration from 0 to {MAX_GRACE_S} s is required",
             )
-        return pb.DrainResponse(open_streams=self._drain(grace_s))
+        others: list[pb.DrainResponse] = []
+        if not request.this_process:
+            same = pb.DrainRequest(grace=request.grace if request.HasField("grace") else None, this_process=True)
+            others = self._siblings.ask(lambda stub: stub.Drain, same)
+        return pb.DrainResponse(open_streams=self._drain(grace_s) + sum(other.open_streams for other in others))

@@ -5,12 +5,19 @@ import sys
 from typing import Final
 
 M_TRIM_THRESHOLD: Final = -1
+M_TOP_PAD: Final = -2
 M_MMAP_THRESHOLD: Final = -3
+M_ARENA_MAX: Final = -8
 """Options of mallopt(3)."""
 KEPT_BYTES: Final = 256 << 20
 """Free memory at the end of the heap that is not given back."""
 LARGEST_BYTES: Final = 32 << 20
 """Blocks up to this come from the heap; the most that glibc takes."""
+PADDING_BYTES: Final = 64 << 20
+"""Asked for with what the heap of a thread grows by, and kept: else such a heap goes back as soon as it is empty."""
+ARENAS: Final = 2
+"""Heaps of all threads together. Messages are made by one thread and freed by another; the fewer heaps there are, the
+more of what was freed is found again."""
 
 
 def keep_freed_memory() -> None:
@@ -22,3 +29,5 @@ def keep_freed_memory() -> None:
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_BYTES)
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(M_TOP_PAD, PADDING_BYTES)
+        mallopt(M_ARENA_MAX, ARENAS)

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from itertools import count
 from typing import Final, TypeVar
 
 from dataserver.dataset import ShardReadError
@@ -26,7 +25,8 @@ def with_retries(action: Callable[[], Result], stop: threading.Event, metrics: M
     Raises:
         ShardReadError, OSError: every attempt failed, or one did when `stop` was set.
     """
-    for attempt in count(1):
+    attempt = 1
+    while True:
         try:
             return action()
         except (ShardReadError, OSError):
@@ -34,7 +34,7 @@ def with_retries(action: Callable[[], Result], stop: threading.Event, metrics: M
             metrics.storage_failed(retried=again)
             if not again:
                 raise
-    raise AssertionError("the last attempt returns or raises")
+        attempt += 1
 
 
 class Assembly:

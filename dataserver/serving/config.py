@@ -4,7 +4,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -12,16 +12,31 @@ from pydantic_core import ErrorDetails
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, Name, TextError, parse_yaml, required
 
 MIB = 1 << 20
+MAX_PEERS: Final = 1024
+MAX_WORKERS: Final = 256
 
 
 class ConfigError(ValueError):
     """A configuration that no server can be started from; the message names the key."""
 
 
+class Worker(BaseModel):
+    """Which of the processes that serve one address a process is; its parent sets it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    number: Annotated[int, Field(ge=0, lt=MAX_WORKERS)]
+    """From 0 on. The first one has the metrics endpoint."""
+    ports: Annotated[tuple[Annotated[int, Field(ge=1, le=65535)], ...], Field(max_length=MAX_WORKERS)]
+    """The port of each process at which only that one answers, on the host of `listen`."""
+    places: Annotated[int, Field(ge=0)]
+    """Descriptor of the file whose bytes are the places of streams (`serving/places.py`)."""
+
+
 class ServerConfig(BaseModel):
     """Everything that an operator decides about one server."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     datasets: dict[Name, Path] = {}
     """Folder of each dataset, by the logical name that jobs use."""
@@ -35,8 +50,16 @@ class ServerConfig(BaseModel):
     """HOST:PORT to serve on; port 0 takes a free one."""
     metrics_listen: str | None = None
     """HOST:PORT for metrics in the form of Prometheus, over HTTP; port 0 takes a free one. None serves none."""
+    peers: Annotated[tuple[str, ...], Field(max_length=MAX_PEERS)] = ()
+    """HOST:PORT of the other servers of the fleet, which share the planning of steps; a host may stand for several, and
+    this server may be among them."""
     insecure: bool = False
     """Permit to serve without encryption or authentication beyond this machine."""
+    workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | Literal["auto"] = 1
+    """Processes that serve the address together, each with an interpreter of its own; `auto` takes one for every eight
+    cores. They share what the other keys permit, and the planning of steps."""
+    worker: Worker | None = None
+    """Set by the parent of such processes, and by nobody else."""
     max_streams: Annotated[int, Field(ge=1, le=4096)] = 64
     """Streams open at once; one more is refused."""
     idle_timeout_s: Annotated[int, Field(ge=1, le=86400)] = 600
@@ -53,6 +76,8 @@ class ServerConfig(BaseModel):
     job_bytes: Annotated[int, Field(ge=64 * MIB, le=1 << 44)] = 1024 * MIB
     """Memory for what is kept of jobs, besides what streams use: specifications, reported times, sizes of samples and
     plans. What was used least recently is forgotten first, and made again when it is wanted."""
+    cache_dir: Path | None = Field(default_factory=lambda: user_cache())
+    """Folder for what was measured of datasets, which servers may share; `~/.cache/disttrain` by default."""
     zstd_level: Annotated[int, Field(ge=-7, le=19)] = 1
     """Compression level for clients that ask for Zstandard."""
     drain_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30
@@ -73,7 +98,18 @@ class ServerConfig(BaseModel):
         _check_address("listen", self.listen, self.insecure)
         if self.metrics_listen is not None:
             _check_address("metrics_listen", self.metrics_listen, self.insecure)
+        for peer in self.peers:
+            if split_address(peer, "an entry of peers")[1] == 0:
+                raise ValueError(f"an entry of peers is {peer!r}; the port that the peer listens on is required")
         return self
+
+
+def user_cache() -> Path | None:
+    """The folder in which this user's programs keep what they can make again; None for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "disttrain"
+    except RuntimeError:
+        return None
 
 
 def _check_address(key: str, address: str, insecure: bool) -> None:

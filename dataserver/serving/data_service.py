@@ -103,7 +103,10 @@ class DataService:
         """Plan one step and say what the plan gains."""
         served, unwanted = self._jobs.get(request.job_id), _left(context)
         plan = served.planner.plan(request.step, unwanted)
-        message = served.planner.in_turn(lambda: plan_message(served.job, plan, explain(served.job, plan)), unwanted)
+        message = served.planner.in_turn(
+            lambda: plan_message(served.job, plan, explain(served.job, plan), with_timelines=request.with_timelines),
+            unwanted,
+        )
         if message.ByteSize() > MAX_MESSAGE_BYTES - MESSAGE_MARGIN_BYTES:
             raise DataServiceError(
                 errors_pb2.ERROR_REASON_REQUEST_INVALID,

@@ -15,7 +15,13 @@ from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 from dataserver.dataset import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
-from dataserver.jobs import DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError, UnwantedError
+from dataserver.jobs import (
+    DatasetMismatchError,
+    DatasetUnknownError,
+    MeasuringError,
+    TokenizerUnknownError,
+    UnwantedError,
+)
 from dataserver.planning.balancing import BinRoomError
 from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
 from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError
@@ -69,6 +75,7 @@ ERROR_TABLE: Mapping[ErrorReason.ValueType, ErrorRule] = MappingProxyType(
         errors_pb2.ERROR_REASON_TOO_MANY_CALLS: ErrorRule(_CODE.RESOURCE_EXHAUSTED, _RETRY),
         errors_pb2.ERROR_REASON_METHOD_UNKNOWN: ErrorRule(_CODE.UNIMPLEMENTED, _ANOTHER_SERVER),
         errors_pb2.ERROR_REASON_SAMPLE_UNKNOWN: ErrorRule(_CODE.NOT_FOUND, _GIVE_UP),
+        errors_pb2.ERROR_REASON_MEASURING: ErrorRule(_CODE.UNAVAILABLE, _RETRY),
     }
 )
 """Frozen: clients act on it."""
@@ -111,6 +118,7 @@ _REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
         FilterError: errors_pb2.ERROR_REASON_JOB_INVALID,
         ShardReadError: errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
         OSError: errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+        MeasuringError: errors_pb2.ERROR_REASON_MEASURING,
         UnwantedError: errors_pb2.ERROR_REASON_INTERNAL,  # for nobody: its client is gone
     }
 )

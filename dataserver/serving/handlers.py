@@ -27,11 +27,18 @@ Unary = Callable[[Message, grpc.ServicerContext], Message]
 Streaming = Callable[[Message, grpc.ServicerContext], Iterator[bytes]]
 
 
-def service_handler(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
+def service_handler(
+    service: ServiceDescriptor, servicer: object, pool: CallPool | None = None
+) -> grpc.GenericRpcHandler:
     """Handlers for all methods of a service.
 
     Unlike generated registration, a streaming method yields messages that are bytes already, and any exception of a
     method, or of decoding its request, becomes a status with google.rpc.ErrorInfo.
+
+    Args:
+        service: describes it.
+        servicer: has its methods.
+        pool: where its unary calls run; by default where most calls do.
     """
     handlers: dict[str, grpc.RpcMethodHandler[bytes, Any]] = {}
     for method in service.methods:
@@ -40,8 +47,9 @@ def service_handler(service: ServiceDescriptor, servicer: object) -> grpc.Generi
             handlers[method.name] = grpc.unary_stream_rpc_method_handler(_guarded_stream(behaviour, kind))
         else:
             encode = GetMessageClass(method.output_type).SerializeToString
+            call = _guarded(behaviour, kind)
             handlers[method.name] = grpc.unary_unary_rpc_method_handler(
-                _guarded(behaviour, kind), response_serializer=encode
+                call if pool is None else Pooled(call, pool), response_serializer=encode
             )
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 

@@ -37,6 +37,23 @@ class Stage(StrEnum):
     """Planning for a job, on behalf of all its streams, waits while other jobs compute."""
 
 
+class PlanSource(StrEnum):
+    """Where the plan of a step comes from, in a server that has peers."""
+
+    OWN = "own"
+    """Made here, because no other server owns the step; not counted if another server asked for it before."""
+    FETCHED = "fetched"
+    """From its owner."""
+    LATE = "late"
+    """Made here, because its owner did not answer in time."""
+    UNREACHABLE = "unreachable"
+    """Made here, because its owner could not be reached, or fell silent."""
+    REFUSED = "refused"
+    """Made here, because its owner cannot plan the job, or did not say why not."""
+    WRONG = "wrong"
+    """Made here, because what its owner answered was not right."""
+
+
 @dataclass(slots=True)
 class Counts:
     """Totals since the server began."""
@@ -52,6 +69,7 @@ class Counts:
     plan_seconds: float = 0.0
     plans: list[int] = field(default_factory=lambda: [0] * (len(PLAN_BUCKETS_S) + 1))
     """Plans made, by bucket of `PLAN_BUCKETS_S`; not cumulative."""
+    plans_by_source: dict[PlanSource, int] = field(default_factory=lambda: dict.fromkeys(PlanSource, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +164,11 @@ class Metrics:
             self._counts.plan_seconds += seconds
             self._counts.plans[bisect_left(PLAN_BUCKETS_S, seconds)] += 1
 
+    def plan_found(self, source: PlanSource) -> None:
+        """Streams have a plan, from there."""
+        with self._lock:
+            self._counts.plans_by_source[source] += 1
+
     def begin(self, stage: Stage) -> Wait:
         """A wait begins, and counts until `end`."""
         wait = Wait(stage)
@@ -177,7 +200,8 @@ class Metrics:
     def counts(self) -> Counts:
         """A copy of the totals."""
         with self._lock:
-            return replace(self._counts, plans=list(self._counts.plans))
+            counts = self._counts
+            return replace(counts, plans=list(counts.plans), plans_by_source=dict(counts.plans_by_source))
 
     def waited_s(self) -> dict[Stage, float]:
         """Seconds waited by stage. They never decrease: waits that go on count until now."""

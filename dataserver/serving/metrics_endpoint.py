@@ -16,7 +16,8 @@ from typing import Any, Final
 from prometheus_client import generate_latest
 
 from dataserver.serving.config import ConfigError, joined
-from dataserver.serving.metrics_families import TakeSnapshot, metrics_registry
+from dataserver.serving.metrics_families import metrics_registry
+from dataserver.serving.metrics_message import TakeMetrics
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PATH: Final = "/metrics"
@@ -32,13 +33,19 @@ _log = logging.getLogger(__name__)
 class MetricsEndpoint:
     """Serves the metrics over HTTP until it is closed."""
 
-    def __init__(self, host: str, port: int, snapshot: TakeSnapshot) -> None:
+    def __init__(self, host: str, port: int, metrics: TakeMetrics, *, processes: bool = False) -> None:
         """Bind and serve.
+
+        Args:
+            host: where to listen.
+            port: 0 takes a free one.
+            metrics: the answer of GetMetrics.
+            processes: whether all processes that the parent of this one started count, instead of this one.
 
         Raises:
             ConfigError: the address cannot be bound.
         """
-        registry = metrics_registry(snapshot)
+        registry = metrics_registry(metrics, processes)
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._server = _HttpServer(family, (host, port), lambda: generate_latest(registry))
@@ -76,6 +83,7 @@ class _HttpServer(ThreadingHTTPServer):
         """Bind; the inherited one also looks up the host's name, which can take long."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # or a server that is back would have to wait
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])

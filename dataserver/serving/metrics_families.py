@@ -1,98 +1,135 @@
 """The metrics of a server for Prometheus: their names, which contain their units, and their help."""
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
 
+from disttrain.v1.admin_service_pb2 import GetMetricsResponse, RankProgress
+from google.protobuf.duration_pb2 import Duration
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dataserver.serving.metrics import PLAN_BUCKETS_S, Progress, Snapshot, cumulative
+from dataserver.serving.metrics import PLAN_BUCKETS_S, PlanSource, Stage, cumulative
+from dataserver.serving.metrics_message import TakeMetrics
 
-TakeSnapshot = Callable[[], Snapshot]
+KEPT = ("jobs", "tables", "windows", "plans")
+"""Kinds of what is kept of jobs."""
 
 
 class ServerCollector(Collector):
-    """Turns a snapshot into metric families whenever it is asked."""
+    """Turns the answer of GetMetrics into metric families whenever it is asked."""
 
-    def __init__(self, snapshot: TakeSnapshot) -> None:
-        self._snapshot = snapshot
+    def __init__(self, metrics: TakeMetrics) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
         """All families of the server; those of the process come from prometheus_client."""
-        found = self._snapshot()
+        found = self._metrics()
         yield from _of_streams(found)
         yield from _of_images(found)
         yield from _of_jobs(found)
         yield from _of_ranks(found.ranks)
 
 
-def metrics_registry(snapshot: TakeSnapshot) -> CollectorRegistry:
-    """A registry with the metrics of one server and of its process."""
+class ProcessesCollector(Collector):
+    """What prometheus_client says of a process, summed over several that serve one address."""
+
+    def collect(self) -> Iterator[Metric]:
+        """All families; the earliest start, and the limits of one process."""
+        collectors = [ProcessCollector(pid=partial(int, pid), registry=None) for pid in _siblings()]
+        for families in zip(*(collector.collect() for collector in collectors), strict=True):
+            values = [sample.value for family in families for sample in family.samples]
+            name = families[0].name
+            kept = min(values) if name.endswith(("start_time_seconds", "max_fds")) else sum(values)
+            families[0].samples = [families[0].samples[0]._replace(value=kept)]
+            yield families[0]
+
+
+def metrics_registry(metrics: TakeMetrics, processes: bool = False) -> CollectorRegistry:
+    """A registry with the metrics of one server and of its process, or of all processes that its parent started."""
     registry = CollectorRegistry()
-    registry.register(ServerCollector(snapshot))
-    ProcessCollector(registry=registry)
+    registry.register(ServerCollector(metrics))
+    if processes:
+        registry.register(ProcessesCollector())
+    else:
+        ProcessCollector(registry=registry)
     return registry
 
 
-def _of_streams(found: Snapshot) -> Iterator[Metric]:
-    yield _gauge("open_streams", "Streams that hold a place.", len(found.streams))
+def _siblings() -> list[int]:
+    """This process and those that its parent started, which is what serves one address."""
+    threads = Path(f"/proc/{os.getppid()}/task").glob("*/children")  # each has started some
+    return [int(pid) for thread in threads for pid in thread.read_text(encoding="ascii").split()]
+
+
+def _of_streams(found: GetMetricsResponse) -> Iterator[Metric]:
+    yield _gauge("open_streams", "Streams that hold a place.", found.open_streams)
     queued = _labelled("queued_microbatches", "Microbatches in the queues of all streams, by state.", "state")
-    queued.add_metric(["ready"], sum(stream.ready for stream in found.streams))
-    queued.add_metric(["preparing"], sum(stream.preparing for stream in found.streams))
+    queued.add_metric(["ready"], found.ready_microbatches)
+    queued.add_metric(["preparing"], found.preparing_microbatches)
     yield queued
-    yield _counter("prepared_microbatches", "Microbatches made.", found.counts.prepared_microbatches)
-    yield _counter("sent_microbatches", "Microbatches that consumers took whole.", found.counts.sent_microbatches)
-    yield _counter("sent_bytes", "Bytes of these, headers included.", found.counts.sent_bytes)
+    yield _counter("prepared_microbatches", "Microbatches made.", found.prepared_microbatches)
+    yield _counter("sent_microbatches", "Microbatches that consumers took whole.", found.sent_microbatches)
+    yield _counter("sent_bytes", "Bytes of these, headers included.", found.sent_bytes)
     yield _gauge("prefetch_used_bytes", "Memory in use for working ahead.", found.prefetch_used_bytes)
     yield _gauge("prefetch_limit_bytes", "Limit of it (--prefetch-bytes).", found.prefetch_limit_bytes)
     waited = _counter("waited_seconds", "Seconds waited, summed over streams, by what for.", labels=("stage",))
-    for stage, seconds in found.waited_s.items():
-        waited.add_metric([stage.value], seconds)
+    for stage in Stage:
+        waited.add_metric([stage.value], _seconds(getattr(found.waits, stage.value)))
     yield waited
 
 
-def _of_images(found: Snapshot) -> Iterator[Metric]:
-    counts = found.counts
+def _of_images(found: GetMetricsResponse) -> Iterator[Metric]:
     images = _counter("decoded_images", "Images of prepared microbatches, by verdict.", labels=("result",))
-    images.add_metric(["valid"], counts.decoded_images - counts.invalid_images)
-    images.add_metric(["invalid"], counts.invalid_images)
+    images.add_metric(["valid"], found.decoded_images - found.invalid_images)
+    images.add_metric(["invalid"], found.invalid_images)
     yield images
     read = _counter("read_bytes", "Encoded bytes of images read, by where from.", labels=("source",))
-    read.add_metric(["shards"], counts.read_bytes)
+    read.add_metric(["shards"], found.shard_read_bytes)
     yield read
-    yield _counter("storage_errors", "Failed reads; one may stand for several images.", counts.storage_errors)
-    yield _counter("storage_retries", "Failed reads that were tried again.", counts.storage_retries)
+    yield _counter("storage_errors", "Failed reads; one may stand for several images.", found.storage_errors)
+    yield _counter("storage_retries", "Failed reads that were tried again.", found.storage_retries)
 
 
-def _of_jobs(found: Snapshot) -> Iterator[Metric]:
+def _of_jobs(found: GetMetricsResponse) -> Iterator[Metric]:
     ends = [*map(str, PLAN_BUCKETS_S), "+Inf"]
     yield HistogramMetricFamily(
         "disttrain_plan_seconds",
         "Seconds until a plan was made, turns of other jobs included.",
-        buckets=list(zip(ends, map(float, cumulative(found.counts.plans)), strict=True)),
-        sum_value=found.counts.plan_seconds,
+        buckets=list(zip(ends, map(float, cumulative(entry.plans for entry in found.plan_times)), strict=True)),
+        sum_value=_seconds(found.planning_time),
     )
+    sources = _counter("plans", "Plans that streams asked for, by where from; with --peers.", labels=("source",))
+    for source in PlanSource:
+        sources.add_metric([source.value], getattr(found.plans_by_source, source.value))
+    yield sources
     yield _gauge("known_jobs", "Jobs that the server knows.", found.known_jobs)
     kept = _labelled("kept_job_bytes", "What is kept of jobs, as it counts against --job-bytes.", "kind")
-    for kind, num_bytes in found.kept_bytes.items():
-        kept.add_metric([kind], num_bytes)
+    for kind in KEPT:
+        kept.add_metric([kind], getattr(found.kept, kind))
     yield kept
-    yield _gauge("kept_job_limit_bytes", "Limit of what is kept of jobs (--job-bytes).", found.kept_limit_bytes)
+    yield _gauge("kept_job_limit_bytes", "Limit of what is kept of jobs (--job-bytes).", found.kept.limit)
 
 
-def _of_ranks(ranks: list[Progress]) -> Iterator[Metric]:
+def _of_ranks(ranks: Iterable[RankProgress]) -> Iterator[Metric]:
     """Series of a rank exist as long as one of its streams is open."""
     labels = ("job_id", "module", "rank")
     step = _labelled("rank_sent_step", "Step of the microbatch that the rank took last.", *labels)
     ahead = _labelled("rank_ready_microbatches", "Microbatches that wait for the rank.", *labels)
     unread = _labelled("rank_unread_seconds", "Seconds for which the rank has not taken what is offered.", *labels)
     for rank in ranks:
-        values = [rank.job_id, rank.module, str(rank.rank)]
-        if rank.sent_step is not None:
+        values = [rank.job, rank.module, str(rank.rank)]
+        if rank.HasField("sent_step"):
             step.add_metric(values, rank.sent_step)
-        ahead.add_metric(values, rank.ready)
-        unread.add_metric(values, rank.unread_s)
+        ahead.add_metric(values, rank.ready_microbatches)
+        unread.add_metric(values, _seconds(rank.unread))
     yield from (step, ahead, unread)
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.ToNanoseconds() / 1e9
 
 
 def _gauge(name: str, about: str, value: float) -> GaugeMetricFamily:

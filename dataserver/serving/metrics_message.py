@@ -1,9 +1,13 @@
 """The numbers of a server as a message of the admin service."""
 
+from collections.abc import Callable
+
 from disttrain.v1 import admin_service_pb2 as pb
 from google.protobuf.duration_pb2 import Duration
 
 from dataserver.serving.metrics import PLAN_BUCKETS_S, Progress, Snapshot, Stage, resident_bytes
+
+TakeMetrics = Callable[[], pb.GetMetricsResponse]
 
 
 def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
@@ -36,6 +40,7 @@ def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
             for bound, plans in zip((*PLAN_BUCKETS_S, None), counts.plans, strict=True)
         ],
         planning_time=_duration(counts.plan_seconds),
+        plans_by_source=pb.PlanSources(**{source.value: n for source, n in counts.plans_by_source.items()}),
         known_jobs=found.known_jobs,
         kept=pb.KeptBytes(**found.kept_bytes, limit=found.kept_limit_bytes),
         resident_bytes=resident_bytes(),

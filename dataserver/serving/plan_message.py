@@ -1,18 +1,21 @@
 """A step's plan as a message, with what the simulator expects of it."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from disttrain.v1 import plan_pb2, program_pb2
 
 from dataserver.planning.expectation import padding_ppm
 from dataserver.planning.identity import Job
+from dataserver.planning.layout import PlannedTimeline
 from dataserver.planning.plan import Arrangement, StepPlan
 from dataserver.planning.planner import PlanSummary, programs
 from dataserver.planning.simulation import Program
 from dataserver.serving.wire import denominators, schedules
 
 
-def plan_message(job: Job, plan: StepPlan, summary: PlanSummary) -> plan_pb2.StepPlan:
-    """The message of one plan, `summary` being what `explain` says of it."""
+def plan_message(job: Job, plan: StepPlan, summary: PlanSummary, *, with_timelines: bool = False) -> plan_pb2.StepPlan:
+    """The message of one plan, `summary` being what `explain` says of it; if asked with the times of all operations."""
     return plan_pb2.StepPlan(
         job_id=plan.job_id,
         stream_id=plan.stream_id,
@@ -41,6 +44,7 @@ def plan_message(job: Job, plan: StepPlan, summary: PlanSummary) -> plan_pb2.Ste
         schedules=schedules(plan),
         groups=_groups(plan),
         programs=[_program(p) for p in programs(job.spec.execution, plan)],
+        timelines=_timelines(summary.after) if with_timelines else (),
     )
 
 
@@ -76,6 +80,19 @@ def _program(program: Program) -> program_pb2.StageProgram:
         chunk=operations.chunk.tolist(),
         microbatch=operations.microbatch.tolist(),
     )
+
+
+def _timelines(planned: PlannedTimeline) -> Iterator[plan_pb2.RankTimeline]:
+    starts, ends = planned.timeline.start_ns, planned.timeline.end_ns
+    for number, node in enumerate(planned.nodes):
+        count = len(planned.pipeline.operations[int(planned.pipeline.stage[number])])
+        yield plan_pb2.RankTimeline(
+            modules=node.modules,
+            stage=node.stage,
+            rank=node.rank,
+            start_ns=starts[number, :count].tolist(),
+            end_ns=ends[number, :count].tolist(),
+        )
 
 
 def _groups(plan: StepPlan) -> plan_pb2.PlannedGroups | None:

@@ -8,7 +8,7 @@ from typing import Final
 from disttrain.v1 import data_service_pb2, errors_pb2
 
 from dataserver.dataset import Dataset
-from dataserver.jobs import Catalog, JobPlanner, Kept, OnceCache, Turns, Unwanted
+from dataserver.jobs import Catalog, Fetch, JobPlanner, Kept, OnceCache, Turns, Unwanted
 from dataserver.planning.identity import Job
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
@@ -19,6 +19,9 @@ MAX_STEP_TIMES_BYTES: Final = 3 << 20
 """Of all reports kept for a job, so that one message can list them."""
 REPORT_OVERHEAD_BYTES: Final = 64
 """Of the object that holds a report."""
+PATIENCE_S: Final = 5.0
+"""Time that a call waits for a measure of a dataset; then its client asks other servers, or this one again. Small
+datasets are measured in it, also where the cores are busy."""
 JOBS_SHARE: Final = 1 / 4
 """Of the memory for jobs: their specifications, axes and reported times. The rest is for tables and plans."""
 
@@ -67,13 +70,14 @@ class ServedJob:
 class JobRegistry:
     """Jobs by id. The one used least recently is forgotten first, unless a stream has it; clients bring it again."""
 
-    def __init__(self, catalog: Catalog, config: ServerConfig, metrics: Metrics) -> None:
+    def __init__(self, catalog: Catalog, config: ServerConfig, metrics: Metrics, fetch: Fetch | None = None) -> None:
         self._catalog = catalog
         self._metrics = metrics
+        self._fetch = fetch
         budget = int(config.job_bytes * JOBS_SHARE)
         self._least_cost = budget // config.max_jobs
         self._jobs = OnceCache[str, ServedJob](budget, self._cost)
-        self._kept = Kept(config.job_bytes - budget)
+        self._kept = Kept(config.job_bytes - budget, config.cache_dir)
         self._turns = Turns(waiting=lambda: metrics.waiting(Stage.PLANNING_TURN))
 
     @property
@@ -94,6 +98,7 @@ class JobRegistry:
         """The job, made by the first caller while others that ask for the same one wait.
 
         Raises:
+            MeasuringError: a dataset has to be measured first, which goes on; ask again.
             UnwantedError: the caller no longer waits. The job is made all the same while another one does.
             Exception: the job does not fit this server's datasets; nothing is kept then.
         """
@@ -122,8 +127,10 @@ class JobRegistry:
 
     def _make(self, job: Job, unwanted: Unwanted) -> ServedJob:
         datasets = self._catalog.find_datasets(job.stream)
-        self._catalog.find_tokenizer(job.stream.tokenizer)
-        planner = JobPlanner(job, datasets, self._kept, self._turns, unwanted, self._metrics.planned)
+        self._catalog.check_tokenizer(job.stream.tokenizer)
+        planner = JobPlanner(
+            job, datasets, self._kept, self._turns, unwanted, self._metrics.planned, self._fetch, PATIENCE_S
+        )
         return ServedJob(job, datasets, planner)
 
     def _cost(self, served: ServedJob) -> int:

@@ -1,11 +1,13 @@
 """One server: it binds an address, serves until it is drained, and ends."""
 
+import secrets
 import socket
 import threading
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
-from disttrain.v1 import admin_service_pb2, data_service_pb2
+from disttrain.v1 import admin_service_pb2, data_service_pb2, peer_service_pb2
+from disttrain.v1.admin_service_pb2 import GetMetricsResponse
 from grpc_health.v1 import health, health_pb2
 
 from dataserver.jobs import Catalog
@@ -16,24 +18,35 @@ from dataserver.serving.gate import CallPool, Gate
 from dataserver.serving.handlers import service_handler, standard_handler
 from dataserver.serving.limits import MAX_TRANSPORT_BYTES
 from dataserver.serving.metrics import Metrics, Snapshot
-from dataserver.serving.metrics_endpoint import MetricsEndpoint
+from dataserver.serving.metrics_message import metrics_message
+from dataserver.serving.peers.fetching import PlanFetcher
+from dataserver.serving.peers.membership import Peers
+from dataserver.serving.peers.peer import INSTANCE_BYTES
+from dataserver.serving.peers.service import PeerService
 from dataserver.serving.reflection import enable_reflection
 from dataserver.serving.registry import JobRegistry
+from dataserver.serving.siblings import Siblings
 from dataserver.serving.streams import Streams
+from dataserver.serving.workers import sibling_addresses
+
+if TYPE_CHECKING:
+    from dataserver.serving.metrics_endpoint import MetricsEndpoint
 
 UNARY_THREADS: Final = 32
 """Calls in hand beyond one for each stream, each with a thread of its own; one more is refused."""
 WATCH_THREADS: Final = 64
 """Calls in hand of the streaming methods of health and reflection; one more is refused."""
+PEER_THREADS: Final = 256
+"""Calls of other servers in hand: each of a hundred may wait for a plan or two, and greet; one more is refused."""
 STOP_GRACE_S: Final = 1.0
 """Time that calls other than streams get to end when the streams have ended."""
 
 _DATA = data_service_pb2.DESCRIPTOR.services_by_name["DataService"]
 _ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
+_PEER = peer_service_pb2.DESCRIPTOR.services_by_name["PeerService"]
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _NO_SERVICE: Final = health_pb2.HealthCheckRequest(service="(in a request that cannot be decoded)")
 _OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),  # by default clients that ping are cut off
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 30_000),  # a trainer that vanished must not hold its stream for ever
@@ -51,7 +64,13 @@ class DataServer:
         self._config = config
         self._metrics = Metrics()
         self._streams = Streams(config, self._metrics)
-        self._jobs = JobRegistry(catalog, config, self._metrics)
+        instance = secrets.token_bytes(INSTANCE_BYTES)
+        siblings = sibling_addresses(config)
+        self._siblings = Siblings(siblings)
+        known = (*config.peers, *siblings)
+        self._peers = Peers(known, instance) if known else None
+        fetch = None if self._peers is None else PlanFetcher(self._peers, self._metrics).fetch
+        self._jobs = JobRegistry(catalog, config, self._metrics, fetch)
         self._health = health.HealthServicer()
         self._lock = threading.Lock()
         self._drainer: threading.Thread | None = None
@@ -62,21 +81,40 @@ class DataServer:
             2 * config.max_streams + UNARY_THREADS, "calls", "go to another one, or raise max_streams"
         )
         self._watches = CallPool(WATCH_THREADS, "calls that watch health or ask reflection", "end one of them")
+        self._peer_calls = CallPool(PEER_THREADS, "calls of other servers", "plan the step there")
         self._gate = Gate(self._calls)
-        self._grpc = grpc.server(self._calls, interceptors=[self._gate], options=_OPTIONS)
+        self._admin = AdminService(self.drain, self.metrics, self._siblings)
+        ports = () if config.worker is None else config.worker.ports
+        options = (*_OPTIONS, ("grpc.so_reuseport", int(config.worker is not None)))
+        self._grpc = grpc.server(self._calls, interceptors=[self._gate], options=options)
         self._grpc.add_generic_rpc_handlers(
             (
                 service_handler(_DATA, DataService(catalog, self._streams, self._jobs, config)),
-                service_handler(_ADMIN, AdminService(self.drain, self.snapshot)),
+                service_handler(_ADMIN, self._admin),
+                service_handler(
+                    _PEER, PeerService(self._jobs, instance, lambda: self._streams.draining, ports), self._peer_calls
+                ),
             )
         )
         self._grpc.add_generic_rpc_handlers((standard_handler(_HEALTH, self._health, _NO_SERVICE, self._watches),))
-        enable_reflection((_DATA.full_name, _ADMIN.full_name, health.SERVICE_NAME), self._grpc, self._watches)
+        enable_reflection(
+            (_DATA.full_name, _ADMIN.full_name, _PEER.full_name, health.SERVICE_NAME), self._grpc, self._watches
+        )
 
     @property
     def streams(self) -> Streams:
         """The open streams."""
         return self._streams
+
+    @property
+    def jobs(self) -> JobRegistry:
+        """The jobs that this server knows."""
+        return self._jobs
+
+    @property
+    def peers(self) -> Peers | None:
+        """The other servers of the fleet; None where the configuration names none."""
+        return self._peers
 
     @property
     def metrics_address(self) -> str | None:
@@ -98,6 +136,10 @@ class DataServer:
             kept_limit_bytes=self._config.job_bytes,
         )
 
+    def metrics(self) -> GetMetricsResponse:
+        """The numbers of this server as the answer of GetMetrics."""
+        return metrics_message(self.snapshot())
+
     def start(self) -> str:
         """Bind and serve; HOST:PORT with the port that was taken.
 
@@ -106,9 +148,16 @@ class DataServer:
         """
         host, port = split_address(self._config.listen)
         bound = self._bind(host, port)
+        if self._config.worker is not None:
+            self._bind(host, self._config.worker.ports[self._config.worker.number])
         if self._config.metrics_listen is not None:
+            # With Prometheus' client and an HTTP server, which take twice as long to load as gRPC.
+            from dataserver.serving.metrics_endpoint import MetricsEndpoint
+
             metrics_host, metrics_port = split_address(self._config.metrics_listen)
-            self._endpoint = MetricsEndpoint(metrics_host, metrics_port, self.snapshot)
+            self._endpoint = MetricsEndpoint(
+                metrics_host, metrics_port, self._admin.metrics, processes=self._config.worker is not None
+            )
         for name in ("", _DATA.full_name):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._grpc.start()
@@ -149,13 +198,18 @@ class DataServer:
         self._streams.close()
         self._calls.shutdown(wait=False)
         self._watches.shutdown(wait=False)
+        self._peer_calls.shutdown(wait=False)
+        self._siblings.close()
+        if self._peers is not None:
+            self._peers.close()
         self._gate.close()
         if self._endpoint is not None:
             self._endpoint.close()
         self._ended.set()
 
     def _bind(self, host: str, port: int) -> int:
-        problem = _why_not(host, port)
+        # The processes of one address listen there all together; their parent has made sure that nobody else does.
+        problem = None if self._config.worker is not None else _why_not(host, port)
         if problem is None:
             try:
                 return self._grpc.add_insecure_port(joined(host, port))

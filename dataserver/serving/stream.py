@@ -43,10 +43,10 @@ class Shared:
     budget: ByteBudget
     buffers: BufferPool
     preparing: Executor
-    """Plans and tokenizes, in a thread for each stream: one that waits for its job's turn keeps no other from its own.
-    Decoding has threads of its own, so that a new stream's plan need not wait for images."""
+    """Plans and lays out views, in a thread for each stream: one that waits for its job's turn keeps no other from its
+    own. Decoding has threads of its own, so that a new stream's plan need not wait for images."""
     making: AbstractContextManager[bool]
-    """Held while a stream tokenizes, which few of them do at once."""
+    """Held while a stream reads token ids and lays out a view, which few of them do at once."""
     decoding: Executor
     draining: threading.Event
     """Set when streams are to end after the microbatch in hand."""
@@ -286,7 +286,7 @@ class MicrobatchStream:
             if assembly is None:
                 self._preparing = False
                 return
-        # Without the lock: this tokenizes. If `close` cancelled the assembly meanwhile, `start` only settles it.
+        # Without the lock: this reads token ids. If `close` cancelled the assembly meanwhile, `start` only settles it.
         with self._shared.making:
             assembly.start(self._source, self._shared.decoding)
         with self._condition:

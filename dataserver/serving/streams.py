@@ -11,11 +11,12 @@ from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics, Progress
+from dataserver.serving.places import Places
 from dataserver.serving.source import ViewSource
 from dataserver.serving.stream import MicrobatchStream, Shared
 
 MAKING_AT_ONCE: Final = 4
-"""Streams that tokenize at once."""
+"""Streams that read token ids and lay out views at once."""
 
 
 class Streams:
@@ -34,10 +35,13 @@ class Streams:
             metrics=metrics,
         )
         self._max_streams = config.max_streams
+        worker = config.worker
+        self._places = Places(config.max_streams, None if worker is None else worker.places)
         self._idle_timeout_s = config.idle_timeout_s
         self._changed = threading.Condition()
-        self._open: set[MicrobatchStream] = set()
-        """Guarded by `_changed`, as is setting `draining`: a stream is either refused or seen by `drain`."""
+        self._open: dict[MicrobatchStream, int] = {}
+        """With their places. Guarded by `_changed`, as is setting `draining`: a stream is either refused or seen by
+        `drain`."""
         self._resting: dict[MicrobatchStream, None] = {}
         """Idle streams, which hold no place, oldest first: their calls wait for their consumers to read."""
         self._closed = threading.Event()
@@ -69,14 +73,15 @@ class Streams:
         with self._changed:
             if self.draining:
                 raise DataServiceError(errors_pb2.ERROR_REASON_DRAINING, "this server is draining; go to another one")
-            if len(self._open) >= self._max_streams:
+            place = self._places.take()
+            if place is None:
                 raise DataServiceError(
                     errors_pb2.ERROR_REASON_TOO_MANY_STREAMS,
                     f"this server has {self._max_streams} streams open, as many as it may; go to another one, or raise "
                     "max_streams",
                 )
             stream = MicrobatchStream(self.shared, source, step, microbatch, cancel, self._forget)
-            self._open.add(stream)
+            self._open[stream] = place
         stream.start()  # does nothing if the stream was closed since the lock was released
         return stream
 
@@ -120,20 +125,24 @@ class Streams:
 
     def _rest(self, stream: MicrobatchStream) -> None:
         """Free the place of an idle stream, and let its call wait; the one that waits longest is cancelled for it."""
-        cancelled = None
         with self._changed:
-            if stream in self._open:  # else its call has ended meanwhile
-                self._open.discard(stream)
+            if self._leave(stream):  # else its call has ended meanwhile
                 self._resting[stream] = None
             if len(self._resting) > self._max_streams:
                 cancelled = next(iter(self._resting))
                 del self._resting[cancelled]
+                cancelled.cancel()  # before anybody sees that the place is free
             self._changed.notify_all()
-        if cancelled is not None:
-            cancelled.cancel()
 
     def _forget(self, stream: MicrobatchStream) -> None:
         with self._changed:
-            self._open.discard(stream)
+            self._leave(stream)
             self._resting.pop(stream, None)
             self._changed.notify_all()
+
+    def _leave(self, stream: MicrobatchStream) -> bool:
+        """Give the place of an open stream back; whether it had one."""
+        place = self._open.pop(stream, None)
+        if place is not None:
+            self._places.give(place)
+        return place is not None

@@ -186,12 +186,12 @@ def _encode_in_place(
 
 def _items(plan: StepPlan, view: ViewPlan, validity: Buffer) -> microbatch_pb2.Items:
     samples = plan.samples
-    index = view.items if view.holds_samples else samples.image_sample[view.items]
+    index, number = (view.items, None) if view.holds_samples else samples.locate(view.items)
     return microbatch_pb2.Items(
         dataset=samples.dataset[index].tolist(),
         pass_number=samples.pass_[index].tolist(),
         sample=samples.sample[index].tolist(),
-        image=[] if view.holds_samples else samples.image_number[view.items].tolist(),
+        image=[] if number is None else number.tolist(),
         validity=validity.tolist(),
     )
 

@@ -66,6 +66,8 @@ def patches(pixels: U8, rows: int, columns: int) -> U8:
 
 
 DECODERS = {"fast": fast, "plain": plain}
+PREPARE = "prepare"
+"""In place of a decoder: only make the copy of the shards that a loader wants."""
 
 
 def members(folder: Path) -> list[Place]:

@@ -11,10 +11,19 @@ from loaders.common import BATCH, report
 from trainclient.allocator import keep_freed_memory
 from trainclient.client import DataClient
 
+MODULE = "vision"
+"""Whose view has the images."""
+
+
+def serve_command(shards: Path) -> list[str]:
+    """Starts a server on a free port."""
+    tool = str(Path(sys.executable).parent / "dataserver")
+    return [tool, "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}"]
+
 
 def job_data(views: str) -> dict[str, Any]:
     """One rank of each module; without a generator, all images are understood."""
-    modules = [{"name": "vision", "kind": "encoder"}, {"name": "llm", "kind": "backbone"}]
+    modules = [{"name": MODULE, "kind": "encoder"}, {"name": "llm", "kind": "backbone"}]
     stream = {
         "datasets": [{"name": "pairs"}],
         "seq_len": 2048,
@@ -29,7 +38,7 @@ def job_data(views: str) -> dict[str, Any]:
 
 def batches(address: str, views: str) -> Iterator[int]:
     """Images of each microbatch, of all views, for ever."""
-    wanted = {"encoder": ("vision",), "all": ("vision", "llm", "painter")}[views]
+    wanted = {"encoder": (MODULE,), "all": (MODULE, "llm", "painter")}[views]
     with ExitStack() as stack:
         first = stack.enter_context(DataClient(address, job_data(views), wanted[0], 0))
         others = [stack.enter_context(DataClient(address, first.job.spec, name, 0)) for name in wanted[1:]]
@@ -40,8 +49,7 @@ def batches(address: str, views: str) -> Iterator[int]:
 def main() -> None:
     """Start a server on a free port, and read from it."""
     keep_freed_memory()
-    serve = ["serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={sys.argv[1]}"]
-    server = subprocess.Popen([Path(sys.executable).parent / "dataserver", *serve], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(serve_command(Path(sys.argv[1])), stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         address = server.stdout.readline().split()[-1]

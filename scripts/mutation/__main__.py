@@ -2,12 +2,14 @@
 
 import argparse
 import random
+import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 
 from mutation.covering import KERNELS, Covering
 from mutation.equivalents import equivalents, key, row
@@ -22,7 +24,9 @@ FOLDERS = (
     "dataserver/preprocessing",
     "dataserver/serving",
     "trainclient/stream",
-    "trainclient/parallel",
+    "trainclient/exchange",
+    "trainclient/program",
+    "trainclient/topology",
 )
 REACH = 90
 """Percent of the mutants that the tests must notice."""
@@ -38,6 +42,7 @@ def main() -> int:
     )
     parser.add_argument("--workers", type=int, default=2, help="mutants at a time (default: 2)")
     parser.add_argument("--tests", nargs="+", default=["tests/"], help="folders or files of the tests; all by default")
+    parser.add_argument("--earlier", action="store_true", help="record no test again because what it tests has changed")
     parser.add_argument("--only", type=int, nargs="+", help="judge these of the drawn mutants alone, counted from 1")
     parser.add_argument("--list", action="store_true", help="print the drawn mutants and run nothing")
     options = parser.parse_args()
@@ -49,40 +54,65 @@ def main() -> int:
         for number in numbers:
             print(f"{number}. {mutants[number - 1].place}\n{_difference(mutants[number - 1])}")
         return 0
-    verdicts = list(_judged(mutants, numbers, options))
-    return _report(verdicts, seed)
+    # Also in the background, where shells have Ctrl-C's signal ignored; `kill` does the same.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.default_int_handler)
+    verdicts, stopped = _judged(mutants, numbers, options)
+    return _report(verdicts, seed, stopped)
 
 
-def _judged(mutants: Sequence[Mutant], numbers: Sequence[int], options: argparse.Namespace) -> Iterator[Verdict]:
-    """The verdict of each mutant that is not known to be equivalent, printed as it comes."""
+def _judged(
+    mutants: Sequence[Mutant], numbers: Sequence[int], options: argparse.Namespace
+) -> tuple[list[Verdict], bool]:
+    """The verdict of each mutant that is not known to be equivalent, printed as it comes; and whether Ctrl-C stopped
+    it, which leaves those that were judged so far.
+    """
     known = equivalents()
-    covering = Covering(records(options.tests, options.workers))
+    covering = Covering(records(options.tests, options.workers, options.earlier))
     trees: SimpleQueue[Tree] = SimpleQueue()
     for worker in range(options.workers):
         trees.put(Tree(f"worker-{worker}"))
 
-    def one(number: int) -> Verdict | None:
+    verdicts: list[Verdict] = []
+    stopping = Event()
+
+    def one(number: int) -> None:
         mutant = mutants[number - 1]
+        if stopping.is_set():
+            return
         if (reason := known.get(key(mutant))) is not None:
             print(f"{number:4d} equivalent  {mutant.place}: {reason}", flush=True)
-            return None
+            return
         tree = trees.get()
         try:
-            verdict = judge(mutant, tree, covering)
+            verdict = judge(mutant, tree, covering, stopping)
         finally:
             trees.put(tree)
-        name = "killed" if verdict.killed else "SURVIVED"
-        print(f"{number:4d} {name:10s}  {mutant.place}: {verdict.why} ({verdict.seconds:.0f} s)", flush=True)
-        if not verdict.killed:
-            print(_difference(mutant), flush=True)
-        return verdict
+        if verdict is not None:
+            verdicts.append(verdict)
+            print(_line(number, verdict), flush=True)
 
     with ThreadPoolExecutor(options.workers) as pool:
-        yield from filter(None, pool.map(one, numbers))
+        try:
+            for done in as_completed([pool.submit(one, number) for number in numbers]):
+                done.result()
+        except KeyboardInterrupt:
+            return verdicts, True
+        finally:
+            stopping.set()
+    return verdicts, False
 
 
-def _report(verdicts: Sequence[Verdict], seed: int) -> int:
-    """Print the score of each folder and of all; the exit code is 1 where it is too low."""
+def _line(number: int, verdict: Verdict) -> str:
+    """What became of a mutant; of one that survived also what it changes."""
+    name = "killed" if verdict.killed else "SURVIVED"
+    took = f"{verdict.effort.computed_s:.0f} s of CPU, {verdict.effort.asleep_s:.0f} s asleep"
+    line = f"{number:4d} {name:10s}  {verdict.mutant.place}: {verdict.why} ({took})"
+    return line if verdict.killed else f"{line}\n{_difference(verdict.mutant)}"
+
+
+def _report(verdicts: Sequence[Verdict], seed: int, stopped: bool) -> int:
+    """Print the score of each folder and of all; the exit code is 1 where it is too low, or where it is not all's."""
     drawn = Counter(_folder(verdict.mutant) for verdict in verdicts)
     killed = Counter(_folder(verdict.mutant) for verdict in verdicts if verdict.killed)
     print(f"\n{'folder':36s} killed  of")
@@ -93,8 +123,11 @@ def _report(verdicts: Sequence[Verdict], seed: int) -> int:
         print("\nSurvivors, as rows of docs/mutants.md for those that are equivalent:")
         print(*(row(mutant) for mutant in survivors), sep="\n")
     score = 100 * killed.total() / max(1, len(verdicts))
-    print(f"\nSeed {seed}: {killed.total()} of {len(verdicts)} mutants killed, {score:.1f} %; required are {REACH} %.")
-    return int(score < REACH)
+    judged = f"{len(verdicts)} mutants{' judged before it was stopped' if stopped else ''}"
+    cpu_s = sum(verdict.effort.computed_s for verdict in verdicts) / max(1, len(verdicts))
+    print(f"\n{cpu_s:.0f} s of CPU for each mutant.")
+    print(f"Seed {seed}: {killed.total()} of {judged} killed, {score:.1f} %; required are {REACH} %.")
+    return int(stopped or score < REACH)
 
 
 def _folder(mutant: Mutant) -> str:
@@ -108,4 +141,7 @@ def _difference(mutant: Mutant) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

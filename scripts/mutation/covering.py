@@ -33,8 +33,9 @@ class Covering:
     def tests(self, mutant: Mutant) -> list[str]:
         """All tests that run the mutant's line, the most likely to notice first.
 
-        Their paths share most words with that of the mutant's file; of equals they run most of its lines, and then are
-        the fastest. Further cases of a test come after all other tests. Last are the tests of files that start
+        First are those of files that name it, then those of the folder that mirrors the mutant's. Their paths share
+        most words with that of the mutant's file; of equals they run most of its lines, and then are the fastest.
+        Further cases of a test come after the other tests that stand with it. Last are the tests of files that start
         processes in which the line runs.
         """
         lines = self._kernel(mutant.path) if KERNELS in mutant.path else self._lines(mutant)
@@ -42,17 +43,19 @@ class Covering:
         # Where others mention what the line defines, its own file still counts: its tests know best what it should be.
         files = lines if KERNELS in mutant.path else [mutant.path]
         extent = self._running({path: set(self._contexts(path)) for path in files})
-        words = _words(mutant.path)
+        words, mirror = _words(mutant.path), f"tests/{Path(*Path(mutant.path).parts[1:-1])}/"
 
-        def place(test: str) -> tuple[int, int, float, str]:
-            return -len(words & _words(test.partition("::")[0])), -extent[test], self._seconds[test], test
+        def place(test: str) -> tuple[bool, int, int, float, str]:
+            shared = words & _words(test.partition("::")[0])
+            return test not in naming, -len(shared), -extent[test], self._seconds[test], test
 
-        own = sorted(found & self._seconds.keys(), key=place)
+        naming = self._naming(mutant)
+        own = sorted(found & self._seconds.keys() | naming, key=place)
         cases = Counter[str]()
-        order: dict[str, int] = {}
+        order: dict[str, tuple[bool, bool, int]] = {}
         for test in own:
             function = test.partition("[")[0]
-            order[test] = cases[function]
+            order[test] = test not in naming, not test.startswith(mirror), cases[function]
             cases[function] += 1
         others = {test for file in found for test in self._tests_of.get(file, ())} - order.keys()
         return sorted(own, key=order.__getitem__) + sorted(others, key=lambda test: (self._seconds[test], test))
@@ -67,10 +70,10 @@ class Covering:
         A line that runs when its module is imported, which is no test's doing, has those of what it defines.
         """
         source = Source(mutant.source)
-        names, body = source.assigned(mutant.line), source.function(mutant.line)
-        if names and body is None:
+        body = source.function(mutant.line)
+        if names := _defined(mutant):
             # Tests that seem to run it, in processes of their own, only import it: those of its file may check it.
-            return {**_mentioning(rf"\b({'|'.join(names)})\b"), mutant.path: set(self._contexts(mutant.path))}
+            return {**_mentioning(rf"\b({'|'.join(names)})\b", MEASURED), mutant.path: set(self._contexts(mutant.path))}
         statement = {mutant.path: set(source.statement(mutant.line))}
         if self._running(statement):
             return statement
@@ -80,8 +83,17 @@ class Covering:
 
     def _kernel(self, path: str) -> Lines:
         """Coverage cannot see compiled lines. But who calls a kernel imports it in that very function."""
-        names = "|".join(Path(module).stem for module in dependents(path))
-        return _mentioning(rf"\bkernels(\.({names})\b| import .*\b({names})\b)")
+        return _mentioning(_import_of(path), MEASURED)
+
+    def _naming(self, mutant: Mutant) -> set[str]:
+        """The tests of files that import the mutant's kernel themselves, or name what its line defines."""
+        if KERNELS in mutant.path:
+            pattern = _import_of(mutant.path)
+        elif names := _defined(mutant):
+            pattern = rf"\b({'|'.join(names)})\b"
+        else:
+            return set()
+        return {test for file in _mentioning(pattern, ("tests",)) for test in self._tests_of.get(file, ())}
 
     def _running(self, lines: Lines) -> Counter[str]:
         """How many of the lines each test ran, and the processes of each test file."""
@@ -96,7 +108,7 @@ class Covering:
         """The tests, and test files, that ran each line of a file."""
         merged: dict[int, set[str]] = {}
         for record, files in self._records:
-            for line, contexts in record.lines.contexts_by_lineno(path).items():
+            for line, contexts in record.contexts(path).items():
                 merged.setdefault(line, set()).update(c for c in contexts if c.partition("::")[0] in files)
         return merged
 
@@ -105,11 +117,23 @@ def _words(path: str) -> set[str]:
     return set(re.findall("[a-z]+", path))
 
 
-def _mentioning(pattern: str) -> Lines:
-    """The lines of code that match."""
+def _defined(mutant: Mutant) -> set[str]:
+    """What the mutant's line gives a value to when its module is imported."""
+    source = Source(mutant.source)
+    return source.assigned(mutant.line) if source.function(mutant.line) is None else set()
+
+
+def _import_of(path: str) -> str:
+    """A pattern for the import of a kernel, or of one that it is a part of."""
+    names = "|".join(Path(module).stem for module in dependents(path))
+    return rf"\bkernels(\.({names})\b| import .*\b({names})\b)"
+
+
+def _mentioning(pattern: str, folders: tuple[str, ...]) -> Lines:
+    """The lines of code in the folders that match."""
     found: Lines = {}
     for path in tracked_files():
-        if path.startswith(MEASURED) and path.endswith(".py"):
+        if path.startswith(folders) and path.endswith(".py"):
             for number, line in enumerate((ROOT / path).read_text().splitlines(), start=1):
                 if re.search(pattern, line):
                     found.setdefault(path, set()).add(number)

@@ -3,16 +3,16 @@
 import os
 import re
 import resource
-import signal
+import secrets
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 from mutation.covering import KERNELS, Covering
+from mutation.effort import INTERVAL_S, MARK, Effort
 from mutation.mutants import Mutant
 from mutation.trees import Tree
 
@@ -21,7 +21,7 @@ MOST_TESTS = 120
 MOST_SECONDS = 40.0
 """As recorded, of all tests of one mutant but the first."""
 PATIENCE = 90.0, 6.0
-"""A mutant that hangs is ended after so many seconds, and so many times the seconds recorded."""
+"""A mutant hangs that takes so many seconds, and so many times the seconds recorded, of computing and sleeping."""
 MOST_BYTES = 16 << 30
 """Of address space, for a mutant that allocates without end."""
 FAILED = {1, 2, 3}
@@ -38,38 +38,41 @@ class Verdict:
     killed: bool
     why: str
     """The test that failed, or how many there were."""
-    seconds: float
+    effort: Effort
 
 
-def judge(mutant: Mutant, tree: Tree, covering: Covering) -> Verdict:
-    """Put the mutant into the tree, run its tests until one fails, and take it out again.
+def judge(mutant: Mutant, tree: Tree, covering: Covering, stopping: Event) -> Verdict | None:
+    """Put the mutant into the tree, run its tests until one fails, and take it out again; None if stopped before.
 
     Raises:
         RuntimeError: if pytest did not run the tests.
 
     """
-    began = time.monotonic()
+    effort = Effort(secrets.token_hex(8))
     tests = _chosen(covering.tests(mutant), covering)
     if not tests:
-        return Verdict(mutant, False, "no test runs this line", 0.0)
+        return Verdict(mutant, False, "no test runs this line", effort)
     path = tree.folder / mutant.path
-    timeout_s = PATIENCE[0] + PATIENCE[1] * sum(map(covering.seconds, tests))
+    most_s = PATIENCE[0] + PATIENCE[1] * sum(map(covering.seconds, tests))
     with tempfile.TemporaryDirectory() as compiled:
         # Elsewhere than the sound kernels, of which only the newest would be kept.
         folder = {"NUMBA_CACHE_DIR": compiled} if KERNELS in mutant.path else {}
         path.write_text(mutant.mutated)
+        os.utime(path, (stamp := secrets.randbelow(1 << 31), stamp))  # bytecode of what was here before is not its own
         try:
-            code, output = _run(tests, tree.folder, tree.environment(**folder), timeout_s)
+            environment = tree.environment(**folder, **{MARK: effort.mark})
+            code, output = _run(tests, tree.folder, environment, effort, most_s, stopping)
         finally:
             path.write_text(mutant.source)
-    seconds = time.monotonic() - began
+    if stopping.is_set():
+        return None
     if code == 0:
-        return Verdict(mutant, False, f"{len(tests)} tests passed", seconds)
+        return Verdict(mutant, False, f"{len(tests)} tests passed", effort)
     if code is not None and code >= 0 and code not in FAILED and NOT_LOADED not in output:
         raise RuntimeError(f"pytest ended with {code} for the mutant of {mutant.place}:\n{output[-3000:]}")
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
     ended = "hung" if code is None else f"ended with {code}"
-    return Verdict(mutant, True, failed[1] if failed else ended, seconds)
+    return Verdict(mutant, True, failed[1] if failed else ended, effort)
 
 
 def _chosen(tests: list[str], covering: Covering) -> list[str]:
@@ -84,8 +87,10 @@ def _chosen(tests: list[str], covering: Covering) -> list[str]:
     return chosen
 
 
-def _run(tests: list[str], folder: Path, environment: dict[str, str], timeout_s: float) -> tuple[int | None, str]:
-    """The exit code, None after the timeout, and what was printed."""
+def _run(
+    tests: list[str], folder: Path, environment: dict[str, str], effort: Effort, most_s: float, stopping: Event
+) -> tuple[int | None, str]:
+    """The exit code, None of one that took too long or was stopped, and what was printed."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as names, tempfile.TemporaryFile("w+") as output:
         names.write("\n".join(tests))
         names.flush()
@@ -100,18 +105,9 @@ def _run(tests: list[str], folder: Path, environment: dict[str, str], timeout_s:
             start_new_session=True,
         )
         resource.prlimit(process.pid, resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-        try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            _end(process)
+        while (code := process.poll()) is None and effort.seconds < most_s and not stopping.wait(INTERVAL_S):
+            effort.look()
+        effort.end()
+        process.wait()
         output.seek(0)
         return code, output.read()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and all that it left behind."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dataserver.planning.kernels import allocating_kernel
+from dataserver.planning.kernels import kernel
 from dataserver.planning.kernels.grouping import NEVER
 from dataserver.planning.samples import I64
 
@@ -25,33 +25,31 @@ def bucket_ends(lengths: I64, num_buckets: int) -> I64:
     """
     if not 1 <= num_buckets <= len(lengths):
         raise ValueError(f"{len(lengths)} sequences cannot fill {num_buckets} buckets; use 1 to {len(lengths)}")
-    ends: I64 = _bucket_ends(np.ascontiguousarray(lengths, np.int64), num_buckets)
+    n = len(lengths)
+    prefix, error = np.zeros(n + 1, np.int64), np.full((2, n + 1), NEVER, np.int64)
+    prefix[1:] = np.cumsum(lengths)
+    cuts, ends = np.zeros((num_buckets, n + 1), np.int64), np.empty(num_buckets, np.int64)
+    _bucket_ends(np.ascontiguousarray(lengths, np.int64), prefix, error, cuts, ends)
     return ends
 
 
-@allocating_kernel
-def _bucket_ends(lengths: I64, num_buckets: int) -> I64:
-    """Compiled `bucket_ends`."""
-    n = len(lengths)
-    prefix = np.zeros(n + 1, np.int64)
-    prefix[1:] = np.cumsum(lengths)
-    error = np.full(n + 1, NEVER, np.int64)
-    error[0] = 0
-    cuts = np.zeros((num_buckets, n + 1), np.int64)
+@kernel
+def _bucket_ends(lengths: I64, prefix: I64, error: I64, cuts: I64, ends: I64) -> None:
+    """Compiled `bucket_ends`: row bucket % 2 of `error` is that of the bucket before, the other one its own."""
+    n, num_buckets = len(lengths), len(ends)
+    error[0, 0] = 0
     for bucket in range(num_buckets):
-        previous = error.copy()
-        error[:] = NEVER
+        previous, own = error[bucket % 2], error[1 - bucket % 2]
+        own[:] = NEVER
         for end in range(bucket + 1, n + 1):
             for start in range(bucket, end):
                 value = previous[start] + lengths[end - 1] * (end - start) - (prefix[end] - prefix[start])
-                if value < error[end]:
-                    error[end], cuts[bucket, end] = value, start
-    ends = np.empty(num_buckets, np.int64)
+                if value < own[end]:
+                    own[end], cuts[bucket, end] = value, start
     end = n
     for bucket in range(num_buckets - 1, -1, -1):
         ends[bucket] = end
         end = cuts[bucket, end]
-    return ends
 
 
 def equal_interval_ends(lengths: I64, num_buckets: int) -> I64:

@@ -117,7 +117,9 @@ def _several(draw: st.DrawFn, modules: list[dict[str, Any]], packed: bool) -> li
         if module["kind"] != "backbone" and draw(st.booleans()):
             other = {**module, "name": f"{module['name']}-x", "dp": draw(st.integers(1, 4)), "datasets": ["x"]}
             found.insert(draw(st.integers(0, len(found))), other)
-    return [draw(_policies(module, packed)) for module in found]
+    frozen = draw(st.lists(st.integers(0, len(found) - 1), max_size=len(found) - 1)) if draw(st.booleans()) else ()
+    policies = [draw(_policies(module, packed)) for module in found]
+    return [{**module, "frozen": True} if i in frozen else module for i, module in enumerate(policies)]
 
 
 @st.composite

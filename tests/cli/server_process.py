@@ -14,7 +14,7 @@ from pathlib import Path
 from dataserver.cli import main
 
 TIMEOUT_S = 60
-SAYS = re.compile(r"(index|lint|plan|simulate|fit|towers|serve|top|bench|warm|train): ")
+SAYS = re.compile(r"(index|lint|plan|simulate|fit|towers|sizes|serve|top|bench|warm|train|export): ")
 """What a command is doing; its refusal begins with `dataserver: `."""
 
 

@@ -1,5 +1,6 @@
 """`dataserver fit`: from step times, in a file or a server, to the cost of the next job."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -119,6 +120,20 @@ def test_times_in_a_file(dataset: Path, job_file: Path, tmp_path: Path, reports:
     assert run("plan", "--job", job_file, "--step", "0", "--dataset", f"d={dataset}").returncode == 0
 
 
+def test_a_frozen_encoder_reports_no_backwards(dataset: Path, tmp_path: Path) -> None:
+    data = copy.deepcopy(JOB)
+    data["execution"]["modules"][0]["frozen"] = True
+    found = reports_of(data, dataset)
+    for report in found:
+        if report.module == "vit":
+            del report.backward_ns[:]
+    file, job = save(tmp_path / "times.jsonl", found), tmp_path / "job.yaml"
+    job.write_text(yaml.safe_dump(data))
+    fitted = run("fit", "--job", job, "--times", file, "--dataset", f"d={dataset}")
+    assert fitted.returncode == 0, fitted.stderr
+    assert_near(snippet(fitted.stdout), ("vit", "llm"))
+
+
 def test_times_of_a_server(dataset: Path, job_file: Path, reports: list[pb.StepTimes]) -> None:
     with running({"d": dataset}) as server:
         line = ("fit", "--job", job_file, "--server", server.address, "--dataset", f"d={dataset}")
@@ -160,6 +175,23 @@ def test_a_later_report_replaces_an_earlier_one_and_incomplete_ranks_are_left_ou
     file = save(tmp_path / "times.jsonl", [wrong, *half])
     found = run("fit", "--job", job_file, "--times", file, "--dataset", f"d={dataset}")
     assert_near(snippet(found.stdout), ("vit", "llm"))
+
+
+def test_disturbed_microbatches_are_left_out_and_counted(
+    dataset: Path, job_file: Path, tmp_path: Path, reports: list[pb.StepTimes]
+) -> None:
+    """Every fifth microbatch took much longer: the coefficients stay where they are."""
+    slowed = [pb.StepTimes.FromString(r.SerializeToString()) for r in reports]
+    for report in slowed:
+        for k in range(len(report.forward_ns)):
+            if (report.step + k + report.rank) % 5 == 0:
+                report.forward_ns[k] += 10**8 * (k + 1)
+    line = ("fit", "--job", job_file, "--times", save(tmp_path / "t", slowed), "--dataset", f"d={dataset}")
+    found = run(*line)
+    assert found.returncode == 0, found.stderr
+    assert_near(snippet(found.stdout), ("vit", "llm"))
+    table = [line.split() for line in found.stdout.splitlines()]
+    assert [[r[1], r[2]] for r in table if r[:1] in (["vit"], ["llm"])] == [["16", "4"], ["32", "8"]]
 
 
 def test_modules_that_cannot_be_fitted_are_named_after_the_others(

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 from client.fake_server import NUM_STEPS, FakeServer, fake_process, job_data
-from client.test_stream_reader import ALL, VIEW
+from client.opened import ALL, VIEW
 from faults.network import machine, missing
 from faults.relay import Mode, Relay, relayed
 

@@ -252,9 +252,11 @@ def test_an_unknown_job_is_brought(serve: Serve, quick: Timeouts) -> None:
     server = serve()
     fleet = Fleet(server.address, timeouts=quick)
     job = resolve_job(job_data(), fleet)
+    assert server.registrations == 1
+    server.jobs.clear()
     plan = fleet.call(lambda stub: stub.GetPlan, GetPlanRequest(job_id=job.job_id, step=3), job=job).plan
     assert (plan.job_id, plan.step) == (job.job_id, 3)
-    assert server.registrations == 1
+    assert server.registrations == 2
     fleet.close()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainclient.stream.errors import ClosedError
-from trainclient.stream.handoff import Handoff
+from trainclient.stream.handoff import MAX_READY, Handoff
 
 
 @dataclass
@@ -55,3 +55,26 @@ def test_close_wakes_a_receiver_that_waits_for_room() -> None:
     with pytest.raises(ClosedError):
         handoff.admit(10)
     closing.join()
+
+
+@pytest.mark.timeout(20)
+def test_small_microbatches_are_bounded_in_number() -> None:
+    handoff = Handoff(limit_bytes=10 * MAX_READY, stall_s=60)
+    for _ in range(MAX_READY - 1):
+        handoff.put(microbatch(1))
+    handoff.admit(1)  # there is room for one more
+    handoff.put(microbatch(1))
+    taking = threading.Timer(0.05, handoff.take, (pytest.fail,))
+    taking.start()
+    handoff.admit(1)
+    assert handoff.ready_bytes == MAX_READY - 1, "it was admitted before one was taken"
+    taking.join()
+
+
+def test_what_can_be_had_without_waiting() -> None:
+    handoff = Handoff(limit_bytes=100, stall_s=60)
+    assert not handoff.ready
+    handoff.put(microbatch(1))
+    assert handoff.ready
+    handoff.take(pytest.fail)  # type: ignore[arg-type]
+    assert not handoff.ready

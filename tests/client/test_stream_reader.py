@@ -1,69 +1,24 @@
 """The reader against servers that fail in every scripted way."""
 
-import gc
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from client.fake_server import NUM_STEPS, FakeServer, arrays_of, fake_process, job_data, num_microbatches
+from client.fake_server import NUM_STEPS, Answers, FakeServer, fake_process
+from client.opened import ALL, Opened, Serve
+from disttrain.v1 import data_service_pb2 as pb
 
-from dataserver.planning.identity import Job
 from trainclient.stream.endpoint import Timeouts
 from trainclient.stream.errors import (
-    ClosedError,
     DataServiceError,
     FleetError,
     PlanMismatchError,
     ProtocolError,
     ServerMismatchError,
 )
-from trainclient.stream.fleet import Fleet
 from trainclient.stream.follower import ViewRequest
-from trainclient.stream.jobs import resolve_job
-from trainclient.stream.microbatch import Array, Cursor, Microbatch
-from trainclient.stream.reader import MicrobatchReader
-
-Serve = Callable[..., FakeServer]
-VIEW = ViewRequest("llm", 1)
-ALL = [(step, m) for step in range(NUM_STEPS) for m in range(num_microbatches(step))]
-
-
-class Opened:
-    """A fleet, a job and a reader over servers, closed together."""
-
-    def __init__(self, addresses: list[str], timeouts: Timeouts, view: ViewRequest = VIEW, **options) -> None:
-        self.fleet = Fleet(addresses, timeouts=timeouts)
-        self.fleet.current = 0
-        self.job: Job = resolve_job(job_data(), self.fleet)
-        self.reader = MicrobatchReader(self.fleet, self.job, view, num_steps=NUM_STEPS, **options)
-
-    def __enter__(self) -> "Opened":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.reader.close()
-        self.fleet.close()
-        assert not receiving_threads()
-
-    def read_all(self) -> list[tuple[int, int]]:
-        """Read to the end, checking every byte; returns the cursors."""
-        found = []
-        for microbatch in self.reader:
-            self.check(microbatch)
-            found.append((microbatch.step, microbatch.microbatch))
-        return found
-
-    def check(self, microbatch: Microbatch[Array]) -> None:
-        expected = arrays_of(self.job.job_id, "llm", 1, microbatch.step, microbatch.microbatch)
-        assert microbatch.tensors.keys() <= expected.keys()
-        for name, array in microbatch.tensors.items():
-            np.testing.assert_array_equal(array, expected[name])
-
-
-def receiving_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("reader-")]
+from trainclient.stream.microbatch import Cursor
 
 
 def test_a_whole_job(serve: Serve, quick: Timeouts) -> None:
@@ -303,6 +258,43 @@ def test_violations_of_the_protocol(serve: Serve, quick: Timeouts, behaviour: st
     assert server.address in str(raised.value)
 
 
+class Odd(FakeServer):
+    """Sends headers and ends otherwise."""
+
+    change: Callable[[pb.StreamMicrobatchesResponse], object]
+
+    def StreamMicrobatches(self, request, context):  # noqa: N802
+        for response in super().StreamMicrobatches(request, context):
+            if response.HasField("end") or response.HasField("header"):
+                self.change(response)
+            yield response
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (
+            "job_id",
+            "x",
+            r"it sent a microbatch of \(job, stream, content version\) \('x', '\w{64}', 2\), asked was \('\w",
+        ),
+        ("stream_id", "x", r"it sent a microbatch of .* \('\w{64}', 'x', 2\), asked was \('\w{64}', '\w{64}', 2\)"),
+        ("content_version", 1, r"it sent a microbatch of .* \('\w{64}', '\w{64}', 1\), asked was \('\w"),
+        ("reason", 99, "it ended the stream for the unknown reason 99"),
+    ],
+)
+def test_a_server_that_sends_what_was_not_asked_for(quick: Timeouts, field: str, value: object, message: str) -> None:
+    def change(response: pb.StreamMicrobatchesResponse) -> None:
+        part = response.end if response.HasField("end") else response.header
+        if field in part.DESCRIPTOR.fields_by_name:
+            setattr(part, field, value)
+
+    with Odd(Answers(streams=["end:3"])) as server:
+        server.change = change
+        with Opened([server.address], quick) as opened, pytest.raises(ProtocolError, match=message):
+            opened.read_all()
+
+
 def test_another_plan_within_a_step(serve: Serve, quick: Timeouts) -> None:
     server = serve(streams=["hash:3"])
     with Opened([server.address], quick) as opened, pytest.raises(PlanMismatchError, match="plans step 1 as 78787878"):
@@ -323,142 +315,9 @@ def test_another_plan_from_the_next_step_on_is_not_seen_here(serve: Serve, quick
         assert opened.read_all() == ALL  # modules compare hashes with each other before they exchange embeddings
 
 
-def test_prefetch_is_bounded_in_bytes(serve: Serve) -> None:
-    server = serve()
-    for limit, room in ((1, 1), (1 << 30, len(ALL) - 1)):
-        with Opened([server.address], Timeouts(), prefetch_bytes=limit) as opened:
-            sizes = [next(opened.reader).nbytes]
-            most = settled(lambda: opened.reader._handoff.ready_bytes)
-            sizes += [m.nbytes for m in opened.reader]
-        assert most == sum(sizes[1 : 1 + room])
-
-
-def settled(read: Callable[[], int]) -> int:
-    """A number that is above zero and does not change any more."""
-    pause = threading.Event()
-    before, equal = read(), 0
-    while equal < 10:
-        pause.wait(0.05)
-        now = read()
-        equal = equal + 1 if now == before and now > 0 else 0
-        before = now
-    return before
-
-
-def test_buffers_are_recycled_and_held_microbatches_stay(serve: Serve, quick: Timeouts) -> None:
-    with Opened([serve().address], quick, prefetch_bytes=1) as opened:
-        held = list(opened.reader)
-        for microbatch in held:
-            opened.check(microbatch)
-    addresses = set()
-    with Opened([serve().address], quick, prefetch_bytes=1) as opened:
-        for microbatch in opened.reader:
-            opened.check(microbatch)
-            addresses.add(next(iter(microbatch.tensors.values())).ctypes.data)
-    assert len(addresses) < len(ALL)
-    for microbatch in held:
-        opened.check(microbatch)
-
-
-def test_closing_ends_the_stream_at_the_server(serve: Serve, quick: Timeouts) -> None:
-    server = serve(streams=["hang:1"])
-    with Opened([server.address], quick) as opened:
-        next(opened.reader)
-        opened.reader.close()
-        assert server.ended.acquire(timeout=5)
-        with pytest.raises(ClosedError, match="open another one"):
-            next(opened.reader)
-        opened.reader.close()
-
-
-def test_closing_wakes_a_waiting_caller(serve: Serve) -> None:
-    with Opened([serve(streams=["hang:0"]).address], Timeouts()) as opened:
-        outcome: list[Exception] = []
-
-        def wait() -> None:
-            try:
-                next(opened.reader)
-            except ClosedError as error:
-                outcome.append(error)
-
-        caller = threading.Thread(target=wait)
-        caller.start()
-        opened.reader.close()
-        caller.join(5)
-        assert len(outcome) == 1
-
-
-def test_closing_ends_a_pause_between_tries(serve: Serve) -> None:
-    server = serve(streams=["cut:0"] * 100)
-    with Opened([server.address], Timeouts()) as opened:
-        threading.Event().wait(1.0)  # by now pauses are longer than a moment
-        opened.reader.close()
-        assert not receiving_threads()
-
-
-def test_a_forgotten_reader_ends_its_thread(serve: Serve, quick: Timeouts) -> None:
-    server = serve(streams=["hang:1"])
-    fleet = Fleet(server.address, timeouts=quick)
-    reader = MicrobatchReader(fleet, resolve_job(job_data(), fleet), VIEW, num_steps=NUM_STEPS)
-    next(reader)
-    del reader
-    gc.collect()
-    assert not receiving_threads()
-    fleet.close()
-
-
-def test_a_reader_in_a_fork_raises_and_the_parent_goes_on(serve: Serve, quick: Timeouts, run_python) -> None:
-    server = serve(delay_s=0.05)
-    program = f"""
-import os, sys
-from client.test_stream_reader import *
-from trainclient.stream.errors import ForkError
-with Opened(["{server.address}"], Timeouts()) as opened:
-    next(opened.reader)
-    child = os.fork()
-    if child == 0:
-        try:
-            next(opened.reader)
-        except ForkError as error:
-            opened.reader.close()
-            sys.exit(7)
-        sys.exit(1)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert opened.read_all() == ALL[1:]
-print("child", code)
-"""
-    done = run_python(program)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["child", "7"], done.stderr
-
-
-def test_the_interpreter_exits_with_an_open_reader(serve: Serve, run_python) -> None:
-    server = serve(streams=["hang:1"])
-    program = f"""
-from client.test_stream_reader import *
-fleet = Fleet("{server.address}")
-reader = MicrobatchReader(fleet, resolve_job(job_data(), fleet), VIEW, num_steps=NUM_STEPS)
-print(next(reader).step)
-"""
-    done = run_python(program)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
-
-
 def test_kill_9_in_mid_stream(serve: Serve, quick: Timeouts) -> None:
     with fake_process(delay_s=0.1) as (victim, address), Opened([address, serve().address], quick) as opened:
         found = [next(opened.reader).cursor for _ in range(3)]
         victim.kill()
         found += [m.cursor for m in opened.reader]
         assert found == [Cursor(*c) for c in ALL]
-
-
-def test_the_stream_client_imports_neither_torch_nor_pillow(run_python) -> None:
-    program = """
-import sys
-import trainclient.stream.reader, trainclient.stream.jobs
-heavy = {"torch", "PIL", "pyarrow", "pandas"} & set(sys.modules)
-ours = {m for m in sys.modules if m.startswith("dataserver.")}
-print(sorted(heavy), all(m.startswith("dataserver.planning") for m in ours))
-"""
-    done = run_python(program)
-    assert done.stdout == "[] True\n", done.stderr

@@ -120,6 +120,28 @@ def test_patience_ends_at_its_limit_and_pauses_no_longer(monkeypatch: pytest.Mon
     assert raised(lambda: way.failed(error("again"))) == f"{problem}{hint}: a: again; b: lost b"
 
 
+def measuring(done: int) -> ClientError:
+    text = f"{done} of 9 shards are measured"
+    return DataServiceError("a", grpc.StatusCode.UNAVAILABLE, "MEASURING", text, ERROR_ACTION_RETRY)
+
+
+def test_servers_that_measure_a_dataset_have_the_time_that_jobs_take(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Trio(monkeypatch, 1, give_up=30.0, register=500.0)
+    way = fleet.rotation()
+    for done in range(9):
+        way.failed(measuring(done))
+        fleet.guard.now += 50
+    assert "a: answered MEASURING: 7 of 9 shards are measured" in caplog.text
+    assert caplog.text.count("going to the next server") == 1, "said once, and every five seconds how far it is"
+    assert "no server could go on for 500 s" in raised(lambda: [way.failed(measuring(9)) for _ in range(20)])
+    way.succeeded()
+    way.failed(error("lost"))
+    fleet.guard.now += 31
+    assert "no server could go on for 30 s" in raised(lambda: way.failed(error("lost")))
+
+
 def test_patience_waits_until_every_server_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Trio(monkeypatch, give_up=1.0)
     way = fleet.rotation()

@@ -1,6 +1,8 @@
 """Building indexes: what is built when, atomically, through kills; the fingerprint of copies."""
 
 import os
+import re
+import resource
 import select
 import shutil
 import signal
@@ -301,3 +303,26 @@ def test_damaged_shards_index_without_an_error(tmp_path_factory: pytest.TempPath
     if report.num_samples:
         shard = Dataset.open(folder).shards[0]
         assert len(shard.keys()) == len(shard.sizes().image_width) == report.num_samples
+
+
+def test_an_index_folder_on_a_full_disk_is_named_and_nothing_half_is_left(tmp_path: Path) -> None:
+    """As on a disk that is full: no file may grow beyond 3,000 bytes, which is too little for one of two shards."""
+    write_texts(tmp_path / "data", 3, 3)
+    write_texts(tmp_path / "data" / "large", 600, 600, seed=1)
+    command = [sys.executable, "-m", "dataserver", "index", tmp_path / "data", "--index-dir", tmp_path / "index"]
+
+    def full() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+
+    for workers in ("1", "2"):
+        ran = subprocess.run(
+            [*command, "--workers", workers], preexec_fn=full, capture_output=True, text=True, timeout=300
+        )
+        assert ran.returncode != 0
+        assert "Traceback" not in ran.stderr, ran.stderr
+        assert re.search(r"cannot write .*large/00000\.tar\.index: .*File too large", ran.stderr), ran.stderr
+        assert "make the folder writable and the disk large enough" in ran.stderr
+        assert [p.name for p in (tmp_path / "index").rglob("*") if p.is_file()] == ["00000.tar.index"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert "shards       2 (1 indexed now)" in ran.stdout

@@ -121,3 +121,23 @@ def test_an_index_is_compared_with_contents_unless_it_is_strictly_younger(
     with pytest.raises(StaleIndexError) as caught:
         read_index(shard)
     assert str(caught.value) == f"shard {shard.path}: it has no index at {shard.index_path}; {run}"
+
+
+def test_files_that_cannot_be_reached_are_named(tmp_path: Path) -> None:
+    """A shard that was there when it was indexed, and an index that is no file."""
+    folder = write_texts(tmp_path, 3, 3)
+    build_index(folder, workers=1)
+    (shard,) = find_shards(folder)
+    content = shard.path.read_bytes()
+    shard.path.unlink()
+    with pytest.raises(DatasetError) as caught:
+        read_index(shard)
+    assert str(caught.value) == (
+        f"shard {shard.path} cannot be reached: [Errno 2] No such file or directory: '{shard.path}'; check the storage"
+    )
+    assert not isinstance(caught.value, StaleIndexError)
+    shard.path.write_bytes(content)
+    shard.index_path.unlink()
+    shard.index_path.mkdir()
+    with pytest.raises(StaleIndexError, match=f"shard {shard.path}: .*; run: dataserver index {folder}$"):
+        read_index(shard)

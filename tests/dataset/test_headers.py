@@ -71,6 +71,22 @@ def test_unreadable_headers(data: bytes) -> None:
     assert caught.value.kind == "unreadable_header"
 
 
+@pytest.mark.parametrize("size", [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
+def test_the_smallest_images(image_format: str, size: tuple[int, int]) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", size).save(buffer, image_format)
+    header = read_header(buffer.getvalue())
+    assert (header.format, header.width, header.height) == (image_format.lower(), *size)
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (0, 0)])
+def test_images_without_pixels(size: tuple[int, int]) -> None:
+    with pytest.raises(SampleError) as caught:
+        read_header(png(*size))
+    assert caught.value.kind == "unreadable_header"
+
+
 def test_damaged_exif_counts_as_upright() -> None:
     data = encode("JPEG", "RGB", 6)
     start = data.index(b"Exif\0\0") + 6
@@ -90,3 +106,14 @@ def test_damage_raises_sample_errors_only(image_format: str, data: st.DataObject
     if header is not None:
         assert header.format == sniff_format(cut)
         assert 0 < header.width * header.height <= MAX_IMAGE_PIXELS
+
+
+def test_a_lack_of_memory_is_no_fault_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*_: object) -> None:
+        raise MemoryError
+
+    for place in ("PngImageFile", "Image.Exif.load"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"dataserver.dataset.headers.{place}", lacking)
+            with pytest.raises(MemoryError):
+                read_header(encode("PNG", "RGB", 6))

@@ -195,3 +195,16 @@ def test_ids_that_are_cut_while_they_are_read_are_trouble_of_the_storage(tmp_pat
     with pytest.raises(ShardReadError, match="gave 2 of 5 bytes; was it cut"):
         shard.document(1, BYTES.digest)
     assert bytes(shard.document(0, BYTES.digest).texts[0].tolist()) == b"one two"
+
+
+def test_texts_without_a_token(tmp_path: Path) -> None:
+    """As tokenizers give that drop what they do not know."""
+    short = Tokenizer("short", lambda texts: [ids[ids < 99_005] for ids in word_ids(texts)], 1 << 17)
+    write_tar(tmp_path / "0.tar", [("0.txt", b"unknown"), ("1.txt", b"one two"), ("2.txt", b"unheard-of")])
+    build_index(tmp_path, workers=1)
+    assert count_tokens(tmp_path, short).num_tokens == 2
+    assert count_tokens(tmp_path, short).num_counted == 0
+    shard = Dataset.open(tmp_path).shards[0]
+    assert shard.token_counts("short").tolist() == [0, 2, 0]
+    found = [shard.document(row, "short").texts[0].tolist() for row in range(3)]
+    assert found == [[], [99_003, 99_003], []]

@@ -194,7 +194,7 @@ TRAINER = {
         {"stream.datasets": [{"name": "uncounted"}]},
     ),
     "more stages than layers": Bad(TRAIN, ("4 layers", "lower pp"), {MODULES: [ENCODER, {**BACKBONE, "pp": 100}]}),
-    "tensor parallelism": Bad(TRAIN, ("llm", "tp"), {MODULES: [ENCODER, {**BACKBONE, "tp": 2}]}),
+    "tensor parallelism": Bad(TRAIN, ("llm", "tp 3", "heads 4"), {MODULES: [ENCODER, {**BACKBONE, "tp": 3}]}),
     "an unknown preset": Bad(TRAIN + " --backbone.preset llama4", ("llama4", "llama3-7b")),
     "another number of processes": Bad(
         TRAIN,

@@ -14,6 +14,7 @@ from faults.clock import WallClock
 from faults.disk import fill, small_disk
 from faults.processes import Member, stopped
 from faults.relay import Mode, Relay
+from serving.peers import free_addresses
 
 DELAY_S = 0.02
 HALF_A_CHUNK = 100_000
@@ -24,21 +25,36 @@ YEAR_S = 365 * 86400
 class Site:
     """One server: its process, its network, its clock and the disk that takes its log."""
 
-    def __init__(self, stack: contextlib.ExitStack, flags: Sequence[str | Path], folder: Path) -> None:
+    def __init__(
+        self, stack: contextlib.ExitStack, flags: Sequence[str | Path], folder: Path, listen: str, relay: Relay
+    ) -> None:
         folder.mkdir()
         disk_missing, clock_missing = disk.missing(), clock.missing()
         self.log_disk = None if disk_missing else stack.enter_context(small_disk(folder / "log"))
         self.clock = None if clock_missing else WallClock(folder)
         environment = self.clock.environment if self.clock is not None else {}
-        self.member = Member(flags, (self.log_disk or folder) / "server.log", environment=environment)
+        self.member = Member(flags, (self.log_disk or folder) / "server.log", listen=listen, environment=environment)
         stack.callback(self.member.close)
-        self.relay = Relay(self.member.address)
-        stack.callback(self.relay.close)
+        self.relay = relay
 
     @property
     def address(self) -> str:
         """Where clients find it."""
         return self.relay.address
+
+
+def sites_of(
+    stack: contextlib.ExitStack, flags: Sequence[str | Path], folder: Path, count: int, *, peers: bool
+) -> list[Site]:
+    """The servers of a fleet; as peers they know each other, and ask each other over the same networks as clients."""
+    addresses = free_addresses(count)
+    relays = [Relay(address) for address in addresses]
+    for relay in relays:
+        stack.callback(relay.close)
+    if peers:
+        flags = [*flags, "--peers", ",".join(relay.address for relay in relays)]
+    places = enumerate(zip(addresses, relays, strict=True))
+    return [Site(stack, flags, folder / f"server{number}", *place) for number, place in places]
 
 
 @dataclass(frozen=True)

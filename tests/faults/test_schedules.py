@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from builders.jobs import module
 from e2e.streams import Clients, dataset_flags, digest, read_views, start_servers, used_address
-from faults.fleet import FAULTS, Jobs, Site
+from faults.fleet import FAULTS, Jobs, sites_of
 from faults.schedule import Schedule, draw
 from serving.harness import FIXED_WINDOW, index, job_data
 from shards import write_interleaved, write_pairs
@@ -67,6 +67,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(60, 2, None, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
     ],
 )
+@pytest.mark.parametrize("peers", [False, True], ids=["strangers", "peers"])
 def test_any_schedule_of_faults_leaves_every_digest(
     folders: dict[str, Path],
     tmp_path: Path,
@@ -74,6 +75,7 @@ def test_any_schedule_of_faults_leaves_every_digest(
     count: int,
     servers: int,
     seed: int | None,
+    peers: bool,
 ) -> None:
     caplog.set_level(logging.INFO, "trainclient.stream")
     seed = int(os.environ.get(SEED) or (secrets.randbits(32) if seed is None else seed))
@@ -83,7 +85,7 @@ def test_any_schedule_of_faults_leaves_every_digest(
     with ExitStack() as stack:
         undisturbed = read_views([*start_servers(stack, flags, 1)], job, digest)
     with ExitStack() as stack:
-        sites = [Site(stack, flags, tmp_path / f"server{number}") for number in range(servers)]
+        sites = sites_of(stack, flags, tmp_path, servers, peers=peers)
         schedule = Schedule(sites, Jobs(job.text, ODD), draw(seed, count, servers))
 
         def at(step: int) -> Callable[[Clients], None]:

@@ -22,6 +22,7 @@ from odd_shards.tars import BLOCK, mended
 from shards import write_interleaved, write_pairs, write_tar, write_texts
 
 from dataserver.dataset import Dataset, DatasetError, Quarantine, build_index, count_tokens, lint
+from dataserver.dataset.descriptions import describe
 from dataserver.dataset.errors import SampleError
 from dataserver.dataset.headers import read_header
 from dataserver.dataset.shard import ImageRef
@@ -74,8 +75,9 @@ def _read(folder: Path) -> None:
             assert len(counts) == len(shard.sizes().text_bytes)
             for name in shard.columns:
                 assert len(shard.column(name)) == shard.num_samples
+            list(describe(dataset, [(shard.position, row) for row in range(shard.num_samples)]))
             for row in range(shard.num_samples):
-                shard.parts(row)
+                assert len(shard.document(row, ByteTokenizer.digest).kinds) == len(shard.parts(row).kinds)
                 for i in range(int(np.diff(shard.sizes().image_offsets)[row])):
                     dataset.read(shard.image(row, i))
 

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any, Final
 
 import grpc
-from disttrain.v1 import admin_service_pb2, data_service_pb2
+from disttrain.v1 import admin_service_pb2, data_service_pb2, peer_service_pb2
 from fuzz.mutation import mutated
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -21,7 +21,7 @@ MOST_MESSAGES: Final = 8
 """Of a stream that are read before it is left."""
 METHODS: Final[dict[str, MethodDescriptor]] = {
     f"{service.full_name}/{method.name}": method
-    for file in (data_service_pb2, admin_service_pb2)
+    for file in (data_service_pb2, admin_service_pb2, peer_service_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
     if method.name != "Drain"  # a valid one ends the server
@@ -125,7 +125,7 @@ def _put(message: Message, numbers: Random) -> None:
             getattr(message, field.name).extend([value] * numbers.choice((1, 3, 1000)))
         else:
             setattr(message, field.name, value)
-    except (ValueError, TypeError):  # the type does not hold it
+    except (ValueError, TypeError, OverflowError):  # the type does not hold it
         message.ClearField(field.name)
 
 

@@ -10,8 +10,10 @@ import pytest
 from fuzz.files import TARGETS
 from fuzz.mutation import Fuzzing, keep, kept
 
-SHARE = 3 / len(TARGETS)
-"""Of the seconds of one test: all targets together take what three tests take."""
+KINDS = 4
+"""Tars, sidecars, images, and indexes with what lies beside them."""
+SHARE = KINDS / len(TARGETS)
+"""Of the seconds for one kind."""
 
 
 def attempts(target: str, folder: Path, seconds: float, seed: int, inputs: list[Path]) -> int:

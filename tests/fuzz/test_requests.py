@@ -11,11 +11,14 @@ import grpc
 import pytest
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
+from disttrain.v1.peer_service_pb2 import FetchPlanRequest
 from faults.processes import Member
 from fuzz.mutation import CORPUS, Fuzzing, keep, kept
 from fuzz.requests import METHODS, TIMEOUT_S, Request, odd, problem
 from serving.harness import index, job_data
 from shards import write_pairs
+
+from dataserver.serving.peers.build import build_id
 
 TARGET = "requests"
 
@@ -47,6 +50,7 @@ class Target:
             "GetPlan": pb.GetPlanRequest(job_id=job.job_id, step=1),
             "ReportStepTimes": pb.ReportStepTimesRequest(times=times),
             "ListStepTimes": pb.ListStepTimesRequest(job_id=job.job_id),
+            "FetchPlan": FetchPlanRequest(job_id=job.job_id, step=1, build=build_id()),
             "DescribeSamples": pb.DescribeSamplesRequest(dataset="pairs", samples=[0, 1]),
         }
         return [

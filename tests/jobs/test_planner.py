@@ -18,7 +18,7 @@ from dataserver.dataset import (
     build_index,
     count_tokens,
 )
-from dataserver.jobs import JobPlanner, Kept, tables
+from dataserver.jobs import JobPlanner, Kept, Turns, tables
 from dataserver.planning.gathering import Window, gather_window
 from dataserver.planning.identity import parse_job
 from dataserver.planning.order import DatasetEmptyError, Span, StepOutOfRangeError, StreamOrder
@@ -260,3 +260,45 @@ def test_windows_larger_than_what_is_kept_are_named_once(pairs: Path, caplog: py
     assert "a window of 40 samples takes" in warning
     assert "at most 2000 are kept" in warning
     assert "lower stream.shuffle_window (now 8)" in warning
+
+
+def test_two_jobs_and_many_threads_compute_no_table_and_no_window_twice(
+    pairs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two jobs of one stream that are planned at once by eight threads."""
+    made: list[tuple[str, object]] = []
+    size_rows, gather = tables.size_rows, gather_window
+
+    def sized(stream: Any, columns: Any, row: Any, where: str) -> ShardTable:
+        made.append(("table", where))
+        return size_rows(stream, columns, row, where)
+
+    def gathered(order: StreamOrder, span: Span, shards: list[ShardTable]) -> Window:
+        made.append(("window", (span.pass_, span.shards)))
+        return gather(order, span, shards)
+
+    monkeypatch.setattr(tables, "size_rows", sized)
+    monkeypatch.setattr(tables, "gather_window", gathered)
+    dataset, kept, turns = Dataset.open(pairs), Kept(), Turns(places=4)
+    ends = [{"end": {"passes": 1}, "microbatch": size} for size in (1, 2)]
+    jobs = [planner(dataset, changes={"shuffle_window": 2}, execution=end).job for end in ends]
+    assert len({job.job_id for job in jobs}) == 2
+    planners = [JobPlanner(job, [dataset], kept, turns) for job in jobs]
+    made.clear()
+    barrier, failed = threading.Barrier(8), list[BaseException]()
+
+    def plan(one: JobPlanner, first: int) -> None:
+        barrier.wait(timeout=20)
+        try:
+            for step in range(one.num_steps):
+                one.plan((first + step) % one.num_steps)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=plan, args=(planners[i % 2], i // 2)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not failed
+    assert len(made) == len(set(made)) == 3 + 2

@@ -11,7 +11,7 @@ import pytest
 
 from dataserver.jobs import turns as turns_module
 from dataserver.jobs.once import OnceCache
-from dataserver.jobs.turns import SLICE_S, Turns, Unwanted, UnwantedError, _Work, always_wanted
+from dataserver.jobs.turns import OVERDUE_S, SLICE_S, Turns, Unwanted, UnwantedError, _Work, always_wanted
 from dataserver.planning.pacing import pace
 
 TIMEOUT_S = 60.0
@@ -118,7 +118,22 @@ def test_a_job_that_computed_while_nobody_waited_owes_nothing(monkeypatch: pytes
     turns._stop(new)
     turns._waiting.append(new)
     turns._grant()
-    assert old.granted.is_set(), "the new job had its slice"
+    assert old.granted, "the new job had its slice"
+
+
+def test_whoever_becomes_the_first_that_waits_looks_at_once() -> None:
+    turns, works = Turns(1), [_Work(f"job {i}", always_wanted) for i in range(3)]
+    for work in works:
+        turns._enter(work)
+    assert [work.granted for work in works] == [True, False, False]
+    assert [work.woken.is_set() for work in works[1:]] == [True, False]
+    assert 0 < turns._until_overdue() <= OVERDUE_S
+    works[0].seen -= OVERDUE_S
+    turns._grant()
+    assert [work.granted for work in works] == [True, True, False], "the second goes on beside the first"
+    assert works[2].woken.is_set()
+    works[1].seen -= OVERDUE_S
+    assert turns._until_overdue() == float("inf")
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,9 @@ def test_initial_values_do_not_depend_on_the_split() -> None:
 
 def test_initial_values_depend_on_seed_prefix_and_name() -> None:
     base = encoder(1)
-    name = "layers.0.attention.qkv.weight"
+    name = "layers.0.attention.query.weight"
     assert torch.equal(base[name], encoder(1)[name])
-    for other in (encoder(2)[name], encoder(1, "second")[name], base["layers.1.attention.qkv.weight"]):
+    for other in (encoder(2)[name], encoder(1, "second")[name], base["layers.1.attention.query.weight"]):
         assert not torch.isclose(base[name], other).any(dim=1).all()
 
 

@@ -9,10 +9,12 @@ from builders.jobs import BALANCES, dataset, make_job
 from builders.samples import make_table
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from planning.scattered import numbers
 
 from dataserver.planning.arranging import (
     WaveTooLargeError,
     arrange_samples,
+    in_order_of,
     module_images,
     spread_images,
 )
@@ -286,3 +288,35 @@ def _rows_in_order(
                 found[rank, wave, at] = image, row
                 end[rank, wave] = at + 1
     return found
+
+
+@pytest.mark.parametrize("bits", [(3,), (16,), (17,), (40,), (2, 3), (9, 9), (16, 17), (20, 20, 20)])
+def test_orders_by_keys_of_any_size(bits: tuple[int, ...]) -> None:
+    """Sixteen bits are sorted at a time."""
+    keys = [numbers(seed, 3_000, 0, (1 << n) - 1) for seed, n in enumerate(bits)]
+    keys[0][::5] = keys[0][0]
+    assert in_order_of(*keys).tolist() == np.lexsort(keys[::-1]).tolist()
+    assert in_order_of(*(key[:0] for key in keys)).tolist() == []
+
+
+@settings(max_examples=60)
+@given(waves(), st.sampled_from([None, 400, 700]))
+def test_lpt_is_its_definition(case: tuple[int, int, int, I64, I64, I64], units: int | None) -> None:
+    """Wave by wave the longest image first, equal ones as they come, to the rank of its island that has done most
+    early, of those whose memory has room."""
+    islands, width, ranks, sizes, backbone_rank, wave = case
+    assume(width > 1)
+    module = encoder(islands * width, units, balance=BalancePolicy.LPT)
+    loads = forward_ns(module.cost, sizes).tolist()
+    finish, used, expected = [0] * module.dp, dict.fromkeys(range(0), 0), [-1] * len(loads)
+    for i in sorted(range(len(loads)), key=lambda i: (wave[i], -loads[i], i)):
+        first = int(backbone_rank[i] * islands // (islands * ranks)) * width
+        room = [
+            r for r in range(first, first + width) if units is None or used.get((wave[i], r), 0) + sizes[i] <= units
+        ]
+        assume(room)
+        chosen = min(room, key=lambda r: finish[r])
+        finish[chosen] += loads[i]
+        used[wave[i], chosen] = used.get((wave[i], chosen), 0) + sizes[i]
+        expected[i] = chosen
+    assert spread_images(module, sizes, backbone_rank, wave, islands * ranks, islands).tolist() == expected

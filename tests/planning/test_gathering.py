@@ -1,15 +1,17 @@
 """Rows of shards put in order, against the same row by row."""
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from builders.jobs import make_job
+from builders.jobs import TWO_DATASETS, make_job
 from builders.samples import SyntheticDatasets, make_table, pick
 
 from dataserver.planning.gathering import ShardColumns, gather_step, pick_rows, size_rows
-from dataserver.planning.jobspec import PLAN_LIMITS
+from dataserver.planning.jobspec import PLAN_LIMITS, SINGLE_STEP
+from dataserver.planning.sizing import MicrobatchTooLargeError
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -54,3 +56,24 @@ def test_kept_rows_are_sized_by_their_own_texts_and_images() -> None:
     assert table.image_offsets.tolist() == [0, 2, 3]
     assert table.image_columns.tolist() == [4, 6, 8]
     assert table.image_rows.tolist() == [2, 2, 2]
+
+
+def test_a_step_may_have_so_many_samples_and_images_in_all_its_datasets_together() -> None:
+    stream = {"datasets": TWO_DATASETS, "seq_len": 4096, "global_batch": 64}
+    job, rng = make_job(stream=stream), np.random.default_rng(5)
+    shards = [[make_table(job, rng, 200, max_images=3) for _ in range(5)] for _ in TWO_DATASETS]
+    datasets = SyntheticDatasets(job, shards)
+    found = datasets.samples(1)
+    samples, images = len(found), len(found.image_sample)
+    assert len({span.dataset for span in datasets.order.spans(1)}) == 2
+    assert samples != images
+    here = PLAN_LIMITS[1]
+    just = replace(here, step_samples=-(-samples // SINGLE_STEP), step_images=-(-images // SINGLE_STEP))
+    assert_same(gather_step(job.stream, datasets.order, 1, datasets.window, just), found)
+    for less in (
+        replace(just, step_samples=(samples - 1) // SINGLE_STEP),
+        replace(just, step_images=(images - 1) // SINGLE_STEP),
+    ):
+        said = f"step 1 has more than {4 * less.step_samples:,} samples or {4 * less.step_images:,} images, 4 times"
+        with pytest.raises(MicrobatchTooLargeError, match=said):
+            gather_step(job.stream, datasets.order, 1, datasets.window, less)

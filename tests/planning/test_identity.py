@@ -194,7 +194,21 @@ def another_transfer(data: dict[str, Any]) -> list[dict[str, Any]]:
     return [changed(data, ("execution", "transfers"), [{**TRANSFER, "source": "llm", "target": "dit"}])]
 
 
+def frozen(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same job with its first module frozen, whose cost then names no backward."""
+    first = data["execution"]["modules"][0]
+    without = {**first, "frozen": True, "cost": {**first["cost"], "backward_percent": 0}}
+    return [changed(data, ("execution", "modules"), [without, *data["execution"]["modules"][1:]])]
+
+
+def computed_again(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same job whose first module computes its blocks again."""
+    return [changed(data, ("execution", "modules", 0, "recompute"), value=True)]
+
+
 TOGETHER = {
+    ("execution", "modules", "recompute"): computed_again,
+    ("execution", "modules", "frozen"): frozen,
     ("execution", "transfers", "source"): another_transfer,
     ("execution", "transfers", "target"): another_transfer,
     ("execution", "layout", "PipelinedOptions", "kind"): with_other_kind,
@@ -308,3 +322,16 @@ def test_rules_of_texts_are_said_in_words(path: tuple[Any, ...], found: str, rul
     assert f'.{path[-1]}: found "{found[:10]}' in str(caught.value)
     assert rule in str(caught.value)
     assert "pattern" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), b"x"])
+def test_what_json_cannot_say_is_no_job(value: object) -> None:
+    with pytest.raises(JobSpecError, match=r"the job is not valid: it holds what JSON cannot say: .* not JSON serial"):
+        parse_job({**job_data(), "stream": value})
+
+
+def test_a_job_that_holds_itself_is_refused() -> None:
+    data = job_data()
+    data["stream"]["datasets"].append(data)
+    with pytest.raises(JobSpecError, match="it holds what JSON cannot say: Circular reference"):
+        parse_job(data)

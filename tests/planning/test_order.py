@@ -294,3 +294,15 @@ def test_rows_that_were_left_out_keep_the_numbers_of_the_others() -> None:
     kept = replace(table, row=np.array([4, 7, 9]))
     data = SyntheticDatasets(job, [[kept]])
     assert sorted(sample for _, _, sample in data.ids(0)) == [4, 7, 9]
+
+
+def test_samples_of_equal_words_come_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of 2^64 words are never equal in practice, and the order must not depend on how they are sorted."""
+    data = _synthetic([[9, 8]], {"steps": 1}, shuffle_window=2)
+    (span,) = data.order.spans(0)
+    tables = [data.tables[0][shard] for shard in span.shards]
+    monkeypatch.setattr("dataserver.planning.order.draw", lambda *given: (given[-1] >> np.uint64(1)) % np.uint64(3))
+    sample, _, table, position = data.order.window(span, tables)
+    words = ((sample >> np.uint64(1)) % np.uint64(3)).tolist()
+    assert list(zip(words, sample.tolist(), strict=True)) == sorted(zip(words, sample.tolist(), strict=True))
+    assert len(set(zip(table.tolist(), position.tolist(), strict=True))) == 17

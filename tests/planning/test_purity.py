@@ -11,10 +11,10 @@ import dataserver.planning
 
 FOLDER = Path(dataserver.planning.__file__).parent
 MODULES = sorted(FOLDER.rglob("*.py"))
-LIBRARIES = {"numba", "numpy", "pydantic", "pydantic_core", "rfc8785"}
+LIBRARIES = {"llvmlite", "numba", "numpy", "pydantic", "pydantic_core", "rfc8785"}
 PARSERS = {"jobspec/text.py": {"yaml"}}
 """What single modules may import beside: text in, values out, and no file is opened."""
-COMPILED = {"compiled.py", "kernels/cache.py"}
+COMPILED = {"compiled.py", "kernels/files.py"}
 """Modules that read and write compiled loops, which no decision depends on."""
 IMPURE = {
     "asyncio", "datetime", "io", "multiprocessing", "os", "pathlib", "pickle", "random", "secrets", "shutil", "socket",

@@ -82,7 +82,8 @@ def test_sizes_in_digits() -> None:
         twice = concatenate([samples, samples])
         assert twice.image_offsets.tolist() == [0, 1, 2, 2, 4, 5, 5, 6, 7, 7, 9, 10, 10]
         assert (twice.tokens.tolist(), twice.image_sample.tolist()[-3:]) == (tokens * 2, [9, 9, 10])
-        assert twice.image_number.tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 1, 0]
+        assert twice.locate(np.arange(10))[1].tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 1, 0]
+        assert twice.locate(np.arange(10))[0].tolist() == twice.image_sample.tolist()
     nothing = concatenate([])
     assert (len(nothing), nothing.image_offsets.tolist(), nothing.sample.dtype) == (0, [0], np.uint64)
     assert (draw_tasks(job("1").stream, 0, 0, numbers, np.ones(6, np.bool_)) == Task.GENERATION).all()

@@ -200,4 +200,4 @@ def test_concatenate_is_one_after_the_other(sizes: list[int]) -> None:
     assert whole.sample.tolist() == [s for p in parts for s in p.sample.tolist()]
     assert np.diff(whole.image_offsets).tolist() == [c for p in parts for c in np.diff(p.image_offsets).tolist()]
     assert whole.patches.tolist() == [n for p in parts for n in p.patches.tolist()]
-    assert len(whole.image_sample) == len(whole.image_number) == whole.image_offsets[-1]
+    assert len(whole.image_sample) == whole.image_offsets[-1]

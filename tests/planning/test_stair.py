@@ -1,6 +1,7 @@
 """The baseline uses every rank evenly by count, and what is gained over it has names."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from dataserver.planning.layout import layout_of
 from dataserver.planning.plan import ArrangedStep
 from dataserver.planning.planner import baseline_plan, explain, plan_step, stairs
 from dataserver.planning.samples import I64, StepSamples
+from dataserver.planning.stair import climb
 
 Step = tuple[Job, StepSamples]
 
@@ -170,3 +172,34 @@ def test_the_ends_of_a_stair_are_what_the_plan_is_compared_with() -> None:
 
 def running(job: Job, execution: Execution) -> Job:
     return identify(job.spec.model_copy(update={"execution": execution}))
+
+
+def test_a_step_that_a_stair_cannot_plan_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where canonical order exceeds a memory."""
+    job = make_job(stream={"global_batch": 16, "seq_len": 900}, encoder=3, backbone=(2, 2))
+    plan = plan_step(job, 0, make_samples(job, 40, 1, 3))
+    whole = stairs(job, plan)
+    assert len(whole) > 2
+    assert all(stair.makespan_ns is not None for stair in whole)
+
+    def refuse(*_: object) -> None:
+        raise ValueError("no room")
+
+    monkeypatch.setattr("dataserver.planning.planner.plan_step", refuse)
+    found = stairs(job, plan)
+    assert [stair.name for stair in found] == [stair.name for stair in whole]
+    assert [stair.makespan_ns for stair in found] == [*[None] * (len(found) - 1), whole[-1].makespan_ns]
+
+
+def test_a_stair_that_does_not_end_at_its_job_is_refused() -> None:
+    job = make_job(encoder=3, backbone=(2, 2))
+    baseline = layout_of(job.spec.execution).stair(job)[0].execution
+    assert baseline != job.spec.execution
+    with pytest.raises(ValueError, match="the stair of a pipelined layout does not end at its job"):
+        climb(job, "canonical order", baseline, [("nothing", lambda execution: execution)])
+
+
+def test_a_folder_whose_layout_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataserver.planning.layout.import_module", lambda _: SimpleNamespace(LAYOUT=7))
+    with pytest.raises(TypeError, match=r"dataserver\.planning\..*\.layout\.LAYOUT is a int; a Layout is required"):
+        layout_of(make_job(encoder=3, backbone=(2, 2)).spec.execution)

@@ -127,7 +127,7 @@ def image_of(run: Run, plan: StepPlan, item: int) -> tuple[bytes, ImageShape, in
     i = int(samples.image_sample[item])
     dataset = run.datasets[samples.dataset[i]]
     shard, row = int(samples.sample[i]) >> 32, int(samples.sample[i]) & 0xFFFFFFFF
-    ref = dataset.shards[shard].image(row, int(samples.image_number[item]))
+    ref = dataset.shards[shard].image(row, item - int(samples.image_offsets[i]))
     rows, columns = int(samples.image_rows[item]), int(samples.image_columns[item])
     return dataset.read(ref), ImageShape(ref.width, ref.height, ref.orientation, rows, columns), i
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from fractions import Fraction
 from hashlib import sha256
+from math import floor
 from pathlib import Path
 
 import cv2
@@ -17,9 +18,11 @@ from PIL import Image
 from preprocessing.pictures import ASTRONAUT, decode, encode, join_patches, noise
 
 from dataserver.planning.jobspec import Quality, Sizing
-from dataserver.preprocessing.codecs import ImageShape, decoding, ordinary
+from dataserver.preprocessing.codecs import ImageShape, decoding
+from dataserver.preprocessing.codecs.ordinary import decode_ordinary
 from dataserver.preprocessing.codecs.scaling import scaled
 from dataserver.preprocessing.codecs.scratch import MAX_KEPT_BYTES, scratch
+from dataserver.preprocessing.kernels.scaling import scale_rows
 
 
 def triangle(old: int, new: int, extent: Fraction) -> list[list[Fraction]]:
@@ -40,6 +43,18 @@ def exactly(pixels: np.ndarray, size: tuple[int, int], goal: tuple[int, int], re
     columns = np.array(triangle(pixels.shape[1], goal[0], Fraction(size[0], reduced)), float)
     rows = np.array(triangle(pixels.shape[0], goal[1], Fraction(size[1], reduced)), float)
     return np.einsum("yk,kjc,xj->yxc", rows, pixels.astype(float), columns)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_weights_are_rounded_as_running_sums_and_rows_once(old: int, new: int, seed: int) -> None:
+    """To the bit: running sums of the exact weights to the nearest 1/256, halves up, and so is each row."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (old, 6), np.uint8)
+    out = np.zeros((new, 6), np.uint8)
+    scale_rows(pixels, 8 * old, np.zeros(old + 2, np.int64), np.zeros(6, np.uint16), out)
+    for y, row in enumerate(triangle(old, new, Fraction(old))):
+        sums = [floor(256 * sum(row[: k + 1]) + Fraction(1, 2)) for k in range(old)]
+        weights = np.diff([0, *sums])
+        np.testing.assert_array_equal(out[y], (weights @ pixels.astype(np.int64) + 128) // 256)
 
 
 @given(
@@ -76,7 +91,7 @@ def test_a_picture_comes_out_as_pillow_scales_it() -> None:
 def test_a_jpeg_is_reduced_as_far_as_it_covers_the_grid(size: tuple[int, int]) -> None:
     data = encode(noise("RGB", *size), "JPEG")
     for least in ((1, 1), (8, 8), (9, 3), (38, 25), (75, 50), (76, 50), (150, 101), size):
-        pixels = ordinary.decode(data, size, least)
+        pixels = decode_ordinary(data, size, least)
         covering = [s for s in (1, 2, 4, 8) if all(-(-a // s) >= b for a, b in zip(size, least, strict=True))]
         scale = max(covering, default=1)
         assert pixels is not None
@@ -119,7 +134,7 @@ ODDITIES = {
 @pytest.mark.parametrize("name", [*ORDINARY, *ODDITIES])
 def test_only_oddities_go_to_pillow_and_all_come_out_like_pillows(name: str) -> None:
     data = ORDINARY.get(name) or ODDITIES[name]
-    assert (ordinary.decode(data, (52, 38), (52, 38)) is None) == (name in ODDITIES)
+    assert (decode_ordinary(data, (52, 38), (52, 38)) is None) == (name in ODDITIES)
     valid, patches = decode(data, ImageShape(52, 38, 1, 38, 52), Sizing(patch=1, merge=1, max_patches=4000))
     assert valid
     image = Image.open(io.BytesIO(data))
@@ -134,7 +149,7 @@ def test_a_cut_image_is_what_pillow_says_it_is(name: str, share: float, monkeypa
     data = ORDINARY.get(name) or ODDITIES[name]
     cut, shape = data[: int(len(data) * share)], ImageShape(52, 38, 1, 2, 2)
     found = decode(cut, shape, Sizing(patch=7, merge=1))
-    monkeypatch.setattr(decoding.ordinary, "decode", lambda *_: None)
+    monkeypatch.setattr(decoding, "decode_ordinary", lambda *_: None)
     assert found[0] == decode(cut, shape, Sizing(patch=7, merge=1))[0]
 
 

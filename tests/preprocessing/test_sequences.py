@@ -1,6 +1,6 @@
 """Backbone sequences against a naive reference, one token at a time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from dataserver.planning.identity import parse_job
 from dataserver.planning.jobspec import TokenizerSpec
+from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import StepSamples, Task
-from dataserver.planning.views import view_plan
+from dataserver.planning.views import ViewPlan, view_plan
 from dataserver.preprocessing.sequences import TokenCountError, TokenizedDocument, backbone_arrays
 from dataserver.preprocessing.tensors import view_tensors
 from dataserver.preprocessing.tokens import ByteTokenizer, tokenizer_spec
@@ -207,3 +208,23 @@ def test_a_document_that_was_not_planned_is_refused(changed: TokenizedDocument, 
     with pytest.raises(TokenCountError, match=message) as caught:
         backbone_arrays(JOB.stream, plan, view, [changed])
     assert "dataset pairs, shard 0, row 0" in str(caught.value)
+
+
+def one_view() -> tuple[StepPlan, ViewPlan, TokenizedDocument]:
+    """The view of an image and a text of three tokens, of which two are kept."""
+    document = Document([(2, 2), [5, 6, 7]], Task.UNDERSTANDING, 1)
+    plan = plan_step(JOB, 0, step_samples([document]))
+    views = [view_plan(JOB.spec, plan, "llm", rank, m) for rank in range(2) for m in range(plan.num_microbatches)]
+    (view,) = [view for view in views if view.num_items]
+    return plan, view, document.tokenized()
+
+
+def test_a_plan_that_contradicts_itself_is_refused() -> None:
+    plan, view, document = one_view()
+    for tokens in (plan.samples.tokens - 1, plan.samples.tokens + 1):
+        with pytest.raises(TokenCountError) as caught:
+            backbone_arrays(JOB.stream, replace(plan, samples=replace(plan.samples, tokens=tokens)), view, [document])
+        length = int(plan.samples.tokens[0])
+        assert f"its sequence has {length} tokens, the plan counts {int(tokens[0])}; the plan" in str(caught.value)
+    with pytest.raises(ValueError, match=r"samples begin at tokens \[1\] in the plan, at \[0\] in the view; the plan"):
+        backbone_arrays(JOB.stream, plan, replace(view, starts=view.starts + 1), [document])

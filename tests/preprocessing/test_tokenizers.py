@@ -16,6 +16,7 @@ from shards import write_pairs
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from dataserver.dataset import Dataset, build_index, count_tokens
+from dataserver.preprocessing import tokens
 from dataserver.preprocessing.limits import MAX_TEXT_BATCH_BYTES
 from dataserver.preprocessing.tokens import (
     ByteTokenizer,
@@ -184,3 +185,22 @@ def test_a_dataset_is_counted_once(tmp_path: Path, plain_file: Path) -> None:
         assert shard.token_counts(tokenizer.digest).tolist() == list(map(len, ids))
         found = [shard.document(row, tokenizer.digest).texts[0] for row in range(shard.num_samples)]
         assert [a.tolist() for a in found] == [a.tolist() for a in ids]
+
+
+def test_a_tokenizer_file_may_be_so_large_and_no_larger(plain_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = plain_file.stat().st_size
+    monkeypatch.setattr(tokens, "MAX_TOKENIZER_BYTES", size)
+    assert load_tokenizer("bpe", plain_file).name == "bpe"
+    monkeypatch.setattr(tokens, "MAX_TOKENIZER_BYTES", size - 1)
+    with pytest.raises(
+        TokenizerError, match=rf"tokenizer file {plain_file} has more than {size - 1} bytes; name a tok"
+    ):
+        load_tokenizer("bpe", plain_file)
+
+
+@pytest.mark.parametrize(("words", "size"), [({}, 0), ({"a": 0}, 1), ({"a": 0, "b": 7}, 8)])
+def test_all_ids_lie_below_the_size_of_the_vocabulary(tmp_path: Path, words: dict[str, int], size: int) -> None:
+    """Also where ids are left out."""
+    path = tmp_path / "tokenizer.json"
+    Tokenizer(models.WordLevel(words, unk_token="a")).save(str(path))
+    assert HuggingFaceTokenizer("t", path).vocab_size == size

@@ -1,13 +1,25 @@
 """Mutants: what is changed, what is not, which tests judge them, and what `scripts/mutate` prints and returns."""
 
+import json
 import os
+import secrets
+import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from coverage import CoverageData
+from mutation.covering import Covering
+from mutation.effort import INTERVAL_S, MARK, Effort, marked
 from mutation.equivalents import equivalents, key, row
 from mutation.mutants import Mutant, sample
+from mutation.recording import Record, _combine, moved
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,6 +98,103 @@ def test_equivalents_are_of_lines_that_are_there() -> None:
         assert before in text, f"{path} {scope} has no line {before} any more ({reason})"
 
 
+def test_lines_are_followed_to_where_they_are_now() -> None:
+    then = ["a", "b", "c", "d", "e"]
+    ran = {1: ["x"], 2: ["y"], 3: ["x", "z"], 5: ["w"]}
+    assert moved(ran, then, then) == {**ran, 4: []}
+    assert moved(ran, then, ["new", *then]) == {1: [], **{line + 1: ran.get(line, []) for line in range(1, 6)}}
+    assert moved(ran, then, ["a", "B", "C", "C", "e", "f"]) == {
+        1: ["x"],
+        **{line: ["x", "y", "z"] for line in (2, 3, 4)},
+        5: ["w"],
+        6: ["w"],
+    }
+    assert moved(ran, then, ["a", "e"]) == {1: ["x"], 2: ["w"]}
+
+
+SPINS = "while True: pass"
+
+
+@contextmanager
+def running(code: str) -> Iterator[tuple[Effort, "subprocess.Popen[bytes]"]]:
+    """A marked Python process, which is killed in the end with all that it started."""
+    effort = Effort(secrets.token_hex(8))
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, MARK: effort.mark})
+    try:
+        yield effort, process
+    finally:
+        effort.end()
+        process.wait()
+
+
+def look(effort: Effort, times: int) -> None:
+    for _ in range(times):
+        time.sleep(INTERVAL_S)
+        effort.look()
+
+
+def test_sleep_is_no_computing() -> None:
+    with running("import threading; threading.Event().wait()") as (effort, process):
+        while effort.asleep_s < 1:
+            look(effort, 1)
+        computed = effort.computed_s
+        look(effort, 4)
+        assert effort.asleep_s >= 2
+        assert effort.computed_s == computed
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_computing_of_any_thread_or_process_is_no_sleep() -> None:
+    """The one that computes is a thread of a child in a session of its own."""
+    spins = f"import threading; threading.Thread(target=exec, args=({SPINS!r},)).start()"
+    waits = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {spins!r}], start_new_session=True)"
+    with running(waits) as (effort, process):
+        while effort.computed_s < 1:
+            look(effort, 1)
+        asleep = effort.asleep_s
+        look(effort, 4)
+        assert effort.asleep_s == asleep
+        assert len(list(marked(effort.mark))) == 2
+    assert not list(marked(effort.mark))
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_busy_machine_takes_no_effort() -> None:
+    """Beside another process on its only core, one with the least weight hardly gets any of it."""
+    here = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})"
+    with running(f"{here}\n{SPINS}"), running(f"{here}; os.nice(19)\n{SPINS}") as (effort, _):
+        look(effort, 12)
+        began = effort.seconds
+        look(effort, 12)
+        assert effort.seconds - began < 12 * INTERVAL_S / 2
+
+
+def test_children_that_ended_count() -> None:
+    child = "import time\nwhile time.process_time() < 1: pass"
+    waits = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {child!r}]); time.sleep(60)"
+    with running(waits) as (effort, _):
+        while effort.asleep_s < 1:
+            look(effort, 1)
+        assert effort.computed_s >= 1
+
+
+def test_all_cases_of_the_folder_that_mirrors_come_before_the_tests_of_others(tmp_path: Path) -> None:
+    source = "def f(a):\n    return a + 1\n"
+    mutant = Mutant("dataserver/planning/jobspec/code.py", 2, "f", source, source.replace("+", "-"))
+    near, far = "tests/planning/jobspec/test_code.py", "tests/serving/test_jobspec_code.py"
+    tests = [f"{file}::test_{name}[{case}]" for file in (near, far) for name in "ab" for case in range(3)]
+    data = CoverageData(str(tmp_path / "lines"))
+    for test in tests:
+        data.set_context(test)
+        data.add_lines({mutant.path: [2]})
+    data.write()
+    (tmp_path / "digests.json").write_text("{}")
+    (tmp_path / "times.json").write_text(json.dumps(dict.fromkeys(tests, 1.0)))
+    found = Covering([(Record(tmp_path), {near, far})]).tests(mutant)
+    cases = [f"{file}::test_{name}[{case}]" for file in (near, far) for case in range(3) for name in "ab"]
+    assert found == cases
+
+
 CODE = """def positive(a):
     return a > 0
 
@@ -130,11 +239,22 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def mutate(repository: Path) -> subprocess.CompletedProcess[str]:
-    options = ["--seed", "1", "--number", "50", "--workers", "1"]
-    command = [sys.executable, "-m", "mutation", "dataserver/planning/code.py", *options]
+MUTATE = ["-m", "mutation"]
+IMPATIENT = ["-c", "import sys, mutation.__main__ as m; m.judge.__globals__['PATIENCE'] = 5, 0; sys.exit(m.main())"]
+
+
+def starting(repository: Path, program: list[str], *more: str) -> subprocess.Popen[str]:
+    options = ["--seed", "1", "--number", "50", "--workers", "1", *more]
+    command = [sys.executable, *program, "dataserver/planning/code.py", *options]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
-    return subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=280)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=repository, env=environment, text=True, **pipes)  # type: ignore[call-overload]
+
+
+def mutate(repository: Path, program: list[str] = MUTATE, *more: str) -> subprocess.CompletedProcess[str]:
+    with starting(repository, program, *more) as process:
+        printed = process.communicate(timeout=280)
+    return subprocess.CompletedProcess(process.args, process.returncode, *printed)
 
 
 @pytest.mark.slow
@@ -166,3 +286,93 @@ def test_survivors_are_named_and_fail_the_run(repository: Path) -> None:
     assert "Recording" not in again.stdout
     assert "equivalent  dataserver/planning/code.py:11 in untested: nobody minds" in again.stdout
     assert "Seed 1: 3 of 3 mutants killed, 100.0 %" in again.stdout
+
+    (repository / "dataserver/planning/code.py").write_text(f'"""Changed."""\n\n{CODE}')
+    earlier = mutate(repository, MUTATE, "--earlier")
+    assert "Recording" not in earlier.stdout
+    assert "Seed 1: 3 of 3 mutants killed, 100.0 %" in earlier.stdout
+
+
+HANGING = """from threading import Lock
+
+
+def down(a):
+    while a > 0:
+        a -= 1
+
+
+def twice(a: Lock):
+    a.acquire()
+    a.release()
+    a.acquire()
+"""
+NEVER_HANG = """from threading import Lock
+
+from dataserver.planning.code import down, twice
+
+
+def test_down():
+    down(3)
+
+
+def test_twice():
+    twice(Lock())
+"""
+
+
+@pytest.mark.slow
+def test_a_mutant_that_computes_or_sleeps_for_ever_is_killed(repository: Path) -> None:
+    (repository / "dataserver/planning/code.py").write_text(HANGING)
+    (repository / "tests/planning/test_code.py").write_text(NEVER_HANG)
+    done = mutate(repository, IMPATIENT)
+    hung = [line for line in done.stdout.splitlines() if ": hung (" in line]
+    assert {line.partition(" in ")[2].partition(":")[0] for line in hung} == {"down", "twice"}, (
+        done.stdout + done.stderr
+    )
+    computed = [int(line.partition("hung (")[2].partition(" s of CPU")[0]) for line in hung]
+    assert max(computed) >= 4, "the loop computes"
+    assert min(computed) <= 2, "the deadlock sleeps"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_judged_before_it_was_stopped_counts(repository: Path, stop: signal.Signals) -> None:
+    with starting(repository, MUTATE) as process:
+        assert process.stdout is not None
+        lines: list[str] = []
+        while not any("/code.py:" in line for line in lines):
+            lines.append(process.stdout.readline())
+            assert lines[-1], "it ended without a mutant"
+        process.send_signal(stop)
+        rest, errors = process.communicate(timeout=60)
+    judged = [line for line in [*lines, *rest.splitlines()] if "/code.py:" in line]
+    killed = sum(" killed " in line for line in judged)
+    assert process.returncode == 1, errors
+    assert f"Seed 1: {killed} of {len(judged)} mutants judged before it was stopped killed, " in rest
+    assert 1 <= len(judged) < 6
+    assert (repository / "build/mutants/worker-0/tree/dataserver/planning/code.py").read_text() == CODE
+    assert not errors
+
+
+def test_a_process_that_was_killed_as_it_wrote_its_lines_leaves_those_of_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = tmp_path / "tree"
+    for n in range(2):
+        part = CoverageData(str(tmp_path / f"data.{n}"))
+        part.set_context("test")
+        part.add_lines({str(tree / f"{n}.py"): [3, 5]})
+        part.write()
+    (tmp_path / "data.cut").write_bytes((tmp_path / "data.0").read_bytes()[:5000])
+    shutil.copyfile(tmp_path / "data.0", tmp_path / "data.begun")
+    with closing(sqlite3.connect(tmp_path / "data.begun")) as begun:
+        begun.execute("delete from coverage_schema")
+        begun.commit()
+    _combine(tmp_path, tree)
+    found = CoverageData(str(tmp_path / "lines"))
+    found.read()
+    assert {file: found.contexts_by_lineno(file) for file in ("0.py", "1.py")} == {
+        file: {3: ["test"], 5: ["test"]} for file in ("0.py", "1.py")
+    }
+    assert not list(tmp_path.glob("data.*"))
+    assert capsys.readouterr().out.count("A process of the tests was killed as it wrote its lines: ") == 2

@@ -7,10 +7,11 @@ import pytest
 import torch
 from builders.jobs import make_job
 from builders.samples import make_samples
-from sleeping_modules import Sleeper
+from sleeping_modules import WIDTH, sleeping_module
 
 from dataserver.planning.expectation import item_sizes
 from dataserver.planning.planner import plan_step, timeline
+from trainclient.modules import Site
 
 SCALE = 3
 
@@ -29,7 +30,8 @@ def test_a_module_sleeps_what_was_simulated(monkeypatch: pytest.MonkeyPatch) -> 
         arrangement, sizes = plan.arrangement(module.name), item_sizes(module, samples)
         for microbatch in range(plan.num_microbatches):
             here = torch.from_numpy(sizes[arrangement.item[arrangement.of(node.rank, microbatch)]])
-            output, _ = Sleeper(module, SCALE).run(here, 2, torch.zeros((), requires_grad=True))
+            site = Site(job.spec, module, WIDTH, node.stage, module.pp)
+            output, _ = sleeping_module(site, SCALE).run(here, 2)  # type: ignore[attr-defined]
             torch.autograd.backward(output, torch.zeros_like(output))
             expected = [
                 simulated.pipeline.forward_ns[number, microbatch],

@@ -99,7 +99,8 @@ def running(datasets: dict[str, Path], options: Options = (), **config: Any) -> 
         options: of the client's channel.
         config: other keys of the server's configuration.
     """
-    settings = load_config(None, {"datasets": datasets, "listen": "127.0.0.1:0", "decode_threads": 2, **config})
+    fixed = {"datasets": datasets, "listen": "127.0.0.1:0", "decode_threads": 2, "cache_dir": None}
+    settings = load_config(None, {**fixed, **config})
     catalog = Catalog.open(settings)
     server = DataServer(settings, catalog)
     address = server.start()

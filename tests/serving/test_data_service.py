@@ -71,7 +71,7 @@ def test_a_job_that_nobody_waits_for_is_given_up(
             time.sleep(0.01)
         raise AssertionError("sized to the end")
 
-    monkeypatch.setattr(JobPlanner, "_measure", long)
+    monkeypatch.setattr(JobPlanner, "_lengths", long)
     request = pb.GetOrCreateJobRequest(job_spec_json=json.dumps(filled(server)))
     calls = [server.stub.GetOrCreateJob.future(request, timeout=TIMEOUT_S) for _ in range(2)]
     assert sizing.wait(TIMEOUT_S)

@@ -106,6 +106,15 @@ def test_the_dataset_must_be_the_one_that_is_meant(folder: Path) -> None:
         assert status == [CODE.NOT_FOUND, "DATASET_UNKNOWN", "ANOTHER_SERVER"]
 
 
+def test_what_was_asked_for_is_repeated_in_part(folder: Path) -> None:
+    with running({"d": folder}) as server:
+        text = refused(server, [0], fingerprint="1" * 64 + "2")[-1]
+        assert f"was asked for with fingerprint {'1' * 64!r}, the server's has" in text
+        text = refused(server, [0], dataset="1" * 128 + "2")[-1]
+        assert f"no dataset is named {'1' * 128!r}, there are ['d']" in text
+        assert f"--dataset {'1' * 128}=PATH" in text
+
+
 def test_what_exceeds_a_message_is_refused(tmp_path: Path) -> None:
     write(tmp_path, [{"caption": "a", "long": "x" * (1 << 20)} for _ in range(5)])
     build_index(tmp_path, workers=1)

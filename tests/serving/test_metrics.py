@@ -18,7 +18,7 @@ from shards import break_images, write_pairs
 from dataserver.dataset import Dataset
 from dataserver.serving.metrics import Metrics, Progress, Snapshot, Stage
 
-UNITS = ("bytes", "seconds", "microbatches", "images", "streams", "jobs", "errors", "retries", "step", "fds")
+UNITS = ("bytes", "seconds", "microbatches", "images", "streams", "jobs", "errors", "retries", "step", "plans", "fds")
 Values = dict[tuple[str, ...], float]
 
 
@@ -66,7 +66,7 @@ def test_every_metric_has_help_and_its_unit_in_its_name(folder: Path) -> None:
         next(stream)
         found = families(server)
         stream.cancel()
-    assert sum(family.name.startswith("disttrain_") for family in found) == 19
+    assert sum(family.name.startswith("disttrain_") for family in found) == 20
     for family in found:
         assert family.documentation, family.name
         assert family.name.endswith(UNITS), family.name

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from serving.harness import TIMEOUT_S, Running, running
+from serving.peers import until
 
 from dataserver.serving.config import ConfigError, load_config, split_address
 from dataserver.serving.metrics_endpoint import MAX_CONNECTIONS
@@ -128,3 +129,16 @@ def test_an_address_that_others_reach_needs_permission(address: str) -> None:
 def test_a_wrong_address_is_named() -> None:
     with pytest.raises(ConfigError, match="metrics_listen is 'nine'; HOST:PORT"):
         load_config(None, {"datasets": {"d": "/data"}, "metrics_listen": "nine"})
+
+
+def test_a_defect_is_logged_and_the_endpoint_lives_on(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = server.server._endpoint
+    assert endpoint is not None
+    with monkeypatch.context() as patch, suppress(OSError, http.client.HTTPException):
+        patch.setattr(endpoint._server, "render", lambda: 1 // 0)
+        answer(server)
+    until(lambda: "metrics cannot be given" in caplog.text)
+    assert "ZeroDivisionError" in caplog.text
+    assert answer(server)[0] == 200

@@ -32,6 +32,7 @@ def test_every_service_is_listed_and_described(server: Running, package: str) ->
     assert names == {
         "disttrain.v1.AdminService",
         "disttrain.v1.DataService",
+        "disttrain.v1.PeerService",
         "grpc.health.v1.Health",
         *(f"{p}.ServerReflection" for p in PACKAGES),
     }

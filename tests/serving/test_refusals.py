@@ -1,5 +1,6 @@
 """Calls that never reach a method: what gRPC would refuse by itself carries a reason and an action all the same."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from serving.harness import TIMEOUT_S, Running, reason_of, running
 
+from dataserver.serving import data_service, wire
 from dataserver.serving.limits import MAX_MESSAGE_BYTES, MAX_TRANSPORT_BYTES
 from dataserver.serving.server import UNARY_THREADS, WATCH_THREADS
 
@@ -153,3 +155,34 @@ def test_a_codec_that_is_not_known_beside_one_that_is(server: Running) -> None:
     raw = server.read(job_id)
     assert server.read(job_id, accepted_codecs=[microbatch_pb2.CODEC_RAW, 77]).blob() == raw.blob()
     assert {entry.codec for header, _ in raw.microbatches for entry in header.tensors} == {microbatch_pb2.CODEC_RAW}
+
+
+def test_a_plan_and_a_header_as_large_as_a_message_may_be_and_one_byte_larger(
+    datasets: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(datasets) as server:
+        job_id = server.create().job_id
+        request = pb.GetPlanRequest(job_id=job_id, step=1)
+        plan = server.stub.GetPlan(request, timeout=TIMEOUT_S).plan
+        monkeypatch.setattr(data_service, "MAX_MESSAGE_BYTES", plan.ByteSize() + data_service.MESSAGE_MARGIN_BYTES)
+        assert server.stub.GetPlan(request, timeout=TIMEOUT_S).plan == plan
+        least = plan.ByteSize() + data_service.MESSAGE_MARGIN_BYTES - 1
+        monkeypatch.setattr(data_service, "MAX_MESSAGE_BYTES", least)
+        with pytest.raises(grpc.RpcError) as caught:
+            server.stub.GetPlan(request, timeout=TIMEOUT_S)
+        *_, action, text = reason_of(caught.value)
+        assert action == "GIVE_UP"
+        assert (
+            f"the plan of step 1 names {len(plan.samples.sample)} samples, more than a message of {least} bytes" in text
+        )
+
+        header = next(iter(server.stream(job_id, "llm"))).SerializeToString()
+        monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", len(header))
+        assert next(iter(server.stream(job_id, "llm"))).SerializeToString() == header
+        monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", len(header) - 1)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(iter(server.stream(job_id, "llm")))
+        *_, reason, action, text = reason_of(caught.value)
+        assert (reason, action) == ("MICROBATCH_TOO_LARGE", "GIVE_UP")
+        sizes = rf"{len(header)} bytes, more than the {len(header) - 1} of one"
+        assert re.search(rf"the header of microbatch 0 of step 0 names \d+ items in {sizes}", text)

@@ -1,9 +1,15 @@
+import ast
+import inspect
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dataserver.planning.jobspec.text import MAX_TEXT_BYTES
-from dataserver.serving.config import ConfigError, ServerConfig, load_config, split_address
+from dataserver.serving.config import ConfigError, ServerConfig, load_config, split_address, user_cache
+from dataserver.serving.server import DataServer
 
 DATASETS = {"datasets": {"d": "/data"}}
 
@@ -82,7 +88,14 @@ def test_addresses() -> None:
 
 
 def test_every_key_is_documented() -> None:
-    assert all(field.description for field in ServerConfig.model_fields.values())
+    (definition,) = ast.parse(inspect.getsource(ServerConfig)).body
+    assert isinstance(definition, ast.ClassDef)
+    documented = {
+        field.target.id
+        for field, below in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr)
+    }
+    assert documented == set(ServerConfig.model_fields)
 
 
 def test_a_file_of_the_largest_size_is_read_and_a_longer_one_refused(tmp_path: Path) -> None:
@@ -93,3 +106,49 @@ def test_a_file_of_the_largest_size_is_read_and_a_longer_one_refused(tmp_path: P
     file.write_text(text + " " * (MAX_TEXT_BYTES + 1 - len(text)))
     with pytest.raises(ConfigError, match="it has 1048577 bytes; at most 1048576 are allowed"):
         load_config(file, {})
+
+
+def test_peers_have_ports(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="an entry of peers is 'host:0'; the port that the peer listens on is required"
+    ):
+        load_config(None, {**DATASETS, "peers": ["other:1", "host:0"]})
+    file = tmp_path / "server.yaml"
+    file.write_text("")
+    assert load_config(file, DATASETS) == load_config(None, DATASETS)
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/h")
+    assert user_cache() == Path("/h/.cache/disttrain")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert user_cache() == Path("/x/disttrain")
+
+    def homeless(_: Path) -> Path:
+        raise RuntimeError
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert user_cache() is None
+    assert load_config(None, DATASETS).cache_dir is None
+
+
+def test_what_grpc_says_of_an_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the parent of several processes has looked at the address already."""
+    server: Any = SimpleNamespace(_config=SimpleNamespace(worker=None), _grpc=SimpleNamespace())
+
+    def refuse(address: str) -> int:
+        raise RuntimeError(f"no {address}")
+
+    server._grpc.add_insecure_port = refuse
+    monkeypatch.setattr("dataserver.serving.server._why_not", lambda *_: None)
+    with pytest.raises(ConfigError) as caught:
+        DataServer._bind(server, "::1", 7)
+    assert str(caught.value) == "cannot listen on [::1]:7: no [::1]:7; choose another address with --listen"
+    monkeypatch.setattr("dataserver.serving.server._why_not", lambda *_: "Address in use")
+    server._grpc.add_insecure_port = lambda _: 8
+    with pytest.raises(ConfigError, match="cannot listen on h:7: Address in use; choose"):
+        DataServer._bind(server, "h", 7)
+    server._config.worker = "one of several"
+    assert DataServer._bind(server, "h", 7) == 8

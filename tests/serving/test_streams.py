@@ -41,6 +41,14 @@ def refusal(call: Any) -> tuple[grpc.StatusCode, str, str, str]:
     return reason_of(caught.value)
 
 
+def test_a_server_that_has_stopped_has_no_threads_that_prepare_or_decode(tmp_path: Path) -> None:
+    with running({"d": index(write_pairs(tmp_path / "d", 4, 4))}) as made:
+        shared = made.server.streams.shared
+    for pool in (shared.preparing, shared.decoding):
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            pool.submit(print)
+
+
 @pytest.mark.parametrize(("module", "rank"), VIEWS)
 def test_a_stream_delivers_every_microbatch_of_every_step_and_says_that_it_ended(
     server: Running, module: str, rank: int

@@ -126,10 +126,12 @@ def test_every_key_of_a_server_has_its_default_and_its_bounds() -> None:
     given: dict[str, Any] = {"datasets": {"d": "/d"}}
     defaults = load_config(None, given)
     names = {"datasets", "index_dirs", "quarantines", "tokenizers"}
-    others = {"listen", "insecure", "metrics_listen", "log_format"}
+    others = {"listen", "insecure", "metrics_listen", "log_format", "peers", "cache_dir", "workers", "worker"}
     assert bounds.keys() | names | others == set(ServerConfig.model_fields)
     assert (defaults.listen, defaults.insecure, defaults.tokenizers) == ("127.0.0.1:50051", False, {})
     assert (defaults.metrics_listen, defaults.log_format) == (None, "text")
+    assert defaults.cache_dir is not None
+    assert defaults.cache_dir.name == "disttrain"
     for key, (default, least, most) in bounds.items():
         assert default is None or getattr(defaults, key) == default
         for value in (least, most):

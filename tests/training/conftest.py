@@ -1,5 +1,5 @@
 """The server of the runtime's tests."""
 
-from parallel.conftest import fleet
+from program.conftest import fleet
 
 __all__ = ["fleet"]

@@ -4,14 +4,20 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 import yaml
-from parallel.runtime_cases import Degrees, job_data
+from program.runtime_cases import Degrees, job_data
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 
 TIMEOUT_S = 150
 
@@ -42,6 +48,8 @@ class Run:
     def start(self, command: Sequence[str]) -> subprocess.Popen[str]:
         """Start a run."""
         environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+        path = (environment.get("PYTHONPATH", ""), str(Path(__file__).parents[1]))  # modules of the tests' own
+        environment["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
     def train(self, degrees: Degrees, *options: str, stream: dict[str, Any] | None = None) -> tuple[int, str]:
@@ -56,6 +64,19 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """All steps, in the order in which they were run."""
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def stored(checkpoint: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, by their names."""
+    entries = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # torch warns of what no_dist asks for
+        load(tensors, checkpoint_id=checkpoint, no_dist=True)
+    return tensors
 
 
 def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:

@@ -52,7 +52,7 @@ def test_required_inputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "trainclient: there is no command 'trian'; use train\n"),
+        (["trian"], "trainclient: there is no command 'trian'; use train, export, orchestrate or profile\n"),
         (["train"], "trainclient: no job is given; add --job JOB.yaml"),
         (["train", "--config", "none.yaml"], "trainclient: the configuration none.yaml cannot be read"),
     ],
@@ -83,7 +83,7 @@ def test_a_server_that_never_comes_is_waited_for_and_then_one_error(tmp_path: Pa
     done = subprocess.run([*command, "--first-answer-s", "8"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     first, *waiting, error = done.stderr.splitlines()
-    assert first.startswith("train: loading torch")
+    assert first == "train: asking the servers for the job, then loading torch"
     assert waiting
     for line in waiting:
         assert re.search(r"no server could be reached for \d+ s of 8 s: 127\.0\.0\.1:1: failed with UNAVAILABLE", line)

@@ -1,16 +1,13 @@
 """What a step reports, and who a process is."""
 
-import io
-import json
-from pathlib import Path
-
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from trainclient.training.config import ConfigError, Device
-from trainclient.training.metrics import MetricsWriter, StepMetrics, sample_hash
+from trainclient.training.metrics import sample_hash
+from trainclient.training.peaks import known_peak, peak_flops
 from trainclient.training.rank import Process, choose_device
 
 SAMPLES = st.lists(st.tuples(*[st.integers(0, 2**64 - 1)] * 3), unique=True, max_size=20)
@@ -30,20 +27,6 @@ def test_digest_tells_sets_apart(samples: list[tuple[int, int, int]]) -> None:
     assert sample_hash(samples) != sample_hash([*samples, samples[0]])
 
 
-def test_lines(tmp_path: Path) -> None:
-    metrics = StepMetrics(4, 1.5, None, 2.0, 10, "0" * 16, 9, 1, 0.5, 12.5)
-    screen = io.StringIO()
-    writer = MetricsWriter(tmp_path / "new" / "metrics.jsonl", Console(file=screen), 20)
-    writer.write(metrics)
-    writer.write(metrics)
-    writer.close()
-    lines = (tmp_path / "new" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["text_loss"] for line in lines] == [1.5, 1.5]
-    assert json.loads(lines[0])["image_loss"] is None
-    expected = "step 5/20  text loss 1.5000  grad norm 2  20.0 samples/s  0.50 s  data wait 12.5 %"
-    assert screen.getvalue().splitlines() == [expected] * 2
-
-
 def test_process_from_environment() -> None:
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
     environment = {name: str(i) for i, name in enumerate(names)}
@@ -55,3 +38,20 @@ def test_process_from_environment() -> None:
 
 def test_cpu_is_chosen() -> None:
     assert choose_device(Device.CPU, 3).type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.5),
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA GH200 480GB", 989.4),
+        ("Tesla V100-SXM2-16GB", None),
+    ],
+)
+def test_peaks_of_devices(name: str, tflops: float | None) -> None:
+    assert known_peak(name) == (None if tflops is None else pytest.approx(tflops * 1e12))
+    assert peak_flops(None, torch.device("cpu")) is None
+    assert peak_flops(0.5, torch.device("cpu")) == 0.5e12

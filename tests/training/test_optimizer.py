@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from builders.jobs import module as job_module
 from torch import nn
 
-from trainclient.training.config import OptimizerConfig
+from dataserver.planning.jobspec import ModuleSpec
 from trainclient.training.optimizer import Optimizer
+from trainclient.training.optimizer_config import GroupOptions, OptimizerConfig
+from trainclient.training.schedule import ModuleRates, module_rates
 
 CONFIG = OptimizerConfig(lr=0.01, warmup_steps=4, weight_decay=0.1)
 
@@ -13,6 +16,29 @@ CONFIG = OptimizerConfig(lr=0.01, warmup_steps=4, weight_decay=0.1)
 def model(dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3)).to(dtype)
+
+
+def compose_job(*encoders: str) -> list[ModuleSpec]:
+    """Modules of a job with these encoders."""
+    kinds = {**dict.fromkeys(encoders, "encoder"), "llm": "backbone"}
+    return [ModuleSpec(**job_module(kind, name=name)) for name, kind in kinds.items()]
+
+
+def rates(config: OptimizerConfig) -> dict[str, ModuleRates]:
+    """Of the model's parameters: the first layer is module `a` of a job, the rest `b`."""
+    found = module_rates(config, compose_job("a", "b"))
+    names = [name for name, _ in model(torch.float32).named_parameters()]
+    return {name: found["a" if name.startswith("0.") else "b"] for name in names}
+
+
+def optimizer_of(module: nn.Module, config: OptimizerConfig) -> Optimizer:
+    return Optimizer(dict(module.named_parameters()), config, rates(config))
+
+
+def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
+    """In the type in which parameters are trained."""
+    found = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    return {name: g.to(torch.promote_types(g.dtype, torch.float32)) for name, g in found.items()}
 
 
 def give_gradients(module: nn.Module, step: int) -> None:
@@ -23,7 +49,7 @@ def give_gradients(module: nn.Module, step: int) -> None:
 
 def test_equals_torch() -> None:
     ours, theirs = model(torch.float64), model(torch.float64)
-    optimizer = Optimizer(ours, CONFIG)
+    optimizer = optimizer_of(ours, CONFIG)
     matrices = [p for p in theirs.parameters() if p.dim() > 1]
     vectors = [p for p in theirs.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -31,11 +57,10 @@ def test_equals_torch() -> None:
     for step, factor in enumerate((0.25, 0.5, 0.75, 1.0, 1.0)):
         give_gradients(ours, step)
         give_gradients(theirs, step)
-        optimizer.step(step)
+        optimizer.step(step, gradients(ours))
         for group in reference.param_groups:
             group["lr"] = 0.01 * factor
         reference.step()
-        assert all(p.grad is None for p in ours.parameters())
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-14, atol=0)
 
@@ -43,31 +68,58 @@ def test_equals_torch() -> None:
 def test_bfloat16_trains_float32_copies() -> None:
     """Steps far below bfloat16's resolution add up."""
     module = model(torch.bfloat16)
-    optimizer = Optimizer(module, OptimizerConfig(lr=1e-5, weight_decay=0))
+    optimizer = optimizer_of(module, OptimizerConfig(lr=1e-5, weight_decay=0))
     before = module[2].weight.detach().float().clone()
     for step in range(300):
         for parameter in module.parameters():
             parameter.grad = torch.ones_like(parameter)
-        optimizer.step(step)
-    trained = optimizer.tensors("m")["m.2.weight"]
+        optimizer.step(step, gradients(module))
+    trained = optimizer.tensors()["2.weight"]
     assert trained.dtype == torch.float32
     assert torch.equal(module[2].weight, trained.to(torch.bfloat16))
     torch.testing.assert_close(before - trained, torch.full_like(before, 0.003), rtol=0.01, atol=0)
 
 
+def test_modules_have_rates_of_their_own() -> None:
+    """As torch's own groups, with the schedule's factors written out."""
+    own = {"a": GroupOptions(lr_factor=0.5, weight_decay=0.3, warmup_steps=0), "b": GroupOptions(lr=0.04)}
+    config = OptimizerConfig(lr=0.01, warmup_steps=2, schedule="linear", decay_steps=2, min_ratio=0.1, modules=own)
+    ours, theirs = model(torch.float64), model(torch.float64)
+    optimizer = optimizer_of(ours, config)
+    groups = [
+        {"params": [theirs[0].weight], "weight_decay": 0.3},
+        {"params": [theirs[0].bias], "weight_decay": 0.0},
+        {"params": [theirs[2].weight], "weight_decay": 0.1},
+        {"params": [theirs[2].bias, *theirs[1].parameters()], "weight_decay": 0.0},
+    ]
+    reference = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95))
+    for step, (a, b) in enumerate([(0.005, 0.02), (0.005, 0.04), (0.005, 0.04), (0.00275, 0.022), (0.0005, 0.004)]):
+        give_gradients(ours, step)
+        give_gradients(theirs, step)
+        optimizer.step(step, gradients(ours))
+        for group, lr in zip(reference.param_groups, (a, a, b, b), strict=True):
+            group["lr"] = lr
+        reference.step()
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-13, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_state_continues_exactly(dtype: torch.dtype) -> None:
     whole, resumed = model(dtype), model(dtype)
-    first, second = Optimizer(whole, CONFIG), Optimizer(resumed, CONFIG)
+    first, second = (
+        optimizer_of(whole, CONFIG),
+        optimizer_of(resumed, CONFIG),
+    )
     for step in range(3):
         give_gradients(whole, step)
-        first.step(step)
-    for name, tensor in second.tensors("m").items():
-        tensor.copy_(first.tensors("m")[name])
+        first.step(step, gradients(whole))
+    for name, tensor in second.tensors().items():
+        tensor.copy_(first.tensors()[name])
     second.publish()
     for step in range(3, 6):
         for module, optimizer in ((whole, first), (resumed, second)):
             give_gradients(module, step)
-            optimizer.step(step)
-    for name, tensor in second.tensors("m").items():
-        assert torch.equal(tensor, first.tensors("m")[name]), name
+            optimizer.step(step, gradients(module))
+    for name, tensor in second.tensors().items():
+        assert torch.equal(tensor, first.tensors()[name]), name

@@ -1,19 +1,32 @@
 """Whole runs: resuming, losing a process, stopping, refusals."""
 
+import json
+import re
 import signal
 import socket
+import sys
+import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
+import yaml
 from cli.server_process import SAYS, serving
-from parallel.conftest import Fleet
-from parallel.runtime_cases import Degrees
-from training.runs import TIMEOUT_S, Run, descendants, kill_tree, read_until
+from faults.disk import missing, small_disk
+from program.conftest import Fleet
+from program.runtime_cases import Degrees, job_data
+from training.runs import TIMEOUT_S, Run, descendants, kill_tree, read_until, stored
 
 FIRST = Degrees(1, 1, 2, 1)
 SECOND = Degrees(2, 2, 1, 1)
+COLOCATED = Degrees(2, 2, 1, 2, colocated=True)
+PEERS = Degrees(1, 1, 2, 1, peers=(1, 2, 1))
+SCHEDULE = ("--optimizer.schedule", "cosine", "--optimizer.decay-steps", "3", "--optimizer.warmup-steps", "2")
+
+SHARES = ("--encoder.sharding", "zero3", "--backbone.sharding", "zero2")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -22,66 +35,107 @@ def assert_same_steps(found: list[dict[str, Any]], expected: list[dict[str, Any]
     """The same samples step by step, and losses that differ by rounding only."""
     assert [m["step"] for m in found] == [m["step"] for m in expected]
     for ours, theirs in zip(found, expected, strict=True):
-        for name in ("samples", "sample_digest", "images"):
+        for name in ("samples", "sample_digest", "images", "tokens", "flops", "lr"):
             assert ours[name] == theirs[name]
         for name in ("text_loss", "image_loss", "grad_norm"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-9), (name, ours["step"])
 
 
 @pytest.fixture(scope="module")
-def undisturbed(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Metrics of the first steps of a run that nothing happens to."""
+def undisturbed(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The first steps of a run that nothing happens to; one of them is recorded, and two are evaluated."""
     run = Run(fleet.address, tmp_path_factory.mktemp("undisturbed"))
-    code, errors = run.train(FIRST, "--steps", "5")
+    held_out = run.folder / "held_out.yaml"
+    held_out.write_text(yaml.safe_dump(job_data(FIRST, dataset="more")))
+    recorded = ("--timeline.directory", str(run.folder / "timeline"), "--timeline.first", "3")
+    evaluated = ("--evaluation.job", str(held_out), "--evaluation.every", "2", "--evaluation.steps", "1")
+    code, errors = run.train(FIRST, "--steps", "5", "--peak-tflops", "0.01", *recorded, *evaluated, *SCHEDULE)
     assert code == 0, errors
+    assert errors.count("timeline of step 3: ") == 1
     assert len(run.metrics()) == 5
-    return run.metrics()
+    return run
 
 
-def test_resume_after_every_step_in_either_layout(
-    fleet: Fleet, tmp_path: Path, undisturbed: list[dict[str, Any]]
+def test_metrics_say_what_was_computed(undisturbed: Run) -> None:
+    for m in undisturbed.metrics():
+        assert m["tokens_per_second"] == pytest.approx(m["tokens"] / m["seconds"])
+        assert m["images_per_second"] == pytest.approx(m["images"] / m["seconds"])
+        assert m["mfu_percent"] == pytest.approx(100 * m["flops"] / m["seconds"] / (0.01e12 * FIRST.world_size))
+        assert m["flops"] > m["tokens"] > 0
+
+
+def test_every_second_step_is_evaluated(undisturbed: Run) -> None:
+    found = [m["evaluation"] for m in undisturbed.metrics()]
+    assert [m is not None for m in found] == [False, True, False, True, False]
+    assert found[1]["sample_digest"] == found[3]["sample_digest"]
+    assert found[1]["text_loss"] != found[3]["text_loss"] > 0
+
+
+def test_a_recorded_step_has_a_trace_and_a_table(undisturbed: Run) -> None:
+    folder = undisturbed.folder / "timeline"
+    assert {path.name for path in folder.iterdir()} == {"step-00000003.json", "step-00000003.txt"}
+    events = json.loads((folder / "step-00000003.json").read_text())["traceEvents"]
+    threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    places = ("vit rank 0", "llm rank 0 stage 0", "llm rank 0 stage 1", "dit rank 0")
+    assert list(threads.values()) == [f"{place}, {what}" for place in places for what in ("planned", "measured")]
+    runs = {t: [e for e in events if e.get("cat") in ("forward", "backward") and e["tid"] == t] for t in threads}
+    for planned, measured in ((runs[t], runs[t + 1]) for t in threads if t % 2 == 0):
+        assert [e["name"] for e in planned] == [e["name"] for e in measured] != []
+        assert all(one["ts"] + one["dur"] <= two["ts"] for one, two in pairwise(measured))
+    table = (folder / "step-00000003.txt").read_text()
+    assert all(place in table for place in places)
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        ((1, FIRST), (2, COLOCATED), (3, PEERS), (5, COLOCATED)),
+        pytest.param(((1, FIRST), (2, FIRST), (3, SECOND), (4, SECOND), (5, FIRST)), marks=pytest.mark.long),
+    ],
+    ids=["some", "every"],
+)
+def test_resume_after_steps_in_either_layout(
+    fleet: Fleet, tmp_path: Path, undisturbed: Run, runs: tuple[tuple[int, Degrees], ...]
 ) -> None:
     run = Run(fleet.address, tmp_path)
-    for end, degrees in ((1, FIRST), (2, FIRST), (3, SECOND), (4, SECOND), (5, FIRST)):
-        code, errors = run.train(degrees, "--steps", str(end))
+    for end, degrees in runs:
+        code, errors = run.train(degrees, "--steps", str(end), *SCHEDULE, *(SHARES if end % 2 else ()))
         assert code == 0, errors
-    assert_same_steps(run.metrics(), undisturbed)
+    assert_same_steps(run.metrics(), undisturbed.metrics())
     kept = sorted(path.name for path in run.checkpoints.iterdir())
     assert kept == [f"step-{step:08d}" for step in (3, 4, 5)]
 
 
+@pytest.mark.parametrize("degrees", [PEERS, pytest.param(COLOCATED, marks=pytest.mark.long)], ids=str)
 def test_killed_process_ends_the_run_and_it_resumes(
-    fleet: Fleet, tmp_path: Path, undisturbed: list[dict[str, Any]]
+    fleet: Fleet, tmp_path: Path, undisturbed: Run, degrees: Degrees
 ) -> None:
-    run = Run(fleet.address, tmp_path)
-    process = run.start(run.command(SECOND))
+    run, lost = Run(fleet.address, tmp_path), min(2, degrees.world_size - 1)
+    process = run.start(run.command(degrees, "--checkpoint.no-asynchronous", *SCHEDULE))
     try:
         read_until(process, "step 2/")
         ranks = descendants(process)
-        assert len(ranks) == SECOND.world_size
-        ranks[3].kill()
+        assert len(ranks) == degrees.world_size
+        ranks[lost].kill()
         _, errors = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 1
-        assert "trainclient: rank 3 was killed by SIGKILL" in errors.splitlines()
+        assert f"trainclient: rank {lost} was killed by SIGKILL" in errors.splitlines()
         psutil.wait_procs(ranks, timeout=TIMEOUT_S)
         assert not any(rank.is_running() for rank in ranks)
     finally:
         kill_tree(process)
     done = len(run.metrics())
-    code, errors = run.train(FIRST, "--steps", str(done + 1))
+    code, errors = run.train(FIRST, "--steps", str(done + 1), *SCHEDULE)
     assert code == 0, errors
-    steps = [m["step"] for m in run.metrics()]
-    assert steps[-1] == done
-    assert set(steps) == set(range(done + 1))
-    by_step = {m["step"]: m for m in run.metrics()}
-    assert_same_steps([by_step[step] for step in range(min(done + 1, 5))], undisturbed[: done + 1])
+    assert [m["step"] for m in run.metrics()] == list(range(done + 1))
+    assert_same_steps(run.metrics()[:5], undisturbed.metrics()[: done + 1])
 
 
-def test_killed_server_changes_nothing(fleet: Fleet, tmp_path: Path, undisturbed: list[dict[str, Any]]) -> None:
+def test_killed_server_changes_nothing(fleet: Fleet, tmp_path: Path, undisturbed: Run) -> None:
     arguments = ["--dataset", f"pairs={fleet.folders['pairs']}"]
     with serving(*arguments) as one, serving(*arguments) as other:
         run = Run(f"{one.address},{other.address}", tmp_path)
-        process = run.start(run.command(FIRST, "--steps", "5"))
+        process = run.start(run.command(FIRST, "--steps", "5", *SCHEDULE))
         try:
             read_until(process, "step 1/")
             one.process.kill()
@@ -89,7 +143,7 @@ def test_killed_server_changes_nothing(fleet: Fleet, tmp_path: Path, undisturbed
         finally:
             kill_tree(process)
     assert process.returncode == 0, errors
-    assert_same_steps(run.metrics(), undisturbed)
+    assert_same_steps(run.metrics(), undisturbed.metrics())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -109,6 +163,25 @@ def test_signal_saves_and_ends(fleet: Fleet, tmp_path: Path, number: signal.Sign
     assert errors.strip().splitlines()[-1] == f"trainclient: stopped by {number.name}"
     (saved,) = run.checkpoints.iterdir()
     assert saved.name == f"step-{len(run.metrics()):08d}"
+
+
+@pytest.mark.long
+def test_signal_ends_an_evaluation_after_the_step_in_hand(fleet: Fleet, tmp_path: Path) -> None:
+    degrees, run, held_out = Degrees(1, 1, 1, 1), Run(fleet.address, tmp_path), tmp_path / "held_out.yaml"
+    held_out.write_text(yaml.safe_dump(job_data(degrees, dataset="more", end={"steps": 100_000})))
+    process = run.start(run.command(degrees, "--evaluation.job", str(held_out), "--evaluation.every", "1"))
+    try:
+        while not (tmp_path / "metrics.jsonl").exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+        time.sleep(5)  # the first step takes less, and its evaluation does not end
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        kill_tree(process)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert [(m["step"], m["evaluation"]) for m in run.metrics()] == [(0, None)]
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000001"]
 
 
 def test_signal_while_ranks_are_started_leaves_none(fleet: Fleet, tmp_path: Path) -> None:
@@ -161,7 +234,7 @@ def test_interrupt_before_there_are_ranks_is_one_line(tmp_path: Path) -> None:
 
 
 def test_refusals(fleet: Fleet, tmp_path: Path) -> None:
-    """Another stream, other models, too many bad images: one line each, and nothing is trained."""
+    """Another stream, other models, another run's metrics, too many bad images: one line each, nothing is trained."""
     degrees = Degrees(1, 1, 1, 1)
     run = Run(fleet.address, tmp_path)
     assert run.train(degrees, "--steps", "1")[0] == 0
@@ -174,9 +247,51 @@ def test_refusals(fleet: Fleet, tmp_path: Path) -> None:
     assert len(errors.splitlines()) == 2
     assert "vit.layers: 3 here, 2 there" in errors
     assert len(run.metrics()) == 1
+    lines = (run.folder / "metrics.jsonl").read_text()
+    other = Run(fleet.address, tmp_path)
+    code, errors = other.train(degrees, "--steps", "2", "--checkpoint.directory", str(tmp_path / "c"), "--seed", "1")
+    assert code == 2
+    assert len(errors.splitlines()) == 2
+    assert re.search(r"metrics.jsonl is of another run: \w{16} in line 1, and this is \w{16}; give --metrics", errors)
+    assert (run.folder / "metrics.jsonl").read_text() == lines
     broken = Run(fleet.address, tmp_path / "broken")
     code, errors = broken.train(degrees, "--max-invalid-ratio", "0", stream={"dataset": "understanding"})
     assert code == 1
     assert len(errors.splitlines()) == 2
     assert "1 of 23 images up to step 0 could not be decoded" in errors
     assert not (broken.folder / "metrics.jsonl").read_text()
+
+
+def test_torchrun_starts_a_run_again_and_it_goes_on_from_the_last_checkpoint(
+    fleet: Fleet, tmp_path: Path, undisturbed: Run
+) -> None:
+    """It dies before the first checkpoint, and after it; its metrics have each step once, and its end is the same."""
+    run = Run(fleet.address, tmp_path)
+    command = run.command(FIRST, "--steps", "5", "--checkpoint.every", "3", *SCHEDULE)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    process = run.start([*torchrun, "--max-restarts", "2", *command[1:]])
+    try:
+        for number in (2, 4):
+            read_until(process, f"step {number}/")
+            descendants(process)[number - 1].kill()
+        _, errors = process.communicate(timeout=2 * TIMEOUT_S)
+    finally:
+        kill_tree(process)
+    assert process.returncode == 0, errors
+    assert_same_steps(run.metrics(), undisturbed.metrics())
+    last = stored(run.checkpoints / "step-00000005")
+    for name, tensor in stored(undisturbed.checkpoints / "step-00000005").items():
+        assert torch.equal(tensor, last[name]), name
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_a_full_disk_ends_the_run_with_one_error(fleet: Fleet, tmp_path: Path) -> None:
+    run = Run(fleet.address, tmp_path)
+    with small_disk(tmp_path / "disk") as disk:
+        options = ("--steps", "500", "--checkpoint.directory", str(disk))
+        code, errors = run.train(Degrees(1, 1, 1, 1), *options)
+        assert list(disk.iterdir()) == []
+    assert code == 1
+    _, error = (line for line in errors.splitlines() if not line.startswith("step "))
+    assert re.match(r"trainclient: the checkpoint \S+/step-\d{8} cannot be written \(.*No space left on device", error)
+    assert len(run.metrics()) < 500

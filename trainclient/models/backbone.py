@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from trainclient.models.attention import Segments
 from trainclient.models.checks import checked_index, require_shape
 from trainclient.models.layers import (
+    RotaryScaling,
     Rotation,
     SelfAttention,
     SwiGlu,
@@ -38,9 +39,24 @@ class BackboneConfig:
     vocab_size: int
     query_tokens: int
     """Learned query tokens for each generated image; 0 where the job generates none."""
+    head_dim: int | None = None
+    """Size of a head; by default width / heads."""
+    norm_eps: float = NORM_EPS
+    """Added to the mean square in all norms."""
+    qkv_bias: bool = False
+    """Whether queries, keys and values have biases."""
+    output_bias: bool = False
+    """Whether the outputs of attention have biases."""
+    rotary_scaling: RotaryScaling | None = None
+    """Of the wave lengths of rotary positions."""
 
     def __post_init__(self) -> None:
-        require_heads("a backbone", self.width, self.heads, self.groups, axes=1)
+        require_heads("a backbone", self.width, self.heads, self.groups, axes=1, head_dim=self.head_dim)
+
+    @property
+    def head_size(self) -> int:
+        """Size of a head."""
+        return self.width // self.heads if self.head_dim is None else self.head_dim
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,9 +94,17 @@ class BackboneBlock(nn.Module):
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.width, eps=NORM_EPS)
-        self.attention = SelfAttention(config.width, config.heads, config.groups, bias=False, causal=True)
-        self.mlp_norm = nn.RMSNorm(config.width, eps=NORM_EPS)
+        self.attention_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.attention = SelfAttention(
+            config.width,
+            config.heads,
+            config.groups,
+            bias=config.qkv_bias,
+            causal=True,
+            output_bias=config.output_bias,
+            head_dim=config.head_size,
+        )
+        self.mlp_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.mlp = SwiGlu(config.width, config.mlp_width)
 
     def forward(self, x: Tensor, segments: Segments, rotation: Rotation) -> Tensor:
@@ -123,7 +147,7 @@ class BackboneStage(nn.Module):
             if config.query_tokens:
                 self.query = nn.Embedding(config.query_tokens, config.width)
         if self.is_last:
-            self.norm = nn.RMSNorm(config.width, eps=NORM_EPS)
+            self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
             self.head = nn.Linear(config.width, config.vocab_size, bias=False)
 
     def forward(
@@ -175,7 +199,7 @@ class BackboneStage(nn.Module):
         require_shape("position_ids", batch.position_ids, len(x))
         segments = Segments.from_offsets("cu_lengths", batch.cu_lengths, len(x), x.device)
         positions = batch.position_ids.to(x.device, non_blocking=True)[:, None]
-        rotation = Rotation.of(positions, config.width // config.heads, config.rotary_base, x.dtype)
+        rotation = Rotation.of(positions, config.head_size, config.rotary_base, x.dtype, config.rotary_scaling)
         for layer in self.layers.values():
             x = run_block(layer, x, segments, rotation, checkpoint=self.checkpoint)
         return x

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import cast
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainclient.models.attention import Segments
-from trainclient.models.layers import Mlp, Rotation, SelfAttention, require_heads, run_block
-from trainclient.models.patches import normalise, patch_positions
+from trainclient.models.layers import ACTIVATIONS, Mlp, Rotation, SelfAttention, require_heads, run_block
+from trainclient.models.patches import PIXELS, normalise, patch_positions
 
 ROTARY_BASE = 10_000.0
 NORM_EPS = 1e-6
@@ -27,9 +29,26 @@ class EncoderConfig:
     """merge x merge patches become one embedding."""
     output_dim: int
     """Width of the backbone."""
+    norm_eps: float = NORM_EPS
+    """Added to the variance in all norms."""
+    activation: str = "gelu"
+    """Of the blocks' MLPs: gelu, gelu_tanh or quick_gelu."""
+    patch_bias: bool = True
+    """Whether the embedding of patches has a bias."""
+    pixels: str = "half"
+    """How pixels are normalised: half (to [-1, 1]) or clip."""
+    position_grid: int = 0
+    """Side of a learned grid of positions, which is interpolated for images of other grids; 0: rotary positions."""
+    class_token: bool = False
+    """Whether a learned row stands before the patches of each image, and a norm before the first block, as in CLIP."""
 
     def __post_init__(self) -> None:
         require_heads("an encoder", self.width, self.heads, self.heads, axes=2)
+        for name, known in (("activation", ACTIVATIONS), ("pixels", PIXELS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; one of {', '.join(known)} is required")
+        if self.class_token and not self.position_grid:
+            raise ValueError("class_token goes with learned positions; give position_grid as well")
 
 
 class EncoderBlock(nn.Module):
@@ -37,28 +56,37 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.width, eps=NORM_EPS)
+        self.attention_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.attention = SelfAttention(config.width, config.heads, config.heads, bias=True, causal=False)
-        self.mlp_norm = nn.LayerNorm(config.width, eps=NORM_EPS)
-        self.mlp = Mlp(config.width, config.mlp_width)
+        self.mlp_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.mlp = Mlp(config.width, config.mlp_width, activation=config.activation)
 
-    def forward(self, x: Tensor, segments: Segments, rotation: Rotation) -> Tensor:
+    def forward(self, x: Tensor, segments: Segments, rotation: Rotation | None) -> Tensor:
         """[P, width] -> [P, width]."""
         x = x + self.attention(self.attention_norm(x), segments, rotation)
         return x + cast(Tensor, self.mlp(self.mlp_norm(x)))
 
 
 class ImageEncoder(nn.Module):
-    """Vision transformer (arXiv 2010.11929) on packed images, with 2-D rotary positions and Qwen2-VL's merger."""
+    """Vision transformer (arXiv 2010.11929) on packed images, with Qwen2-VL's merger.
+
+    Positions are rotary in two dimensions (Qwen2-VL, arXiv 2409.12191) or learned (SigLIP, arXiv 2303.15343; CLIP,
+    arXiv 2103.00020).
+    """
 
     def __init__(self, config: EncoderConfig, *, checkpoint: bool = False) -> None:
         super().__init__()
         self.config = config
         self.checkpoint = checkpoint
         merged = config.width * config.merge**2
-        self.patch_embed = nn.Linear(config.patch**2 * 3, config.width)
+        self.patch_embed = nn.Linear(config.patch**2 * 3, config.width, bias=config.patch_bias)
+        if config.position_grid:
+            self.position_embed = nn.Embedding(config.position_grid**2 + config.class_token, config.width)
+        if config.class_token:
+            self.class_embed = nn.Parameter(torch.empty(config.width))
+            self.input_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.layers = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
-        self.merger_norm = nn.LayerNorm(config.width, eps=NORM_EPS)
+        self.merger_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.merger = Mlp(merged, merged, config.output_dim)
 
     def forward(self, patches: Tensor, grid: Tensor, cu_patches: Tensor) -> Tensor:
@@ -75,12 +103,44 @@ class ImageEncoder(nn.Module):
         Raises:
             ValueError: the tensors do not agree with each other or with the config.
         """
+        config = self.config
+        x = self.merger_norm(self.features(patches, grid, cu_patches))
+        return cast(Tensor, self.merger(x.view(-1, config.width * config.merge**2)))
+
+    def features(self, patches: Tensor, grid: Tensor, cu_patches: Tensor) -> Tensor:
+        """What the last block makes of every patch, [P, width]; arguments and errors are those of `forward`."""
         config, weight = self.config, self.patch_embed.weight
         segments = Segments.from_offsets("cu_patches", cu_patches, patches.shape[0], weight.device)
         positions = patch_positions(grid, segments, config.merge, weight.device)
-        x = self.patch_embed(normalise(patches.to(weight.device), config.patch, weight.dtype))
-        rotation = Rotation.of(positions, config.width // config.heads, ROTARY_BASE, weight.dtype)
+        x: Tensor = self.patch_embed(normalise(patches.to(weight.device), config.patch, weight.dtype, config.pixels))
+        if not config.position_grid:
+            rotation = Rotation.of(positions, config.width // config.heads, ROTARY_BASE, weight.dtype)
+            return self._run(x, segments, rotation)
+        x = x + self._learned_positions(grid, segments, positions)
+        if not config.class_token:
+            return self._run(x, segments, None)
+        offsets = cu_patches.cpu().to(torch.int64) + torch.arange(len(segments) + 1)
+        rows = torch.ones(int(offsets[-1]), dtype=torch.bool).index_fill(0, offsets[:-1], False).to(weight.device)
+        first = self.class_embed + self.position_embed.weight[0]
+        with_first = first.expand(len(rows), -1).index_copy(0, rows.nonzero().squeeze(1), x)
+        whole = Segments.from_offsets("cu_patches", offsets, len(rows), weight.device)
+        return self._run(self.input_norm(with_first), whole, None)[rows]
+
+    def _run(self, x: Tensor, segments: Segments, rotation: Rotation | None) -> Tensor:
         for layer in self.layers:
             x = run_block(layer, x, segments, rotation, checkpoint=self.checkpoint)
-        merged = self.merger_norm(x).view(-1, config.width * config.merge**2)
-        return cast(Tensor, self.merger(merged))
+        return x
+
+    def _learned_positions(self, grid: Tensor, segments: Segments, positions: Tensor) -> Tensor:
+        """The position embedding of every patch, [P, width]; bicubic between those of the learned grid."""
+        side = self.config.position_grid
+        learned = self.position_embed.weight[int(self.config.class_token) :]
+        picture = learned.view(side, side, -1).permute(2, 0, 1)[None]
+        found = [learned[:0]]
+        parts = torch.split(positions, list(segments.lengths))
+        for (rows, columns), (row, column) in zip(grid.tolist(), (p.unbind(1) for p in parts), strict=True):
+            table = learned
+            if (rows, columns) != (side, side):
+                table = F.interpolate(picture, (rows, columns), mode="bicubic", align_corners=False)[0].flatten(1).T
+            found.append(table[row * columns + column])
+        return torch.cat(found)

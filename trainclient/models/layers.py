@@ -1,8 +1,11 @@
 """The layers that the encoder, the backbone and the generator share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from math import pi
+from types import MappingProxyType
+from typing import ClassVar, Final, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +18,40 @@ MODULATION_STD = 0.02
 """Initial standard deviation of what modulates a normalised activation: close to no modulation, but not zero."""
 
 
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
+    {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "quick_gelu": _quick_gelu}
+)
+
+
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """The dtype for sums and angles: float64 stays, anything smaller becomes float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryScaling:
+    """Stretches rotary wave lengths for longer sequences: all of them, or the long ones, as in Llama 3.1."""
+
+    factor: float
+    """By which wave lengths grow."""
+    original_positions: int = 0
+    """Longest sequence before; 0 stretches all wave lengths alike."""
+    low: float = 1.0
+    """Waves with fewer turns than this in such a sequence are stretched."""
+    high: float = 4.0
+    """Waves with more turns are not; between the two, partly."""
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        """The frequencies after stretching."""
+        stretched = frequencies / self.factor
+        if not self.original_positions:
+            return stretched
+        kept = ((self.original_positions * frequencies / (2 * pi) - self.low) / (self.high - self.low)).clamp(0, 1)
+        return (1 - kept) * stretched + kept * frequencies
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +62,9 @@ class Rotation:
     sine: Tensor
 
     @classmethod
-    def of(cls, positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> "Rotation":
+    def of(
+        cls, positions: Tensor, head_dim: int, base: float, dtype: torch.dtype, scaling: RotaryScaling | None = None
+    ) -> "Rotation":
         """Rotation by positions along one or more axes.
 
         Args:
@@ -36,10 +72,14 @@ class Rotation:
             head_dim: a multiple of 2 * axes.
             base: of the geometric series of wave lengths.
             dtype: of the activations; the result is at least float32. Angles are taken in float64.
+            scaling: of the wave lengths.
         """
         share = head_dim // (2 * positions.shape[1])
         exponent = torch.arange(share, dtype=torch.float64, device=positions.device) / share
-        angles = (positions.to(torch.float64)[:, :, None] * base**-exponent).flatten(1)[:, None]
+        frequencies = base**-exponent
+        if scaling is not None:
+            frequencies = scaling(frequencies)
+        angles = (positions.to(torch.float64)[:, :, None] * frequencies).flatten(1)[:, None]
         precise = at_least_float32(dtype)
         return cls(angles.cos().to(precise), angles.sin().to(precise))
 
@@ -50,56 +90,98 @@ class Rotation:
         return torch.cat(turned, dim=-1).to(heads.dtype)
 
 
-class SelfAttention(nn.Module):
-    """Multi-head, optionally grouped-query, attention inside packed segments with rotary positions."""
+class SplitLayer(nn.Module):
+    """A layer that tensor-parallel peers can share: each computes a part of what lies between its projections.
 
-    def __init__(self, width: int, heads: int, groups: int, *, bias: bool, causal: bool) -> None:
+    What it is called with must be the same on all peers, and the layer must take sizes from what its projections give.
+    """
+
+    columns: ClassVar[tuple[str, ...]]
+    """Linear layers of which each peer has an equal part of the outputs."""
+    rows: ClassVar[tuple[str, ...]]
+    """Linear layers of which each peer has an equal part of the inputs; what they give is summed over the peers."""
+
+
+class SelfAttention(SplitLayer):
+    """Multi-head, optionally grouped-query, attention inside packed segments, with or without rotary positions."""
+
+    columns, rows = ("query", "key", "value"), ("output",)
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        groups: int,
+        *,
+        bias: bool,
+        causal: bool,
+        output_bias: bool | None = None,
+        head_dim: int | None = None,
+    ) -> None:
+        """Attention; `output_bias` is `bias` and `head_dim` is width / heads unless given."""
         super().__init__()
-        self.heads, self.groups, self.head_dim, self.causal = heads, groups, width // heads, causal
-        self.qkv = nn.Linear(width, (heads + 2 * groups) * self.head_dim, bias=bias)
-        self.output = nn.Linear(width, width, bias=bias)
+        self.attend = packed_attention
+        self.causal = causal
+        self.head_dim = width // heads if head_dim is None else head_dim
+        self.query = nn.Linear(width, heads * self.head_dim, bias=bias)
+        self.key = nn.Linear(width, groups * self.head_dim, bias=bias)
+        self.value = nn.Linear(width, groups * self.head_dim, bias=bias)
+        self.output = nn.Linear(heads * self.head_dim, width, bias=bias if output_bias is None else output_bias)
 
-    def forward(self, x: Tensor, segments: Segments, rotation: Rotation) -> Tensor:
+    def forward(self, x: Tensor, segments: Segments, rotation: Rotation | None) -> Tensor:
         """Attend: [rows, width] -> [rows, width]."""
-        heads = self.qkv(x).unflatten(-1, (self.heads + 2 * self.groups, self.head_dim))
-        query, key, value = heads.split([self.heads, self.groups, self.groups], dim=1)
-        mixed = packed_attention(rotation(query), rotation(key), value, segments, causal=self.causal)
+        query, key, value = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.query, self.key, self.value))
+        if rotation is not None:
+            query, key = rotation(query), rotation(key)
+        mixed = self.attend(query, key, value, segments, causal=self.causal)
         return cast(Tensor, self.output(mixed.flatten(1)))
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(SplitLayer):
     """Multi-head attention of packed segments to the packed conditions of the same segment."""
+
+    columns, rows = ("query", "key", "value"), ("output",)
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.head_dim = heads, width // heads
+        self.attend = packed_attention
+        self.head_dim = width // heads
         self.query = nn.Linear(width, width)
-        self.key_value = nn.Linear(width, 2 * width)
+        self.key = nn.Linear(width, width, bias=False)  # one would add the same to all scores of a query
+        self.value = nn.Linear(width, width)
         self.output = nn.Linear(width, width)
 
     def forward(self, x: Tensor, segments: Segments, conditions: Tensor, condition_segments: Segments) -> Tensor:
         """Attend: [rows, width] to [conditions, width] -> [rows, width]."""
-        query = self.query(x).unflatten(-1, (self.heads, self.head_dim))
-        key, value = self.key_value(conditions).unflatten(-1, (2, self.heads, self.head_dim)).unbind(1)
-        mixed = packed_attention(query, key, value, segments, condition_segments)
+        # All layers take the same conditions. Sums in bfloat16 depend on their order: with a node of its own each layer
+        # adds up its two gradients first, as it does where FSDP wraps it.
+        conditions = conditions.view_as(conditions)
+        inputs = (self.query, x), (self.key, conditions), (self.value, conditions)
+        query, key, value = (project(rows).unflatten(-1, (-1, self.head_dim)) for project, rows in inputs)
+        mixed = self.attend(query, key, value, segments, condition_segments)
         return cast(Tensor, self.output(mixed.flatten(1)))
 
 
-class Mlp(nn.Module):
-    """Two linear layers with GELU between."""
+class Mlp(SplitLayer):
+    """Two linear layers with an activation between."""
 
-    def __init__(self, width: int, hidden: int, output: int | None = None) -> None:
+    columns, rows = ("up",), ("down",)
+
+    def __init__(self, width: int, hidden: int, output: int | None = None, activation: str = "gelu") -> None:
         super().__init__()
+        self.activation = ACTIVATIONS[activation]
         self.up = nn.Linear(width, hidden)
         self.down = nn.Linear(hidden, width if output is None else output)
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, width] -> [rows, output]."""
-        return cast(Tensor, self.down(F.gelu(self.up(x))))
+        return cast(Tensor, self.down(self.activation(self.up(x))))
 
 
-class SwiGlu(nn.Module):
+class SwiGlu(SplitLayer):
     """Gated linear unit with SiLU (arXiv 2002.05202), without biases."""
+
+    columns, rows = ("gate", "up"), ("down",)
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -126,9 +208,13 @@ def run_block(block: Callable[..., Tensor], *inputs: object, checkpoint: bool) -
     return cast(Tensor, result)
 
 
-def require_heads(kind: str, width: int, heads: int, groups: int, axes: int) -> None:
-    """Raise ValueError unless `heads` heads of `width` can be grouped and rotated along `axes` axes."""
-    if min(width, heads, groups) < 1 or width % heads or heads % groups or width // heads % (2 * axes):
+def require_heads(kind: str, width: int, heads: int, groups: int, axes: int, head_dim: int | None = None) -> None:
+    """Raise ValueError unless heads of `width`, or of their own size, can be grouped and rotated along `axes` axes."""
+    fits = min(width, heads, groups) >= 1 and heads % groups == 0
+    if fits and head_dim is not None:
+        if head_dim < 1 or head_dim % (2 * axes):
+            raise ValueError(f"{kind} has heads of size {head_dim}; a positive multiple of {2 * axes} is required")
+    elif not fits or width % heads or width // heads % (2 * axes):
         raise ValueError(
             f"{kind} of width {width} cannot have {heads} heads in {groups} groups: width must be a multiple of heads, "
             f"heads of groups, and the head size (width / heads) of {2 * axes}"

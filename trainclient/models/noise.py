@@ -1,67 +1,126 @@
-"""Diffusion noise and times, keyed by the sample they belong to.
+"""Diffusion noise and times, keyed by the image that they belong to, made where the generator runs.
 
-The same sample in the same pass gets the same noise on any rank, in any microbatch, in any layout.
+The same image in the same pass gets the same noise on any rank, in any microbatch, in any layout, and every patch of it
+can be made alone. Random words come from Philox 4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
+SC 2011) in integer operations of torch, so they are equal to the bit on every device; their normals are computed in
+float64 and rounded once, so two devices differ in the last place at most. The mapping, in words of 32 bits:
+
+    stream = philox(key = seed, counter = (dataset, dataset >> 32, pass, operator))
+    image  = philox(key = stream[0:2], counter = (sample, sample >> 32, number of the image, stream[2]))
+    words  = philox(key = image[0:2], counter = (block, number of the patch, image[2], image[3]))
+
+Each block of four words makes four values of a patch.
 """
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final
 
-from dataserver.planning.randomness import Operator, draws
+import torch
+from torch import Tensor
 
-MAX_IMAGES = 1 << 16
-"""Images of one sample, and so words drawn to tell them apart."""
+from dataserver.planning.randomness import Operator
+from trainclient.models.checks import require_integers, require_shape
+
+NOISE_VERSION: Final = 2
+"""Of the mapping above: what resumes a run must make the same noise. Version 1 was numpy's Philox 4x64-10."""
+
+_MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
+_WEYL: Final = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS: Final = 10
+_MASK: Final = 0xFFFFFFFF
+
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Numbers in [0, 2**32) in int64 tensors that broadcast with each other."""
 
 
-def diffusion_noise(
-    seed: int, dataset: int, pass_: int, sample: int, image: int, num_values: int
-) -> NDArray[np.float64]:
-    """Standard normal noise of one target image.
+def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
+    """Philox 4x32-10 of many counters, under as many keys. Torch has no unsigned words of 32 bits to compute with."""
+    x0, x1, x2, x3 = counter
+    key_0, key_1 = key
+    for _ in range(_ROUNDS):
+        # The product may pass 2**63: its bits are right, and the shift drags its sign only into bits that are cut.
+        first, second = x0 * _MULTIPLIERS[0], x2 * _MULTIPLIERS[1]
+        x0, x1 = (second >> 32 & _MASK) ^ x1 ^ key_0, second & _MASK
+        x2, x3 = (first >> 32 & _MASK) ^ x3 ^ key_1, first & _MASK
+        key_0, key_1 = (key_0 + _WEYL[0]) & _MASK, (key_1 + _WEYL[1]) & _MASK
+    return x0, x1, x2, x3
 
-    The image's word of the sample's stream becomes the seed of the image's own stream; the stream's words become
-    normals by Box and Muller, "A Note on the Generation of Random Normal Deviates" (1958).
+
+def image_words(seed: int, operator: Operator, names: Tensor) -> Tensor:
+    """The words that stand for each of some images.
 
     Args:
         seed: the job's seed, in [0, 2**64).
-        dataset: `dataset_key` of the dataset.
-        pass_: pass over the dataset.
-        sample: number of the sample in the dataset.
-        image: number of the image in the sample, in [0, 65536).
-        num_values: patches * patch * patch * 3.
+        operator: what they are for.
+        names: int64 [n, 4], on any device: `dataset_key` of its dataset (its 64 bits, so it may be negative), pass,
+            sample, and the number of the image in the sample.
 
     Returns:
-        float64 [num_values].
+        int64 [n, 4], each in [0, 2**32), on the same device.
 
     Raises:
-        ValueError: the image or the number of values is out of range.
+        ValueError: names of another shape or dtype.
     """
-    if not 0 <= image < MAX_IMAGES:
-        raise ValueError(f"image is {image}; it must lie in [0, {MAX_IMAGES})")
-    if num_values < 0:
-        raise ValueError(f"num_values is {num_values}; it must not be negative")
-    operator = Operator.DIFFUSION_NOISE
-    image_seed = int(draws(seed, operator, dataset, pass_, sample, image + 1)[image])
-    pairs = -(-num_values // 2)
-    uniform = _open_uniform(draws(image_seed, operator, dataset, pass_, sample, 2 * pairs)).reshape(pairs, 2)
-    radius = np.sqrt(-2 * np.log(uniform[:, 0]))
-    angle = 2 * np.pi * uniform[:, 1]
-    normal = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
-    return normal.reshape(-1)[:num_values]
+    require_integers("names", names)
+    require_shape("names", names, -1, 4)
+    dataset, pass_, sample, image = names.unbind(1)
+    dataset_words, sample_words = (_split(dataset), _split(sample))
+    whole = torch.zeros_like(pass_)
+    key = (whole + (seed & _MASK), whole + (seed >> 32))
+    stream = philox((*dataset_words, pass_ & _MASK, whole + int(operator)), key)
+    return torch.stack(philox((*sample_words, image & _MASK, stream[2]), stream[:2]), dim=1)
 
 
-def timesteps(seed: int, dataset: int, pass_: int, sample: int, num_images: int) -> NDArray[np.float64]:
-    """Diffusion times of a sample's target images, uniform in (0, 1); a longer call begins with a shorter one's.
+def diffusion_noise(words: Tensor, patches: Tensor, patch_dim: int) -> Tensor:
+    """Standard normal noise of the patches of some images.
+
+    Args:
+        words: [n, 4], from `image_words` for `Operator.DIFFUSION_NOISE`, on the device that needs the noise.
+        patches: int64 [n], how many patches each image has, on the CPU.
+        patch_dim: values of a patch.
 
     Returns:
-        float64 [num_images].
+        float32 [sum of patches, patch_dim] on the same device, image by image.
 
     Raises:
-        ValueError: the number of images is out of range.
+        ValueError: another number of images, or negative patches.
     """
-    if not 0 <= num_images <= MAX_IMAGES:
-        raise ValueError(f"num_images is {num_images}; it must lie in [0, {MAX_IMAGES}]")
-    return _open_uniform(draws(seed, Operator.DIFFUSION_TIME, dataset, pass_, sample, num_images))
+    require_shape("patches", patches, len(words))
+    if patches.numel() and int(patches.min()) < 0:
+        raise ValueError(f"an image has {int(patches.min())} patches; a number must not be negative")
+    total = int(patches.sum())
+    number = torch.arange(total) - (patches.cumsum(0) - patches).repeat_interleave(patches, output_size=total)
+    image = torch.arange(len(words)).repeat_interleave(patches, output_size=total).to(words.device, non_blocking=True)
+    key_0, key_1, high_0, high_1 = words.index_select(0, image).unsqueeze(2).unbind(1)
+    block = torch.arange(-(-patch_dim // 4), device=words.device)
+    row = number.to(words.device, non_blocking=True)[:, None]
+    made = philox((block, row, high_0, high_1), (key_0, key_1))
+    return torch.stack([*_normals(*made[:2]), *_normals(*made[2:])], dim=2).flatten(1)[:, :patch_dim]
 
 
-def _open_uniform(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Words as numbers in (0, 1): the middles of 2**52 intervals, all of them exact in float64."""
-    return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+def diffusion_times(words: Tensor) -> Tensor:
+    """Diffusion times of some images, uniform in (0, 1): float64 [n].
+
+    Args:
+        words: [n, 4], from `image_words` for `Operator.DIFFUSION_TIME`.
+    """
+    return _open_uniform(words[:, 0])
+
+
+def _split(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """The low and the high word of the bits of int64."""
+    return numbers & _MASK, numbers >> 32 & _MASK
+
+
+def _open_uniform(words: Tensor) -> Tensor:
+    """Words as numbers in (0, 1): the middles of 2**32 intervals, all of them exact in float64."""
+    return (words.to(torch.float64) + 0.5) * 2.0**-32
+
+
+def _normals(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Two normals for two words (Box and Muller, "A Note on the Generation of Random Normal Deviates", 1958), float32.
+
+    None is further out than 6.8.
+    """
+    radius = (-2 * _open_uniform(first).log()).sqrt()
+    angle = 2 * torch.pi * _open_uniform(second)
+    return (radius * angle.cos()).to(torch.float32), (radius * angle.sin()).to(torch.float32)

@@ -1,6 +1,7 @@
 """What concerns the parameters of any module: their initial values and their gradients."""
 
 import hashlib
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ def initialise(module: nn.Module, seed: int, prefix: str) -> None:
     the same weights. Values are drawn on the CPU in float32, then rounded to the parameter's dtype.
 
     Linear weights get a standard deviation of 1 / sqrt(inputs), embeddings 1, biases 0, norms 1; a module (or the
-    owner of a bare parameter) that sets `initial_std` overrules it.
+    owner of a bare parameter) that sets `initial_std` overrules it, or names constants in `initial_values`.
 
     Args:
         module: a module whose memory exists (not on the meta device).
@@ -43,7 +44,17 @@ def fill_missing_gradients(module: nn.Module) -> None:
             parameter.grad = torch.zeros_like(parameter)
 
 
+def units(network: nn.Module) -> Iterator[nn.Module]:
+    """The elements of the network's own lists, that have parameters."""
+    for child in network.children():
+        elements = child.children() if isinstance(child, nn.ModuleList | nn.ModuleDict) else ()
+        yield from (unit for unit in elements if next(unit.parameters(), None) is not None)
+
+
 def _initial_value(owner: nn.Module, name: str, shape: torch.Size, seed: int, full_name: str) -> Tensor:
+    constants: Mapping[str, float] = getattr(owner, "initial_values", {})
+    if name in constants:
+        return torch.full(shape, constants[name])
     if isinstance(owner, nn.RMSNorm | nn.LayerNorm):
         return torch.ones(shape) if name == "weight" else torch.zeros(shape)
     if name == "bias":

@@ -5,11 +5,23 @@ merge-block-major: blocks of merge x merge patches row by row over the image, an
 merge^2 consecutive rows are one backbone token (Qwen2-VL, arXiv 2409.12191, section 2.1).
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
 import torch
 from torch import Tensor
 
 from trainclient.models.attention import Segments
 from trainclient.models.checks import require_integers, require_shape
+
+PIXELS: Final[Mapping[str, tuple[tuple[float, float, float], tuple[float, float, float]]]] = MappingProxyType(
+    {
+        "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+        "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    }
+)
+"""Mean and standard deviation of each channel, of pixels in [0, 1], by the name of the normalisation."""
 
 
 def patch_positions(grid: Tensor, segments: Segments, merge: int, device: torch.device) -> Tensor:
@@ -44,13 +56,14 @@ def patch_positions(grid: Tensor, segments: Segments, merge: int, device: torch.
     return torch.cat(images).to(device, non_blocking=True)
 
 
-def normalise(patches: Tensor, patch: int, dtype: torch.dtype) -> Tensor:
-    """Pixels as numbers in [-1, 1].
+def normalise(patches: Tensor, patch: int, dtype: torch.dtype, pixels: str = "half") -> Tensor:
+    """Pixels as numbers: in [-1, 1], or with the mean and deviation of the pictures that CLIP was trained on.
 
     Args:
         patches: uint8 [P, patch * patch * 3].
         patch: side of a patch in pixels.
         dtype: floating dtype of the result.
+        pixels: name of the normalisation.
 
     Raises:
         ValueError: another dtype or row length.
@@ -58,11 +71,13 @@ def normalise(patches: Tensor, patch: int, dtype: torch.dtype) -> Tensor:
     if patches.dtype != torch.uint8:
         raise ValueError(f"patches have dtype {patches.dtype}; uint8 is required (the module normalises them)")
     require_shape("patches", patches, -1, patch * patch * 3)
-    return patches.to(dtype) / 127.5 - 1
+    colours = patches.to(dtype).view(len(patches), patch * patch, 3).unbind(2)
+    known = zip(colours, *PIXELS[pixels], strict=True)
+    return torch.stack([values / (255 * std) - mean / std for values, mean, std in known], dim=2).flatten(1)
 
 
 def to_pixels(values: Tensor) -> Tensor:
-    """The inverse of `normalise`, rounded and clamped: uint8 of the same shape."""
+    """The inverse of `normalise` to [-1, 1], rounded and clamped: uint8 of the same shape."""
     return ((values + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 

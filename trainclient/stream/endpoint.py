@@ -38,8 +38,8 @@ class Timeouts:
     call: float = 60.0
     """One unary call; planning a job's first step may take a while."""
     register: float = 1800.0
-    """Making a job known: a server sizes every sample first, minutes for a billion. The loss of the server is still
-    noticed at once."""
+    """Making a job known, all tries together: servers may have to look at every sample first. The loss of a server is
+    still noticed at once."""
     stall: float = 300.0
     """One microbatch, from the request for it to its last byte."""
     give_up: float = 120.0

@@ -4,16 +4,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from trainclient.stream.errors import ClosedError
 from trainclient.stream.microbatch import Array, Microbatch
+
+MAX_READY: Final = 16
+"""Microbatches in the queue, however small they are: servers plan every step that any of a job's ranks is at, so a
+backbone of small views must not run dozens of steps ahead of its encoder."""
 
 
 class Handoff:
     """A queue of received microbatches between two threads.
 
     The receiver asks for room before it takes memory, and gets it when the queue is empty or the new microbatch fits
-    the bound as well: one microbatch always has a place, however large. While the receiver waits for room, it is not
+    the bounds as well: one microbatch always has a place, however large. While the receiver waits for room, it is not
     the server that is slow, and the stall clock is stopped.
     """
 
@@ -105,6 +110,12 @@ class Handoff:
             self._changed.notify_all()
 
     @property
+    def ready(self) -> bool:
+        """Whether a microbatch can be taken without waiting."""
+        with self._changed:
+            return bool(self._ready)
+
+    @property
     def ready_bytes(self) -> int:
         """Bytes received and not yet taken."""
         with self._changed:
@@ -115,4 +126,4 @@ class Handoff:
         self._changed.notify_all()  # a caller that found the clock stopped waits without a limit
 
     def _fits(self, nbytes: int) -> bool:
-        return self._ready_bytes + nbytes <= self._limit_bytes
+        return len(self._ready) < MAX_READY and self._ready_bytes + nbytes <= self._limit_bytes

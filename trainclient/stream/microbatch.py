@@ -97,6 +97,8 @@ class SequenceParallelGroup:
 class Microbatch(Generic[TensorT]):
     """What one (module, rank) gets of one microbatch. The proto tells what each tensor holds."""
 
+    header: pb.MicrobatchHeader
+    """As it was received; all but the tensors follows from it (`read_header`)."""
     job_id: str
     stream_id: str
     plan_hash: bytes
@@ -270,6 +272,7 @@ def read_header(header: pb.MicrobatchHeader, table: TensorTable) -> Microbatch[A
         f"microbatch {header.microbatch} of a step that has {header.num_microbatches}",
     )
     return Microbatch(
+        header=header,
         job_id=header.job_id,
         stream_id=header.stream_id,
         plan_hash=header.plan_hash,

@@ -17,7 +17,7 @@ from trainclient.stream.follower import Follower, ViewRequest
 from trainclient.stream.handoff import Handoff
 from trainclient.stream.microbatch import Array, Cursor, Microbatch
 
-PREFETCH_BYTES = 256 << 20
+PREFETCH_BYTES = 128 << 20
 MAX_MICROBATCH_BYTES = 4 << 30
 JOIN_S = 10.0
 
@@ -87,6 +87,11 @@ class MicrobatchReader:
     def wait_s(self) -> float:
         """Seconds that the caller waited for all microbatches so far."""
         return self._wait_s
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next microbatch has been received."""
+        return self._handoff.ready
 
     def __iter__(self) -> Self:
         return self

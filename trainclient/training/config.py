@@ -1,34 +1,56 @@
-"""Configuration of a training run, from a YAML file, from flags, or both."""
+"""Configuration of a training run, from a YAML file, from flags, or both.
+
+What is wrong with it is said before torch is loaded, which takes longer than all else that a refusal needs.
+"""
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import torch
 import tyro
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, parse_yaml
+from trainclient.models.contrastive_loss import ContrastiveLoss
 from trainclient.stream.endpoint import Timeouts
+from trainclient.training.optimizer_config import OptimizerConfig
+from trainclient.training.options import SAYS_ITSELF, Options
+
+if TYPE_CHECKING:
+    import torch
 
 
 class ConfigError(ValueError):
     """A configuration that cannot be run; the message names the field."""
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-_SAYS_ITSELF = tyro.conf.arg(help_behavior_hint="")
-"""The help text says what holds without the flag."""
 Size = Annotated[
     Annotated[int, Field(ge=1, le=2**24)] | None, tyro.conf.arg(help_behavior_hint="(default: that of the preset)")
 ]
 
 
-class ImageModuleModel(_Config):
-    """Sizes of an encoder or generator: a preset, of which single sizes may be replaced."""
+Weights = Annotated[Path | None, SAYS_ITSELF]
+
+
+NOT_SIZES: Final = frozenset({"preset", "weights", "sharding", "use", "options", "lora"})
+"""Fields of the models below that are not sizes."""
+
+
+class Sharding(StrEnum):
+    """What the data-parallel ranks of a module hold of its parameters and of the optimizer's state."""
+
+    NONE = "none"
+    """All of them on every rank."""
+    ZERO2 = "zero2"
+    """A share each. Parameters are gathered once before a step, and gradients summed into shares once after it, so that
+    ranks wait for each other only there."""
+    ZERO3 = "zero3"
+    """A share each, of which block after block is gathered for each pass of each microbatch, and its gradients summed
+    into shares. Least memory, but the ranks of a module wait for each other in every block."""
+
+
+class ImageModuleModel(Options):
+    """Sizes of an encoder or generator: a preset, of which single sizes may be replaced, or those of given weights."""
 
     preset: str = "tiny"
     """Name of a preset (encoder: tiny, vit-h; generator: tiny, dit-1b)."""
@@ -40,10 +62,42 @@ class ImageModuleModel(_Config):
     """Attention heads."""
     mlp_width: Size = None
     """Width inside the MLP."""
+    weights: Weights = None
+    """Folder of a Hugging Face checkpoint (SigLIP, CLIP, Qwen2-VL) that an encoder begins as, in place of a preset."""
+    sharding: Sharding = Sharding.NONE
+    """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
 
 
-class BackboneModel(_Config):
-    """Sizes of a backbone: a preset, of which single sizes may be replaced."""
+class Projection(StrEnum):
+    """Linear layers of a backbone's blocks."""
+
+    QUERY = "query"
+    KEY = "key"
+    VALUE = "value"
+    OUTPUT = "output"
+    GATE = "gate"
+    UP = "up"
+    DOWN = "down"
+
+
+class LoraConfig(Options):
+    """Low-rank adapters, which are trained in place of the weights."""
+
+    rank: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Inner width of each adapter; 0: there are none, and all weights are trained."""
+    alpha: Annotated[float, Field(gt=0)] = 16.0
+    """What adapters add is multiplied with alpha / rank."""
+    targets: Annotated[tuple[Projection, ...], Field(min_length=1)] = (
+        Projection.QUERY,
+        Projection.KEY,
+        Projection.VALUE,
+        Projection.OUTPUT,
+    )
+    """Linear layers of each block that have one."""
+
+
+class BackboneModel(Options):
+    """Sizes of a backbone: a preset, of which single sizes may be replaced, or those of given weights."""
 
     preset: str = "tiny"
     """Name of a preset (tiny, llama3-7b, llama3-13b, llama3-70b)."""
@@ -57,36 +111,86 @@ class BackboneModel(_Config):
     """Attention heads."""
     groups: Size = None
     """Key and value heads."""
+    weights: Weights = None
+    """Folder of a Hugging Face checkpoint (Llama, Qwen2) that the backbone begins as, in place of a preset."""
+    sharding: Sharding = Sharding.NONE
+    """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
+    lora: LoraConfig = LoraConfig()
+    """Low-rank adapters, which are trained in place of the weights."""
 
 
-class OptimizerConfig(_Config):
-    """AdamW with linear warm-up."""
+class NamedModel(BackboneModel):
+    """What one module is, in place of what all of its kind are."""
 
-    lr: Annotated[float, Field(gt=0)] = 3e-4
-    """Learning rate after the warm-up."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps in which the learning rate rises from lr / warmup_steps to lr."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Decoupled weight decay of matrices; norms and biases have none."""
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of the mean of the gradients."""
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Decay of the mean of their squares."""
-    epsilon: Annotated[float, Field(gt=0)] = 1e-8
-    """Added to the root of the mean square."""
-    clip: Annotated[float, Field(ge=0)] = 1.0
-    """Largest norm of the gradients of all modules together; 0 does not clip."""
+    use: str | None = None
+    """package.module:Name of a class of one's own (docs/training.md); then nothing but `options` is read."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """What it is made with besides its place."""
 
 
-class CheckpointConfig(_Config):
+class ContrastiveConfig(Options):
+    """Contrastive training of towers."""
+
+    loss: ContrastiveLoss = ContrastiveLoss.CLIP
+    """Of all pairs of a contrastive batch: clip (softmax) or siglip (sigmoid)."""
+    features: Annotated[int, Field(ge=1, le=2**24)] = 64
+    """Width of the features of all towers."""
+
+
+class CheckpointConfig(Options):
     """Checkpoints."""
 
-    directory: Annotated[Path | None, _SAYS_ITSELF] = None
+    directory: Annotated[Path | None, SAYS_ITSELF] = None
     """Folder that all processes see; without one nothing is saved. Training resumes from the newest one in it."""
     every: Annotated[int, Field(ge=1)] = 100
     """Steps between two; one more is written when training ends."""
     keep: Annotated[int, Field(ge=1)] = 3
     """How many of the newest to keep."""
+    asynchronous: bool = True
+    """Go on training while a checkpoint is written. Each process keeps host memory for a copy of what it saves."""
+
+
+class TimelineConfig(Options):
+    """Recording of single steps: when every process did what, beside the plan."""
+
+    directory: Annotated[Path | None, SAYS_ITSELF] = None
+    """Folder for a table and a trace (ui.perfetto.dev) of each recorded step; without one nothing is recorded."""
+    first: Annotated[int, Field(ge=0)] = 2
+    """First step to record; before it, a run is still warming up."""
+    steps: Annotated[int, Field(ge=1)] = 1
+    """How many steps to record. All processes wait for each other before each of them."""
+
+    @property
+    def recorded(self) -> range:
+        """The steps to record."""
+        return range(self.first, self.first + self.steps)
+
+
+class ProfileConfig(Options):
+    """Traces of some steps by torch's profiler."""
+
+    directory: Annotated[Path | None, SAYS_ITSELF] = None
+    """Folder for a trace of each process (ui.perfetto.dev); without one nothing is profiled."""
+    first: Annotated[int, Field(ge=0)] = 2
+    """First step to profile; before it, a run is still warming up."""
+    steps: Annotated[int, Field(ge=1)] = 1
+    """How many steps to profile. They are slower, and traces have about a megabyte for each thousand operations."""
+
+    @property
+    def profiled(self) -> range:
+        """The steps to profile."""
+        return range(self.first, self.first + self.steps)
+
+
+class EvaluationConfig(Options):
+    """Evaluation on a held-out stream."""
+
+    job: Annotated[Path | None, SAYS_ITSELF] = None
+    """Job of the held-out stream, with the modules of the training job; without one nothing is evaluated."""
+    every: Annotated[int, Field(ge=1)] = 500
+    """Steps between two."""
+    steps: Annotated[Annotated[int, Field(ge=1)] | None, SAYS_ITSELF] = None
+    """Steps of the held-out stream that each takes, if its job does not end earlier."""
 
 
 class Dtype(StrEnum):
@@ -97,9 +201,20 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
     @property
-    def torch(self) -> torch.dtype:
+    def torch(self) -> "torch.dtype":
         """The same in torch."""
+        import torch
+
         return {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}[self.value]
+
+
+class OnNonfinite(StrEnum):
+    """What to do after a step whose losses or gradients are not finite."""
+
+    STOP = "stop"
+    """End training, and say where it began."""
+    SKIP = "skip"
+    """Leave the parameters as they were, say the same, and go on with the next step."""
 
 
 class Device(StrEnum):
@@ -114,7 +229,7 @@ class Device(StrEnum):
 _REQUIRED = tyro.conf.arg(help_behavior_hint="(required)")
 
 
-class TrainConfig(_Config):
+class TrainConfig(Options):
     """A training run."""
 
     job: Annotated[Path | None, _REQUIRED] = None
@@ -122,37 +237,55 @@ class TrainConfig(_Config):
     servers: Annotated[str, _REQUIRED] = ""
     """Data servers as HOST:PORT,HOST:PORT."""
     encoder: ImageModuleModel = ImageModuleModel()
-    """Sizes of the encoder."""
+    """Sizes of the encoder, and of image towers."""
     backbone: BackboneModel = BackboneModel()
-    """Sizes of the backbone."""
+    """Sizes of the backbone, and of text towers."""
     generator: ImageModuleModel = ImageModuleModel()
     """Sizes of the generator."""
+    modules: Annotated[dict[str, NamedModel], tyro.conf.Suppress] = Field(default_factory=dict)
+    """By name, modules that differ from the others of their kind; only in a configuration file."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
+    timeline: TimelineConfig = TimelineConfig()
+    """Recording of single steps."""
+    profile: ProfileConfig = ProfileConfig()
+    """Traces of some steps by torch's profiler."""
+    contrastive: ContrastiveConfig = ContrastiveConfig()
+    """Contrastive training of towers."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Evaluation on a held-out stream."""
     text_weight: Annotated[float, Field(ge=0)] = 1.0
     """Factor of the text loss."""
     image_weight: Annotated[float, Field(ge=0)] = 1.0
     """Factor of the generator's loss."""
     dtype: Dtype = Dtype.FLOAT32
     """Type of parameters and activations. With bfloat16 the optimizer keeps float32 copies of the parameters."""
+    compile: bool = False
+    """Compile the blocks of modules, but for those of one's own, with torch.compile when they run first."""
     device: Device = Device.AUTO
     """Where to compute."""
-    activation_checkpointing: bool = False
-    """Compute each block again in the backward pass instead of keeping its activations."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial parameters; the data has the job's."""
-    steps: Annotated[Annotated[int, Field(ge=1)] | None, _SAYS_ITSELF] = None
+    steps: Annotated[Annotated[int, Field(ge=1)] | None, SAYS_ITSELF] = None
     """Stop before this step, if the job does not end earlier."""
     max_invalid_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Largest share of images, counted over all steps of the run, that may turn out to be undecodable; the first
     thousand images count as one thousand. Beyond it, training stops."""
-    metrics: Annotated[Path | None, _SAYS_ITSELF] = None
-    """File to which a JSON line is appended after every step."""
+    on_nonfinite: OnNonfinite = OnNonfinite.STOP
+    """After a step whose losses or gradients are not finite: stop, or skip its update on all processes."""
+    metrics: Annotated[Path | None, SAYS_ITSELF] = None
+    """File for a JSON line of every step; one that a resumed run repeats is replaced."""
+    tensorboard: Annotated[Path | None, SAYS_ITSELF] = None
+    """Folder for TensorBoard's events; needs the package tensorboard."""
+    wandb: Annotated[str | None, SAYS_ITSELF] = None
+    """Project of Weights & Biases to which metrics go; needs the package wandb."""
+    peak_tflops: Annotated[Annotated[float, Field(gt=0)] | None, SAYS_ITSELF] = None
+    """Peak of a device in 10^12 operations a second, for the MFU in the metrics; known of common GPUs."""
     progress: bool = True
     """Show a line per step on a terminal."""
-    threads: Annotated[Annotated[int, Field(ge=1)] | None, _SAYS_ITSELF] = None
+    threads: Annotated[Annotated[int, Field(ge=1)] | None, SAYS_ITSELF] = None
     """CPU threads of each process; by default the machine's cores divided by its processes."""
     timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Seconds to wait for another process before training ends with an error."""
@@ -160,12 +293,6 @@ class TrainConfig(_Config):
     """Seconds to wait for the first answer of a data server: trainers may start before their servers."""
     stop_grace_s: Annotated[float, Field(gt=0, le=3600)] = 20.0
     """Seconds to finish the step in hand and save it, after Ctrl-C or SIGTERM."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.device is Device.CUDA and not torch.cuda.is_available():
-            raise ValueError("device is cuda but torch finds no GPU; use --device cpu or install a CUDA build of torch")
-        return self
 
     @property
     def timeouts(self) -> Timeouts:
@@ -207,6 +334,14 @@ def validate_config(data: dict[str, Any]) -> TrainConfig:
         return TrainConfig.model_validate(data)
     except ValidationError as error:
         raise ConfigError(describe(error)) from None
+
+
+def checked(config: TrainConfig) -> TrainConfig:
+    """A configuration whose file and flags are put together; ConfigError names fields that do not fit each other."""
+    problems = [f"optimizer.{problem}" for problem in config.optimizer.problems()]
+    if problems:
+        raise ConfigError(f"the configuration is not valid: {'; '.join(problems)}")
+    return config
 
 
 def describe(error: ValidationError) -> str:

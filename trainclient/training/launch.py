@@ -13,8 +13,10 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from trainclient.topology.places import Topology
 from trainclient.training.config import TrainConfig
-from trainclient.training.rank import check, prepare
+from trainclient.training.preparing import Jobs
+from trainclient.training.rank import check
 from trainclient.training.signals import LAUNCHER_PID
 
 LOOPBACK = "127.0.0.1"
@@ -24,17 +26,16 @@ MONITOR_INTERVAL_S = 0.2
 _log = logging.getLogger(__name__)
 
 
-def launch(config: TrainConfig, arguments: Sequence[str]) -> int:
+def launch(config: TrainConfig, jobs: Jobs, topology: Topology, arguments: Sequence[str]) -> int:
     """Run `trainclient` with these arguments in as many processes as the job needs, and pass signals on.
 
-    Job, servers and models are checked here first, so that what is wrong with them is reported once.
+    Servers and models are checked here first, so that what is wrong with them is reported once.
 
     Returns:
         0 if training ended in order; 128 + the signal's number after one; 2 if a rank was refused something that the
         user can fix; otherwise 1.
     """
-    job, topology = prepare(config)
-    check(config, job)
+    check(config, jobs)
     # Worker processes talk over loopback only: host names of a laptop or container often do not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ[LAUNCHER_PID] = str(os.getpid())  # ranks watch it: it may be gone before they could ask for their parent

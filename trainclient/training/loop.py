@@ -1,36 +1,40 @@
 """The training loop of one process."""
 
 import math
+import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from torch import Tensor
 
 from dataserver.planning.identity import Job
-from dataserver.planning.jobspec import ModuleKind
-from trainclient.client import Batch, DataClient
-from trainclient.models.parameters import fill_missing_gradients
-from trainclient.parallel.assembly import build_executor, build_role
-from trainclient.parallel.executor import StepRecord
-from trainclient.parallel.gradients import reduce_gradients, scale_gradients, square_sum
-from trainclient.parallel.groups import Groups
-from trainclient.parallel.roles import LossWeights
-from trainclient.parallel.topology import Topology
-from trainclient.parallel.transport import contact
-from trainclient.training.checkpoint import Checkpoints, TrainerState, read_state
-from trainclient.training.config import TrainConfig
-from trainclient.training.metrics import (
-    Contribution,
-    MetricsWriter,
-    StepMetrics,
-    Totals,
-    reduce_contribution,
-    sample_hash,
-)
-from trainclient.training.modules import ModelConfigs, build_module
+from trainclient.checkpoint.folder import TrainerState, module_of
+from trainclient.exchange.transport import contact
+from trainclient.program.assembly import assemble
+from trainclient.program.clock import Stopwatch
+from trainclient.program.interpreter import Batches, StepRecord
+from trainclient.program.runner import LossWeights
+from trainclient.timeline.recorder import TimelineRecorder
+from trainclient.topology.groups import Groups
+from trainclient.topology.places import Topology
+from trainclient.training.config import OnNonfinite, TrainConfig
+from trainclient.training.evaluation import Evaluation
+from trainclient.training.gradients import scale_gradients
+from trainclient.training.holding import hold
+from trainclient.training.metrics import Contribution, EvaluationMetrics, StepMetrics, Totals, reduce_contribution
+from trainclient.training.models import Models
+from trainclient.training.nonfinite import explain
 from trainclient.training.optimizer import Optimizer
+from trainclient.training.peaks import peak_flops
+from trainclient.training.profiling import StepProfiler
 from trainclient.training.reporter import StepReporter
+from trainclient.training.run import name_run
+from trainclient.training.saving import Saving
+from trainclient.training.schedule import module_rates
 from trainclient.training.signals import StopSignals
+from trainclient.training.sinks import MetricsWriter
+from trainclient.training.streams import Streams
 
 FEWEST_IMAGES = 1000
 """A share of invalid images is judged as if of at least this many, or one early bad image would end a run."""
@@ -39,119 +43,178 @@ FEWEST_IMAGES = 1000
 class TrainingError(RuntimeError):
     """Training cannot go on. All processes raise it in the same step with the same message."""
 
-
-def continue_from(path: Path, client: DataClient, sizes: dict[str, Any]) -> TrainerState:
-    """Set a client to where a checkpoint ended.
-
-    Args:
-        path: the checkpoint.
-        client: of any view of the job.
-        sizes: of every module (`ModelConfigs.describe_all`).
-
-    Raises:
-        StateError: the checkpoint belongs to another stream.
-        CheckpointError: it belongs to other models, or cannot be read.
-    """
-    state = read_state(path)
-    client.load_state_dict(state.cursor)
-    state.require_modules(sizes, path)
-    return state
+    known_to_all = True
 
 
 class Trainer:
-    """One process of a run: its module, its optimizer, and its part of every step."""
+    """One process of a run: its modules, their optimizer, and its part of every step."""
 
-    def __init__(self, config: TrainConfig, job: Job, topology: Topology, groups: Groups) -> None:
-        """Build this process's module; all processes do so together."""
-        configs = ModelConfigs.of(config, job.spec)
-        weights = LossWeights(config.text_weight, config.image_weight)
+    def __init__(
+        self, config: TrainConfig, job: Job, topology: Topology, groups: Groups, held_out: Job | None = None
+    ) -> None:
+        """Build this process's modules; all processes do so together.
+
+        Args:
+            config: of the run.
+            job: what is trained.
+            topology: of the job.
+            groups: this process and the others.
+            held_out: what is evaluated, if anything.
+        """
+        models = Models.of(config, job.spec)
+        modules = models.build(groups.place, groups.device)
         self._config = config
         self._groups = groups
-        self._module = build_module(configs, groups.place, config, groups.device)
-        self._optimizer = Optimizer(self._module, config.optimizer)
-        self._role = build_role(job.spec, topology, groups, self._module, weights)
-        self._executor = build_executor(job.spec, topology, groups, self._role)
-        self._sizes = configs.describe_all(job.spec)
+        self._holding = hold(modules, models.shardings(groups.place), groups)
+        self._rates = module_rates(config.optimizer, job.spec.execution.modules)
+        rates = {
+            f"{site.module.name}.{name}": self._rates[site.module.name]
+            for site, module in modules
+            for name, _ in module.network.named_parameters()
+        }
+        self._optimizer = Optimizer(self._holding.held, config.optimizer, rates)
+        self._clock = Stopwatch(groups.device)
+        peak = peak_flops(config.peak_tflops, groups.device)
+        self._peak_flops = None if peak is None else peak * groups.world.size()
+        weights = LossWeights(config.text_weight, config.image_weight)
+        self._machine = assemble(job.spec, topology, groups.place, modules, groups.channels, weights, self._clock)
+        self._stream = job.stream
+        self._sizes = models.describe()
+        self._frozen = [m.name for m in job.spec.execution.modules if m.frozen]
+        self.run_name = name_run(config, job)
+        """Of the run that this process is part of, from its first step on."""
         self._images = self._invalid_images = 0
         self._lap_start = time.perf_counter()
-        self._checkpoints: Checkpoints | None = None
-        if config.checkpoint.directory is not None:
-            self._checkpoints = Checkpoints(config.checkpoint.directory, config.checkpoint.keep, groups.control)
+        self._phase = "prepares"
+        timeline = config.timeline
+        self._timeline = TimelineRecorder(timeline.directory, timeline.recorded, topology, groups, job.stream)
+        self._saving = Saving(config.checkpoint, groups)
+        self._evaluation = None if held_out is None else Evaluation(held_out, modules, self._holding, groups, config)
 
     @property
-    def tensors(self) -> tuple[str, ...]:
-        """Names of the tensors that this process reads."""
-        return self._role.tensors
+    def doing(self) -> str:
+        """What this process does at the moment, in words; another thread may ask."""
+        return self._phase or self._machine.interpreter.doing
 
-    def resume(self, client: DataClient) -> None:
+    @property
+    def tensors(self) -> dict[str, tuple[str, ...]]:
+        """Names of the tensors that this process reads, by module."""
+        return self._machine.tensors
+
+    def resume(self, streams: Streams) -> None:
         """Continue from the newest checkpoint, if there is one; errors as in `continue_from`."""
-        path = self._checkpoints.latest() if self._checkpoints is not None else None
-        if path is None or self._checkpoints is None:
+        state = self._saving.resume(streams, self._sizes, self._tensors())
+        if state is None:
             return
-        state = continue_from(path, client, self._sizes)
-        self._checkpoints.load(path, self._optimizer.tensors(self._groups.place.module.name))
         self._optimizer.publish()
         self._images, self._invalid_images = state.images, state.invalid_images
+        self.run_name = state.run or self.run_name
 
-    def run(self, client: DataClient, stop: StopSignals, writer: MetricsWriter) -> None:
+    def run(self, streams: Streams, stop: StopSignals, writer: MetricsWriter) -> None:
         """Train until the job or the configured steps end, or a signal comes; save at the end.
 
         Raises:
             TrainingError: too many invalid images, or gradients that are not finite.
+            SaveError: a checkpoint cannot be written.
         """
-        end = min(client.num_steps, self._config.steps or client.num_steps)
-        saved, stopping = client.step, False
-        batches = iter(client)
+        end = min(streams.num_steps, self._config.steps or streams.num_steps)
+        saved, stopping = streams.step, False
+        batches = streams.batches(self._groups.peers)
         self._lap()
-        with StepReporter(client, self._groups.place.stage) as reporter:
-            while client.step < end and not stopping:
-                stopping = self._step(batches, stop, writer, reporter)
-                if client.step % self._config.checkpoint.every == 0:
-                    saved = self._save(client)
+        with self._saving.completed(), ExitStack() as entered:
+            reporters = self._reporters(streams, entered)
+            profiler = entered.enter_context(StepProfiler(self._config.profile, self._groups))
+            while streams.step < end and not stopping:
+                profiler.begin_step(streams.step)
+                stopping = self._step(streams, batches, stop, writer, reporters)
+                if streams.step % self._config.checkpoint.every == 0:
+                    saved = self._save(streams, writer)
                     self._lap()
-        if client.step != saved:
-            self._save(client)
+            if streams.step != saved:
+                self._save(streams, writer)
+            self._phase = "waits for the last checkpoint"
 
-    def _step(self, batches: Iterator[Batch], stop: StopSignals, writer: MetricsWriter, reporter: StepReporter) -> bool:
+    def _step(
+        self,
+        streams: Streams,
+        batches: Sequence[Batches],
+        stop: StopSignals,
+        writer: MetricsWriter,
+        reporters: Sequence[StepReporter],
+    ) -> bool:
         """One update. Returns whether any process was asked to stop."""
-        record = self._executor.run(batches)
+        self._phase = "gathers parameters"
+        with contact("other ranks"):
+            self._holding.begin_step()
+        recorded = self._timeline.records(streams.step)
+        if recorded:
+            self._timeline.begin()
+        self._phase = ""
+        record = self._machine.interpreter.run(batches)
         if record is None:
             raise TrainingError("the stream ended before the last step of the job; the servers planned another job")
-        fill_missing_gradients(self._module)
+        self._phase = f"sums and updates of step {record.step}"
         with contact("other ranks"):
-            reduce_gradients(self._module, self._groups.data_parallel)
+            gradients = self._holding.end_step()
             seconds = self._lap()
-            totals = reduce_contribution(self._contribution(record, seconds, stop.requested), self._groups)
+            own = Contribution.of(
+                self._machine,
+                self._groups.place,
+                record,
+                squares=self._holding.square_sum(gradients),
+                seconds=seconds,
+                stop=stop.requested,
+                save_failed=self._saving.failed,
+            )
+            totals = reduce_contribution(own, self._groups)
+        if totals.save_failed:
+            self._saving.wait()
         self._count_images(record, totals)
         norm = math.sqrt(totals.gradient_square_sum)
-        self._update(record.step, norm)
-        writer.write(_metrics(record, totals, norm))
-        reporter.report(
-            record, seconds, self._role.forward_times.nanoseconds(), self._role.backward_times.nanoseconds()
+        finite = all(math.isfinite(x) for x in (norm, *totals.loss_sums))
+        if finite:
+            self._update(record.step, norm, gradients)
+        else:
+            self._skip(record.step, gradients)
+        self._holding.drop()
+        rates = {name: rates.lr(record.step) for name, rates in self._rates.items() if name not in self._frozen}
+        due = not totals.stop and self._is_evaluated(record.step)
+        held_out = self._evaluate(record.step, stop) if due else None
+        pairs = 0 if self._stream.contrastive_batch is None else self._stream.global_batch
+        metrics = StepMetrics.of(
+            record, totals, norm, rates, self._peak_flops, pairs=pairs, skipped=not finite, evaluation=held_out
         )
-        return totals.stop
+        writer.write(metrics)
+        for reporter in reporters:
+            reporter.report(record, seconds, self._clock)
+        if recorded:
+            self._timeline.end(record, self._clock, streams.first)
+            self._lap()
+        return totals.stop or (due and held_out is None)
+
+    def _reporters(self, streams: Streams, entered: ExitStack) -> list[StepReporter]:
+        """One for each module of this process; of tensor-parallel peers the first one reports."""
+        place = self._groups.place
+        if place.tp > 0:
+            return []
+        return [entered.enter_context(StepReporter(c, place, module)) for module, c in streams.clients.items()]
+
+    def _is_evaluated(self, step: int) -> bool:
+        return self._evaluation is not None and (step + 1) % self._config.evaluation.every == 0
+
+    def _evaluate(self, step: int, stop: StopSignals) -> EvaluationMetrics | None:
+        """What the modules make of the held-out stream, in seconds that are no part of any step's; None if stopped."""
+        if self._evaluation is None:
+            return None
+        self._phase, begun = f"evaluates after step {step}", time.perf_counter()
+        found = self._evaluation.run(lambda: stop.requested)
+        self._lap_start += time.perf_counter() - begun
+        return found
 
     def _lap(self) -> float:
         """Seconds since the last call: a step with the optimizer's part of the one before, without checkpoints."""
         started, self._lap_start = self._lap_start, time.perf_counter()
         return self._lap_start - started
-
-    def _contribution(self, record: StepRecord, seconds: float, stop: bool) -> Contribution:
-        place, loss = self._groups.place, float(self._role.loss_sum)
-        is_backbone = place.module.kind is ModuleKind.BACKBONE
-        names_samples = is_backbone and place.is_first_stage
-        return Contribution(
-            text_loss_sum=loss if is_backbone else 0.0,
-            image_loss_sum=0.0 if is_backbone else loss,
-            gradient_square_sum=float(square_sum(self._module)) if place.rank == 0 else 0.0,
-            samples=record.num_items if names_samples else 0,
-            sample_digest=sample_hash(record.samples) if names_samples else 0,
-            images=0 if is_backbone else record.num_items,
-            invalid_images=0 if is_backbone else record.num_invalid,
-            stop=stop,
-            wait_s=record.data_wait_s,
-            seconds=seconds,
-        )
 
     def _count_images(self, record: StepRecord, totals: Totals) -> None:
         self._images += totals.images
@@ -164,36 +227,35 @@ class Trainer:
                 "its quarantine list, or raise the limit"
             )
 
-    def _update(self, step: int, norm: float) -> None:
-        if not math.isfinite(norm):
-            raise TrainingError(
-                f"the gradients of step {step} are not finite; resume from a checkpoint with a lower optimizer.lr or "
-                "optimizer.clip"
-            )
+    def _update(self, step: int, norm: float, gradients: Mapping[str, Tensor]) -> None:
         clip = self._config.optimizer.clip
         if 0 < clip < norm:
-            scale_gradients(self._module, clip / norm)
-        self._optimizer.step(step)
+            scale_gradients(gradients.values(), clip / norm)
+        self._optimizer.step(step, gradients)
 
-    def _save(self, client: DataClient) -> int:
-        """Write a checkpoint if there is a place for it; returns the first step that is not in it."""
-        if self._checkpoints is not None:
-            state = TrainerState(client.state_dict(), self._sizes, self._images, self._invalid_images)
-            with contact("other ranks"):
-                self._checkpoints.save(self._optimizer.tensors(self._groups.place.module.name), state)
-        return client.step
+    def _skip(self, step: int, gradients: Mapping[str, Tensor]) -> None:
+        """Go on without an update, as all processes do, for all know the same sums; or raise TrainingError."""
+        bad = dict.fromkeys(module_of(name) for name, g in gradients.items() if not bool(g.isfinite().all()))
+        with contact("other ranks"):
+            where = explain(step, self._machine.runners, list(bad), self._stream, self._groups)
+        if self._config.on_nonfinite is OnNonfinite.STOP:
+            raise TrainingError(
+                f"{where}; resume from a checkpoint with a lower optimizer.lr or optimizer.clip, leave out samples "
+                "that are to blame with a quarantine list, or set on_nonfinite to skip"
+            )
+        if self._groups.rank == 0:
+            sys.stderr.write(f"skipped: {where}\n")
 
+    def _tensors(self) -> dict[str, Tensor]:
+        """Parameters and the optimizer's state as parts of what a checkpoint holds."""
+        stored = self._holding.stored
+        return {key: stored(key.partition("/")[0], tensor) for key, tensor in self._optimizer.tensors().items()}
 
-def _metrics(record: StepRecord, totals: Totals, norm: float) -> StepMetrics:
-    return StepMetrics(
-        step=record.step,
-        text_loss=totals.text_loss_sum / record.text_tokens if record.text_tokens else None,
-        image_loss=totals.image_loss_sum / record.target_patches if record.target_patches else None,
-        grad_norm=norm,
-        samples=totals.samples,
-        sample_digest=f"{totals.sample_digest:016x}",
-        images=totals.images,
-        invalid_images=totals.invalid_images,
-        seconds=totals.seconds,
-        data_wait_percent=100 * totals.wait_ratio,
-    )
+    def _save(self, streams: Streams, writer: MetricsWriter) -> int:
+        """Write or begin a checkpoint, if there is a place for it; returns the first step that is not in it."""
+        self._phase = f"saves the checkpoint of step {streams.step}"
+        writer.sync()
+        counts = self._images, self._invalid_images
+        state = TrainerState(streams.state_dict(), self._sizes, *counts, run=self.run_name, frozen=self._frozen)
+        self._saving.save(self._tensors(), state)
+        return streams.step

@@ -1,18 +1,21 @@
 """What a step did, over all processes."""
 
 import hashlib
-import json
+import math
 import struct
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TextIO
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 
-from trainclient.parallel.groups import Groups
+from dataserver.planning.jobspec import Modality
+from trainclient.modules import Site, Target
+from trainclient.program.assembly import Machine
+from trainclient.program.interpreter import StepRecord
+from trainclient.topology.groups import Groups
+from trainclient.topology.places import Place
 
 _MASK_63 = (1 << 63) - 1
 
@@ -23,8 +26,13 @@ class Contribution:
 
     text_loss_sum: float
     image_loss_sum: float
+    contrastive_loss_sum: float
     gradient_square_sum: float
-    """Of this process's module, or 0 where another data-parallel rank counts it."""
+    """Of the parameters of this process that no other one counts."""
+    flops: float
+    """Operations that this process's views asked of its module, or 0 where another stage counts them; nan: unknown."""
+    tokens: int
+    """Of these views."""
     samples: int
     """Samples of this process's views, or 0 where another stage or module counts them."""
     sample_digest: int
@@ -33,8 +41,46 @@ class Contribution:
     invalid_images: int
     stop: bool
     """Whether this process was asked to stop."""
+    save_failed: bool
+    """Whether this process knows that the checkpoint under way cannot be written."""
     wait_s: float
     seconds: float
+
+    @classmethod
+    def of(
+        cls,
+        machine: Machine,
+        place: Place,
+        record: StepRecord,
+        *,
+        squares: float = 0.0,
+        seconds: float = 0.0,
+        stop: bool = False,
+        save_failed: bool = False,
+    ) -> Self:
+        """What a process adds to a step that it ran; each field is said by those processes that it is of."""
+        counts = place.tp == 0  # the other peers have seen and computed the same
+        entering = [chunk.module for chunk in place.chunks if counts and chunk.is_first]
+        works = [runner.work for runner in machine.runners if counts and runner.site.chunk == 0]
+        counting = {runner.site.module.name for runner in machine.runners if _counts_samples(runner.site)}
+        samples = [sample for m in entering if m.name in counting for sample in record.seen[m.name].samples]
+        images = [record.seen[m.name] for m in entering if m.handles_images or m.modality is Modality.IMAGE]
+        return cls(
+            text_loss_sum=machine.loss_sum(Target.TEXT) if counts else 0.0,
+            image_loss_sum=machine.loss_sum(Target.IMAGE) if counts else 0.0,
+            contrastive_loss_sum=machine.loss_sum(Target.PAIRS),
+            gradient_square_sum=squares,
+            flops=math.nan if any(work.flops is None for work in works) else sum(work.flops or 0 for work in works),
+            tokens=sum(work.tokens for work in works),
+            samples=len(samples),
+            sample_digest=sample_hash(samples),
+            images=sum(seen.num_items for seen in images),
+            invalid_images=sum(seen.num_invalid for seen in images),
+            stop=stop,
+            save_failed=save_failed,
+            wait_s=record.data_wait_s,
+            seconds=seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +89,35 @@ class Totals:
 
     text_loss_sum: float
     image_loss_sum: float
+    contrastive_loss_sum: float
     gradient_square_sum: float
+    flops: float
+    tokens: int
     samples: int
     sample_digest: int
     images: int
     invalid_images: int
     stop: bool
+    save_failed: bool
     wait_ratio: float
     """Largest share of the step in which any process waited for data."""
     seconds: float
     """Of the slowest process."""
 
+    @property
+    def loss_sums(self) -> tuple[float, ...]:
+        """Of all losses."""
+        return self.text_loss_sum, self.image_loss_sum, self.contrastive_loss_sum
+
 
 def reduce_contribution(own: Contribution, groups: Groups) -> Totals:
     """Add up what all processes have; all of them get the same totals, to the bit."""
     device = groups.device
-    sums = torch.tensor(
-        [own.text_loss_sum, own.image_loss_sum, own.gradient_square_sum], dtype=torch.float64, device=device
-    )
+    losses = [own.text_loss_sum, own.image_loss_sum, own.contrastive_loss_sum]
+    sums = torch.tensor([*losses, own.gradient_square_sum, own.flops], dtype=torch.float64, device=device)
+    flags = [int(own.stop), int(own.save_failed)]
     counts = torch.tensor(
-        [own.samples, own.sample_digest, own.images, own.invalid_images, int(own.stop)],
+        [own.tokens, own.samples, own.sample_digest, own.images, own.invalid_images, *flags],
         dtype=torch.int64,
         device=device,
     )
@@ -70,10 +125,31 @@ def reduce_contribution(own: Contribution, groups: Groups) -> Totals:
     dist.all_reduce(sums, group=groups.world)
     dist.all_reduce(counts, group=groups.world)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=groups.world)
-    text, image, squares = sums.tolist()
-    samples, digest, images, invalid, stop = counts.tolist()
+    text, image, contrastive, squares, flops = sums.tolist()
+    tokens, samples, digest, images, invalid, stop, save_failed = counts.tolist()
     wait_ratio, seconds = largest.tolist()
-    return Totals(text, image, squares, samples, digest & _MASK_63, images, invalid, stop > 0, wait_ratio, seconds)
+    return Totals(
+        text_loss_sum=text,
+        image_loss_sum=image,
+        contrastive_loss_sum=contrastive,
+        gradient_square_sum=squares,
+        flops=flops,
+        tokens=tokens,
+        samples=samples,
+        sample_digest=digest,
+        images=images,
+        invalid_images=invalid,
+        stop=stop > 0,
+        save_failed=save_failed > 0,
+        wait_ratio=wait_ratio,
+        seconds=seconds,
+    )
+
+
+def _counts_samples(site: Site) -> bool:
+    """Whether a module is the one of its job whose samples are counted: all towers have the same."""
+    towers = [m for m in site.job.execution.modules if m.modality is not None]
+    return site.module == towers[0] if towers else site.module.holds_samples
 
 
 def sample_hash(samples: Iterable[tuple[int, int, int]]) -> int:
@@ -86,16 +162,33 @@ def sample_hash(samples: Iterable[tuple[int, int, int]]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationMetrics:
+    """What the modules make of held-out steps."""
+
+    text_loss: float | None
+    """Mean cross entropy of all their target tokens; None where they have none, or it is not finite."""
+    image_loss: float | None
+    """Mean squared error of all their target patches; None where they have none, or it is not finite."""
+    samples: int
+    sample_digest: str
+    """Names the set of samples, as that of a step."""
+    images: int
+    invalid_images: int
+    seconds: float
+    """Wall time, which is no part of any step's."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepMetrics:
     """One line of the metrics file."""
 
     step: int
     text_loss: float | None
-    """Mean cross entropy of the step's target tokens; None where it has none."""
+    """Mean cross entropy of the step's target tokens; None where it has none, or is not finite."""
     image_loss: float | None
-    """Mean squared error of the step's target patches; None where it has none."""
-    grad_norm: float
-    """Over all modules, before clipping."""
+    """Mean squared error of the step's target patches; None where it has none, or is not finite."""
+    grad_norm: float | None
+    """Over all modules, before clipping; None where it is not finite."""
     samples: int
     sample_digest: str
     """Names the set of samples: two runs of one stream have the same one at the same step."""
@@ -105,39 +198,78 @@ class StepMetrics:
     """Wall time of the step, of the slowest process."""
     data_wait_percent: float
     """Largest share of the step in which any process waited for data."""
+    lr: dict[str, float]
+    """Learning rate of each module."""
+    tokens: int = 0
+    """Of the backbone's sequences, images included."""
+    tokens_per_second: float = 0.0
+    images_per_second: float = 0.0
+    flops: float | None = None
+    """Floating-point operations of the models, forward and backward, without what is computed again; None if a module
+    does not count its own."""
+    mfu_percent: float | None = None
+    """Model FLOPs utilisation: these over what all devices can do in the step's time; None if that is not known."""
+    contrastive_loss: float | None = None
+    """Mean over the step's pairs, of all pairs of towers; None where there are no towers, or it is not finite."""
+    skipped: bool = False
+    """Whether the update was left out, because losses or gradients were not finite."""
+    evaluation: EvaluationMetrics | None = None
+    """Of the held-out stream after the update; None after most steps."""
+
+    @classmethod
+    def of(
+        cls,
+        record: StepRecord,
+        totals: Totals,
+        norm: float,
+        lr: dict[str, float],
+        peak: float | None,
+        *,
+        pairs: int,
+        skipped: bool,
+        evaluation: EvaluationMetrics | None = None,
+    ) -> "StepMetrics":
+        """What all processes together did, with the denominators that any of them saw.
+
+        Args:
+            record: of any process.
+            totals: of all.
+            norm: of the gradients.
+            lr: learning rate of each module.
+            peak: operations per second of all devices together, if known.
+            pairs: the denominator of the contrastive loss, 0 where there are no towers.
+            skipped: whether the update was left out.
+            evaluation: after it, if there was one.
+        """
+        seconds, flops = max(totals.seconds, 1e-9), mean(totals.flops, 1)
+        return cls(
+            step=record.step,
+            text_loss=mean(totals.text_loss_sum, record.text_tokens),
+            image_loss=mean(totals.image_loss_sum, record.target_patches),
+            contrastive_loss=mean(totals.contrastive_loss_sum, pairs),
+            grad_norm=mean(norm, 1),
+            samples=totals.samples,
+            sample_digest=digest_text(totals.sample_digest),
+            images=totals.images,
+            invalid_images=totals.invalid_images,
+            seconds=totals.seconds,
+            data_wait_percent=100 * totals.wait_ratio,
+            lr=lr,
+            tokens=totals.tokens,
+            tokens_per_second=totals.tokens / seconds,
+            images_per_second=totals.images / seconds,
+            flops=flops,
+            mfu_percent=None if flops is None or peak is None else 100 * flops / (seconds * peak),
+            skipped=skipped,
+            evaluation=evaluation,
+        )
 
 
-class MetricsWriter:
-    """Appends a JSON line for every step, and shows one."""
-
-    def __init__(self, path: Path | None, console: Console | None, num_steps: int) -> None:
-        """Write to a file, a console, both, or neither."""
-        self._console = console
-        self._num_steps = num_steps
-        self._file: TextIO | None = None
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="ascii")
-
-    def write(self, metrics: StepMetrics) -> None:
-        """Write one step."""
-        if self._file is not None:
-            self._file.write(json.dumps(asdict(metrics)) + "\n")
-            self._file.flush()
-        if self._console is not None:
-            self._console.print(_line(metrics, self._num_steps), highlight=False, soft_wrap=True)
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
+def digest_text(digest: int) -> str:
+    """A sum of sample hashes as it is written."""
+    return f"{digest & _MASK_63:016x}"
 
 
-def _line(m: StepMetrics, num_steps: int) -> str:
-    losses = "  ".join(
-        f"{name} loss {loss:.4f}" for name, loss in (("text", m.text_loss), ("image", m.image_loss)) if loss is not None
-    )
-    return (
-        f"step {m.step + 1}/{num_steps}  {losses}  grad norm {m.grad_norm:.3g}  "
-        f"{m.samples / max(m.seconds, 1e-9):.1f} samples/s  {m.seconds:.2f} s  data wait {m.data_wait_percent:.1f} %"
-    )
+def mean(total: float, count: int) -> float | None:
+    """None where there is none, or it is not finite, which JSON cannot say."""
+    return total / count if count and math.isfinite(total) else None

@@ -1,52 +1,63 @@
 """AdamW over one process's parameters, with state that is named as in the whole model."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from trainclient.training.config import OptimizerConfig
+from trainclient.training.optimizer_config import OptimizerConfig
+from trainclient.training.schedule import ModuleRates
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
-    """AdamW (arXiv 1711.05101) with linear warm-up; parameters below float32 have float32 copies that are trained.
+    """AdamW (arXiv 1711.05101); parameters below float32 have float32 copies that are trained.
 
     Every state tensor exists from the start, so that a checkpoint can be read into it.
     """
 
-    def __init__(self, module: nn.Module, config: OptimizerConfig) -> None:
-        self._config = config
-        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, rates: Mapping[str, ModuleRates]
+    ) -> None:
+        """Train parameters, each at its rates; both by the parameters' names in the whole model."""
+        self._rates = rates
+        self._frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
+        self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self._trained = {name: _trained(p) for name, p in self._parameters.items()}
-        decayed = [p for p in self._trained.values() if p.dim() > 1]
-        plain = [p for p in self._trained.values() if p.dim() <= 1]
-        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        fused = any(p.is_cuda for p in self._trained.values())
         self._adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
+            self._groups() or [{"params": []}],
             lr=config.lr,
             betas=(config.beta1, config.beta2),
             eps=config.epsilon,
+            # On a GPU one kernel for all tensors; on a CPU the rounding stays that of earlier runs.
+            fused=fused or None,
         )
         for parameter in self._trained.values():
             self._adamw.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32),
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device if fused else None),
                 **{moment: torch.zeros_like(parameter) for moment in _MOMENTS},
             }
 
-    def step(self, step: int) -> None:
-        """Update the parameters with their gradients as update number `step` of the job, and drop the gradients."""
-        config = self._config
-        factor = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    def step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
+        """Update the parameters as update number `step` of the job.
+
+        Args:
+            step: counts from 0.
+            gradients: of every parameter that is trained by its name, float32 or float64 as it is trained.
+        """
+        if not self._trained:
+            return
         for group in self._adamw.param_groups:
-            group["lr"] = config.lr * factor
-        for name, parameter in self._parameters.items():
-            trained = self._trained[name]
-            if trained is not parameter and parameter.grad is not None:
-                trained.grad = parameter.grad.to(trained.dtype)
+            group["lr"] = group["rates"].lr(step)
+        for name, trained in self._trained.items():
+            trained.grad = gradients[name]
         self._adamw.step()
+        for trained in self._trained.values():
+            trained.grad = None
         self.publish()
-        for name, parameter in self._parameters.items():
-            parameter.grad = self._trained[name].grad = None
 
     def publish(self) -> None:
         """Round the trained copies into the module's parameters, where these are of a smaller type."""
@@ -55,14 +66,24 @@ class Optimizer:
                 if self._trained[name] is not parameter:
                     parameter.copy_(self._trained[name])
 
-    def tensors(self, prefix: str) -> dict[str, Tensor]:
-        """Parameters and state, by `prefix` and the parameter's name in the whole model."""
-        found: dict[str, Tensor] = {}
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and state, by the parameter's name in the whole model; of frozen ones no state."""
+        found = {name: parameter.detach() for name, parameter in self._frozen.items()}
         for name, parameter in self._trained.items():
-            found[f"{prefix}.{name}"] = parameter.detach()
+            found[name] = parameter.detach()
             for key, value in self._adamw.state[parameter].items():
-                found[f"{prefix}.{name}/{key}"] = value
+                found[f"{name}/{key}"] = value
         return found
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Of each module its matrices, which decay, and its vectors, which do not."""
+        found: dict[tuple[ModuleRates, bool], list[Tensor]] = {}
+        for name, trained in self._trained.items():
+            found.setdefault((self._rates[name], trained.dim() > 1), []).append(trained)
+        return [
+            {"params": params, "rates": rates, "weight_decay": rates.weight_decay if decays else 0.0}
+            for (rates, decays), params in found.items()
+        ]
 
 
 def _trained(parameter: nn.Parameter) -> Tensor:

@@ -7,32 +7,47 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import torch
 from rich.console import Console
+from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.jobspec import parse_json
 from trainclient.allocator import keep_freed_memory
+from trainclient.checkpoint.folder import complete_checkpoints
 from trainclient.client import DataClient
-from trainclient.parallel.groups import Groups, process_groups
-from trainclient.parallel.topology import Topology
-from trainclient.parallel.transport import contact
-from trainclient.stream.fleet import Fleet
-from trainclient.stream.jobs import resolve_job
-from trainclient.training.checkpoint import complete_checkpoints
+from trainclient.exchange.transport import contact
+from trainclient.models.compiling import require_compiler
+from trainclient.topology.groups import process_groups
+from trainclient.topology.places import Topology
 from trainclient.training.config import ConfigError, Device, TrainConfig
-from trainclient.training.loop import Trainer, continue_from
-from trainclient.training.metrics import MetricsWriter
-from trainclient.training.modules import ModelConfigs
+from trainclient.training.control import Control
+from trainclient.training.loop import Trainer
+from trainclient.training.meeting import meet
+from trainclient.training.models import Models
+from trainclient.training.preparing import Jobs, prepare
+from trainclient.training.run import name_run
+from trainclient.training.saving import continue_from
+from trainclient.training.schedule import module_rates
 from trainclient.training.signals import StopSignals
+from trainclient.training.sinks import (
+    JsonLines,
+    MetricsWriter,
+    Screen,
+    Sink,
+    TensorBoard,
+    WeightsAndBiases,
+    kept_bytes,
+    require_tensorboard,
+    require_wandb,
+)
+from trainclient.training.streams import Streams
 
 _log = logging.getLogger(__name__)
 
-JOB_KEY: Final = "disttrain/job"
-"""Of the complete job, as canonical JSON, in the store of all processes."""
+JOBS_KEY: Final = "disttrain/jobs"
+"""Of the complete jobs, as a JSON list of canonical ones, in the store of all processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,40 +72,38 @@ class Process:
             ) from None
 
 
-def prepare(config: TrainConfig) -> tuple[Job, Topology]:
-    """The job and the topology of its processes.
+def check(config: TrainConfig, jobs: Jobs) -> None:
+    """Find out in one process what would be wrong in all: the servers' view of the job, models, checkpoint, metrics.
 
     Raises:
-        ValueError: something is wrong with the configuration or the job.
-        ClientError: no server could be reached, or they lack what the job names.
-    """
-    job_file, servers = config.require_inputs()
-    fleet = Fleet(servers, timeouts=config.timeouts)
-    try:
-        job = resolve_job(job_file, fleet)
-    finally:
-        fleet.close()
-    return job, Topology.of(job.spec)
-
-
-def check(config: TrainConfig, job: Job) -> None:
-    """Find out in one process what would be wrong in all of them: the servers' view of the job, models, checkpoint.
-
-    Raises:
-        ValueError: something is wrong with the job, the models or the checkpoint.
+        ValueError: something is wrong with the device, the job, the models, the checkpoint or the metrics file.
         ClientError: the servers refuse the job.
     """
-    sizes = ModelConfigs.of(config, job.spec).describe_all(job.spec)
+    _require(config.device)
+    job, sizes = jobs.training, Models.of(config, jobs.training.spec).describe()
+    module_rates(config.optimizer, job.spec.execution.modules)
     found = complete_checkpoints(config.checkpoint.directory) if config.checkpoint.directory is not None else []
-    backbone = job.spec.execution.backbone.name
-    with DataClient(config.servers, job, backbone, 0, timeouts=config.timeouts) as client:
+    modules = job.spec.execution.modules
+    reader = next((m.name for m in modules if m.holds_samples), modules[0].name)
+    run = name_run(config, job)
+    if config.compile:
+        require_compiler(torch.device("cuda" if _gpus(config.device) else "cpu"))
+    if config.tensorboard is not None:
+        require_tensorboard()
+    if config.wandb is not None:
+        require_wandb()
+    if jobs.held_out is not None:
+        DataClient(config.servers, jobs.held_out, reader, 0, timeouts=config.timeouts).close()
+    with DataClient(config.servers, job, reader, 0, timeouts=config.timeouts) as client:
         if found:
-            continue_from(found[-1], client, sizes)
+            run = continue_from(found[-1], client, sizes).run or run
+        if config.metrics is not None:
+            kept_bytes(config.metrics, run, client.step)
 
 
 @contextmanager
-def shared_job(config: TrainConfig, process: Process) -> Iterator[tuple[Job, Topology]]:
-    """The job that the run's first process reads, has filled in, and hands to all others.
+def shared_jobs(config: TrainConfig, process: Process) -> Iterator[tuple[Jobs, Topology, Store]]:
+    """The jobs that the run's first process reads, has filled in, and hands to all others; and the store they share.
 
     Servers may differ in their quarantine lists, and so may fill in the same job differently: processes that did it
     each for themselves could train on different samples.
@@ -101,72 +114,80 @@ def shared_job(config: TrainConfig, process: Process) -> Iterator[tuple[Job, Top
         PeerLostError: the first process ended before the others had the job.
     """
     if process.rank == 0:
-        job, topology = prepare(config)
+        jobs, topology = prepare(config)
         topology.require_world_size(process.world_size)
-        store = _store(process, config.timeout_s)
-        store.set(JOB_KEY, job.text)
+        with contact("other ranks"):
+            store = _store(process, config.timeout_s)
+        store.set(JOBS_KEY, jobs.text)
     else:
         timeouts = config.timeouts
         patience = timeouts.first_answer + 2 * timeouts.register  # servers size all samples first
         with contact("rank 0"):
             store = _store(process, max(config.timeout_s, patience))
-            text = store.get(JOB_KEY).decode()
-        job = parse_job(parse_json(text))
-        topology = Topology.of(job.spec)
-    # The first process may be the one that holds the store for the others, and process groups are found through it.
-    yield job, topology
-    del store
+            text = store.get(JOBS_KEY).decode()
+        jobs = Jobs.parse(text)
+        topology = Topology.of(jobs.training.spec)
+    yield jobs, topology, store
 
 
-def _store(process: Process, timeout_s: float) -> Any:
-    """The torch store that the processes share; each of them may wait so long for another."""
+def _store(process: Process, timeout_s: float) -> Store:
+    """The store that the processes of this attempt share; each of them may wait so long for another."""
     timeout = timedelta(seconds=timeout_s)
     store, _, _ = next(rendezvous("env://", process.rank, process.world_size, timeout=timeout))
-    return store
+    return meet(store, process.rank, process.world_size, timeout_s)
 
 
 def run_rank(config: TrainConfig, process: Process, stop: StopSignals) -> None:
     """Train as one of the processes."""
-    with shared_job(config, process) as (job, topology):
-        _train(config, process, stop, job, topology)
+    with shared_jobs(config, process) as (jobs, topology, store):
+        _train(config, process, stop, jobs, topology, store)
 
 
-def _train(config: TrainConfig, process: Process, stop: StopSignals, job: Job, topology: Topology) -> None:
+def _train(
+    config: TrainConfig, process: Process, stop: StopSignals, jobs: Jobs, topology: Topology, store: Store
+) -> None:
     keep_freed_memory()
     torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // process.local_world_size))
     device = choose_device(config.device, process.local_rank)
-    with process_groups(topology, device, config.timeout_s) as groups:
-        _log.info("global rank %d is %s on %s", groups.rank, groups.place, device)
-        trainer = Trainer(config, job, topology, groups)
-        with _open(config, job, groups, trainer) as client:
-            trainer.resume(client)
-            if client.step and groups.rank == 0:
-                sys.stderr.write(f"resumed: {client.step} of {client.num_steps} steps are done\n")
-            with closing(_writer(config, groups.rank, client.num_steps)) as writer:
-                trainer.run(client, stop, writer)
-
-
-def _open(config: TrainConfig, job: Job, groups: Groups, trainer: Trainer) -> DataClient:
-    """The stream of this process's views."""
-    place = groups.place
-    return DataClient(
-        config.servers,
-        job,
-        place.module.name,
-        place.rank,
-        tensors=trainer.tensors,
-        timeouts=config.timeouts,
-        pin_memory=groups.device.type == "cuda",
+    if config.compile:
+        require_compiler(device)
+    trainers: list[Trainer] = []
+    control = Control(
+        store,
+        process.rank,
+        process.world_size,
+        str(topology.places[process.rank]),
+        lambda: trainers[0].doing if trainers else "joins the others",
+        config.timeout_s,
     )
+    with control, process_groups(topology, device, config.timeout_s, store, process.rank) as groups:
+        _log.info("global rank %d is %s on %s", groups.rank, groups.place, device)
+        trainer = Trainer(config, jobs.training, topology, groups, jobs.held_out)
+        trainers.append(trainer)
+        pin = device.type == "cuda"
+        with Streams.open(
+            config.servers, jobs.training, groups.place, trainer.tensors, timeouts=config.timeouts, pin_memory=pin
+        ) as streams:
+            trainer.resume(streams)
+            if streams.step and groups.rank == 0:
+                sys.stderr.write(f"resumed: {streams.step} of {streams.num_steps} steps are done\n")
+            with closing(_writer(config, groups.rank, trainer.run_name, streams)) as writer:
+                trainer.run(streams, stop, writer)
+
+
+def _gpus(wanted: Device) -> int:
+    """GPUs of this machine, as far as they are to be used."""
+    return torch.cuda.device_count() if torch.cuda.is_available() and wanted is not Device.CPU else 0
 
 
 def choose_device(wanted: Device, local_rank: int) -> torch.device:
     """The device of a process; on CUDA it becomes torch's current one.
 
     Raises:
-        ConfigError: there are fewer GPUs than processes on this machine.
+        ConfigError: there is no GPU, or there are fewer than processes on this machine.
     """
-    count = torch.cuda.device_count() if torch.cuda.is_available() and wanted is not Device.CPU else 0
+    _require(wanted)
+    count = _gpus(wanted)
     if not count:
         return torch.device("cpu")
     if local_rank >= count:
@@ -174,13 +195,31 @@ def choose_device(wanted: Device, local_rank: int) -> torch.device:
             f"this is process {local_rank} of its machine, which has {count} GPUs; start one process for each GPU, or "
             "use --device cpu"
         )
+    # With fewer queues than communicators, a transfer could stand behind a receive that waits in another one.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
 
-def _writer(config: TrainConfig, rank: int, num_steps: int) -> MetricsWriter:
+def _require(device: Device) -> None:
+    """Raise ConfigError if the device that is asked for by name is not there."""
+    if device is Device.CUDA and not torch.cuda.is_available():
+        raise ConfigError("device is cuda but torch finds no GPU; use --device cpu or install a CUDA build of torch")
+
+
+def _writer(config: TrainConfig, rank: int, run: str, streams: Streams) -> MetricsWriter:
     """Only global rank 0 writes; the others' writer writes nothing."""
     if rank != 0:
-        return MetricsWriter(None, None, num_steps)
-    console = Console(file=sys.stderr) if config.progress else None
-    return MetricsWriter(config.metrics, console, min(num_steps, config.steps or num_steps))
+        return MetricsWriter()
+    sinks: list[Sink] = []
+    if config.metrics is not None:
+        sinks.append(JsonLines(config.metrics, run, streams.step))
+    if config.tensorboard is not None:
+        sinks.append(TensorBoard(config.tensorboard, streams.step))
+    if config.wandb is not None:
+        shown = config.model_dump(mode="json") | {"job_id": streams.job.job_id}
+        sinks.append(WeightsAndBiases(config.wandb, run, shown))
+    if config.progress:
+        num_steps = streams.num_steps
+        sinks.append(Screen(Console(file=sys.stderr), min(num_steps, config.steps or num_steps)))
+    return MetricsWriter(sinks)

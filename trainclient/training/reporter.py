@@ -4,29 +4,37 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
+from dataserver.planning.simulation import OperationKind
 from trainclient.client import DataClient
-from trainclient.parallel.executor import StepRecord
+from trainclient.program.clock import Stopwatch
+from trainclient.program.interpreter import StepRecord
+from trainclient.topology.places import Place
 
 
 class StepReporter:
-    """Sends each step's times from a thread. While a report is under way the next ones are skipped."""
+    """Sends each step's times of a module from a thread. While a report is under way the next ones are skipped."""
 
-    def __init__(self, client: DataClient, stage: int) -> None:
-        """Report through a client, as a pipeline stage of its module."""
+    def __init__(self, client: DataClient, place: Place, module: str) -> None:
+        """Report a module of a place, through the client of its views."""
         self._client = client
-        self._stage = stage
+        self._module = module
+        self._stage = place.stage
+        self._chunks = [i for i, chunk in enumerate(place.chunks) if chunk.module.name == module]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="step-times")
         self._under_way: Future[bool] | None = None
 
-    def report(self, record: StepRecord, seconds: float, forward_ns: list[int], backward_ns: list[int]) -> None:
+    def report(self, record: StepRecord, seconds: float, clock: Stopwatch) -> None:
         """Send the times of a step. Only the training thread calls this, so `_under_way` needs no lock."""
+        forward_ns, backward_ns = (
+            clock.nanoseconds(kind, self._chunks) for kind in (OperationKind.FORWARD, OperationKind.BACKWARD)
+        )
         if self._under_way is not None and not self._under_way.done():
             return
         self._under_way = self._pool.submit(
             self._client.report_step_times,
             record.step,
             step_time_s=seconds,
-            data_wait_s=record.data_wait_s,
+            data_wait_s=record.seen[self._module].data_wait_s,
             stage=self._stage,
             forward_ns=forward_ns,
             backward_ns=backward_ns,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dataserver.planning.arranging import arrange_items
 from dataserver.planning.balancing import BALANCERS, BinRoom, BinRoomError
 from dataserver.planning.contrastive.batches import (
     BatchedArrangement,
@@ -67,13 +68,9 @@ def batched_step(job: Job, step: int, samples: StepSamples) -> BatchedStep:
 
 def arrange(batched: BatchedStep, tower: ModuleSpec, *, balanced: bool) -> Arrangement:
     """The samples of every batch on ranks and microbatches; within these, in canonical order."""
-    sizes, count = item_sizes(tower, batched.samples), batched.num_microbatches
+    sizes = item_sizes(tower, batched.samples)
     place = _spread(batched, tower, sizes) if balanced else _in_order(batched, tower, sizes)
-    order = np.lexsort((np.arange(len(sizes)), place.microbatch, place.rank))
-    rank, microbatch, rows = place.rank[order], place.microbatch[order], sizes[order]
-    first, before = np.searchsorted(rank * count + microbatch, rank * count + microbatch), np.cumsum(rows) - rows
-    slot = np.arange(len(order)) - first
-    return Arrangement(tower.name, order, rank, microbatch, slot, before - before[first])
+    return arrange_items(tower, sizes, place.rank, place.microbatch)
 
 
 def _in_order(batched: BatchedStep, tower: ModuleSpec, sizes: I64) -> BatchedArrangement:

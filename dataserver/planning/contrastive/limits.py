@@ -13,9 +13,10 @@ from dataserver.planning.contrastive.batches import barrier_units
 from dataserver.planning.contrastive.options import ContrastiveOptions
 from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import BalancePolicy, Modality, ModuleKind, ModuleSpec
-from dataserver.planning.limits import check_images, check_units
+from dataserver.planning.limits import check_images, check_units, fit_units, largest_pair_images, longest_samples
+from dataserver.planning.measure import Measure, longest_pairs
 from dataserver.planning.naming import counted, unit_of
-from dataserver.planning.samples import I64, ShardTable
+from dataserver.planning.samples import I64, Bool, ShardTable
 from dataserver.planning.sizing import MicrobatchTooLargeError, is_pair, most_tokens
 
 Sizes = Callable[[ModuleSpec, int], I64]
@@ -43,18 +44,54 @@ class TowerLimits:
         self._kept: dict[tuple[Modality, int], I64] = {}
         """By modality and dataset, largest first."""
 
+    def add_measured(self, dataset: int, measure: Measure) -> Bool:
+        """Say which shards have nothing that could be refused; keep the largest samples of those.
+
+        A shard is not among them if a text that its measure does not list could be one of the largest.
+        """
+        stream, batch = self._spec.stream, self._spec.stream.contrastive_batch or 0
+        clear: Bool = measure.pairs == measure.samples
+        for tower in self._spec.execution.modules:
+            largest = (
+                largest_pair_images(stream, measure)
+                if tower.modality is Modality.IMAGE
+                else longest_samples(stream, measure)
+            )
+            clear &= fit_units(tower, largest, 1)
+        texts = measure.long_texts
+        if Modality.TEXT in self._modalities():
+            kept = np.sort(texts.values)[-batch:]
+            clear &= measure.unlisted_pair_text() <= (kept[0] if len(kept) == batch else 0)
+        for modality in self._modalities():
+            if modality is Modality.TEXT:
+                listed = texts.values[texts.spread(clear)].astype(np.int64)
+                sizes = np.minimum(longest_pairs(stream, np.zeros_like(listed), listed), stream.seq_len)
+            else:
+                of_clear = measure.pair_images.spread(clear)
+                values = measure.pair_images.values[of_clear].astype(np.int64)
+                counts = measure.pair_image_counts.values[of_clear].astype(np.int64)
+                largest_first = np.argsort(-values, kind="stable")
+                most = largest_first[: np.searchsorted(np.cumsum(counts[largest_first]), batch) + 1]
+                sizes = np.repeat(values[most] * stream.sizing.merge**2, np.minimum(counts[most], batch))
+            self._keep(modality, dataset, sizes)
+        return clear
+
     def add(self, dataset: int, table: ShardTable, where: str) -> None:
         """Refuse samples that are no pairs, or too large alone; keep the largest, as many as a batch has."""
         _check_pairs(self._spec, table, where)
-        batch = self._spec.stream.contrastive_batch or 0
         for modality in self._modalities():
             if modality is Modality.TEXT:
                 sizes = most_tokens(self._spec.stream, table)
             else:
                 sizes = table.image_rows.astype(np.int64) * table.image_columns
-            kept = self._kept.get((modality, dataset), np.zeros(0, np.int64))
-            more = sizes[sizes > kept[-1]] if len(kept) == batch else sizes  # few, so that many shards take no time
-            self._kept[modality, dataset] = -np.sort(-np.concatenate([kept, more]))[:batch] if len(more) else kept
+            self._keep(modality, dataset, sizes)
+
+    def _keep(self, modality: Modality, dataset: int, sizes: I64) -> None:
+        """Keep the largest of some sizes, int64 [n], and of those that are kept: as many as a batch has."""
+        batch = self._spec.stream.contrastive_batch or 0
+        kept = self._kept.get((modality, dataset), np.zeros(0, np.int64))
+        more = sizes[sizes > kept[-1]] if len(kept) == batch else sizes  # few, so that many shards take no time
+        self._kept[modality, dataset] = -np.sort(-np.concatenate([kept, more]))[:batch] if len(more) else kept
 
     def check(self, repeats: Sequence[int]) -> None:
         """Refuse a job with a contrastive batch, the samples that must be held together, that memory might not hold.

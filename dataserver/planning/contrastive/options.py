@@ -16,6 +16,7 @@ from dataserver.planning.jobspec import (
     Natural,
     Stream,
     most_forward_ns,
+    refuse_frozen,
 )
 
 
@@ -66,6 +67,7 @@ class ContrastiveOptions(LayoutOptions):
 
     def check_modules(self, execution: ExecutionParts) -> None:
         """Refuse modules other than towers."""
+        refuse_frozen(execution, self.kind)
         kinds = [m.kind for m in execution.modules]
         if kinds.count(ModuleKind.TOWER) < max(2, len(kinds)) or execution.microbatch != 1:
             raise ValueError(

@@ -2,25 +2,28 @@
 
 Time = microbatch_ns + linear x (sum of n) + quadratic x (sum of n^2) over the items of a microbatch, all coefficients
 non-negative: the constant belongs to the microbatch and to no item (as in the cost model of NVIDIA's Cosmos framework,
-which also checks the rank before it fits). Computed in exact integers and fractions, like all of the planner: every
-machine finds the same cost, columns need no scaling, and a test for zero needs no tolerance.
+which also checks the rank before it fits). Microbatches that something else slowed down are left out (`outliers`).
+Computed in exact integers and fractions, like all of the planner: every machine finds the same cost, columns need no
+scaling, and a test for zero needs no tolerance.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from operator import mul
 from typing import Final
 
 import numpy as np
 from pydantic import ValidationError
 
 from dataserver.planning.balancing import bin_loads
+from dataserver.planning.costs.least_squares import dot, gram_matrix, nonnegative_least_squares
+from dataserver.planning.costs.outliers import Row, undisturbed
 from dataserver.planning.jobspec import Cost, ModuleSpec
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64
 
 TERMS: Final = ("microbatch_ns", "linear_ps", "quadratic_fs")
+UNITS: Final = {"microbatch_ns": 1, "linear_ps": 1_000, "quadratic_fs": 1_000_000}
+"""Of each term in a nanosecond."""
 LEAST_SHARE_PPM: Final = 10
 """Least part of a column's square that the other columns do not explain: below, noise of 1 % decides what it costs."""
 MAX_TIME_NS: Final = 10**15
@@ -56,6 +59,9 @@ class Fit:
 
     cost: Cost
     num_microbatches: int
+    """Those that it was found in."""
+    num_outliers: int
+    """Those that were left out, because something else than their size decided their time."""
     r2_ppm: int
     """Coefficient of determination in millionths; negative if the mean alone would explain more."""
     residual_p50_ppm: int
@@ -75,64 +81,59 @@ def microbatch_sizes(plan: StepPlan, module: ModuleSpec) -> tuple[I64, I64, I64]
 
 
 def fit(measured: Measurements) -> Fit:
-    """The cost that explains measured times best, in the sense of least squares.
+    """The cost that explains the times of undisturbed microbatches best, in the sense of least squares.
+
+    A linear or a quadratic term that would be beyond what a job may have stays at its limit.
 
     Raises:
         FitError: the times do not tell the terms apart (which ones, and what data would), or are beyond any job's cost.
     """
-    total, squares, times = (v.tolist() for v in (measured.total, measured.squares, measured.forward_ns))
-    if not sum(times):
+    fields = (measured.total, measured.squares, measured.forward_ns)
+    rows = [Row(*values) for values in zip(*(f.tolist() for f in fields), strict=True)]
+    if not any(row.time for row in rows):
         raise FitError("no microbatch took any time; report forward times in nanoseconds")
-    columns = ([1] * len(times), total, squares)
-    gram = [[_dot(a, b) for b in columns] for a in columns]
+    kept = np.array(undisturbed(rows))
+    num_outliers = len(kept) - int(kept.sum())
+    measured = Measurements(*(getattr(measured, name)[kept] for name in Measurements.__slots__))
+    rows = [row for row, near in zip(rows, kept, strict=True) if near]
+    columns, times = ([1] * len(rows), [r.total for r in rows], [r.squares for r in rows]), [r.time for r in rows]
+    gram = gram_matrix(columns)
     _check_rank(gram, measured)
-    found = nonnegative_least_squares(gram, [_dot(a, times) for a in columns])
-    values = [round(x * scale) for x, scale in zip(found, (1, 1_000, 1_000_000), strict=True)]
-    percent = round(Fraction(100 * sum(measured.backward_ns.tolist()), sum(times)))
-    try:
-        cost = Cost(**dict(zip(TERMS, values, strict=True)), backward_percent=percent)
-    except ValidationError as error:
-        beyond = ", ".join(f"{e['loc'][0]} {e['input']} (at most {e['ctx']['le']})" for e in error.errors())
-        raise FitError(
-            f"the times give a cost that no job may have: {beyond}. They are not in nanoseconds, or other things "
-            "than the sizes decide them: report more steps, of larger items or from a quieter machine"
-        ) from None
-    return _judged(cost, times, total, squares)
+    return _judged(_cost(gram, [dot(c, times) for c in columns], _backward_percent(measured)), rows, num_outliers)
 
 
-def nonnegative_least_squares(gram: Sequence[Sequence[int]], moments: Sequence[int]) -> list[Fraction]:
-    """Minimise |A x - y| over x >= 0, given A'A and A'y (Lawson and Hanson 1974, section 23.3), exactly.
+def _backward_percent(measured: Measurements) -> int:
+    """The median of backward / forward, in which each nanosecond of forward counts as much."""
+    pairs = zip(measured.backward_ns.tolist(), measured.forward_ns.tolist(), strict=True)
+    ratios = sorted((backward * 1_000_000 // forward, backward, forward) for backward, forward in pairs if forward)
+    passed, half = 0, sum(forward for _, _, forward in ratios)
+    for _, backward, forward in ratios:
+        passed += 2 * forward
+        if passed >= half:
+            return round(Fraction(100 * backward, forward))
+    raise FitError("every microbatch that took any time was disturbed; report more steps")
 
-    In exact arithmetic a column that depends on the active ones has no gradient, so that none ever enters.
-    """
-    size = len(moments)
-    x, active = [Fraction(0)] * size, list[int]()
+
+def _cost(gram: list[list[int]], moments: list[int], percent: int) -> Cost:
+    """Least squares over the costs that a job may have."""
+    at_limit: dict[str, int] = {}
     while True:
-        gradient = [moments[j] - sum(map(mul, gram[j], x)) for j in range(size)]
-        rising = [j for j in range(size) if j not in active and gradient[j] > 0]
-        if not rising:
-            return x
-        active.append(max(rising, key=lambda j: gradient[j] ** 2 * Fraction(1, gram[j][j])))
-        while min(z := _solved(gram, moments, active)) <= 0:
-            shrinking = [(j, goal) for j, goal in zip(active, z, strict=True) if goal <= 0]
-            step = min(Fraction(x[j], x[j] - goal) for j, goal in shrinking)
-            for j, goal in zip(active, z, strict=True):
-                x[j] += step * (goal - x[j])
-            active = [j for j in active if x[j] > 0]
-        for j, goal in zip(active, z, strict=True):
-            x[j] = goal
-
-
-def _solved(gram: Sequence[Sequence[int]], moments: Sequence[int], active: list[int]) -> list[Fraction]:
-    """Solution of the normal equations of the active columns, which are independent."""
-    rows = [[*(Fraction(gram[i][j]) for j in active), Fraction(moments[i])] for i in active]
-    for i, row in enumerate(rows):
-        inverse = Fraction(row[i].denominator, row[i].numerator)
-        rows[i] = [value * inverse for value in row]
-        for k, other in enumerate(rows):
-            if k != i:
-                rows[k] = [b - other[i] * a for a, b in zip(rows[i], other, strict=True)]
-    return [row[-1] for row in rows]
+        free = [j for j, term in enumerate(TERMS) if term not in at_limit]
+        explained = [sum(gram[i][TERMS.index(t)] * Fraction(v, UNITS[t]) for t, v in at_limit.items()) for i in free]
+        rest = [moments[i] - part for i, part in zip(free, explained, strict=True)]
+        found = nonnegative_least_squares([[gram[i][j] for j in free] for i in free], rest)
+        values = {TERMS[j]: round(x * UNITS[TERMS[j]]) for j, x in zip(free, found, strict=True)}
+        try:
+            return Cost(**at_limit, **values, backward_percent=percent)
+        except ValidationError as error:
+            beyond = {str(e["loc"][0]): (e["input"], e["ctx"]["le"]) for e in error.errors()}
+        if at_limit or len(beyond) > 1 or not beyond.keys() <= {"linear_ps", "quadratic_fs"}:
+            listed = ", ".join(f"{term} {value} (at most {limit})" for term, (value, limit) in beyond.items())
+            raise FitError(
+                f"the times give a cost that no job may have: {listed}. They are not in nanoseconds, or other things "
+                "than the sizes decide them: report more steps, of larger items or from a quieter machine"
+            )
+        at_limit = {term: limit for term, (_, limit) in beyond.items()}
 
 
 def _check_rank(gram: list[list[int]], measured: Measurements) -> None:
@@ -172,23 +173,17 @@ def _about(values: I64) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _judged(cost: Cost, times: list[int], total: list[int], squares: list[int]) -> Fit:
-    fitted = [
-        cost.microbatch_ns + (t * cost.linear_ps * 1_000 + s * cost.quadratic_fs) // 1_000_000
-        for t, s in zip(total, squares, strict=True)
-    ]
-    errors = [abs(a - b) for a, b in zip(times, fitted, strict=True)]
+def _judged(cost: Cost, rows: list[Row], num_outliers: int) -> Fit:
+    values, times = (cost.microbatch_ns, cost.linear_ps, cost.quadratic_fs), [row.time for row in rows]
+    errors = [abs(row.time - row.expected(values) // 1_000_000) for row in rows]
     relative = sorted(error * 1_000_000 // max(time, 1) for error, time in zip(errors, times, strict=True))
-    spread = len(times) * _dot(times, times) - sum(times) ** 2
-    missed = len(times) * _dot(errors, errors)
+    spread = len(times) * dot(times, times) - sum(times) ** 2
+    missed = len(times) * dot(errors, errors)
     return Fit(
         cost=cost,
         num_microbatches=len(times),
+        num_outliers=num_outliers,
         r2_ppm=1_000_000 - missed * 1_000_000 // spread if spread else 0,
         residual_p50_ppm=relative[-(-len(relative) // 2) - 1],
         residual_p90_ppm=relative[-(-len(relative) * 9 // 10) - 1],
     )
-
-
-def _dot(a: Sequence[int], b: Sequence[int]) -> int:
-    return sum(map(mul, a, b))

@@ -18,6 +18,7 @@ from dataserver.planning.jobspec import (
     SpecModel,
     Stream,
     WaveOptions,
+    refuse_frozen,
 )
 
 
@@ -112,6 +113,7 @@ class GroupedOptions(WaveOptions):
     def check_modules(self, execution: ExecutionParts) -> None:
         """Refuse a backbone whose ranks cannot form the groups."""
         super().check_modules(execution)
+        refuse_frozen(execution, self.kind)
         backbone = next(m for m in execution.modules if m.kind is ModuleKind.BACKBONE)
         if execution.microbatch != 1:
             raise ValueError(

@@ -8,6 +8,16 @@ generated for other languages. No floats: fractions are decimal strings, times a
 from dataserver.planning.jobspec.cost import DEFAULT_COSTS, Cost, ModelCost, default_cost
 from dataserver.planning.jobspec.end import End, LastStep
 from dataserver.planning.jobspec.extremes import most_forward_ns, most_units
+from dataserver.planning.jobspec.gradients import with_backwards, without_backwards
+from dataserver.planning.jobspec.hardware import (
+    LAYER_NS,
+    MODELS,
+    PEAK_GIGAFLOPS,
+    ModelSize,
+    backward_percent,
+    linear_flops,
+    pair_flops,
+)
 from dataserver.planning.jobspec.incomplete import FILLED_IN, absent_fields, json_pointer, value_at
 from dataserver.planning.jobspec.layout import (
     BackboneOptions,
@@ -17,6 +27,7 @@ from dataserver.planning.jobspec.layout import (
     OrderPolicy,
     Schedule,
     WaveOptions,
+    refuse_frozen,
 )
 from dataserver.planning.jobspec.modules import BalancePolicy, Memory, ModuleSpec, PackingPolicy
 from dataserver.planning.jobspec.plan_limits import PLAN_LIMITS, REMEDIES, SINGLE_STEP, Extreme, PlanLimits
@@ -47,8 +58,11 @@ from dataserver.planning.jobspec.values import (
 __all__ = [
     "DEFAULT_COSTS",
     "FILLED_IN",
+    "LAYER_NS",
     "MAX_INTEGER",
     "MAX_TEXT_BYTES",
+    "MODELS",
+    "PEAK_GIGAFLOPS",
     "PLAN_LIMITS",
     "REMEDIES",
     "SINGLE_STEP",
@@ -68,6 +82,7 @@ __all__ = [
     "Memory",
     "Modality",
     "ModelCost",
+    "ModelSize",
     "ModuleKind",
     "ModuleSpec",
     "Name",
@@ -86,14 +101,20 @@ __all__ = [
     "Transfer",
     "WaveOptions",
     "absent_fields",
+    "backward_percent",
     "default_cost",
     "describe",
     "is_name",
     "json_pointer",
+    "linear_flops",
     "most_forward_ns",
     "most_units",
+    "pair_flops",
     "parse_json",
     "parse_yaml",
+    "refuse_frozen",
     "required",
     "value_at",
+    "with_backwards",
+    "without_backwards",
 ]

@@ -26,7 +26,8 @@ class Cost(SpecModel):
     quadratic_fs: Annotated[int, Field(ge=0, le=10**8)]
     """Femtoseconds of a forward pass for each pair of patches or tokens of one item (attention)."""
     backward_percent: Annotated[int, Field(ge=0, le=1000)] = 200
-    """Backward time in percent of the forward time; 0 for a frozen module that passes no gradient on."""
+    """Backward time in percent of the forward time, as it is run. Of a module with `frozen`, by default 100, and 0
+    where no gradient passes on; with `recompute` by default 100 more."""
 
 
 class ModelCost(SpecModel):
@@ -44,12 +45,14 @@ class ModelCost(SpecModel):
     """Share of the peak that attention reaches (`quadratic_fs`), in (0, 1], mostly a lower one than products with
     weights reach; by default `efficiency`."""
     frozen: bool = False
-    """Whether its weights are not trained."""
+    """Whether its weights are not trained: the time alone. A module's own `frozen` freezes it, and then neither this
+    nor the next is given."""
     input_gradient: bool = True
     """Whether a module before a frozen one is trained, so that gradients must pass; before encoders and towers nothing
     is."""
     checkpoint: bool = False
-    """Whether activations are computed again in the backward pass."""
+    """Whether activations are computed again in the backward pass: the time alone; a module's own `recompute` does it,
+    and then this is not given."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -73,6 +76,22 @@ class ModelCost(SpecModel):
             checkpoint=self.checkpoint,
         )
         return {**asdict(found), "backward_percent": backward}
+
+    def forward_fields_of(self, kind: ModuleKind, degree: int) -> dict[str, int]:
+        """`fields_of` without `backward_percent`, for a module that says itself what its backward does.
+
+        Raises:
+            ValueError: an unknown name, or fields that say it here too.
+        """
+        twice = sorted(self.model_fields_set & {"frozen", "input_gradient", "checkpoint"})
+        if twice:
+            raise ValueError(
+                f"{' and '.join(twice)} of the cost: frozen and recompute of the module say what its backward does; "
+                "leave it out"
+            )
+        found = self.fields_of(kind, degree)
+        del found["backward_percent"]
+        return found
 
 
 DEFAULT_COSTS: Mapping[ModuleKind, ModelCost] = MappingProxyType(

@@ -46,10 +46,11 @@ class Memory(SpecModel):
     """Memory for activations on each device of a stage. Plans keep within it."""
 
     room_bytes: Positive
-    """What parameters, gradients and optimizer states leave of the device."""
+    """What parameters, gradients and optimizer states leave of the device; with `recompute`, less what one block of a
+    microbatch takes while it is computed again."""
     unit_bytes: Positive
     """What one patch (encoder, generator, image tower) or token (backbone, text tower) holds on a device of a stage
-    from its forward to its backward."""
+    from its forward to its backward; with `recompute`, what the inputs of blocks take."""
     step_bytes: Positive | None = None
     """What all microbatches of a step together may hold on a device; at least `room_bytes`. Of modules that keep every
     microbatch until their backward phase: colocated encoders, and a colocated backbone before generators; others leave
@@ -106,6 +107,12 @@ class ModuleSpec(SpecModel):
     names."""
     modality: Modality | None = None
     """Tower: what it reads."""
+    frozen: bool | None = None
+    """Whether its weights stay as they are. Gradients then only pass through it, to trained modules before it; where
+    there are none it runs no backward at all. By default all modules are trained."""
+    recompute: bool | None = None
+    """Whether backwards compute each block again, so that its inputs alone are held until then. By default nothing is
+    computed again."""
     cost: Annotated[Cost, Field(default=None, validate_default=True)]
     """Time model, by numbers or by names; the default depends on kind and modality."""
     memory: Memory | None = None
@@ -129,22 +136,38 @@ class ModuleSpec(SpecModel):
         """Whether it encodes or generates the images of a backbone's samples."""
         return self.kind in (ModuleKind.ENCODER, ModuleKind.GENERATOR)
 
+    @property
+    def runs_backward(self) -> bool:
+        """Whether it runs backwards; the module of an execution, whose costs are settled (`gradients`)."""
+        return not self.frozen or self.cost.backward_percent > 0
+
+    @field_validator("frozen", "recompute", mode="after")
+    @classmethod
+    def _only_if_so(cls, value: bool | None) -> bool | None:
+        """A module that is not frozen, and computes nothing again, is the same whether it says so or not."""
+        return value or None
+
     @field_validator("cost", mode="before", json_schema_input_type=Cost | ModelCost | None)
     @classmethod
     def _named_cost(cls, value: Any, info: ValidationInfo) -> Any:
         """Names become integers: a job's identity holds nothing that another release may compute differently."""
-        if not {"kind", "tp", "sp", "modality"} <= info.data.keys():  # one of them is wrong, and reported
+        given = info.data
+        if not {"kind", "tp", "sp", "modality", "frozen", "recompute"} <= given.keys():  # one is wrong, and reported
             return value
-        kind, degree = info.data["kind"], info.data["tp"] * info.data["sp"]
+        kind, degree = given["kind"], given["tp"] * given["sp"]
         if value is None:
-            return default_cost(kind, info.data["modality"]).fields_of(kind, degree)
+            value = default_cost(kind, given["modality"])
         if isinstance(value, dict) and "model" in value:
             try:
                 value = ModelCost.model_validate(value, strict=True)
             except ValidationError as error:
                 problems = [(*e["loc"], e["msg"].removeprefix("Value error, ")) for e in error.errors()]
                 raise ValueError("; ".join(": ".join(map(str, p)) for p in problems)) from None
-        return value.fields_of(kind, degree) if isinstance(value, ModelCost) else value
+        if not isinstance(value, ModelCost):
+            return value
+        if given["frozen"] or given["recompute"]:
+            return value.forward_fields_of(kind, degree)
+        return value.fields_of(kind, degree)
 
     @field_validator("packing", mode="after")
     @classmethod

@@ -51,9 +51,13 @@ def is_name(value: Any) -> TypeGuard[str]:
 
 
 class SpecModel(BaseModel):
-    """Base of all parts of a specification: immutable, and keys that are unknown are refused."""
+    """Base of all parts of a specification: immutable, and keys that are unknown are refused.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    What is written below a field is read from the source only for the schema (`schema.py`): pydantic would do so
+    whenever the module is imported, which takes longer than all else that it does.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ModuleKind(StrEnum):

@@ -2,13 +2,12 @@
 
 import numpy as np
 
-from dataserver.planning.kernels import allocating_kernel, part
+from dataserver.planning.kernels import kernel, part
 from dataserver.planning.samples import I64, Bool
 
 _FAR = np.iinfo(np.int64).max
 
 
-@allocating_kernel
 def assign(cost: I64, capacity: I64, column_of: I64, row_price: I64, column_price: I64, held: I64, most: int) -> None:
     """The column of each row with the least total cost, at most capacity[c] rows in column c.
 
@@ -28,13 +27,30 @@ def assign(cost: I64, capacity: I64, column_of: I64, row_price: I64, column_pric
         most: rows to add.
     """
     rows, columns = cost.shape
-    first = 0
+    distance, via = np.empty((2, columns), np.int64)
+    tree, reached = np.empty(rows, np.int64), np.empty(columns, np.bool_)
+    _assign(cost, capacity, column_of, row_price, column_price, held, most, tree, distance, via, reached)
+
+
+@kernel
+def _assign(
+    cost: I64,
+    capacity: I64,
+    column_of: I64,
+    row_price: I64,
+    column_price: I64,
+    held: I64,
+    most: int,
+    tree: I64,
+    distance: I64,
+    via: I64,
+    reached: Bool,
+) -> None:
+    rows, first = len(cost), 0
     for rows_held in held:
         first += rows_held
     # tree[:size]: the rows reached from the added one; distance[c]: the least of these differences over the tree, from
     # row via[c] (finite after the first scan).
-    tree, distance, reached = np.empty(rows, np.int64), np.empty(columns, np.int64), np.empty(columns, np.bool_)
-    via = np.empty(columns, np.int64)
     for added in range(first, min(first + most, rows)):
         distance[:] = _FAR
         reached[:] = False

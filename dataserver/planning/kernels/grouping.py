@@ -1,4 +1,4 @@
-"""Compiled loops of the sequence-parallel planner. Import only inside the functions that call them: numba is heavy.
+"""Compiled loops of the sequence-parallel planner.
 
 Sequences come sorted, longest first. `times` is int64 [n, degrees]: nanoseconds of a sequence in a group of degree
 `min_degree << column`. `floors` is int64 [n]: the first column whose group holds the sequence. The cluster has `cells`
@@ -6,16 +6,14 @@ of `min_degree` devices; a cell holds `room` tokens. A composition is int64 [deg
 degree first. The caller makes sure that times of a whole batch, multiplied by the cells, stay in int64.
 """
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
-from dataserver.planning.kernels import allocating_kernel, allocating_part, part
+import numpy as np
+
+from dataserver.planning.kernels import kernel, part
 from dataserver.planning.kernels.arrays import copy_to, first_largest, largest
 from dataserver.planning.kernels.heap import sort_by
-from dataserver.planning.samples import I64
-
-UNPLACED = -1
-"""Result of a placement that was given up."""
+from dataserver.planning.samples import I64, Bool
 
 NEVER = 1 << 62
 """Longer than anything takes, ns."""
@@ -27,18 +25,23 @@ CLOSE = 9
 """A composition is tried only if its bound is lower than the best makespan by more than about 1/2^CLOSE."""
 
 
-@allocating_kernel
 def chunk_bounds(lengths: I64, num_chunks: int) -> I64:
     """Bounds of the chunks; see `grouped.search.chunk_bounds`. int64 [num_chunks + 1]."""
     n = len(lengths)
-    prefix = np.zeros(n + 1, np.int64)
-    for k in range(n):
-        prefix[k + 1] = prefix[k] + lengths[k]
+    prefix, best, previous = np.zeros((3, n + 1), np.int64)
+    cuts, bounds = np.zeros((num_chunks + 1, n + 1), np.int64), np.zeros(num_chunks + 1, np.int64)
+    _chunk_bounds(lengths, prefix, best, previous, cuts, bounds)
+    return bounds
+
+
+@kernel
+def _chunk_bounds(lengths: I64, prefix: I64, best: I64, previous: I64, cuts: I64, bounds: I64) -> None:
     # best[e]: tokens of the largest chunk if the first e sequences are cut in the best way; cuts[k, e]: where the last
     # of k chunks then begins.
-    best, previous = np.empty_like(prefix), np.empty_like(prefix)
+    n, num_chunks = len(lengths), len(bounds) - 1
+    for k in range(n):
+        prefix[k + 1] = prefix[k] + lengths[k]
     copy_to(best, prefix)
-    cuts = np.zeros((num_chunks + 1, n + 1), np.int64)
     for chunk in range(2, num_chunks + 1):
         copy_to(previous, best)
         cut = chunk - 1
@@ -50,11 +53,48 @@ def chunk_bounds(lengths: I64, num_chunks: int) -> I64:
                 cut += 1
             best[end] = max(previous[cut], prefix[end] - prefix[cut])
             cuts[chunk, end] = cut
-    bounds = np.zeros(num_chunks + 1, np.int64)
     bounds[num_chunks] = n
     for chunk in range(num_chunks, 1, -1):
         bounds[chunk - 1] = cuts[chunk, bounds[chunk]]
-    return bounds
+
+
+class Scratch(NamedTuple):
+    """What the search for a grouping works on: d degrees, c compositions, n sequences, the most groups of any."""
+
+    best_group: I64
+    """int64 [n]: group of each sequence in the best grouping."""
+    bounds: I64
+    """int64 [c]."""
+    by_bound: I64
+    """int64 [c]."""
+    limits: I64
+    """int64 [d]."""
+    tokens: I64
+    """int64 [d]."""
+    left: I64
+    """int64 [d]."""
+    starts: I64
+    """int64 [d + 1]."""
+    column: I64
+    """int64 [groups]: of each group of the composition that is tried, in whose first places all stands."""
+    loads: I64
+    """int64 [groups]."""
+    free: I64
+    """int64 [groups]."""
+    order: I64
+    """int64 [groups]."""
+    group: I64
+    """int64 [n]."""
+
+
+def _scratch(num_sequences: int, compositions: I64) -> Scratch:
+    num, degrees = compositions.shape
+    bounds, by_bound = np.empty((2, num), np.int64)
+    limits, tokens, left = np.empty((3, degrees), np.int64)
+    column, loads, free, order = np.empty((4, int(compositions.sum(axis=1).max(initial=0))), np.int64)
+    best_group, group = np.full((2, num_sequences), -1, np.int64)
+    starts = np.empty(degrees + 1, np.int64)
+    return Scratch(best_group, bounds, by_bound, limits, tokens, left, starts, column, loads, free, order, group)
 
 
 @part
@@ -70,18 +110,15 @@ def _least_work(times: I64, floors: I64) -> int:
     return work - (n << (int(columns) - 1))  # every time may have lost a nanosecond
 
 
-@allocating_part
-def _token_limits(lengths: I64, times: I64, floors: I64, room: int, limit: int, easiest: int) -> I64:
+@part
+def _limit_tokens(lengths: I64, times: I64, floors: I64, room: int, limit: int, easiest: int, limits: I64) -> None:
     """Tokens that a group of each degree takes by `limit`, within its memory, at the pace of the easiest sequence."""
-    columns = times.shape[1]
-    limits = np.empty(columns, np.int64)
-    for j in range(columns):
+    for j in range(len(limits)):
         limits[j] = room << j
         time = times[easiest, j]
         if j >= floors[easiest] and time > 0 and limit // time < 1 << 20:  # else memory decides
             # limit / time in units of 2^-10, rounded up; limits are below 2^51 ns (`batch.UNLIMITED`), lengths to 2^22
             limits[j] = min(limits[j], (((limit << 10) // time + 1) * lengths[easiest] >> 10) + 1)
-    return limits
 
 
 @part
@@ -104,7 +141,7 @@ def _least_exchange(tokens: I64, left: I64, penalties: I64) -> int:
     return penalty
 
 
-@allocating_part
+@part
 def composition_bounds(
     lengths: I64,
     times: I64,
@@ -115,7 +152,8 @@ def composition_bounds(
     cells: int,
     limit: int,
     easiest: int,
-) -> I64:
+    scratch: Scratch,
+) -> None:
     """A lower bound of each composition's makespan if that is to stay under `limit`; NEVER where it cannot.
 
     The work and the exchange that cannot be avoided, spread evenly over all cells, and the longest sequence alone.
@@ -130,17 +168,15 @@ def composition_bounds(
         cells: of the cluster.
         limit: ns.
         easiest: the sequence that takes the least time for each of its tokens.
-
-    Returns:
-        int64 [compositions], ns.
+        scratch: its `bounds` are filled in, ns.
     """
     num, columns = compositions.shape
+    bounds, limits, tokens, left = scratch.bounds, scratch.limits, scratch.tokens, scratch.left
     work = _least_work(times, floors)
-    limits = _token_limits(lengths, times, floors, room, limit, easiest)
-    tokens = np.zeros(columns, np.int64)
+    _limit_tokens(lengths, times, floors, room, limit, easiest, limits)
+    tokens[:] = 0
     for k in range(len(lengths)):
         tokens[floors[k]] += lengths[k]
-    bounds, left = np.empty(num, np.int64), np.empty(columns, np.int64)
     bounds[:] = NEVER
     for c in range(num):
         single = NEVER
@@ -152,21 +188,17 @@ def composition_bounds(
         exchange = _least_exchange(tokens, left, penalties)
         if exchange < NEVER:
             bounds[c] = max((work + exchange // 1000) // cells, single)
-    return bounds
 
 
-@allocating_part
-def _columns(composition: I64) -> I64:
-    """The column of each group. int64 [groups]."""
-    num = 0
-    for count in composition:
-        num += count
-    column, g = np.empty(num, np.int64), 0
+@part
+def _number_groups(composition: I64, column: I64) -> int:
+    """Fill in the column of each group. Returns the number of groups."""
+    g = 0
     for j in range(len(composition)):
         for _ in range(composition[j]):
             column[g] = j
             g += 1
-    return column
+    return g
 
 
 @part
@@ -193,45 +225,44 @@ def _choose(
     return chosen, column
 
 
-@allocating_part
+@part
 def place(
-    lengths: I64, times: I64, floors: I64, room: int, composition: I64, spare: int, limit: int
-) -> tuple[int, I64, I64, I64]:
-    """Longest first to the group that finishes first and has room; ties to the smaller degree, then the lower group.
+    lengths: I64, times: I64, floors: I64, room: int, composition: I64, spare: int, limit: int, scratch: Scratch
+) -> int:
+    """Longest first to the group that finishes first and has room; ties to the smaller degree, then to the group
+    that took a sequence last, then the lower one.
 
     Given up as soon as a sequence would end at `limit`, or groups larger than needed have used up the `spare` time that
     the cells have until then beside the least work.
 
+    Fills in the scratch's `column`, `loads`, `free` (tokens) and `group`.
+
     Returns:
-        (makespan or UNPLACED, int64 [groups] loads, int64 [groups] free tokens, int64 [n] group of each sequence).
+        The number of groups; 0 if given up.
     """
-    column_of = _columns(composition)
-    columns, num = len(composition), len(column_of)
-    loads, free, order = np.zeros(num, np.int64), np.empty(num, np.int64), np.empty(num, np.int64)
-    group = np.empty(len(lengths), np.int64)
-    starts = np.zeros(columns + 1, np.int64)  # groups of column j: order[starts[j] : starts[j + 1]], by load
-    for j in range(columns):
+    loads, free, order, group, starts = scratch.loads, scratch.free, scratch.order, scratch.group, scratch.starts
+    num = _number_groups(composition, scratch.column)
+    starts[0] = 0  # groups of column j: order[starts[j] : starts[j + 1]], by load
+    for j in range(len(composition)):
         starts[j + 1] = starts[j] + composition[j]
     for g in range(num):
-        free[g], order[g] = room << column_of[g], g
-    makespan = 0
+        loads[g], free[g], order[g] = 0, room << scratch.column[g], g
     for k in range(len(lengths)):
         position, column = _choose(lengths[k], times[k], floors[k], starts, loads, free, order, limit)
         if position < 0:
-            return UNPLACED, loads, free, group
+            return 0
         g = order[position]
         loads[g] += times[k, column]
         free[g] -= lengths[k]
         group[k] = g
-        makespan = max(makespan, loads[g])
         spare -= (times[k, column] << column) - (times[k, floors[k]] << floors[k])
         if spare <= 0:
-            return UNPLACED, loads, free, group
+            return 0
         while position + 1 < starts[column + 1] and loads[order[position + 1]] < loads[g]:
             order[position] = order[position + 1]
             position += 1
         order[position] = g
-    return makespan, loads, free, group
+    return num
 
 
 @part
@@ -266,9 +297,9 @@ def _best_change(
     return first, second, target
 
 
-@allocating_part
+@part
 def improve(
-    lengths: I64, times: I64, floors: I64, composition: I64, loads: I64, free: I64, group: I64, max_moves: int
+    lengths: I64, times: I64, floors: I64, column: I64, loads: I64, free: I64, group: I64, max_moves: int
 ) -> int:
     """Moves and swaps that relieve the group that finishes last, each the best there is, at most `max_moves`.
 
@@ -277,7 +308,6 @@ def improve(
     Returns:
         The makespan.
     """
-    column = _columns(composition)
     for _ in range(max_moves):
         last = first_largest(loads)
         first, second, target = _best_change(lengths, times, floors, column, loads, free, group, last)
@@ -293,7 +323,6 @@ def improve(
     return largest(loads)
 
 
-@allocating_kernel
 def best_grouping(
     lengths: I64,
     times: I64,
@@ -315,8 +344,28 @@ def best_grouping(
     Returns:
         (makespan, composition, int64 [n] group of each sequence); composition is -1 if nothing stays under `limit`.
     """
-    best_group, by_bound = np.empty(len(lengths), np.int64), np.empty(len(compositions), np.int64)
-    best_group[:] = -1
+    scratch = _scratch(len(lengths), compositions)
+    time, chosen = _best_grouping(
+        lengths, times, floors, room, penalties, compositions, cells, limit, max_moves, easiest, scratch
+    )
+    return time, chosen, scratch.best_group
+
+
+@kernel
+def _best_grouping(
+    lengths: I64,
+    times: I64,
+    floors: I64,
+    room: int,
+    penalties: I64,
+    compositions: I64,
+    cells: int,
+    limit: int,
+    max_moves: int,
+    easiest: int,
+    scratch: Scratch,
+) -> tuple[int, int]:
+    bounds, by_bound = scratch.bounds, scratch.by_bound
     chosen, whole = -1, 0
     for k in range(len(lengths)):
         longest = 0
@@ -326,22 +375,23 @@ def best_grouping(
     # `batch._refuse_overflow` keeps whole * cells under 2^60, so that best * cells fits.
     best, work = min(limit, 2 * whole + 2), _least_work(times, floors)
     for look in range(2):
-        bounds = composition_bounds(lengths, times, floors, room, penalties, compositions, cells, best, easiest)
+        composition_bounds(lengths, times, floors, room, penalties, compositions, cells, best, easiest, scratch)
         sort_by(bounds, by_bound)
         for position in range(len(by_bound)):
             c = by_bound[position]
             if bounds[c] + (bounds[c] >> CLOSE) >= best or (look == 0 and position == FIRST_LOOK):
                 break
             spare = best * cells - work
-            makespan, loads, free, group = place(lengths, times, floors, room, compositions[c], spare, best)
-            if makespan == UNPLACED:
+            num = place(lengths, times, floors, room, compositions[c], spare, best, scratch)
+            if num == 0:
                 continue
-            best = improve(lengths, times, floors, compositions[c], loads, free, group, max_moves)
-            chosen, best_group = c, group
-    return best, chosen, best_group
+            column, loads, free = scratch.column[:num], scratch.loads[:num], scratch.free[:num]
+            best = improve(lengths, times, floors, column, loads, free, scratch.group, max_moves)
+            chosen = c
+            copy_to(scratch.best_group, scratch.group)
+    return best, chosen
 
 
-@allocating_kernel
 def fill(
     lengths: I64,
     times: I64,
@@ -352,7 +402,7 @@ def fill(
     extra_times: I64,
     extra_floors: I64,
     deadline: int,
-) -> NDArray[np.bool_]:
+) -> Bool:
     """Adds sequences of another microbatch, longest first, where a group still ends by `deadline`.
 
     Each goes to the smallest degree that takes it, there to the group that is done first. `lengths`, `times` and
@@ -361,14 +411,36 @@ def fill(
     Returns:
         bool [extra], those that found a place.
     """
-    column = _columns(composition)
-    loads, free = np.zeros(len(column), np.int64), np.empty(len(column), np.int64)
-    for g in range(len(column)):
+    taken = np.zeros(len(extra_lengths), np.bool_)
+    column, loads, free = np.zeros((3, int(composition.sum())), np.int64)
+    _fill(
+        lengths, times, room, composition, group, extra_lengths, extra_times, extra_floors, deadline, column, loads,
+        free, taken,
+    )  # fmt: skip
+    return taken
+
+
+@kernel
+def _fill(
+    lengths: I64,
+    times: I64,
+    room: int,
+    composition: I64,
+    group: I64,
+    extra_lengths: I64,
+    extra_times: I64,
+    extra_floors: I64,
+    deadline: int,
+    column: I64,
+    loads: I64,
+    free: I64,
+    taken: Bool,
+) -> None:
+    for g in range(_number_groups(composition, column)):
         free[g] = room << column[g]
     for k in range(len(lengths)):
         loads[group[k]] += times[k, column[group[k]]]
         free[group[k]] -= lengths[k]
-    taken = np.zeros(len(extra_lengths), np.bool_)
     for k in range(len(extra_lengths)):
         chosen = -1
         for g in range(len(column)):
@@ -382,4 +454,3 @@ def fill(
             loads[chosen] += extra_times[k, column[chosen]]
             free[chosen] -= extra_lengths[k]
             taken[k] = True
-    return taken

@@ -33,7 +33,9 @@ class Costs(NamedTuple):
     from one to the next in the joined pipeline."""
     hop: I64
     """int64 [r]: time from an encoder to the backbone, from a backbone stage to the next, from the backbone to a
-    generator; gradients take as long."""
+    generator."""
+    hop_back: I64
+    """int64 [r]: of gradients on the same way; 0 where none return."""
     encoders: int
     """Rows before the backbone's."""
     ranks_per_island: int

@@ -2,12 +2,11 @@
 
 import numpy as np
 
-from dataserver.planning.kernels import allocating_kernel, allocating_part, part
-from dataserver.planning.kernels.arrays import copy_to, first_largest, largest
+from dataserver.planning.kernels import kernel, part
+from dataserver.planning.kernels.arrays import first_largest, largest
 from dataserver.planning.samples import I64
 
 
-@allocating_kernel
 def lower_peaks(near: I64, home: I64, most_bytes: int, budget: int) -> I64:
     """Swap the nodes of batches as long as that lowers the sum of the peaks, best swap first.
 
@@ -24,17 +23,35 @@ def lower_peaks(near: I64, home: I64, most_bytes: int, budget: int) -> I64:
     Returns:
         int64 [batches], the node of each batch.
     """
-    given, home = home, np.empty_like(home)
-    copy_to(home, given)
-    sent, taken, size = _loads(near, home)
-    # int64 [hops, 3]: a swap changes two nodes, so one of the three heaviest keeps its load
-    heaviest, looked = np.empty((len(near), 3), np.int64), 0
-    spare = most_bytes
+    hops, nodes, _ = near.shape
+    home = home.copy()
+    sent, taken = np.zeros((2, hops, nodes), np.int64)
+    size = np.zeros((hops, len(home)), np.int64)
+    # Of each hop: a swap changes two nodes, so one of the three heaviest keeps its load.
+    heaviest, load = np.empty((hops, 3), np.int64), np.empty(nodes, np.int64)
+    _lower_peaks(near, home, most_bytes, budget, sent, taken, size, heaviest, load)
+    return home
+
+
+@kernel
+def _lower_peaks(
+    near: I64,
+    home: I64,
+    most_bytes: int,
+    budget: int,
+    sent: I64,
+    taken: I64,
+    size: I64,
+    heaviest: I64,
+    load: I64,
+) -> None:
+    _add_loads(near, home, sent, taken, size)
+    looked, spare = 0, most_bytes
     for hop in range(len(near)):
         for node in range(near.shape[1]):
             spare -= sent[hop, node]
     while looked < budget:
-        best = _find_heaviest(sent, taken, heaviest)
+        best = _find_heaviest(sent, taken, heaviest, load)
         peaks, least, first, second = best, 0, -1, -1
         for a in range(len(home)):
             if not _is_peak(heaviest, home[a]):
@@ -52,30 +69,25 @@ def lower_peaks(near: I64, home: I64, most_bytes: int, budget: int) -> I64:
             break
         spare -= least
         _swap(near, size, sent, taken, home, first, second)
-    return home
 
 
-@allocating_part
-def _loads(near: I64, home: I64) -> tuple[I64, I64, I64]:
-    """What each node sends and takes over each hop, int64 [hops, nodes] each; bytes of each batch [hops, batches]."""
-    hops, nodes, batches = near.shape
-    sent, taken = np.zeros((hops, nodes), np.int64), np.zeros((hops, nodes), np.int64)
-    size = np.zeros((hops, batches), np.int64)
+@part
+def _add_loads(near: I64, home: I64, sent: I64, taken: I64, size: I64) -> None:
+    """Fill in `size`, bytes of each batch over each hop, and add what each node sends and takes, [hops, nodes]."""
     for hop in range(len(near)):
         for batch in range(len(home)):
             node = home[batch]
-            for other in range(nodes):
+            for other in range(near.shape[1]):
                 sent[hop, other] += near[hop, other, batch]
                 size[hop, batch] += near[hop, other, batch]
             sent[hop, node] -= near[hop, node, batch]
             taken[hop, node] += size[hop, batch] - near[hop, node, batch]
-    return sent, taken, size
 
 
-@allocating_part
-def _find_heaviest(sent: I64, taken: I64, heaviest: I64) -> int:
+@part
+def _find_heaviest(sent: I64, taken: I64, heaviest: I64, load: I64) -> int:
     """Fill in the three nodes with the largest loads of each hop, -1 if there are fewer. Returns the sum of peaks."""
-    peaks, load = 0, np.empty(sent.shape[1], np.int64)
+    peaks = 0
     for hop in range(len(sent)):
         for node in range(len(load)):
             load[node] = max(sent[hop, node], taken[hop, node])

@@ -38,7 +38,7 @@ def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
     encoders = costs.encoders
     last = first + costs.ranks_per_island
     before, backbone, behind = time[:encoders], time[encoders, first:last], time[encoders + 1 :]
-    in_flight, percent, base, hop = costs.in_flight, costs.percent, costs.base, costs.hop
+    in_flight, percent, base, hop, hop_back = costs.in_flight, costs.percent, costs.base, costs.hop, costs.hop_back
     stages, waves = len(in_flight) - len(before) - len(behind), time.shape[2]
     of_stages, of_behind = in_flight[encoders : encoders + stages], in_flight[encoders + stages :]
     now, ends = clocks.now, clocks.ends
@@ -55,14 +55,14 @@ def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
                     total += behind[g, first + i, wave]
                 now[0, column] += total * percent[row] // 100
                 ends[0, column, wave] = now[0, column]
-        _backward(backbone, behind, first, turn, percent[encoders], hop, of_stages, encoders, now, ends)
+        _backward(backbone, behind, first, turn, percent[encoders], hop_back, of_stages, encoders, now, ends)
         for row in range(encoders):
             wave = turn + 1 - in_flight[row]
             if 0 <= wave < waves:
                 clock, total = now[0, stages + row], base[row]
                 for i in range(len(backbone)):
                     total += before[row, first + i, wave]
-                    clock = max(clock, ends[i, 0, wave] + hop[row] if before[row, first + i, wave] else 0)
+                    clock = max(clock, ends[i, 0, wave] + hop_back[row] if before[row, first + i, wave] else 0)
                 now[0, stages + row] = clock + total * percent[row] // 100
     end = 0
     for i in range(len(now)):
@@ -109,14 +109,14 @@ def _backward(
     first: int,
     turn: int,
     percent: int,
-    hop: I64,
+    hop_back: I64,
     of_stages: I64,
     encoders: int,
     now: I64,
     ends: I64,
 ) -> None:
     """The backward of each backbone stage behind the forward of wave `turn`, or in its place when none is left."""
-    stages, waves, between = len(of_stages), backbone.shape[1], hop[encoders]
+    stages, waves, between = len(of_stages), backbone.shape[1], hop_back[encoders]
     for i in range(len(backbone)):
         for s in range(stages - 1, -1, -1):
             wave = turn + 1 - of_stages[s]
@@ -127,7 +127,7 @@ def _backward(
                 clock = max(clock, ends[i, s + 1, wave] + between)
             else:
                 for g in range(len(behind)):
-                    returned = ends[0, stages + encoders + g, wave] + hop[encoders + 1 + g]
+                    returned = ends[0, stages + encoders + g, wave] + hop_back[encoders + 1 + g]
                     clock = max(clock, returned if behind[g, first + i, wave] else 0)
             clock += backbone[i, wave] * percent // 100
             now[i, s] = clock

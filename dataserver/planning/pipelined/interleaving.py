@@ -19,6 +19,8 @@ def stages_in_flight(execution: Execution, num_microbatches: int, extra: int, un
     """
     if execution.options(PipelinedOptions).schedule is not Schedule.INTERLEAVED:
         return in_flight(execution, num_microbatches, extra, units)
+    if not execution.backbone.runs_backward:
+        return _one_at_a_time(execution)
     extra = 2 if execution.of_kind(ModuleKind.GENERATOR) else 0  # one stage more for gradients to come back from
     backbone, chunks = execution.backbone, execution.options(PipelinedOptions).chunks
     passes = num_microbatches * chunks
@@ -31,9 +33,10 @@ def stages_in_flight(execution: Execution, num_microbatches: int, extra: int, un
     first = int(wanted[backbone.name][0])
     for top in range(first, least - 1, -1):
         ahead = _taken_ahead(backbone.pp, chunks, num_microbatches, top)
-        need = {m.name: ahead if m.kind is ModuleKind.ENCODER else 1 for m in outer}
+        waiting = {m.name for m in outer if m.kind is ModuleKind.ENCODER and m.runs_backward}
+        need = {m.name: ahead if m.name in waiting else 1 for m in outer}
         if top == first:
-            more = {m.name: min(need[m.name] + (m.kind is ModuleKind.ENCODER), num_microbatches) for m in outer}
+            more = {m.name: min(need[m.name] + (m.name in waiting), num_microbatches) for m in outer}
             wanted |= {name: np.array([number]) for name, number in more.items()}
         fits = backbone.memory is None or _fits(backbone, units[backbone.name], chunks, top)
         if fits and all(most.get(name, number) >= number for name, number in need.items()):
@@ -43,6 +46,13 @@ def stages_in_flight(execution: Execution, num_microbatches: int, extra: int, un
             limits = most if backbone.memory is None else most | {backbone.name: top}
             return InFlight(held, wanted, limits, {backbone.name: chunks})
     return None
+
+
+def _one_at_a_time(execution: Execution) -> InFlight:
+    """Where the backbone runs no backward, nor encoders before it, nobody holds a second pass until it runs one."""
+    held = {m.name: np.ones(m.pp, np.int64) for m in execution.modules}
+    chunks = execution.options(PipelinedOptions).chunks
+    return InFlight(held, held, {}, {execution.backbone.name: chunks})
 
 
 def too_small(execution: Execution, num_microbatches: int, units: Units) -> ModuleSpec:

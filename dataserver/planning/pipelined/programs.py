@@ -8,7 +8,7 @@ from dataserver.planning.job import Execution
 from dataserver.planning.plan import ModuleSchedule
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import BACKWARD, FORWARD, Operations, Program, alternating, passes
-from dataserver.planning.waves import wave_programs
+from dataserver.planning.waves import done_by, wave_programs
 
 
 def programs(execution: Execution, schedules: Sequence[ModuleSchedule], num_microbatches: int) -> tuple[Program, ...]:
@@ -23,6 +23,7 @@ def programs(execution: Execution, schedules: Sequence[ModuleSchedule], num_micr
         if schedule is not None:
             held, stages = int(schedule.in_flight[program.stage]), len(schedule.in_flight)
             operations = interleaved_operations(program.stage, stages, schedule.chunks, num_microbatches, held)
+            operations = done_by(execution.module(program.modules[0]), operations)
             program = Program(program.modules * schedule.chunks, program.stage, operations)
         found.append(program)
     return tuple(found)

@@ -14,6 +14,7 @@ from dataserver.planning.simulation.operations import (
     Operations,
     Program,
     alternating,
+    forwards,
     passes,
     stage_operations,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "chunk_hops",
     "critical_path",
     "disttrain_order",
+    "forwards",
     "held_bytes",
     "passes",
     "peak_bytes",

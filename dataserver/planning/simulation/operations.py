@@ -98,6 +98,12 @@ def passes(kind: int, microbatch: I64, chunk: I64 | None = None) -> Operations:
     return Operations(np.full(len(microbatch), kind, np.int64), microbatch, chunk)
 
 
+def forwards(operations: Operations) -> Operations:
+    """The forwards among some operations: what a stage does that has no backward to run."""
+    kept = operations.kind == FORWARD
+    return Operations(operations.kind[kept], operations.microbatch[kept], operations.chunk[kept])
+
+
 def stage_operations(in_flight: int, num_microbatches: int, drain_every: int = 0) -> Operations:
     """The operations of a stage that holds at most `in_flight` microbatches between forward and backward.
 

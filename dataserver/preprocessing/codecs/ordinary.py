@@ -20,7 +20,7 @@ _TRANSPARENT_LOSSLESS: Final = 1 << 28
 cv2.setNumThreads(1)
 
 
-def decode(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8 | None:
+def decode_ordinary(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8 | None:
     """Decode an ordinary image; None where it is none, or where its decoder finds anything wrong with it.
 
     Args:

@@ -24,7 +24,7 @@ def silence_pillow_warnings() -> None:
     warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-def decode(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8:
+def decode_with_pillow(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8:
     """Decode any image that Pillow reads; arguments and result as of `ordinary.decode`.
 
     Raises:

@@ -26,6 +26,9 @@ class DrainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GRACE_FIELD_NUMBER: _builtins.int
+    THIS_PROCESS_FIELD_NUMBER: _builtins.int
+    this_process: _builtins.bool
+    """Where several processes serve one address: only the one that answers. All of them when absent."""
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
         """Time that open streams get to finish the microbatch in hand; 30 s when absent."""
@@ -34,10 +37,11 @@ class DrainRequest(_message.Message):
         self,
         *,
         grace: _duration_pb2.Duration | None = ...,
+        this_process: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace", "this_process", b"this_process"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -71,12 +75,17 @@ class GetMetricsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    THIS_PROCESS_FIELD_NUMBER: _builtins.int
+    this_process: _builtins.bool
+    """Where several processes serve one address: only the one that answers. Their sums when absent."""
     def __init__(
         self,
+        *,
+        this_process: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["this_process", b"this_process"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -109,6 +118,7 @@ class GetMetricsResponse(_message.Message):
     KEPT_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    PLANS_BY_SOURCE_FIELD_NUMBER: _builtins.int
     open_streams: _builtins.int
     """Streams that hold a place."""
     ready_microbatches: _builtins.int
@@ -163,6 +173,10 @@ class GetMetricsResponse(_message.Message):
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankProgress]:
         """How far each rank with an open stream is, by job, module and rank. At most as many as the server permits streams."""
 
+    @_builtins.property
+    def plans_by_source(self) -> Global___PlanSources:
+        """Counters: plans that streams asked for, by where they came from. All 0 without peers."""
+
     def __init__(
         self,
         *,
@@ -187,14 +201,57 @@ class GetMetricsResponse(_message.Message):
         kept: Global___KeptBytes | None = ...,
         resident_bytes: _builtins.int = ...,
         ranks: _abc.Iterable[Global___RankProgress] | None = ...,
+        plans_by_source: Global___PlanSources | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "planning_time", b"planning_time", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoded_images", b"decoded_images", "invalid_images", b"invalid_images", "kept", b"kept", "known_jobs", b"known_jobs", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoded_images", b"decoded_images", "invalid_images", b"invalid_images", "kept", b"kept", "known_jobs", b"known_jobs", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetMetricsResponse: _TypeAlias = GetMetricsResponse  # noqa: Y015
+
+@_typing.final
+class PlanSources(_message.Message):
+    """Counters: where plans came from, in a server that has peers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWN_FIELD_NUMBER: _builtins.int
+    FETCHED_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    WRONG_FIELD_NUMBER: _builtins.int
+    own: _builtins.int
+    """Made here, because no other live server owns the step."""
+    fetched: _builtins.int
+    """Fetched from the server that owns the step."""
+    late: _builtins.int
+    """Made here, because the owner did not answer in time."""
+    unreachable: _builtins.int
+    """Made here, because the owner could not be reached, or fell silent."""
+    refused: _builtins.int
+    """Made here, because the owner cannot plan the job."""
+    wrong: _builtins.int
+    """Made here, because what the owner answered was not right."""
+    def __init__(
+        self,
+        *,
+        own: _builtins.int = ...,
+        fetched: _builtins.int = ...,
+        late: _builtins.int = ...,
+        unreachable: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        wrong: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetched", b"fetched", "late", b"late", "own", b"own", "refused", b"refused", "unreachable", b"unreachable", "wrong", b"wrong"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanSources: _TypeAlias = PlanSources  # noqa: Y015
 
 @_typing.final
 class StageWaits(_message.Message):

@@ -27,7 +27,7 @@ from disttrain.v1 import plan_pb2 as disttrain_dot_v1_dot_plan__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64isttrain/v1/data_service.proto\x12\x0c\x64isttrain.v1\x1a\x1d\x64isttrain/v1/microbatch.proto\x1a\x17\x64isttrain/v1/plan.proto\x1a\x1egoogle/protobuf/duration.proto\".\n\x15GetOrCreateJobRequest\x12\x15\n\rjob_spec_json\x18\x01 \x01(\t\"\x9a\x01\n\x16GetOrCreateJobResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tstream_id\x18\x02 \x01(\t\x12\x1f\n\x17\x63\x61nonical_job_spec_json\x18\x03 \x01(\t\x12\x11\n\tnum_steps\x18\x04 \x01(\x04\x12)\n\x06\x66illed\x18\x05 \x03(\x0b\x32\x19.disttrain.v1.FilledField\"/\n\x0b\x46illedField\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nvalue_json\x18\x02 \x01(\t\"\xb6\x01\n\x19StreamMicrobatchesRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06module\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nstart_step\x18\x04 \x01(\x04\x12\x18\n\x10start_microbatch\x18\x05 \x01(\r\x12\x0f\n\x07tensors\x18\x06 \x03(\t\x12,\n\x0f\x61\x63\x63\x65pted_codecs\x18\x07 \x03(\x0e\x32\x13.disttrain.v1.Codec\"\x94\x01\n\x1aStreamMicrobatchesResponse\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32\x1e.disttrain.v1.MicrobatchHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12(\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x19.disttrain.v1.EndOfStreamH\x00\x42\t\n\x07message\"\xca\x01\n\x0b\x45ndOfStream\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .disttrain.v1.EndOfStream.Reason\x12\x11\n\tnext_step\x18\x02 \x01(\x04\x12\x17\n\x0fnext_microbatch\x18\x03 \x01(\r\"]\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11REASON_END_OF_JOB\x10\x01\x12\x13\n\x0fREASON_DRAINING\x10\x02\x12\x0f\n\x0bREASON_IDLE\x10\x03\".\n\x0eGetPlanRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\"7\n\x0fGetPlanResponse\x12$\n\x04plan\x18\x01 \x01(\x0b\x32\x16.disttrain.v1.StepPlan\"\xdb\x01\n\tStepTimes\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06module\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\r\n\x05stage\x18\x05 \x01(\r\x12,\n\tstep_time\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tdata_wait\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nforward_ns\x18\x08 \x03(\x03\x12\x13\n\x0b\x62\x61\x63kward_ns\x18\t \x03(\x03\"@\n\x16ReportStepTimesRequest\x12&\n\x05times\x18\x01 \x01(\x0b\x32\x17.disttrain.v1.StepTimes\"\x19\n\x17ReportStepTimesResponse\"&\n\x14ListStepTimesRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"?\n\x15ListStepTimesResponse\x12&\n\x05times\x18\x01 \x03(\x0b\x32\x17.disttrain.v1.StepTimes\"\x16\n\x14GetServerInfoRequest\"\x86\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07release\x18\x01 \x01(\t\x12\x16\n\x0eorder_versions\x18\x02 \x03(\r\x12\x18\n\x10\x63ontent_versions\x18\x03 \x03(\r\x12\x15\n\rplan_versions\x18\x04 \x03(\r\x12\x16\n\x0e\x63ontent_digest\x18\x05 \x01(\t\x12\x13\n\x0bmax_streams\x18\x06 \x01(\r\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12#\n\x06\x63odecs\x18\x08 \x03(\x0e\x32\x13.disttrain.v1.Codec\x12\x19\n\x11max_message_bytes\x18\t \x01(\r\x12\x14\n\x0cstream_bytes\x18\n \x01(\x04\"\x17\n\x15GetDatasetInfoRequest\"v\n\x16GetDatasetInfoResponse\x12+\n\x08\x64\x61tasets\x18\x01 \x03(\x0b\x32\x19.disttrain.v1.DatasetInfo\x12/\n\ntokenizers\x18\x02 \x03(\x0b\x32\x1b.disttrain.v1.TokenizerInfo\"m\n\x0b\x44\x61tasetInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nnum_shards\x18\x03 \x01(\x04\x12\x13\n\x0bnum_samples\x18\x04 \x01(\x04\x12\x12\n\nquarantine\x18\x05 \x01(\t\"\xac\x01\n\rTokenizerInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0b\n\x03\x62os\x18\x04 \x01(\r\x12\x0b\n\x03\x65os\x18\x05 \x01(\r\x12\x0b\n\x03\x62oi\x18\x06 \x01(\r\x12\x0b\n\x03\x65oi\x18\x07 \x01(\r\x12\r\n\x05image\x18\x08 \x01(\r\x12\r\n\x05query\x18\t \x01(\r\x12\x17\n\x0ftext_vocab_size\x18\n \x01(\r\"O\n\x16\x44\x65scribeSamplesRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0f\n\x07samples\x18\x03 \x03(\x06\"K\n\x17\x44\x65scribeSamplesResponse\x12\x30\n\x07samples\x18\x01 \x03(\x0b\x32\x1f.disttrain.v1.SampleDescription\"m\n\x11SampleDescription\x12\x0e\n\x06sample\x18\x01 \x01(\x06\x12\r\n\x05shard\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12,\n\x07\x63olumns\x18\x04 \x03(\x0b\x32\x1b.disttrain.v1.SidecarColumn\"n\n\rSidecarColumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x10\n\x06number\x18\x03 \x01(\x01H\x00\x12\x11\n\x07\x62oolean\x18\x04 \x01(\x08H\x00\x12\x0e\n\x04text\x18\x05 \x01(\tH\x00\x42\x07\n\x05value2\xee\x05\n\x0b\x44\x61taService\x12[\n\x0eGetOrCreateJob\x12#.disttrain.v1.GetOrCreateJobRequest\x1a$.disttrain.v1.GetOrCreateJobResponse\x12i\n\x12StreamMicrobatches\x12\'.disttrain.v1.StreamMicrobatchesRequest\x1a(.disttrain.v1.StreamMicrobatchesResponse0\x01\x12\x46\n\x07GetPlan\x12\x1c.disttrain.v1.GetPlanRequest\x1a\x1d.disttrain.v1.GetPlanResponse\x12^\n\x0fReportStepTimes\x12$.disttrain.v1.ReportStepTimesRequest\x1a%.disttrain.v1.ReportStepTimesResponse\x12X\n\rListStepTimes\x12\".disttrain.v1.ListStepTimesRequest\x1a#.disttrain.v1.ListStepTimesResponse\x12X\n\rGetServerInfo\x12\".disttrain.v1.GetServerInfoRequest\x1a#.disttrain.v1.GetServerInfoResponse\x12[\n\x0eGetDatasetInfo\x12#.disttrain.v1.GetDatasetInfoRequest\x1a$.disttrain.v1.GetDatasetInfoResponse\x12^\n\x0f\x44\x65scribeSamples\x12$.disttrain.v1.DescribeSamplesRequest\x1a%.disttrain.v1.DescribeSamplesResponseBT\n\x10org.disttrain.v1P\x01Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64isttrain/v1/data_service.proto\x12\x0c\x64isttrain.v1\x1a\x1d\x64isttrain/v1/microbatch.proto\x1a\x17\x64isttrain/v1/plan.proto\x1a\x1egoogle/protobuf/duration.proto\".\n\x15GetOrCreateJobRequest\x12\x15\n\rjob_spec_json\x18\x01 \x01(\t\"\x9a\x01\n\x16GetOrCreateJobResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tstream_id\x18\x02 \x01(\t\x12\x1f\n\x17\x63\x61nonical_job_spec_json\x18\x03 \x01(\t\x12\x11\n\tnum_steps\x18\x04 \x01(\x04\x12)\n\x06\x66illed\x18\x05 \x03(\x0b\x32\x19.disttrain.v1.FilledField\"/\n\x0b\x46illedField\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nvalue_json\x18\x02 \x01(\t\"\xb6\x01\n\x19StreamMicrobatchesRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06module\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nstart_step\x18\x04 \x01(\x04\x12\x18\n\x10start_microbatch\x18\x05 \x01(\r\x12\x0f\n\x07tensors\x18\x06 \x03(\t\x12,\n\x0f\x61\x63\x63\x65pted_codecs\x18\x07 \x03(\x0e\x32\x13.disttrain.v1.Codec\"\x94\x01\n\x1aStreamMicrobatchesResponse\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32\x1e.disttrain.v1.MicrobatchHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12(\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x19.disttrain.v1.EndOfStreamH\x00\x42\t\n\x07message\"\xca\x01\n\x0b\x45ndOfStream\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .disttrain.v1.EndOfStream.Reason\x12\x11\n\tnext_step\x18\x02 \x01(\x04\x12\x17\n\x0fnext_microbatch\x18\x03 \x01(\r\"]\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11REASON_END_OF_JOB\x10\x01\x12\x13\n\x0fREASON_DRAINING\x10\x02\x12\x0f\n\x0bREASON_IDLE\x10\x03\"F\n\x0eGetPlanRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x16\n\x0ewith_timelines\x18\x03 \x01(\x08\"7\n\x0fGetPlanResponse\x12$\n\x04plan\x18\x01 \x01(\x0b\x32\x16.disttrain.v1.StepPlan\"\xdb\x01\n\tStepTimes\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06module\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\r\n\x05stage\x18\x05 \x01(\r\x12,\n\tstep_time\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tdata_wait\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nforward_ns\x18\x08 \x03(\x03\x12\x13\n\x0b\x62\x61\x63kward_ns\x18\t \x03(\x03\"@\n\x16ReportStepTimesRequest\x12&\n\x05times\x18\x01 \x01(\x0b\x32\x17.disttrain.v1.StepTimes\"\x19\n\x17ReportStepTimesResponse\"&\n\x14ListStepTimesRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"?\n\x15ListStepTimesResponse\x12&\n\x05times\x18\x01 \x03(\x0b\x32\x17.disttrain.v1.StepTimes\"\x16\n\x14GetServerInfoRequest\"\x86\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07release\x18\x01 \x01(\t\x12\x16\n\x0eorder_versions\x18\x02 \x03(\r\x12\x18\n\x10\x63ontent_versions\x18\x03 \x03(\r\x12\x15\n\rplan_versions\x18\x04 \x03(\r\x12\x16\n\x0e\x63ontent_digest\x18\x05 \x01(\t\x12\x13\n\x0bmax_streams\x18\x06 \x01(\r\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12#\n\x06\x63odecs\x18\x08 \x03(\x0e\x32\x13.disttrain.v1.Codec\x12\x19\n\x11max_message_bytes\x18\t \x01(\r\x12\x14\n\x0cstream_bytes\x18\n \x01(\x04\"\x17\n\x15GetDatasetInfoRequest\"v\n\x16GetDatasetInfoResponse\x12+\n\x08\x64\x61tasets\x18\x01 \x03(\x0b\x32\x19.disttrain.v1.DatasetInfo\x12/\n\ntokenizers\x18\x02 \x03(\x0b\x32\x1b.disttrain.v1.TokenizerInfo\"m\n\x0b\x44\x61tasetInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nnum_shards\x18\x03 \x01(\x04\x12\x13\n\x0bnum_samples\x18\x04 \x01(\x04\x12\x12\n\nquarantine\x18\x05 \x01(\t\"\xac\x01\n\rTokenizerInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0b\n\x03\x62os\x18\x04 \x01(\r\x12\x0b\n\x03\x65os\x18\x05 \x01(\r\x12\x0b\n\x03\x62oi\x18\x06 \x01(\r\x12\x0b\n\x03\x65oi\x18\x07 \x01(\r\x12\r\n\x05image\x18\x08 \x01(\r\x12\r\n\x05query\x18\t \x01(\r\x12\x17\n\x0ftext_vocab_size\x18\n \x01(\r\"O\n\x16\x44\x65scribeSamplesRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0f\n\x07samples\x18\x03 \x03(\x06\"K\n\x17\x44\x65scribeSamplesResponse\x12\x30\n\x07samples\x18\x01 \x03(\x0b\x32\x1f.disttrain.v1.SampleDescription\"m\n\x11SampleDescription\x12\x0e\n\x06sample\x18\x01 \x01(\x06\x12\r\n\x05shard\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12,\n\x07\x63olumns\x18\x04 \x03(\x0b\x32\x1b.disttrain.v1.SidecarColumn\"n\n\rSidecarColumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x10\n\x06number\x18\x03 \x01(\x01H\x00\x12\x11\n\x07\x62oolean\x18\x04 \x01(\x08H\x00\x12\x0e\n\x04text\x18\x05 \x01(\tH\x00\x42\x07\n\x05value2\xee\x05\n\x0b\x44\x61taService\x12[\n\x0eGetOrCreateJob\x12#.disttrain.v1.GetOrCreateJobRequest\x1a$.disttrain.v1.GetOrCreateJobResponse\x12i\n\x12StreamMicrobatches\x12\'.disttrain.v1.StreamMicrobatchesRequest\x1a(.disttrain.v1.StreamMicrobatchesResponse0\x01\x12\x46\n\x07GetPlan\x12\x1c.disttrain.v1.GetPlanRequest\x1a\x1d.disttrain.v1.GetPlanResponse\x12^\n\x0fReportStepTimes\x12$.disttrain.v1.ReportStepTimesRequest\x1a%.disttrain.v1.ReportStepTimesResponse\x12X\n\rListStepTimes\x12\".disttrain.v1.ListStepTimesRequest\x1a#.disttrain.v1.ListStepTimesResponse\x12X\n\rGetServerInfo\x12\".disttrain.v1.GetServerInfoRequest\x1a#.disttrain.v1.GetServerInfoResponse\x12[\n\x0eGetDatasetInfo\x12#.disttrain.v1.GetDatasetInfoRequest\x1a$.disttrain.v1.GetDatasetInfoResponse\x12^\n\x0f\x44\x65scribeSamples\x12$.disttrain.v1.DescribeSamplesRequest\x1a%.disttrain.v1.DescribeSamplesResponseBT\n\x10org.disttrain.v1P\x01Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,39 +50,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENDOFSTREAM_REASON']._serialized_start=837
   _globals['_ENDOFSTREAM_REASON']._serialized_end=930
   _globals['_GETPLANREQUEST']._serialized_start=932
-  _globals['_GETPLANREQUEST']._serialized_end=978
-  _globals['_GETPLANRESPONSE']._serialized_start=980
-  _globals['_GETPLANRESPONSE']._serialized_end=1035
-  _globals['_STEPTIMES']._serialized_start=1038
-  _globals['_STEPTIMES']._serialized_end=1257
-  _globals['_REPORTSTEPTIMESREQUEST']._serialized_start=1259
-  _globals['_REPORTSTEPTIMESREQUEST']._serialized_end=1323
-  _globals['_REPORTSTEPTIMESRESPONSE']._serialized_start=1325
-  _globals['_REPORTSTEPTIMESRESPONSE']._serialized_end=1350
-  _globals['_LISTSTEPTIMESREQUEST']._serialized_start=1352
-  _globals['_LISTSTEPTIMESREQUEST']._serialized_end=1390
-  _globals['_LISTSTEPTIMESRESPONSE']._serialized_start=1392
-  _globals['_LISTSTEPTIMESRESPONSE']._serialized_end=1455
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=1457
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=1479
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=1482
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=1744
-  _globals['_GETDATASETINFOREQUEST']._serialized_start=1746
-  _globals['_GETDATASETINFOREQUEST']._serialized_end=1769
-  _globals['_GETDATASETINFORESPONSE']._serialized_start=1771
-  _globals['_GETDATASETINFORESPONSE']._serialized_end=1889
-  _globals['_DATASETINFO']._serialized_start=1891
-  _globals['_DATASETINFO']._serialized_end=2000
-  _globals['_TOKENIZERINFO']._serialized_start=2003
-  _globals['_TOKENIZERINFO']._serialized_end=2175
-  _globals['_DESCRIBESAMPLESREQUEST']._serialized_start=2177
-  _globals['_DESCRIBESAMPLESREQUEST']._serialized_end=2256
-  _globals['_DESCRIBESAMPLESRESPONSE']._serialized_start=2258
-  _globals['_DESCRIBESAMPLESRESPONSE']._serialized_end=2333
-  _globals['_SAMPLEDESCRIPTION']._serialized_start=2335
-  _globals['_SAMPLEDESCRIPTION']._serialized_end=2444
-  _globals['_SIDECARCOLUMN']._serialized_start=2446
-  _globals['_SIDECARCOLUMN']._serialized_end=2556
-  _globals['_DATASERVICE']._serialized_start=2559
-  _globals['_DATASERVICE']._serialized_end=3309
+  _globals['_GETPLANREQUEST']._serialized_end=1002
+  _globals['_GETPLANRESPONSE']._serialized_start=1004
+  _globals['_GETPLANRESPONSE']._serialized_end=1059
+  _globals['_STEPTIMES']._serialized_start=1062
+  _globals['_STEPTIMES']._serialized_end=1281
+  _globals['_REPORTSTEPTIMESREQUEST']._serialized_start=1283
+  _globals['_REPORTSTEPTIMESREQUEST']._serialized_end=1347
+  _globals['_REPORTSTEPTIMESRESPONSE']._serialized_start=1349
+  _globals['_REPORTSTEPTIMESRESPONSE']._serialized_end=1374
+  _globals['_LISTSTEPTIMESREQUEST']._serialized_start=1376
+  _globals['_LISTSTEPTIMESREQUEST']._serialized_end=1414
+  _globals['_LISTSTEPTIMESRESPONSE']._serialized_start=1416
+  _globals['_LISTSTEPTIMESRESPONSE']._serialized_end=1479
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=1481
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=1503
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=1506
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=1768
+  _globals['_GETDATASETINFOREQUEST']._serialized_start=1770
+  _globals['_GETDATASETINFOREQUEST']._serialized_end=1793
+  _globals['_GETDATASETINFORESPONSE']._serialized_start=1795
+  _globals['_GETDATASETINFORESPONSE']._serialized_end=1913
+  _globals['_DATASETINFO']._serialized_start=1915
+  _globals['_DATASETINFO']._serialized_end=2024
+  _globals['_TOKENIZERINFO']._serialized_start=2027
+  _globals['_TOKENIZERINFO']._serialized_end=2199
+  _globals['_DESCRIBESAMPLESREQUEST']._serialized_start=2201
+  _globals['_DESCRIBESAMPLESREQUEST']._serialized_end=2280
+  _globals['_DESCRIBESAMPLESRESPONSE']._serialized_start=2282
+  _globals['_DESCRIBESAMPLESRESPONSE']._serialized_end=2357
+  _globals['_SAMPLEDESCRIPTION']._serialized_start=2359
+  _globals['_SAMPLEDESCRIPTION']._serialized_end=2468
+  _globals['_SIDECARCOLUMN']._serialized_start=2470
+  _globals['_SIDECARCOLUMN']._serialized_end=2580
+  _globals['_DATASERVICE']._serialized_start=2583
+  _globals['_DATASERVICE']._serialized_end=3333
 # @@protoc_insertion_point(module_scope)

@@ -11,8 +11,8 @@ Rules that hold for every call:
  * Names, not places: datasets and tokenizers are named with their digests; no path or URL travels.
  * Ids, digests and hashes are taken from answers and compared; a client never needs to compute one.
  * Messages stay below every language's default limit of 4 MiB, in both directions.
- * Deadlines are the client's; the server sets none. GetOrCreateJob sizes every sample of the datasets and may take
-   minutes the first time; GetPlan and the first microbatch of a step wait for a plan; all else answers at once. A
+ * Deadlines are the client's; the server sets none. GetOrCreateJob may have to look at every sample of
+   the datasets the first time, and answers MEASURING until that is done; GetPlan and the first microbatch of a step wait for a plan; all else answers at once. A
    stream lasts as long as the job: give it no deadline, but watch for the time since its last message.
  * Keepalive: pings are permitted at most once a second, with or without calls in flight, and the server sends its own
    every 30 s. A client that pings every 2 s and waits 5 s for the answer notices a lost server in time.
@@ -312,19 +312,23 @@ class GetPlanRequest(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    WITH_TIMELINES_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Job to plan."""
     step: _builtins.int
     """Step to plan."""
+    with_timelines: _builtins.bool
+    """Whether the plan is to say when every operation runs, as simulated (StepPlan.timelines)."""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         step: _builtins.int = ...,
+        with_timelines: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "step", b"step", "with_timelines", b"with_timelines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -393,7 +397,7 @@ class StepTimes(_message.Message):
 
     @_builtins.property
     def backward_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Backward time of each microbatch in order, nanoseconds."""
+        """Backward time of each microbatch in order, nanoseconds; none from modules that run no backward."""
 
     def __init__(
         self,

@@ -294,6 +294,50 @@ class Decision(_message.Message):
 Global___Decision: _TypeAlias = Decision  # noqa: Y015
 
 @_typing.final
+class RankTimeline(_message.Message):
+    """When the operations of one rank of a stage run, as simulated; parallel arrays in the order of its StageProgram."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODULES_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    START_NS_FIELD_NUMBER: _builtins.int
+    END_NS_FIELD_NUMBER: _builtins.int
+    stage: _builtins.int
+    """As in its StageProgram."""
+    rank: _builtins.int
+    """Data-parallel rank within its module."""
+    @_builtins.property
+    def modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in its StageProgram."""
+
+    @_builtins.property
+    def start_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """When each operation begins, nanoseconds from the begin of the step."""
+
+    @_builtins.property
+    def end_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """When it ends."""
+
+    def __init__(
+        self,
+        *,
+        modules: _abc.Iterable[_builtins.str] | None = ...,
+        stage: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        start_ns: _abc.Iterable[_builtins.int] | None = ...,
+        end_ns: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_ns", b"end_ns", "modules", b"modules", "rank", b"rank", "stage", b"stage", "start_ns", b"start_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankTimeline: _TypeAlias = RankTimeline  # noqa: Y015
+
+@_typing.final
 class StepPlan(_message.Message):
     """The plan of one step."""
 
@@ -318,6 +362,7 @@ class StepPlan(_message.Message):
     SCHEDULES_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     PROGRAMS_FIELD_NUMBER: _builtins.int
+    TIMELINES_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Job."""
     stream_id: _builtins.str
@@ -376,6 +421,10 @@ class StepPlan(_message.Message):
         stage by stage.
         """
 
+    @_builtins.property
+    def timelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankTimeline]:
+        """When every operation runs, as simulated: one for each rank of each entry of programs. Empty unless the request asks."""
+
     def __init__(
         self,
         *,
@@ -398,10 +447,11 @@ class StepPlan(_message.Message):
         schedules: _abc.Iterable[_microbatch_pb2.ModuleSchedule] | None = ...,
         groups: Global___PlannedGroups | None = ...,
         programs: _abc.Iterable[_program_pb2.StageProgram] | None = ...,
+        timelines: _abc.Iterable[Global___RankTimeline] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["denominators", b"denominators", "groups", b"groups", "samples", b"samples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrangements", b"arrangements", "bubble_after_ppm", b"bubble_after_ppm", "bubble_before_ppm", b"bubble_before_ppm", "candidates", b"candidates", "decisions", b"decisions", "denominators", b"denominators", "groups", b"groups", "job_id", b"job_id", "loads", b"loads", "lower_bound_ns", b"lower_bound_ns", "makespan_after_ns", b"makespan_after_ns", "makespan_before_ns", b"makespan_before_ns", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "programs", b"programs", "samples", b"samples", "schedules", b"schedules", "step", b"step", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrangements", b"arrangements", "bubble_after_ppm", b"bubble_after_ppm", "bubble_before_ppm", b"bubble_before_ppm", "candidates", b"candidates", "decisions", b"decisions", "denominators", b"denominators", "groups", b"groups", "job_id", b"job_id", "loads", b"loads", "lower_bound_ns", b"lower_bound_ns", "makespan_after_ns", b"makespan_after_ns", "makespan_before_ns", b"makespan_before_ns", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "programs", b"programs", "samples", b"samples", "schedules", b"schedules", "step", b"step", "stream_id", b"stream_id", "timelines", b"timelines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

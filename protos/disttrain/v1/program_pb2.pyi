@@ -16,7 +16,8 @@ By execution.layout.kind:
                         their backwards, h). Where a schedule has chunks c > 1 (interleaved backbones), h counts passes
                         of a microbatch through one chunk. Of p stages, forwards take p microbatches through chunk 0, the
                         same through chunk 1 and so on, then the next p microbatches; backwards take the same runs of p
-                        microbatches through the last chunk first.
+                        microbatches through the last chunk first. Frozen modules whose cost.backward_percent is 0 run
+                        the forwards alone, in the same order.
   contrastive           Each stage of each tower has a program of its own. With drain_every d > 0 alternate is applied to
                         d microbatches at a time, else to all n. On the last stage of every tower the interaction of a
                         contrastive batch comes right behind the last forward of its layout.microbatches microbatches.

@@ -1,6 +1,5 @@
 """Towers to the last number: profiles, choices, refusals, and plans of small jobs, pinned."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.contrastive import contrastive_job, contrastive_samples, contrastive_table, tower
+from planning.scattered import digest, numbers
 
 from dataserver.planning.balancing import BALANCERS, BinRoom
 from dataserver.planning.contrastive.batches import (
@@ -35,20 +35,6 @@ from dataserver.planning.contrastive.timeline import bound_ns
 from dataserver.planning.identity import Job, JobSpecError
 from dataserver.planning.jobspec import Memory, ModuleSpec
 from dataserver.planning.planner import plan_step, timeline
-from dataserver.planning.samples import I64
-
-
-def numbers(seed: int, count: int, low: int, high: int) -> I64:
-    """Scattered, from low to high, the same with every version of numpy."""
-    found = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(1 + 2 * seed)
-    for factor, shift in ((0x9E3779B97F4A7C15, 31), (0xBF58476D1CE4E5B9, 29)):
-        found *= np.uint64(factor)
-        found ^= found >> np.uint64(shift)
-    return low + (found % np.uint64(high - low + 1)).astype(np.int64)
-
-
-def digest(found: object) -> str:
-    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 def outcome(call: Callable[[], Any]) -> Any:

@@ -17,6 +17,7 @@ from dataserver.planning.costs.fitting import (
     Fit,
     FitError,
     Measurements,
+    _backward_percent,
     fit,
     microbatch_sizes,
     nonnegative_least_squares,
@@ -224,3 +225,23 @@ def with_cost(job: Any, name: str) -> Any:
     cost = Cost(microbatch_ns=5, linear_ps=2_000, quadratic_fs=0)
     modules = tuple(m.model_copy(update={"cost": cost}) if m.name == name else m for m in spec.execution.modules)
     return spec.model_copy(update={"execution": spec.execution.model_copy(update={"modules": modules})})
+
+
+def test_a_fit_needs_a_microbatch_that_took_time() -> None:
+    nothing = np.zeros(3, np.int64)
+    with pytest.raises(FitError, match=r"^every microbatch that took any time was disturbed; report more steps$"):
+        _backward_percent(Measurements(nothing + 1, nothing, nothing, nothing, nothing))
+
+
+def test_the_percent_of_the_backward_is_the_median_nanosecond() -> None:
+    def percent(*pairs: tuple[int, int]) -> int:
+        forward, backward = (np.array(values, np.int64) for values in zip(*pairs, strict=True))
+        ones = np.ones(len(pairs), np.int64)
+        return _backward_percent(Measurements(ones, ones, ones, forward, backward))
+
+    assert percent((10, 21)) == 210
+    assert percent((10, 10), (10, 20), (0, 99)) == 100
+    assert percent((9, 9), (10, 20)) == 200
+    assert percent((10, 10), (5, 10), (5, 15)) == 100
+    assert percent((10, 10), (6, 12), (5, 15)) == 200
+    assert percent((3, 2), (3, 2)) == 67

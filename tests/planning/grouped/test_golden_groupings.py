@@ -1,10 +1,10 @@
 """What the search for sequence-parallel groups finds on small clusters, pinned part by part."""
 
-import hashlib
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from planning.scattered import digest, numbers
 
 from dataserver.planning.grouped.baselines import best_homogeneous_plan, homogeneous_plan, searched_homogeneous_plan
 from dataserver.planning.grouped.batch import UNLIMITED, Batch
@@ -22,15 +22,6 @@ BUDGETS = (
 )
 
 
-def numbers(seed: int, count: int, low: int, high: int) -> I64:
-    """Scattered, from low to high, the same with every version of numpy."""
-    found = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(1 + 2 * seed)
-    for factor, shift in ((0x9E3779B97F4A7C15, 31), (0xBF58476D1CE4E5B9, 29)):
-        found *= np.uint64(factor)
-        found ^= found >> np.uint64(shift)
-    return low + (found % np.uint64(high - low + 1)).astype(np.int64)
-
-
 def problems(count: int) -> Iterator[tuple[int, I64, GroupCosts, I64 | None]]:
     """Clusters of 1 to 16 devices, some of whose larger groups exchange faster than smaller ones, and a batch each."""
     for seed in range(count):
@@ -46,10 +37,6 @@ def problems(count: int) -> Iterator[tuple[int, I64, GroupCosts, I64 | None]]:
 def spelled(plan: SequencePlan) -> list[object]:
     microbatches = [[(g.first_rank, g.degree, g.sequences, g.time_ns) for g in m.groups] for m in plan.microbatches]
     return [plan.time_ns, plan.bound_ns, [m.time_ns for m in plan.microbatches], microbatches]
-
-
-def digest(found: object) -> str:
-    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 def test_golden_plans_of_every_budget() -> None:

@@ -133,6 +133,7 @@ BAD = [
     (("stream", "datasets", 0, "weight"), "\uff11", "weight: found '\uff11'; a decimal string"),
     (("stream", "datasets", 0, "filter"), "x" * 4097, "stream.datasets.0.filter"),
     (("stream", "datasets", 0, "filter"), "\ud800", 'half a surrogate pair, no text, stands after .*"filter"'),
+    (("stream", "tokenizer", "bos"), 2**31, "stream.tokenizer.bos: found 2147483648; .* less than 2147483648"),
     (("stream", "tokenizer", "bos"), 300, "tokenizer.bos is 300; it must lie below vocab_size 300"),
     (("stream", "tokenizer", "digest"), "1" * 63 + "G", "stream.tokenizer.digest"),
     (("stream", "sizing"), {"merge": 4, "max_patches": 15}, r"max_patches is 15; at least merge\^2 = 16"),
@@ -305,6 +306,16 @@ def test_all_problems_are_listed_at_once() -> None:
     data = changed(changed(job_data(), ("stream", "seed"), -1), (*MODULE, "dp"), 0)
     with pytest.raises(JobSpecError, match=r"stream\.seed: .*; execution\.modules\.0\.dp: "):
         parse_job(data)
+
+
+def test_what_follows_from_a_problem_is_not_listed_beside_it() -> None:
+    """Without a kind that is known there is no default cost."""
+    with pytest.raises(JobSpecError) as caught:
+        parse_job(changed(job_data(), (*MODULE, "kind"), "decoder"))
+    assert str(caught.value) == (
+        "the job is not valid: execution.modules.0.kind: found \"decoder\"; it should be 'encoder', 'backbone', "
+        "'generator' or 'tower'"
+    )
 
 
 def test_a_list_of_wrong_members_is_not_called_empty() -> None:

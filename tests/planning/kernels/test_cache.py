@@ -1,7 +1,9 @@
 """Compiled code is found again, never stale, and never in the way."""
 
+import ast
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -66,12 +68,14 @@ def test_a_place_that_cannot_be_written_is_named_and_the_work_goes_on(package: P
 def test_a_damaged_file_is_compiled_anew(package: Path, tmp_path: Path) -> None:
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     python(package, **cache)
-    for damaged in (tmp_path / "cache").rglob("*.nbc"):
-        damaged.write_bytes(b"")
-    done = python(package, **cache)
-    assert done.stdout == "[0, 1, 1, 0]\n"
-    assert "cannot be used (EOFError" in done.stderr
-    assert python(package, **cache).stderr == ""
+    (kept,) = (tmp_path / "cache").rglob("*.loop")
+    whole = kept.read_bytes()
+    for damaged in (b"", whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
+        kept.write_bytes(damaged)
+        done = python(package, **cache)
+        assert done.stdout == "[0, 1, 1, 0]\n"
+        assert f"a compiled loop cannot be used ({kept} is damaged)" in done.stderr
+        assert python(package, **cache).stderr == ""
 
 
 def test_of_several_that_need_a_loop_at_once_one_compiles_it(package: Path, tmp_path: Path) -> None:
@@ -98,7 +102,7 @@ def test_a_read_only_installation_uses_what_was_compiled_before(package: Path, t
     beside = package / "dataserver" / "planning" / "kernels" / "__pycache__"
     kept = sorted(beside.rglob("*"))
     assert "compiling" in first.stderr
-    assert any(path.suffix == ".nbc" for path in kept)
+    assert any(path.suffix == ".loop" for path in kept)
     refuse = "from dataserver.planning import compiled; compiled.made = lambda folder: False;"  # also to root
     second = python(package, code=refuse + CODE, **places)
     assert (second.stdout, second.stderr) == (first.stdout, "")
@@ -115,14 +119,76 @@ def test_a_user_without_a_home_has_the_folder_beside_the_sources(monkeypatch: py
 
 
 def test_a_kernel_is_kept_wherever_one_of_the_folders_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataserver.planning.kernels.cache import _Files
+    from dataserver.planning.kernels.files import LoopFiles
 
     first, second = tmp_path / "first", tmp_path / "second"
     monkeypatch.setattr(compiled, "folders", lambda: [first, second])
-    files = _Files("greedy.longest_first", b"stamp")
+    files = LoopFiles("greedy.longest_first", b"stamp")
     assert not files.kept()
     second.mkdir()
-    (second / "another.nbi").touch()
+    (second / "greedy.longest_first_within-1.loop").touch()
     assert not files.kept()
-    (second / "greedy.longest_first.nbi").touch()
+    (second / "greedy.longest_first-1.loop").touch()
     assert files.kept()
+
+
+def test_kernels_are_not_compiled_until_they_were_used_once(package: Path, tmp_path: Path) -> None:
+    code = (
+        "from dataserver.planning import kernels; before = kernels.not_compiled();"
+        f"{CODE.replace('print', '')}; print(before); print(kernels.not_compiled())"
+    )
+    before, after = (
+        ast.literal_eval(line) for line in python(package, code, NUMBA_CACHE_DIR=str(tmp_path)).stdout.splitlines()
+    )
+    folder = ROOT / "dataserver" / "planning" / "kernels"
+    kernels = {
+        f"dataserver.planning.kernels.{file.stem}.{name}"
+        for file in folder.glob("*.py")
+        for name in re.findall(r"^@kernel\ndef (\w+)", file.read_text(), re.MULTILINE)
+    }
+    assert before == sorted(kernels)
+    assert after == sorted(kernels - {"dataserver.planning.kernels.greedy._longest_first"})
+
+
+def test_the_newest_folders_of_other_sources_stay(tmp_path: Path) -> None:
+    for age in range(12):
+        (tmp_path / f"kernels-{age}").mkdir()
+        (tmp_path / f"kernels-{age}" / "file").touch()
+        os.utime(tmp_path / f"kernels-{age}", (1000 - age, 1000 - age))
+    (tmp_path / "other").mkdir()
+    assert compiled.made(tmp_path / "kernels-new")
+    assert {path.name for path in tmp_path.iterdir()} == {"kernels-new", "other", *(f"kernels-{n}" for n in range(8))}
+    (tmp_path / "kernels-x").mkdir()
+    assert compiled.made(tmp_path / "kernels-new")
+    assert len(list(tmp_path.iterdir())) == 11, "nothing is removed where the folder is there"
+    (tmp_path / "file").touch()
+    assert not compiled.made(tmp_path / "file" / "kernels-new")
+
+
+def test_the_places_of_compiled_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = compiled._name()
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    beside = Path(compiled.__file__).parent / "kernels" / "__pycache__" / name
+    assert compiled.folders() == [beside, tmp_path / "disttrain" / name]
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "named"))
+    assert compiled.folders() == [tmp_path / "named" / name]
+    assert compiled.place() == tmp_path / "named" / name
+    assert compiled.warm_folder() is None
+    compiled.mark_warm()
+    assert compiled.warm_folder() == tmp_path / "named" / name
+
+
+def test_machine_code_is_of_a_processor_and_of_what_numba_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["processor : 0", "model name : M", "flags : a b", "bogomips : 1", "flags : a b"]
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "\n".join(lines))
+    monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
+    monkeypatch.setattr("platform.machine", lambda: "x86")
+    assert compiled._processor() == ["x86", "flags : a b", "model name : M", "NUMBA_CPU_NAME=generic"]
+
+    def missing(*_: object, **__: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr("platform.processor", lambda: "arm")
+    assert compiled._processor() == ["x86", "arm", "NUMBA_CPU_NAME=generic"]

@@ -1,25 +1,19 @@
 """What the searches for placements find, pinned: islands, exchanges, memory; whatever the size of their pieces."""
 
-import hashlib
 from dataclasses import replace
+from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
+from planning.scattered import digest, numbers
 
+from dataserver.planning.pacing import paced
 from dataserver.planning.pipelined.placing import search
 from dataserver.planning.pipelined.placing.hops import Hops
 from dataserver.planning.pipelined.placing.problem import PlacementProblem, Rooms
 from dataserver.planning.placement import Placement
 from dataserver.planning.samples import I64
-
-
-def numbers(seed: int, shape: tuple[int, ...], low: int, high: int) -> I64:
-    """Scattered, from low to high, the same with every version of numpy."""
-    found = np.arange(1, np.prod(shape, dtype=np.int64) + 1, dtype=np.uint64) * np.uint64(1 + 2 * seed)
-    for factor, shift in ((0x9E3779B97F4A7C15, 31), (0xBF58476D1CE4E5B9, 29)):
-        found *= np.uint64(factor)
-        found ^= found >> np.uint64(shift)
-    return low + (found % np.uint64(high - low + 1)).astype(np.int64).reshape(shape)
 
 
 def problem_of(seed: int, *, padded: bool = False, limited: bool = False) -> tuple[PlacementProblem, Placement]:
@@ -53,15 +47,11 @@ def problem_of(seed: int, *, padded: bool = False, limited: bool = False) -> tup
         percent=numbers(seed + 5, (rows,), 0, 300),
         items=np.append(numbers(seed + 6, (count,), 1, 3), 0) if padded else None,
         rooms=Rooms(need, room, window) if limited else None,
-        hops=Hops(own[:, :-1], numbers(seed + 7, (rows,), 0, 30)) if seed % 2 else None,
+        hops=Hops(own[:, :-1], numbers(seed + 7, (rows,), 0, 30), np.ones(rows, np.int64)) if seed % 2 else None,
     )
     place = np.argsort(numbers(seed + 8, (places,), 0, 10**6), kind="stable")[:count]
     rank, rest = np.divmod(place, waves * slots)
     return problem, Placement(rank, *np.divmod(rest, slots))
-
-
-def digest(found: object) -> str:
-    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 def spelled(placement: Placement) -> list[list[int]]:
@@ -112,6 +102,24 @@ def test_searches_in_pieces_find_the_same(monkeypatch: pytest.MonkeyPatch) -> No
         assert [found_in(*step) for step in steps] == whole
 
 
+def test_searches_let_others_have_a_turn_between_their_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = dict.fromkeys(product(("fitted", "searched"), (1, 40, 10**9)), 0)
+    for once in (1, 40, 10**9):
+        monkeypatch.setattr(search, "LOOKS_AT_ONCE", once)
+        monkeypatch.setattr(search, "OPERATIONS_AT_ONCE", 1000 * once)
+        for seed in range(6):
+            problem, placement = problem_of(seed, limited=True)
+            counted: list[None] = []
+            with paced(partial(counted.append, None)):
+                fitted, lacking = search.fitted(problem, placement)
+                turns["fitted", once] += len(counted)
+                counted.clear()
+                if lacking is None:
+                    search.searched(problem, [fitted], 1, 7)
+                    turns["searched", once] += len(counted)
+    assert list(turns.values()) == [36, 18, 0, 300, 6, 0]
+
+
 def test_few_exchanges_are_tried_for_memory_that_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget ends the search for exchanges, also between two of a microbatch."""
     found = []
@@ -124,3 +132,44 @@ def test_few_exchanges_are_tried_for_memory_that_holds_nothing(monkeypatch: pyte
             fitted, lacking = search.fitted(tight, placement)
             found.append((spelled(fitted), lacking))
     assert digest(found) == "d8a315fd23e2e488"
+
+
+@pytest.mark.parametrize(
+    ("budget", "simulates", "used", "limits"),
+    [
+        (7, [], 1, [6]),
+        (100, [10, 10, 10, 99], 1, [40, 40, 40, 40]),
+        (100, [40, 40, 19], 1, [40, 40, 19]),
+        (100, [40, 40, 18, 1], 1, [40, 40, 19, 1]),
+        (100, [10, 10, 10], 4, [40, 40, 40]),
+    ],
+)
+def test_a_search_spends_its_budget_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch, budget: int, simulates: list[int], used: int, limits: list[int]
+) -> None:
+    """It ends when so many islands are simulated, those of the first look included, or when all words are used."""
+    problem, _ = next(p for p in map(problem_of, range(50)) if p[0].islands == 1)
+    asked, words_left, results = [], [], iter([*simulates, 10**9])
+
+    def improve(_slots: object, _costs: object, words: I64, limit: int) -> tuple[int, int, int]:
+        asked.append(limit)
+        words_left.append(len(words))
+        return 100 + len(asked), next(results), used
+
+    monkeypatch.setattr("dataserver.planning.kernels.pipeline.improve_placement", improve)
+    monkeypatch.setattr(search, "OPERATIONS_AT_ONCE", 40 * search._island_operations(problem))
+    assert search._improve(problem, np.zeros(0, np.int64), np.zeros(12, np.uint64), budget) == 101
+    assert asked == limits
+    assert words_left == [12 - used * n for n in range(len(limits))]
+
+
+def test_pieces_of_a_search_simulate_every_island_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        "dataserver.planning.kernels.pipeline.improve_placement",
+        lambda slots, costs, words, limit: asked.append(limit) or (0, limit, 0),  # noqa: ARG005
+    )
+    monkeypatch.setattr(search, "OPERATIONS_AT_ONCE", 1)
+    problem, _ = next(p for p in map(problem_of, range(50)) if p[0].islands == 3)
+    search._improve(problem, np.zeros(0, np.int64), np.zeros(0, np.uint64), 10**6)
+    assert asked == [24]

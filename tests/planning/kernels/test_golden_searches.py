@@ -1,31 +1,18 @@
 """What balancers, packers, assignments and orders of microbatches come to on small inputs with many ties, pinned."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+from planning.scattered import digest, numbers
 
 from dataserver.planning import packing
 from dataserver.planning.balancing import BALANCERS, BinRoom, assignment, fewest_bytes, lower_peaks, searched
 from dataserver.planning.grouped.wave_order import chain
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import OrderScorer, OrderTimes, disttrain_order, simulate
-
-
-def numbers(seed: int, count: int, low: int, high: int) -> I64:
-    """Scattered, from low to high, the same with every version of numpy."""
-    found = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(1 + 2 * seed)
-    for factor, shift in ((0x9E3779B97F4A7C15, 31), (0xBF58476D1CE4E5B9, 29)):
-        found *= np.uint64(factor)
-        found ^= found >> np.uint64(shift)
-    return low + (found % np.uint64(high - low + 1)).astype(np.int64)
-
-
-def digest(found: object) -> str:
-    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 def outcome(call: Callable[[], I64]) -> list[int] | str:

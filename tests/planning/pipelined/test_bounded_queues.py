@@ -15,7 +15,7 @@ from dataserver.planning.pipelined.programs import interleaved_operations
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import plan_step, timeline
 from dataserver.planning.samples import StepSamples
-from dataserver.planning.simulation import Operation, OperationKind, Pipeline, simulate, stage_operations
+from dataserver.planning.simulation import Operation, OperationKind, Pipeline, forwards, simulate, stage_operations
 from dataserver.planning.views import view_plan
 
 Block = tuple[int, int]
@@ -37,6 +37,8 @@ class Node(NamedTuple):
     feeds: tuple[tuple[frozenset[Block], ...], ...]
     held: int
     """Messages that it may have ahead of a neighbour that takes or gives them."""
+    returns: bool = True
+    """Whether it takes gradients of what it feeds."""
 
 
 def joined_nodes(job: Job, plan: StepPlan) -> list[Node]:
@@ -62,7 +64,9 @@ def joined_nodes(job: Job, plan: StepPlan) -> list[Node]:
             operations = interleaved_operations(stage, module.pp, chunks, count, held)
         else:
             operations = stage_operations(held, count)
-        nodes.append(Node(operations, tuple(tuple(map(frozenset, f)) for f in feeds), held))
+        if not module.runs_backward:
+            operations = forwards(operations)
+        nodes.append(Node(operations, tuple(tuple(map(frozenset, f)) for f in feeds), held, module.runs_backward))
     return nodes
 
 
@@ -76,7 +80,7 @@ def run_node(number: int, nodes: Sequence[Node], queues: dict[Channel, "queue.Qu
         forward, wave, here = operation.kind is OperationKind.FORWARD, operation.microbatch, (number, operation.chunk)
         fed = sorted(nodes[number].feeds[operation.chunk][wave])
         sources = [(n, c) for n, c in blocks if here in nodes[n].feeds[c][wave]]
-        gives, takes = (fed, sources) if forward else (sources, fed)
+        gives, takes = (fed, sources) if forward else ([s for s in sources if nodes[s[0]].returns], fed)
         try:
             received = [queues[Channel(other, here, operation.kind)].get(timeout=patience_s) for other in takes]
             for other in gives:

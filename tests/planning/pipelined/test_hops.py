@@ -1,5 +1,6 @@
 """Rows that take time between modules and stages: in the search, the bounds, and what is in flight."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations, product
 from typing import Any
@@ -26,8 +27,19 @@ from dataserver.planning.pipelined.timeline import timeline as pipelined_timelin
 from dataserver.planning.planner import plan_step, timeline
 from dataserver.planning.samples import StepSamples
 
+FROZEN = (("vit",), ("llm",), ("vit", "llm"), ("dit",))
 
-def small_job(dp: int, pp: int, slots: int, *, padded: bool = False, latency_only: bool = True, **layout: Any) -> Job:
+
+def small_job(
+    dp: int,
+    pp: int,
+    slots: int,
+    *,
+    padded: bool = False,
+    latency_only: bool = True,
+    frozen: Sequence[str] = (),
+    **layout: Any,
+) -> Job:
     """Encoder, backbone and generator of equal degrees, so that an island has one rank of each; times divide evenly."""
     data = job_data(
         encoder=dp,
@@ -43,7 +55,8 @@ def small_job(dp: int, pp: int, slots: int, *, padded: bool = False, latency_onl
         execution={"layout": {"kind": "pipelined", **layout}},
     )
     for module in data["execution"]["modules"]:
-        module["cost"] = {"microbatch_ns": 600, "linear_ps": 6_000 * pp, "quadratic_fs": 0, "backward_percent": 200}
+        module["cost"] = {"microbatch_ns": 600, "linear_ps": 6_000 * pp, "quadratic_fs": 0}
+        module["frozen"] = module["name"] in frozen
     data["execution"]["modules"][1]["padded"] = padded
     rows = (0, 0, 0) if latency_only else (3, 7, 2)
     hops = zip((INTO, STAGES, ONWARD) if pp > 1 else (INTO, ONWARD), (401, 302, 203), rows, strict=False)
@@ -90,6 +103,28 @@ def test_the_search_counts_hops(dp: int, pp: int, schedule: str) -> None:
     searched, simulated = placed(job, samples, rank, wave)
     assert searched == simulated
     assert searched > placed(without_transfers(job), samples, rank, wave)[1]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("frozen", FROZEN, ids=" and ".join)
+def test_the_search_counts_no_hops_of_gradients_that_are_not_sent(frozen: Sequence[str], schedule: str) -> None:
+    job = small_job(1, 3, 4, schedule=schedule, frozen=frozen)
+    samples = make_samples(job, 4, 1, 2)
+    places = (0,) * 4, tuple(range(4))
+    searched, simulated = placed(job, samples, *places)
+    assert searched == simulated
+    assert searched < placed(small_job(1, 3, 4, schedule=schedule), samples, *places)[1]
+
+
+@pytest.mark.parametrize("frozen", FROZEN, ids=" and ".join)
+def test_no_placement_with_frozen_modules_is_below_the_bound(frozen: Sequence[str]) -> None:
+    job = small_job(1, 3, 4, latency_only=False, order="search", frozen=frozen)
+    samples = make_samples(job, 4, 0, 1)
+    times = [placed(job, samples, (0,) * 4, wave)[1] for wave in permutations(range(4))]
+    plan = plan_step(job, 0, samples)
+    bound = layout_of(job.spec.execution).lower_bound_ns(job, plan)
+    assert layout_of(job.spec.execution).lower_bound_ns(without_transfers(job), plan) < bound <= min(times)
+    assert timeline(job.spec, plan).makespan_ns <= min(times) * 1.06
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -55,10 +55,12 @@ def check_whole(job: Job, plan: StepPlan, samples: StepSamples) -> None:
     if job.spec.execution.layout.schedule is Schedule.INTERLEAVED:
         assert plan.num_microbatches % job.spec.execution.backbone.pp == 0
         return
-    ends = {kind: [plan.in_flight(m.name) for m in modules if m.kind is kind] for kind in ModuleKind}
-    (backbone,) = ends[ModuleKind.BACKBONE]
-    assert all(held[-1] >= backbone[0] for held in ends[ModuleKind.ENCODER])
-    assert all(held[0] <= backbone[-1] for held in ends[ModuleKind.GENERATOR])
+    assert all((plan.in_flight(m.name) == 1).all() for m in modules if not m.runs_backward)
+    waiting = [m for m in modules if m.runs_backward]
+    ends = {kind: [plan.in_flight(m.name) for m in waiting if m.kind is kind] for kind in ModuleKind}
+    for backbone in ends[ModuleKind.BACKBONE]:
+        assert all(held[-1] >= backbone[0] for held in ends[ModuleKind.ENCODER])
+        assert all(held[0] <= backbone[-1] for held in ends[ModuleKind.GENERATOR])
 
 
 def held(step: Step) -> tuple[list[int], list[int]]:

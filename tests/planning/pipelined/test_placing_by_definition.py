@@ -54,10 +54,15 @@ def problems(draw: st.DrawFn, padded: bool | None = None, full: bool | None = No
         percent=random.choice([0, 55, 100, 200, 300], rows),
         items=items,
         chunks=chunks,
-        hops=Hops(random.integers(1, 9, (rows, count)), random.integers(0, 9, rows)) if draw(st.booleans()) else None,
+        hops=_hops(random, rows, count) if draw(st.booleans()) else None,
     )
     way[encoders] = found.work[encoders]
     return found
+
+
+def _hops(random: np.random.Generator, rows: int, count: int) -> Hops:
+    """Of which gradients take some back."""
+    return Hops(random.integers(1, 9, (rows, count)), random.integers(0, 9, rows), random.integers(0, 2, rows))
 
 
 # --- the bound ------------------------------------------------------------------------------------------------------
@@ -75,8 +80,10 @@ class Loops:
         items = 1 if self.p.items is None or row != self.backbone else int(self.p.items[s])
         return int(self.p.own[row, s]) * items
 
-    def hop(self, row: int, s: int) -> int:
-        return 0 if self.p.hops is None else int(self.p.hops.least[row, s])
+    def hop(self, row: int, s: int, backward: bool) -> int:
+        if self.p.hops is None or (backward and not self.p.hops.returned[row]):
+            return 0
+        return int(self.p.hops.least[row, s])
 
     def back(self, row: int, time: int) -> int:
         return time * int(self.p.percent[row]) // 100
@@ -101,27 +108,30 @@ class Loops:
         """From the beginning to the row; for the backbone to its last stage, each chunk of which it passes once."""
         if row < self.backbone:
             return 0
-        encoders = [self.passing(r, s, backward) + self.hop(r, s) for r in range(self.backbone)]
-        step, hop = self.passing(self.backbone, s, backward), self.hop(self.backbone, s)
+        encoders = [self.passing(r, s, backward) + self.hop(r, s, backward) for r in range(self.backbone)]
+        step, hop = self.passing(self.backbone, s, backward), self.hop(self.backbone, s, backward)
         if row == self.backbone:
             return max(encoders, default=0) + (self.p.num_stages - 1) * (step + hop)
         parts = self.p.num_stages * self.p.chunks
-        return max(encoders, default=0) + parts * step + (parts - 1) * hop + self.hop(row, s)
+        return max(encoders, default=0) + parts * step + (parts - 1) * hop + self.hop(row, s, backward)
 
     def first_wave(self) -> int:
         if not self.count or self.count < self.p.dp * self.p.num_waves * self.p.slots:
             return 0
         least = [self.p.slots * min(self.work(r, s) for s in self.sequences) for r in range(self.rows)]
-        hops = [min(self.hop(r, s) for s in self.sequences) for r in range(self.rows)]
+        hops, hops_back = (
+            [min(self.hop(r, s, backward) for s in self.sequences) for r in range(self.rows)]
+            for backward in (False, True)
+        )
         there, back = 0, 0
         for row in range(self.backbone):
             if least[row]:
                 wait = self.p.dp // self.p.islands * least[row] + int(self.p.base[row])
                 there = max(there, wait + hops[row])
                 if returned := max(0, self.back(row, wait) - 1):
-                    back = max(back, returned + hops[row])
+                    back = max(back, returned + hops_back[row])
         step = (least[self.backbone] + int(self.p.base[self.backbone])) // self.p.chunks
-        between = step + self.back(self.backbone, step) + 2 * hops[self.backbone]
+        between = step + self.back(self.backbone, step) + hops[self.backbone] + hops_back[self.backbone]
         return there + back + (self.p.num_stages - 1) * between
 
     def bound(self) -> int:
@@ -243,6 +253,21 @@ def algorithm_2(problem: PlacementProblem, placement: Placement) -> list[list[in
         stages += most(range(backbone + 1, len(problem.base)))
         orders.append(disttrain_order([np.array(f) for f, _ in stages], [np.array(b) for _, b in stages]))
     return orders
+
+
+def test_orders_heed_backward_times_to_the_percent() -> None:
+    """Times so large that a hundredth of them decides an order now and then."""
+    random = np.random.default_rng(5)
+    for _ in range(100):
+        own = np.append(random.integers(1_000, 60_000, (2, 16)), [[0], [0]], axis=1)
+        problem = PlacementProblem(
+            dp=1, num_waves=16, slots=1, islands=1, num_stages=3, num_encoders=0, in_flight=np.array([4, 3, 2, 1]),
+            own=own, way=own[:, :-1].copy(), base=np.array([0, 0]), percent=np.array([200, 300]),
+        )  # fmt: skip
+        placed = placing.balanced(problem, BalancePolicy.NONE)
+        assert rows_of(placing.in_disttrain_order(problem, placed)) == reordered(
+            problem, placed, algorithm_2(problem, placed)
+        )
 
 
 @settings(max_examples=80)

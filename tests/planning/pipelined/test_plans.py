@@ -69,8 +69,11 @@ def separate_islands(draw: st.DrawFn) -> Step:
     for name in draw(st.sets(st.sampled_from(["vit", "dit"]))):
         module = next(m for m in modules if m["name"] == name)
         modules.append({**module, "name": f"{name}-x", "datasets": ["x"]})
+    frozen = draw(st.sets(st.sampled_from([m["name"] for m in modules]), max_size=len(modules) - 1))
     for module in modules:
-        module["cost"] = {**cost, "backward_percent": draw(st.sampled_from([0, 100, 200]))}
+        given = {"frozen": True} if module["name"] in frozen else {}
+        percent = {} if given else {"backward_percent": draw(st.sampled_from([0, 100, 200]))}
+        module |= {**given, "cost": {**cost, **percent}}
     job = parse_job(data)
     count = draw(st.integers(0, dp * waves))
     return job, mixed_samples(job, count, draw(st.integers(0, 2**32)), draw(st.integers(0, 3)))

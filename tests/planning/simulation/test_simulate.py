@@ -11,6 +11,7 @@ from planning.simulation.reference import fixed_point
 from dataserver.planning.simulation import (
     Operation,
     OperationKind,
+    Operations,
     PipelineDeadlockError,
     simulate,
     stage_operations,
@@ -146,3 +147,13 @@ def test_no_nodes_and_no_microbatches() -> None:
     assert run([], 1, 3).makespan_ns == 0
     empty = np.zeros(0, np.int64)
     assert run([Node(0, empty, empty, ())], 1, 0).bubble_ppm == 0
+
+
+def test_operations_are_a_sequence() -> None:
+    whole = [Operation(kind, m, c) for m in range(3) for c in range(2) for kind in OperationKind]
+    found = Operations.of(whole)
+    assert list(found) == whole
+    assert [found[i] for i in range(-len(whole), len(whole))] == whole * 2
+    for part in (slice(2, 5), slice(None), slice(4, None, -2), slice(3, 3)):
+        assert isinstance(found[part], Operations)
+        assert list(found[part]) == whole[part]

@@ -54,13 +54,22 @@ def _first_wave(problem: PlacementProblem) -> int:
         problem.ranks_per_island * int(least[row]) + int(problem.base[row]) if least[row] else 0
         for row in range(backbone)
     ]
-    hop = np.zeros_like(problem.base) if problem.hops is None else problem.hops.least.min(axis=1)
+    hop, hop_back = (h.min(axis=1) for h in _hops(problem))
+    waits_back = [max(0, w * int(p) // 100 - 1) for w, p in zip(waits, problem.percent, strict=False)]
     there, back = (
-        max((wait + int(h) for wait, h in zip(ways, hop, strict=False) if wait), default=0)
-        for ways in (waits, [max(0, w * int(p) // 100 - 1) for w, p in zip(waits, problem.percent, strict=False)])
+        max((wait + int(h) for wait, h in zip(ways, hops, strict=False) if wait), default=0)
+        for ways, hops in ((waits, hop), (waits_back, hop_back))
     )
-    between = step + step * int(problem.percent[backbone]) // 100 + 2 * int(hop[backbone])
+    between = step + step * int(problem.percent[backbone]) // 100 + int(hop[backbone]) + int(hop_back[backbone])
     return there + back + (problem.num_stages - 1) * between
+
+
+def _hops(problem: PlacementProblem) -> tuple[I64, I64]:
+    """The least hops of each row, and those that gradients take back. int64 [rows, s] each."""
+    hops = problem.hops
+    if hops is None:
+        return np.zeros_like(problem.way), np.zeros_like(problem.way)
+    return hops.least, hops.least * hops.returned[:, None]
 
 
 def _both(problem: PlacementProblem, forward: I64) -> I64:
@@ -81,9 +90,8 @@ def _ways(problem: PlacementProblem, within_islands: bool) -> tuple[I64, I64]:
     forward = np.where(alone > 0, alone + problem.base[:, None], 0)
     forward[backbone] //= problem.chunks
     backward = forward * problem.percent[:, None] // 100
-    hop = np.zeros_like(forward) if problem.hops is None else problem.hops.least
     found = []
-    for passing in (forward, backward):
+    for passing, hop in zip((forward, backward), _hops(problem), strict=True):
         way, parts = np.zeros_like(passing), problem.num_stages * problem.chunks
         encoders = (passing[:backbone] + hop[:backbone]).max(axis=0, initial=0)
         way[backbone] = encoders + (passing[backbone] + hop[backbone]) * (problem.num_stages - 1)

@@ -20,6 +20,8 @@ class Hops:
     """int64 [rows, s]: nanoseconds that each sequence's hop takes at least, wherever it goes; 0 where it has none."""
     usual: I64
     """int64 [rows]: nanoseconds of the hop of a mean microbatch, which simulations of islands take for all."""
+    returned: I64
+    """int64 [rows]: 1 where gradients take the hop back, 0 where the module that it begins at runs no backward."""
 
 
 def problem_hops(
@@ -47,4 +49,6 @@ def problem_hops(
         least[row] = np.where(most > 0, hop_ns(transfer, most), 0)
         hops = min(backbone.dp * num_waves * parts, max(len(rows), 1))  # none without an image
         usual[row] = hop_ns(transfer, np.array(int(rows.sum()) // hops))
-    return Hops(least, usual)
+    encoders = [m.kind is ModuleKind.ENCODER for m in modules]
+    sources = [m if encodes else backbone for m, encodes in zip(modules, encoders, strict=True)]
+    return Hops(least, usual, np.array([m.runs_backward for m in sources], np.int64))

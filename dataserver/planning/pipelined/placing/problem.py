@@ -11,7 +11,7 @@ from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.pipelined.options import PipelinedOptions
 from dataserver.planning.pipelined.placing.hops import Hops, problem_hops
-from dataserver.planning.samples import I64, StepSamples
+from dataserver.planning.samples import I64, Bool, StepSamples
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ class PlacementProblem:
     """Model chunks of a backbone stage; `own`, `way` and `base` of the backbone are multiples of it."""
     hops: Hops | None = None
     """How long rows take from row to row, where the job has transfers."""
+    returns: Bool | None = None
+    """bool, as `in_flight`: the stages that run backwards; None if all do."""
 
     @property
     def ranks_per_island(self) -> int:
@@ -138,6 +140,7 @@ def placement_problem(
         rooms=_rooms(modules, need, islands),
         chunks=chunks,
         hops=problem_hops(spec, modules, samples, sequence, num_waves, islands),
+        returns=np.repeat([m.runs_backward for m in modules], [m.pp for m in modules]),
     )
     way[num_encoders] = problem.work[num_encoders]
     return problem

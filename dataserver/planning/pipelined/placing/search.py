@@ -126,11 +126,23 @@ def _costs(problem: PlacementProblem) -> "Costs":
         need=none.reshape(0, 0) if problem.rooms is None else problem.rooms.need,
         room=none if problem.rooms is None else problem.rooms.room,
         window=none if problem.rooms is None else problem.rooms.window,
-        in_flight=problem.in_flight,
+        in_flight=_passed(problem),
         hop=np.zeros_like(problem.base) if problem.hops is None else problem.hops.usual,
+        hop_back=np.zeros_like(problem.base) if problem.hops is None else problem.hops.usual * problem.hops.returned,
         encoders=problem.num_encoders,
         ranks_per_island=problem.ranks_per_island,
     )
+
+
+def _passed(problem: PlacementProblem) -> I64:
+    """What the loops take for in flight: what stages hold, and all microbatches where no backward is run.
+
+    The backwards there, which take no time, then come behind all forwards and keep none of them waiting, and behind
+    those of the stages that they feed.
+    """
+    if problem.returns is None or problem.returns.all():
+        return problem.in_flight
+    return np.where(problem.returns, problem.in_flight, max(problem.num_waves, int(problem.in_flight.max())))
 
 
 def _slots(problem: PlacementProblem, placement: Placement) -> I64:

@@ -1,0 +1,59 @@
+"""`dataserver sizes`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from dataserver.cli.arguments import MaybePath, tokenizer_files
+from dataserver.cli.progress import progress_bar
+from dataserver.dataset import Dataset
+from dataserver.jobs import Rules, size_histogram
+from dataserver.planning.jobspec import Sizing
+from dataserver.preprocessing import BYTES, load_tokenizer
+
+
+def sizes(
+    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
+    output: Path,
+    index_dir: MaybePath = None,
+    quarantine: MaybePath = None,
+    filter: str = "",  # noqa: A002
+    tokenizer: str = BYTES,
+    patch: int = 14,
+    merge: int = 2,
+    max_patches: int = 1024,
+) -> None:
+    """Write how many samples of a dataset have which size, for `trainclient orchestrate --sizes`.
+
+    Reads the dataset's index; no image is decoded. Texts are counted with those of nearly as many tokens.
+
+    Args:
+        path: Folder of shards.
+        output: JSON file to write.
+        index_dir: Folder of the dataset's index, where it does not lie beside the shards.
+        quarantine: Quarantine list of the dataset.
+        filter: Condition over sidecar columns, as a job has it.
+        tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`.
+        patch: Side of a patch in pixels, as in the job's sizing.
+        merge: merge x merge patches become a token of the backbone.
+        max_patches: Most patches of an image; larger ones are scaled down.
+    """
+    if min(patch, merge) < 1 or max_patches < merge**2:
+        raise ValueError(
+            f"--patch is {patch}, --merge {merge}, --max-patches {max_patches}; at least 1, 1 and merge^2 are required"
+        )
+    named = tokenizer_files([tokenizer])
+    digest = load_tokenizer(*next(iter(named.items()), (BYTES, None))).digest
+    dataset = Dataset.open(path, index_dir, quarantine)
+    rules = Rules(digest, Sizing(patch=patch, merge=merge, max_patches=max_patches), filter, dataset.quarantine)
+    with progress_bar("counting sizes") as report:
+        found = size_histogram(dataset, rules, report)
+    samples = [
+        {"count": count, "text_tokens": tokens, "patches": list(patches)}
+        for (tokens, patches), count in sorted(found.items())
+        if tokens or patches
+    ]
+    output.write_text(json.dumps({"samples": samples}) + "\n")
+    print(f"{sum(found.values())} samples of {len(samples)} sizes are in {output}")

@@ -1,0 +1,95 @@
+"""Files of named arrays: what can be made again at any time, kept because that takes time.
+
+One line of text, `disttrain arrays 1 SHA-256`, then one of JSON that describes the rest: what the file is about, and
+name, type and shape of each array; then the bytes of all arrays. The digest covers all that follows the first line, so
+that a file which is cut, damaged or half written is never taken for a whole one.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dataserver.dataset.index import atomic_writer
+
+Array = npt.NDArray[Any]
+
+MAX_FILE_BYTES: Final = 4 << 30
+"""Of a file that is read, which all is in memory then."""
+_MAGIC: Final = b"disttrain arrays 1 "
+_FIRST_LINE: Final = len(_MAGIC) + 64 + 1
+_TYPES: Final = frozenset({"|u1", "<i4", "<i8"})
+
+
+class ArraysError(ValueError):
+    """A file that is not what was written as it; make it again."""
+
+
+def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+    """Write a file atomically.
+
+    Args:
+        path: the file.
+        about: what JSON can say.
+        arrays: uint8, int32 or int64, of any shape.
+
+    Raises:
+        DatasetError: it cannot be written.
+    """
+    stored = {name: a.astype(a.dtype.newbyteorder("<"), copy=False) for name, a in arrays.items()}
+    shapes = [[name, a.dtype.str, list(a.shape)] for name, a in stored.items()]
+    parts = [
+        json.dumps({"about": about, "arrays": shapes}).encode("ascii") + b"\n",
+        *(a.tobytes() for a in stored.values()),
+    ]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    with atomic_writer(path) as temp, temp.open("wb") as file:
+        file.write(_MAGIC + digest.hexdigest().encode() + b"\n")
+        for part in parts:
+            file.write(part)
+
+
+def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Read a file: what it is about, and its arrays, read-only.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: it is not there.
+        ArraysError: it cannot be read, or is not what was written.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_FILE_BYTES:
+                raise ValueError(f"it has {size} bytes, the limit is {MAX_FILE_BYTES}")
+            data = file.read(size + 1)
+        rest = memoryview(data)[_FIRST_LINE:]
+        if data[:_FIRST_LINE] != _MAGIC + hashlib.sha256(rest).hexdigest().encode() + b"\n":
+            raise ValueError("it is damaged, or was not written to its end")
+        return _parse(data, data.index(b"\n", _FIRST_LINE) + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ArraysError(str(error)) from error
+
+
+def _parse(data: bytes, start: int) -> tuple[dict[str, Any], dict[str, Array]]:
+    content = json.loads(data[_FIRST_LINE:start])
+    arrays: dict[str, Array] = {}
+    for name, kind, shape in content["arrays"]:
+        if kind not in _TYPES or any(type(side) is not int or side < 0 for side in shape):
+            raise ValueError(f"its array {name!a} is {kind!a} {shape!a}")
+        count = prod(shape)
+        arrays[name] = np.frombuffer(data, np.dtype(kind), count, start).reshape(shape)
+        start += arrays[name].nbytes
+    if start != len(data):
+        raise ValueError(f"its arrays end at byte {start} of {len(data)}")
+    about: dict[str, Any] = dict(content["about"])
+    return about, arrays

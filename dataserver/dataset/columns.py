@@ -1,0 +1,118 @@
+"""The columns of an index, and whether a file that claims to be one has them, with values that a build writes.
+
+Arrow itself makes sure that a file can be read without harm. What it reads may still be anything.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dataserver.dataset.headers import FORMATS, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
+
+IMAGE_TYPE: Final = pa.struct(
+    [
+        ("offset", pa.int64()),
+        ("length", pa.int64()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("orientation", pa.uint8()),
+        ("format", pa.uint8()),
+    ]
+)
+CORE_SCHEMA: Final = pa.schema(
+    [
+        ("key", pa.string()),
+        ("kinds", pa.list_(pa.uint8())),
+        ("text_bytes", pa.list_(pa.int32())),
+        ("texts", pa.list_(pa.string())),
+        ("images", pa.list_(IMAGE_TYPE)),
+    ]
+)
+META_TYPES: Final = (pa.int64(), pa.float64(), pa.bool_(), pa.string())
+RANGES: Final = {
+    "offset": (0, np.iinfo(np.int64).max - MAX_IMAGE_BYTES),
+    "length": (0, MAX_IMAGE_BYTES),
+    "width": (1, MAX_IMAGE_PIXELS),
+    "height": (1, MAX_IMAGE_PIXELS),
+    "orientation": (1, 8),
+    "format": (0, len(FORMATS) - 1),
+}
+"""Least and greatest value of each field of an image."""
+
+
+def check_schema(schema: pa.Schema, meta_prefix: str) -> None:
+    """Raise ValueError, which names the column, if these are not the columns of an index.
+
+    Args:
+        schema: all columns of a file.
+        meta_prefix: what the names of the columns begin with that come from a sidecar.
+    """
+    types = {field.name: field.type for field in schema}
+    if len(types) < len(schema):
+        raise ValueError("it has two columns of one name")
+    for field in CORE_SCHEMA:
+        if types.pop(field.name, None) != field.type:
+            raise ValueError(f"it has no column {field.name!a} of type {field.type}")
+    for name, kind in types.items():
+        if not name.startswith(meta_prefix) or kind not in META_TYPES:
+            raise ValueError(f"it has a column {name!a} of type {kind}, which no index has")
+
+
+def check_rows(rows: pa.RecordBatch, num_rows: int) -> None:
+    """Raise ValueError, which says what is wrong, if these are not so many rows of some columns of an index."""
+    if rows.num_rows != num_rows:
+        raise ValueError(f"it holds {rows.num_rows} rows where its header says {num_rows}")
+    core = {name: rows.column(name) for name in rows.schema.names if name in CORE_SCHEMA.names}
+    for name, values in core.items():
+        if any(part.null_count for part in _parts(values)):
+            raise ValueError(f"its column {name!a} lacks values")
+    if "kinds" in core:
+        counts = _counts_by_kind(core["kinds"])
+        for name, kind in (("text_bytes", 0), ("texts", 0), ("images", 1)):
+            if name in core and not np.array_equal(_lengths(core[name]), counts[kind]):
+                raise ValueError(f"its columns 'kinds' and {name!a} have different numbers of parts")
+    if "text_bytes" in core and core["text_bytes"].flatten().to_numpy().min(initial=0) < 0:
+        raise ValueError("it holds a text of a negative size")
+    if "images" in core:
+        _check_images(core["images"].flatten())
+
+
+def _parts(values: pa.Array) -> Iterator[pa.Array]:
+    """An array, and all arrays within it."""
+    yield values
+    if pa.types.is_list(values.type):
+        yield from _parts(values.flatten())
+    elif pa.types.is_struct(values.type):
+        for field in values.flatten():
+            yield from _parts(field)
+
+
+def _lengths(lists: pa.ListArray) -> npt.NDArray[np.int32]:
+    lengths: npt.NDArray[np.int32] = lists.value_lengths().to_numpy()
+    return lengths
+
+
+def _counts_by_kind(kinds: pa.ListArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """How many texts, and how many images, each row has. int64 [rows] each."""
+    flat = kinds.flatten().to_numpy()
+    if flat.max(initial=0) > 1:
+        raise ValueError(f"its column 'kinds' holds {flat.max()}, which is neither 0 (text) nor 1 (image)")
+    lengths = _lengths(kinds)
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(flat, dtype=np.int64)])
+    ends = np.cumsum(lengths, dtype=np.int64)
+    images = before[ends] - before[ends - lengths]
+    return lengths - images, images
+
+
+def _check_images(images: pa.StructArray) -> None:
+    fields = {name: images.field(name).to_numpy() for name in RANGES}
+    for name, (least, greatest) in RANGES.items():
+        found = fields[name]
+        if found.min(initial=least) < least or found.max(initial=greatest) > greatest:
+            raise ValueError(f"it gives images a {name} of {found.min()}..{found.max()}, not of {least}..{greatest}")
+    pixels = fields["width"].astype(np.int64) * fields["height"]
+    if pixels.max(initial=0) > MAX_IMAGE_PIXELS:
+        raise ValueError(f"it gives an image {pixels.max()} pixels, the limit is {MAX_IMAGE_PIXELS}")

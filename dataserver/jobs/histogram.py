@@ -1,0 +1,44 @@
+"""How many samples of a dataset have which size: what `trainclient orchestrate` chooses layouts by."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from dataserver.dataset import Dataset, compile_filter
+from dataserver.jobs.measuring import Rules, columns_of, kept_rows
+from dataserver.planning.gathering import row_sums
+from dataserver.planning.sizing import patch_grids
+
+TEXT_BITS: Final = 5
+"""Texts are counted with those whose tokens agree in so many leading binary digits, so within some percent."""
+
+Size = tuple[int, tuple[int, ...]]
+"""Text tokens of a sample, and the patches of each of its images."""
+
+
+def size_histogram(dataset: Dataset, rules: Rules, progress: Callable[[int, int], None]) -> Counter[Size]:
+    """Samples by their sizes; those that filter and quarantine leave out are not counted.
+
+    Raises:
+        TokensMissingError: a shard is not counted for the tokenizer; names the command.
+        DatasetError: an index cannot be read.
+    """
+    keep, found = compile_filter(rules.filter) if rules.filter else None, Counter[Size]()
+    for number, shard in enumerate(dataset.shards, 1):
+        columns = columns_of(shard, rules.tokenizer_digest)
+        rows, columns_of_grid = patch_grids(columns.image_width, columns.image_height, rules.sizing)
+        patches = (rows.astype(np.int64) * columns_of_grid).tolist()
+        texts = row_sums(columns.text_tokens, columns.text_offsets).tolist()
+        offsets = columns.image_offsets.tolist()
+        for row in kept_rows(shard, keep, rules.quarantine).tolist():
+            found[_leading(texts[row]), tuple(patches[offsets[row] : offsets[row + 1]])] += 1
+        progress(number, len(dataset.shards))
+    return found
+
+
+def _leading(tokens: int) -> int:
+    """The leading binary digits of a number of tokens, rounded."""
+    low = max(0, tokens.bit_length() - TEXT_BITS)
+    return (tokens + (1 << low >> 1)) >> low << low

@@ -1,0 +1,123 @@
+"""Measuring shards: their samples are looked at once, in processes of their own where there are many."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from dataserver.dataset import Filter, Quarantine, Shard, compile_filter, in_processes
+from dataserver.planning.gathering import ShardColumns
+from dataserver.planning.jobspec import Sizing
+from dataserver.planning.measure import Measure, measure_rows
+from dataserver.planning.samples import I64
+
+MANY: Final = 256
+"""So many shards are worth the second that it takes to start processes."""
+MOST_WORKERS: Final = 8
+"""Processes, each of some 100 MB."""
+TASK: Final = 16
+"""Shards that a process is given at once."""
+NICENESS: Final = 10
+"""Of the processes of a server: its streams come first."""
+Progress = Callable[[int, int], object]
+"""Called with (shards done, shards in total)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which samples of a shard are kept, and how they are sized: all that a measure depends on beside the shard."""
+
+    tokenizer_digest: str
+    sizing: Sizing
+    filter: str = ""
+    quarantine: Quarantine | None = None
+
+    def key(self) -> list[Any]:
+        """What tells rules apart; the quality of decoding changes no size."""
+        grid = [self.sizing.patch, self.sizing.merge, self.sizing.max_patches]
+        return [self.tokenizer_digest, *grid, self.filter, self.quarantine.digest if self.quarantine else ""]
+
+
+def measure_shards(
+    shards: Sequence[Shard],
+    rules: Rules,
+    progress: Progress = lambda _done, _total: None,
+    look: Callable[[], object] = lambda: None,
+    workers: int | None = None,
+    niceness: int = NICENESS,
+) -> list[Measure]:
+    """Look at the samples of some shards.
+
+    Args:
+        shards: of one dataset.
+        rules: what is kept, and how it is sized.
+        progress: told how far it is.
+        look: called often; what it raises ends the work.
+        workers: processes; by default one for each core, a few at most.
+        niceness: by how much these give way to others.
+
+    Raises:
+        TokensMissingError: a shard is not counted for the tokenizer; names the command.
+        DatasetError: an index cannot be read.
+    """
+    progress(0, len(shards))
+    parts: dict[int, list[Measure]] = {}
+    tasks = [(shards[i : i + TASK], _reduced(rules, shards[i : i + TASK])) for i in range(0, len(shards), TASK)]
+    if len(shards) < MANY or workers == 1:
+        found = []
+        keep = compile_filter(rules.filter) if rules.filter else None
+        for shard in shards:
+            look()
+            found.append(_measure(shard, rules, keep))
+            progress(len(found), len(shards))
+        return found
+    done = 0
+    cores = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+    for position, measures in in_processes(_measure_all, tasks, workers or cores, look, niceness):
+        parts[position] = measures
+        done += len(measures)
+        progress(done, len(shards))
+    return [measure for position in range(len(tasks)) for measure in parts[position]]
+
+
+def kept_rows(shard: Shard, keep: Filter | None, quarantine: Quarantine | None) -> I64:
+    """The rows of a shard that filter and quarantine leave. int64 [k]."""
+    return np.flatnonzero(shard.keep(keep, quarantine))
+
+
+def columns_of(shard: Shard, tokenizer_digest: str) -> ShardColumns:
+    """What the index and the token counts say of all samples of a shard.
+
+    Raises:
+        TokensMissingError: the shard is not counted for the tokenizer; names the command.
+    """
+    sizes = shard.sizes()
+    return ShardColumns(
+        text_offsets=sizes.text_offsets,
+        text_tokens=shard.token_counts(tokenizer_digest),
+        image_offsets=sizes.image_offsets,
+        image_width=sizes.image_width,
+        image_height=sizes.image_height,
+    )
+
+
+def _measure_all(task: tuple[Sequence[Shard], Rules]) -> list[Measure]:
+    shards, rules = task
+    keep = compile_filter(rules.filter) if rules.filter else None
+    return [_measure(shard, rules, keep) for shard in shards]
+
+
+def _measure(shard: Shard, rules: Rules, keep: Filter | None) -> Measure:
+    row = kept_rows(shard, keep, rules.quarantine)
+    return measure_rows(rules.sizing, columns_of(shard, rules.tokenizer_digest), row)
+
+
+def _reduced(rules: Rules, shards: Sequence[Shard]) -> Rules:
+    """The rules with as much of the quarantine list as some shards need."""
+    if rules.quarantine is None:
+        return rules
+    listed = rules.quarantine.keys
+    some = Quarantine({shard.name: listed[shard.name] for shard in shards if shard.name in listed})
+    return Rules(rules.tokenizer_digest, rules.sizing, rules.filter, some)

@@ -1,0 +1,46 @@
+"""Kernel for keyed draws of many samples."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataserver.planning.kernels import inlined_part, kernel
+
+U64 = NDArray[np.uint64]
+
+_MULTIPLIER_0 = np.uint64(0xD2E7470EE14C6C93)
+_MULTIPLIER_1 = np.uint64(0xCA5A826395121157)
+_WEYL_0 = np.uint64(0x9E3779B97F4A7C15)
+_WEYL_1 = np.uint64(0xBB67AE8584CAA73B)
+_LOW_32 = np.uint64(0xFFFFFFFF)
+_SHIFT_32 = np.uint64(32)
+_ZERO = np.uint64(0)
+_ROUNDS = 10
+
+
+def first_words(seed: int, operator: int, dataset: int, pass_: int, samples: U64) -> U64:
+    """The first word of each sample's stream, as `randomness.draw` says. uint64 [n]."""
+    words = np.empty_like(samples)
+    _first_words(np.array([seed, operator, dataset, pass_], np.uint64), samples, words)
+    return words
+
+
+@inlined_part
+def _high(a: np.uint64, b: np.uint64) -> np.uint64:
+    """High word of the 128-bit product."""
+    a_low, a_high, b_low, b_high = a & _LOW_32, a >> _SHIFT_32, b & _LOW_32, b >> _SHIFT_32
+    middle = a_high * b_low + ((a_low * b_low) >> _SHIFT_32)
+    carry = (middle & _LOW_32) + a_low * b_high
+    return a_high * b_high + (middle >> _SHIFT_32) + (carry >> _SHIFT_32)
+
+
+@kernel
+def _first_words(numbers: U64, samples: U64, words: U64) -> None:
+    """Fill in `words`. Philox 4x64-10 at (0, sample, pass, dataset) under (seed, operator)."""
+    for i in range(len(samples)):
+        x0, x1, x2, x3 = _ZERO, samples[i], numbers[3], numbers[2]
+        key_0, key_1 = numbers[0], numbers[1]
+        for _ in range(_ROUNDS):
+            high_0, high_1 = _high(x0, _MULTIPLIER_0), _high(x2, _MULTIPLIER_1)
+            x0, x1, x2, x3 = high_1 ^ x1 ^ key_0, x2 * _MULTIPLIER_1, high_0 ^ x3 ^ key_1, x0 * _MULTIPLIER_0
+            key_0, key_1 = key_0 + _WEYL_0, key_1 + _WEYL_1
+        words[i] = x0

@@ -1,0 +1,165 @@
+"""Plans from the servers that own them. Whatever a peer does, the caller gets a right plan, or plans itself."""
+
+import hashlib
+import logging
+from time import monotonic
+from typing import Final, TypeVar
+
+import grpc
+from disttrain.v1.peer_service_pb2 import FetchPlanRequest, FetchPlanResponse
+
+from dataserver.jobs import JobPlanner, Unwanted, UnwantedError
+from dataserver.planning.compact import UnfitPlanError
+from dataserver.planning.plan import StepPlan
+from dataserver.serving.metrics import JOB_CHARS, Metrics, PlanSource
+from dataserver.serving.peers.build import build_id
+from dataserver.serving.peers.membership import Peers
+from dataserver.serving.peers.peer import Peer
+from dataserver.serving.peers.plan_places import plan_from_message
+
+FETCH_S: Final = 10.0
+"""The longest that a plan is waited for. It is asked for while the steps before it are consumed, so that ordinarily no
+stream waits; the largest take some seconds to make, and a few times that on a busy machine. An owner that has stopped
+is noticed sooner, by its silence."""
+ASIDE_S: Final = 30.0
+"""Time for which a peer that was late or could not answer is not asked again: a defect costs one wait in that time."""
+CHECK_ONE_IN: Final = 64
+"""Of so many plans one is made again by the server that would own it next, and compared."""
+LOOK_S: Final = 0.05
+"""Time between two looks at whether a caller still waits, and its peer is still there."""
+
+Answer = TypeVar("Answer")
+_log = logging.getLogger(__name__)
+
+
+class _FailedError(Exception):
+    """A peer gave no plan."""
+
+    def __init__(self, source: PlanSource, why: str) -> None:
+        super().__init__(why)
+        self.source = source
+
+
+class PlanFetcher:
+    """Asks the owners of steps for their plans."""
+
+    def __init__(self, peers: Peers, metrics: Metrics) -> None:
+        self._peers = peers
+        self._metrics = metrics
+
+    def fetch(self, planner: JobPlanner, step: int, unwanted: Unwanted) -> StepPlan | None:
+        """The plan of a step from its owner; None where it is for this server to make.
+
+        Raises:
+            UnwantedError: nobody waits for it any more.
+        """
+        job_id = planner.job.job_id
+        owner, *others = self._peers.ranked(job_id, step)
+        if owner is None:
+            self._metrics.plan_found(PlanSource.OWN)
+            return None
+        try:
+            plan = self._asked(owner, planner, step, unwanted)
+            if others[0] is None and is_checked(job_id, step):
+                _compare(plan, planner.plan_here(step, unwanted))
+        except _FailedError as failure:
+            self._act(owner, failure, job_id, step)
+            return None
+        self._metrics.plan_found(PlanSource.FETCHED)
+        return plan
+
+    def _asked(self, peer: Peer, planner: JobPlanner, step: int, unwanted: Unwanted) -> StepPlan:
+        job, until = planner.job, monotonic() + FETCH_S
+        request = FetchPlanRequest(job_id=job.job_id, step=step, build=build_id())
+        try:
+            message = _fetched(peer, request, until, unwanted)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                raise _failure(error) from None
+            message = self._brought(peer, planner, request, until, unwanted)
+        try:
+            return planner.in_turn(
+                lambda: plan_from_message(job, step, planner.samples(step), build_id(), message), unwanted
+            )
+        except UnfitPlanError as error:
+            raise _FailedError(PlanSource.WRONG, str(error)) from error
+
+    def _brought(
+        self, peer: Peer, planner: JobPlanner, request: FetchPlanRequest, until: float, unwanted: Unwanted
+    ) -> FetchPlanResponse:
+        """Make the job known to a peer that does not know it, and ask again."""
+        call, since = peer.bring(planner.job)
+        try:
+            _awaited(call, peer, min(until, since + FETCH_S), unwanted)
+            return _fetched(peer, request, until, unwanted)
+        except grpc.RpcError as error:
+            raise _failure(error) from None
+
+    def _act(self, peer: Peer, failure: _FailedError, job_id: str, step: int) -> None:
+        """Count a failure, say so, and keep from asking that peer again too soon."""
+        self._metrics.plan_found(failure.source)
+        if failure.source is PlanSource.UNREACHABLE:
+            self._peers.lost(peer, str(failure))
+            return
+        if failure.source is PlanSource.WRONG:
+            again = "it is not asked again until it is restarted"
+            peer.distrust()
+        else:
+            again = f"it is asked again in {ASIDE_S:.0f} s"
+            peer.set_aside(ASIDE_S, job_id if failure.source is PlanSource.REFUSED else "")
+        _log.warning(
+            "peer %s gave no plan of step %d of job %s (%s): %s; planned here, and %s",
+            *(peer.address, step, job_id[:JOB_CHARS], failure.source, failure, again),
+        )
+
+
+def is_checked(job_id: str, step: int) -> bool:
+    """Whether the plan of a step is made again by the server that is next to its owner."""
+    word = hashlib.sha256(f"check {job_id} {step}".encode()).digest()[:8]
+    return int.from_bytes(word, "little") % CHECK_ONE_IN == 0
+
+
+def _compare(fetched: StepPlan, made: StepPlan) -> None:
+    if fetched.hash != made.hash:
+        raise _FailedError(
+            PlanSource.WRONG, f"it has plan {fetched.hash.hex()}, and this server makes {made.hash.hex()}"
+        )
+
+
+def _fetched(peer: Peer, request: FetchPlanRequest, until: float, unwanted: Unwanted) -> FetchPlanResponse:
+    call = peer.plans.FetchPlan.future(request, timeout=FETCH_S)
+    try:
+        return _awaited(call, peer, until, unwanted)
+    finally:
+        call.cancel()
+
+
+def _awaited(call: "grpc.Future[Answer]", peer: Peer, until: float, unwanted: Unwanted) -> Answer:
+    """What a call answers.
+
+    Raises:
+        UnwantedError: nobody waits for it any more.
+        RpcError: it failed.
+        _FailedError: it did not answer in time, or its peer fell silent.
+    """
+    while True:
+        try:
+            return call.result(LOOK_S)
+        except grpc.FutureTimeoutError:
+            if unwanted():
+                raise UnwantedError from None
+            if peer.said is None:
+                raise _FailedError(PlanSource.UNREACHABLE, "it fell silent") from None
+            if monotonic() >= until:
+                raise _FailedError(PlanSource.LATE, f"no answer within {FETCH_S:.0f} s") from None
+        except grpc.FutureCancelledError:
+            raise _FailedError(PlanSource.UNREACHABLE, "the connection was closed") from None
+
+
+def _failure(error: grpc.RpcError) -> _FailedError:
+    code, text = error.code(), f"{error.code().name}: {error.details()}"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return _FailedError(PlanSource.LATE, f"no answer within {FETCH_S:.0f} s")
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return _FailedError(PlanSource.UNREACHABLE, text)
+    return _FailedError(PlanSource.REFUSED, text)

@@ -1,0 +1,187 @@
+"""Which servers of the fleet are live, and which of them owns a step.
+
+Addresses are looked up again and again, and every address is asked again and again who answers there. Servers are told
+apart by what they answer: one that has several names counts once, and this server finds itself in its own list.
+"""
+
+import hashlib
+import logging
+import socket
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from time import monotonic
+from typing import Final
+
+import grpc
+from disttrain.v1.peer_service_pb2 import GreetResponse
+
+from dataserver.serving.config import MAX_WORKERS, joined, split_address
+from dataserver.serving.peers.build import build_id
+from dataserver.serving.peers.peer import GREET_S, INSTANCE_BYTES, Peer
+
+LOOK_EVERY_S: Final = 1.0
+"""Time between two questions to the same address, in small fleets."""
+GREETINGS_PER_S: Final = 5
+"""In larger ones this many are asked a second, so that a server spends one or two hundredths of a core on it, whatever
+their number."""
+RESOLVE_EVERY_S: Final = 10.0
+"""Time between two look-ups of the names."""
+PATIENCE_S: Final = 15.0
+"""Time after the start in which a peer that never answered is no news."""
+MAX_PORT: Final = 65535
+SOON_S: Final = 0.02
+"""Time between two looks until names have been looked up."""
+
+_log = logging.getLogger(__name__)
+
+
+class Peers:
+    """The other servers of the fleet. Thread-safe."""
+
+    def __init__(self, names: Sequence[str], instance: bytes) -> None:
+        """Begin to look for peers.
+
+        Args:
+            names: HOST:PORT of each; a host may stand for several addresses.
+            instance: what this server answers to Greet.
+        """
+        self.instance = instance
+        self._names = names
+        self._lock = threading.Lock()
+        """Guards the two below."""
+        self._peers: dict[str, Peer] = {}
+        """By address. Peers that are gone are closed."""
+        self._began = monotonic()
+        self._told: dict[str, str] = {}
+        """What the log said last of addresses and names; that all is well is empty."""
+        self._found: list[str] = []
+        """Addresses that the names stand for."""
+        self._resolved = threading.Event()
+        """Set when names have been looked up once, and `_looked` when everybody was asked once."""
+        self._looked = threading.Event()
+        self._ended = threading.Event()
+        for work in (self._resolve, self._look):
+            threading.Thread(target=work, name="peers", daemon=True).start()
+
+    def ranked(self, job_id: str, step: int) -> list[Peer | None]:
+        """Live servers that may be asked for the plan of a step, its owner first; None is this one."""
+        self._looked.wait(2 * GREET_S)
+        named: dict[bytes, Peer | None] = {self.instance: None}
+        for peer in self.peers():
+            said = peer.said
+            if said is not None and said.build == build_id() and peer.serves(job_id):
+                named.setdefault(said.instance, peer)
+        order = sorted(named, key=lambda instance: _weight(instance, job_id, step), reverse=True)
+        return [named[instance] for instance in order]
+
+    def peers(self) -> list[Peer]:
+        """All addresses, this server's own among them if it is listed."""
+        with self._lock:
+            return [self._peers[address] for address in sorted(self._peers)]
+
+    def lost(self, peer: Peer, why: str) -> None:
+        """Note that a peer does not answer; said once until it answers again."""
+        peer.hear(None)
+        young = monotonic() < self._began + PATIENCE_S  # servers that are started together take some seconds
+        if (peer.answered or not young) and self._is_news(peer.address, "silent"):
+            _log.warning(
+                "peer %s does not answer (%s): its steps are planned elsewhere; %d of %d other servers are live",
+                *(peer.address, why, *self._count()),
+            )
+
+    def close(self) -> None:
+        """Stop looking, and end all calls."""
+        self._ended.set()
+        self._replace([])
+
+    def _look(self) -> None:
+        while not self._ended.is_set():
+            resolved = self._resolved.is_set()
+            self._replace(dict.fromkeys((*self._found, *self._told_of())))
+            peers = self.peers()
+            for peer, call in [(peer, peer.greet()) for peer in peers]:
+                try:
+                    self._heard(peer, call.result())
+                except grpc.RpcError as error:
+                    if not self._ended.is_set():
+                        self.lost(peer, _why(error))
+            if resolved:
+                self._looked.set()
+            self._ended.wait(max(LOOK_EVERY_S, len(peers) / GREETINGS_PER_S) if resolved else SOON_S)
+
+    def _heard(self, peer: Peer, said: GreetResponse) -> None:
+        if len(said.instance) != INSTANCE_BYTES:
+            self.lost(peer, f"its instance has {len(said.instance)} bytes, not {INSTANCE_BYTES}")
+            return
+        peer.hear(said)
+        fits = said.build == build_id()
+        if self._is_news(peer.address, "" if fits else "foreign"):
+            if fits and said.instance != self.instance:
+                _log.info("peer %s answers; %d of %d other servers are live", peer.address, *self._count())
+            elif not fits:
+                _log.warning(
+                    "peer %s is build %.64s, and this server is %s: they share no plans until both are of one release",
+                    *(peer.address, said.build, build_id()),
+                )
+
+    def _resolve(self) -> None:
+        """Look names up, apart from asking peers: a look-up may take half a minute."""
+        found: dict[str, list[str]] = {}
+        while not self._ended.is_set():
+            for name in self._names:
+                try:
+                    found[name] = _addresses(name)
+                    self._is_news(f"name {name}", "")
+                except OSError as error:  # what was found before may still be there
+                    if self._is_news(f"name {name}", "unknown"):
+                        problem = error.strerror or str(error)
+                        _log.warning("peer %s: the name cannot be looked up (%s); it is tried again", name, problem)
+            self._found = [address for name in self._names for address in found.get(name, ())]
+            self._resolved.set()
+            self._ended.wait(RESOLVE_EVERY_S)
+
+    def _told_of(self) -> Iterator[str]:
+        """Where peers say that other processes of theirs are: other ports of the hosts at which they answer."""
+        for address in self._found:
+            peer = self._peers.get(address)
+            if peer is not None and (said := peer.said) is not None:
+                host, _ = split_address(peer.address)
+                yield from (joined(host, port) for port in said.ports[:MAX_WORKERS] if 0 < port <= MAX_PORT)
+
+    def _replace(self, addresses: Iterable[str]) -> None:
+        """Know these addresses, and no others."""
+        with self._lock:
+            wanted = () if self._ended.is_set() else tuple(addresses)
+            gone = [peer for address, peer in self._peers.items() if address not in wanted]
+            self._peers = {address: self._peers.get(address) or Peer(address) for address in wanted}
+        for peer in gone:
+            peer.close()
+
+    def _is_news(self, name: str, state: str) -> bool:
+        """Whether something else, or nothing, was told of a name before."""
+        with self._lock:
+            before, self._told[name] = self._told.get(name), state
+        return before != state
+
+    def _count(self) -> tuple[int, int]:
+        """Live servers and known addresses, without this server."""
+        said = [peer.said for peer in self.peers()]
+        others = [s for s in said if s is None or s.instance != self.instance]
+        return len({s.instance for s in others if s is not None and not s.draining}), len(others)
+
+
+def _weight(instance: bytes, job_id: str, step: int) -> bytes:
+    """Rendezvous hashing (Thaler and Ravishankar 1998): the largest owns, and one that leaves moves its steps alone."""
+    return hashlib.sha256(instance + job_id.encode() + step.to_bytes(8, "little")).digest()
+
+
+def _addresses(name: str) -> list[str]:
+    """The addresses that HOST:PORT stands for."""
+    host, port = split_address(name, "peers")
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [joined(str(address[0]), port) for *_, address in found]
+
+
+def _why(error: grpc.RpcError) -> str:
+    code = error.code()
+    return str(error.details() or code.name) if code is not grpc.StatusCode.DEADLINE_EXCEEDED else "in time"

@@ -1,0 +1,117 @@
+"""One address at which another server of the fleet may be."""
+
+import threading
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final
+
+import grpc
+from disttrain.v1.data_service_pb2 import GetOrCreateJobRequest
+from disttrain.v1.data_service_pb2_grpc import DataServiceStub
+from disttrain.v1.peer_service_pb2 import GreetRequest, GreetResponse
+from disttrain.v1.peer_service_pb2_grpc import PeerServiceStub
+
+from dataserver.planning.identity import Job
+
+GREET_S: Final = 4.0
+"""Time that a server has to answer Greet, its connection included. Its processor may be busy, so no less."""
+BRING_S: Final = 1800.0
+"""Time in which a server may make a job known: it sizes every sample of it first."""
+MAX_PLAN_BYTES: Final = 32 << 20
+"""Of a plan's message: the largest step that `plan_version` takes has half of it."""
+INSTANCE_BYTES: Final = 16
+
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_PLAN_BYTES),
+    # A server that stopped is noticed by its missing answers; these end the connection, so that it is made anew.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+@dataclass(slots=True)
+class _Bringing:
+    """A job on its way to a peer."""
+
+    call: "grpc.Future[Any]"
+    since: float
+
+
+class Peer:
+    """What is known of one address. Thread-safe."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = grpc.insecure_channel(address, _OPTIONS)
+        self.plans = PeerServiceStub(self._channel)
+        self._jobs = DataServiceStub(self._channel)
+        self._lock = threading.Lock()
+        self._said: GreetResponse | None = None
+        self.answered = False
+        """Whether it ever did."""
+        self._aside: dict[str, float] = {}
+        """Until when it is not asked, by job; by the empty name for all jobs."""
+        self._distrusted = b""
+        """Its instance whose plan was wrong."""
+        self._bringing: dict[str, _Bringing] = {}
+
+    @property
+    def said(self) -> GreetResponse | None:
+        """What it answered last; None while it does not answer."""
+        return self._said
+
+    def serves(self, job_id: str) -> bool:
+        """Whether it may be asked for plans of a job at present."""
+        now = monotonic()
+        with self._lock:
+            said = self._said
+            if said is None or said.draining or said.instance == self._distrusted:
+                return False
+            return all(self._aside.get(name, 0.0) <= now for name in ("", job_id))
+
+    def greet(self) -> "grpc.Future[GreetResponse]":
+        """Ask who is there; the call ends within `GREET_S`."""
+        return self.plans.Greet.future(GreetRequest(), timeout=GREET_S)
+
+    def hear(self, said: GreetResponse | None) -> None:
+        """Keep what it answered, or that it does not answer."""
+        with self._lock:
+            self._said = said
+            self.answered = self.answered or said is not None
+
+    def set_aside(self, seconds: float, job_id: str = "") -> None:
+        """Do not ask it for a while; by default not for any job."""
+        now = monotonic()
+        with self._lock:
+            self._aside = {name: until for name, until in self._aside.items() if until > now}
+            self._aside[job_id] = now + seconds
+
+    def distrust(self) -> None:
+        """Ask the process that answers there for nothing any more."""
+        with self._lock:
+            self._distrusted = b"" if self._said is None else self._said.instance
+
+    def bring(self, job: Job) -> "tuple[grpc.Future[Any], float]":
+        """Make a job known there; one call however many ask for it. The call goes on when nobody waits for it.
+
+        Returns:
+            The call, and when it began on the monotonic clock.
+        """
+        with self._lock:
+            found = self._bringing.get(job.job_id)
+            if found is None or found.call.done():
+                request = GetOrCreateJobRequest(job_spec_json=job.text)
+                found = _Bringing(self._jobs.GetOrCreateJob.future(request, timeout=BRING_S), monotonic())
+                self._bringing = {name: b for name, b in self._bringing.items() if not b.call.done()}
+                self._bringing[job.job_id] = found
+            return found.call, found.since
+
+    def close(self) -> None:
+        """End all calls."""
+        self._channel.close()

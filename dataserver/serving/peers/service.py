@@ -1,0 +1,72 @@
+# ruff: noqa: N802 (methods are named by the proto)
+"""The methods of PeerService."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+from disttrain.v1 import errors_pb2
+from disttrain.v1 import peer_service_pb2 as pb
+
+from dataserver.jobs import OnceCache, Unwanted
+from dataserver.serving.errors import DataServiceError
+from dataserver.serving.peers.build import build_id
+from dataserver.serving.peers.peer import MAX_PLAN_BYTES
+from dataserver.serving.peers.plan_places import places_message
+from dataserver.serving.registry import JobRegistry
+
+KEPT_BYTES: Final = 16 << 20
+"""Of messages: all servers of a fleet ask for a plan within a short time."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class _Answer:
+    message: pb.FetchPlanResponse
+
+
+class PeerService:
+    """Answers the other servers of the fleet; see peer_service.proto."""
+
+    def __init__(self, jobs: JobRegistry, instance: bytes, draining: Callable[[], bool], ports: Sequence[int]) -> None:
+        """Make the service.
+
+        Args:
+            jobs: the jobs that this server knows.
+            instance: names this process.
+            draining: whether the server ends.
+            ports: of the processes that serve the same address.
+        """
+        self._jobs = jobs
+        self._instance = instance
+        self._draining = draining
+        self._ports = ports
+        self._answers = OnceCache[tuple[str, int], _Answer](KEPT_BYTES, lambda answer: answer.message.ByteSize())
+
+    def Greet(self, _request: pb.GreetRequest, _: grpc.ServicerContext) -> pb.GreetResponse:
+        """Say who this is."""
+        return pb.GreetResponse(instance=self._instance, build=build_id(), draining=self._draining(), ports=self._ports)
+
+    def FetchPlan(self, request: pb.FetchPlanRequest, context: grpc.ServicerContext) -> pb.FetchPlanResponse:
+        """Hand out the plan of a step, made here and never fetched for it."""
+        served = self._jobs.get(request.job_id)
+        if request.build != build_id():
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_VERSION_UNSUPPORTED,
+                f"build {request.build[:64]!r} asks for a plan, and this server is build {build_id()}: install "
+                "the same release on all servers of the fleet",
+            )
+
+        def made(unwanted: Unwanted) -> _Answer:
+            plan = served.planner.plan_here(request.step, unwanted)
+            return _Answer(places_message(served.job, plan, build_id()))
+
+        key = request.job_id, request.step
+        message = self._answers.get(key, made, lambda: not context.is_active()).message
+        if message.ByteSize() > MAX_PLAN_BYTES:
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_SERVER_LIMIT,
+                f"the plan of step {request.step} takes {message.ByteSize()} bytes, more than the {MAX_PLAN_BYTES} "
+                "that servers send each other: it is planned by each",
+            )
+        return message

@@ -1,0 +1,224 @@
+#!/usr/bin/env python
+"""What planning costs a fleet: CPU time of real servers, one, several that do not know each other, and several peers.
+
+Each server sends one backbone rank's views of the same steps, of a job of 1,008 ranks by default, and then sends them
+again: the second time every plan is kept, so the difference is what plans take, made, handed out and fetched. From one
+server and from several follows what a plan takes that is made, and one that is fetched, and from both what a fleet of a
+hundred spends on planning, held against decoding its share of the step's images on this machine. The exit code is 1 if
+a target is missed.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import numpy as np
+import psutil
+from bench_preprocessing import CROPS, synthetic
+from benchmarks.many_shards import make_dataset
+from benchmarks.rows import Row, report, spread
+from demo_processes import Processes
+from disttrain.v1 import data_service_pb2 as pb
+from disttrain.v1.admin_service_pb2 import GetMetricsRequest, PlanSources
+from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
+from disttrain.v1.data_service_pb2_grpc import DataServiceStub
+
+from dataserver.jobs import Catalog, JobPlanner, fill_job
+from dataserver.planning.identity import parse_job
+from dataserver.planning.jobspec import Sizing
+from dataserver.preprocessing import decode_patches
+from dataserver.serving.config import load_config
+
+SERVER: Final = sys.executable, "-m", "dataserver"
+TIMEOUT_S: Final = 600.0
+NAME: Final = "pairs"
+LARGE_FLEET: Final = 100
+MEETING_S: Final = 4.0
+"""Time for servers to find each other."""
+IDLE_S: Final = 10.0
+Data = dict[str, Any]
+
+
+def job(backbone: int, others: int, sequences: int, steps: int, seed: int) -> Data:
+    """A job of so many ranks, four of a module's sequences on each backbone rank."""
+    modules = [
+        {"name": "vit", "kind": "encoder", "dp": others},
+        {"name": "llm", "kind": "backbone", "dp": backbone, "pp": 8},
+        {"name": "dit", "kind": "generator", "dp": others},
+    ]
+    stream = {"datasets": [{"name": NAME}], "seq_len": 8192, "global_batch": sequences, "seed": seed}
+    execution = {"modules": modules, "microbatch": 1, "end": {"steps": steps}}
+    return {"stream": {**stream, "generation": {"ratio": "0.5"}}, "execution": execution}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that runs."""
+
+    address: str
+    channel: grpc.Channel
+    process: psutil.Process
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time so far."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+    def create(self, data: Data) -> str:
+        """Make a job known."""
+        request = pb.GetOrCreateJobRequest(job_spec_json=json.dumps(data))
+        return DataServiceStub(self.channel).GetOrCreateJob(request, timeout=TIMEOUT_S).job_id
+
+    def read(self, job_id: str, rank: int) -> None:
+        """Read all views of a backbone rank."""
+        stub = DataServiceStub(self.channel)
+        request = pb.StreamMicrobatchesRequest(job_id=job_id, module="llm", rank=rank)
+        for _ in stub.StreamMicrobatches(request, timeout=TIMEOUT_S):
+            pass
+
+    def sources(self) -> PlanSources:
+        """Where its plans came from."""
+        return AdminServiceStub(self.channel).GetMetrics(GetMetricsRequest(), timeout=TIMEOUT_S).plans_by_source
+
+
+@contextmanager
+def fleet(folder: Path, shards: Path, count: int, known: bool) -> Iterator[list[Server]]:
+    """Servers until the block is left; where they are `known` to each other they are peers."""
+    addresses = [f"127.0.0.1:{port}" for port in range(47_310, 47_310 + count)]
+    with Processes(folder) as processes, ExitStack() as stack:
+        children = []
+        for number, address in enumerate(addresses):
+            line = [*SERVER, "serve", "--dataset", f"{NAME}={shards}", "--listen", address]
+            peers = ["--peers", ",".join(addresses)] if known else []
+            children.append(processes.start(f"server {number}", [*line, *peers]))
+        servers = []
+        for child in children:
+            address = processes.address(child)
+            channel = stack.enter_context(grpc.insecure_channel(address))
+            servers.append(Server(address, channel, psutil.Process(child.process.pid)))
+        time.sleep(MEETING_S)
+        yield servers
+
+
+def spent(servers: Sequence[Server], data: Data) -> float:
+    """CPU seconds of all servers while each sends its rank's views of a job that it knows."""
+    job_id = {server.create(data) for server in servers}.pop()
+    before = sum(server.cpu_s for server in servers)
+    with ThreadPoolExecutor(len(servers)) as pool:
+        list(pool.map(lambda pair: pair[1].read(job_id, pair[0]), enumerate(servers)))
+    return sum(server.cpu_s for server in servers) - before
+
+
+def planning_s(folder: Path, shards: Path, data: Data, count: int, known: bool) -> float:
+    """CPU seconds that all plans of a job took a fleet."""
+    with fleet(folder, shards, count, known) as servers:
+        warm_up = json.loads(json.dumps(data))
+        warm_up["stream"]["seed"] += 1 << 20
+        warm_up["execution"]["end"] = {"steps": 1}
+        spent(servers, warm_up)
+        first, again = (spent(servers, data) for _ in range(2))
+        if known:
+            print(*(f"{s.address}: {s.sources()}".replace("\n", ", ") for s in servers), sep="\n", file=sys.stderr)
+        return first - again
+
+
+def idle_cores(folder: Path, shards: Path, count: int) -> float:
+    """CPU seconds a second that a server spends on knowing its peers."""
+    found = []
+    for known in (True, False):
+        with fleet(folder, shards, count, known) as servers:
+            before = sum(server.cpu_s for server in servers)
+            time.sleep(IDLE_S)
+            found.append((sum(server.cpu_s for server in servers) - before) / IDLE_S / count)
+    return found[0] - found[1]
+
+
+def decoding_s(num_images: int) -> float:
+    """CPU seconds for decoding an image of LAION-like sizes, on one thread."""
+    sizing = Sizing(patch=14, merge=2, max_patches=1024)
+    pictures, buffer = synthetic(CROPS[0], num_images, sizing), np.zeros((1024, 14 * 14 * 3), np.uint8)
+    found = []
+    for _ in range(4):
+        began = time.process_time()
+        for data, shape in pictures:
+            decode_patches(data, shape, sizing, buffer[: shape.rows * shape.columns])
+        found.append((time.process_time() - began) / num_images)
+    return statistics.median(found[1:])
+
+
+def images_of_a_step(shards: Path, data: Data) -> int:
+    """Images of the first step of a job."""
+    catalog = Catalog.open(load_config(None, {"datasets": {NAME: shards}}))
+    whole = parse_job(fill_job(data, catalog))
+    return len(JobPlanner(whole, catalog.find_datasets(whole.stream)).samples(0).image_rows)
+
+
+def measure(folder: Path, shards: Path, arguments: argparse.Namespace) -> list[Row]:
+    """All rows."""
+    count, steps = arguments.servers, arguments.steps
+    shape = arguments.backbone, arguments.others, arguments.sequences, steps
+    images, decoding = images_of_a_step(shards, job(*shape, 0)), decoding_s(300)
+    made, strangers, peers, fetched, shares = [], [], [], [], []
+    for number in range(arguments.rounds):
+        data = job(*shape, number)
+        one, several, once = (
+            planning_s(folder, shards, data, *case) / steps for case in ((1, False), (count, False), (count, True))
+        )
+        made.append(one)
+        strangers.append(several / one)
+        peers.append(once / one)
+        fetched.append(max(once - one, 0.0) / (count - 1))
+        planning = (one + (LARGE_FLEET - 1) * fetched[-1]) / LARGE_FLEET
+        shares.append(100 * planning / (images * decoding / LARGE_FLEET))
+    ranks, today = arguments.backbone + 2 * arguments.others, 100 * statistics.median(made) * LARGE_FLEET / images
+    return [
+        Row(f"a plan of {ranks:,} ranks, {images:,} images", f"{spread(made, '.2f')} CPU-s", "", None),
+        Row(f"{count} servers that do not know each other, over one", f"{spread(strangers, '.2f')} x", "", None),
+        Row(f"{count} peers, over one", f"{spread(peers, '.2f')} x", "<= 1.3 x", statistics.median(peers) <= 1.3),
+        Row("a plan that is fetched, and handed out", f"{spread([1e3 * f for f in fetched], '.0f')} CPU-ms", "", None),
+        Row("decoding an image", f"{1e3 * decoding:.2f} CPU-ms", "", None),
+        Row(
+            f"{LARGE_FLEET} servers, extrapolated: planning over decoding",
+            f"{spread(shares, '.1f')} %, if each planned every step {today / decoding:.0f} %",
+            "<= 5 %",
+            statistics.median(shares) <= 5,
+        ),
+        Row(
+            f"greeting {count - 1} peers, and being greeted",
+            f"{100 * idle_cores(folder, shards, count):.2f} % of a core",
+            "",
+            None,
+        ),
+    ]
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--servers", type=int, default=4, help="servers of the fleet (default 4)")
+    parser.add_argument("--steps", type=int, default=8, help="steps that are planned (default 8)")
+    parser.add_argument("--backbone", type=int, default=504, help="backbone ranks (default 504)")
+    parser.add_argument("--others", type=int, default=252, help="ranks of encoder and generator each (default 252)")
+    parser.add_argument("--sequences", type=int, default=2016, help="sequences of a step (default 2,016)")
+    parser.add_argument("--rounds", type=int, default=3, help="default 3")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        shards = make_dataset(Path(temporary) / "shards", 100, 10_000, 4)
+        subprocess.run([*SERVER, "index", str(shards)], check=True, stdout=subprocess.DEVNULL)
+        return report(measure(Path(temporary), shards, arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

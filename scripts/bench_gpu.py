@@ -1,0 +1,229 @@
+#!/usr/bin/env python
+"""Trains the largest backbone that fits this machine's GPUs, with a ViT-Huge before it, on images from data servers.
+
+All GPUs run both modules by turns (colocated layout), in bfloat16, with blocks compiled. Told are the model FLOPs
+utilisation (45 % is wanted from 1B parameters on) and the share of a step in which a process waited for data (less than
+1 %); and what webdataset's loader, inside the trainer's process, would make a trainer wait that takes as long for as
+many images. Measures are medians over the steps after the warm-up. A record goes to docs/benchmarks/.
+
+Without a GPU nothing is measured: it says what it would run, and exits with 2. --small runs all of it on a CPU, with
+tiny modules and without targets, to try the benchmark itself.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from benchmarks.rows import Row, report
+from demo_processes import Processes
+from loaders.webdataset_loader import batches
+
+from dataserver.planning.jobspec import MODELS, ModelSize
+
+HERE, BIN = Path(__file__).parent, Path(sys.executable).parent
+RECORDS = HERE.parent / "docs" / "benchmarks"
+NOTHING_MEASURED = 2
+MFU_PERCENT, WAIT_PERCENT = 45.0, 1.0
+LEAST_JUDGED = 10**9
+"""Parameters from which on the utilisation is judged."""
+BYTES_OF_PARAMETER = 18
+"""In bfloat16: weights, gradients, float32 copies and moments."""
+SHARED_BYTES = 12
+"""Of these, what `sharding: zero2` leaves on one of its ranks only."""
+ACTIVATIONS = 0.35
+"""Share of the device for activations, logits and what torch and NCCL keep."""
+ENCODER = "vit-h"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What is trained on each device."""
+
+    preset: str
+    layers: int
+    encoder: str = ENCODER
+    seq_len: int = 4096
+    sequences: int = 8
+    """Of a step and device."""
+    max_patches: int = 1024
+
+    @property
+    def parameters(self) -> int:
+        """Of both modules, without embeddings of tokens: two for each two operations of a row, for all layers."""
+        backbone, encoder = MODELS["backbone"][self.preset], MODELS["encoder"][self.encoder]
+        return self.layers * _block(backbone, gated=True) + encoder.layers * _block(encoder, gated=False)
+
+    def bytes_on(self, devices: int) -> int:
+        """On each of so many, parameters and all that belongs to them."""
+        shared = SHARED_BYTES - SHARED_BYTES // devices
+        return self.parameters * (BYTES_OF_PARAMETER - shared)
+
+    def __str__(self) -> str:
+        return f"{self.preset} with {self.layers} layers and {self.encoder}, {self.parameters / 1e9:.2f}B parameters"
+
+
+SIZES = tuple(Size(*pair) for pair in (("llama3-13b", 40), ("llama3-7b", 32), ("llama3-7b", 16), ("llama3-7b", 8)))
+"""The largest first."""
+SMALL = Size("tiny", 4, "tiny", seq_len=256, sequences=4, max_patches=64)
+
+
+def _block(size: ModelSize, *, gated: bool) -> int:
+    keys = size.width // size.heads * size.groups
+    return 2 * size.width * (size.width + keys) + (3 if gated else 2) * size.width * size.mlp_width
+
+
+def fitting(room_bytes: int, devices: int) -> Size | None:
+    """The largest size whose parameters leave room for activations."""
+    return next((s for s in SIZES if s.bytes_on(devices) <= (1 - ACTIVATIONS) * room_bytes), None)
+
+
+def job(size: Size, devices: int, steps: int) -> dict[str, Any]:
+    """Both modules on all devices."""
+    return {
+        "stream": {
+            "datasets": [{"name": "pairs"}],
+            "tokenizer": {"name": "bytes"},
+            "sizing": {"patch": 14, "merge": 2, "max_patches": size.max_patches},
+            "seq_len": size.seq_len,
+            "global_batch": size.sequences * devices,
+        },
+        "execution": {
+            "modules": [
+                {"name": "vision", "kind": "encoder", "dp": devices, "recompute": True},
+                {"name": "llm", "kind": "backbone", "dp": devices, "recompute": True},
+            ],
+            "layout": {"kind": "colocated"},
+            "end": {"steps": steps},
+        },
+    }
+
+
+def flags(size: Size, folder: Path, address: str, *, small: bool) -> list[Any]:
+    """Of `trainclient train`."""
+    shared = [
+        "--job",
+        folder / "job.yaml",
+        "--servers",
+        address,
+        "--metrics",
+        folder / "metrics.jsonl",
+        "--no-progress",
+    ]
+    shared += ["--encoder.preset", size.encoder, "--backbone.preset", size.preset, "--backbone.layers", size.layers]
+    if small:
+        return [*shared, "--device", "cpu", "--peak-tflops", 1, "--threads", 1]
+    sharded = ["--encoder.sharding", "zero2", "--backbone.sharding", "zero2"]
+    return [*shared, *sharded, "--device", "cuda", "--dtype", "bfloat16", "--compile"]
+
+
+def train(folder: Path, size: Size, devices: int, steps: int, samples: int, *, small: bool) -> list[dict[str, Any]]:
+    """The metrics of all steps; the shards are left in `folder`."""
+    shards = folder / "shards"
+    with Processes(folder) as processes:
+        make = [sys.executable, HERE / "make_demo_shards.py", shards, "--samples", samples, "--shards", 8]
+        processes.run([processes.start("making shards", make)], print)
+        processes.run([processes.start("indexing", [BIN / "dataserver", "index", shards])], print)
+        serve = [BIN / "dataserver", "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}"]
+        servers = [processes.start(f"server {n}", serve) for n in (1, 2)]
+        address = ",".join(processes.address(server) for server in servers)
+        (folder / "job.yaml").write_text(yaml.safe_dump(job(size, devices, steps)))
+        command = [BIN / "trainclient", "train", *flags(size, folder, address, small=small)]
+        processes.run([processes.start("training", command)], print)
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def rival_waits(shards: Path, images: int, busy_s: float, steps: int) -> list[float]:
+    """Share of each step in which a trainer waits for webdataset's loader, which lives in its process, in percent.
+
+    The trainer takes `images` a step, and is then busy for as long as ours was: it sleeps, so that the loader has all
+    cores, as beside a GPU.
+    """
+    waits, loaded = [], batches(shards, "fast")
+    for _ in range(steps + 1):
+        begun, seen = time.perf_counter(), 0
+        while seen < images:
+            seen += next(loaded)
+        waited = time.perf_counter() - begun
+        time.sleep(busy_s)
+        waits.append(100 * waited / (waited + busy_s))
+    return waits[1:]
+
+
+def rows(size: Size, steps: Sequence[dict[str, Any]], rival: Sequence[float], *, judged: bool) -> Iterator[Row]:
+    """What is told; a small run has no targets."""
+    mfu, waits = ([m[name] for m in steps] for name in ("mfu_percent", "data_wait_percent"))
+    utilisation, waited = statistics.median(mfu), statistics.median(waits)
+    large = judged and size.parameters >= LEAST_JUDGED
+    yield Row(
+        f"{size}: model FLOPs utilisation",
+        f"{utilisation:.1f} % (worst step {min(mfu):.1f} %)",
+        f">= {MFU_PERCENT:g} %" if large else "",
+        utilisation >= MFU_PERCENT if large else None,
+    )
+    yield Row(
+        "wait for data servers, share of a step",
+        f"{waited:.2f} % (worst step {max(waits):.2f} %)",
+        f"< {WAIT_PERCENT:g} %" if judged else "",
+        waited < WAIT_PERCENT if judged else None,
+    )
+    yield Row("webdataset in the trainer's process, as much work", f"{statistics.median(rival):.2f} %", "", None)
+    tokens = statistics.median(m["tokens_per_second"] for m in steps)
+    images = statistics.median(m["images_per_second"] for m in steps)
+    yield Row("throughput of all devices", f"{tokens:,.0f} tokens/s, {images:,.1f} images/s", "", None)
+
+
+def record(folder: Path, device: str, devices: int, found: Sequence[Row]) -> Path:
+    """Write down what was measured, one file for each kind of device."""
+    name = "-".join("".join(c if c.isalnum() else " " for c in device.lower()).split())
+    path = folder / f"gpu-{devices}x-{name}.md"
+    folder.mkdir(parents=True, exist_ok=True)
+    table = "".join(f"| {row.name} | {row.measured} | {row.target} |\n" for row in found)
+    path.write_text(
+        f"# {devices} x {device}\n\nMeasured by `scripts/bench_gpu.py` with torch {torch.__version__}.\n\n"
+        f"| what | measured | target |\n|---|---|---|\n{table}"
+    )
+    return path
+
+
+def main() -> int:
+    """Measure, print, and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="tiny modules on a CPU")
+    parser.add_argument("--steps", type=int, default=60, help="steps to measure (default 60)")
+    parser.add_argument("--warm-up", type=int, default=10, help="steps before them (default 10)")
+    parser.add_argument("--samples", type=int, default=20_000, help="image-text pairs in the shards (default 20000)")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the record (default docs/benchmarks)")
+    given = parser.parse_args()
+    devices = 1 if given.small else torch.cuda.device_count()
+    if not devices:
+        sizes = "; or ".join(map(str, SIZES))
+        print(f"There is no GPU, so nothing is measured. With some, the first that fits would be trained: {sizes}.")
+        return NOTHING_MEASURED
+    device = "CPU" if given.small else torch.cuda.get_device_name(0)
+    size = SMALL if given.small else fitting(torch.cuda.mem_get_info(0)[1], devices)
+    if size is None:
+        print(f"{SIZES[-1]} does not fit {devices} x {device}; nothing is measured.")
+        return NOTHING_MEASURED
+    print(f"{devices} x {device}: {size}")
+    with tempfile.TemporaryDirectory() as name:
+        folder, total = Path(name), given.warm_up + given.steps
+        steps = train(folder, size, devices, total, given.samples, small=given.small)[given.warm_up :]
+        images = max(1, round(statistics.median(m["images"] for m in steps) / devices))
+        busy_s = statistics.median(m["seconds"] * (1 - m["data_wait_percent"] / 100) for m in steps)
+        rival = rival_waits(folder / "shards", images, busy_s, min(20, given.steps))
+    found = list(rows(size, steps, rival, judged=not given.small))
+    print(f"the record is {record(given.records, device, devices, found)}")
+    return report(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

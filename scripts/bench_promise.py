@@ -1,0 +1,152 @@
+#!/usr/bin/env python
+"""Does a step take as long as simulated, and is what the planner chose faster? Measured with processes that sleep.
+
+Real data servers, and one process for each place of a job with the trainer's interpreter, exchange and messages; only
+the models sleep what the planner expects of them, so that more processes than cores can be timed. Shapes of pipelines
+run in three orders each: random (as the shuffled stream comes), DistTrain's Algorithm 2, and the default plan;
+colocated modules as the stream comes, with images dealt out evenly, and as planned. Printed is the measured time of a
+step over the simulated one, the median of some steps, and the orders of merit.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rows import Row, report
+from demo_processes import FailedError, Processes, python
+from demo_stages import BIN, job_spec
+from slept_steps import slept_steps
+
+from dataserver.cli.jobs import open_job
+from dataserver.planning.planner import explain
+
+Data = dict[str, Any]
+WITHIN = 0.03
+"""How far a measured step may be from the simulated one."""
+MEASURED_MS = 4000
+"""Steps in random order sleep about so long, so that the trainer's own work is small beside it."""
+ORDERS: Mapping[str, Mapping[str, Any]] = {
+    "random": {"layout": {"order": "none"}, "balance": {"encoder": "even", "backbone": "none", "generator": "even"}},
+    "algorithm_2": {"layout": {"order": "disttrain"}, "balance": {}},
+    "planned": {"layout": {"order": "search"}, "balance": {}},
+}
+OF_PHASES: Mapping[str, Mapping[str, Any]] = {
+    "random": {"layout": {}, "balance": {"encoder": "none", "backbone": "none", "generator": "none"}},
+    "images_evenly": {"layout": {}, "balance": {"encoder": "even", "backbone": "none", "generator": "even"}},
+    "planned": {"layout": {}, "balance": {}},
+}
+"""Phases that run alone have no order: what differs is who has what."""
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "encoder 1, backbone 2 x 2, generator 1": {"encoder": {}, "backbone": {"dp": 2, "pp": 2}, "generator": {}},
+    "encoder 2, backbone 1 x 3": {"encoder": {"dp": 2}, "backbone": {"dp": 1, "pp": 3}},
+    "encoder 1, backbone 2 x 2 in 2 chunks, generator 2": {
+        "encoder": {},
+        "backbone": {"dp": 2, "pp": 2},
+        "generator": {"dp": 2},
+        "layout": {"schedule": "interleaved", "chunks": 2},
+    },
+    "colocated 2": {
+        "encoder": {"dp": 2},
+        "backbone": {"dp": 2, "pp": 1},
+        "generator": {"dp": 2},
+        "layout": {"kind": "colocated"},
+        "orders": OF_PHASES,
+    },
+}
+"""Degrees of the modules; costs and data are those of the demo."""
+
+
+def job(shape: Mapping[str, Any], order: Mapping[str, Any], steps: int) -> Data:
+    """The demo's job with other degrees, in an order."""
+    spec = job_spec(steps)
+    modules = [m | shape[m["kind"]] for m in spec["execution"]["modules"] if m["kind"] in shape]
+    for module in modules:
+        if module["kind"] in order["balance"]:
+            module["balance"] = order["balance"][module["kind"]]
+    layout = {"kind": "pipelined", **order["layout"], **shape.get("layout", {})}
+    spec["execution"] |= {"modules": modules, "layout": layout}
+    if "generator" not in shape:
+        spec["stream"].pop("generation")
+    return spec
+
+
+def simulate(file: Path, located: tuple[str, str], steps: int) -> list[float]:
+    """Simulated milliseconds of each step of a job; the file is filled in."""
+    planner = open_job(file, (located[0],), (located[1],), (), (), None)
+    file.write_text(planner.job.text)
+    return [explain(planner.job, planner.plan(step)).after.makespan_ns / 1e6 for step in range(steps)]
+
+
+def measure_shape(
+    name: str, folder: Path, located: tuple[str, str], servers: str, processes: Processes, steps: int
+) -> Iterator[Row]:
+    """Rows of one shape: each order, and their order of merit."""
+    orders: Mapping[str, Mapping[str, Any]] = SHAPES[name].get("orders", ORDERS)
+    files = {order: folder / f"{order}.json" for order in orders}
+    for order, file in files.items():
+        file.write_text(json.dumps(job(SHAPES[name], orders[order], steps)))
+    simulated = {order: simulate(file, located, steps) for order, file in files.items()}
+    scale = max(1, ceil(MEASURED_MS / statistics.fmean(simulated["random"])))
+    measured = slept_steps(
+        processes,
+        list(files.values()),
+        servers=servers,
+        steps=steps,
+        scale=scale,
+        output=folder / "measured.json",
+        say=lambda line: print(f"  {line}", file=sys.stderr),
+    )
+    ratios = {
+        order: statistics.median(
+            s * 1e3 / (ms * scale) for s, ms in zip(measured[order], simulated[order], strict=True)
+        )
+        for order in orders
+    }
+    for order, ratio in ratios.items():
+        shown = f"{ratio:.3f} x simulated ({statistics.fmean(simulated[order]):.1f} ms, {scale} x slower)"
+        yield Row(f"{name}: {order}", shown, f"within {WITHIN:.0%}", abs(ratio - 1) <= WITHIN)
+    merit = [sorted(orders, key=lambda o: statistics.fmean(found[o])) for found in (simulated, measured)]
+    yield Row(f"{name}: fastest first", " < ".join(merit[1]), " < ".join(merit[0]), merit[0] == merit[1])
+
+
+def rows(folder: Path, steps: int, shapes: Sequence[str]) -> Iterator[Row]:
+    """Make shards, start a server, and measure the shapes."""
+    logs = folder / "logs"
+    logs.mkdir()
+    located = (f"demo={folder / 'shards'}", f"demo={folder / 'index'}")
+    with Processes(logs) as processes:
+        flags = ["--index-dir", folder / "index", "--tokenizer", "bytes"]
+        for name, command in {
+            "shards": python("make_demo_shards.py", folder / "shards"),
+            "index": [BIN / "dataserver", "index", folder / "shards", *flags],
+        }.items():
+            processes.run([processes.start(name, command)], lambda _: None)
+        serve = ["serve", "--dataset", located[0], "--index-dir", located[1], "--listen", "127.0.0.1:0"]
+        servers = processes.address(processes.start("server", [BIN / "dataserver", *serve]))
+        for number, name in enumerate(shapes):
+            print(name, file=sys.stderr)
+            (folder / str(number)).mkdir()
+            yield from measure_shape(name, folder / str(number), located, servers, processes, steps)
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=5, help="steps of each job (default 5)")
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES), help="some of the shapes")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        return report(rows(Path(folder), arguments.steps, arguments.shapes))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (FailedError, ValueError, OSError) as error:
+        sys.exit(f"{Path(__file__).name}: {error}")

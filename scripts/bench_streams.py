@@ -1,0 +1,216 @@
+#!/usr/bin/env python
+"""A fleet under many streams: CPU time of an image by streams x servers, and 256 streams on 4 servers.
+
+Each stream is the view of an encoder rank of its own, read as fast as it comes; all ranks are one job's, so that every
+server has a share of them. Several servers are peers, which plan every step once. CPU time is that of all servers and
+of the process that reads, between a warm-up and the end; rounds are interleaved, and ratios are those of one round.
+Fairness is what each of the 256 streams got by the end, over the median. Memory is that of each server, over what it
+may use: its prefetch budget, a microbatch for each stream, and what a server without streams takes.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import psutil
+from benchmarks.rows import Row, report
+from demo_processes import Processes
+from disttrain.v1 import data_service_pb2 as pb
+from disttrain.v1.data_service_pb2_grpc import DataServiceStub
+
+HERE = Path(__file__).parent
+MODULE: Final = "vision"
+MICROBATCH: Final = 4
+"""Sequences, with an image each."""
+WAVES: Final = 8
+"""Microbatches of a step."""
+BASE: Final = (2, 1)
+SHAPES: Final = (BASE, (32, 1), (32, 4))
+"""Streams and servers."""
+MANY: Final = (256, 4)
+WITHIN: Final = 0.1
+"""CPU time of an image over that of `BASE`, and what any stream gets over the median, at most more."""
+FIRST_PORT: Final = 47_410
+"""Peers name each other's, so they cannot be any that are free."""
+PREFETCH_MB: Final = 256
+"""Budget of each server for working ahead."""
+TIMEOUT_S: Final = 600.0
+
+
+def job_data(ranks: int) -> dict[str, Any]:
+    """So many encoder ranks, each with a few images a microbatch."""
+    modules = [{"name": MODULE, "kind": "encoder", "dp": ranks}, {"name": "llm", "kind": "backbone", "dp": ranks}]
+    stream = {
+        "datasets": [{"name": "pairs"}],
+        "seq_len": 2048,
+        "global_batch": ranks * MICROBATCH * WAVES,
+        "packing": {"enabled": False},
+    }
+    return {"stream": stream, "execution": {"modules": modules, "microbatch": MICROBATCH, "end": {"steps": 100_000}}}
+
+
+class Consumer:
+    """Reads one rank's stream in a thread of its own, and counts microbatches."""
+
+    def __init__(self, stub: DataServiceStub, job_id: str, rank: int) -> None:
+        self.count = self.largest_bytes = 0
+        request = pb.StreamMicrobatchesRequest(job_id=job_id, module=MODULE, rank=rank)
+        self._stream = stub.StreamMicrobatches(request, timeout=TIMEOUT_S)
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        left = 0
+        try:
+            for message in self._stream:
+                if message.HasField("header"):
+                    left = message.header.total_bytes
+                    self.largest_bytes = max(self.largest_bytes, left)
+                else:
+                    left -= len(message.chunk)
+                self.count += left == 0
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.CANCELLED:
+                raise
+
+    def close(self) -> None:
+        """End it."""
+        self._stream.cancel()
+        self._thread.join()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What some streams got from some servers."""
+
+    counts: list[int]
+    """Microbatches of each stream between warm-up and end."""
+    cpu_s: float
+    """Of all servers and the reading process in that time."""
+    wall_s: float
+    idle_mb: float
+    """PSS of the largest server before any stream."""
+    busy_mb: float
+    """PSS of the largest server while all streams are read."""
+    largest_mb: float
+    """The largest microbatch."""
+
+    @property
+    def cpu_ms(self) -> float:
+        """Of an image."""
+        return self.cpu_s / (sum(self.counts) * MICROBATCH) * 1e3
+
+
+def measure(folder: Path, streams: int, servers: int, images: int) -> Measured:
+    """Read so many images from servers that are started for it."""
+    with Processes(folder) as processes, ExitStack() as stack:
+        addresses = [f"127.0.0.1:{FIRST_PORT + n}" for n in range(servers)]
+        serve = [sys.executable, "-m", "dataserver", "serve", "--dataset", f"pairs={folder / 'shards'}"]
+        options = ["--max-streams", max(64, streams), "--prefetch-bytes", PREFETCH_MB << 20]
+        peers = ["--peers", ",".join(addresses)] if servers > 1 else []
+        children = [processes.start(address, [*serve, *options, *peers, "--listen", address]) for address in addresses]
+        channels = [stack.enter_context(grpc.insecure_channel(processes.address(child))) for child in children]
+        running = [psutil.Process(child.process.pid) for child in children]
+        stubs = [DataServiceStub(channel) for channel in channels]
+        create = pb.GetOrCreateJobRequest(job_spec_json=json.dumps(job_data(streams)))
+        (job_id,) = {stub.GetOrCreateJob(create, timeout=TIMEOUT_S).job_id for stub in stubs}
+        idle_mb = _largest_pss_mb(running)
+        consumers = [Consumer(stubs[rank % servers], job_id, rank) for rank in range(streams)]
+        for consumer in consumers:
+            stack.callback(consumer.close)
+        _wait_for(consumers, max(streams, images // MICROBATCH // 4))
+        before, cpu_s, began = [c.count for c in consumers], _cpu_s(running), time.perf_counter()
+        _wait_for(consumers, sum(before) + images // MICROBATCH)
+        counts = [c.count - b for c, b in zip(consumers, before, strict=True)]
+        cpu_s, wall_s = _cpu_s(running) - cpu_s, time.perf_counter() - began
+        largest_mb = max(consumer.largest_bytes for consumer in consumers) / 1e6
+        return Measured(counts, cpu_s, wall_s, idle_mb, _largest_pss_mb(running), largest_mb)
+
+
+def _wait_for(consumers: list[Consumer], count: int) -> None:
+    give_up = time.monotonic() + TIMEOUT_S
+    while sum(consumer.count for consumer in consumers) < count:
+        if time.monotonic() > give_up:
+            raise SystemExit(f"{count} microbatches did not come in {TIMEOUT_S} s; take fewer images")
+        time.sleep(0.02)
+
+
+def _cpu_s(servers: list[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in (*servers, psutil.Process()))
+
+
+def _largest_pss_mb(servers: list[psutil.Process]) -> float:
+    return max(process.memory_full_info().pss for process in servers) / 1e6
+
+
+def rows(found: dict[tuple[int, int], list[Measured]]) -> Iterator[Row]:
+    """Of each shape its CPU time over that of `BASE`."""
+    for shape in SHAPES:
+        streams, servers = shape
+        ratio = statistics.median(own.cpu_ms / base.cpu_ms for own, base in zip(found[shape], found[BASE], strict=True))
+        cpu_ms = statistics.median(one.cpu_ms for one in found[shape])
+        yield Row(
+            f"{streams} streams x {servers} servers",
+            f"{cpu_ms:.2f} ms CPU an image, {ratio:.2f} x {BASE[0]} x {BASE[1]}",
+            "" if shape == BASE else f"<= {1 + WITHIN} x",
+            None if shape == BASE else ratio <= 1 + WITHIN,
+        )
+
+
+def rows_of_many(found: Measured) -> Iterator[Row]:
+    """Fairness and memory under very many streams."""
+    streams, servers = MANY
+    middle = statistics.median(found.counts)
+    low, high = min(found.counts) / middle, max(found.counts) / middle
+    fair = low >= 1 - WITHIN and high <= 1 + WITHIN
+    title = f"{streams} streams x {servers} servers"
+    yield Row(
+        f"{title}: least and most of a stream",
+        f"{low:.2f} and {high:.2f} x the median of {middle:.0f} microbatches",
+        f"within {WITHIN:.0%}",
+        fair,
+    )
+    most = found.idle_mb + PREFETCH_MB * 1.048576 + found.largest_mb * streams / servers
+    yield Row(
+        f"{title}: memory of the largest server",
+        f"{found.busy_mb:.0f} MB; {found.idle_mb:.0f} MB without streams",
+        f"<= {most:.0f} MB",
+        found.busy_mb <= most,
+    )
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=6000, help="of a run (default 6000)")
+    parser.add_argument("--many-images", type=int, default=40_000, help="of the run with 256 streams (default 40000)")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
+    given = parser.parse_args()
+    found: dict[tuple[int, int], list[Measured]] = {shape: [] for shape in SHAPES}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        with Processes(folder) as processes:
+            make = [sys.executable, HERE / "make_demo_shards.py", folder / "shards", "--samples", 1500, "--shards", 6]
+            processes.run([processes.start("making shards", make)], print)
+            index = [sys.executable, "-m", "dataserver", "index", folder / "shards"]
+            processes.run([processes.start("indexing", index)], print)
+        for number in range(given.rounds):
+            for shape in SHAPES if number % 2 == 0 else SHAPES[::-1]:
+                found[shape].append(measure(folder, *shape, given.images))
+                print(f"round {number + 1}: {shape}: {found[shape][-1].cpu_ms:.2f} ms", flush=True)
+        many = measure(folder, *MANY, given.many_images)
+    return report([*rows(found), *rows_of_many(many)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+#!/usr/bin/env python
+"""How many images a second one process hands out, and what it costs to serve an address with several.
+
+The images are tiny, so that decoding takes hardly any time, and what is left is the work of the interpreter on each:
+reading, gathering, entries of headers. That work holds the interpreter's lock, so one process hands out at most as many
+images a second as go into a second of it, whatever the number of cores; CPU time is measured, so that other work on the
+machine does not count. Divided by the time that decoding a real image takes, it is the number of cores that one process
+keeps busy, by which `--workers auto` goes.
+"""
+
+import argparse
+import io
+import json
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import psutil
+from bench_fleet import decoding_s
+from benchmarks.rows import Row, report, spread
+from demo_processes import Processes
+from disttrain.v1 import data_service_pb2 as pb
+from disttrain.v1.data_service_pb2_grpc import DataServiceStub
+from PIL import Image
+
+SERVER: Final = sys.executable, "-m", "dataserver"
+STREAM: Final = "/disttrain.v1.DataService/StreamMicrobatches"
+TIMEOUT_S: Final = 600.0
+RANKS: Final = 8
+STEP_IMAGES: Final = 1024
+Data = dict[str, Any]
+
+
+def write_shards(folder: Path, shards: int, samples: int) -> None:
+    """Shards of captioned images of 28 x 28 pixels."""
+    folder.mkdir()
+    buffer = io.BytesIO()
+    Image.new("RGB", (28, 28), (10, 200, 90)).save(buffer, "JPEG")
+    members = (("jpg", buffer.getvalue()), ("txt", b"a photo"))
+    for shard in range(shards):
+        with tarfile.open(folder / f"{shard:05d}.tar", "w") as tar:
+            for sample in range(samples):
+                for extension, content in members:
+                    info = tarfile.TarInfo(f"{sample:08d}.{extension}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+
+
+def job(steps: int, seed: int) -> Data:
+    """A job of encoder ranks that take 128 images each at a time."""
+    modules = [{"name": "vit", "kind": "encoder", "dp": RANKS}, {"name": "llm", "kind": "backbone", "dp": RANKS}]
+    stream = {"datasets": [{"name": "tiny"}], "seq_len": 256, "global_batch": STEP_IMAGES, "seed": seed}
+    execution = {"modules": modules, "microbatch": STEP_IMAGES // RANKS, "end": {"steps": steps}}
+    return {"stream": {**stream, "packing": {"enabled": False}}, "execution": execution}
+
+
+def cpu_s(parent: psutil.Process) -> float:
+    """CPU time of a server with all its processes."""
+    times = [process.cpu_times() for process in (parent, *parent.children(recursive=True))]
+    return float(sum(t.user + t.system for t in times))
+
+
+def read(address: str, data: Data, ranks: Sequence[int]) -> None:
+    """Read the encoder's views of some ranks, each over a connection of its own."""
+
+    def one(rank: int) -> None:
+        with grpc.insecure_channel(address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
+            request = pb.GetOrCreateJobRequest(job_spec_json=json.dumps(data))
+            job_id = DataServiceStub(channel).GetOrCreateJob(request, timeout=TIMEOUT_S).job_id
+            opened: Any = channel.unary_stream(STREAM, pb.StreamMicrobatchesRequest.SerializeToString, None)
+            for _ in opened(pb.StreamMicrobatchesRequest(job_id=job_id, module="vit", rank=rank), timeout=TIMEOUT_S):
+                pass
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        list(pool.map(one, ranks))
+
+
+def tiny_s(folder: Path, shards: Path, workers: int, steps: int, rounds: int) -> list[float]:
+    """CPU seconds of a server for each tiny image."""
+    with Processes(folder) as processes:
+        line = [*SERVER, "serve", "--dataset", f"tiny={shards}", "--listen", "127.0.0.1:0", "--workers", str(workers)]
+        child = processes.start(f"server of {workers}", line)
+        address, parent = processes.address(child), psutil.Process(child.process.pid)
+        read(address, job(2, 1 << 20), range(RANKS))
+        found = []
+        for number in range(rounds):
+            before = cpu_s(parent)
+            read(address, job(steps, number), range(RANKS))
+            found.append((cpu_s(parent) - before) / (steps * STEP_IMAGES))
+        return found
+
+
+def measure(folder: Path, shards: Path, arguments: argparse.Namespace) -> list[Row]:
+    """All rows."""
+    decoding = decoding_s(300)
+    one, two = (tiny_s(folder, shards, workers, arguments.steps, arguments.rounds) for workers in (1, 2))
+    tiny = statistics.median(one)
+    return [
+        Row("a tiny image, one process", f"{spread([1e6 * t for t in one], '.0f')} CPU-us", "", None),
+        Row("the same, two processes", f"{spread([t / tiny for t in two], '.2f')} x", "", None),
+        Row("one process hands out at least", f"{1 / tiny:,.0f} images/s", "", None),
+        Row("decoding an image", f"{1e3 * decoding:.2f} CPU-ms", "", None),
+        Row("cores that one process keeps busy, at least", f"{(decoding + tiny) / tiny:.1f}", "", None),
+    ]
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=12, help=f"of {STEP_IMAGES} images, in a round (default 12)")
+    parser.add_argument("--rounds", type=int, default=5, help="default 5")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        shards = Path(temporary) / "shards"
+        write_shards(shards, 8, 2000)
+        subprocess.run([*SERVER, "index", str(shards)], check=True, stdout=subprocess.DEVNULL)
+        return report(measure(Path(temporary), shards, arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""What models of Qwen2-VL's family take, against transformers' own."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from adapters.whole_jobs import tiny_model, whole_job
+from torch import Tensor
+from transformers import Qwen2VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from dataserver.planning.jobspec import Sizing
+from trainclient.adapters.qwen2_vl import Qwen2VLInputs
+from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Qwen2VLForConditionalGeneration:
+    return Qwen2VLForConditionalGeneration.from_pretrained(tiny_model(tmp_path_factory.mktemp("model"))).double()
+
+
+@pytest.fixture(scope="module")
+def microbatches(server: str) -> list[WholeMicrobatch]:
+    with WholeRankStream(server, whole_job(1, {"steps": 2}), rank=0, world_size=1) as stream:
+        return [m for step in stream for m in step.microbatches]
+
+
+def test_a_packed_microbatch_is_its_samples_one_by_one(
+    model: Qwen2VLForConditionalGeneration, microbatches: list[WholeMicrobatch]
+) -> None:
+    """Transformers makes positions of a sample alone by itself; packed, they are the stream's."""
+    inputs = Qwen2VLInputs.of(model.config, Sizing(patch=14, merge=2, max_patches=64))
+    several = 0
+    for microbatch in microbatches:
+        batch = inputs(microbatch, torch.device("cpu"))
+        with torch.no_grad():
+            together = model(**batch).logits[0]
+            bounds = microbatch.tensors["cu_lengths"]
+            apart = [_alone(model, microbatch, batch, n) for n in range(len(bounds) - 1)]
+        torch.testing.assert_close(together, torch.cat(apart), rtol=1e-6, atol=1e-8)
+        several += len(microbatch.rows) > 2
+    assert several
+
+
+def _alone(
+    model: Qwen2VLForConditionalGeneration, microbatch: WholeMicrobatch, batch: dict[str, Any], n: int
+) -> Tensor:
+    tensors = microbatch.tensors
+    first, end = tensors["cu_lengths"][n : n + 2].tolist()
+    ids = batch["input_ids"][:, first:end]
+    found: dict[str, Tensor] = {"input_ids": ids, "mm_token_type_ids": (ids == model.config.image_token_id).int()}
+    begin = tensors["embedding_slots"][np.cumsum(microbatch.rows) - microbatch.rows]
+    mine = np.flatnonzero((begin >= first) & (begin < end))
+    if len(mine):
+        patches = slice(*tensors["cu_patches"][[mine[0], mine[-1] + 1]].tolist())
+        found |= {"image_grid_thw": batch["image_grid_thw"][mine], "pixel_values": batch["pixel_values"][patches]}
+    return model(**found).logits[0]
+
+
+def test_labels_are_those_of_the_stream_after_the_shift_of_the_model(microbatches: list[WholeMicrobatch]) -> None:
+    inputs = Qwen2VLInputs(image_token=290, frames=2)
+    for microbatch in microbatches:
+        labels = inputs(microbatch, torch.device("cpu"))["labels"][0]
+        assert torch.nn.functional.pad(labels, (0, 1), value=-100)[1:].tolist() == microbatch.tensors["labels"].tolist()
+
+
+def test_patches_are_those_of_transformers_image_processor() -> None:
+    """Of an image that needs no scaling."""
+    sizing = Sizing(patch=14, merge=2, max_patches=64)
+    pixels = np.random.default_rng(0).integers(0, 256, (56, 84, 3), np.uint8)
+    theirs = Qwen2VLImageProcessorPil(patch_size=14, merge_size=2, min_pixels=1, max_pixels=1 << 20)(
+        images=[pixels], return_tensors="pt"
+    )
+    blocks = pixels.reshape(2, 2, 14, 3, 2, 14, 3).transpose(0, 3, 1, 4, 2, 5, 6)
+    ours = Qwen2VLInputs(image_token=0, frames=2)._pixels(torch.from_numpy(blocks.reshape(24, -1).copy()))
+    assert theirs["image_grid_thw"].tolist() == [[1, 4, 6]]
+    torch.testing.assert_close(ours, theirs["pixel_values"], rtol=1e-5, atol=1e-5)
+    assert sizing.merge == 2
+
+
+def test_other_patches_than_the_models() -> None:
+    vision = SimpleNamespace(patch_size=16, spatial_merge_size=2, temporal_patch_size=2)
+    with pytest.raises(ValueError, match=r"'patch': 14.*'patch': 16.*set stream.sizing"):
+        Qwen2VLInputs.of(SimpleNamespace(vision_config=vision), Sizing(patch=14, merge=2, max_patches=64))

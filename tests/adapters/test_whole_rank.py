@@ -1,0 +1,118 @@
+"""Ranks that run all modules themselves: every sample once, with its own images."""
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from adapters.conftest import BROKEN
+from adapters.whole_jobs import whole_job
+
+from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
+from trainclient.stream.errors import StateError
+
+
+def read(server: str, ranks: int, end: dict[str, int], start: dict[str, object] | None = None) -> list[WholeMicrobatch]:
+    """All microbatches of all ranks."""
+    with ExitStack() as stack:
+        job = whole_job(ranks, end)
+        streams = [
+            stack.enter_context(WholeRankStream(server, job, rank=rank, world_size=ranks)) for rank in range(ranks)
+        ]
+        for stream in streams if start else ():
+            stream.load_state_dict(start or {})
+        with ThreadPoolExecutor(ranks) as pool:
+            found = pool.map(lambda stream: [m for step in stream for m in step.microbatches], streams)
+            return list(chain.from_iterable(found))
+
+
+def samples(microbatches: list[WholeMicrobatch]) -> Counter[tuple[int, int, int]]:
+    every = [m.backbone.items for m in microbatches]
+    names = (zip(i.dataset.tolist(), i.pass_.tolist(), i.sample.tolist(), strict=True) for i in every)
+    return Counter(chain.from_iterable(names))
+
+
+def test_a_pass_holds_every_sample_once_on_any_number_of_ranks(server: str) -> None:
+    alone, together = (samples(read(server, ranks, {"passes": 1})) for ranks in (1, 2))
+    assert alone == together
+    assert len([name for name in alone if name[1] == 0]) == 50, "the larger dataset ends, the other one goes on"
+    assert set(alone.values()) == {1}
+
+
+def test_images_are_those_of_the_sequences_and_undecodable_ones_cost_their_sample_its_labels(server: str) -> None:
+    ignored = 0
+    for m in read(server, 2, {"passes": 1}):
+        assert m.images is not None
+        tensors, items, images = m.tensors, m.backbone.items, m.images.items
+        assert m.rows.sum() == len(tensors["embedding_slots"])
+        begin = tensors["embedding_slots"][np.cumsum(m.rows) - m.rows]
+        of = np.searchsorted(tensors["cu_lengths"], begin, side="right") - 1
+        assert items.sample[of].tolist() == images.sample.tolist()
+        assert items.dataset[of].tolist() == images.dataset.tolist()
+        for n, (first, end) in enumerate(zip(tensors["cu_lengths"], tensors["cu_lengths"][1:], strict=False)):
+            bad = not images.valid[of == n].all()
+            assert bad is ((items.dataset[n], items.sample[n]) == (0, BROKEN))
+            assert bad is bool((tensors["labels"][first:end] == IGNORED_LABEL).all())
+            ignored += bad
+    assert ignored == 1
+
+
+def test_a_state_goes_on_with_another_number_of_ranks_after_the_step(server: str) -> None:
+    with WholeRankStream(server, whole_job(2, {"steps": 4}), rank=1, world_size=2) as stream:
+        steps = iter(stream)
+        assert next(steps).number == 0  # its microbatches are not read
+        assert next(steps).number == 1
+        state = stream.state_dict()
+        for _ in range(2):
+            next(steps)
+        assert next(steps, None) is None
+    assert state["step"] in (1, 2)
+    whole, rest = (samples(read(server, 1, {"steps": 4}, start)) for start in (None, {**state, "step": 2}))
+    assert rest
+    assert whole > rest
+    with (
+        WholeRankStream(server, whole_job(1, {"steps": 4}, seed=7), rank=0, world_size=1) as stream,
+        pytest.raises(StateError, match="seed"),
+    ):
+        stream.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "world_size", "says"),
+    [
+        ({}, 3, "dp 2: set its dp to the number of processes"),
+        ({"dp": 1}, 2, "module vision has dp 1 and balance none.*set dp to 2"),
+        ({"balance": "lpt"}, 2, "balance lpt.*other ranks than their sequences.*balance to none"),
+    ],
+)
+def test_jobs_of_other_ranks(server: str, change: dict[str, object], world_size: int, says: str) -> None:
+    job = whole_job(2, {"steps": 1})
+    job["execution"]["modules"][0].update(change)
+    with pytest.raises(ValueError, match=says):
+        WholeRankStream(server, job, rank=0, world_size=world_size)
+
+
+def test_jobs_of_other_modules(server: str) -> None:
+    job = whole_job(1, {"steps": 1}, generation={"ratio": "0.5"})
+    job["execution"]["modules"].append({"name": "painter", "kind": "generator"})
+    with pytest.raises(ValueError, match=r"painter.*trainclient train"):
+        WholeRankStream(server, job, rank=0, world_size=1)
+
+
+def test_a_layout_that_moves_rows(server: str) -> None:
+    job = whole_job(2, {"steps": 1})
+    job["execution"]["layout"] = {"kind": "colocated"}
+    with (
+        WholeRankStream(server, job, rank=0, world_size=2) as stream,
+        pytest.raises(ValueError, match="between ranks or microbatches"),
+    ):
+        list(next(iter(stream)).microbatches)
+
+
+def test_files_are_not_needed(tmp_path: Path, server: str) -> None:
+    text = WholeRankStream(server, whole_job(1, {"steps": 1}), rank=0, world_size=1)
+    with text, WholeRankStream(server, text.job.text, rank=0, world_size=1) as again:
+        assert again.job.job_id == text.job.job_id

@@ -1,0 +1,47 @@
+"""Jobs whose ranks run encoder and backbone themselves."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+
+def whole_job(ranks: int, end: dict[str, int], **stream: Any) -> dict[str, Any]:
+    """Images stay with their sequences; the stream is the same for any number of ranks."""
+    return {
+        "stream": {
+            "datasets": [{"name": "pairs"}, {"name": "docs"}],
+            "seq_len": 256,
+            "global_batch": 8,
+            "sizing": {"patch": 14, "merge": 2, "max_patches": 64},
+            **stream,
+        },
+        "execution": {
+            "modules": [
+                {"name": "vision", "kind": "encoder", "dp": ranks, "balance": "none"},
+                {"name": "llm", "kind": "backbone", "dp": ranks},
+            ],
+            "end": end,
+        },
+    }
+
+
+def tiny_model(folder: Path) -> Path:
+    """A random Qwen2-VL, saved."""
+    config = Qwen2VLConfig(
+        text_config={
+            "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
+            "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+        },
+        vision_config={
+            "depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14,
+            "spatial_merge_size": 2, "temporal_patch_size": 2,
+        },
+        image_token_id=290, video_token_id=291, vision_start_token_id=292, vision_end_token_id=293,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen2VLForConditionalGeneration(config).save_pretrained(folder)
+    return folder

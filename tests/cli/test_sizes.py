@@ -1,0 +1,46 @@
+"""`dataserver sizes`: the index in, what `trainclient orchestrate` reads out."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from cli.server_process import refused, run
+from shards import write_pairs
+
+from dataserver.dataset import Dataset
+from dataserver.jobs.histogram import _leading
+from dataserver.planning.jobspec import Sizing
+from dataserver.planning.sizing import patch_grid
+from dataserver.preprocessing import load_tokenizer
+from trainclient.orchestrate.workload import Stream, read_sizes, workload
+
+
+def test_every_sample_is_counted_with_its_size(tmp_path: Path) -> None:
+    folder, file = write_pairs(tmp_path / "d", 30, 8), tmp_path / "sizes.json"
+    assert run("index", folder).returncode == 0
+    done = run("sizes", folder, "--output", file, "--patch", 16, "--max-patches", 64)
+    assert done.returncode == 0, done.stderr
+    sizing, wanted = Sizing(patch=16, merge=2, max_patches=64), Counter[tuple[int, int]]()
+    digest = load_tokenizer("bytes").digest
+    for shard in Dataset.open(folder).shards:
+        sizes, tokens = shard.sizes(), shard.token_counts(digest)
+        for row in range(len(sizes.text_offsets) - 1):
+            rows, columns = patch_grid(int(sizes.image_width[row]), int(sizes.image_height[row]), sizing)
+            wanted[_leading(int(tokens[row])), rows * columns] += 1
+    found = Counter({(s["text_tokens"], *s["patches"]): s["count"] for s in json.loads(file.read_text())["samples"]})
+    assert found == wanted
+    assert sum(found.values()) == 30
+    assert workload(read_sizes(file), Stream(8, 2048)).samples_per_sequence > 1
+
+
+def test_texts_keep_their_leading_digits() -> None:
+    for tokens in [*range(70), 1000, 65_535]:
+        assert abs(_leading(tokens) - tokens) <= tokens / 16
+        assert np.binary_repr(_leading(tokens)).rstrip("0").__len__() <= 5
+
+
+def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
+    folder = write_pairs(tmp_path / "d", 4, 4)
+    assert "dataserver index" in refused("sizes", folder, "--output", tmp_path / "x")
+    assert "--max-patches 1" in refused("sizes", folder, "--output", tmp_path / "x", "--max-patches", 1)

@@ -1,0 +1,70 @@
+"""Files that are written whole or not at all, and outlast a power cut."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from dataserver.dataset import DatasetError
+from dataserver.dataset.index import TEMP_LIFETIME_S, atomic_writer, sweep_temps
+
+
+def descriptors() -> int:
+    """How many are open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def fail(path: Path, error: BaseException) -> None:
+    with atomic_writer(path) as temp:
+        temp.write_bytes(b"half")
+        raise error
+
+
+def test_a_file_is_synced_before_it_has_its_name_and_its_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "new" / "file", []
+
+    def sync(descriptor: int) -> None:
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    before = descriptors()
+    with atomic_writer(path) as temp:
+        assert (temp.parent, temp.name[:6], temp.suffix) == (path.parent, ".file.", ".tmp")
+        temp.write_bytes(b"content")
+        assert not path.exists()
+    assert synced == [(temp.name, False), ("new", True)]
+    assert descriptors() == before
+    assert path.read_bytes() == b"content"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    before = descriptors()
+    for error in (KeyError("x"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            fail(path, error)
+    with pytest.raises(DatasetError) as caught:
+        fail(path, OSError(28, "No space left on device"))
+    assert str(caught.value) == (
+        f"cannot write {path}: [Errno 28] No space left on device; make the folder writable and the disk large enough,"
+        " or name a writable folder with --index-dir"
+    )
+    assert descriptors() == before
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"old"
+
+
+def test_only_old_temporaries_of_the_same_file_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ages = {".file.a.tmp": 1, ".file.b.tmp": -1, ".other.a.tmp": 1, ".file.a": 1, "file.a.tmp": 1}
+    for name, older_s in ages.items():
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 1_000_000 - TEMP_LIFETIME_S - older_s))
+    monkeypatch.setattr("dataserver.dataset.index.time.time", lambda: 1_000_000.0)
+    sweep_temps(tmp_path / "file")
+    assert {entry.name for entry in tmp_path.iterdir()} == ages.keys() - {".file.a.tmp"}

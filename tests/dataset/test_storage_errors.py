@@ -1,0 +1,120 @@
+"""What storage refuses while a dataset is listed, indexed and read, in the words that users see."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from shards import write_tar, write_texts
+
+from dataserver.dataset import Dataset, DatasetError, ShardReadError, build_index, count_tokens, indexing, sidecar
+from dataserver.dataset.errors import Oddities
+from dataserver.dataset.files import find_shards
+from dataserver.dataset.indexing import index_shard
+from dataserver.dataset.shard import Shard
+from dataserver.dataset.tokens import TokenCounts
+from dataserver.dataset.workers import in_processes
+
+
+class Bytes:
+    """A tokenizer."""
+
+    digest, vocab_size = "bytes", 256
+
+    def encode_all(self, texts: list[str]) -> list[Any]:
+        return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
+
+
+def failing(*_: object, **__: object) -> Any:
+    raise OSError(5, "Input/output error", "the file")
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_texts(tmp_path / "a", 2, 2)
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.raises(DatasetError) as caught:
+        find_shards(tmp_path)
+    assert str(caught.value) == "cannot list the file: Input/output error; make the folder readable"
+
+
+def test_a_shard_that_cannot_be_read_is_not_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (shard,) = find_shards(write_texts(tmp_path, 2, 2))
+    monkeypatch.setattr(indexing, "scan_members", failing)
+    with pytest.raises(DatasetError) as caught:
+        index_shard(shard)
+    assert str(caught.value) == (
+        f"cannot read shard {shard.path}: [Errno 5] Input/output error: 'the file'; make it readable and index again"
+    )
+    assert not shard.index_path.exists()
+
+
+def test_a_shard_that_changes_while_it_is_indexed_is_not_indexed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shard,) = find_shards(write_texts(tmp_path, 2, 2))
+    read = indexing.read_sidecar
+
+    def touching(*given: Any) -> Any:
+        os.utime(shard.path, (1, 1))
+        return read(*given)
+
+    monkeypatch.setattr(indexing, "read_sidecar", touching)
+    with pytest.raises(DatasetError) as caught:
+        index_shard(shard)
+    assert str(caught.value) == (f"shard {shard.path} changed while it was indexed; index again when it is complete")
+    assert not shard.index_path.exists()
+
+
+def test_storage_that_fails_is_no_damaged_sidecar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, oddities = tmp_path / "0.parquet", Oddities()
+    path.write_bytes(b"no parquet")
+    found = sidecar.read_sidecar(path, ["a"], [{"width": 3}], oddities)
+    assert found.to_pydict() == {"width": [3]}
+    assert oddities.counts == {"bad_sidecar": 1}
+    monkeypatch.setattr(sidecar, "_parquet_columns", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        sidecar.read_sidecar(path, ["a"], [{}], oddities)
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Path:
+    """Two texts whose tokens are counted."""
+    write_tar(tmp_path / "0.tar", [("0.txt", b"one two"), ("1.txt", b"three")])
+    build_index(tmp_path, workers=1)
+    count_tokens(tmp_path, Bytes())
+    return tmp_path
+
+
+def test_ids_that_cannot_be_read_are_trouble_of_the_storage(counted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, unopened = Dataset.open(counted).shards[0], Dataset.open(counted).shards[0]
+    opened.document(0, "bytes")
+    monkeypatch.setattr(os, "pread", failing)
+    (path,) = counted.glob("*.ids-*")
+    for shard in (opened, unopened):
+        with pytest.raises(ShardReadError) as caught:
+            shard.document(1, "bytes")
+        assert str(caught.value) == (f"cannot read {path}: [Errno 5] Input/output error: 'the file'; check the storage")
+
+
+def test_counts_of_another_number_of_texts_are_refused(counted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (shard,) = Dataset.open(counted).shards
+    counts = shard._counts("bytes")
+    for wrong in (counts.counts[:1], np.append(counts.counts, 1).astype(np.int32)):
+        found = TokenCounts(wrong, counts.id_type, counts.ids_crc32c)
+        monkeypatch.setattr(Shard, "_counts", lambda *_, found=found: found)
+        with pytest.raises(DatasetError) as caught:
+            shard.token_counts("bytes")
+        assert str(caught.value) == (
+            f"{shard.file.tokens_path('bytes')} has {len(wrong)} counts for 2 texts; remove the file and count again"
+        )
+
+
+def test_a_worker_that_dies_ends_the_work() -> None:
+    with pytest.raises(DatasetError, match=r"^a worker process died, perhaps for lack of memory; use fewer workers$"):
+        list(in_processes(os._exit, [3], 1))
+
+
+def test_processes_give_way_as_they_are_told() -> None:
+    own = os.nice(0)
+    assert list(in_processes(os.nice, [0], 1, niceness=3)) == [(0, min(own + 3, 19))]

@@ -1,0 +1,112 @@
+"""The dispatcher: balanced arrangements, and rows that move with their gradients between ranks over gloo."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainclient.dispatch import Arrangement, arrange
+from trainclient.dispatch.dispatcher import Dispatcher
+
+RANKS = 3
+LENGTHS = [[3, 1, 4, 1], [], [5, 9, 2, 6, 0]]
+LAYERS = [[1, 2, 1, 1], [], [2, 1, 1, 1, 3]]
+"""Rows of each item in another module."""
+
+
+def test_a_balanced_arrangement_is_never_worse_than_as_sampled() -> None:
+    draw = np.random.default_rng(3)
+    for ranks, policy in ((1, "lpt"), (4, "lpt_search"), (5, "karmarkar_karp")):
+        loads = [draw.integers(1, 200, draw.integers(0, 9)).tolist() for _ in range(ranks)]
+        sampled = Arrangement.as_sampled([len(found) for found in loads])
+        found = arrange(loads, policy=policy)
+        assert found.imbalance(loads) <= sampled.imbalance(loads)
+        assert found.loads(loads).sum() == sum(map(sum, loads))
+        assert sorted(i for rank in range(ranks) for i in found.of(rank).tolist()) == list(range(len(found.home)))
+    already = [[5, 5], [5, 5]]
+    assert np.array_equal(arrange(already).rank, [0, 0, 1, 1]), "nothing moves without need"
+    assert arrange([[], []]).imbalance([[], []]) == 1.0
+
+
+def test_a_limit_of_items_holds_also_where_sampling_did_not() -> None:
+    loads = [[9], [1, 1, 1, 1, 1]]
+    found = arrange(loads, at_most=3)
+    assert np.bincount(found.rank).tolist() == [3, 3]
+    assert found.loads(loads).max() == 11
+
+
+def test_batches_go_where_fewest_bytes_leave_their_node() -> None:
+    draw = np.random.default_rng(4)
+    loads = [draw.integers(1, 100, 12).tolist() for _ in range(8)]
+    numbered, near = arrange(loads, policy="lpt"), arrange(loads, policy="lpt", ranks_per_node=2)
+    flat = np.concatenate(loads)
+
+    def between(found: Arrangement) -> int:
+        return int(flat[found.home // 2 != found.rank // 2].sum())
+
+    assert sorted(near.loads(loads)) == sorted(numbered.loads(loads))
+    assert between(near) < between(numbered)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "best"}, "there is no policy 'best'; choose one of lpt, karmarkar_karp"),
+        ({"at_most": 2}, "9 items"),
+        ({"ranks_per_node": 2, "num_bytes": [[1], [], []]}, "num_bytes has 1 items and loads 9; give both"),
+    ],
+)
+def test_what_cannot_be_arranged_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        arrange(LENGTHS, **options)  # type: ignore[arg-type]
+
+
+def test_without_processes_there_is_nothing_to_move_in() -> None:
+    with pytest.raises(ValueError, match=r"call torch\.distributed\.init_process_group"):
+        Dispatcher()
+
+
+def test_rows_move_and_their_gradients_return() -> None:
+    """Out to one arrangement, on to another, and home: values and gradients are those of one process."""
+    store = dist.HashStore()
+    balanced, other = arrange(LENGTHS), arrange(LAYERS, policy="karmarkar_karp")
+    assert all((found.home != found.rank).any() for found in (balanced, other))
+
+    def process(rank: int) -> None:
+        dispatcher = Dispatcher(group(store, rank))
+        assert dispatcher.gather(LENGTHS[rank]) == LENGTHS
+        before = sum(map(sum, LENGTHS[:rank]))
+        values = torch.arange(before, before + sum(LENGTHS[rank]), dtype=torch.float64).requires_grad_()
+        mine = dispatcher.move(values, LENGTHS, to=balanced)
+        assert mine.tolist() == expected(balanced, rank)
+        on = dispatcher.move(mine * mine, LENGTHS, source=balanced, to=other)
+        assert on.tolist() == [row**2 for row in expected(other, rank)]
+        home = dispatcher.move(on, LENGTHS, source=other)
+        assert torch.equal(home, values**2)
+        home.backward(torch.full_like(home, rank + 1))
+        assert values.grad is not None
+        assert torch.equal(values.grad, 2 * values * (rank + 1))
+        with pytest.raises(ValueError, match="the arrangement is of 9 items on 3 ranks, or otherwise sampled"):
+            dispatcher.move(values[:1], [[2], [0], [0]], to=balanced)
+        with pytest.raises(ValueError, match=f"rank {rank} has {len(values) + 1} rows, but its items should have"):
+            dispatcher.move(torch.zeros(len(values) + 1), LENGTHS, to=balanced)
+
+    with ThreadPoolExecutor(RANKS) as threads:
+        list(threads.map(process, range(RANKS)))
+
+
+def group(store: dist.Store, rank: int) -> dist.ProcessGroup:
+    """A group of threads; only the whole of a group, not its backend, has this collective."""
+    found, kind = dist.ProcessGroup(store, rank, RANKS), dist.ProcessGroup.BackendType.GLOO
+    found._set_default_backend(kind)
+    found._register_backend(torch.device("cpu"), kind, dist.ProcessGroupGloo(store, rank, RANKS))
+    return found
+
+
+def expected(found: Arrangement, rank: int) -> list[float]:
+    """The rows of a rank's items, each of which names itself by its number among all rows."""
+    counts = np.concatenate([np.array(lengths, np.int64) for lengths in LENGTHS])
+    first = counts.cumsum() - counts
+    return [float(first[i] + row) for i in found.of(rank) for row in range(counts[i])]

@@ -1,0 +1,182 @@
+"""Rows that cross between phases, without processes: from any microbatch to any other, and what is refused."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dataserver.planning.plan import Routing
+from trainclient.exchange.blocks import RoutingError
+from trainclient.exchange.messages import BrokerMismatchError, Kind, Lane
+from trainclient.exchange.phases import Crossing, PhaseInlet, PhaseOutlet
+from trainclient.exchange.rows import Rows
+
+CPU = torch.device("cpu")
+RANKS, MICROBATCHES, WIDTH = 2, 3, 2
+LANES = Lane(Kind.EMBEDDINGS), Lane(Kind.EMBEDDING_GRADIENTS)
+Item = tuple[int, int, int, int, int, bool]
+"""Source rank and microbatch, target rank and microbatch, rows, validity."""
+
+
+@dataclass
+class Post:
+    """A collective whose messages wait in one place."""
+
+    rank: int
+    boxes: dict[tuple[int, int], deque[Tensor]]
+    size: int = RANKS
+    device: torch.device = CPU
+
+    def all_to_all(self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int]) -> "Waiting":
+        assert way == ("a", "t")
+        for peer, message in enumerate(messages):
+            self.boxes.setdefault((peer, self.rank), deque()).append(message)
+        return Waiting(self, num_bytes)
+
+
+@dataclass
+class Waiting:
+    post: Post
+    num_bytes: Sequence[int]
+
+    def wait(self) -> list[Tensor]:
+        found = [self.post.boxes[self.post.rank, peer].popleft() for peer in range(RANKS)]
+        assert [len(message) for message in found] == list(self.num_bytes)
+        return found
+
+
+@dataclass
+class View:
+    """What ends read of a microbatch."""
+
+    microbatch: int
+    routings: tuple[Routing, ...]
+    plan_hash: bytes = bytes(range(32))
+    step: int = 5
+    items: list[int] = field(default_factory=list)
+
+    @property
+    def last_of_step(self) -> bool:
+        return self.microbatch + 1 == MICROBATCHES
+
+
+def starts(items: Sequence[Item], side: slice) -> list[int]:
+    """First row of each item in its microbatch, where items lie in their order."""
+    used: dict[tuple[object, ...], int] = {}
+    found = []
+    for item in items:
+        found.append(used.get(item[side], 0))
+        used[item[side]] = found[-1] + item[4]
+    return found
+
+
+def view(items: Sequence[Item], side: slice, place: tuple[int, int]) -> View:
+    """The view of a rank's microbatch on one side."""
+    source, target = starts(items, slice(0, 2)), starts(items, slice(2, 4))
+    own = [i for i, item in enumerate(items) if item[side] == place]
+    entries = [(items[i][1], items[i][0], source[i], items[i][3], items[i][2], target[i], items[i][4]) for i in own]
+    columns = np.array(sorted(entries), np.int64).reshape(-1, 7).T
+    return View(place[1], (Routing("a", "t", *columns),))
+
+
+def ends(boxes: dict[tuple[int, int], deque[Tensor]], rank: int) -> tuple[PhaseOutlet, PhaseInlet]:
+    crossing = Crossing(("a", "t"), Post(rank, boxes), LANES, returns=True)  # type: ignore[arg-type]
+    return PhaseOutlet([crossing], CPU, torch.float32), PhaseInlet([crossing], CPU, torch.float32)
+
+
+def made(items: Sequence[Item], place: tuple[int, int]) -> Rows:
+    """What a rank makes of a microbatch: rows that name their item."""
+    own = [i for i, item in enumerate(items) if item[:2] == place]
+    values = [torch.full((items[i][4], WIDTH), float(i)) + torch.arange(items[i][4])[:, None] / 8 for i in own]
+    offsets = torch.tensor([0, *(items[i][4] for i in own)]).cumsum(0)
+    valid = torch.tensor([items[i][5] for i in own], dtype=torch.bool)
+    return Rows(torch.cat([torch.zeros(0, WIDTH), *values]), valid, offsets)
+
+
+ITEMS = st.lists(
+    st.tuples(*(st.integers(0, n - 1) for n in (RANKS, MICROBATCHES) * 2), st.integers(1, 3), st.booleans()),
+    max_size=10,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(items=ITEMS)
+def test_every_row_crosses_to_its_microbatch_and_its_gradient_comes_back(items: list[Item]) -> None:
+    everyone = range(RANKS)
+    boxes: dict[tuple[int, int], deque[Tensor]] = {}
+    found = [ends(boxes, rank) for rank in everyone]
+    targets = [[view(items, slice(2, 4), (rank, k)) for k in range(MICROBATCHES)] for rank in everyone]
+    for (_, inlet), views in zip(found, targets, strict=True):
+        inlet.begin_step(lambda views=views: views)  # type: ignore[arg-type, misc]
+    sent = {}
+    for rank, (outlet, _) in enumerate(found):
+        for k in range(MICROBATCHES):
+            source = view(items, slice(0, 2), (rank, k))
+            sent[rank, k] = outlet.send(source, made(items, (rank, k)))  # type: ignore[arg-type]
+    for rank, (_, inlet) in enumerate(found):
+        for k, batch in enumerate(targets[rank]):
+            own = [i for i, item in enumerate(items) if item[2:4] == (rank, k)]
+            rows, shipment = inlet.receive(batch, sum(items[i][4] for i in own), WIDTH)  # type: ignore[arg-type]
+            wanted = [float(i) + r / 8 for i in own for r in range(items[i][4])]
+            assert rows.values[:, 0].tolist() == wanted
+            assert rows.valid.tolist() == [items[i][5] for i in own]
+            assert rows.offsets is not None
+            assert rows.offsets.diff().tolist() == [items[i][4] for i in own]
+            inlet.give_back(shipment, rows.values * 2)
+    for (rank, k), shipment in sent.items():
+        gradient = found[rank][0].gradient(shipment)
+        assert torch.equal(gradient, made(items, (rank, k)).values * 2)
+    assert not any(boxes.values())
+
+
+def one_step(items: list[Item], outlet: PhaseOutlet, rows: Rows) -> None:
+    for k in range(MICROBATCHES):
+        outlet.send(view(items, slice(0, 2), (0, k)), rows if k == 0 else made(items, (0, k)))  # type: ignore[arg-type]
+
+
+ONE: list[Item] = [(0, 0, 0, 1, 2, True)]
+
+
+def test_rows_that_routings_do_not_cover_are_refused() -> None:
+    outlet, inlet = ends({}, 0)
+    inlet.begin_step(lambda: [view(ONE, slice(2, 4), (0, k)) for k in range(MICROBATCHES)])  # type: ignore[arg-type, return-value]
+    offsets, valid = torch.tensor([0, 3]), torch.ones(1, dtype=torch.bool)
+    with pytest.raises(RoutingError, match="covers 2 rows of embeddings where the view has 3"):
+        one_step(ONE, outlet, Rows(torch.zeros(3, WIDTH), valid, offsets))
+    halves = Rows(torch.zeros(2, WIDTH), torch.ones(2, dtype=torch.bool), torch.tensor([0, 1, 2]))
+    with pytest.raises(RoutingError, match="cuts embeddings within an item"):
+        one_step(ONE, ends({}, 0)[0], halves)
+    with pytest.raises(RoutingError, match="without saying where its items begin; give offsets"):
+        one_step(ONE, ends({}, 0)[0], Rows(torch.zeros(2, WIDTH), valid, None))
+
+
+def test_a_module_that_waits_for_other_rows_than_are_routed_is_refused() -> None:
+    boxes: dict[tuple[int, int], deque[Tensor]] = {}
+    found = [ends(boxes, rank) for rank in range(RANKS)]
+    for rank, (outlet, inlet) in enumerate(found):
+        views = [view(ONE, slice(2, 4), (rank, k)) for k in range(MICROBATCHES)]
+        inlet.begin_step(lambda views=views: views)  # type: ignore[arg-type, misc]
+        for k in range(MICROBATCHES):
+            outlet.send(view(ONE, slice(0, 2), (rank, k)), made(ONE, (rank, k)))  # type: ignore[arg-type]
+    with pytest.raises(RoutingError, match="cover 2 rows of embeddings of microbatch 1 where the view has 5"):
+        found[0][1].receive(view(ONE, slice(2, 4), (0, 1)), 5, WIDTH)  # type: ignore[arg-type]
+
+
+def test_another_plan_is_found_out_also_where_no_rows_cross() -> None:
+    boxes: dict[tuple[int, int], deque[Tensor]] = {}
+    found = [ends(boxes, rank) for rank in range(RANKS)]
+    for rank, (outlet, inlet) in enumerate(found):
+        views = [view([], slice(2, 4), (rank, k)) for k in range(MICROBATCHES)]
+        inlet.begin_step(lambda views=views: views)  # type: ignore[arg-type, misc]
+        for k in range(MICROBATCHES):
+            batch = view([], slice(0, 2), (rank, k))
+            batch.plan_hash = bytes(32) if rank else batch.plan_hash
+            outlet.send(batch, made([], (rank, k)))  # type: ignore[arg-type]
+    with pytest.raises(BrokerMismatchError, match="rank 0 waited for embeddings from rank 1"):
+        found[0][1].receive(view([], slice(2, 4), (0, 0)), 0, WIDTH)  # type: ignore[arg-type]

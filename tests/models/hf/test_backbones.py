@@ -1,0 +1,201 @@
+"""Backbones of transformers in our models, and back: the same logits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from models.hf.tiny import BACKBONES, VOCAB, make_backbone, our_backbone, our_batch, our_logits, save
+
+from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
+from trainclient.models.hf import PretrainedError, export_pretrained, load_into, load_pretrained
+
+IDS = torch.randint(0, VOCAB, (2, 41), generator=torch.Generator().manual_seed(5))
+
+
+@torch.no_grad()
+def their_logits(model: Any, ids: torch.Tensor = IDS) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=ids).logits
+    return logits
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", BACKBONES)
+def test_logits_are_those_of_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """In float64 to 1e-6 only: transformers turns positions in float32."""
+    theirs = make_backbone(name, dtype)
+    found = load_pretrained(save(theirs, tmp_path / "there"))
+    ours = our_backbone(found)
+    expected = their_logits(theirs)
+    assert expected.std() > 0.1
+    bound = 1e-5 if dtype == torch.float32 else 1e-6
+    torch.testing.assert_close(our_logits(ours, IDS), expected, rtol=bound, atol=bound)
+    state = {key: value.clone() for key, value in ours.state_dict().items()}
+    assert export_pretrained(tmp_path / "back", found.config, state) == []
+    again, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "back", dtype=dtype, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    torch.testing.assert_close(their_logits(again.eval()), expected, rtol=bound / 10, atol=bound / 10)
+    assert load_pretrained(tmp_path / "back").config == found.config
+
+
+def test_the_loss_is_that_of_transformers(tmp_path: Path) -> None:
+    theirs = make_backbone("qwen2")
+    ours = our_backbone(load_pretrained(save(theirs, tmp_path / "c")))
+    labels = torch.full_like(IDS, -100)
+    labels[:, :-1] = IDS[:, 1:]
+    batch = our_batch(IDS)
+    labelled = BackboneBatch(**{f: getattr(batch, f) for f in batch.__slots__} | {"labels": labels.flatten()})
+    loss = ours(labelled).loss_sum / (labels >= 0).sum()
+    torch.testing.assert_close(loss, theirs(input_ids=IDS, labels=IDS).loss, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_a_pipeline_stage_reads_its_own_parameters(num_stages: int, tmp_path: Path) -> None:
+    theirs = make_backbone("llama 3.1")
+    folder = save(theirs, tmp_path / "c", max_shard_size="30KB")
+    assert (folder / "model.safetensors.index.json").is_file()
+    config = load_pretrained(folder, names=()).config
+    assert isinstance(config, BackboneConfig)
+    hidden = None
+    for stage in range(num_stages):
+        module = BackboneStage(config, stage, num_stages)
+        names = {name for name, _ in module.named_parameters()}
+        found = load_pretrained(folder, names)
+        assert set(found.state) == names
+        assert load_into(module, found.state) == []
+        with torch.no_grad():
+            x = module._embed(our_batch(IDS), None) if hidden is None else hidden
+            hidden = module._run_layers(x, our_batch(IDS))
+    torch.testing.assert_close(
+        module.head(module.norm(hidden)).view(*IDS.shape, -1), their_logits(theirs), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_weights_in_bfloat16_stay_as_they_are(tmp_path: Path) -> None:
+    theirs = make_backbone("qwen2", torch.bfloat16)
+    found = load_pretrained(save(theirs, tmp_path / "c"))
+    assert {tensor.dtype for tensor in found.state.values()} == {torch.bfloat16}
+    export_pretrained(tmp_path / "back", found.config, found.state)
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["dtype"] == "bfloat16"
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+
+
+def test_trained_heads_that_were_tied_are_exported_as_two(tmp_path: Path) -> None:
+    found = load_pretrained(save(make_backbone("llama, tied"), tmp_path / "c"))
+    assert torch.equal(found.state["head.weight"], found.state["embed.weight"])
+    state = found.state | {"head.weight": found.state["head.weight"] + 0.5}
+    export_pretrained(tmp_path / "back", found.config, state, base=tmp_path / "c")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    assert not torch.equal(again.lm_head.weight, again.model.embed_tokens.weight)
+    model = BackboneStage(found.config)  # type: ignore[arg-type]
+    load_into(model, state)
+    torch.testing.assert_close(their_logits(again.eval()), our_logits(model, IDS), rtol=1e-5, atol=1e-5)
+
+
+def test_query_tokens_are_not_in_such_checkpoints(tmp_path: Path) -> None:
+    found = load_pretrained(save(make_backbone("llama"), tmp_path / "c"))
+    config = BackboneConfig(**{**{f: getattr(found.config, f) for f in found.config.__slots__}, "query_tokens": 4})
+    model = BackboneStage(config)
+    assert load_into(model, found.state) == ["query.weight"]
+    assert export_pretrained(tmp_path / "back", config, model.state_dict()) == ["query.weight"]
+
+
+def test_shards_and_companions_of_an_export(tmp_path: Path) -> None:
+    base = save(make_backbone("llama"), tmp_path / "c")
+    (base / "tokenizer.json").write_text("{}")
+    (base / "notes.txt").write_text("stays")
+    fields = json.loads((base / "config.json").read_text()) | {"eos_token_id": [5, 7], "max_position_embeddings": 77}
+    (base / "config.json").write_text(json.dumps(fields))
+    found = load_pretrained(base)
+    export_pretrained(tmp_path / "back", found.config, found.state, base=base, shard_bytes=20_000)
+    names = sorted(path.name for path in (tmp_path / "back").iterdir())
+    assert "tokenizer.json" in names
+    assert "notes.txt" not in names
+    assert "model-00001-of-00008.safetensors" in names
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    assert again.config.eos_token_id == [5, 7]
+    assert again.config.max_position_embeddings == 77
+    torch.testing.assert_close(their_logits(again.eval()), our_logits(our_backbone(found), IDS), rtol=1e-5, atol=1e-5)
+    assert not list(tmp_path.glob(".partial-*"))
+
+
+def test_the_older_names_of_rotary_fields(tmp_path: Path) -> None:
+    """As checkpoints of 2023 and 2024 have them."""
+    folder = save(make_backbone("llama 3.1"), tmp_path / "c")
+    config = load_pretrained(folder).config
+    fields = json.loads((folder / "config.json").read_text())
+    rope = fields.pop("rope_parameters")
+    fields |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert load_pretrained(folder).config == config
+    rope["type"] = rope.pop("rope_type")
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert load_pretrained(folder).config == config
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("llama", {"model_type": "mamba"}, "model_type is 'mamba'; one of llama, qwen2, clip"),
+        ("llama", {"model_type": ["llama"]}, r"model_type is \['llama'\]"),
+        ("llama", {"model_type": None}, "model_type is None"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; 'silu' is required: our MLP is SwiGLU"),
+        ("llama", {"mlp_bias": True}, "mlp_bias is True; False is required"),
+        ("llama", {"attention_bias": 1}, "attention_bias is 1; true or false is required"),
+        ("llama", {"attention_dropout": 0.1}, "attention_dropout is 0.1; 0 is required"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config is .*take the original"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type is 'yarn'; our models have"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor is None; a positive number is required"),
+        ("llama", {"rope_parameters": [1]}, r"rope_parameters is \[1\]; an object is required"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
+        ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; an integer from 1 to 1024"),
+        ("llama", {"num_hidden_layers": 2}, "tensors that no llama has, such as model.layers.2."),
+        ("llama", {"num_hidden_layers": 4}, "does not hold model.layers.3.input_layernorm.weight; shape"),
+        ("llama", {"hidden_size": 2**40}, "hidden_size is 1099511627776"),
+        ("llama", {"hidden_size": "32"}, "hidden_size is '32'; an integer"),
+        ("llama", {"hidden_size": 36, "head_dim": 8}, r"holds shape \[97, 32\] for model.embed_tokens.weight"),
+        ("llama", {"num_key_value_heads": 3}, "num_key_value_heads is 3"),
+        ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; a positive number"),
+        ("llama", {"attention_bias": True}, "does not hold model.layers.0.self_attn.q_proj.bias"),
+        ("llama, tied", {"tie_word_embeddings": False}, "does not hold lm_head.weight"),
+        ("llama with biases and wide heads", {"attention_bias": False}, "no llama has, such as .*bias"),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window is True; False is required"),
+        ("qwen2", {"layer_types": ["sliding_attention"] * 3}, "layer_types is .*full_attention is required"),
+        ("qwen2", {"model_type": "llama"}, "no llama has, such as model.layers.0.self_attn.k_proj.bias"),
+    ],
+)
+def test_what_our_models_cannot_be(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = save(make_backbone(name), tmp_path / "c")
+    fields = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(PretrainedError, match=message):
+        load_pretrained(folder)
+
+
+def test_exports_that_no_architecture_is(tmp_path: Path) -> None:
+    found = load_pretrained(save(make_backbone("qwen2"), tmp_path / "c"))
+    fields = {f: getattr(found.config, f) for f in found.config.__slots__}
+    llama = load_pretrained(save(make_backbone("llama"), tmp_path / "l"))
+    wide = BackboneConfig(**{**fields, "head_dim": 16})
+    with pytest.raises(PretrainedError, match="head_dim is 16; qwen2 of width 32 with 4 heads has 8"):
+        export_pretrained(tmp_path / "back", wide, found.state)
+    odd = BackboneConfig(**{**fields, "qkv_bias": False, "output_bias": True})
+    with pytest.raises(PretrainedError, match="llama has both or neither"):
+        export_pretrained(tmp_path / "back", odd, found.state)
+    with pytest.raises(PretrainedError, match="is a qwen2, and the model a llama"):
+        export_pretrained(tmp_path / "back", llama.config, llama.state, base=tmp_path / "c")
+    with pytest.raises(PretrainedError, match=r"there is nothing for embed\.weight"):
+        export_pretrained(tmp_path / "back", found.config, {})
+    cut = found.state | {"head.weight": found.state["head.weight"][1:]}
+    with pytest.raises(PretrainedError, match=r"there is \[96, 32\] for head.weight; .* \[97, 32\]"):
+        export_pretrained(tmp_path / "back", found.config, cut)
+    with pytest.raises(PretrainedError, match="is there already"):
+        export_pretrained(tmp_path / "c", found.config, found.state)
+    assert not (tmp_path / "back").exists()

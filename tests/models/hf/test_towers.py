@@ -1,0 +1,232 @@
+"""Vision towers of transformers in our encoder, and back: the same features."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from models.hf.tiny import (
+    TOWERS,
+    class_named,
+    in_rows,
+    make_backbone,
+    make_tower,
+    normalised,
+    our_encoder,
+    packed,
+    pictures,
+    save,
+)
+
+from trainclient.models.encoder import EncoderConfig, ImageEncoder
+from trainclient.models.hf import PretrainedError, export_pretrained, load_pretrained
+
+SQUARES = [name for name in TOWERS if name != "qwen2-vl"]
+PATCH = 4
+
+
+@torch.no_grad()
+def their_square(model: Any, images: list[torch.Tensor], pixels: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Normed features of the patches of each image, row by row."""
+    found = []
+    for image in images:
+        sized = image.shape[:2] == (24, 24)
+        values = normalised(image, pixels, dtype)[None]
+        out = model(pixel_values=values, interpolate_pos_encoding=not sized).last_hidden_state[0]
+        is_clip = model.config.model_type.startswith("clip")
+        found.append(norm_of(model)(out[1:]) if is_clip else out)
+    return found
+
+
+def norm_of(model: Any) -> Any:
+    return next(module for name, module in model.named_modules() if name.endswith("post_layernorm"))
+
+
+@torch.no_grad()
+def our_features(model: ImageEncoder, images: list[torch.Tensor], merge: int) -> list[torch.Tensor]:
+    patches, grid, offsets = packed(images, PATCH, merge)
+    rows = model.merger_norm(model.features(patches, grid, offsets))
+    parts = torch.split(rows, offsets.diff().tolist())
+    return [in_rows(part, tuple(g), merge) for part, g in zip(parts, grid.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", SQUARES)
+def test_features_are_those_of_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Images of the size that it was trained on, and of others, back to back."""
+    theirs = make_tower(name, dtype)
+    found = load_pretrained(save(theirs, tmp_path / "c"))
+    assert isinstance(found.config, EncoderConfig)
+    ours, missing = our_encoder(found)
+    assert missing == ["merger.up.weight", "merger.up.bias", "merger.down.weight", "merger.down.bias"]
+    images = pictures([(6, 6), (4, 10), (6, 6), (2, 2)], PATCH)
+    bound = 1e-5 if dtype == torch.float32 else 1e-11
+    expected = their_square(theirs, images, found.config.pixels, dtype)
+    for made, wanted in zip(our_features(ours, images, 2), expected, strict=True):
+        torch.testing.assert_close(made, wanted, rtol=bound, atol=bound)
+    left = export_pretrained(tmp_path / "back", ours.config, ours.state_dict())
+    assert left == sorted(missing)
+    again, report = class_named(TOWERS[name][1]).from_pretrained(
+        tmp_path / "back", dtype=dtype, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    for made, wanted in zip(their_square(again.eval(), images, found.config.pixels, dtype), expected, strict=True):
+        torch.testing.assert_close(made, wanted, rtol=bound, atol=bound)
+    assert load_pretrained(tmp_path / "back").config == found.config
+
+
+@torch.no_grad()
+def their_qwen(model: Any, images: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """Embeddings of still images, as the processor of Qwen2-VL cuts and doubles them."""
+    rows, grids = [], []
+    for image in images:
+        values = normalised(image, "clip", dtype)
+        height, width = (size // PATCH for size in values.shape[1:])
+        cut = values.view(3, height // 2, 2, PATCH, width // 2, 2, PATCH).permute(1, 4, 2, 5, 0, 3, 6)
+        cut = cut.reshape(height * width, 3, 1, PATCH, PATCH).expand(-1, -1, 2, -1, -1)
+        rows.append(cut.reshape(height * width, -1))
+        grids.append([1, height, width])
+    out = model(torch.cat(rows), grid_thw=torch.tensor(grids))
+    made: torch.Tensor = out if isinstance(out, torch.Tensor) else out.pooler_output
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_embeddings_of_qwen2_vl_are_those_of_transformers(dtype: torch.dtype, tmp_path: Path) -> None:
+    """In float64 to 1e-6 only: transformers turns positions in float32."""
+    theirs = make_tower("qwen2-vl", dtype)
+    found = load_pretrained(save(theirs, tmp_path / "c"))
+    ours, missing = our_encoder(found)
+    assert missing == []
+    images = pictures([(6, 6), (4, 10), (2, 2)], PATCH)
+    expected = their_qwen(theirs, images, dtype)
+    with torch.no_grad():
+        made = ours(*packed(images, PATCH, 2))
+    bound = 1e-5 if dtype == torch.float32 else 1e-6
+    torch.testing.assert_close(made, expected, rtol=bound, atol=bound)
+    assert export_pretrained(tmp_path / "back", ours.config, ours.state_dict()) == []
+    model, report = class_named(TOWERS["qwen2-vl"][1]).from_pretrained(
+        tmp_path / "back", dtype=dtype, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    torch.testing.assert_close(their_qwen(model.eval(), images, dtype), expected, rtol=bound, atol=bound)
+
+
+def whole_model(kind: str) -> Any:
+    """A model that contains a tower."""
+    tower = dict(TOWERS["qwen2-vl" if kind == "qwen2_vl" else kind][2])
+    text = {
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 50,
+    }
+    torch.manual_seed(1)
+    if kind == "clip":
+        return transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=tower))
+    if kind == "siglip":
+        return transformers.SiglipModel(transformers.SiglipConfig(text_config=text, vision_config=tower))
+    text |= {
+        "num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]},
+    }
+    config = transformers.Qwen2VLConfig(text_config=text, vision_config={**tower, "hidden_size": 32})
+    return transformers.Qwen2VLForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip", "qwen2_vl"])
+def test_the_tower_of_a_larger_model(kind: str, tmp_path: Path) -> None:
+    whole = whole_model(kind).eval()
+    found = load_pretrained(save(whole, tmp_path / "c"))
+    ours, _ = our_encoder(found)
+    images = pictures([(6, 6)], PATCH)
+    if kind == "qwen2_vl":
+        expected = their_qwen(whole.model.visual, images, torch.float32)
+        with torch.no_grad():
+            torch.testing.assert_close(ours(*packed(images, PATCH, 2)), expected, rtol=1e-5, atol=1e-5)
+    else:
+        expected = their_square(whole.vision_model, images, found.config.pixels, torch.float32)[0]
+        torch.testing.assert_close(our_features(ours, images, 2)[0], expected, rtol=1e-5, atol=1e-5)
+    export_pretrained(tmp_path / "back", ours.config, ours.state_dict(), base=tmp_path / "c")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["model_type"].startswith(kind)
+    again, _ = our_encoder(load_pretrained(tmp_path / "back"))
+    patches = packed(images, PATCH, 2)
+    with torch.no_grad():
+        torch.testing.assert_close(again.features(*patches), ours.features(*patches))
+
+
+def test_an_encoder_with_a_class_token_takes_a_view_without_images(tmp_path: Path) -> None:
+    ours, _ = our_encoder(load_pretrained(save(make_tower("clip"), tmp_path / "c")))
+    empty = torch.zeros(0, PATCH**2 * 3, dtype=torch.uint8), torch.zeros(0, 2, dtype=torch.int64), torch.zeros(1).long()
+    assert ours(*empty).shape == (0, 20)
+
+
+def test_neighbours_change_nothing(tmp_path: Path) -> None:
+    ours, _ = our_encoder(load_pretrained(save(make_tower("clip", torch.float64), tmp_path / "c")))
+    images = pictures([(6, 6), (4, 2), (2, 8)], PATCH)
+    with torch.no_grad():
+        together = ours(*packed(images, PATCH, 2))
+        alone = torch.cat([ours(*packed([image], PATCH, 2)) for image in images])
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
+
+
+def test_pixels_are_normalised_as_the_processor_says(tmp_path: Path) -> None:
+    folder = save(make_tower("siglip"), tmp_path / "c")
+    assert load_pretrained(folder).config.pixels == "half"
+    clip = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(clip | {"size": {"height": 24, "width": 24}}))
+    found = load_pretrained(folder)
+    assert found.config.pixels == "clip"
+    export_pretrained(tmp_path / "back", found.config, found.state, base=folder)
+    written = json.loads((tmp_path / "back" / "preprocessor_config.json").read_text())
+    assert written["image_mean"] == clip["image_mean"]
+    assert written["size"] == {"height": 24, "width": 24}
+    (folder / "preprocessor_config.json").write_text(json.dumps(clip | {"image_mean": [0.4, 0.4, 0.4]}))
+    with pytest.raises(PretrainedError, match=r"preprocessor_config.json: image_mean is \[0.4, 0.4, 0.4\]"):
+        load_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("clip", {"hidden_act": "relu"}, "hidden_act is 'relu'; our models have gelu, gelu_pytorch_tanh, quick_gelu"),
+        ("clip", {"num_channels": 1}, "num_channels is 1; 3 is required"),
+        ("clip", {"image_size": 28}, r"position_embedding.weight; shape \[50, 32\] is required"),
+        ("clip", {"image_size": 2}, "image_size is 2; at least patch_size"),
+        ("clip", {"patch_size": [4, 8]}, r"patch_size is \[4, 8\]; an integer"),
+        ("clip", {"num_attention_heads": 3}, "num_attention_heads is 3; a divisor of hidden_size, 32"),
+        ("siglip", {"attention_dropout": 0.5}, "attention_dropout is 0.5"),
+        ("siglip", {"vision_config": 3}, "vision_config is 3; an object is required"),
+        ("siglip", {"model_type": "clip_vision_model"}, "position_embedding.weight|class_embedding"),
+        ("qwen2-vl", {"temporal_patch_size": 4}, "temporal_patch_size is 4; 2 is required"),
+        ("qwen2-vl", {"num_heads": 3}, "num_heads is 3; heads of embed_dim, 32, in a multiple of 4"),
+        ("qwen2-vl", {"model_type": "qwen2_5_vl"}, "model_type is 'qwen2_5_vl'"),
+        ("qwen2-vl", {"depth": 2}, "no qwen2_vl_vision has, such as blocks.2."),
+    ],
+)
+def test_what_our_encoder_cannot_be(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = save(make_tower(name), tmp_path / "c")
+    fields = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(PretrainedError, match=message):
+        load_pretrained(folder)
+
+
+def test_encoders_that_no_tower_is(tmp_path: Path) -> None:
+    qwen = load_pretrained(save(make_tower("qwen2-vl"), tmp_path / "q"))
+    for changes, message in (
+        ({"patch_bias": True}, "patch_bias is True; qwen2_vl, the next to it, has False"),
+        ({"norm_eps": 1e-5}, "norm_eps is 1e-05; qwen2_vl, the next to it, has 1e-06"),
+        ({"mlp_width": 50}, "mlp_width is 50; qwen2_vl has a multiple of the width, 32"),
+    ):
+        with pytest.raises(PretrainedError, match=message):
+            export_pretrained(tmp_path / "back", replace(qwen.config, **changes), qwen.state)
+    base = save(make_backbone("llama"), tmp_path / "l")
+    with pytest.raises(PretrainedError, match="is a llama, and the model a qwen2_vl_vision"):
+        export_pretrained(tmp_path / "back", qwen.config, qwen.state, base=base)

@@ -1,0 +1,118 @@
+"""Compiled blocks: the gradients of those that are not, and nothing is compiled again for other numbers of rows."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
+from trainclient.models.compiling import compile_blocks, require_compiler
+from trainclient.models.encoder import EncoderConfig, ImageEncoder
+from trainclient.models.generator import GeneratorConfig, ImageGenerator
+from trainclient.models.parameters import initialise
+
+WIDTH, VOCAB, PATCH = 32, 50, 2
+WARM_UP: tuple[tuple[int, ...], ...] = ((5, 7), (9,))
+LATER: tuple[tuple[int, ...], ...] = ((3,), (11, 2, 6), (4, 4, 4, 4, 4), (), (1,), (2, 8))
+"""Segments of microbatches: tokens of samples, or columns of two rows of blocks of images."""
+
+
+def offsets(lengths: tuple[int, ...], times: int = 1) -> Tensor:
+    return torch.tensor([0, *(times * n for n in lengths)]).cumsum(0)
+
+
+def images(lengths: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Pixels, grids and offsets of images of 4 rows of patches."""
+    cu = offsets(lengths, 8)
+    patches = torch.randint(0, 256, (int(cu[-1]), PATCH**2 * 3), dtype=torch.uint8, generator=generator)
+    return patches, torch.tensor([[4, 2 * n] for n in lengths], dtype=torch.int64).view(-1, 2), cu
+
+
+def backbone(network: nn.Module, lengths: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    cu, none = offsets(lengths), torch.zeros(0, dtype=torch.int64)
+    tokens, labels = (torch.randint(0, VOCAB, (int(cu[-1]),), generator=generator) for _ in range(2))
+    found: Tensor = network(BackboneBatch(cu, torch.arange(len(tokens)), tokens, none, none, labels)).loss_sum
+    return found
+
+
+def encoder(network: nn.Module, lengths: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    found: Tensor = network(*images(lengths, generator))
+    return found.square().sum()
+
+
+def generator_(network: nn.Module, lengths: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    patches, grid, cu = images(lengths, generator)
+    noise, time = (
+        torch.randn(len(patches), PATCH**2 * 3, generator=generator),
+        torch.rand(len(grid), generator=generator),
+    )
+    conditions = torch.randn(3 * len(grid), WIDTH, generator=generator)
+    counted = torch.ones(len(grid), dtype=torch.bool)
+    found: Tensor = network(patches, grid, cu, conditions, 3 * torch.arange(len(grid) + 1), noise, time, counted)
+    return found
+
+
+Run = Callable[[nn.Module, tuple[int, ...], torch.Generator], Tensor]
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Run]] = {
+    "backbone": (lambda: BackboneStage(BackboneConfig(2, WIDTH, 48, 4, 2, 1e4, VOCAB, 0)), backbone),
+    "backbone, recomputed": (
+        lambda: BackboneStage(BackboneConfig(2, WIDTH, 48, 4, 2, 1e4, VOCAB, 0), checkpoint=True),
+        backbone,
+    ),
+    "encoder": (lambda: ImageEncoder(EncoderConfig(2, WIDTH, 4, 48, PATCH, 2, WIDTH)), encoder),
+    "generator": (lambda: ImageGenerator(GeneratorConfig(2, WIDTH, 4, 48, PATCH, 2, WIDTH)), generator_),
+}
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """What other tests have compiled does not count."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def gradients(network: nn.Module, run: Run, lengths: tuple[int, ...]) -> dict[str, Tensor]:
+    network.zero_grad()
+    run(network, lengths, torch.Generator().manual_seed(7)).backward()
+    return {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "backbone, recomputed",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("backbone", "encoder", "generator")),
+    ],
+)
+def test_gradients_are_those_of_eager_blocks_and_nothing_is_compiled_again(name: str) -> None:
+    make, run = NETWORKS[name]
+    plain, compiled = make(), make()
+    for network in (plain, compiled):
+        initialise(network, 3, name)
+    names = [key for key, _ in compiled.named_parameters()]
+    compile_blocks(compiled)
+    assert [key for key, _ in compiled.named_parameters()] == names
+    warm = 0
+    for i, lengths in enumerate((*WARM_UP, *LATER)):
+        expected, found = gradients(plain, run, lengths), gradients(compiled, run, lengths)
+        assert found.keys() == expected.keys()
+        for key, value in found.items():
+            torch.testing.assert_close(value, expected[key], rtol=1e-4, atol=1e-5)
+        if i + 1 == len(WARM_UP):
+            warm = counters["stats"]["unique_graphs"]
+    assert counters["stats"]["unique_graphs"] == warm > 0
+
+
+def test_a_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ValueError, match="compile needs a compiler, and there is no no-such-compiler on PATH; install"):
+        require_compiler(torch.device("cpu"))
+    if torch.version.cuda is None:
+        with pytest.raises(ValueError, match="compile needs triton"):
+            require_compiler(torch.device("cuda"))

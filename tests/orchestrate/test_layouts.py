@@ -1,0 +1,152 @@
+"""Every layout's best is the best of its own space, fits, and is a job that planner and simulator take."""
+
+from dataclasses import replace
+from itertools import product
+from math import ceil
+
+import pytest
+from orchestration.instances import paper_problem, random_problem
+
+from dataserver.planning.grouped.compositions import check_compositions
+from dataserver.planning.job import Execution
+from trainclient.orchestrate.blocks import execution_block
+from trainclient.orchestrate.choice import NoLayoutError, Problem
+from trainclient.orchestrate.cluster import cluster
+from trainclient.orchestrate.colocated import colocated
+from trainclient.orchestrate.contrastive import contrastive, equal_towers
+from trainclient.orchestrate.costs import gathering_ns, shard_bytes
+from trainclient.orchestrate.grouped import exchange_ps, grouped, smallest_degree
+from trainclient.orchestrate.networks import read_network
+from trainclient.orchestrate.report import reason
+from trainclient.orchestrate.rescoring import simulated_ns
+from trainclient.orchestrate.solving import SOLVERS, solve
+from trainclient.orchestrate.workload import SampleSize, Stream, workload
+
+
+def towers(gpus: int = 24, batch: int = 1024, memory_gb: float | None = None) -> Problem:
+    networks = (read_network("tower", "vit-h", "image", "image"), read_network("tower", "clip-text-h", "text", "text"))
+    sizes = [SampleSize(1, 60, (256,)), SampleSize(1, 30, (1024,))]
+    stream = Stream(batch, 77, packed=False, contrastive_batch=batch)
+    return Problem(networks, cluster("h100", gpus, memory_gb=memory_gb), workload(sizes, stream))
+
+
+@pytest.mark.parametrize("layout", SOLVERS)
+def test_choices_are_planned_and_take_about_as_long_as_solved(layout: str) -> None:
+    problem = paper_problem("llama3-7b", 32, 64, 512)
+    for choice in SOLVERS[layout](problem)[:2]:
+        block = execution_block(problem, choice)
+        execution = Execution.model_validate(block)
+        assert execution.layout.kind == choice.kind
+        for placed, module in zip(choice.modules, execution.modules, strict=True):
+            assert module.memory is not None
+            assert module.memory.unit_bytes == ceil(placed.option.unit_bytes / placed.pp)
+            taken = placed.state_bytes + placed.work_bytes + module.memory.room_bytes
+            assert taken <= problem.cluster.memory_bytes
+        assert choice.gpus <= 32
+        assert choice.memory_bytes <= problem.cluster.memory_bytes
+        assert choice.step_ns == pytest.approx(sum(choice.parts.values()))
+        assert 0 <= choice.bubble < 1
+        assert simulated_ns(problem, choice, block, 1) == pytest.approx(choice.step_ns, rel=0.35)
+
+
+def test_colocated_equals_all_ways_one_by_one() -> None:
+    checked = 0
+    for seed in range(12):
+        problem = random_problem(seed, 16)
+        best = float("inf")
+        stream, devices = problem.workload.stream, problem.cluster
+        for chosen in product(*(problem.options(n) for n in problem.networks)):
+            if len({o.tp for o in chosen}) > 1:
+                continue
+            generates = chosen[-1].network.kind == "generator"
+            for dp, microbatch, whole in product(
+                range(1, devices.gpus // chosen[0].tp + 1), (1, 2, 4, 8), (True, False)
+            ):
+                if stream.global_batch % (dp * microbatch):
+                    continue
+                waves = stream.global_batch // (dp * microbatch)
+                held, work, step, hops = 0.0, 0.0, 0.0, 0.0
+                width = next(o.network.size.width for o in chosen if o.network.kind == "backbone")
+                for o in chosen:
+                    kind = o.network.kind
+                    largest = stream.seq_len if kind == "backbone" else o.load.largest
+                    rows = max(microbatch * o.load.rows, largest)
+                    kept = kind == "encoder" or (kind == "backbone" and generates)
+                    if kept and o.network.gradient_passes:
+                        held += (1.05 * waves * microbatch * o.load.rows + largest) * o.unit_bytes
+                    else:
+                        held += rows * o.unit_bytes
+                    work = max(work, rows * o.work_bytes)
+                    wave = o.fixed_ns + microbatch * o.sequence_ns
+                    step += waves * (wave if whole else max(wave, gathering_ns(o, dp, devices)))
+                    step += o.sync_ns(dp, 1, devices) if whole else 0
+                    moved = {"encoder": o.load.rows / 4, "generator": o.load.items * 64}.get(kind, 0)
+                    hops += 4 * width * moved * stream.global_batch / dp
+                step += hops / devices.bandwidth(dp * chosen[0].tp)
+                if held + work + sum(shard_bytes(o, dp, whole) for o in chosen) <= devices.memory_bytes:
+                    best = min(best, step)
+        if best == float("inf"):
+            with pytest.raises(NoLayoutError):
+                colocated(problem)
+        else:
+            checked += 1
+            assert colocated(problem)[0].step_ns == pytest.approx(best, rel=1e-9)
+    assert checked > 4
+
+
+def test_groups_are_as_servers_plan_them() -> None:
+    assert smallest_degree(64, 64) == 1
+    assert smallest_degree(256, 16) == 2
+    for ranks, largest in ((1024, 32), (100_000, 16), (4096, 64)):
+        smallest = smallest_degree(ranks, largest)
+        assert smallest is not None
+        check_compositions(ranks, smallest, largest)
+        with pytest.raises(ValueError, match="compositions of groups"):
+            check_compositions(ranks, smallest // 2, largest)
+    problem = paper_problem("llama3-7b", 32, 64, 512)
+    option = problem.options(problem.networks[1])[0]
+    assert exchange_ps(problem, option, 1) == 0
+    again = replace(option, recompute=True)
+    assert exchange_ps(problem, again, 8) == 1.5 * exchange_ps(problem, option, 8), "another forward"
+    assert exchange_ps(problem, option, 16) > exchange_ps(problem, option, 8) > exchange_ps(problem, option, 2) > 0
+    frozen = replace(problem, networks=(replace(problem.networks[0], frozen=True), *problem.networks[1:]))
+    with pytest.raises(NoLayoutError, match="do not plan groups beside frozen modules yet"):
+        grouped(frozen)
+    with pytest.raises(NoLayoutError, match="at most 8192 sequences"):
+        grouped(paper_problem("llama3-7b", 32, 8200, 512))
+
+
+def test_long_sequences_need_groups() -> None:
+    problem = paper_problem("llama3-7b", 64, 64, 512, seq_len=131_072)
+    choice = grouped(problem)[0]
+    assert choice.extras["max_degree"] > 1
+    smallest, largest = choice.extras["min_degree"], choice.extras["max_degree"]
+    assert [d for d, _ in choice.exchange] == [2**p for p in range(1, 7) if smallest <= 2**p <= largest]
+
+
+def test_towers_with_degrees_of_their_own_beat_equal_ones() -> None:
+    problem = towers()
+    best, equal = contrastive(problem)[0], equal_towers(problem)[0]
+    assert best.step_ns < equal.step_ns
+    image, text = best.modules
+    assert image.gpus > text.gpus
+    assert "idle" in reason(equal, best) or "compute" in reason(equal, best) or "GPUs" in reason(equal, best)
+    block = execution_block(problem, best)
+    assert simulated_ns(problem, best, block, 1) == pytest.approx(best.step_ns, rel=0.35)
+    with pytest.raises(NoLayoutError, match="fits no device"):
+        contrastive(towers(memory_gb=2))
+
+
+def test_the_fastest_comes_first_and_the_ready_one_is_run() -> None:
+    solution = solve(paper_problem("llama3-7b", 32, 64, 512), 1)
+    times = [s.best_known_ns for s in solution.scored]
+    assert times == sorted(times)
+    assert {s.choice.layout for s in solution.scored} == set(SOLVERS)
+    if solution.ready is not None:
+        assert solution.ready.not_run is None
+    assert not solution.refused
+
+
+def test_a_model_too_large_for_any_layout_says_by_how_much() -> None:
+    with pytest.raises(NoLayoutError, match=r"no layout fits.*the modules need \d+ GPUs.*8 are there: \d+ too few"):
+        solve(paper_problem("llama3-70b", 8, 64, 512))

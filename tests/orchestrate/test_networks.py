@@ -1,0 +1,120 @@
+"""Models as the solver reads them, beside the models that are trained."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from dataserver.planning.jobspec import MODELS, ModelSize
+from trainclient.models.backbone import BackboneStage
+from trainclient.models.encoder import ImageEncoder
+from trainclient.models.generator import ImageGenerator
+from trainclient.models.presets import backbone_config, encoder_config, generator_config
+from trainclient.orchestrate.cluster import cluster
+from trainclient.orchestrate.costs import analytic_cost, block_bytes, options
+from trainclient.orchestrate.networks import Network, NetworkError, read_network
+from trainclient.orchestrate.workload import Load
+
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256, "head_dim": 64,
+}  # fmt: skip
+SIGLIP = {
+    "model_type": "siglip_vision_model", "num_hidden_layers": 27, "hidden_size": 1152, "intermediate_size": 4304,
+    "num_attention_heads": 16, "patch_size": 14,
+}  # fmt: skip
+
+
+def parameters(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(("kind", "name"), [(k, n) for k, names in MODELS.items() for n in names if n != "tiny"])
+def test_parameters_are_those_of_the_models(kind: str, name: str) -> None:
+    network = read_network(kind, name)
+    with torch.device("meta"):
+        if kind == "encoder":
+            made = parameters(ImageEncoder(encoder_config(name, 14, 2, 4096)).layers)
+        elif kind == "backbone":
+            made = parameters(BackboneStage(backbone_config(name, 128_256, 0)))
+        elif kind == "generator":
+            made = parameters(ImageGenerator(generator_config(name, 14, 2, 4096)).layers)
+        else:
+            made = network.parameters
+    assert network.parameters == pytest.approx(made, rel=0.03)
+
+
+def test_a_config_of_hugging_face_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA))
+    wanted = ModelSize(16, 2048, 8192, 32, 8, 128_256)
+    assert read_network("backbone", str(file)).size == read_network("backbone", str(tmp_path)).size == wanted
+    vision = {"model_type": "siglip_vision_model", **SIGLIP}
+    file.write_text(json.dumps({"model_type": "llava", "text_config": LLAMA, "vision_config": vision}))
+    assert read_network("backbone", str(file)).size == wanted
+    assert read_network("encoder", str(file)).size == ModelSize(27, 1152, 4304, 16, 16)
+    qwen = {"model_type": "qwen2_vl", "depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4}
+    file.write_text(json.dumps({"model_type": "qwen2_vl", "vision_config": qwen}))
+    assert read_network("encoder", str(file)).size == MODELS["encoder"]["vit-h"]
+
+
+def test_sizes_in_yaml_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "model.yaml"
+    file.write_text(yaml.safe_dump({"layers": 2, "width": 64, "mlp_width": 256, "heads": 4}))
+    assert read_network("encoder", str(file)).size == ModelSize(2, 64, 256, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "mamba"}, "model_type is 'mamba'; for a module of kind backbone one of llama, mistral, qwen2"),
+        ({"head_dim": 128}, "head_dim is 128"),
+        ({"num_attention_heads": 30}, "heads must divide the width"),
+        ({"hidden_size": "2048"}, "width is '2048'; an integer"),
+        ({"num_hidden_layers": 0}, "layers is 0; an integer"),
+    ],
+)
+def test_what_is_no_model_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA | change))
+    with pytest.raises(NetworkError, match=said):
+        read_network("backbone", str(file))
+
+
+def test_a_file_that_lacks_sizes_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.yaml"
+    for content, said in (("layers: 2", "lacks"), ("[1]", "holds a list"), ("{", "cannot be used")):
+        file.write_text(content)
+        with pytest.raises(NetworkError, match=said):
+            read_network("encoder", str(file))
+
+
+def test_degrees_divide_heads_and_groups() -> None:
+    devices, load = cluster("h100", 16), Load(1, 100, 10_000, 100)
+    network = Network("backbone", "backbone", ModelSize(2, 384, 1024, 6, 2, 1000))
+    assert {o.tp for o in options(network, load, devices)} == {1, 2}
+    odd = Network("backbone", "backbone", ModelSize(2, 192, 512, 3, 3, 1000))
+    assert {o.tp for o in options(odd, load, devices)} == {1}
+    assert {o.tp for o in options(network, load, devices, 1)} == {1}
+    assert {o.recompute for o in options(replace(network, frozen=True), load, devices)} == {False}
+
+
+def test_narrow_shares_and_sums_cost() -> None:
+    """Eight devices take more than an eighth of the time of one, and more so in a narrow model."""
+    devices = cluster("h100", 8)
+
+    def loss(name: str, kind: str) -> float:
+        one, eight = (analytic_cost(read_network(kind, name), tp, devices).linear_ps for tp in (1, 8))
+        return 8 * eight / one
+
+    assert 1 < loss("llama3-70b", "backbone") < loss("llama3-7b", "backbone") < loss("vit-h", "encoder")
+
+
+def test_activations_are_those_of_the_paper() -> None:
+    """Korthikanti et al. 2022, section 4.2, without matrices of probabilities and dropout: 34 x the width, divided."""
+    network = read_network("encoder", "vit-h")
+    assert block_bytes(network, 1) == 34 * 1280
+    assert block_bytes(network, 8) == (10 + 24 / 8) * 1280

@@ -1,0 +1,133 @@
+"""Measured costs: from the device to a file, and from the file to a choice."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from orchestration.instances import paper_problem
+
+from dataserver.planning.jobspec import Cost
+from trainclient.orchestrate.cluster import cluster
+from trainclient.orchestrate.command import main as orchestrate
+from trainclient.orchestrate.costs import analytic_cost, computed_cost
+from trainclient.orchestrate.networks import read_network
+from trainclient.orchestrate.profile import (
+    MeasuredCost,
+    MeasuredModule,
+    Profile,
+    ProfileError,
+    costs_of,
+    read_profile,
+    size_of,
+    write_profile,
+)
+from trainclient.orchestrate.profile_command import main as profile_command
+
+H100 = cluster("h100", 16)
+NETWORKS = paper_problem("llama3-7b", 8, 8, 512).networks
+
+
+def measured(degrees: tuple[int, ...] = (1,), gpu: str = "h100") -> Profile:
+    """What would be measured if devices were twice as fast as they are computed to be."""
+    modules = [
+        MeasuredModule(
+            name=n.name,
+            size=size_of(n.size),
+            degrees=tuple(
+                MeasuredCost(tp=tp, cost=computed_cost(n, tp, 2 * H100.peak_flops_ns), error_percent=1.0)
+                for tp in degrees
+            ),
+        )
+        for n in NETWORKS
+    ]
+    return Profile(gpu=gpu, device="NVIDIA H100 80GB HBM3", dtype="bfloat16", modules=tuple(modules))
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "profile.yaml"
+    write_profile(measured((1, 4)), file)
+    assert read_profile(file) == measured((1, 4))
+
+
+@pytest.mark.parametrize("degrees", [(1,), (1, 2, 4, 8), (1, 8)])
+def test_degrees_that_were_not_measured_follow_from_those_that_were(degrees: tuple[int, ...]) -> None:
+    twice = replace(H100, peak_flops_ns=2 * H100.peak_flops_ns)
+    for (name, tp), cost in costs_of(measured(degrees), NETWORKS, H100).items():
+        network = next(n for n in NETWORKS if n.name == name)
+        wanted = analytic_cost(network, tp, twice)
+        assert cost.linear_ps == pytest.approx(wanted.linear_ps, rel=1e-3)
+        assert cost.quadratic_fs == pytest.approx(wanted.quadratic_fs, rel=1e-3)
+        assert cost.backward_percent == wanted.backward_percent
+
+
+def test_a_frozen_module_runs_its_part_of_the_measured_backward() -> None:
+    encoder = replace(NETWORKS[0], frozen=True)
+    backbone = replace(NETWORKS[1], frozen=True, input_gradient=True)
+    table = costs_of(measured(), (encoder, backbone), H100)
+    assert table["encoder", 1].backward_percent == 0
+    assert table["backbone", 1].backward_percent == 100
+
+
+def test_another_kind_of_gpu_or_another_model_is_refused() -> None:
+    with pytest.raises(ProfileError, match=r"the profile is of h200 .*, and the cluster has h100; measure it there"):
+        costs_of(measured(gpu="h200"), NETWORKS, H100)
+    with pytest.raises(ProfileError, match=r"module backbone of the profile is another model .layers 32, not 40"):
+        costs_of(measured(), (read_network("backbone", "llama3-13b"),), H100)
+    with pytest.raises(ProfileError, match="the profile has no module vit"):
+        costs_of(measured(), (read_network("encoder", "vit-h", "vit"),), H100)
+
+
+def test_the_solver_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, sizes = tmp_path / "profile.yaml", tmp_path / "sizes.json"
+    write_profile(measured(), file)
+    sizes.write_text(json.dumps({"samples": [{"text_tokens": 100, "patches": [1024]}]}))
+    given = ["--encoder", "vit-h", "--backbone", "llama3-7b", "--generator", "dit-1b", "--generation", "0.5", "--gpu",
+             "h100", "--gpus", "32", "--steps", "0", "--sizes", str(sizes), "--as-json"]  # fmt: skip
+    assert orchestrate(given) == 0
+    computed = json.loads(capsys.readouterr().out)["choices"][0]["step_ns"]
+    assert orchestrate([*given, "--profile", str(file)]) == 0
+    assert 1.5 < computed / json.loads(capsys.readouterr().out)["choices"][0]["step_ns"] <= 2.05
+    file.write_text("gpu: h100\n")
+    assert orchestrate([*given, "--profile", str(file)]) == 2
+    assert "is no profile" in capsys.readouterr().err
+
+
+def test_modules_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a CPU, and small: what is measured there is a time of something, in a file of its own kind."""
+    file = tmp_path / "profile.yaml"
+    given = ["--encoder", "tiny", "--backbone", "tiny", "--generator", "tiny", "--output", str(file), "--device", "cpu",
+             "--dtype", "float32", "--sizes", "16", "64", "256", "--tp", "1", "2", "--repeats", "2"]  # fmt: skip
+    assert profile_command(given) == 0, capsys.readouterr().err
+    found = read_profile(file)
+    assert found.gpu == "cpu"
+    assert {m.name: [d.tp for d in m.degrees] for m in found.modules} == {
+        "encoder": [1], "backbone": [1, 2], "generator": [1],
+    }  # fmt: skip
+    for module in found.modules:
+        for degree in module.degrees:
+            assert isinstance(degree.cost, Cost)
+            assert degree.cost.microbatch_ns + degree.cost.linear_ps + degree.cost.quadratic_fs > 0
+    assert yaml.safe_load(file.read_text())["modules"][1]["size"]["layers"] == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((), "--output is missing"),
+        (("--output", "x", "--sizes", "16", "64"), "three or more multiples of 4"),
+        (("--output", "x", "--sizes", "16", "64", "65"), "three or more multiples of 4"),
+        (("--output", "x", "--tp", "2"), "--tp is [2]; 1, and more of 2, 4 and 8"),
+        (("--output", "x", "--dtype", "int8"), "--dtype is int8"),
+        (("--output", "x", "--device", "tpu"), "--device is tpu"),
+        (("--output", "x", "--device", "cpu"), "--backbone is missing"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(
+    capsys: pytest.CaptureFixture[str], given: tuple[str, ...], said: str
+) -> None:
+    assert profile_command(given) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

@@ -1,0 +1,25 @@
+"""Kernels as plain Python, with all that they are made of: tests reach their parts, and nothing is compiled."""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+from dataserver.planning import kernels
+
+DECORATORS = ("kernel", "part", "inlined_part")
+
+
+def interpreted(name: str) -> Any:
+    """A module of kernels, such as `kernels.heap`, whose functions are those in its text, not compiled."""
+    names = f"{kernels.__name__}."
+    compiled = {key: sys.modules.pop(key) for key in list(sys.modules) if key.startswith(names)}
+    before = {key: value for key, value in vars(kernels).items() if key in DECORATORS or isinstance(value, ModuleType)}
+    vars(kernels).update(dict.fromkeys(DECORATORS, lambda function: function))
+    try:
+        return importlib.import_module(names + name.removeprefix("kernels."))
+    finally:
+        for key in [key for key in sys.modules if key.startswith(names)]:
+            del sys.modules[key]
+        sys.modules.update(compiled)
+        vars(kernels).update(before)

@@ -1,0 +1,163 @@
+"""Kernels that place items one by one, in plain Python against lists: every bin of every small case."""
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+import pytest
+from planning.kernels.interpreted import interpreted
+
+from dataserver.planning.samples import I64
+
+greedy, packing = interpreted("kernels.greedy"), interpreted("kernels.packing")
+heap, arrays = interpreted("kernels.heap"), interpreted("kernels.arrays")
+spreading = interpreted("kernels.spreading")
+
+
+def cases() -> Iterator[tuple[I64, I64, I64]]:
+    """Loads with many ties, memory, and an order of falling loads."""
+    random = np.random.default_rng(7)
+    for number in range(120):
+        count = number % 13
+        loads, memory = random.integers(0, (3, 8, 90)[number % 3], count), random.integers(0, 6, count)
+        yield loads, memory, np.argsort(-loads, kind="stable")
+
+
+def test_heaps_sort_by_key_and_number() -> None:
+    for loads, _, _ in cases():
+        order = np.empty(len(loads), np.int64)
+        heap.sort_by(loads, order)
+        assert order.tolist() == np.argsort(loads, kind="stable").tolist()
+    heap.sift_down(np.zeros(0, np.int64), 0, np.zeros(0, np.int64))
+
+
+def test_heaps_keep_the_least_on_top_whatever_comes_and_goes() -> None:
+    random = np.random.default_rng(3)
+    for _ in range(60):
+        key, found = random.integers(0, 5, 12), np.full(12, -1)
+        inside: set[int] = set()
+        for number in range(12):
+            found[len(inside)] = number
+            inside.add(number)
+            heap.sift_up(found, len(inside), key)
+            assert found[0] == min(inside, key=lambda n: (key[n], n))
+            if random.integers(0, 3) == 0:
+                inside.remove(int(found[0]))
+                found[0] = found[len(inside)]
+                heap.sift_down(found, len(inside), key)
+                assert not inside or found[0] == min(inside, key=lambda n: (key[n], n))
+            assert set(found[: len(inside)].tolist()) == inside
+        key[found[0]] += 3
+        heap.sift_down(found, len(inside), key)
+        assert found[0] == min(inside, key=lambda n: (key[n], n))
+
+
+def test_arrays_without_numpy() -> None:
+    for values in product(range(3), repeat=4):
+        given = np.array(values)
+        assert arrays.first_largest(given) == values.index(max(values))
+        assert arrays.largest(given) == max(values)
+        target = np.full(6, 9)
+        arrays.copy_to(target, given)
+        assert target.tolist() == [*values, 9, 9]
+    assert arrays.largest(np.array([-5])) == -5
+
+
+def one_by_one(loads: I64, memory: I64, order: I64, bins: int, capacity: int, cap: int) -> tuple[list[int], int]:
+    """The bin of each item, and the first that found none."""
+    found, load, items, used = [-1] * len(loads), [0] * bins, [0] * bins, [0] * bins
+    for item in order.tolist():
+        free = [b for b in range(bins) if items[b] < capacity and used[b] + memory[item] <= cap]
+        if not free:
+            return found, item
+        b = found[item] = min(free, key=lambda b: (load[b], b))
+        load[b], items[b], used[b] = load[b] + loads[item], items[b] + 1, used[b] + memory[item]
+    return found, -1
+
+
+def test_longest_first_goes_to_the_lightest_bin_with_a_place() -> None:
+    for loads, memory, order in cases():
+        for bins in (1, 2, 3, 5):
+            even = -(-len(loads) // bins)
+            for capacity in (even, even + 1, len(loads) + 1):
+                expected, _ = one_by_one(loads, 0 * memory, order, bins, capacity, 0)
+                assert greedy.longest_first(loads, order, bins, capacity).tolist() == expected
+
+
+@pytest.mark.parametrize("bins", [1, 2, 3, 4])
+def test_longest_first_within_memory(bins: int) -> None:
+    outcomes = set()
+    for loads, memory, order in cases():
+        mean = -(-int(memory.sum()) // bins)
+        for capacity, cap in product((-(-len(loads) // bins), len(loads) + 1), (mean, mean + 1, mean + 4, 99)):
+            expected = one_by_one(loads, memory, order, bins, capacity, cap)
+            found, lacking = greedy.longest_first_within(loads, memory, order, bins, capacity, cap)
+            assert (found.tolist(), lacking) == expected
+            outcomes.add(lacking >= 0)
+    assert outcomes == ({False, True} if bins > 1 else {False})
+
+
+def differenced(loads: I64, order: I64, bins: int) -> list[int]:
+    """Partial solutions are lists of (load, items), heaviest first; the two of widest spread become one."""
+    every = [*((int(loads[i]), [i]) for i in order.tolist()), *[(0, [])] * (-len(loads) % bins)]
+    parts = dict(enumerate(every[n : n + bins] for n in range(0, len(every), bins)))
+
+    def wider(part: int) -> tuple[int, int]:
+        return parts[part][-1][0] - parts[part][0][0], part
+
+    while len(parts) > 1:
+        wide = parts.pop(min(parts, key=wider))
+        into = min(parts, key=wider)
+        pairs = zip(parts[into], reversed(wide), strict=True)
+        parts[into] = sorted(((a + b, mine + more) for (a, mine), (b, more) in pairs), key=lambda one: -one[0])
+    found = [-1] * len(loads)
+    for solution in parts.values():
+        for b, (_, items) in enumerate(solution):
+            for item in items:
+                found[item] = b
+    return found
+
+
+def test_differencing_joins_the_widest_spreads() -> None:
+    for loads, _, order in cases():
+        for bins in (1, 2, 3, 5):
+            assert greedy.differencing(loads, order, bins).tolist() == differenced(loads, order, bins)
+
+
+@pytest.mark.parametrize("fullest", [True, False])
+def test_samples_go_to_the_fullest_sequence_or_the_first_with_room(fullest: bool) -> None:
+    for loads, _, order in cases():
+        for seq_len in (90, 95, 130):
+            tokens, room, expected = loads + 1, list[int](), [-1] * len(loads)
+            for item in order.tolist():
+                fits = [s for s in range(len(room)) if room[s] >= tokens[item]]
+                s = min(fits, key=lambda s: (room[s], s) if fullest else (s,), default=len(room))
+                if s == len(room):
+                    room.append(seq_len)
+                room[s] -= int(tokens[item])
+                expected[item] = s
+            pack = packing.best_fit if fullest else packing.first_fit
+            assert pack(tokens, order, seq_len).tolist() == expected
+
+
+def test_items_of_a_wave_go_to_the_rank_of_their_island_that_finishes_them_first() -> None:
+    outcomes = set()
+    for number, (loads, need, order) in enumerate(cases()):
+        islands, width = 1 + number % 2, 1 + number % 3
+        wave, island = np.sort(loads % 3)[np.argsort(order)], loads % islands
+        for room in (6, 9, 99):
+            finish, used, expected, lacking, current = [0] * 6, [0] * 6, [-1] * len(loads), -1, -1
+            for item in order.tolist():
+                if wave[item] != current:
+                    used, current = [0] * 6, int(wave[item])
+                ranks = range(island[item] * width, (island[item] + 1) * width)
+                free = [r for r in ranks if used[r] + need[item] <= room]
+                if not free:
+                    lacking = item
+                    break
+                r = expected[item] = min(free, key=lambda r: (finish[r], r))
+                finish[r], used[r] = finish[r] + loads[item], used[r] + need[item]
+            found, first = spreading.first_to_finish(loads, need, order, wave, island, islands, width, room)
+            assert (found.tolist(), first) == (expected, lacking)
+            outcomes.add(lacking >= 0)
+    assert outcomes == {False, True}

@@ -1,0 +1,193 @@
+"""Kernels of the search for placements, in plain Python: sums kept up to date against sums made anew, every trial of a
+climb against what its word says."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from planning.kernels.interpreted import interpreted
+from planning.kernels.test_golden_placements import problem_of
+
+from dataserver.planning.pipelined.placing import search
+from dataserver.planning.samples import I64
+
+islands, pipeline = interpreted("kernels.islands"), interpreted("kernels.pipeline")
+KINDS = [(padded, limited) for padded in (False, True) for limited in (False, True)]
+
+
+def costs_and_slots(seed: int, padded: bool, limited: bool) -> tuple[Any, I64]:
+    problem, placement = problem_of(seed, padded=padded, limited=limited)
+    if limited:
+        placement, _ = search.fitted(problem, placement)
+    return search._costs(problem), search._slots(problem, placement)
+
+
+def summed(costs: Any, values: I64, row: int, held: list[int]) -> int:
+    found = [int(values[row, s]) for s in held if s >= 0]
+    if row == costs.encoders and len(costs.items):
+        return int(sum(costs.items[s] for s in held if s >= 0)) * max(found, default=0)
+    return sum(found)
+
+
+def sums(costs: Any, at: I64) -> tuple[Any, Any]:
+    """Times and memory of every microbatch, made anew."""
+    ranks, waves, _ = at.shape
+    rows, held = range(len(costs.base)), at.tolist()
+    time = [[[summed(costs, costs.own, r, held[i][w]) for w in range(waves)] for i in range(ranks)] for r in rows]
+    time[costs.encoders] = [[t + int(costs.base[costs.encoders]) for t in rank] for rank in time[costs.encoders]]
+    limited = range(len(costs.room))
+    return time, [
+        [[summed(costs, costs.need, r, held[i][w]) for w in range(waves)] for i in range(ranks)] for r in limited
+    ]
+
+
+def lacking(costs: Any, used: Any, row: int, rank: int, first: int, last: int) -> int:
+    """What the fullest window around some waves has beyond the room."""
+    if costs.room[row] < 0:
+        return 0
+    begin = rank if row == costs.encoders else rank // costs.ranks_per_island * costs.ranks_per_island
+    ranks = range(begin, begin + (1 if row == costs.encoders else costs.ranks_per_island))
+    waves = len(used[row][0])
+    size = min(int(costs.window[row]), waves)
+    windows = [
+        sum(used[row][r][k] for r in ranks for k in range(start, start + size))
+        for start in range(waves - size + 1)
+        if start <= last and start + size > first
+    ]
+    return max(0, max(windows) - int(costs.room[row]))
+
+
+@pytest.mark.parametrize(("padded", "limited"), KINDS)
+def test_sums_stay_up_to_date_whatever_moves(padded: bool, limited: bool) -> None:
+    random = np.random.default_rng(1)
+    for seed in range(12):
+        costs, at = costs_and_slots(seed, padded, limited)
+        slots = islands.slots_of(at, costs)
+        islands.fill(slots, costs)
+        ranks, waves, places = at.shape
+        for _ in range(15):
+            time, used = sums(costs, at)
+            assert slots.time.tolist() == time
+            assert slots.used.tolist() == used
+            rank, other = random.integers(0, ranks, 2).tolist()
+            first, second = random.integers(0, waves, 2).tolist()
+            low, high = sorted((first, second))
+            for row in range(len(costs.room)):
+                assert islands.excess_of(slots, costs, row, rank, low, high) == lacking(
+                    costs, used, row, rank, low, high
+                )
+            every = sum(lacking(costs, used, row, rank, low, high) for row in range(len(costs.room)))
+            assert islands.excess(slots, costs, rank, low, high) == every
+            expected = at.tolist()
+            if random.integers(0, 2):
+                slot, other_slot = random.integers(0, places, 2).tolist()
+                if (rank, first) != (other, second):
+                    here, there = expected[rank][first][slot], expected[other][second][other_slot]
+                    expected[rank][first][slot], expected[other][second][other_slot] = there, here
+                    islands.exchange(slots, costs, rank, first, slot, other, second, other_slot)
+            elif shift := bool(random.integers(0, 2)):
+                expected[rank].insert(second, expected[rank].pop(first))
+                islands.move(slots, rank, first, second, shift)
+            else:
+                row = expected[rank]
+                row[first], row[second] = row[second], row[first]
+                islands.move(slots, rank, first, second, shift)
+            assert at.tolist() == expected
+
+
+@dataclass
+class Climb:
+    """Hill climbing that makes all sums anew for every trial."""
+
+    costs: Any
+    at: I64
+    simulated: int = 0
+
+    def __post_init__(self) -> None:
+        self.before = self.makespans()
+
+    def makespans(self) -> list[int]:
+        ranks, waves, _ = self.at.shape
+        each, columns = self.costs.ranks_per_island, len(self.costs.in_flight)
+        time = np.array(sums(self.costs, self.at)[0], np.int64)
+        found = []
+        for island in range(ranks // each):
+            clocks = pipeline.Clocks(np.empty((each, columns), np.int64), np.zeros((each, columns, waves), np.int64))
+            found.append(int(pipeline.island_makespan(time, island * each, self.costs, clocks)))
+        return found
+
+    def fits(self) -> bool:
+        ranks, waves, _ = self.at.shape
+        used = sums(self.costs, self.at)[1]
+        rows = range(len(self.costs.room))
+        return not any(lacking(self.costs, used, row, rank, 0, waves - 1) for row in rows for rank in range(ranks))
+
+    def covers(self, large: int, small: int) -> bool:
+        rows = range(len(self.costs.base))
+        return all(self.costs.own[r, large] >= self.costs.own[r, small] for r in rows) and (
+            not len(self.costs.items) or bool(self.costs.items[large] >= self.costs.items[small])
+        )
+
+    def trial(self, word: int) -> None:
+        ranks, waves, places = self.at.shape
+        digits, rest = [], int(word) >> 1
+        for radix in (self.costs.ranks_per_island, waves, waves, 8, 8, ranks, places, places):
+            rest, digit = divmod(rest, radix)
+            digits.append(digit)
+        rank, first, second, kind, edge, other, slot, other_slot = digits
+        now = self.makespans()
+        worst = now.index(max(now))
+        rank += worst * self.costs.ranks_per_island
+        first = {0: 0, 1: waves - 1}.get(edge, first)
+        saved = self.at.copy()
+        if kind < 3:
+            if first == second:
+                return
+            row = self.at[rank].tolist()
+            if kind < 2:
+                row.insert(second, row.pop(first))
+            else:
+                row[first], row[second] = row[second], row[first]
+            self.at[rank] = row
+            self.simulated += 1
+            if not self.fits() or self.makespans()[worst] > now[worst]:
+                self.at[:] = saved
+            return
+        here, there = self.at[rank, first, slot], self.at[other, second, other_slot]
+        island = other // self.costs.ranks_per_island
+        if (rank, first) == (other, second) or (island != worst and self.covers(there, here)):
+            return
+        self.at[rank, first, slot], self.at[other, second, other_slot] = there, here
+        self.simulated += 1
+        if not self.fits():
+            self.at[:] = saved
+            return
+        after = self.makespans()
+        self.simulated += after[worst] <= now[worst] and island != worst
+        slower = after[island] > now[island] and max(after[worst], after[island]) >= now[worst]
+        if after[worst] > now[worst] or slower:
+            self.at[:] = saved
+
+
+@pytest.mark.parametrize(("padded", "limited"), KINDS)
+def test_a_climb_keeps_what_slows_nothing_down(padded: bool, limited: bool) -> None:
+    words = np.random.default_rng(5).integers(0, 1 << 63, 60, np.uint64) * np.uint64(2)
+    moved = 0
+    for seed in range(8):
+        costs, at = costs_and_slots(seed, padded, limited)
+        climb = Climb(costs, at.copy())
+        if not climb.fits():
+            continue
+        for budget in (0, 7, 10**6):
+            mine, climb = at.copy(), Climb(costs, at.copy())
+            used = 0
+            for word in words:
+                if climb.simulated >= budget:
+                    break
+                climb.trial(int(word))
+                used += 1
+            assert pipeline.improve_placement(mine, costs, words, budget) == (max(climb.before), climb.simulated, used)
+            assert mine.tolist() == climb.at.tolist()
+            moved += not np.array_equal(mine, at)
+    assert moved > 3

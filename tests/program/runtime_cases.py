@@ -1,0 +1,334 @@
+"""Jobs and processes for the tests of the disaggregated runtime.
+
+`python runtime_cases.py` is one process of a pool. For each line on its stdin it joins the others through torchrun's
+environment variables, runs one step of every case, saves the gradients of its module, and prints a line.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from builders.jobs import compose, module
+from sleeping_modules import Listed
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+from dataserver.planning.identity import Job, parse_job
+from trainclient.client import Batch, DataClient
+from trainclient.program.assembly import assemble
+from trainclient.program.clock import Stopwatch
+from trainclient.program.runner import LossWeights
+from trainclient.topology.groups import Groups, process_groups
+from trainclient.topology.places import Topology
+from trainclient.training.config import Sharding, TrainConfig
+from trainclient.training.holding import Holding, hold
+from trainclient.training.loop import Trainer
+from trainclient.training.models import Models
+from trainclient.training.rank import _writer
+from trainclient.training.signals import StopSignals
+from trainclient.training.streams import Streams
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+WORKERS_TIMEOUT_S = 200
+CLOSE_TIMEOUT_S = 20
+DONE = "done\n"
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """Data-parallel degrees of the modules, and stages and chunks of the backbone; 0 leaves a module out.
+
+    The second encoder and generator handle the images of the dataset `more`.
+    """
+
+    encoder: int = 1
+    backbone: int = 2
+    stages: int = 2
+    generator: int = 1
+    chunks: int = 1
+    second_encoder: int = 0
+    second_generator: int = 0
+    frozen: tuple[str, ...] = ()
+    """Names of modules."""
+    recompute: tuple[str, ...] = ()
+    """Names of modules that compute their blocks again."""
+    colocated: bool = False
+    """Whether all ranks run all modules."""
+    peers: tuple[int, int, int] = (1, 1, 1)
+    """Tensor-parallel degrees of encoder, backbone and generator."""
+
+    @property
+    def world_size(self) -> int:
+        vit, llm, dit = self.peers
+        if self.colocated:
+            return self.backbone * llm
+        seconds = self.second_encoder + self.second_generator
+        return self.encoder * vit + self.backbone * self.stages * llm + self.generator * dit + seconds
+
+    @property
+    def single(self) -> "Degrees":
+        """The same modules with one process each, all of them trained, and nothing computed again."""
+        return Degrees(*(min(1, n) for n in (self.encoder, self.backbone, self.stages, self.generator)), 1,
+                       min(1, self.second_encoder), min(1, self.second_generator))  # fmt: skip
+
+    def __str__(self) -> str:
+        seconds = f", second encoder {self.second_encoder}, second generator {self.second_generator}"
+        return (
+            f"encoder {self.encoder}, backbone {self.backbone} x {self.stages} x {self.chunks}, generator "
+            f"{self.generator}{seconds if self.second_encoder or self.second_generator else ''}"
+            f"{', frozen ' + ' and '.join(self.frozen) if self.frozen else ''}"
+            f"{', colocated' if self.colocated else ''}"
+            f"{', again ' + ' and '.join(self.recompute) if self.recompute else ''}"
+            f"{', peers ' + ' '.join(map(str, self.peers)) if max(self.peers) > 1 else ''}"
+        )
+
+
+SINGLE = Degrees(1, 1, 1, 1)
+
+
+def job_data(
+    degrees: Degrees,
+    *,
+    dataset: str = "pairs",
+    balanced: bool = True,
+    balance: str = "lpt",
+    extra_in_flight: int = 0,
+    layout: dict[str, Any] | None = None,
+    **stream: Any,
+) -> dict[str, Any]:
+    """A small job; what it leaves out is for the servers to fill in."""
+    balance = balance if balanced else "none"
+    more = {"datasets": ["more"], "balance": balance}
+    modules = [
+        module("encoder", dp=degrees.encoder, balance=balance),
+        module("encoder", "vit_more", dp=degrees.second_encoder, **more),
+        module("backbone", dp=degrees.backbone, pp=degrees.stages, balance=balance),
+        module("generator", dp=degrees.generator, balance=balance),
+        module("generator", "dit_more", dp=degrees.second_generator, **more),
+    ]
+    pipelined = {"kind": "pipelined", "order": "search" if balanced else "none"}
+    pipelined |= {"schedule": "interleaved", "chunks": degrees.chunks} if degrees.chunks > 1 else {}
+    pipelined |= {"extra_in_flight": extra_in_flight} if extra_in_flight else {}
+    colocated = {"kind": "colocated", "ranks_per_node": 2}
+    several = degrees.second_encoder or degrees.second_generator
+    fields = {
+        "datasets": [{"name": dataset}, *([{"name": "more"}] if several else [])],
+        "sizing": {"patch": 8, "merge": 2, "max_patches": 64},
+        "seq_len": 192,
+        "global_batch": 8,
+        "generation": {"ratio": "0.5", "query_tokens": 4},
+        "seed": 7,
+        "layout": {**(colocated if degrees.colocated else pipelined), **(layout or {})},
+        "end": {"steps": 6},
+    }
+    tp = dict(zip(("vit", "llm", "dit"), degrees.peers, strict=True))
+    modules = [m | {"tp": tp[m["name"]]} if tp.get(m["name"], 1) > 1 else m for m in modules]
+    marks = {"frozen": degrees.frozen, "recompute": degrees.recompute}
+    modules = [m | {key: True for key, names in marks.items() if m["name"] in names} for m in modules if m["dp"]]
+    return compose(modules, **{**fields, **stream})
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of step 0."""
+
+    name: str
+    servers: str
+    job: dict[str, Any]
+    dtype: str = "float64"
+    text_weight: float = 1.0
+    image_weight: float = 1.0
+    modules: dict[str, Any] = field(default_factory=dict)
+    """As in a trainer's configuration, as is the next."""
+    sharding: dict[str, str] = field(default_factory=dict)
+    """Of the modules, by their kinds."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """Further configuration of a trainer that runs the job from its first step, or goes on; by default, only the
+    gradients of the first step are found."""
+    held_out: dict[str, Any] | None = None
+    """A complete job on which such a trainer is evaluated."""
+    contrastive: dict[str, Any] = field(default_factory=dict)
+    """As in a trainer's configuration."""
+    other_plan_rank: int = -1
+    """Global rank whose views claim to be of another plan."""
+
+    @property
+    def config(self) -> TrainConfig:
+        weights = {"text_weight": self.text_weight, "image_weight": self.image_weight}
+        sharded = {kind: {"sharding": sharding} for kind, sharding in self.sharding.items()}
+        fields = {
+            **weights,
+            **sharded,
+            "progress": False,
+            "dtype": self.dtype,
+            "modules": self.modules,
+            "contrastive": self.contrastive,
+            "servers": self.servers,
+        }
+        return TrainConfig.model_validate({**fields, **self.training})
+
+    @property
+    def parsed(self) -> Job:
+        return parse_job(self.job)
+
+    def batches(self, module: str, rank: int, tensors: Sequence[str] | None = None) -> Iterator[Batch]:
+        """The views of one rank of step 0."""
+        with DataClient(self.servers, self.parsed, module, rank, tensors=tensors) as client:
+            for batch in client:
+                yield batch
+                if batch.last_of_step:
+                    return
+
+
+class Pool:
+    """Processes that have imported torch once and run one layout's cases after the other's."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: dict[int, subprocess.Popen[str]] = {}
+
+    def run(self, cases: Sequence[Case], folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+        """Run the cases, which share one layout; returns each case's gradients by their whole name."""
+        for errors in self.outcomes(cases, folder):
+            assert errors is None, errors
+        results: dict[str, dict[str, torch.Tensor]] = {case.name: {} for case in cases}
+        for case in cases:
+            for path in sorted(folder.glob(f"{case.name}.*.pt")):
+                found = torch.load(path)
+                for name in found.keys() & results[case.name].keys():  # of other ranks and peers
+                    assert torch.equal(found[name], results[case.name][name]), name
+                results[case.name] |= found
+        return results
+
+    def outcomes(self, cases: Sequence[Case], folder: Path) -> list[str | None]:
+        """What each process that failed, and so ended, wrote to stderr; None of those that ran the cases."""
+        world = Topology.of(cases[0].parsed.spec).world_size
+        script = folder / "cases.json"
+        script.write_text(json.dumps([asdict(case) for case in cases]))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "CASES": str(script)}
+        for rank in range(world):
+            process = self._process(rank)
+            print(json.dumps(shared | {"RANK": str(rank)}), file=process.stdin, flush=True)
+        with ThreadPoolExecutor(world) as threads:
+            try:
+                return list(threads.map(self._outcome, range(world), timeout=WORKERS_TIMEOUT_S))
+            except TimeoutError:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """End the processes: those that wait for cases by themselves, others by force."""
+        for process in self._processes.values():
+            try:
+                process.communicate(timeout=CLOSE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+        self._processes.clear()
+
+    def _process(self, rank: int) -> subprocess.Popen[str]:
+        """The process of a rank, started if there is none."""
+        if rank not in self._processes:
+            path = f"{REPOSITORY}:{REPOSITORY / 'protos'}:{REPOSITORY / 'tests'}:{REPOSITORY / 'scripts'}"
+            with self._errors(rank).open("w") as errors:
+                self._processes[rank] = subprocess.Popen(
+                    [sys.executable, __file__],
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                )
+        return self._processes[rank]
+
+    def _outcome(self, rank: int) -> str | None:
+        process = self._processes[rank]
+        assert process.stdout is not None
+        if process.stdout.readline() == DONE:
+            return None
+        process.communicate()
+        del self._processes[rank]
+        return self._errors(rank).read_text()
+
+    def _errors(self, rank: int) -> Path:
+        return self._folder / f"{rank}.stderr"
+
+
+def run_cases() -> None:
+    """One step of each of the cases that the environment names."""
+    script = Path(os.environ["CASES"])
+    cases = [Case(**data) for data in json.loads(script.read_text())]
+    layout = Topology.of(cases[0].parsed.spec)
+    layout.require_world_size(int(os.environ["WORLD_SIZE"]))
+    _clear_sharding_prop_cache()  # DTensors take a mesh of the same ranks for the one before, whose groups are gone
+    with process_groups(layout, torch.device("cpu"), timeout_s=60) as groups:
+        for case in cases:
+            if case.training:
+                train(case, layout, groups, script.parent)
+                continue
+            spec, place = case.parsed.spec, groups.place
+            models = Models.of(case.config, spec)
+            modules = models.build(place, groups.device)
+            holding = hold(modules, models.shardings(place), groups, bucket_bytes=100_000)
+            clock = Stopwatch(groups.device)
+            weights = LossWeights(case.text_weight, case.image_weight)
+            machine = assemble(spec, layout, place, modules, groups.channels, weights, clock)
+            streams = [case.batches(m.name, place.rank, machine.tensors[m.name]) for m in place.modules]
+            if groups.rank == case.other_plan_rank:
+                streams = [(replace(b, plan_hash=bytes(32)) for b in batches) for batches in streams]
+            holding.begin_step()
+            assert machine.interpreter.run([Listed(batches) for batches in streams]) is not None
+            found = {name: _whole(holding, name, value) for name, value in holding.end_step().items()}
+            sharded = [m for site, m in modules if models.sharding(site.module) is not Sharding.NONE]
+            assert all(isinstance(p, DTensor) for m in sharded for p in m.network.parameters()), "not gathered any more"
+            torch.save(found, script.parent / f"{case.name}.{groups.rank}.pt")
+
+
+def _whole(holding: Holding, name: str, held: torch.Tensor) -> torch.Tensor:
+    """A gradient of which this process may hold a share, or a part."""
+    stored = holding.stored(name, held)
+    return stored.full_tensor() if isinstance(stored, DTensor) else stored
+
+
+def train(case: Case, layout: Topology, groups: Groups, folder: Path) -> None:
+    """Train as a process of a run does; leaves the optimizer's bytes in a file of the case and rank."""
+    config, job, place = case.config, case.parsed, groups.place
+    trainer = Trainer(config, job, layout, groups, None if case.held_out is None else parse_job(case.held_out))
+    with Streams.open(case.servers, job, place, trainer.tensors) as streams, StopSignals(CLOSE_TIMEOUT_S) as stop:
+        trainer.resume(streams)
+        with closing(_writer(config, groups.rank, trainer.run_name, streams)) as writer:
+            trainer.run(streams, stop, writer)
+    state = {name: tensor for name, tensor in trainer._optimizer.tensors().items() if "/exp_" in name}
+    size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    (folder / f"{case.name}.{groups.rank}.bytes").write_text(str(size))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        os.environ.update(json.loads(line))
+        run_cases()
+        sys.stdout.write(DONE)
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # as the trainer does: an orderly exit may wait for the others

@@ -1,0 +1,154 @@
+"""Colocated modules: gradients are those of one process, and what is executed is what the simulator scored."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program.conftest import Fleet
+from program.reference import reference_gradients
+from program.runtime_cases import Case, Degrees, Pool
+from program.test_gradients import BOUNDS, KINDS, WEIGHTS, assert_close
+from program.virtual import execute
+
+from dataserver.dataset import Dataset
+from dataserver.jobs import JobPlanner
+from dataserver.planning.colocated.hops import phase_hops
+from dataserver.planning.identity import Job, identify
+from dataserver.planning.layout import layout_of
+from dataserver.planning.simulation import Operations
+
+
+def together(ranks: int, **more: Any) -> Degrees:
+    """All modules on all ranks."""
+    second = {name: ranks for name in ("second_encoder", "second_generator") if more.pop(name, False)}
+    return Degrees(ranks, ranks, 1, more.pop("generator", ranks), colocated=True, **second, **more)
+
+
+def check_gradients(fleet: Fleet, pool: Pool, folder: Path, degrees: Degrees, **options: Any) -> None:
+    ours, reference = fleet.pair_of_jobs(degrees, **options.pop("job", {}))
+    case = Case("colocated", fleet.address, ours, **{**WEIGHTS, **options})
+    found = pool.run([case], folder)["colocated"]
+    expected = reference_gradients(replace(case, job=reference, sharding={}))
+    trained = {name: g for name, g in expected.items() if name.split(".")[0] not in degrees.frozen}
+    assert found.keys() == trained.keys()
+    assert_close(found, trained, BOUNDS["float64"])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        together(2, second_encoder=True, second_generator=True),
+        together(2, frozen=("vit",)),
+        pytest.param(together(4), marks=pytest.mark.slow),
+        pytest.param(together(2, frozen=("llm",)), marks=pytest.mark.long),
+        pytest.param(together(4, second_encoder=True, second_generator=True), marks=pytest.mark.long),
+        pytest.param(together(1), marks=pytest.mark.long),
+        pytest.param(together(2, second_encoder=True, frozen=("vit", "llm")), marks=pytest.mark.long),
+        pytest.param(together(2, frozen=("dit",), recompute=("vit", "llm")), marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_gradients_equal_the_reference(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees) -> None:
+    check_gradients(fleet, pool, tmp_path, degrees)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "shares",
+    [
+        ("zero3", "zero3", "zero3"),
+        pytest.param(("zero2", "none", "zero3"), marks=pytest.mark.slow),
+        pytest.param(("zero2", "zero2", "zero2"), marks=pytest.mark.long),
+    ],
+    ids=" ".join,
+)
+def test_shares_over_all_ranks(fleet: Fleet, pool: Pool, tmp_path: Path, shares: tuple[str, ...]) -> None:
+    check_gradients(fleet, pool, tmp_path, together(2), sharding=dict(zip(KINDS, shares, strict=True)))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("dataset", ["understanding", "generation", "documents"])
+def test_an_image_that_cannot_be_decoded(fleet: Fleet, pool: Pool, tmp_path: Path, dataset: str) -> None:
+    ours, reference = fleet.pair_of_jobs(together(2), dataset=dataset)
+    case = Case("broken", fleet.address, ours, **WEIGHTS)
+    expected = reference_gradients(replace(case, job=reference), {fleet.victims[dataset]}.__contains__)
+    assert_close(pool.run([case], tmp_path)["broken"], expected, BOUNDS["float64"])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_without_generator(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    ours, reference = fleet.pair_of_jobs(together(2, generator=0), generation={"ratio": "0", "query_tokens": 4})
+    found = pool.run([Case("text", fleet.address, ours)], tmp_path)["text"]
+    expected = reference_gradients(Case("text", fleet.address, reference))
+    idle = {name for name in expected if name.startswith("dit.")} | {"llm.query.weight"}
+    assert_close(found, {name: g for name, g in expected.items() if name not in idle}, BOUNDS["float64"])
+
+
+@pytest.mark.timeout(400)
+def test_another_plan_ends_all_ranks(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    ours, _ = fleet.pair_of_jobs(together(2))
+    outcomes = pool.outcomes([Case("other", fleet.address, ours, other_plan_rank=0)], tmp_path)
+    errors = [line for outcome in outcomes if outcome is not None for line in outcome.splitlines()]
+    assert None not in outcomes, errors
+    mismatches = [line for line in errors if "BrokerMismatchError: " in line]
+    assert any("rank 1 waited for embeddings from rank 0" in line for line in mismatches), errors
+
+
+HOPS = {
+    "transfers": [
+        {"source": "vit", "target": "llm", "latency_ns": 1_000, "bytes_per_ns": "0.01", "row_bytes": 70},
+        {"source": "llm", "target": "dit", "latency_ns": 2_000, "bytes_per_ns": "1", "row_bytes": 10},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("degrees", "options"),
+    [
+        (together(3), {"global_batch": 9}),
+        (together(2), HOPS),
+        (together(4, second_encoder=True, second_generator=True), HOPS),
+        (together(2, generator=0), {"generation": {"ratio": "0"}, "transfers": HOPS["transfers"][:1]}),
+        (together(2, frozen=("vit",)), HOPS),
+        (together(2, frozen=("vit", "llm"), second_encoder=True), HOPS),
+        (together(2, frozen=("llm",)), HOPS),
+    ],
+    ids=str,
+)
+def test_the_executed_step_is_the_simulated_one(fleet: Fleet, degrees: Degrees, options: dict[str, Any]) -> None:
+    job = fleet.job(degrees, **options)
+    datasets = tuple(Dataset.open(fleet.folders[d.name]) for d in job.stream.datasets)
+    plan = JobPlanner(job, datasets).plan(0)
+    planned = layout_of(job.spec.execution).timeline(job.spec, plan)
+    case = Case("virtual", fleet.address, job.spec.model_dump(mode="json"))
+    executed = execute(case, job, planned, phase_hops(job.spec.execution, plan.routings))
+    listed = list(Operations.of(planned.pipeline.operations[0]))
+    for rank, found in enumerate(executed):
+        assert [e.operation for e in found] == listed
+        assert [e.start_ns for e in found] == planned.timeline.start_ns[rank].tolist()
+        assert [e.end_ns for e in found] == planned.timeline.end_ns[rank].tolist()
+    assert max(e.end_ns for found in executed for e in found) == planned.makespan_ns > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_an_evaluation_runs_forwards_alone(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    """Its losses are those of a training step of the held-out stream with the same weights."""
+    other = fleet.job(together(2), dataset="more", seed=9)
+
+    def run(name: str, job: Job, **more: Any) -> Case:
+        still = {"steps": 1, "metrics": str(tmp_path / f"{name}.jsonl"), "optimizer": {"lr": 1e-300}, **more}
+        return Case(name, fleet.address, job.spec.model_dump(mode="json"), training=still)
+
+    evaluated = run("evaluated", fleet.job(together(2)), evaluation={"every": 1, "steps": 1})
+    held_out = identify(other.spec.forward_only).spec.model_dump(mode="json")
+    pool.run([replace(evaluated, held_out=held_out), run("trained", other)], tmp_path)
+    found, expected = (json.loads((tmp_path / f"{name}.jsonl").read_text()) for name in ("evaluated", "trained"))
+    for name in ("text_loss", "image_loss"):
+        assert found["evaluation"][name] == pytest.approx(expected[name], rel=1e-12)
+    assert found["evaluation"]["sample_digest"] == expected["sample_digest"]

@@ -1,0 +1,125 @@
+"""Contrastive towers: gradients are those of the full batches in one process; what is executed was simulated."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program.conftest import Fleet
+from program.runtime_cases import Case, Pool
+from program.test_gradients import BOUNDS, assert_close
+from program.towers import tower_job, towers_in_one_process
+from program.virtual import assert_as_simulated, execute
+
+from dataserver.dataset import Dataset
+from dataserver.jobs import JobPlanner
+from dataserver.planning.layout import layout_of
+
+Degrees = Mapping[str, tuple[int, int]]
+SMALL: Degrees = {"image": (2, 1), "text": (1, 1)}
+STAGED: Degrees = {"image": (1, 2), "text": (2, 1)}
+WIDE: Degrees = {"image": (2, 2), "text": (1, 2)}
+THREE: Degrees = {"text": (1, 1), "image": (2, 1), "text_more": (1, 1)}
+
+
+def case_of(fleet: Fleet, name: str, degrees: Degrees, loss: str, **options: Any) -> Case:
+    job = tower_job(fleet, degrees, **options).spec.model_dump(mode="json")
+    return Case(name, fleet.address, job, contrastive={"loss": loss, "features": 16})
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("degrees", "options"),
+    [
+        (SMALL, {}),
+        (STAGED, {"microbatches": 2}),
+        pytest.param(STAGED, {"microbatches": 2, "schedule": "batch_sync"}, marks=pytest.mark.slow),
+        pytest.param(WIDE, {"microbatches": 2, "extra_in_flight": 1}, marks=pytest.mark.long),
+        pytest.param(THREE, {"microbatches": 4}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_loss_gradients_equal_those_of_full_batches(
+    fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees, options: dict[str, Any]
+) -> None:
+    """With an image that cannot be decoded, whose pair does not count."""
+    kinds = {"clip": "pairs", "siglip": "understanding"}
+    cases = [case_of(fleet, loss, degrees, loss, dataset=data, **options) for loss, data in kinds.items()]
+    cases.append(case_of(fleet, "broken", degrees, "clip", dataset="understanding", **options))
+    found = pool.run(cases, tmp_path)
+    single = dict.fromkeys(degrees, (1, 1))
+    for case in cases:
+        dataset = case.job["stream"]["datasets"][0]["name"]
+        skip = frozenset({fleet.victims[dataset]} if dataset in fleet.victims else ())
+        alone = case_of(fleet, "alone", single, case.contrastive["loss"], dataset=dataset)
+        _, expected = towers_in_one_process(alone, skip)
+        assert found[case.name].keys() == expected.keys()
+        assert_close(found[case.name], expected, BOUNDS["float64"])
+
+
+HOP = {"source": "image", "target": "image", "latency_ns": 3_000, "bytes_per_ns": "0.1", "row_bytes": 70}
+HOPS = {"transfers": [HOP]}
+
+
+@pytest.mark.parametrize(
+    ("degrees", "options"),
+    [
+        (SMALL, {"interaction_ns": 5_000}),
+        (STAGED, {"microbatches": 2, "interaction_ns": 70_000, **HOPS}),
+        (STAGED, {"microbatches": 4, "schedule": "batch_sync", **HOPS}),
+        ({"image": (2, 3), "text": (1, 2)}, {"microbatches": 2, "extra_in_flight": 1, "interaction_ns": 9_000, **HOPS}),
+        (THREE, {"microbatches": 2, "interaction_ns": 5_000}),
+    ],
+    ids=str,
+)
+def test_the_executed_step_is_the_simulated_one(fleet: Fleet, degrees: Degrees, options: dict[str, Any]) -> None:
+    job = tower_job(fleet, degrees, **options, global_batch=24)
+    plan = JobPlanner(job, (Dataset.open(fleet.folders["pairs"]),)).plan(0)
+    planned = layout_of(job.spec.execution).timeline(job.spec, plan)
+    executed = execute(Case("virtual", fleet.address, job.spec.model_dump(mode="json")), job, planned)
+    assert_as_simulated(job, planned, executed)
+
+
+def a_run(fleet: Fleet, degrees: Degrees, folder: Path, steps: int, **options: Any) -> Case:
+    """A run to a step that saves every second one."""
+    training = {
+        "steps": steps,
+        "metrics": str(folder / "metrics.jsonl"),
+        "checkpoint": {"directory": str(folder / "checkpoints"), "every": 2},
+        "optimizer": {"lr": 0.01},
+        **options,
+    }
+    folder.mkdir(exist_ok=True)
+    job = tower_job(fleet, degrees, dataset="understanding", microbatches=2)
+    contrastive = {"loss": "siglip", "features": 16}
+    name = f"{folder.name}-{steps}"
+    return Case(name, fleet.address, job.spec.model_dump(mode="json"), training=training, contrastive=contrastive)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
+def test_a_run_resumes_and_goes_on_with_other_degrees(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    other: Degrees = {"image": (1, 1), "text": (1, 1)}
+    straight, again = tmp_path / "straight", tmp_path / "again"
+    pool.run([a_run(fleet, STAGED, straight, 4), a_run(fleet, STAGED, again, 2)], tmp_path)
+    shutil.copytree(again, tmp_path / "moved")
+    pool.run([a_run(fleet, STAGED, again, 4, backbone={"sharding": "zero3"})], tmp_path)
+    pool.run([a_run(fleet, other, tmp_path / "moved", 4)], tmp_path)
+    expected = metrics(straight)
+    assert [m["samples"] for m in expected] == [m["images"] for m in expected] == [16] * 4
+    assert expected[0]["invalid_images"] == 1
+    alone = case_of(fleet, "alone", other, "siglip", dataset="understanding")
+    loss, _ = towers_in_one_process(alone, frozenset({fleet.victims["understanding"]}))
+    assert expected[0]["contrastive_loss"] == pytest.approx(loss, rel=1e-9)
+    assert all(m["contrastive_loss"] > 0 and m["text_loss"] is m["image_loss"] is None for m in expected)
+    for folder in (again, tmp_path / "moved"):
+        found = metrics(folder)
+        assert [m["sample_digest"] for m in found] == [m["sample_digest"] for m in expected]
+        for key in ("contrastive_loss", "grad_norm"):
+            assert [m[key] for m in found] == pytest.approx([m[key] for m in expected], rel=1e-9)
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

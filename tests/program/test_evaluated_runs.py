@@ -1,0 +1,109 @@
+"""Runs that are evaluated on a held-out stream: what it computes, that training does not notice, and when it comes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from program.conftest import Fleet
+from program.runtime_cases import Case, Degrees, Pool
+from training.runs import stored
+
+from dataserver.planning.identity import identify
+
+DEGREES = Degrees(2, 1, 2, 1)
+HELD_OUT: dict[str, Any] = {"dataset": "more", "seed": 9}
+SHARDED = {"encoder": "zero3", "generator": "zero2"}
+NO_CHANGE = {"lr": 1e-300}
+
+
+def run(fleet: Fleet, folder: Path, name: str, steps: int, degrees: Degrees = DEGREES, **training: Any) -> Case:
+    """A run in float64 with its metrics, and a checkpoint at its end, in a folder of its own."""
+    options = {"steps": steps, "metrics": str(folder / name / "metrics.jsonl"),
+               "checkpoint": {"directory": str(folder / name)}, "optimizer": {"lr": 0.01}, **training}  # fmt: skip
+    return Case(name, fleet.address, fleet.job(degrees).spec.model_dump(mode="json"), training=options)
+
+
+def evaluated(fleet: Fleet, case: Case, name: str | None = None, degrees: Degrees = DEGREES, **evaluation: Any) -> Case:
+    """The same run, which is evaluated."""
+    held_out = identify(fleet.job(degrees, **HELD_OUT).spec.forward_only)
+    return replace(
+        case,
+        name=name or case.name,
+        training={**case.training, "evaluation": evaluation},
+        held_out=held_out.spec.model_dump(mode="json"),
+    )
+
+
+def metrics(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(evaluation: dict[str, Any] | None) -> dict[str, Any] | None:
+    return evaluation and {key: value for key, value in evaluation.items() if key != "seconds"}
+
+
+def assert_profiled(folder: Path, step: int) -> None:
+    """A trace of each process has the operations of one step, and what torch did in them."""
+    assert sorted(path.name for path in folder.iterdir()) == [f"rank-{r:05d}.json" for r in range(DEGREES.world_size)]
+    for path in folder.iterdir():
+        names = [e["name"] for e in json.loads(path.read_text())["traceEvents"] if "name" in e]
+        operations = [n for n in names if n.startswith(("forward of microbatch", "backward of microbatch"))]
+        assert {int(name.rsplit(" ", 1)[1]) for name in operations} == {step}
+        assert "aten::linear" in names
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_losses_of_a_held_out_stream_that_training_does_not_notice(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    """On two pipelines of two stages, of which some are sharded; a run that resumes evaluates as one that does not."""
+    plain = run(fleet, tmp_path, "plain", 4)
+    whole = evaluated(fleet, run(fleet, tmp_path, "whole", 4), every=2, steps=2)
+    first = evaluated(fleet, run(fleet, tmp_path, "cut", 3), every=2, steps=2)
+    rest = evaluated(fleet, run(fleet, tmp_path, "cut", 4), "rest", every=2, steps=2)
+    whole.training["profile"] = {"directory": str(tmp_path / "profile"), "first": 2, "steps": 1}
+    still = evaluated(fleet, run(fleet, tmp_path, "still", 1, optimizer=NO_CHANGE), every=1, steps=1)
+    trained = run(fleet, tmp_path, "trained", 1, optimizer=NO_CHANGE)
+    trained = replace(trained, job=fleet.job(DEGREES, **HELD_OUT).spec.model_dump(mode="json"))
+    cases = [plain, whole, first, rest, still, trained]
+    pool.run([replace(case, sharding=SHARDED) for case in cases], tmp_path)
+
+    assert [m["evaluation"] is not None for m in metrics(tmp_path, "whole")] == [False, True, False, True]
+    ours, theirs = (
+        [{k: v for k, v in m.items() if k in ("text_loss", "image_loss", "grad_norm")} for m in metrics(tmp_path, name)]
+        for name in ("whole", "plain")
+    )
+    assert ours == theirs
+    assert_profiled(tmp_path / "profile", step=2)
+    ends = [stored(tmp_path / name / "step-00000004") for name in ("plain", "whole", "cut")]
+    for end in ends[1:]:
+        assert end.keys() == ends[0].keys()
+        assert all(torch.equal(value, ends[0][name]) for name, value in end.items())
+    found = [[without_times(m["evaluation"]) for m in metrics(tmp_path, name)] for name in ("whole", "cut")]
+    assert found[0] == found[1]
+    assert found[0][1]["samples"] == found[0][3]["samples"] > 8  # type: ignore[index]
+    assert found[0][1]["text_loss"] > found[0][3]["text_loss"], "it learns"  # type: ignore[index]
+
+    (evaluation,), (step,) = (metrics(tmp_path, name) for name in ("still", "trained"))
+    for name in ("text_loss", "image_loss"):
+        assert evaluation["evaluation"][name] == pytest.approx(step[name], rel=1e-12)
+        assert evaluation["evaluation"][name] != pytest.approx(evaluation[name], rel=1e-3), "of another stream"
+    for name in ("samples", "sample_digest", "images"):
+        assert evaluation["evaluation"][name] == step[name]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_colocated_modules_are_evaluated_too(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    """The losses of a held-out step are those of training on it; here the backbone has adapters."""
+    degrees, adapters = Degrees(2, 2, 1, 2, colocated=True), {"backbone": {"lora": {"rank": 2}}}
+    trained, still = (
+        run(fleet, tmp_path, name, 1, degrees, optimizer=NO_CHANGE, **adapters) for name in ("trained", "still")
+    )
+    trained = replace(trained, job=fleet.job(degrees, **HELD_OUT).spec.model_dump(mode="json"))
+    pool.run([trained, evaluated(fleet, still, degrees=degrees, every=1, steps=1)], tmp_path)
+    (evaluation,), (step,) = (metrics(tmp_path, name) for name in ("still", "trained"))
+    for name in ("text_loss", "image_loss"):
+        assert evaluation["evaluation"][name] == pytest.approx(step[name], rel=1e-12)

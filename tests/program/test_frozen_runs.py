@@ -1,0 +1,82 @@
+"""A run with frozen modules: what it saves, that it goes on with other modules frozen, and what is exported of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from program.conftest import Fleet
+from program.runtime_cases import Case, Degrees, Pool
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from trainclient.checkpoint.export import ExportConfig, export
+from trainclient.checkpoint.folder import read_state
+from trainclient.training.gradients import scale_gradients, square_sum
+from trainclient.training.optimizer import Optimizer
+from trainclient.training.optimizer_config import OptimizerConfig
+
+
+def stored(path: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint."""
+    metadata = FileSystemReader(path).read_metadata().state_dict_metadata
+    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in metadata.items()}
+    load(tensors, checkpoint_id=path, no_dist=True)
+    return tensors
+
+
+def case(fleet: Fleet, degrees: Degrees, folder: Path, steps: int) -> Case:
+    """A run to a step in bfloat16 that saves every step."""
+    job, _ = fleet.pair_of_jobs(degrees)
+    training = {
+        "steps": steps,
+        "metrics": str(folder / "metrics.jsonl"),
+        "checkpoint": {"directory": str(folder), "every": 1},
+        "optimizer": {"lr": 0.01},
+    }
+    return Case(f"frozen-{steps}", fleet.address, job, dtype="bfloat16", training=training)
+
+
+def module_of(name: str) -> str:
+    return name.split(".")[0]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
+def test_a_run_with_frozen_modules_goes_on_with_others_frozen(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    frozen = ("vit", "llm")
+    pool.run([case(fleet, Degrees(1, 1, 1, 1, frozen=frozen), tmp_path, 2)], tmp_path)
+    first, second = (stored(tmp_path / f"step-{step:08d}") for step in (1, 2))
+    assert first.keys() == second.keys()
+    assert {module_of(name) for name in second} == {"vit", "llm", "dit"}
+    assert {module_of(name) for name in second if "/" in name} == {"dit"}
+    kept = {name: value for name, value in second.items() if module_of(name) in frozen}
+    assert all(torch.equal(value, first[name]) and value.dtype == torch.bfloat16 for name, value in kept.items())
+    assert not torch.equal(first["dit.output.weight"], second["dit.output.weight"])
+    assert read_state(tmp_path / "step-00000002").frozen == list(frozen)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["lr"].keys() for line in lines] == [{"dit"}] * 2
+
+    export(ExportConfig(tmp_path, "llm", tmp_path / "exported"))
+    assert (tmp_path / "exported" / "config.json").is_file()
+
+    pool.run([case(fleet, Degrees(2, 2, 1, 1, frozen=("dit",)), tmp_path, 3)], tmp_path)
+    third = stored(tmp_path / "step-00000003")
+    assert {module_of(name) for name in third if "/" in name} == set(frozen)
+    assert all(value == 1 for name, value in third.items() if name.endswith("/step"))
+    assert torch.equal(third["dit.output.weight"], second["dit.output.weight"].bfloat16()), "as it computes"
+    changed, before = (step["llm.layers.0.mlp.up.weight"] for step in (third, second))
+    assert 0 < float((changed - before).abs().max()) < 0.1, "it went on from the frozen weights"
+
+
+def test_a_process_without_anything_to_train_still_takes_part() -> None:
+    module = torch.nn.Linear(2, 2).requires_grad_(requires_grad=False)
+    optimizer = Optimizer(dict(module.named_parameters()), OptimizerConfig(), {})
+    before = module.weight.clone()
+    optimizer.step(0, {})
+    optimizer.publish()
+    assert torch.equal(module.weight, before)
+    assert optimizer.tensors().keys() == {"weight", "bias"}
+    assert float(square_sum([])) == 0
+    scale_gradients([], 0.5)

@@ -1,0 +1,194 @@
+"""What the interpreter asks of the runners, and what it refuses, on the microbatches of a real server."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from program.conftest import Fleet
+from program.runtime_cases import Case, Degrees
+from sleeping_modules import Listed
+
+from dataserver.planning.layout import layout_of
+from dataserver.planning.simulation import Operation, OperationKind
+from trainclient.client import Batch
+from trainclient.program.clock import Stopwatch
+from trainclient.program.interpreter import Interpreter
+from trainclient.program.listing import StepPrograms, StreamError
+from trainclient.topology.places import Topology
+
+DEGREES = Degrees(1, 2, 2, 1)
+
+
+@dataclass
+class Recorded:
+    """A runner, and its inlet, that only notes what it is asked to do."""
+
+    calls: list[object]
+    chunk: int
+    inlet: "Recorded | None" = None
+    taken: list[list[int]] = field(default_factory=list)
+    posted: list[tuple[int, int]] = field(default_factory=list)
+    """Of every receive how many calls came before it, and its microbatch."""
+
+    def begin_step(self, taken: object = None) -> None:
+        if taken is None:
+            self.calls.append("begin")
+        else:
+            self.taken = [t.tolist() for t in taken]  # type: ignore[attr-defined]
+
+    def post(self, way: int, batch: Batch) -> None:
+        assert way >= 0
+        self.posted.append((len(self.calls), batch.microbatch))
+
+    def forward(self, operation: Operation, batch: Batch) -> None:
+        assert (operation.kind, operation.chunk) == (OperationKind.FORWARD, self.chunk)
+        assert operation.microbatch == batch.microbatch
+        self.calls.append(operation)
+
+    def backward(self, operation: Operation) -> None:
+        assert (operation.kind, operation.chunk) == (OperationKind.BACKWARD, self.chunk)
+        self.calls.append(operation)
+
+    def end_step(self) -> None:
+        self.calls.append("end")
+
+
+def views(fleet: Fleet, module: str, dataset: str = "pairs", degrees: Degrees = DEGREES) -> tuple[Case, list[Batch]]:
+    """A case, and the views of rank 0 of a module."""
+    case = Case("interpreter", fleet.address, fleet.job(degrees, dataset=dataset).spec.model_dump(mode="json"))
+    return case, list(case.batches(module, 0))
+
+
+def interpreter(case: Case, module: str, stage: int = 0) -> tuple[Interpreter, list[object], list[Recorded]]:
+    """The interpreter of rank 0 of a stage, what its runners note, and the runners."""
+    spec, calls = case.parsed.spec, []
+    topology = Topology.of(spec)
+    place = next(p for p in topology.places if (p.modules[0].name, p.rank, p.stage) == (module, 0, stage))
+    runners = [Recorded(calls, n, Recorded(calls, n)) for n in range(len(place.chunks))]
+    made = Interpreter(spec.execution, topology, place, runners, Stopwatch(torch.device("cpu")))  # type: ignore[arg-type]
+    return made, calls, runners
+
+
+@pytest.mark.parametrize(
+    ("degrees", "module", "stage"),
+    [
+        *((DEGREES, *where) for where in (("vit", 0), ("llm", 0), ("llm", 1), ("dit", 0))),
+        *((Degrees(1, 1, 2, 1, chunks=2), "llm", stage) for stage in (0, 1)),
+    ],
+    ids=str,
+)
+def test_a_stage_runs_its_list_and_nothing_else(fleet: Fleet, degrees: Degrees, module: str, stage: int) -> None:
+    case, batches = views(fleet, module, degrees=degrees)
+    made, calls, runners = interpreter(case, module, stage)
+    made.run([Listed(batches)])
+    execution = case.parsed.spec.execution
+    programs = layout_of(execution).programs(execution, batches[0].schedules, len(batches))
+    (program,) = (p for p in programs if (p.modules[0], p.stage) == (module, stage))
+    ends = len(runners)
+    assert calls == ["begin"] * ends + list(program.operations) + ["end"] * ends
+    assert len(program.operations) == 2 * ends * len(batches) > 4
+
+
+def test_a_target_knows_what_its_source_has_taken(fleet: Fleet) -> None:
+    """A source of 1F1B that holds h microbatches has run the backward of k - h when it sends k."""
+    case, batches = views(fleet, "llm")
+    held = {s.module: s.in_flight.tolist() for s in batches[0].schedules}
+    for stage, source in ((0, held["vit"][0]), (1, held["llm"][0])):
+        made, _, (runner,) = interpreter(case, "llm", stage)
+        made.run([Listed(batches)])
+        assert runner.inlet is not None
+        assert runner.inlet.taken == [[max(-1, k - source) for k in range(len(batches))]]
+
+
+def test_receives_are_posted_as_soon_as_their_source_may_send(fleet: Fleet) -> None:
+    case, batches = views(fleet, "llm")
+    held = next(s.in_flight.tolist()[0] for s in batches[0].schedules if s.module == "llm")
+    made, calls, (runner,) = interpreter(case, "llm", 1)
+    made.run([Listed(batches)])
+    begun = [-1 if k < held else calls.index(Operation(OperationKind.BACKWARD, k - held)) for k in range(len(batches))]
+    assert runner.posted == [(max(1, index + 1), k) for k, index in enumerate(begun)]
+
+
+def test_a_receive_whose_view_has_not_come_keeps_nothing_waiting(fleet: Fleet) -> None:
+    case, batches = views(fleet, "llm")
+    made, calls, (runner,) = interpreter(case, "llm", 1)
+    late = Listed(batches)
+    late.ready = False
+    made.run([late])
+    assert [microbatch for _, microbatch in runner.posted] == [0], "of the others the forward posts it"
+    assert len(calls) == 2 * len(batches) + 2
+
+
+def test_what_an_interleaved_source_has_taken_is_that_of_the_chunk(fleet: Fleet) -> None:
+    case, batches = views(fleet, "llm", degrees=Degrees(1, 1, 2, 1, chunks=2))
+    spec = case.parsed.spec
+    topology, programs = Topology.of(spec), StepPrograms.of(spec.execution, batches[0])
+    for way in topology.ways:
+        stage, position = way.source.number % way.source.module.pp, way.source.number // way.source.module.pp
+        (program,) = (p for p in programs.programs if (p.modules[0], p.stage) == (way.source.module.name, stage))
+        last, expected = -1, {}
+        for operation in program.operations:
+            if operation.chunk == position and operation.kind is OperationKind.BACKWARD:
+                last = operation.microbatch
+            elif operation.chunk == position:
+                expected[operation.microbatch] = last
+        assert programs.taken(way).tolist() == [expected[k] for k in range(len(batches))]
+
+
+def test_a_record_counts_what_the_rank_saw(fleet: Fleet) -> None:
+    for module, dataset in (("vit", "understanding"), ("llm", "pairs"), ("dit", "generation")):
+        case, batches = views(fleet, module, dataset)
+        batches = [replace(batch, wait_s=0.5) for batch in batches]
+        record = interpreter(case, module)[0].run([Listed(batches)])
+        assert record is not None
+        seen = record.seen[module]
+        assert (record.step, record.num_microbatches) == (0, len(batches))
+        assert (record.text_tokens, record.target_patches) == (batches[0].text_tokens, batches[0].target_patches)
+        assert min(record.text_tokens, record.target_patches) > 0
+        items = [batch.items for batch in batches]
+        assert seen.samples == [
+            sample
+            for i in items
+            for sample in zip(i.dataset.tolist(), i.pass_.tolist(), i.sample.tolist(), strict=True)
+        ]
+        assert seen.num_items == len(seen.samples) == sum(len(i) for i in items)
+        assert seen.num_invalid == (module != "llm")
+        assert record.data_wait_s == seen.data_wait_s == 0.5 * len(batches)
+
+
+def test_microbatches_that_do_not_follow_each_other_are_refused(fleet: Fleet) -> None:
+    case, batches = views(fleet, "vit")
+
+    def run(found: Iterator[Batch]) -> object:
+        return interpreter(case, "vit")[0].run([Listed(found)])
+
+    assert run(iter(())) is None
+    with pytest.raises(StreamError, match="the stream ended within step 0; every step must be complete"):
+        run(iter(batches[:-1]))
+    with pytest.raises(StreamError, match="step 0, microbatch 2 came where step 0, microbatch 1 was due"):
+        run(iter([batches[0], *batches[2:]]))
+    with pytest.raises(StreamError, match="step 1, microbatch 1 came where step 0, microbatch 1 was due"):
+        run(iter([batches[0], replace(batches[1], step=1)]))
+    with pytest.raises(StreamError, match=r"has schedules of stages .*'llm': 2.*; the job has .*'llm': 2"):
+        run(iter([replace(batches[0], schedules=batches[0].schedules[1:])]))
+
+
+def test_a_job_of_other_chunks_is_refused(fleet: Fleet) -> None:
+    case, _ = views(fleet, "llm")
+    _, batches = views(fleet, "llm", degrees=Degrees(1, 2, 2, 1, chunks=2))
+    with pytest.raises(StreamError, match=r"no program for chunks of \('llm',\) on stage 0"):
+        interpreter(case, "llm")[0].run([Listed(batches)])
+
+
+def test_times_are_those_of_microbatches_all_chunks_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((10, 13, 20, 27, 30, 31, 40, 45))
+    monkeypatch.setattr("time.thread_time_ns", lambda: next(clock))
+    watch, forward, backward = Stopwatch(torch.device("cpu")), OperationKind.FORWARD, OperationKind.BACKWARD
+    done = [Operation(forward, 1), Operation(backward, 0), Operation(forward, 0, 1), Operation(forward, 1, 1)]
+    for operation in done:
+        with watch.running(operation):
+            pass
+    assert (watch.nanoseconds(forward, [0, 1]), watch.nanoseconds(backward, [0, 1])) == ([1, 8], [7])
+    watch.begin_step()
+    assert watch.nanoseconds(forward, [0, 1]) == []

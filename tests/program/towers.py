@@ -1,0 +1,102 @@
+"""Contrastive jobs of the tests' server, and their loss in one process, which shares no code with the trainer's."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from builders.jobs import compose, module
+from program.conftest import Fleet
+from program.reference import Gradients
+from program.runtime_cases import Case
+from torch import Tensor
+
+from dataserver.planning.identity import Job
+from trainclient.client import Batch
+from trainclient.topology.places import Topology
+from trainclient.training.models import Models
+
+COSTS = {
+    "image": {"microbatch_ns": 10_000, "linear_ps": 3_000_000, "quadratic_fs": 10_000_000},
+    "text": {"microbatch_ns": 7_000, "linear_ps": 500_000, "quadratic_fs": 1_000_000},
+}
+SINGLE = {"image": (1, 1), "text": (1, 1)}
+
+
+def tower_data(towers: Mapping[str, tuple[int, int]], *, dataset: str = "pairs", **layout: Any) -> dict[str, Any]:
+    """A job of towers with these degrees, dp and pp each; those whose names begin with `text` read texts."""
+    modules = []
+    for name, (dp, pp) in towers.items():
+        modality = "text" if name.startswith("text") else "image"
+        balance = "lpt" if towers != SINGLE else "none"
+        modules.append(module("tower", name, modality=modality, dp=dp, pp=pp, cost=COSTS[modality], balance=balance))
+    execution = {key: layout.pop(key) for key in ("transfers",) if key in layout}
+    return compose(
+        modules,
+        datasets=[{"name": dataset}],
+        sizing={"patch": 8, "merge": 2, "max_patches": 64},
+        seq_len=32,
+        global_batch=layout.pop("global_batch", 16),
+        contrastive_batch=layout.pop("contrastive_batch", 8),
+        packing={"enabled": False},
+        seed=7,
+        layout={"kind": "contrastive", **layout},
+        end={"steps": 6},
+        **execution,
+    )
+
+
+def tower_job(fleet: Fleet, towers: Mapping[str, tuple[int, int]], **options: Any) -> Job:
+    """The same, complete."""
+    return fleet.completed(tower_data(towers, **options))
+
+
+def towers_in_one_process(case: Case, skip: frozenset[int] = frozenset()) -> tuple[float, Gradients]:
+    """Loss and gradients of a case whose towers have one process each; the pairs of some samples do not count."""
+    spec = case.parsed.spec
+    models, networks = Models.of(case.config, spec), {}
+    for place in Topology.of(spec).places:
+        ((_, built),) = models.build(place, torch.device("cpu"))
+        networks[place.modules[0].name] = built.network
+    loss, batches, scale = torch.zeros((), dtype=torch.float64), 0, None
+    for views in zip(*(case.batches(name, 0) for name in networks), strict=True):
+        features = []
+        for network, view in zip(networks.values(), views, strict=True):
+            made = network(*_inputs(view), None)
+            scale = made.scale if made.scale is not None else scale
+            features.append(made.features[torch.tensor(_order(view))])
+        names = [[view.items.sample[i] for i in _order(view)] for view in views]
+        assert all(found == names[0] for found in names)
+        counts = torch.tensor([int(sample) not in skip for sample in names[0]])
+        pairs = [(a, b) for i, a in enumerate(features) for b in features[i + 1 :]]
+        assert scale is not None
+        for a, b in pairs:
+            loss = loss + _LOSSES[case.config.contrastive.loss](a[counts], b[counts], scale) / len(counts) / len(pairs)
+        batches += 1
+    loss = loss / batches
+    loss.backward()
+    found = {f"{name}.{key}": p.grad for name, network in networks.items() for key, p in network.named_parameters()}
+    return float(loss.detach()), found
+
+
+def _inputs(view: Batch) -> list[Tensor]:
+    images, texts = ("patches", "grid", "cu_patches"), ("token_ids", "position_ids", "cu_lengths")
+    return [view.tensors[name] for name in (images if "patches" in view.tensors else texts)]
+
+
+def _order(view: Batch) -> list[int]:
+    items = view.items
+    return sorted(range(len(items)), key=lambda i: (items.dataset[i], items.pass_[i], items.sample[i]))
+
+
+def _clip(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+    logits, partner = scale[0] * a @ b.T, torch.arange(len(a))
+    return (F.cross_entropy(logits, partner, reduction="sum") + F.cross_entropy(logits.T, partner, reduction="sum")) / 2
+
+
+def _siglip(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+    signs = 2 * torch.eye(len(a), dtype=a.dtype) - 1
+    return -F.logsigmoid(signs * (scale[0] * a @ b.T + scale[1])).sum()
+
+
+_LOSSES = {"clip": _clip, "siglip": _siglip}

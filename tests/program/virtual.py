@@ -1,0 +1,186 @@
+"""All processes of a job as threads, on clocks of their own that only messages set."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import Queue
+
+import torch
+from program.runtime_cases import Case
+from sleeping_modules import WIDTH, Listed, sleeping_module
+from torch import Tensor
+
+from dataserver.planning.identity import Job
+from dataserver.planning.layout import PlannedTimeline
+from dataserver.planning.simulation import Operations
+from trainclient.client import Batch
+from trainclient.exchange.peers import shared_ways
+from trainclient.exchange.transport import Channels, Directions, Message
+from trainclient.modules import Site
+from trainclient.program.assembly import assemble
+from trainclient.program.clock import Executed
+from trainclient.program.runner import LossWeights
+from trainclient.program.virtual_clock import PlannedTimes, VirtualClock
+from trainclient.topology.places import Topology
+
+DEADLINE_S = 60
+
+
+Boxes = dict[tuple[str, bool, int, int], "Queue[Message]"]
+"""Messages on their way, by way, direction, sender and receiver."""
+Together = dict[tuple[int, int], "Queue[Tensor]"]
+"""Those of collectives, by sender and receiver."""
+
+
+class Left:
+    """Messages that need no waiting."""
+
+    def wait(self) -> None:
+        """They have left."""
+
+    def has_left(self) -> bool:
+        return True
+
+
+@dataclass
+class Awaited:
+    """Messages that come from other threads."""
+
+    queues: list["Queue[Message]"]
+    messages: Sequence[Message]
+
+    def wait_stamps(self) -> None:
+        for queue, message in zip(self.queues, self.messages, strict=True):
+            found = queue.get(timeout=DEADLINE_S)
+            message.stamp.copy_(found.stamp)
+            message.rows.copy_(found.rows)
+
+    def wait_rows(self) -> None:
+        """They came with their stamps."""
+
+
+@dataclass
+class ThreadCollective:
+    """All ranks as threads."""
+
+    rank: int
+    size: int
+    boxes: Together
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def all_to_all(self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int]) -> "Arriving":
+        del way
+        for peer, message in enumerate(messages):
+            self.boxes[self.rank, peer].put(message)
+        return Arriving(self, num_bytes)
+
+
+@dataclass
+class Arriving:
+    """Messages from all threads; those of one may wait for others before them."""
+
+    to: ThreadCollective
+    num_bytes: Sequence[int]
+
+    def __post_init__(self) -> None:
+        ranks = range(self.to.size)
+        self.found = [self.to.boxes[peer, self.to.rank].get(timeout=DEADLINE_S) for peer in ranks]
+
+    def wait(self) -> list[Tensor]:
+        assert [len(message) for message in self.found] == list(self.num_bytes)
+        return self.found
+
+
+@dataclass
+class ThreadChannel:
+    """A channel between threads."""
+
+    rank: int
+    way: str
+    back: bool
+    boxes: Boxes
+
+    def empty(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(num_rows, width, dtype=dtype)
+
+    def send(self, messages: Sequence[Message], microbatch: int) -> Left:
+        assert microbatch >= 0
+        for message in messages:
+            self.boxes[self.way, self.back, self.rank, message.peer].put(message)
+        return Left()
+
+    def post(self, messages: Sequence[Message], microbatch: int) -> Awaited:
+        assert microbatch >= 0
+        return Awaited([self.boxes[self.way, self.back, m.peer, self.rank] for m in messages], messages)
+
+
+@dataclass
+class ThreadPeers:
+    """Peers that are threads."""
+
+    rank: int
+    row: tuple[int, ...]
+    """Global ranks of all of them."""
+    boxes: Together
+
+    @property
+    def leader(self) -> int:
+        return self.row[0]
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == self.leader
+
+    def hand_on(self, message: Tensor) -> None:
+        if self.leads:
+            for peer in self.row[1:]:
+                self.boxes[self.rank, peer].put(message.clone())
+        else:
+            message.copy_(self.boxes[self.leader, self.rank].get(timeout=DEADLINE_S))
+
+
+def execute(
+    case: Case, job: Job, planned: PlannedTimeline, hop_ns: Mapping[str, int] | None = None
+) -> list[list[Executed]]:
+    """What every process of step 0 executes, in the order of the global ranks."""
+    topology = Topology.of(job.spec)
+    times, ranks = PlannedTimes(planned, topology, hop_ns), range(topology.world_size)
+    ways = [str(way) for way in topology.ways]
+    boxes: Boxes = {key: Queue() for key in itertools.product(ways, (False, True), ranks, ranks)}
+    together: Together = {key: Queue() for key in itertools.product(ranks, ranks)}
+    handed_on: Together = {key: Queue() for key in itertools.product(ranks, ranks)}
+    rows = {rank: row for stage in topology.stages for row in stage for rank in row}
+
+    def run(rank: int, streams: Sequence[Sequence[Batch]]) -> list[Executed]:
+        place, clock = topology.places[rank], VirtualClock(times, rank)
+        ends = {way: Directions(*(ThreadChannel(rank, way, back, boxes) for back in (False, True))) for way in ways}
+        ends = shared_ways(ends, ThreadPeers(rank, rows[rank], handed_on))
+        meeting = topology.together
+        met = ThreadCollective(meeting.index(rank), len(meeting), together) if rank in meeting else None
+        channels = clock.channels(Channels(ends, met))
+        sites = [Site(job.spec, chunk.module, WIDTH, chunk.number, chunk.count) for chunk in place.chunks]
+        modules = [(site, sleeping_module(site, scale=0)) for site in sites]
+        machine = assemble(job.spec, topology, place, modules, channels, LossWeights(), clock)
+        assert machine.interpreter.run([Listed(batches) for batches in streams]) is not None
+        return clock.executed
+
+    views = {(m.name, p.rank): list(case.batches(m.name, p.rank)) for p in topology.places for m in p.modules}
+    with ThreadPoolExecutor(topology.world_size) as threads:
+        wanted = [[views[m.name, p.rank] for m in p.modules] for p in topology.places]
+        executed = list(threads.map(run, range(topology.world_size), wanted))
+    assert all(queue.empty() for queue in [*boxes.values(), *together.values(), *handed_on.values()])
+    return executed
+
+
+def assert_as_simulated(job: Job, planned: PlannedTimeline, executed: list[list[Executed]]) -> None:
+    """Every process ran the operations that were planned, when they were simulated, to the nanosecond."""
+    nodes = {(n.modules[0], n.rank, n.stage): i for i, n in enumerate(planned.nodes)}
+    for place, found in zip(Topology.of(job.spec).places, executed, strict=True):
+        node = nodes[place.modules[0].name, place.rank, place.stage]
+        listed = Operations.of(planned.pipeline.operations[int(planned.pipeline.stage[node])])
+        assert [e.operation for e in found] == list(listed)
+        count = len(listed)
+        assert [e.start_ns for e in found] == planned.timeline.start_ns[node, :count].tolist()
+        assert [e.end_ns for e in found] == planned.timeline.end_ns[node, :count].tolist()
+    assert max(e.end_ns for found in executed for e in found) == planned.makespan_ns > 0

@@ -1,0 +1,59 @@
+"""One peer without its process: a clock that tests set, what it answers, and how its calls fail."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from disttrain.v1.peer_service_pb2 import GreetResponse
+
+from dataserver.serving.peers import fetching, membership
+from dataserver.serving.peers import peer as peer_module
+from dataserver.serving.peers.build import build_id
+from dataserver.serving.peers.peer import Peer
+
+OWN = bytes(16)
+JOB: Any = SimpleNamespace(job_id="ab" * 32, text="{}")
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    for module in (peer_module, membership, fetching):
+        monkeypatch.setattr(module, "monotonic", found)
+    return found
+
+
+def said(number: int, build: str | None = None, **fields: Any) -> GreetResponse:
+    return GreetResponse(instance=bytes([number]) * 16, build=build_id() if build is None else build, **fields)
+
+
+@pytest.fixture
+def peer(clock: Clock) -> Iterator[Peer]:
+    found = Peer("127.0.0.1:1")
+    yield found
+    found.close()
+
+
+class Failure(grpc.RpcError):
+    """As a call raises it."""
+
+    def __init__(self, code: grpc.StatusCode, text: str = "why") -> None:
+        self._code, self._text = code, text
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._text

@@ -1,0 +1,230 @@
+"""What a server makes of the answers of its peers, without one of them."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from disttrain.v1 import peer_service_pb2 as pb
+from serving.lone_peer import JOB, Clock, Failure, clock, peer, said
+
+from dataserver.jobs import UnwantedError
+from dataserver.planning.compact import UnfitPlanError
+from dataserver.serving.metrics import Metrics, PlanSource
+from dataserver.serving.peers import fetching, plan_places
+from dataserver.serving.peers.build import build_id
+from dataserver.serving.peers.fetching import PlanFetcher
+from dataserver.serving.peers.membership import Peers
+from dataserver.serving.peers.peer import Peer
+
+__all__ = ["clock", "peer"]
+
+
+class Call:
+    """A call that ends as it is told after so many looks."""
+
+    def __init__(self, outcome: Any, looks: int = 0, each: Callable[[], object] = bool) -> None:
+        self.outcome, self.looks, self.each = outcome, looks, each
+        self.waited: list[float] = []
+        self.cancelled = False
+
+    def result(self, seconds: float) -> Any:
+        self.waited.append(seconds)
+        self.each()
+        if len(self.waited) <= self.looks:
+            raise grpc.FutureTimeoutError
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def test_a_call_is_waited_for_until_there_is_a_reason_to_stop(peer: Peer, clock: Clock) -> None:
+    peer.hear(said(1))
+    call = Call("plan", looks=3)
+    assert fetching._awaited(call, peer, 1001.0, lambda: False) == "plan"  # type: ignore[arg-type]
+    assert call.waited == [0.05] * 4
+
+    def failed(call: Call, until: float, unwanted: bool = False) -> tuple[PlanSource, str]:
+        with pytest.raises(fetching._FailedError) as caught:
+            fetching._awaited(call, peer, until, lambda: unwanted)  # type: ignore[arg-type]
+        return caught.value.source, str(caught.value)
+
+    def pass_time() -> None:
+        clock.now += 0.25
+
+    late = Call("plan", looks=9, each=pass_time)
+    assert failed(late, 1001.0) == (PlanSource.LATE, "no answer within 10 s")
+    assert len(late.waited) == 4
+    assert failed(Call(grpc.FutureCancelledError()), 2000.0) == (PlanSource.UNREACHABLE, "the connection was closed")
+    silent = Call("plan", looks=9, each=lambda: peer.hear(None))
+    assert failed(silent, 2000.0) == (PlanSource.UNREACHABLE, "it fell silent")
+    with pytest.raises(UnwantedError):
+        fetching._awaited(Call("plan", looks=9), peer, 0.0, lambda: True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("code", "source", "text"),
+    [
+        (grpc.StatusCode.DEADLINE_EXCEEDED, PlanSource.LATE, "no answer within 10 s"),
+        (grpc.StatusCode.UNAVAILABLE, PlanSource.UNREACHABLE, "UNAVAILABLE: why"),
+        (grpc.StatusCode.CANCELLED, PlanSource.UNREACHABLE, "CANCELLED: why"),
+        (grpc.StatusCode.FAILED_PRECONDITION, PlanSource.REFUSED, "FAILED_PRECONDITION: why"),
+    ],
+)
+def test_what_the_error_of_a_call_means(code: grpc.StatusCode, source: PlanSource, text: str) -> None:
+    found = fetching._failure(Failure(code))
+    assert (found.source, str(found)) == (source, text)
+
+
+class OnePeer(Peers):
+    """Knows one peer, the owner of everything."""
+
+    def __init__(self, peer: Peer, others: list[Peer | None]) -> None:
+        self.order, self.told = [peer, *others], []
+
+    def ranked(self, job_id: str, step: int) -> list[Peer | None]:  # noqa: ARG002
+        return self.order
+
+    def lost(self, peer: Peer, why: str) -> None:
+        self.told.append((peer, why))
+
+
+def fetcher(peer: Peer, monkeypatch: pytest.MonkeyPatch, plan: Call, bring: Call, since: float) -> PlanFetcher:
+    calls = iter([Call(Failure(grpc.StatusCode.NOT_FOUND)), plan])
+    monkeypatch.setattr(peer, "bring", lambda _: (bring, since))
+    future = SimpleNamespace(future=lambda request, timeout: next(calls))  # noqa: ARG005
+    monkeypatch.setattr(peer, "plans", SimpleNamespace(FetchPlan=future))
+    return PlanFetcher(OnePeer(peer, []), Metrics())
+
+
+@pytest.mark.parametrize(("since", "looks"), [(985.0, 1), (991.0, 4), (1000.0, 40)])
+def test_a_job_that_is_long_on_its_way_is_not_waited_for_anew(
+    peer: Peer,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    since: float,
+    looks: int,
+) -> None:
+    """All together wait for it for 10 s since it was sent."""
+    peer.hear(said(1))
+
+    def pass_time() -> None:
+        clock.now += 0.25
+
+    bring = Call(None, looks=99, each=pass_time)
+    found = fetcher(peer, monkeypatch, Call("never"), bring, since)
+    planner: Any = SimpleNamespace(job=JOB)
+    assert found.fetch(planner, 3, lambda: False) is None
+    assert len(bring.waited) == looks
+    assert not bring.cancelled, "it goes on for later steps"
+    assert caplog.messages == [
+        "peer 127.0.0.1:1 gave no plan of step 3 of job abababababab (late): no answer within 10 s; planned here, and "
+        "it is asked again in 30 s"
+    ]
+    assert (peer.serves(JOB.job_id), peer.serves("other")) == (False, False)
+    clock.now += 30
+    assert peer.serves("other")
+
+
+@pytest.mark.parametrize(
+    ("error", "source", "job", "other"),
+    [
+        (Failure(grpc.StatusCode.UNAVAILABLE), PlanSource.UNREACHABLE, True, True),
+        (Failure(grpc.StatusCode.INTERNAL), PlanSource.REFUSED, False, True),
+    ],
+)
+def test_whom_a_failure_concerns(
+    peer: Peer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Failure,
+    source: PlanSource,
+    job: bool,
+    other: bool,
+) -> None:
+    """One that is lost is told of by who looks for peers; one that refuses serves other jobs."""
+    peer.hear(said(1))
+    found = fetcher(peer, monkeypatch, Call(error), Call(None), 1000.0)
+    assert found.fetch(SimpleNamespace(job=JOB), 3, lambda: False) is None  # type: ignore[arg-type]
+    assert {s: n for s, n in found._metrics.counts().plans_by_source.items() if n} == {source: 1}
+    assert (peer.serves(JOB.job_id), peer.serves("other")) == (job, other)
+    lost = found._peers.told  # type: ignore[attr-defined]
+    assert lost == ([(peer, "UNAVAILABLE: why")] if source is PlanSource.UNREACHABLE else [])
+    assert len(caplog.messages) == 1 - len(lost)
+
+
+def test_one_plan_of_64_is_made_again() -> None:
+    checked = [step for step in range(1000) if fetching.is_checked("job", step)]
+    words = [
+        int.from_bytes(hashlib.sha256(f"check job {step}".encode()).digest()[:8], "little") for step in range(1000)
+    ]
+    assert checked == [step for step, word in enumerate(words) if word % 64 == 0]
+    assert 5 < len(checked) < 30
+
+
+def test_a_build_is_the_release_and_every_module_that_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataserver.planning.__path__", [str(tmp_path)])
+    found = [build_id.__wrapped__()]
+    for name, content in (
+        ("b.py", "x"),
+        ("b.py", "y"),
+        ("a/b.py", "y"),
+        ("a/c.py", ""),
+        ("b.py", "yx"),
+        ("b.txt", "y"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+        found.append(build_id.__wrapped__())
+    monkeypatch.setattr("dataserver.serving.peers.build.version", lambda _: "0.0.0")
+    found.append(build_id.__wrapped__())
+    assert found[-2] == found[-3], "a text is no module"
+    assert len(set(found)) == len(found) - 1
+    assert {len(digest) for digest in found} == {64}
+
+
+@pytest.mark.parametrize(
+    ("values", "width"),
+    [([], 1), ([0, 255], 1), ([256], 2), ([7, 65_535], 2), ([65_536], 4), ([(1 << 32) - 1], 4)],
+)
+def test_numbers_of_items_are_as_wide_as_the_largest(values: list[int], width: int) -> None:
+    data = plan_places._packed(np.array(values, np.int64))
+    assert len(data) == width * len(values)
+    assert data == b"".join(value.to_bytes(width, "little") for value in values)
+    found = plan_places._unpacked("rank", data, len(values))
+    assert (found.tolist(), found.dtype) == (values, np.int64)
+
+
+@pytest.mark.parametrize("size", [3, 9, 0, 12])
+def test_bytes_that_are_no_numbers_of_items(size: int) -> None:
+    with pytest.raises(UnfitPlanError) as caught:
+        plan_places._unpacked("slot", bytes(size), 6 if size != 12 else 5)
+    count = 6 if size != 12 else 5
+    assert str(caught.value) == f"it has {size} bytes for the slots of {count} items; 1, 2 or 4 each are required"
+
+
+@pytest.mark.parametrize(("candidates", "decisions"), [(4096, 0), (0, 4096), (4000, 97), (4097, 0)])
+def test_a_plan_has_as_many_texts_as_planning_could_make(
+    monkeypatch: pytest.MonkeyPatch, candidates: int, decisions: int
+) -> None:
+    def expanded(*_: object) -> None:
+        raise UnfitPlanError("expanded")
+
+    monkeypatch.setattr(plan_places, "expand", expanded)
+    message = pb.FetchPlanResponse(job_id=JOB.job_id, step=5, build="b")
+    for _ in range(candidates):
+        message.candidates.add(name="n")
+    for _ in range(decisions):
+        message.decisions.add(subject="s")
+    fits = candidates + decisions <= 4096
+    expected = "expanded" if fits else f"it has {candidates} candidates and {decisions} decisions"
+    with pytest.raises(UnfitPlanError, match=expected):
+        plan_places.plan_from_message(JOB, 5, None, "b", message)  # type: ignore[arg-type]

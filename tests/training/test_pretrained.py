@@ -1,0 +1,196 @@
+"""Runs that begin as Hugging Face checkpoints, and modules that are exported as such."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from builders.jobs import make_job
+from cli.server_process import command, serving
+from models.hf.tiny import make_tower, our_backbone, our_logits, randomise, save
+from program.conftest import Fleet
+from program.runtime_cases import Degrees
+from safetensors.torch import load_file
+from training.runs import TIMEOUT_S, Run
+
+from dataserver.planning.job import JobSpec
+from trainclient.cli import main
+from trainclient.models.backbone import BackboneConfig
+from trainclient.models.encoder import EncoderConfig
+from trainclient.models.hf import load_pretrained
+from trainclient.training.config import TrainConfig
+from trainclient.training.models import Models
+
+WIDTH = 32
+DEGREES = Degrees(1, 2, 2, 1)
+
+
+def llama(folder: Path, vocabulary: int = 300) -> Path:
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True, rms_norm_eps=1e-5,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = transformers.LlamaForCausalLM(config)
+    randomise(model, 1)
+    return save(model, folder)
+
+
+def siglip(folder: Path, patch: int = 8) -> Path:
+    config = transformers.SiglipVisionConfig(
+        hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2, image_size=32,
+        patch_size=patch, vision_use_head=False,
+    )  # fmt: skip
+    torch.manual_seed(2)
+    model = transformers.SiglipVisionModel(config)
+    randomise(model, 2)
+    return save(model, folder)
+
+
+def job(**stream: Any) -> JobSpec:
+    sizing = {"patch": 8, "merge": 2, "max_patches": 64}
+    return make_job(stream={"sizing": sizing, **stream}, encoder=1, backbone=(1, 2), generator=1).spec
+
+
+def models(spec: JobSpec, **config: Any) -> Models:
+    return Models.of(TrainConfig.model_validate(config), spec)
+
+
+def test_sizes_come_from_the_weights_and_fit_the_job(tmp_path: Path) -> None:
+    config = {"backbone": {"weights": llama(tmp_path / "llm")}, "encoder": {"weights": siglip(tmp_path / "vit")}}
+    found = models(job(), **config)
+    (encoder,) = (s for s in found.sizes.values() if isinstance(s, EncoderConfig))
+    (backbone,) = (s for s in found.sizes.values() if isinstance(s, BackboneConfig))
+    assert (encoder.merge, encoder.output_dim, encoder.position_grid, encoder.layers) == (2, WIDTH, 4, 2)
+    assert (backbone.width, backbone.vocab_size, backbone.head_dim, backbone.layers) == (WIDTH, 300, 8, 3)
+    assert backbone.query_tokens == job().stream.generation.query_tokens > 0
+    json.dumps(found.describe())
+
+
+def test_weights_that_do_not_fit_the_job(tmp_path: Path) -> None:
+    vit, llm = siglip(tmp_path / "vit"), llama(tmp_path / "llm")
+    refusals: list[tuple[dict[str, Any], str]] = [
+        (
+            {"backbone": {"weights": llama(tmp_path / "small", 90)}},
+            "know 90 tokens, and the job's tokenizer bytes has 300",
+        ),
+        ({"backbone": {"weights": vit}}, "are those of an encoder; module llm is of kind backbone"),
+        ({"encoder": {"weights": llm}}, "are those of a backbone; module vit is of kind encoder"),
+        ({"generator": {"weights": vit}}, "are those of an encoder; module dit is of kind generator"),
+        ({"encoder": {"weights": siglip(tmp_path / "v4", 4)}}, "have patch 4, not 8; patch and merge are those of"),
+        (
+            {"encoder": {"weights": save(make_tower("qwen2-vl"), tmp_path / "q")}},
+            "have patch 4, not 8, output_dim 40, not",
+        ),
+        ({"encoder": {"weights": vit, "layers": 3}}, r"has weights and \['layers'\]; weights bring their own sizes"),
+        ({"encoder": {"weights": tmp_path / "nowhere"}}, "there is no file"),
+    ]
+    for config, message in refusals:
+        with pytest.raises(ValueError, match=message):
+            models(job(), **config)
+    with pytest.raises(ValueError, match=r"3 layers cannot be split into 4 stages"):
+        models(make_job(encoder=1, backbone=(1, 4)).spec, backbone={"weights": llm})
+
+
+def exported(run: Run, module: str, folder: Path, *options: str) -> dict[str, torch.Tensor]:
+    line = ["export", "--checkpoint", str(run.checkpoints), "--module", module, "--output", str(folder), *options]
+    assert main(line) == 0
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_begins_as_its_weights_and_is_exported(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm, vit = llama(tmp_path / "llm"), siglip(tmp_path / "vit")
+    (llm / "tokenizer.json").write_text("{}")
+    run = Run(fleet.address, tmp_path / "run")
+    weights = ["--backbone.weights", str(llm), "--encoder.weights", str(vit)]
+    shares = ("--backbone.sharding", "zero3")
+    code, errors = run.train(DEGREES, *weights, *shares, "--steps", "1", "--optimizer.lr", "1e-300")
+    assert code == 0, errors
+    begun = exported(run, "llm", tmp_path / "begun", "--base", str(llm))
+    there = load_file(llm / "model.safetensors")
+    assert begun.keys() == {*there, "lm_head.weight"}
+    for name, tensor in begun.items():
+        assert torch.equal(tensor, there[name if name in there else "model.embed_tokens.weight"].double()), name
+    assert "left out, since such a model has no place for them: query.weight" in capsys.readouterr().out
+    tower, there = exported(run, "vit", tmp_path / "tower"), load_file(vit / "model.safetensors")
+    there = {f"vision_model.{name.removeprefix('vision_model.')}": tensor for name, tensor in there.items()}
+    assert tower.keys() == there.keys()
+    assert all(torch.equal(tensor, there[name].double()) for name, tensor in tower.items())
+
+    code, errors = run.train(DEGREES, *weights, "--steps", "4", "--optimizer.lr", "0.01")
+    assert code == 0, errors
+    assert "resumed: 1 of" in errors
+    assert run.metrics()[-1]["text_loss"] < run.metrics()[0]["text_loss"]
+    trained = exported(run, "llm", tmp_path / "trained", "--base", str(llm), "--dtype", "float32")
+    assert not torch.equal(trained["model.norm.weight"], begun["model.norm.weight"].float())
+    assert (tmp_path / "trained" / "tokenizer.json").read_text() == "{}"
+    ids = torch.randint(0, 300, (2, 33), generator=torch.Generator().manual_seed(1))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "trained").eval()
+    ours = our_logits(our_backbone(load_pretrained(tmp_path / "trained")), ids)
+    with torch.no_grad():
+        torch.testing.assert_close(ours, theirs(input_ids=ids).logits, rtol=1e-5, atol=1e-5)
+
+    for line, message in (
+        (["--module", "dit"], "module dit is a generator; encoders and backbones are exported"),
+        (["--module", "audio"], "has no module audio; it has dit, llm, vit"),
+        (["--module", "llm", "--output", str(tmp_path / "trained")], "is there already"),
+        (["--module", "llm", "--base", str(vit)], "is a siglip_vision_model, and the model a llama"),
+        (["--module", "llm", "--checkpoint", str(tmp_path)], "there is no complete checkpoint"),
+        (["--module", "llm", "--dtype", "int8"], "dtype"),
+    ):
+        where = ["--checkpoint", str(run.checkpoints), "--output", str(tmp_path / "new")]
+        assert main(["export", *where, *line]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("steps", [50, pytest.param(200, marks=pytest.mark.long)])
+def test_training_on_photographs_from_weights_to_what_transformers_reads(
+    shared_data: Path, tmp_path: Path, steps: int
+) -> None:
+    """Captions of real photographs are learned, and transformers gives the exported model's logits."""
+    arguments = ("--dataset", f"pairs={shared_data / 'laion-mini'}", "--index-dir", f"pairs={tmp_path / 'index'}")
+    index = ("index", shared_data / "laion-mini", "--index-dir", tmp_path / "index", "--tokenizer", "bytes")
+    subprocess.run(command(*index), check=True, capture_output=True, timeout=TIMEOUT_S)
+    weights = ["--backbone.weights", str(llama(tmp_path / "llm")), "--encoder.weights", str(siglip(tmp_path / "vit"))]
+    with serving(*arguments) as server:
+        run = Run(server.address, tmp_path / "run")
+        options = ("--steps", str(steps), "--optimizer.lr", "0.003", "--checkpoint.every", "100")
+        code, errors = run.train(Degrees(1, 1, 2, 1), *weights, *options)
+    assert code == 0, errors
+    losses = [line["text_loss"] for line in run.metrics()]
+    assert len(losses) == steps
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    trained = tmp_path / "trained"
+    exported(run, "llm", trained, "--base", str(tmp_path / "llm"), "--dtype", "float32")
+    ids = torch.randint(0, 300, (2, 33), generator=torch.Generator().manual_seed(1))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(trained).eval()
+    with torch.no_grad():
+        expected = theirs(input_ids=ids).logits
+    torch.testing.assert_close(our_logits(our_backbone(load_pretrained(trained)), ids), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export"]) == 2
+    error = capsys.readouterr().err
+    assert "--checkpoint" in error or "required" in error.lower()
+    assert "`trainclient export --help` lists the options" in error
+    assert main(["tune"]) == 2
+    assert "there is no command 'tune'; use train, export, orchestrate or profile" in capsys.readouterr().err
+
+
+def test_a_backbone_may_know_more_tokens_than_the_tokenizer(tmp_path: Path) -> None:
+    """Vocabularies are often padded."""
+    spec = job()
+    sizes = models(spec, backbone={"weights": llama(tmp_path / "l", 4096)}).sizes[spec.execution.backbone.name]
+    assert isinstance(sizes, BackboneConfig)
+    assert sizes.vocab_size == 4096

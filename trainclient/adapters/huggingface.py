@@ -1,0 +1,167 @@
+"""Hugging Face's Trainer over the stream: its steps are the job's, and so are their denominators.
+
+    args = TrainingArguments("out", num_train_epochs=1)
+    stream = WholeRankStream("data-0:50051", "job.yaml", rank=args.process_index, world_size=args.world_size)
+    ServedTrainer(model, args, stream=stream, inputs=Qwen2VLInputs.of(model.config, stream.job.stream.sizing)).train()
+
+One batch of the Trainer is a step of this rank with all its microbatches, whose number may differ from step to step. So
+`gradient_accumulation_steps` stays 1, and nothing is left for accelerate to shard or to skip.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from trainclient.adapters.whole_rank import Step, WholeMicrobatch, WholeRankStream
+
+STATE_FILE = "data_state.json"
+"""Beside the Trainer's own files in each checkpoint."""
+
+Inputs = Callable[[WholeMicrobatch, torch.device], dict[str, Any]]
+"""From a microbatch to the model's arguments on a device."""
+
+
+class ServedTrainer(Trainer):
+    """A Trainer that trains on a stream. Evaluation is the Trainer's own."""
+
+    def __init__(
+        self, model: nn.Module, args: TrainingArguments, *, stream: WholeRankStream, inputs: Inputs, **options: Any
+    ) -> None:
+        """Make a trainer.
+
+        Sets `ignore_data_skip`: the stream itself begins at the right step.
+
+        Args:
+            model: must take `num_items_in_batch`, as causal models of transformers do.
+            args: without gradient accumulation.
+            stream: of this rank.
+            inputs: makes the model's arguments.
+            options: others of Trainer, but for its training data.
+
+        Raises:
+            ValueError: arguments that contradict the job.
+        """
+        _check_arguments(args, stream)
+        args.ignore_data_skip = True
+        super().__init__(model, args, **options)
+        if not self.model_accepts_loss_kwargs:
+            raise ValueError(
+                f"{type(model).__name__} takes no num_items_in_batch, so its loss would be a mean over its own tokens: "
+                "let forward take it (**kwargs) and divide the sum of the loss by it"
+            )
+        self.stream = stream
+        self._inputs = inputs
+        self._step_flops = 0
+        self.add_callback(_KeepsState(stream))
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
+        """See Trainer; the stream goes on where it was when the checkpoint was written.
+
+        Raises:
+            ValueError: the checkpoint says nothing of the stream.
+            StateError: it belongs to another stream.
+        """
+        checkpoint = resume_from_checkpoint
+        if isinstance(checkpoint, bool):
+            checkpoint = self._last_checkpoint() if checkpoint else None
+        if checkpoint is not None:
+            self.stream.load_state_dict(_read_state(Path(checkpoint)))
+        return super().train(checkpoint, *args, **options)
+
+    def get_train_dataloader(self) -> Any:
+        """The stream, as it is: accelerate neither wraps nor shards it again."""
+        return self.stream
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Step], num_batches: int, device: torch.device
+    ) -> tuple[list[Step], Tensor | int | None]:
+        """The next step, and the denominator of its loss; nothing behind the last one."""
+        steps, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        return steps, count if not steps else torch.tensor(steps[0].text_tokens, device=device)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | int | None:
+        """The job knows it."""
+        served = not batch_samples or isinstance(batch_samples[0], Step)
+        return None if served else super()._get_num_items_in_batch(batch_samples, device)
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        """Forward and backward of all microbatches of a step; gradients are summed over ranks with the last one."""
+        step, loss = inputs, torch.zeros((), device=self.args.device)
+        self._step_flops = 0
+        for number, microbatch in enumerate(step.microbatches):
+            batch = self._inputs(microbatch, self.args.device)
+            last = number + 1 == step.num_microbatches
+            with nullcontext() if last else self.accelerator.no_sync(model=model):
+                loss += super().training_step(model, batch, num_items_in_batch)
+            self._step_flops += super().floating_point_ops(batch)
+        return loss
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Of a step that was trained on, or of a batch of evaluation."""
+        return self._step_flops if isinstance(inputs, Step) else super().floating_point_ops(inputs)
+
+    def _last_checkpoint(self) -> str:
+        found: str | None = get_last_checkpoint(self.args.output_dir)  # type: ignore[no-untyped-call]
+        if found is None:
+            raise ValueError(
+                f"{self.args.output_dir} has no checkpoint to resume from; leave resume_from_checkpoint out"
+            )
+        return found
+
+
+class _KeepsState(TrainerCallback):
+    """Writes the state of the stream into every checkpoint."""
+
+    def __init__(self, stream: WholeRankStream) -> None:
+        self._stream = stream
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: TrainerControl, **__: Any) -> None:
+        """Called on all ranks when a checkpoint has been written."""
+        if state.is_world_process_zero:
+            path = Path(str(args.output_dir), f"checkpoint-{state.global_step}", STATE_FILE)
+            part = path.with_suffix(".part")
+            part.write_text(json.dumps(self._stream.state_dict()))
+            part.replace(path)
+
+
+def _check_arguments(args: TrainingArguments, stream: WholeRankStream) -> None:
+    if args.gradient_accumulation_steps != 1:
+        raise ValueError(
+            f"gradient_accumulation_steps is {args.gradient_accumulation_steps}; how many microbatches a step has, the "
+            "job says (stream.global_batch over dp and execution.microbatch): leave it at 1"
+        )
+    if not args.average_tokens_across_devices:
+        raise ValueError(
+            "average_tokens_across_devices is False; the denominator counts the targets of all ranks: leave it at True"
+        )
+    if args.fsdp or args.deepspeed:
+        raise ValueError(
+            "the Trainer shards the model (fsdp or deepspeed), whose collectives would hang where only some ranks have "
+            "images in a microbatch: train with data parallelism alone, or with `trainclient train`"
+        )
+    if args.max_steps > len(stream) or (args.max_steps < 0 and args.num_train_epochs != 1):
+        raise ValueError(
+            f"the job ends after {len(stream)} steps, and max_steps is {args.max_steps} with num_train_epochs "
+            f"{args.num_train_epochs}: set num_train_epochs to 1 or max_steps to at most {len(stream)}, and "
+            "execution.end to train longer"
+        )
+
+
+def _read_state(checkpoint: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((checkpoint / STATE_FILE).read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{checkpoint} says nothing of the stream ({STATE_FILE}: {error}); it was cut short, or written by another "
+            "Trainer: resume from an earlier one"
+        ) from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{checkpoint / STATE_FILE} holds {type(found).__name__}, a mapping is required")
+    return found

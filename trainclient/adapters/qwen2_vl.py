@@ -1,0 +1,96 @@
+"""From a whole rank's microbatch to what Qwen2-VL's family of models takes: packed, on the device.
+
+The patches of the stream are those of these models but for their layout: uint8 (y, x, channel) here, normalised
+(channel, frame, y, x) there, with the frame of a still image repeated. Turning them is left to the device.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dataserver.planning.jobspec import Sizing
+from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch
+from trainclient.stream.microbatch import Array
+
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+"""Of the pixels that these models were trained on, by channel: CLIP's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen2VLInputs:
+    """Makes a model's arguments."""
+
+    image_token: int
+    """Id of the tokens that embeddings of images replace."""
+    frames: int
+    """Of a patch; a still image is repeated."""
+    mean: tuple[float, ...] = MEAN
+    std: tuple[float, ...] = STD
+
+    @classmethod
+    def of(cls, config: Any, sizing: Sizing) -> Self:
+        """For a model with this configuration, from a stream with this sizing.
+
+        Raises:
+            ValueError: patches or blocks of another size than the model's.
+        """
+        vision = config.vision_config
+        wanted = {"patch": vision.patch_size, "merge": vision.spatial_merge_size}
+        found = {"patch": sizing.patch, "merge": sizing.merge}
+        if found != wanted:
+            raise ValueError(
+                f"the stream's sizing has {found} and the model {wanted}: set stream.sizing to the model's"
+            )
+        return cls(config.image_token_id, vision.temporal_patch_size)
+
+    def __call__(self, microbatch: WholeMicrobatch, device: torch.device) -> dict[str, Any]:
+        """The arguments of one microbatch: `input_ids`, `labels` [1, T], `position_ids` [4, 1, T], and with images
+        `pixel_values` float32 [P, channels * frames * patch * patch] and `image_grid_thw` [I, 3].
+
+        `use_cache` is False: with a cache, even an empty one, transformers lets packed samples see each other.
+        """
+        tensors = microbatch.tensors
+        ids, labels = tensors["token_ids"].astype(np.int64), np.full(len(tensors["labels"]), IGNORED_LABEL, np.int64)
+        ids[tensors["embedding_slots"]] = self.image_token
+        labels[1:] = tensors["labels"][:-1]  # these models shift labels themselves
+        arrays = {"input_ids": ids[None], "labels": labels[None], "position_ids": positions(microbatch)[:, None]}
+        found: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+        found["use_cache"] = False
+        if len(microbatch.rows):
+            grid = torch.from_numpy(tensors["grid"].astype(np.int64))
+            found["image_grid_thw"] = torch.cat([torch.ones(len(grid), 1, dtype=torch.int64), grid], 1).to(device)
+            found["pixel_values"] = self._pixels(torch.from_numpy(tensors["patches"]).to(device))
+        return found
+
+    def _pixels(self, patches: Tensor) -> Tensor:
+        mean, std = (torch.tensor(values, device=patches.device)[:, None] for values in (self.mean, self.std))
+        pixels = (patches.view(len(patches), -1, len(mean)).transpose(1, 2) / 255 - mean) / std
+        return pixels[:, :, None].expand(-1, -1, self.frames, -1).reshape(len(patches), -1)
+
+
+def positions(microbatch: WholeMicrobatch) -> Array:
+    """Positions in text, time, height and width of each token, int64 [4, T], starting again with every sample.
+
+    Those in the text tell samples apart. In the others the tokens of an image have their block's row and column beyond
+    the position of the image, and what follows goes on behind the larger side (Qwen2-VL, section 2.1: M-RoPE).
+    """
+    tensors = microbatch.tensors
+    text = tensors["position_ids"].astype(np.int64)
+    if not len(microbatch.rows):
+        return np.broadcast_to(text, (4, len(text))).copy()
+    rows, blocks = microbatch.rows, tensors["grid"] // microbatch.merge
+    slots, cu_lengths = tensors["embedding_slots"], tensors["cu_lengths"]
+    number = np.arange(len(slots)) - np.repeat(np.cumsum(rows) - rows, rows)
+    first = slots[np.cumsum(rows) - rows]
+    behind = np.zeros(len(text) + 1, np.int64)
+    np.add.at(behind, first + rows, blocks.max(axis=1) - rows)
+    behind = np.cumsum(behind)[:-1]
+    behind -= np.repeat(behind[np.minimum(cu_lengths[:-1], len(text) - 1)], np.diff(cu_lengths))
+    found = np.stack([text, *[text + behind] * 3])
+    begin = np.repeat((text + behind)[first], rows)
+    width = np.repeat(blocks[:, 1], rows)
+    found[1:, slots] = np.stack([begin, begin + number // width, begin + number % width])
+    return found

@@ -1,0 +1,219 @@
+"""What a rank reads that runs encoder and backbone itself, as the ranks of most trainers do: their views side by side.
+
+Such a trainer moves no rows between ranks, so the images of a sequence must be where the sequence is. A job says so by
+an encoder with the backbone's `dp` and balance `none`; balance and order of the sequences still go by what both cost.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from dataserver.planning.identity import Job
+from dataserver.planning.job import Execution
+from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec
+from dataserver.planning.plan import Routing
+from trainclient.stream.client import ArrayClient
+from trainclient.stream.errors import PlanMismatchError
+from trainclient.stream.fleet import Fleet
+from trainclient.stream.jobs import JobSource, resolve_job
+from trainclient.stream.microbatch import Array, Microbatch
+
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True, slots=True)
+class WholeMicrobatch:
+    """A microbatch of a rank: its sequences, and their images in the order in which the sequences have them."""
+
+    backbone: Microbatch[Array]
+    images: Microbatch[Array] | None
+    """The encoder's view; None in a job without encoder."""
+    merge: int
+    """Side of a block of patches that becomes one token."""
+
+    @property
+    def rows(self) -> Array:
+        """Tokens that each image takes, int64 [I]."""
+        patches = [0] if self.images is None else self.images.tensors["cu_patches"]
+        return np.diff(patches).astype(np.int64) // self.merge**2
+
+    @property
+    def tensors(self) -> dict[str, Array]:
+        """Those of both views; labels of samples with an undecodable image are ignored."""
+        if self.images is None:
+            return dict(self.backbone.tensors)
+        return {**self.backbone.tensors, **self.images.tensors, "labels": self._labels(self.images)}
+
+    def _labels(self, images: Microbatch[Array]) -> Array:
+        tensors, labels = self.backbone.tensors, self.backbone.tensors["labels"].copy()
+        first = tensors["embedding_slots"][(np.cumsum(self.rows) - self.rows)[~images.items.valid]]
+        for sample in np.unique(np.searchsorted(tensors["cu_lengths"], first, side="right") - 1).tolist():
+            labels[slice(*tensors["cu_lengths"][sample : sample + 2])] = IGNORED_LABEL
+        return labels
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a rank. Its microbatches are read from the stream as they are asked for, once."""
+
+    number: int
+    num_microbatches: int
+    """The same on all ranks; another step may have more."""
+    text_tokens: int
+    """Denominator of the text loss: target tokens of all ranks."""
+    microbatches: Iterator[WholeMicrobatch]
+
+
+class WholeRankStream:
+    """Iterates over the steps of one rank, to the end of the job."""
+
+    def __init__(
+        self, addresses: str | Sequence[str], job: JobSource, *, rank: int, world_size: int, **options: Any
+    ) -> None:
+        """Open the views of one rank.
+
+        Args:
+            addresses: of the servers, see `ViewClient`.
+            job: see there. All ranks ask the same server for fields that are left out; `job.text` of one given to the
+                others makes sure that they are filled in alike.
+            rank: of this process among those that train.
+            world_size: their number.
+            options: of the clients, see there: compress, prefetch_bytes (of each), max_microbatch_bytes, timeouts.
+
+        Raises:
+            ValueError: the job is for another number of ranks, or has images on other ranks than their sequences.
+            ClientError: no server could be reached, or they refuse the job.
+        """
+        self.job = _resolved(addresses, job, options)
+        execution = self.job.spec.execution
+        encoder = _checked_encoder(execution, rank, world_size)
+
+        def client(module: ModuleSpec) -> ArrayClient:
+            return ArrayClient(addresses, self.job.spec, module.name, rank, **options)
+
+        self._backbone = client(execution.backbone)
+        try:
+            self._encoder = None if encoder is None else client(encoder)
+        except BaseException:
+            self._backbone.close()
+            raise
+
+    def __len__(self) -> int:
+        return self._backbone.num_steps
+
+    @property
+    def step(self) -> int:
+        """The step that comes next."""
+        return self._backbone.step
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that the caller waited for data so far."""
+        return sum(client.wait_s for client in self._clients)
+
+    def __iter__(self) -> Iterator[Step]:
+        """The steps that are left. A step whose microbatches were not all read is read to its end first."""
+        while self.step < len(self):
+            first = self._next()
+            rest = self._rest(first)
+            yield Step(
+                number=first.backbone.step,
+                num_microbatches=first.backbone.num_microbatches,
+                text_tokens=first.backbone.text_tokens,
+                microbatches=rest,
+            )
+            for _ in rest:
+                pass
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs, the same on every rank; take it between two steps."""
+        return self._backbone.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state, whatever the number of ranks when it was taken.
+
+        Raises:
+            StateError: it is of another version or another stream, or lies beyond the end of the job.
+        """
+        for client in self._clients:
+            client.load_state_dict(state)
+
+    def close(self) -> None:
+        """End the streams; closing again changes nothing."""
+        for client in self._clients:
+            client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _clients(self) -> tuple[ArrayClient, ...]:
+        return (self._backbone,) if self._encoder is None else (self._backbone, self._encoder)
+
+    def _rest(self, microbatch: WholeMicrobatch) -> Iterator[WholeMicrobatch]:
+        yield microbatch
+        while not microbatch.backbone.last_of_step:
+            microbatch = self._next()
+            yield microbatch
+
+    def _next(self) -> WholeMicrobatch:
+        backbone = next(self._backbone)
+        images = None if self._encoder is None else next(self._encoder)
+        if images is not None and images.plan_hash != backbone.plan_hash:
+            raise PlanMismatchError(
+                f"the views of step {backbone.step} have plans {backbone.plan_hash.hex()} and {images.plan_hash.hex()};"
+                " the servers run different releases: install the same one on all"
+            )
+        for routing in backbone.routings:
+            _require_beside(routing)
+        return WholeMicrobatch(backbone, images, self.job.stream.sizing.merge)
+
+
+def _require_beside(routing: Routing) -> None:
+    """Raise ValueError if rows of images leave their rank or microbatch, or come in another order."""
+    ends = ("rank", "microbatch", "start")
+    if any((getattr(routing, f"source_{end}") != getattr(routing, f"target_{end}")).any() for end in ends):
+        raise ValueError(
+            f"the plan moves rows from {routing.source_module} to {routing.target_module} between ranks or "
+            "microbatches; leave execution.layout out, which is pipelined then"
+        )
+
+
+def _resolved(addresses: str | Sequence[str], job: JobSource, options: Mapping[str, Any]) -> Job:
+    fleet = Fleet(addresses, timeouts=options.get("timeouts"))
+    try:
+        return resolve_job(job, fleet)
+    finally:
+        fleet.close()
+
+
+def _checked_encoder(execution: Execution, rank: int, world_size: int) -> ModuleSpec | None:
+    """The encoder whose images stay with their sequences, if the job has one; ValueError where they would not."""
+    backbone, encoders = execution.backbone, execution.of_kind(ModuleKind.ENCODER)
+    generators = execution.of_kind(ModuleKind.GENERATOR)
+    if generators or len(encoders) > 1:
+        names = [m.name for m in (*encoders, *generators)]
+        raise ValueError(
+            f"the job has the modules {names} beside its backbone; ranks that run all modules can have one encoder and "
+            "no generator: `trainclient train` runs the others"
+        )
+    if backbone.dp != world_size or not 0 <= rank < world_size:
+        raise ValueError(
+            f"this is rank {rank} of {world_size}, and module {backbone.name} has dp {backbone.dp}: set its dp to the "
+            "number of processes that train (checkpoints of another dp are resumed all the same)"
+        )
+    for encoder in encoders:
+        if encoder.dp != backbone.dp or encoder.balance is not BalancePolicy.NONE:
+            raise ValueError(
+                f"module {encoder.name} has dp {encoder.dp} and balance {encoder.balance}, so that images would be on "
+                f"other ranks than their sequences: set dp to {backbone.dp} and balance to none"
+            )
+    return encoders[0] if encoders else None

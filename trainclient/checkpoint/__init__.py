@@ -1,0 +1,1 @@
+"""Checkpoints: what they hold, and the folder they lie in."""

@@ -1,0 +1,113 @@
+"""`trainclient export`: a module of a checkpoint as a folder that transformers loads."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from trainclient.checkpoint.folder import CheckpointError, complete_checkpoints, explained, is_state, read_state
+from trainclient.models.backbone import BackboneConfig
+from trainclient.models.encoder import EncoderConfig
+from trainclient.models.hf import export_adapter, export_pretrained
+from trainclient.models.layers import RotaryScaling
+from trainclient.models.lora import LowRank, merged
+
+
+class ExportType(StrEnum):
+    """Types of exported weights."""
+
+    STORED = "stored"
+    """As the checkpoint has them: float32 for runs in bfloat16."""
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportConfig:
+    """What to export."""
+
+    checkpoint: Annotated[Path, tyro.conf.arg(help_behavior_hint="(required)")]
+    """A checkpoint (step-N), or a folder of some, whose newest is taken."""
+    module: Annotated[str, tyro.conf.arg(help_behavior_hint="(required)")]
+    """Name of an encoder or a backbone of its job."""
+    output: Annotated[Path, tyro.conf.arg(help_behavior_hint="(required)")]
+    """Folder to make."""
+    base: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
+    """The checkpoint that the module began as: its tokenizer files and further fields of config.json come along."""
+    adapter: bool = False
+    """Write the low-rank adapters of a module that has some, as peft reads them; without this they are merged."""
+    dtype: ExportType = ExportType.STORED
+    """Type of the weights: stored (float32 for runs in bfloat16), float32 or bfloat16."""
+
+
+def export(config: ExportConfig) -> list[str]:
+    """Export a module; returns what such a checkpoint has no place for.
+
+    Raises:
+        ValueError: there is no such checkpoint or module, or no architecture that is exported is like it.
+    """
+    found = complete_checkpoints(config.checkpoint)
+    path = found[-1] if found else config.checkpoint
+    if path not in complete_checkpoints(path.parent):
+        raise CheckpointError(f"there is no complete checkpoint {path}, nor one in it; give a folder step-N, or theirs")
+    modules = read_state(path).modules
+    if config.module not in modules:
+        there = ", ".join(sorted(modules))
+        raise CheckpointError(f"the checkpoint {path} has no module {config.module}; it has {there}")
+    sizes = _sizes(config.module, modules[config.module])
+    state = _read(path, config.module)
+    adapters = _adapters(modules[config.module])
+    if config.adapter and adapters is None:
+        raise CheckpointError(f"module {config.module} has no lora adapters; export it without --adapter")
+    if adapters is not None and not config.adapter:
+        state = merged(state, adapters)
+    if config.dtype is not ExportType.STORED:
+        state = {name: tensor.to(getattr(torch, config.dtype)) for name, tensor in state.items()}
+    if adapters is not None and config.adapter:
+        return export_adapter(config.output, sizes, state, adapters, base=config.base)
+    return export_pretrained(config.output, sizes, state, base=config.base)
+
+
+def _adapters(described: Mapping[str, Any]) -> LowRank | None:
+    """The adapters that a checkpoint describes."""
+    return LowRank(**described["lora"]) if "lora" in described else None
+
+
+def _sizes(name: str, described: Mapping[str, Any]) -> EncoderConfig | BackboneConfig:
+    """The sizes that a checkpoint describes."""
+    fields = {key: value for key, value in described.items() if key not in ("kind", "lora")}
+    kind = described.get("kind")
+    try:
+        if kind == "encoder":
+            return EncoderConfig(**fields)
+        if kind == "backbone":
+            scaling = fields.pop("rotary_scaling")
+            return BackboneConfig(**fields, rotary_scaling=scaling and RotaryScaling(**scaling))
+    except (TypeError, KeyError):
+        raise CheckpointError(
+            f"module {name} has sizes {sorted(fields)}; a module of your own, or of another release, is not exported"
+        ) from None
+    raise CheckpointError(f"module {name} is a {kind}; encoders and backbones are exported")
+
+
+def _read(path: Path, module: str) -> dict[str, Tensor]:
+    """The parameters of a module, by their names in it."""
+    with explained(f"the checkpoint {path} cannot be read"):
+        stored = FileSystemReader(path).read_metadata().state_dict_metadata
+        tensors = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in stored.items()
+            if name.startswith(f"{module}.") and not is_state(name) and isinstance(entry, TensorStorageMetadata)
+        }
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # torch warns of what no_dist asks for
+            load(tensors, checkpoint_id=path, no_dist=True)
+    return {name.removeprefix(f"{module}."): tensor for name, tensor in tensors.items()}

@@ -1,0 +1,127 @@
+"""Moves the rows of items from one arrangement to another, with gradients."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from dataserver.planning.samples import I64
+from trainclient.dispatch.arrangement import Arrangement, joined
+from trainclient.exchange.all_to_all import begin
+from trainclient.exchange.transport import contact
+
+
+class Dispatcher:
+    """One of several ranks that move items between each other. All call the same methods in the same order."""
+
+    def __init__(self, group: ProcessGroup | None = None) -> None:
+        """Move items between the ranks of a group, by default all.
+
+        Raises:
+            ValueError: there is no process group yet, or this process is no member of it.
+        """
+        found = group or (dist.group.WORLD if dist.is_initialized() else None)
+        if found is None or found.rank() < 0:
+            raise ValueError(
+                "this process is in no process group to move items in; call torch.distributed.init_process_group, or "
+                "give a group that it is a member of"
+            )
+        self._group = found
+
+    def gather(self, numbers: Sequence[int] | Tensor, device: torch.device | str = "cpu") -> list[list[int]]:
+        """What every rank has, such as the lengths of its items.
+
+        Args:
+            numbers: integers of this rank's items.
+            device: where the group's tensors live: the GPU for NCCL.
+        """
+        own = torch.as_tensor(numbers, dtype=torch.int64, device=device)
+        with contact("other ranks"):
+            counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self._group.size())]
+            dist.all_gather(counts, own.new_tensor([len(own)]), group=self._group)
+            most = max(int(count) for count in counts)
+            padded = [own.new_zeros(most) for _ in counts]
+            dist.all_gather(padded, torch.nn.functional.pad(own, (0, most - len(own))), group=self._group)
+        return [found[: int(count)].tolist() for found, count in zip(padded, counts, strict=True)]
+
+    def move(
+        self,
+        values: Tensor,
+        rows: Sequence[Sequence[int]],
+        *,
+        source: Arrangement | None = None,
+        to: Arrangement | None = None,
+    ) -> Tensor:
+        """Move the rows of all items, in one hop; gradients take the same way back.
+
+        Args:
+            values: [n, ...], the rows of the items that this rank has, one item after the other.
+            rows: for each rank the number of rows of each item that it sampled.
+            source: where the items are; by default where they were sampled.
+            to: where they go; by default to where they were sampled.
+
+        Returns:
+            [m, ...], the rows of the items that this rank gets, in the order of their numbers.
+
+        Raises:
+            ValueError: arrangements of other items, or another number of rows.
+            PeerLostError: another rank is gone.
+        """
+        own = self._group.rank()
+        counts, sampled = joined(rows), Arrangement.as_sampled([len(found) for found in rows])
+        start, end = source or sampled, to or sampled
+        for found in (start, end):
+            if not np.array_equal(found.home, sampled.home) or found.num_ranks != self._group.size():
+                raise ValueError(
+                    f"the arrangement is of {len(found.home)} items on {found.num_ranks} ranks, or otherwise sampled; "
+                    f"rows are given for {len(counts)} items on {len(rows)} of {self._group.size()} ranks"
+                )
+        here, there = start.of(own), end.of(own)
+        if len(values) != counts[here].sum():
+            raise ValueError(f"rank {own} has {len(values)} rows, but its items should have {counts[here].sum()}")
+        leaving, arriving = end.rank[here], start.rank[there]
+        sent = values[_grouped(counts[here], leaving).to(values.device)]
+        splits = [_totals(counts[items], ranks, end.num_ranks) for items, ranks in ((here, leaving), (there, arriving))]
+        received = _AllToAll.apply(sent, *splits, self._group)  # type: ignore[no-untyped-call]
+        order: Tensor = torch.empty(len(received), dtype=torch.int64)
+        order[_grouped(counts[there], arriving)] = torch.arange(len(received))
+        found_rows: Tensor = received[order.to(values.device)]
+        return found_rows
+
+
+class _AllToAll(torch.autograd.Function):
+    """Rows to all ranks and from all ranks; backward, their gradients the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, leaving: list[int], arriving: list[int], group: ProcessGroup) -> Tensor:
+        """Hand `leaving` rows to each rank and take `arriving` of each."""
+        ctx.way = arriving, leaving, group
+        return _exchanged(values, leaving, arriving, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        """Hand the gradient of each row to the rank that it came from."""
+        return _exchanged(gradients[0], *ctx.way), None, None, None
+
+
+def _exchanged(values: Tensor, leaving: list[int], arriving: list[int], group: ProcessGroup) -> Tensor:
+    with contact("other ranks"):
+        received, work = begin(values.contiguous(), leaving, arriving, group)
+        if work is not None:
+            work.wait()
+    return received
+
+
+def _grouped(counts: I64, ranks: I64) -> Tensor:
+    """The rows of items, sorted by rank and then as they are. int64 [rows]."""
+    return torch.from_numpy(np.argsort(np.repeat(ranks, counts), kind="stable"))
+
+
+def _totals(counts: I64, ranks: I64, num_ranks: int) -> list[int]:
+    total = np.zeros(num_ranks, np.int64)
+    np.add.at(total, ranks, counts)
+    return [int(count) for count in total]

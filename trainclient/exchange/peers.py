@@ -1,0 +1,165 @@
+"""Tensor-parallel peers: one process among the others for all of them, and what it hands on.
+
+The first peer reads the stream of views, and exchanges rows with the peers of other ranks; of both the others get the
+same. Of rows that leave, and of gradients that go back, all peers have the same, so that the first one's are sent.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from trainclient.client import Batch, DataClient, batch_with_room
+from trainclient.exchange.transport import Channel, Departure, Directions, Message, Receipt, contact
+
+
+class Peers(Protocol):
+    """The peers of a process, itself among them."""
+
+    @property
+    def leader(self) -> int:
+        """Global rank of the first one."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the first one."""
+
+    def hand_on(self, message: Tensor) -> None:
+        """Overwrite a tensor with the first peer's, of the same shape; all peers call this together."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupPeers:
+    """Peers that are process groups."""
+
+    leader: int
+    device: torch.device
+    """Of the computation."""
+    group: ProcessGroup
+    """Of the backend that moves tensors of the device."""
+    control: ProcessGroup
+    """The same over gloo, for data on the CPU."""
+
+    @property
+    def leads(self) -> bool:
+        """See `Peers`."""
+        return self.group.rank() == 0
+
+    def hand_on(self, message: Tensor) -> None:
+        """See `Peers`."""
+        with contact("tensor-parallel peers"):
+            dist.broadcast(message, group_src=0, group=self.group if message.device == self.device else self.control)
+
+
+class PeerBatches:
+    """The microbatches that the first peer's client reads, handed on as their headers came, and their tensors.
+
+    The clients of the others read nothing, and follow.
+    """
+
+    ready = False
+    """Peers read at the same moments, whatever has come to the first one."""
+
+    def __init__(self, client: DataClient, peers: GroupPeers) -> None:
+        self._client = client
+        self._peers = peers
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = self._handed_on(next(self._client, None) if self._peers.leads else None)
+        if batch is None:
+            raise StopIteration
+        if not self._peers.leads:
+            self._client.follow(batch)
+        return batch
+
+    def _handed_on(self, batch: Batch | None) -> Batch | None:
+        """The first peer's microbatch; None at the end of the stream."""
+        header = b"" if batch is None else batch.header.SerializeToString()
+        with contact("tensor-parallel peers"):
+            length = torch.tensor([len(header)])
+            self._broadcast(length)
+            if not length:
+                return None
+            told = torch.frombuffer(bytearray(header or int(length)), dtype=torch.uint8)
+            self._broadcast(told)
+            if batch is None:
+                batch = batch_with_room(told.numpy().tobytes(), pin_memory=self._peers.device.type == "cuda")
+            for tensor in batch.tensors.values():
+                self._broadcast(tensor.view(-1).view(torch.uint8))
+        return batch
+
+    def _broadcast(self, tensor: Tensor) -> None:
+        dist.broadcast(tensor, group_src=0, group=self._peers.control)
+
+
+class PeerChannel:
+    """A channel that peers share."""
+
+    def __init__(self, channel: Channel, peers: Peers) -> None:
+        self.rank = peers.leader
+        """The one that other processes know."""
+        self._channel = channel
+        self._peers = peers
+
+    def empty(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        """See `Channel`."""
+        return self._channel.empty(num_rows, width, dtype)
+
+    def send(self, messages: Sequence[Message], microbatch: int) -> Departure:
+        """See `Channel`."""
+        return self._channel.send(messages, microbatch) if self._peers.leads else _Sent()
+
+    def post(self, messages: Sequence[Message], microbatch: int) -> Receipt:
+        """See `Channel`."""
+        return _Handed(self._channel.post(messages, microbatch) if self._peers.leads else None, messages, self._peers)
+
+
+def shared_ways(ways: Mapping[str, Directions], peers: Peers) -> dict[str, Directions]:
+    """The same channels for all peers, of which the first one uses them."""
+    return {
+        name: Directions(PeerChannel(both.forward, peers), PeerChannel(both.backward, peers))
+        for name, both in ways.items()
+    }
+
+
+class _Sent:
+    """What the first peer sends, as the others see it."""
+
+    def wait(self) -> None:
+        """See `Departure`."""
+
+    def has_left(self) -> bool:
+        """See `Departure`."""
+        return True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Handed:
+    """What the first peer receives; the others get it when they wait for it."""
+
+    receipt: Receipt | None
+    messages: Sequence[Message]
+    peers: Peers
+
+    def wait_stamps(self) -> None:
+        """See `Receipt`."""
+        if self.receipt is not None:
+            self.receipt.wait_stamps()
+        for message in self.messages:
+            self.peers.hand_on(message.stamp)
+
+    def wait_rows(self) -> None:
+        """See `Receipt`."""
+        if self.receipt is not None:
+            self.receipt.wait_rows()
+        for message in self.messages:
+            if message.rows.is_cuda:  # its memory may belong to another stream
+                message.rows.record_stream(torch.cuda.current_stream(message.rows.device))
+            self.peers.hand_on(message.rows)

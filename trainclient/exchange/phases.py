@@ -1,0 +1,310 @@
+"""Where rows enter and leave modules that run in phases: the rows of all microbatches of a phase cross at once.
+
+Modules that run one after the other on the same ranks are arranged each for itself, so a microbatch of one has rows of
+many microbatches of another. The rows of a rank's microbatches are numbered one after the other; by these numbers both
+sides know from their views which rows go where, and one collective takes them from the arrangement of one module
+straight into that of the next (OrchMLLM, arXiv 2503.23830, "Rearrangement Composition").
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dataserver.planning.plan import Routing
+from dataserver.planning.samples import I64
+from trainclient.client import Batch
+from trainclient.exchange.blocks import RoutingError, RowBlocks, covering, items_of, routing_of
+from trainclient.exchange.ends import Shipment, stamp_of
+from trainclient.exchange.links import Parcel
+from trainclient.exchange.messages import Header, Lane, Stamp, join, make_header, split
+from trainclient.exchange.rows import Rows
+from trainclient.exchange.transport import Arrival, Collective
+
+Views = Callable[[], Sequence[Batch]]
+"""Reads all microbatches of a module's step."""
+Parcels = tuple[Parcel, ...]
+"""For each rank what it gets, or gives."""
+_START_BITS = 32
+"""Of a row's number within its microbatch, which the protocol has as uint32."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Numbered:
+    """The rows of all microbatches of a rank, one after the other, on one side of a module."""
+
+    base: I64
+    """int64 [microbatches + 1]: first row of each microbatch, and the end."""
+    offsets: I64
+    """int64 [k + 1]: first row of each item, and the end."""
+    parcels: tuple[Parcels, ...]
+    """Of each crossing."""
+
+    def rows(self, microbatch: int) -> slice:
+        """Those of a microbatch."""
+        return slice(*self.base[microbatch : microbatch + 2].tolist())
+
+    def items(self, microbatch: int) -> slice:
+        """Those of a microbatch."""
+        return slice(*np.searchsorted(self.offsets[:-1], self.base[microbatch : microbatch + 2]).tolist())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """Rows on their way."""
+
+    arrival: Arrival
+    headers: tuple[Header, ...]
+    parcels: Parcels
+    width: int
+    dtype: torch.dtype
+
+
+class Crossing:
+    """One way between two modules of the same ranks, there and back."""
+
+    def __init__(
+        self, way: tuple[str, str], collective: Collective, lanes: tuple[Lane, Lane], *, returns: bool
+    ) -> None:
+        """Make a crossing.
+
+        Args:
+            way: names of the modules, as rows go forward.
+            collective: all ranks, each of which runs both modules.
+            lanes: what the messages are, forward and backward.
+            returns: whether gradients come back.
+        """
+        self.way = way
+        self.returns = returns
+        self._collective = collective
+        self._lanes = lanes
+        self._expected: Callable[[], Parcels] | None = None
+        self._sides: tuple[Parcels, Parcels] = (), ()
+        self._flight: _Flight | None = None
+
+    @property
+    def what(self) -> str:
+        """What the rows are, for messages."""
+        return self._lanes[0].kind.name.lower()
+
+    @property
+    def num_ranks(self) -> int:
+        """Of each module."""
+        return self._collective.size
+
+    def expect(self, parcels: Callable[[], Parcels]) -> None:
+        """Let the target say, when it is asked, what it will get."""
+        self._expected = parcels
+
+    def forward(self, stamp: Stamp, parcels: Parcels, values: Tensor, valid: Tensor) -> None:
+        """Send off rows [n, width] and the validity of their items, bool [k] on the CPU."""
+        if self._expected is None:
+            raise RuntimeError(f"rows leave {self.way[0]} before {self.way[1]} has begun the step")
+        self._sides = parcels, self._expected()
+        self._flight = self._begin(self._lanes[0], stamp, self._sides, values, valid)
+
+    def backward(self, stamp: Stamp, gradient: Tensor) -> None:
+        """Send off the gradient of the rows that arrived, [n, width]."""
+        self._flight = self._begin(self._lanes[1], stamp, self._sides[::-1], gradient, None)
+
+    def arrive(self, values: Tensor, valid: Tensor | None = None) -> None:
+        """Wait for what was sent off last, and put it into its places in `values` [n, width] and `valid` [k].
+
+        Raises:
+            BrokerMismatchError: a rank runs something else.
+            PeerLostError: a rank is gone.
+        """
+        flight, self._flight = self._flight, None
+        if flight is None:
+            raise RuntimeError(f"nothing is on its way between {' and '.join(self.way)}")
+        for message, header, parcel in zip(flight.arrival.wait(), flight.headers, flight.parcels, strict=True):
+            bits, rows = split(message, header, flight.width, flight.dtype)
+            values[parcel.rows] = rows
+            if valid is not None:
+                valid[parcel.items] = bits
+
+    def _begin(
+        self, lane: Lane, stamp: Stamp, sides: tuple[Parcels, Parcels], values: Tensor, valid: Tensor | None
+    ) -> _Flight:
+        leaving, arriving = sides
+        rank, row_bytes = self._collective.rank, values.shape[1] * values.element_size()
+
+        def header(parcel: Parcel, source: int, target: int) -> Header:
+            num_valid = 0 if valid is None else parcel.num_items
+            return make_header(lane, stamp, num_valid, parcel.num_rows * row_bytes, source, target)
+
+        messages = []
+        for peer, parcel in enumerate(leaving):
+            bits = torch.ones(0, dtype=torch.bool) if valid is None else parcel.bits(valid)
+            rows = values if parcel.rows is None else values.index_select(0, parcel.rows)
+            messages.append(join(header(parcel, rank, peer), bits, rows))
+        headers = tuple(header(parcel, peer, rank) for peer, parcel in enumerate(arriving))
+        arrival = self._collective.all_to_all(self.way, messages, [h.message_bytes for h in headers])
+        return _Flight(arrival, headers, arriving, values.shape[1], values.dtype)
+
+
+class PhaseInlet:
+    """Where rows arrive, and their gradients leave, to the sources that take any: an `Inlet` of phases."""
+
+    def __init__(self, crossings: Sequence[Crossing], device: torch.device, dtype: torch.dtype) -> None:
+        self._crossings = tuple(crossings)
+        self._device = device
+        self._dtype = dtype
+        self._views: Views | None = None
+        self._numbered: Numbered | None = None
+        self._arrived: tuple[Tensor, Tensor] | None = None
+        self._gradients: list[Tensor] = []
+
+    @property
+    def returns(self) -> bool:
+        """Whether any source takes gradients."""
+        return any(crossing.returns for crossing in self._crossings)
+
+    def begin_step(self, views: Views) -> None:
+        """Learn how to read the views of the step, which are asked for when the rows leave."""
+        self._views = views
+        for position, crossing in enumerate(self._crossings):
+            crossing.expect(lambda position=position: self._number().parcels[position])  # type: ignore[misc]
+
+    def receive(self, batch: Batch, num_rows: int, width: int) -> tuple[Rows, Shipment]:
+        """The rows [num_rows, width] of a microbatch; the first one waits for those of all.
+
+        Raises:
+            RoutingError: the views' routings do not cover these rows.
+            BrokerMismatchError: a rank runs something else.
+            PeerLostError: a rank is gone.
+        """
+        numbered = self._number()
+        if self._arrived is None:
+            values = torch.empty(int(numbered.base[-1]), width, dtype=self._dtype, device=self._device)
+            self._arrived = values, torch.ones(len(numbered.offsets) - 1, dtype=torch.bool)
+            for crossing in self._crossings:
+                crossing.arrive(*self._arrived)
+        values, valid = self._arrived
+        rows, items = numbered.rows(batch.microbatch), numbered.items(batch.microbatch)
+        if rows.stop - rows.start != num_rows:
+            raise RoutingError(
+                f"the routings cover {rows.stop - rows.start} rows of {self._crossings[0].what} of microbatch "
+                f"{batch.microbatch} where the view has {num_rows}; the server's plan and view do not belong together"
+            )
+        offsets = torch.from_numpy(np.append(numbered.offsets[items], rows.stop) - rows.start)
+        found = Rows(values[rows], valid[items], offsets)
+        return found, Shipment(stamp_of(batch), (), num_rows, width)
+
+    def give_back(self, shipment: Shipment, gradient: Tensor) -> None:
+        """Take the gradient of a microbatch's rows; those of all leave with the last one."""
+        self._gradients.append(gradient)
+        if len(self._gradients) == len(self._number().base) - 1:
+            together = torch.cat(self._gradients)
+            for crossing in self._crossings:
+                if crossing.returns:
+                    crossing.backward(replace(shipment.stamp, microbatch=0), together)
+            self._gradients.clear()
+
+    def end_step(self) -> None:
+        """Forget the step."""
+        self._views = self._numbered = self._arrived = None
+
+    def _number(self) -> Numbered:
+        if self._numbered is None:
+            if self._views is None:
+                raise RuntimeError("rows arrive before the step has begun")
+            batches = self._views()
+            routings = [[routing_of(b.routings, *c.way) for b in batches] for c in self._crossings]
+            counts = np.array([[int(r.rows.sum()) for r in found] for found in routings]).sum(axis=0)
+            base = np.append(0, counts.cumsum())
+            blocks = [_shifted(found, RowBlocks.arriving, base) for found in routings]
+            offsets = covering(blocks, int(base[-1]), self._crossings[0].what)
+            self._numbered = _numbered(self._crossings, blocks, base, offsets, self._device)
+        return self._numbered
+
+
+class PhaseOutlet:
+    """Where rows leave, and their gradients arrive: an `Outlet` of phases."""
+
+    def __init__(self, crossings: Sequence[Crossing], device: torch.device, dtype: torch.dtype) -> None:
+        self._crossings = tuple(crossings)
+        self._device = device
+        self._dtype = dtype
+        self._kept: list[tuple[Batch, Rows]] = []
+        self._numbered: Numbered | None = None
+        self._gradient: Tensor | None = None
+
+    def send(self, batch: Batch, rows: Rows) -> Shipment:
+        """Take the rows of a microbatch; those of all leave with the last one.
+
+        Raises:
+            RoutingError: the views' routings do not cover these rows, or cut them within an item.
+        """
+        if rows.offsets is None:
+            what = self._crossings[0].what
+            raise RoutingError(f"the module hands on {what} without saying where its items begin; give offsets")
+        self._kept.append((batch, replace(rows, values=rows.values.detach())))
+        if batch.last_of_step:
+            self._depart()
+        return Shipment(stamp_of(batch), (), len(rows.values), rows.values.shape[1])
+
+    def gradient(self, shipment: Shipment) -> Tensor:
+        """The gradient of a microbatch's rows, [n, width]; the first one waits for those of all.
+
+        Raises:
+            BrokerMismatchError: a rank runs something else.
+            PeerLostError: a rank is gone.
+        """
+        if self._numbered is None:
+            raise RuntimeError("a gradient is asked for before the rows have left")
+        if self._gradient is None:
+            shape = int(self._numbered.base[-1]), shipment.width
+            self._gradient = torch.empty(shape, dtype=self._dtype, device=self._device)
+            for crossing in self._crossings:
+                crossing.arrive(self._gradient)
+        return self._gradient[self._numbered.rows(shipment.stamp.microbatch)]
+
+    def end_step(self) -> None:
+        """Forget the step."""
+        self._numbered = self._gradient = None
+
+    def _depart(self) -> None:
+        batches, several = zip(*self._kept, strict=True)
+        self._kept.clear()
+        values, valid = torch.cat([rows.values for rows in several]), torch.cat([rows.valid for rows in several])
+        base = np.append(0, np.cumsum([len(rows.values) for rows in several]))
+        offsets = [rows.offsets.numpy()[:-1] + first for rows, first in zip(several, base, strict=False)]
+        found = [[routing_of(b.routings, *c.way) for b in batches] for c in self._crossings]
+        blocks = [_shifted(routings, RowBlocks.leaving, base) for routings in found]
+        covering(blocks, len(values), self._crossings[0].what)
+        ends = np.concatenate([*offsets, base[-1:]]).astype(np.int64)
+        self._numbered = _numbered(self._crossings, blocks, base, ends, self._device)
+        for crossing, parcels in zip(self._crossings, self._numbered.parcels, strict=True):
+            crossing.forward(replace(stamp_of(batches[0]), microbatch=0), parcels, values, valid)
+
+
+def _shifted(routings: Sequence[Routing], side: Callable[[Routing], RowBlocks], base: I64) -> RowBlocks:
+    """The blocks of all microbatches, by the numbers of their rows; ordered as they leave."""
+    several = [side(routing) for routing in routings]
+    leaving = [(r.source_microbatch << _START_BITS) | r.source_start for r in routings]
+    return RowBlocks(
+        peer=np.concatenate([blocks.peer for blocks in several]),
+        start=np.concatenate([blocks.start + first for blocks, first in zip(several, base, strict=False)]),
+        rows=np.concatenate([blocks.rows for blocks in several]),
+        order=np.concatenate(leaving),
+    )
+
+
+def _numbered(
+    crossings: Sequence[Crossing], several: Sequence[RowBlocks], base: I64, offsets: I64, device: torch.device
+) -> Numbered:
+    found = []
+    for crossing, blocks in zip(crossings, several, strict=True):
+        blocks.check_peers(crossing.num_ranks, crossing.what)
+        items, entries = items_of(blocks, offsets, crossing.what), dict(blocks.by_peer())
+        found.append(tuple(_parcel(blocks, items, entries, peer, device) for peer in range(crossing.num_ranks)))
+    return Numbered(base, offsets, tuple(found))
+
+
+def _parcel(blocks: RowBlocks, items: I64, entries: dict[int, I64], peer: int, device: torch.device) -> Parcel:
+    own = entries.get(peer, np.zeros(0, np.int64))
+    rows = blocks.row_index(own)
+    return Parcel(peer, len(rows), len(own), rows.to(device, non_blocking=True), torch.from_numpy(items[own]))

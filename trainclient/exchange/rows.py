@@ -1,0 +1,50 @@
+"""Rows as one module hands them to another."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """The rows of k items, one item after the other."""
+
+    values: Tensor
+    """[n, width] on the device of the computation."""
+    valid: Tensor
+    """bool [k] on the CPU: False for items that must not be learned from, such as images that cannot be decoded."""
+    offsets: Tensor | None
+    """int64 [k + 1] on the CPU: first row of each item, and the end. None between chunks of one module, where the items
+    are those of the view."""
+
+    @classmethod
+    def of_items(cls, values: Tensor, valid: Tensor, offsets: Tensor) -> Self:
+        """Rows [n, width] of items at `offsets` (integers [k + 1]), of which only the valid ones are learned from.
+
+        The rows of the others leave as zeros, and their gradients are zero whatever comes back.
+        """
+        offsets = offsets.to(torch.int64)
+        row_valid = valid.repeat_interleave(offsets.diff())[:, None].to(values.device)
+        return cls(values.masked_fill(~row_valid, 0), valid, offsets)
+
+    def valid_of(self, offsets: Tensor) -> Tensor:
+        """Validity of the items of which the view says where they lie.
+
+        Args:
+            offsets: integers [k + 1], the first row of each item and the end.
+
+        Returns:
+            bool [k].
+
+        Raises:
+            ValueError: other items arrived.
+        """
+        nonempty = offsets.diff() > 0
+        starts = offsets[:-1][nonempty].to(torch.int64)
+        if self.offsets is None or not torch.equal(self.offsets[:-1], starts):
+            raise ValueError("the routing cuts rows within an item; the server's plan and view do not belong together")
+        valid = torch.ones(len(offsets) - 1, dtype=torch.bool)
+        valid[nonempty] = self.valid
+        return valid

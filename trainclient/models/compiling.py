@@ -1,0 +1,50 @@
+"""Blocks compiled by torch.compile, one by one, for rows of any number."""
+
+import functools
+import os
+import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+from trainclient.models.layers import CrossAttention, SelfAttention
+from trainclient.models.parameters import units
+
+
+def require_compiler(device: torch.device) -> None:
+    """Raise ValueError unless torch.compile finds on this machine what it makes code with."""
+    if device.type == "cuda" and find_spec("triton") is None:
+        raise ValueError("compile needs triton, which comes with torch for CUDA; install it, or leave compile out")
+    default, variable = ("gcc", "CC") if device.type == "cuda" else ("g++", "CXX")
+    name = os.environ.get(variable, default)
+    if shutil.which(name) is None:
+        raise ValueError(
+            f"compile needs a compiler, and there is no {name} on PATH; install it, name another one in {variable}, or "
+            "leave compile out"
+        )
+
+
+def compile_blocks(network: nn.Module) -> None:
+    """Have the blocks of a network compiled when they run first, all of a kind at once.
+
+    Attention stays as it is: it goes segment by segment, or into a kernel that no compiler betters, and the number of
+    its segments may not enter the code. So a block is what lies between: norms, projections with rotary positions, MLP.
+    """
+    for block in units(network):
+        block.forward = _compiled(block.forward)  # not the call: hooks around it stay as they are
+        for module in block.modules():
+            if isinstance(module, SelfAttention | CrossAttention):
+                module.attend = torch.compiler.disable(module.attend)  # type: ignore[no-untyped-call]
+
+
+def _compiled(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """One code for two rows and more; fewer run as they are, since each number would be compiled for itself."""
+    compiled = torch.compile(forward, dynamic=True)
+
+    @functools.wraps(forward)
+    def run(x: Tensor, *rest: object) -> Tensor:
+        return (compiled if len(x) > 1 else forward)(x, *rest)
+
+    return run

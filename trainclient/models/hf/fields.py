@@ -1,0 +1,80 @@
+"""Fields of a `config.json`, each of which is understood or refused by name."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from trainclient.models.hf.files import PretrainedError
+
+MAX_SIZE: Final = 1 << 20
+"""Of a width, a vocabulary, a number of heads: beyond any model, and small enough to multiply."""
+MAX_LAYERS: Final = 1024
+
+
+class Fields:
+    """The fields of an object of a `config.json`, with the defaults of its family."""
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        """Read `data`; `where` is what it is called in errors, a file and the path in it."""
+        self._data = data
+        self._where = where
+
+    def has(self, name: str) -> bool:
+        """Whether a field is given, and not null."""
+        return self._data.get(name) is not None
+
+    def refusal(self, name: str, required: str) -> PretrainedError:
+        """What to raise for a field: its value, and what would be understood."""
+        return PretrainedError(f"{self._where}: {name} is {self._data.get(name)!r:.200}; {required}")
+
+    def integer(self, name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
+        """An integer in [1, most]."""
+        value = self._data.get(name)
+        value = default if value is None else value
+        if type(value) is not int or not 1 <= value <= most:
+            raise self.refusal(name, f"an integer from 1 to {most} is required")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive, finite number."""
+        value = self._data.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            raise self.refusal(name, "a positive number is required")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self._data.get(name)
+        if value is None:
+            return default
+        if type(value) is not bool:
+            raise self.refusal(name, "true or false is required")
+        return value
+
+    def choice(self, name: str, choices: Mapping[str, str], default: str) -> str:
+        """What our models call one of some names."""
+        value = self._data.get(name)
+        value = default if value is None else value
+        if not isinstance(value, str) or value not in choices:
+            raise self.refusal(name, f"our models have {', '.join(sorted(choices))}")
+        return choices[value]
+
+    def require(self, name: str, value: Any, reason: str) -> None:
+        """Refuse a field that is given with another value."""
+        found = self._data.get(name)
+        if found is not None and (found != value or isinstance(found, bool) != isinstance(value, bool)):
+            raise self.refusal(name, f"{value!r} is required: {reason}")
+
+    def within(self, name: str) -> "Fields":
+        """The fields of an object in a field; none, where it is not given."""
+        value = self._data.get(name)
+        if value is None:
+            return Fields({}, f"{self._where}, {name}")
+        if not isinstance(value, dict):
+            raise self.refusal(name, "an object is required")
+        return Fields(value, f"{self._where}, {name}")
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """All of them, as they are."""
+        return self._data

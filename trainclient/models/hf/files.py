@@ -1,0 +1,143 @@
+"""The files of a pretrained checkpoint. They come from anywhere: nothing is unpickled, and sizes are checked first."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+MAX_CONFIG_BYTES: Final = 1 << 20
+MAX_INDEX_BYTES: Final = 64 << 20
+MAX_FILES: Final = 1024
+WEIGHTS: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+_FILE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.safetensors")
+_DTYPES: Final = ("F64", "F32", "F16", "BF16")
+
+
+class PretrainedError(ValueError):
+    """A checkpoint that cannot be read or written; the message names the file and the field."""
+
+
+def read_json(path: Path, most: int) -> dict[str, Any]:
+    """The object in a JSON file of at most so many bytes.
+
+    Raises:
+        PretrainedError: it cannot be read, is longer, or holds something else.
+    """
+    try:
+        if not path.is_file():
+            raise PretrainedError(f"there is no file {path}; a folder with config.json and safetensors is required")
+        with path.open("rb") as file:
+            text = file.read(most + 1)
+        if len(text) > most:
+            raise PretrainedError(f"{path} is longer than {most} bytes; no checkpoint needs as much")
+        data = json.loads(text)
+    except OSError as error:
+        raise PretrainedError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, PretrainedError):
+            raise
+        raise PretrainedError(f"{path} holds no JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise PretrainedError(f"{path} holds a {type(data).__name__}; an object is required")
+    return data
+
+
+class TensorFiles:
+    """The tensors of a folder, in one safetensors file or several with an index; each is read when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the files and read their headers.
+
+        Raises:
+            PretrainedError: there are none, they cannot be read, or the index names a file outside of the folder.
+        """
+        self._folder = folder
+        self._stack = ExitStack()
+        self._places: dict[str, tuple[str, Any]] = {}
+        with ExitStack() as stack:
+            for file, names in _listed(folder).items():
+                self._open(stack, file, names)
+            self._stack = stack.pop_all()
+
+    def _open(self, stack: ExitStack, file: str, names: frozenset[str] | None) -> None:
+        try:
+            opened = stack.enter_context(safe_open(self._folder / file, framework="pt", device="cpu"))
+            there = frozenset(opened.keys())
+        except (SafetensorError, OSError, ValueError) as error:
+            raise PretrainedError(f"{self._folder / file} cannot be read as safetensors: {error}") from None
+        for name in sorted(there if names is None else names):
+            if name not in there:
+                raise PretrainedError(f"{self._folder / INDEX} places {name} in {file}, which does not hold it")
+            self._places[name] = (file, opened)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, from the header of its file."""
+        return tuple(self._places[name][1].get_slice(name).get_shape())
+
+    def read(self, name: str) -> Tensor:
+        """A tensor.
+
+        Raises:
+            PretrainedError: it is not of a floating type.
+        """
+        file, opened = self._places[name]
+        dtype = opened.get_slice(name).get_dtype()
+        if dtype not in _DTYPES:
+            raise PretrainedError(
+                f"{self._folder / file} holds {name} as {dtype}; one of {', '.join(_DTYPES)} is required: quantized "
+                "weights cannot be trained"
+            )
+        tensor: Tensor = opened.get_tensor(name)
+        return tensor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+
+def _listed(folder: Path) -> Mapping[str, frozenset[str] | None]:
+    """The files of a checkpoint with the tensors that each is said to hold; None: all that it holds."""
+    if (folder / WEIGHTS).is_file():
+        return {WEIGHTS: None}
+    if not (folder / INDEX).is_file():
+        pickled = sorted(path.name for path in folder.glob("*.bin"))[:3] if folder.is_dir() else []
+        if pickled:
+            raise PretrainedError(
+                f"{folder} holds its weights as {', '.join(pickled)}: pickle, which can run code and is never read. "
+                "Load it with transformers where you trust it, and save it again with save_pretrained, which writes "
+                "safetensors"
+            )
+        raise PretrainedError(
+            f"{folder} holds neither {WEIGHTS} nor {INDEX}; a checkpoint with safetensors is required"
+        )
+    files: dict[str, set[str]] = {}
+    placed = read_json(folder / INDEX, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise PretrainedError(f"{folder / INDEX} has no weight_map; an object from tensors to files is required")
+    for name, file in placed.items():
+        if not isinstance(file, str) or not _FILE.fullmatch(file):
+            raise PretrainedError(
+                f"{folder / INDEX} places {name!r:.100} in {file!r:.100}; the name of a safetensors file in the same "
+                "folder is required"
+            )
+        files.setdefault(file, set()).add(name)
+    if len(files) > MAX_FILES:
+        raise PretrainedError(f"{folder / INDEX} names {len(files)} files; at most {MAX_FILES} are read")
+    return {file: frozenset(names) for file, names in sorted(files.items())}

@@ -1,0 +1,91 @@
+"""A backbone, or a chunk of it, as a module of a job: tokens and embeddings in, conditions and the text loss out."""
+
+import torch
+from torch import Tensor
+
+from dataserver.planning.jobspec import ModelSize
+from trainclient.exchange.rows import Rows
+from trainclient.models.backbone import IGNORED_LABEL, BackboneBatch, BackboneStage, StageOutput
+from trainclient.modules.protocol import Output, Target, TrainedModule, View
+from trainclient.modules.work import forward_flops
+
+_SHARED = ("position_ids", "cu_lengths")
+_FIRST = ("token_ids", "embedding_slots", "condition_slots")
+_LAST = ("labels", "condition_slots")
+
+
+class Backbone(TrainedModule):
+    """Runs some layers of a decoder.
+
+    Its first chunk takes embeddings, the others hidden states. The items of hidden states are samples, valid if they
+    are known to be: those with images by what encoders say of them. The labels of the others are ignored, as those of
+    generated samples are anyway.
+    """
+
+    def __init__(self, stage: BackboneStage) -> None:
+        super().__init__(stage)
+        self._stage = stage
+        own = (_FIRST if stage.is_first else ()) + (_LAST if stage.is_last else ())
+        self.tensors = tuple(dict.fromkeys(_SHARED + own))
+        self.target = Target.TEXT if stage.is_last else None
+
+    def num_tokens(self, view: View) -> int:
+        """See `TrainedModule`."""
+        return int(view.tensors["cu_lengths"][-1])
+
+    def forward_flops(self, view: View) -> int:
+        """See `TrainedModule`."""
+        c = self._stage.config
+        size = ModelSize(c.layers, c.width, c.mlp_width, c.heads, c.groups, c.vocab_size)
+        return forward_flops("backbone", size, view.tensors["cu_lengths"])
+
+    def num_rows(self, view: View) -> int:
+        """Embeddings, or tokens."""
+        tensors = view.tensors
+        return len(tensors["embedding_slots"]) if self._stage.is_first else int(tensors["cu_lengths"][-1])
+
+    def forward(self, view: View, rows: Rows | None) -> Output:
+        """See `TrainedModule`."""
+        first, values = self._stage.is_first, None if rows is None else rows.values
+        valid = self._sample_validity(view, rows)
+        output: StageOutput = self._stage(
+            self._batch(view, valid), embeddings=values if first else None, hidden=None if first else values
+        )
+        if output.hidden is not None:
+            return Output(Rows(output.hidden, valid, view.tensors["cu_lengths"].to(torch.int64)))
+        if output.conditions is None:
+            raise TypeError("the last chunk of a backbone returned neither hidden states nor conditions")
+        return Output(self._conditions(output.conditions), output.loss_sum)
+
+    def _sample_validity(self, view: View, rows: Rows | None) -> Tensor:
+        """bool [S]: True for samples known to be valid."""
+        if rows is not None and not self._stage.is_first:
+            return rows.valid
+        valid = torch.from_numpy(view.items.valid)
+        if rows is None or rows.offsets is None:
+            return valid
+        tokens = view.tensors["embedding_slots"][rows.offsets[:-1]]
+        samples = torch.searchsorted(view.tensors["cu_lengths"], tokens, right=True) - 1
+        valid[samples] = torch.from_numpy(~view.items.invalid)[samples]
+        valid[samples[~rows.valid]] = False
+        return valid
+
+    def _batch(self, view: View, sample_valid: Tensor) -> BackboneBatch:
+        tensors, labels = view.tensors, view.tensors.get("labels")
+        if labels is not None:
+            token_valid = sample_valid.repeat_interleave(tensors["cu_lengths"].diff())
+            labels = labels.masked_fill(~token_valid, IGNORED_LABEL)
+        return BackboneBatch(
+            cu_lengths=tensors["cu_lengths"],
+            position_ids=tensors["position_ids"],
+            token_ids=tensors.get("token_ids"),
+            embedding_slots=tensors.get("embedding_slots"),
+            condition_slots=tensors.get("condition_slots", torch.zeros(0, dtype=torch.int32)),
+            labels=labels,
+        )
+
+    def _conditions(self, conditions: Tensor) -> Rows:
+        """Rows of as many items as there are generated images, each with the same number of query tokens."""
+        queries = max(1, self._stage.config.query_tokens)
+        offsets = torch.arange(0, len(conditions) + 1, queries)
+        return Rows(conditions, torch.ones(len(offsets) - 1, dtype=torch.bool), offsets)

@@ -1,0 +1,142 @@
+"""The modules that come with the trainer, by kind: the one place that knows which there are.
+
+A module of one's own is named by the configuration instead (`own`).
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final
+
+from dataserver.planning.job import JobSpec
+from dataserver.planning.jobspec import Modality, ModuleKind, ModuleSpec
+from trainclient.exchange.messages import Kind
+from trainclient.models.backbone import BackboneConfig, BackboneStage, stage_layers
+from trainclient.models.encoder import EncoderConfig, ImageEncoder
+from trainclient.models.generator import GeneratorConfig, ImageGenerator
+from trainclient.models.presets import backbone_config, encoder_config, generator_config
+from trainclient.models.towers import ImageTower, ImageTowerConfig, TextTower, TextTowerConfig
+from trainclient.modules.backbone import Backbone
+from trainclient.modules.encoder import Encoder
+from trainclient.modules.generator import Generator
+from trainclient.modules.protocol import Site, TrainedModule
+from trainclient.modules.tower import Tower
+
+Sizes = EncoderConfig | BackboneConfig | GeneratorConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the trainer knows of a kind of module."""
+
+    rows: Kind
+    """What it hands to other modules."""
+    sizes: Callable[[str, JobSpec, int], Sizes]
+    """Sizes of a preset in a job, given the backbone's width (of which a backbone's own do not depend), or the width of
+    features."""
+    make: Callable[[Site, Any], TrainedModule]
+    """The module of these sizes."""
+
+
+def family_of(module: ModuleSpec) -> Family:
+    """What the trainer knows of a module."""
+    return _FAMILIES[module.kind if module.modality is None else module.modality]
+
+
+def rows_of(module: ModuleSpec) -> Kind:
+    """What a module hands to others."""
+    return family_of(module).rows
+
+
+def query_tokens(job: JobSpec) -> int:
+    """Learned query tokens of a job's backbone for each generated image."""
+    return job.stream.generation.query_tokens if job.execution.of_kind(ModuleKind.GENERATOR) else 0
+
+
+def own(reference: str, site: Site, options: Mapping[str, Any]) -> TrainedModule:
+    """A module of the user's own.
+
+    Args:
+        reference: `package.module:Name` of a class or function that takes a Site and the options by name.
+        site: where it is put.
+        options: further arguments.
+
+    Raises:
+        ValueError: it cannot be imported, or makes something else than a TrainedModule.
+    """
+    package, _, name = reference.partition(":")
+    try:
+        factory = getattr(importlib.import_module(package), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"module {site.module.name} is to be {reference!r}, which cannot be imported ({error}); give "
+            "package.module:Class, and put its folder on PYTHONPATH"
+        ) from None
+    made = factory(site, **options)
+    if not isinstance(made, TrainedModule):
+        raise ValueError(
+            f"module {site.module.name} is to be {reference!r}, which makes a {type(made).__name__}; a "
+            "trainclient.modules.TrainedModule is required"
+        )
+    return made
+
+
+def _encoder_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
+    sizing = job.stream.sizing
+    return encoder_config(preset, sizing.patch, sizing.merge, width)
+
+
+def _backbone_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
+    del width
+    return backbone_config(preset, job.stream.tokenizer.vocab_size, query_tokens(job))
+
+
+def _generator_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
+    sizing = job.stream.sizing
+    return generator_config(preset, sizing.patch, sizing.merge, width)
+
+
+def _encoder(site: Site, sizes: EncoderConfig) -> TrainedModule:
+    return Encoder(ImageEncoder(sizes, checkpoint=bool(site.module.recompute)))
+
+
+def _backbone(site: Site, sizes: BackboneConfig) -> TrainedModule:
+    stage_layers(sizes.layers, site.chunk, site.num_chunks)
+    recompute = bool(site.module.recompute)
+    return Backbone(BackboneStage(sizes, site.chunk, site.num_chunks, checkpoint=recompute))
+
+
+def _generator(site: Site, sizes: GeneratorConfig) -> TrainedModule:
+    return Generator(ImageGenerator(sizes, checkpoint=bool(site.module.recompute)))
+
+
+def _image_tower_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
+    sizes = encoder_config(preset, job.stream.sizing.patch, job.stream.sizing.merge, width)
+    return ImageTowerConfig(**_fields(sizes))
+
+
+def _text_tower_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
+    return TextTowerConfig(**_fields(backbone_config(preset, job.stream.tokenizer.vocab_size, 0)), output_dim=width)
+
+
+def _fields(sizes: EncoderConfig | BackboneConfig) -> dict[str, Any]:
+    return {field.name: getattr(sizes, field.name) for field in fields(sizes)}
+
+
+def _tower(kind: type[ImageTower] | type[TextTower], site: Site, sizes: Any) -> TrainedModule:
+    has_scale = site.module.name == site.job.execution.modules[0].name
+    recompute = bool(site.module.recompute)
+    return Tower(kind(sizes, site.chunk, site.num_chunks, has_scale=has_scale, checkpoint=recompute))
+
+
+_FAMILIES: Final[Mapping[ModuleKind | Modality, Family]] = MappingProxyType(
+    {
+        ModuleKind.ENCODER: Family(Kind.EMBEDDINGS, _encoder_sizes, _encoder),
+        ModuleKind.BACKBONE: Family(Kind.CONDITIONS, _backbone_sizes, _backbone),
+        ModuleKind.GENERATOR: Family(Kind.CONDITIONS, _generator_sizes, _generator),
+        Modality.IMAGE: Family(Kind.ACTIVATIONS, _image_tower_sizes, partial(_tower, ImageTower)),
+        Modality.TEXT: Family(Kind.ACTIVATIONS, _text_tower_sizes, partial(_tower, TextTower)),
+    }
+)

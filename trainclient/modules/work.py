@@ -1,0 +1,18 @@
+"""Floating-point operations of modules, by the planner's formula."""
+
+from torch import Tensor
+
+from dataserver.planning.jobspec import ModelSize, linear_flops, pair_flops
+
+
+def forward_flops(kind: str, size: ModelSize, offsets: Tensor) -> int:
+    """Operations of a whole module's forward on a view.
+
+    Args:
+        kind: of the module: encoder, backbone or generator.
+        size: its sizes.
+        offsets: integers [n + 1], where each of the view's items begins, in patches or tokens; on the CPU.
+    """
+    lengths = [int(length) for length in offsets.diff().tolist()]
+    pairs = sum(length * length for length in lengths)
+    return linear_flops(kind, size) * sum(lengths) + pair_flops(kind, size) * pairs

@@ -1,0 +1,160 @@
+"""A way to run a job on a cluster, and the problem that it is one answer to."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Final
+
+from trainclient.orchestrate.cluster import Cluster
+from trainclient.orchestrate.costs import CostTable, Option, options
+from trainclient.orchestrate.networks import Network
+from trainclient.orchestrate.workload import Workload
+
+MICROBATCHES: Final = (1, 2, 4, 8)
+"""Sequences of a microbatch that are tried."""
+KEPT: Final = 3
+"""Choices of each layout that are shown, and scored by planner and simulator."""
+
+
+class NoLayoutError(ValueError):
+    """No degrees of a layout fit; says what is lacking."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A model, a cluster and sizes of samples."""
+
+    networks: tuple[Network, ...]
+    """At most one encoder, a backbone, at most one generator; or towers."""
+    cluster: Cluster
+    workload: Workload
+    table: CostTable | None = None
+    """Measured costs; without them they are computed."""
+    max_tp: int = 8
+    """Largest degree of tensor parallelism."""
+
+    def network(self, kind: str) -> Network | None:
+        """The module of a kind, if there is one."""
+        return next((n for n in self.networks if n.kind == kind), None)
+
+    def options(self, network: Network) -> list[Option]:
+        """The degrees that a module can have."""
+        return options(network, self.workload.load(network), self.cluster, self.max_tp, self.table)
+
+    @property
+    def flops(self) -> float:
+        """Of a step: forward, and backwards as far as they are needed, without what is computed again."""
+        total = 0.0
+        for network in self.networks:
+            load = self.workload.load(network)
+            forward = load.rows * network.row_flops + load.squares * network.pair_flops
+            total += forward * (1 + network.gradient_passes) * self.workload.stream.global_batch
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A module with its degrees."""
+
+    option: Option
+    dp: int
+    pp: int = 1
+    stage_bytes: float = 0
+    """Of the fullest device."""
+    state_bytes: float = 0
+    """The part of it that weights, gradients and optimizer states take."""
+    work_bytes: float = 0
+    """The part of it that is there only while a microbatch is computed."""
+    wave_ns: float = 0
+    """Forward and backward of a microbatch on a device of it."""
+    waiting_ns: float = 0
+    """The part of that in which it waits for weights and sums of gradients that are not overlapped."""
+    room_bytes: float | None = None
+    """What its activations may take where several modules share a device; else all that is left."""
+    step_bytes: float | None = None
+    """The same of all its microbatches of a step, where it keeps them."""
+
+    @property
+    def gpus(self) -> int:
+        """Devices of the module."""
+        return self.dp * self.pp * self.option.tp
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Degrees of all modules, and what the solver expects of them."""
+
+    layout: str
+    """pipelined, grouped, colocated, contrastive, or monolithic: pipelined with the same degrees for all modules."""
+    modules: tuple[Placed, ...]
+    gpus: int
+    """That compute."""
+    microbatch: int
+    waves: int
+    """Microbatches of each rank."""
+    step_ns: float
+    parts: Mapping[str, float]
+    """What adds up to the step."""
+    sharding: str = "zero2"
+    """What data-parallel ranks share: states of the optimizer (zero2), all states (zero3), or none."""
+    extras: Mapping[str, int | str] = field(default_factory=dict)
+    """Options of the layout."""
+    exchange: tuple[tuple[int, int], ...] = ()
+    """Grouped: picoseconds of the all-to-alls of each degree, for each token of a rank."""
+
+    def module(self, kind: str) -> Placed:
+        """The module of a kind."""
+        return next(m for m in self.modules if m.option.network.kind == kind)
+
+    @property
+    def bottleneck(self) -> Placed:
+        """The module that a microbatch takes longest in."""
+        return max(self.modules, key=lambda m: m.wave_ns)
+
+    @property
+    def busy_ns(self) -> float:
+        """Time that all devices together compute in a step."""
+        return sum(m.wave_ns * m.gpus for m in self.modules) * self.waves
+
+    @property
+    def bubble(self) -> float:
+        """Share of the time of its devices in which they do not compute."""
+        return max(0.0, 1 - self.busy_ns / (self.step_ns * self.gpus))
+
+    @property
+    def memory_bytes(self) -> float:
+        """Of the fullest device."""
+        return max(m.stage_bytes for m in self.modules)
+
+    def mfu(self, problem: Problem) -> float:
+        """Share of what all devices of the cluster could compute in the step's time."""
+        peak = problem.cluster.peak_flops_ns * problem.cluster.gpus * self.step_ns
+        return problem.flops / peak
+
+    @property
+    def kind(self) -> str:
+        """The layout of a job that runs it."""
+        if self.layout != "monolithic":
+            return self.layout
+        return "contrastive" if self.modules[0].option.network.kind == "tower" else "pipelined"
+
+
+Solver = Callable[[Problem], list[Choice]]
+"""The best choices of a layout, the fastest first; NoLayoutError where there is none."""
+
+
+def insert(found: list[Choice], choice: Choice) -> list[Choice]:
+    """The best choices, the fastest first; of equally fast ones that of fewer devices, and of equal ones the first."""
+    if any((c.step_ns, c.gpus) == (choice.step_ns, choice.gpus) for c in found):
+        return found
+    return sorted([*found, choice], key=lambda c: (c.step_ns, c.gpus))[:KEPT]
+
+
+def divisors(number: int, most: int) -> list[int]:
+    """Those up to a limit."""
+    return [n for n in range(1, min(number, most) + 1) if number % n == 0]
+
+
+def at_least(numerator: float, denominator: float) -> int:
+    """The smallest integer n of at least 1 with numerator / n <= denominator; a huge one where there is none."""
+    return 1 << 40 if denominator <= 0 else max(1, ceil(numerator / denominator - 1e-12))

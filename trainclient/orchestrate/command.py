@@ -1,0 +1,285 @@
+"""`trainclient orchestrate`."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final
+
+import tyro
+import yaml
+from pydantic import Field, ValidationError
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, parse_yaml
+from trainclient.flags import parse
+from trainclient.orchestrate.choice import Problem
+from trainclient.orchestrate.cluster import cluster
+from trainclient.orchestrate.ending import ended
+from trainclient.orchestrate.networks import Network, read_network
+from trainclient.orchestrate.picture import SUFFIXES, draw
+from trainclient.orchestrate.profile import costs_of, read_profile
+from trainclient.orchestrate.report import HEADINGS, advice, as_json, reasons, rows
+from trainclient.orchestrate.solving import Solution, solve
+from trainclient.orchestrate.workload import Stream, read_sizes, workload
+from trainclient.training.config import describe
+from trainclient.training.options import SAYS_ITSELF, Options
+
+ABOUT = """Choose the layout of a job, and the degrees of its modules, for a model, a cluster and sizes of samples.
+Every layout is solved for its best, the best few are planned and simulated on samples of these sizes, and the
+`execution` of a job is printed. Needs no GPU and no server. --config FILE.yaml gives the same options in a file; flags
+overrule it."""
+WIDTH: Final = 130
+
+MaybeText = Annotated[str | None, SAYS_ITSELF]
+MaybePath = Annotated[Path | None, SAYS_ITSELF]
+MaybeNumber = Annotated[float | None, SAYS_ITSELF]
+MaybeInt = Annotated[int | None, SAYS_ITSELF]
+
+
+class OrchestrateError(ValueError):
+    """Options that do not make up a problem; the message names them."""
+
+
+class Orchestrate(Options):
+    """Options of the command."""
+
+    encoder: MaybeText = None
+    """Model of the encoder: a preset (vit-h, tiny), a config.json of Hugging Face or its folder, or a .yaml file with
+    layers, width, mlp_width, heads and groups. Of a config.json with a vision_config, that part."""
+    backbone: MaybeText = None
+    """Model of the backbone: the same (llama3-7b, llama3-13b, llama3-70b, tiny); of a config.json with a text_config,
+    that part."""
+    generator: MaybeText = None
+    """Model of the generator: the same (dit-1b, tiny)."""
+    image_tower: MaybeText = None
+    """Contrastive training, in place of all these: model of the tower of images (vit-h, tiny)."""
+    text_tower: MaybeText = None
+    """Contrastive training: model of the tower of texts (clip-text-h, tiny)."""
+    contrastive_batch: MaybeInt = None
+    """Contrastive training: samples that one loss couples; by default all of the global batch."""
+    frozen: tuple[str, ...] = ()
+    """Modules that are not trained, by their names: encoder, backbone, generator."""
+    gpu: str = "h100"
+    """Kind of GPU: a800, h100 or h200."""
+    gpus: Annotated[int, Field(ge=1)] = 8
+    """Number of GPUs."""
+    gpus_per_node: Annotated[int, Field(ge=1)] = 8
+    """GPUs of a node, within which tensor parallelism stays."""
+    memory_gb: MaybeNumber = None
+    """Memory of a GPU that modules may use, in 10^9 bytes; by default 90 % of what its kind has."""
+    within_gb_s: MaybeNumber = None
+    """10^9 bytes a second that a GPU sends to others of its node; by default NVLink's of its kind."""
+    between_gb_s: MaybeNumber = None
+    """10^9 bytes a second that a GPU sends to other nodes: its share of the node's network. By default 12.5 (a800), 50
+    (h100, h200)."""
+    max_tp: Annotated[int, Field(ge=1)] = 8
+    """Largest degree of tensor parallelism to try, of 1, 2, 4 and 8."""
+    sizes: MaybePath = None
+    """Sizes of samples: what `dataserver sizes` writes of a dataset's index, or JSON or YAML with a list `samples`,
+    each {count: 10, text_tokens: 40, patches: [256]}."""
+    global_batch: Annotated[int, Field(ge=1)] = 128
+    """Sequences of a step."""
+    seq_len: Annotated[int, Field(ge=8)] = 8192
+    """Longest sequence."""
+    merge: Annotated[int, Field(ge=1)] = 2
+    """merge x merge patches become a token of the backbone."""
+    fill: float = 0.97
+    """Share of the tokens of sequences that packed samples fill."""
+    packed: bool = True
+    """Whether several samples share a sequence."""
+    generation: float = 0.0
+    """Share of image-text pairs whose image is generated."""
+    query_tokens: Annotated[int, Field(ge=1)] = 64
+    """Tokens behind a caption whose rows condition the generator."""
+    profile: MaybePath = None
+    """Costs as `trainclient profile` measured them on such GPUs; without it they follow from operations and bytes."""
+    steps: Annotated[int, Field(ge=0)] = 1
+    """Steps of which planner and simulator score the best few; 0 leaves that out."""
+    as_json: bool = False
+    """Print what was found as JSON."""
+    plot: MaybePath = None
+    """Draw what was found to this .png, .svg or .pdf file; needs matplotlib."""
+    output: MaybePath = None
+    """Write the `execution` block to this YAML file as well."""
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run the command.
+
+    Raises:
+        ValueError: what was given cannot be used, or no layout fits.
+    """
+    options = _options(list(arguments))
+    if options.plot is not None and options.plot.suffix.lower() not in SUFFIXES:
+        raise OrchestrateError(
+            f"--plot is {options.plot}; a file that ends in one of {', '.join(SUFFIXES)} is required"
+        )
+    solution = solve(problem(options), options.steps)
+    if options.output is not None:
+        options.output.write_text(block_text(solution))
+    if options.plot is not None:
+        draw(solution, options.plot)
+    if options.as_json:
+        sys.stdout.write(json.dumps(as_json(solution), indent=1) + "\n")
+    else:
+        show(solution)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; what the user can put right is one line on stderr and exit code 2."""
+    return ended(lambda: run(arguments))
+
+
+def _options(arguments: list[str]) -> Orchestrate:
+    at = arguments.index("--config") if "--config" in arguments else -1
+    default = Orchestrate()
+    if at >= 0 and at + 1 < len(arguments):
+        default = _from_file(Path(arguments[at + 1]))
+        del arguments[at : at + 2]
+    found: Orchestrate = parse(
+        lambda given: tyro.cli(
+            Orchestrate, prog="trainclient orchestrate", description=ABOUT, args=given, default=default,
+            config=(tyro.conf.DisallowNone,),
+        ),
+        arguments,
+        "trainclient orchestrate",
+    )  # fmt: skip
+    return found
+
+
+def _from_file(path: Path) -> Orchestrate:
+    try:
+        with path.open("rb") as file:
+            return Orchestrate.model_validate(parse_yaml(file.read(MAX_TEXT_BYTES + 1)))
+    except ValidationError as error:
+        raise OrchestrateError(f"--config {path} cannot be used: {describe(error)}") from None
+    except OSError as error:
+        raise OrchestrateError(f"--config {path} cannot be read: {error.strerror}") from None
+    except TextError as error:
+        raise OrchestrateError(f"--config {path} cannot be used: {error}") from None
+
+
+def problem(options: Orchestrate) -> Problem:
+    """What is to be solved.
+
+    Raises:
+        ValueError: an option cannot be used; names it and what would do.
+    """
+    if options.sizes is None:
+        raise OrchestrateError("--sizes is missing: a file with the sizes of samples, as `dataserver sizes` writes it")
+    stream, models = _stream(options), networks(options)
+    devices = cluster(
+        options.gpu, options.gpus, options.gpus_per_node, options.memory_gb, options.within_gb_s, options.between_gb_s
+    )
+    table = None if options.profile is None else costs_of(read_profile(options.profile), models, devices)
+    found = Problem(models, devices, workload(read_sizes(options.sizes), stream), table, options.max_tp)
+    for network in found.networks:
+        if not found.workload.load(network).rows:
+            raise OrchestrateError(
+                f"--{network.kind} has nothing to do: no sample gives it a row; leave it out, or change --generation "
+                f"({options.generation}) or the sizes"
+            )
+    for kind, share in (("encoder", 1 - options.generation), ("generator", options.generation)):
+        if (
+            options.image_tower is None
+            and found.network(kind) is None
+            and share
+            and any(s.patches for s in found.workload.sizes)
+        ):
+            raise OrchestrateError(
+                f"the samples have images to {'encode' if kind == 'encoder' else 'generate'}, and no --{kind} is "
+                f"given; give one, or set --generation to {0 if kind == 'generator' else 1}"
+            )
+    return found
+
+
+def _stream(options: Orchestrate) -> Stream:
+    towers, batch = options.image_tower is not None, options.contrastive_batch
+    if not towers and batch is not None:
+        raise OrchestrateError(f"--contrastive-batch is {batch}, but no towers are given; leave it out")
+    if batch is not None and (batch < 1 or options.global_batch % batch):
+        raise OrchestrateError(
+            f"--contrastive-batch is {batch}; a divisor of --global-batch {options.global_batch} is required"
+        )
+    if towers and options.generation:
+        raise OrchestrateError(f"--generation is {options.generation}; towers generate nothing, leave it out")
+    return Stream(
+        options.global_batch, options.seq_len, options.merge, options.fill, options.packed and not towers,
+        options.generation, options.query_tokens, (batch or options.global_batch) if towers else None,
+    )  # fmt: skip
+
+
+def _towers(options: Orchestrate) -> tuple[Network, ...]:
+    others = [k for k in ("encoder", "backbone", "generator") if getattr(options, k) is not None]
+    if options.image_tower is None or options.text_tower is None or others or options.frozen:
+        raise OrchestrateError(
+            "contrastive training has --image-tower and --text-tower, and neither other modules nor frozen ones; given "
+            f"are {[*others, *('frozen' for _ in options.frozen[:1])]} besides"
+        )
+    return (
+        read_network("tower", options.image_tower, "image", "image"),
+        read_network("tower", options.text_tower, "text", "text"),
+    )
+
+
+def networks(options: Orchestrate) -> tuple[Network, ...]:
+    """The modules, with what each of them passes on."""
+    if options.image_tower is not None or options.text_tower is not None:
+        return _towers(options)
+    given = {"encoder": options.encoder, "backbone": options.backbone, "generator": options.generator}
+    if options.backbone is None:
+        raise OrchestrateError("--backbone is missing: a preset, a config.json, or a .yaml file of sizes")
+    unknown = sorted(set(options.frozen) - {kind for kind, value in given.items() if value is not None})
+    if unknown:
+        raise OrchestrateError(
+            f"--frozen names {unknown}; the model has {[k for k, v in given.items() if v is not None]}"
+        )
+    found: list[Network] = []
+    for kind, value in given.items():
+        if value is not None:
+            trained_before = any(not n.frozen for n in found)
+            width = found[-1].size.width if kind == "generator" else 0
+            found.append(
+                replace(
+                    read_network(kind, value), frozen=kind in options.frozen, input_gradient=trained_before,
+                    condition_width=width,
+                )
+            )  # fmt: skip
+    if all(n.frozen for n in found):
+        raise OrchestrateError("--frozen names all modules, so nothing would be trained; leave one out")
+    return tuple(found)
+
+
+def show(solution: Solution) -> None:
+    """Print what was found for people."""
+    console = Console()
+    console = console if console.is_terminal else Console(width=WIDTH)
+    cluster, shown = solution.problem.cluster, Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    console.print(
+        f"{cluster.gpus} {cluster.gpu} of {cluster.memory_bytes / 1e9:.0f} GB, {cluster.gpus_per_node} per node; "
+        + ", ".join(f"{n.name} {n.parameters / 1e9:.2f}B{' frozen' if n.frozen else ''}"
+                    for n in solution.problem.networks)
+    )  # fmt: skip
+    for heading in HEADINGS:
+        shown.add_column(heading, justify="left" if heading[:3] in ("lay", "mod") else "right")
+    for row in rows(solution):
+        shown.add_row(*row)
+    console.print(shown)
+    if any(s.not_run is not None for s in solution.scored):
+        console.print("*: servers plan and serve it, this trainer does not run it yet")
+    console.print("r: computes activations again; MFU of all GPUs of the cluster, over the time as it is best known")
+    for line in (*reasons(solution), *advice(solution)):
+        console.print(line, highlight=False)
+    console.print(f"solved in {solution.solving_s:.2f} s, planned and simulated in {solution.scoring_s:.2f} s")
+    sys.stdout.write(block_text(solution))
+
+
+def block_text(solution: Solution) -> str:
+    """The `execution` of a job as YAML: of the fastest that the trainer runs, or of the fastest."""
+    chosen = solution.ready or solution.scored[0]
+    marked = "" if chosen.not_run is None else f"# This trainer does not run it yet: {chosen.not_run}\n"
+    return marked + yaml.safe_dump({"execution": dict(chosen.block)}, sort_keys=False)

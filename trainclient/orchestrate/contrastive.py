@@ -1,0 +1,110 @@
+"""DISTMM's layout: towers on devices of their own, by the chooser that `dataserver towers` uses."""
+
+from typing import Final
+
+from dataserver.planning.contrastive.choice import (
+    TowerCluster,
+    TowerDegree,
+    TowerPlan,
+    TowerProfile,
+    place_equally,
+    place_in_parallel,
+)
+from trainclient.orchestrate.choice import Choice, NoLayoutError, Placed, Problem
+from trainclient.orchestrate.costs import Option
+
+FEATURES: Final = 1024
+"""Numbers of a feature."""
+
+
+def contrastive(problem: Problem) -> list[Choice]:
+    """The best replicas and degrees of each tower.
+
+    Raises:
+        NoLayoutError: nothing fits.
+    """
+    return _placed(problem, "contrastive")
+
+
+def equal_towers(problem: Problem) -> list[Choice]:
+    """The best where all towers have the same degrees: the baseline.
+
+    Raises:
+        NoLayoutError: nothing fits.
+    """
+    return _placed(problem, "monolithic")
+
+
+def _placed(problem: Problem, layout: str) -> list[Choice]:
+    cluster, stream = problem.cluster, problem.workload.stream
+    batch = stream.contrastive_batch or stream.global_batch
+    devices = TowerCluster(cluster.gpus, cluster.gpus_per_node, cluster.memory_bytes)
+    options = {(n.name, o.tp, o.recompute): o for n in problem.networks for o in problem.options(n)}
+    best: Choice | None = None
+    refusal = ""
+    for recompute in (False, True):
+        profiles = [_profile(problem, [o for o in options.values() if o.network is n and o.recompute is recompute])
+                    for n in problem.networks]  # fmt: skip
+        place = place_in_parallel if layout == "contrastive" else place_equally
+        try:
+            plan = place(profiles, devices, batch)
+        except ValueError as error:
+            refusal = refusal or str(error)
+            continue
+        made = _choice(problem, layout, plan, options, recompute, batch)
+        if best is None or made.step_ns < best.step_ns:
+            best = made
+    if best is None:
+        raise NoLayoutError(f"{layout}: {refusal}")
+    return [best]
+
+
+def _profile(problem: Problem, options: list[Option]) -> TowerProfile:
+    degrees = tuple(
+        TowerDegree(
+            tp=o.tp,
+            fixed_ns=round(o.fixed_ns + o.sync_ns(2, 1, problem.cluster)),
+            sample_ps=round(1000 * o.sequence_ns),
+            state_bytes=round(o.static_bytes(1) + o.optimizer_bytes(1)),
+            sample_bytes=round(o.sequence_bytes + o.load.rows * o.work_bytes),
+        )
+        for o in options
+    )
+    return TowerProfile(options[0].network.name, degrees)
+
+
+def _choice(
+    problem: Problem,
+    layout: str,
+    plan: TowerPlan,
+    options: dict[tuple[str, int, bool], Option],
+    recompute: bool,
+    batch: int,
+) -> Choice:
+    count = problem.workload.stream.global_batch // batch
+    modules = []
+    for found in plan.towers:
+        option = options[found.name, found.tp, recompute]
+        states = option.static_bytes(1) + option.optimizer_bytes(1)
+        work = found.batch * option.load.rows * option.work_bytes
+        wave = option.fixed_ns + found.batch * option.sequence_ns
+        modules.append(Placed(option, found.replicas, 1, found.device_bytes, states, work, wave))
+    gpus = sum(m.gpus for m in modules)
+    interaction = _interaction_ns(problem, batch, gpus)
+    slowest = max(m.wave_ns for m in modules)
+    parts = {
+        "waves": count * slowest,
+        "interactions": count * interaction,
+        "gradients": max(m.option.sync_ns(m.dp, 1, problem.cluster) for m in modules),
+    }
+    return Choice(
+        layout, tuple(modules), gpus, 1, count, sum(parts.values()), parts, "none",
+        extras={"interaction_ns": round(interaction)},
+    )  # fmt: skip
+
+
+def _interaction_ns(problem: Problem, batch: int, gpus: int) -> float:
+    """Features of all samples to all devices, and each device's share of the products, forward and backward."""
+    cluster = problem.cluster
+    sent = 2 * 2 * FEATURES * batch * len(problem.networks) / cluster.bandwidth(gpus)
+    return sent + 6 * batch * batch * FEATURES / (gpus * cluster.peak_flops_ns * 0.3)

@@ -1,0 +1,199 @@
+"""Time and memory of a module at each tensor-parallel degree, from its operations and bytes, or as measured.
+
+Times are those of a `Cost`, which is what a job says of a module and what planner and simulator compute with: so what
+is solved is what is planned. They contain the sums of tensor parallelism, which are not overlapped.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from dataserver.planning.jobspec import LAYER_NS, Cost
+from trainclient.orchestrate.cluster import Cluster
+from trainclient.orchestrate.networks import Network
+from trainclient.orchestrate.workload import Load
+
+DEGREES: Final = (1, 2, 4, 8)
+"""Tensor-parallel degrees (DistTrain, section 4)."""
+EFFICIENCY: Final = 0.76
+"""Share of the peak that products of very wide matrices reach: FlexSP's constants (arXiv 2412.01523, measured on A100)
+are 0.68 to 0.80 at widths of 4,096 to 6,656."""
+HALF_WIDTH: Final = 256
+"""Columns of a device's share at which products reach half of that. An assumption; `trainclient profile` measures."""
+ATTENTION: Final = 0.65
+"""Share of a module's efficiency that attention reaches: 0.53 to 0.72 by the same constants."""
+REDUCTION_NS: Final = 15_000
+"""Latency of a sum over the peers of tensor parallelism."""
+WEIGHT_BYTES: Final = 2
+GRADIENT_BYTES: Final = 4
+"""Sums of gradients are float32."""
+OPTIMIZER_BYTES: Final = 12
+"""A float32 copy and two moments."""
+LOGIT_BYTES: Final = 4
+
+CostTable = Mapping[tuple[str, int], Cost]
+"""Measured costs, by module and degree, without what is computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A module at one tensor-parallel degree, with or without computing activations again."""
+
+    network: Network
+    load: Load
+    tp: int
+    recompute: bool
+    cost: Cost
+    """Of a whole module on `tp` devices."""
+    fixed_ns: float
+    """Forward and backward of a microbatch, whatever it holds."""
+    sequence_ns: float
+    """Forward and backward of what a sequence holds."""
+    unit_bytes: int
+    """A patch or token of a microbatch in flight, on each of the `tp` devices of a module in one stage."""
+    work_bytes: float
+    """What computing a row takes besides: a block's activations that are computed again, and logits."""
+
+    @property
+    def sequence_bytes(self) -> float:
+        """What a sequence in flight holds in a module of one stage."""
+        return self.load.rows * self.unit_bytes
+
+    def static_bytes(self, stages: int) -> float:
+        """Weights and gradients on each device of the largest of so many stages."""
+        each = WEIGHT_BYTES + (0 if self.network.frozen else GRADIENT_BYTES)
+        return self.stage_parameters(stages) / self.tp * each
+
+    def optimizer_bytes(self, stages: int) -> float:
+        """The optimizer's states of the largest stage, to be divided between data-parallel ranks."""
+        return 0 if self.network.frozen else self.stage_parameters(stages) / self.tp * OPTIMIZER_BYTES
+
+    def stage_parameters(self, stages: int) -> float:
+        """Of the largest of so many stages: the first has the embedding, the last the head."""
+        ends = self.network.end_parameters * (2 if stages == 1 else 1)
+        return self.network.block_parameters / stages + ends
+
+    def sync_ns(self, ranks: int, stages: int, cluster: Cluster) -> float:
+        """The sum of gradients over data-parallel ranks and the gathering of weights, once a step.
+
+        Counted as a ring of many ranks has it, in which each sends all bytes once each way.
+        """
+        if ranks == 1 or self.network.frozen:
+            return 0
+        sent = (GRADIENT_BYTES + WEIGHT_BYTES) * self.stage_parameters(stages) / self.tp
+        return sent / cluster.bandwidth(ranks * self.tp)
+
+
+def shard_bytes(option: Option, ranks: int, whole: bool) -> float:
+    """States on each device of a module of one stage whose ranks share them (FSDP2).
+
+    With `whole`, weights and gradients are whole and the optimizer's states are shared (zero2); else all are (zero3),
+    and two blocks, and an end of a backbone, are gathered at a time.
+    """
+    if whole:
+        return option.static_bytes(1) + option.optimizer_bytes(1) / ranks
+    network = option.network
+    gathered = 2 * network.block_parameters / network.size.layers + network.end_parameters
+    each = option.static_bytes(1) / option.stage_parameters(1)
+    return (option.static_bytes(1) + option.optimizer_bytes(1)) / ranks + gathered * each
+
+
+def gathering_ns(option: Option, ranks: int, cluster: Cluster) -> float:
+    """Weights gathered for the forward and the backward of a microbatch, and gradients summed into shares (zero3)."""
+    if ranks == 1:
+        return 0.0
+    network = option.network
+    each = WEIGHT_BYTES * (2 if network.gradient_passes else 1) + (0 if network.frozen else GRADIENT_BYTES)
+    return each * network.parameters / option.tp / cluster.bandwidth(ranks * option.tp)
+
+
+def options(
+    network: Network, load: Load, cluster: Cluster, max_tp: int = 8, table: CostTable | None = None
+) -> list[Option]:
+    """A module at every degree that divides its heads and stays within a node.
+
+    Raises:
+        ValueError: a table of measured costs that has none of the module.
+    """
+    found = []
+    for tp in DEGREES:
+        if not network.divides(tp) or cluster.gpus_per_node % tp or tp > min(cluster.gpus, max_tp):
+            continue
+        if table is None:
+            plain = analytic_cost(network, tp, cluster)
+        elif (network.name, tp) in table:
+            plain = table[network.name, tp]
+        else:
+            continue
+        again = (False, True) if network.gradient_passes else (False,)
+        found += [_option(network, load, tp, recompute, plain) for recompute in again]
+    if not found:
+        known = sorted(tp for name, tp in table or () if name == network.name)
+        raise ValueError(
+            f"module {network.name} has no degree of tensor parallelism to choose from: {network.size.heads} heads, "
+            f"{network.size.groups} of keys, {cluster.gpus_per_node} GPUs per node"
+            + (f", and a profile of degrees {known}: measure it, with --tp 1" if table is not None else "")
+        )
+    return found
+
+
+def analytic_cost(network: Network, tp: int, cluster: Cluster) -> Cost:
+    """The cost of a module at a degree, from operations and bytes."""
+    return with_reductions(network, tp, cluster, computed_cost(network, tp, cluster.peak_flops_ns))
+
+
+def computed_cost(network: Network, tp: int, peak_flops_ns: float) -> Cost:
+    """What computing a device's share takes, without the sums over its peers."""
+    share = EFFICIENCY * (network.size.width / tp) / (network.size.width / tp + HALF_WIDTH)
+    rate = peak_flops_ns * share * tp
+    return Cost(
+        microbatch_ns=network.size.layers * LAYER_NS,
+        linear_ps=round(1_000 * network.row_flops / rate),
+        quadratic_fs=round(1_000_000 * network.pair_flops / (rate * ATTENTION)),
+        backward_percent=100 * network.gradient_passes,
+    )
+
+
+def with_reductions(network: Network, tp: int, cluster: Cluster, computed: Cost) -> Cost:
+    """A cost with the sums over the peers of tensor parallelism, in rings within a node and not overlapped."""
+    if tp == 1:
+        return computed
+    sums = network.size.layers * network.reductions
+    row_ps = 1000 * sums * 2 * network.size.width * 2 * (tp - 1) / tp / cluster.within_bytes_ns
+    linear = computed.linear_ps + row_ps
+    backward = computed.linear_ps * computed.backward_percent / 100 + (row_ps if computed.backward_percent else 0)
+    return Cost(
+        microbatch_ns=computed.microbatch_ns + sums * REDUCTION_NS,
+        linear_ps=round(linear),
+        quadratic_fs=computed.quadratic_fs,
+        backward_percent=round(100 * backward / linear),
+    )
+
+
+def _option(network: Network, load: Load, tp: int, recompute: bool, plain: Cost) -> Option:
+    percent = plain.backward_percent + (100 if recompute else 0)
+    cost = plain.model_copy(update={"backward_percent": percent})
+    both = (100 + percent) / 100
+    work = load.rows * cost.linear_ps / 1e3 + load.squares * cost.quadratic_fs / 1e6
+    block = block_bytes(network, tp)
+    inputs = 2 * network.size.width
+    logits = LOGIT_BYTES * network.size.vocab_size / tp if network.kind == "backbone" else 0
+    held = inputs * network.size.layers if recompute else block * network.size.layers
+    if not network.gradient_passes:
+        held = block  # of the block that is computed
+    return Option(
+        network, load, tp, recompute, cost, both * cost.microbatch_ns, both * work, max(1, round(held)),
+        logits + (block if recompute else 0),
+    )  # fmt: skip
+
+
+def block_bytes(network: Network, tp: int) -> float:
+    """Activations that a block keeps of a row for its backward, bf16, attention without a matrix of probabilities.
+
+    Inputs of norms, of attention and of the MLP are whole on every peer; queries, keys, values and what is inside the
+    MLP are divided (Korthikanti et al. 2022, section 4.2: 10 + 24 / t times the width for an MLP of 4 times the width).
+    """
+    size = network.size
+    keys = size.width // size.heads * size.groups
+    inside = (3 if network.kind == "backbone" else 2) * size.mlp_width
+    return 2 * (5 * size.width + (2 * size.width + 2 * keys + inside) / tp)

@@ -1,0 +1,191 @@
+"""What a module is, as far as time and memory depend on it: a preset, a `config.json`, or sizes in a YAML file."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from dataserver.planning.jobspec import (
+    MAX_TEXT_BYTES,
+    MODELS,
+    ModelSize,
+    TextError,
+    linear_flops,
+    pair_flops,
+    parse_yaml,
+)
+
+MAX_SIZE: Final = 1 << 20
+"""Of a width, a vocabulary, a number of layers."""
+_LLAMA: Final = {
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "mlp_width": "intermediate_size",
+    "heads": "num_attention_heads",
+    "groups": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+}
+_SQUARE: Final = {name: _LLAMA[name] for name in ("layers", "width", "mlp_width", "heads")}
+_FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "llama": ("backbone", _LLAMA),
+    "qwen2": ("backbone", _LLAMA),
+    "mistral": ("backbone", _LLAMA),
+    "clip_vision_model": ("encoder", _SQUARE),
+    "siglip_vision_model": ("encoder", _SQUARE),
+    "qwen2_vl": ("encoder", {"layers": "depth", "width": "embed_dim", "heads": "num_heads"}),
+}
+"""By `model_type`: the kind of module, and what the fields of `ModelSize` are called."""
+_PARTS: Final = {"encoder": "vision_config", "backbone": "text_config"}
+"""Where the `config.json` of a model of several modules has that of a kind."""
+
+
+class NetworkError(ValueError):
+    """A model that cannot be read, or that is none of the kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A module of a job before it has degrees."""
+
+    name: str
+    """Of the module in the job."""
+    kind: str
+    """encoder, backbone, generator or tower."""
+    size: ModelSize
+    condition_width: int = 0
+    """Generator: width of the backbone, whose rows it attends to."""
+    modality: str | None = None
+    """Tower: image or text."""
+    frozen: bool = False
+    input_gradient: bool = False
+    """Whether a module before it is trained, so that it hands gradients on."""
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether its rows are patches; else they are tokens."""
+        return self.kind in ("encoder", "generator") or self.modality == "image"
+
+    @property
+    def row_flops(self) -> int:
+        """Forward operations of a patch or token, as the planner counts them."""
+        return linear_flops(self.kind, self.size)
+
+    @property
+    def pair_flops(self) -> int:
+        """Forward operations of a pair of rows of one item."""
+        return pair_flops(self.kind, self.size)
+
+    @property
+    def block_parameters(self) -> int:
+        """Of all blocks."""
+        size = self.size
+        head = size.width * size.vocab_size if self.kind == "backbone" else 0
+        conditions = 2 * size.layers * size.width**2 + size.width * self.condition_width
+        return self.row_flops // 2 - head + (conditions if self.kind == "generator" else 0)
+
+    @property
+    def end_parameters(self) -> int:
+        """Of each end of a backbone: the embedding of tokens, and the output head."""
+        return self.size.width * self.size.vocab_size if self.kind == "backbone" else 0
+
+    @property
+    def parameters(self) -> int:
+        """All of them; norms, biases and the embedding of patches are left out."""
+        return self.block_parameters + 2 * self.end_parameters
+
+    @property
+    def reductions(self) -> int:
+        """Sums over the peers of tensor parallelism in the forward of a block."""
+        return 3 if self.kind == "generator" else 2
+
+    @property
+    def gradient_passes(self) -> int:
+        """Forwards that a backward takes: one for the gradients of inputs, one for those of weights."""
+        if self.frozen:
+            return 1 if self.input_gradient else 0
+        return 2
+
+    def divides(self, degree: int) -> bool:
+        """Whether heads, and heads of keys, can be divided between so many devices."""
+        return self.size.heads % degree == 0 and self.size.groups % degree == 0
+
+
+def read_network(kind: str, given: str, name: str | None = None, modality: str | None = None) -> Network:
+    """A module from the name of a preset, a Hugging Face `config.json` or its folder, or a YAML file of sizes.
+
+    Raises:
+        NetworkError: there is no such preset or file, or what it holds is no module of that kind.
+    """
+    path = Path(given)
+    if given in MODELS[kind]:
+        size = MODELS[kind][given]
+    elif path.is_dir() or path.suffix == ".json":
+        size = _from_config(kind, path / "config.json" if path.is_dir() else path)
+    elif path.suffix in (".yaml", ".yml"):
+        size = _from_sizes(path, _read(path))
+    else:
+        raise NetworkError(
+            f"there is no {kind} named {given!r}; give one of {', '.join(sorted(MODELS[kind]))}, a config.json of "
+            "Hugging Face, or a .yaml file with layers, width, mlp_width, heads and groups"
+        )
+    return Network(name or kind, kind, size, modality=modality)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_TEXT_BYTES + 1)
+        found = json.loads(text) if path.suffix == ".json" else parse_yaml(text)
+    except OSError as error:
+        raise NetworkError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError, TextError) as error:
+        raise NetworkError(f"{path} cannot be used: {error}") from None
+    if not isinstance(found, dict):
+        raise NetworkError(f"{path} holds a {type(found).__name__}; an object with the sizes of a model is required")
+    return found
+
+
+def _from_config(kind: str, path: Path) -> ModelSize:
+    whole = _read(path)
+    part = whole.get(_PARTS.get(kind, ""))
+    data = part if isinstance(part, dict) else whole
+    model_type = str(data.get("model_type", whole.get("model_type")))
+    names = {"siglip": "siglip_vision_model", "clip": "clip_vision_model"}
+    found_kind, keys = _FAMILIES.get(names.get(model_type, model_type), ("", {}))
+    wanted = "encoder" if kind == "tower" else kind
+    if found_kind != wanted:
+        known = sorted(name for name, (of, _) in _FAMILIES.items() if of == wanted)
+        raise NetworkError(
+            f"{path}: model_type is {model_type!r}; for a module of kind {kind} one of {', '.join(known) or 'none'} is "
+            "understood: give its sizes in a .yaml file instead (layers, width, mlp_width, heads, groups)"
+        )
+    sizes = {ours: data[theirs] for ours, theirs in keys.items() if theirs in data}
+    if "mlp_ratio" in data and "mlp_width" not in sizes and isinstance(sizes.get("width"), int):
+        sizes["mlp_width"] = int(sizes["width"] * data["mlp_ratio"])
+    size = _from_sizes(path, sizes)
+    head = data.get("head_dim", size.width // size.heads)
+    if head != size.width // size.heads:
+        raise NetworkError(
+            f"{path}: head_dim is {head!r}; hidden_size / num_attention_heads = {size.width // size.heads} is needed, "
+            "since times are those of heads that make up the width"
+        )
+    return size
+
+
+def _from_sizes(path: Path, data: Mapping[str, Any]) -> ModelSize:
+    known = {f.name for f in fields(ModelSize)} - {"causal"}
+    values = {"groups": data.get("heads"), "vocab_size": 0, **data}
+    unknown, missing = sorted(values.keys() - known), sorted(known - values.keys())
+    if unknown or missing:
+        raise NetworkError(f"{path}: lacks {missing}, has the unknown {unknown}; {sorted(known)} are required")
+    for name, value in values.items():
+        if type(value) is not int or not (0 if name == "vocab_size" else 1) <= value <= MAX_SIZE:
+            raise NetworkError(f"{path}: {name} is {value!r}; an integer from 1 to {MAX_SIZE} is required")
+    size = ModelSize(**values)
+    if size.width % size.heads or size.heads % size.groups:
+        raise NetworkError(
+            f"{path}: width is {size.width}, heads {size.heads}, groups {size.groups}; heads must divide the width, "
+            "and groups the heads"
+        )
+    return size

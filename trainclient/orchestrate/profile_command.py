@@ -1,0 +1,101 @@
+"""`trainclient profile`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from pydantic import Field
+
+from trainclient.flags import parse
+from trainclient.orchestrate.command import MaybePath, MaybeText, Orchestrate, networks
+from trainclient.orchestrate.ending import ended
+from trainclient.orchestrate.measuring import MERGE, Plan, measure
+from trainclient.orchestrate.profile import write_profile
+from trainclient.training.options import Options
+
+ABOUT = """Measure what the modules of a model cost on the device at hand, for `trainclient orchestrate --profile`.
+Of each module a few layers are built, and run forward and backward at each size; the rest follows. Of a backbone the
+share of a device is measured at each degree of tensor parallelism; for other modules it follows from that of degree 1.
+"""
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class ProfileOptions(Options):
+    """Options of the command."""
+
+    encoder: MaybeText = None
+    """Model of the encoder, as for `trainclient orchestrate`."""
+    backbone: MaybeText = None
+    """Model of the backbone."""
+    generator: MaybeText = None
+    """Model of the generator."""
+    output: MaybePath = None
+    """YAML file to write."""
+    sizes: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
+    """Patches or tokens of the items that are measured, multiples of 4; at least three."""
+    tp: tuple[int, ...] = (1, 2, 4, 8)
+    """Degrees of tensor parallelism of the backbone; 1 is among them."""
+    device: str = "cuda"
+    """Device that is measured: cuda, or cpu to try the command."""
+    dtype: str = "bfloat16"
+    """Type of weights: bfloat16 or float32."""
+    repeats: Annotated[int, Field(ge=1)] = 10
+    """Times that each size is run, after one that is not counted."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; what the user can put right is one line on stderr and exit code 2."""
+    return ended(lambda: run(arguments))
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run the command.
+
+    Raises:
+        ValueError: what was given cannot be measured.
+    """
+    options: ProfileOptions = parse(
+        lambda given: tyro.cli(
+            ProfileOptions, prog="trainclient profile", description=ABOUT, args=given, config=(tyro.conf.DisallowNone,)
+        ),
+        list(arguments),
+        "trainclient profile",
+    )
+    output, plan = _checked(options)
+    models = networks(Orchestrate(encoder=options.encoder, backbone=options.backbone, generator=options.generator))
+    profile = measure(models, plan, _say)
+    write_profile(profile, output)
+    for module in profile.modules:
+        for found in module.degrees:
+            sys.stdout.write(
+                f"{module.name} tp {found.tp}: {found.cost.microbatch_ns / 1e6:.3f} ms + "
+                f"{found.cost.linear_ps / 1e6:.3f} us a row, backward {found.cost.backward_percent} %, median error "
+                f"{found.error_percent:.1f} %\n"
+            )
+    sys.stdout.write(f"the profile of {profile.gpu} ({profile.device}) is in {output}\n")
+
+
+def _say(what: str) -> None:
+    sys.stderr.write(f"profile: {what}\n")
+    sys.stderr.flush()
+
+
+def _checked(options: ProfileOptions) -> tuple[Path, Plan]:
+    if options.output is None:
+        raise ValueError("--output is missing: a YAML file to write")
+    if len(set(options.sizes)) < 3 or any(size < 4 or size % MERGE**2 for size in options.sizes):
+        raise ValueError(f"--sizes are {list(options.sizes)}; three or more multiples of {MERGE**2} are required")
+    if 1 not in options.tp or not set(options.tp) <= {1, 2, 4, 8}:
+        raise ValueError(f"--tp is {list(options.tp)}; 1, and more of 2, 4 and 8, are required")
+    if options.dtype not in DTYPES:
+        raise ValueError(f"--dtype is {options.dtype}; one of {', '.join(DTYPES)} is required")
+    if options.device not in ("cuda", "cpu") or (options.device == "cuda" and not torch.cuda.is_available()):
+        raise ValueError(
+            f"--device is {options.device}, and torch finds no such device; run it where the GPUs are, or set --device "
+            "cpu to try the command"
+        )
+    device = torch.device(options.device)
+    return options.output, Plan(device, DTYPES[options.dtype], options.sizes, options.tp, options.repeats)

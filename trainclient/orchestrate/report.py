@@ -1,0 +1,173 @@
+"""What was found, for people and for programs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainclient.orchestrate.choice import Choice, Placed
+from trainclient.orchestrate.solving import Scored, Solution
+
+HEADINGS = ("layout", "GPUs", "modules: dp x tp x pp", "micro-\nbatch", "waves", "step s\nsolved", "step s\nsimulated",
+            "MFU %", "GB", "bubble\n%")  # fmt: skip
+
+
+def degrees(placed: Placed) -> str:
+    """A module with its degrees, such as `backbone 8 x 4 x 2`; `r` stands behind what computes activations again."""
+    shown = f"{placed.option.network.name} {placed.dp} x {placed.option.tp} x {placed.pp}"
+    return shown + (" r" if placed.option.recompute else "")
+
+
+def rows(solution: Solution) -> list[list[str]]:
+    """The table, the fastest first."""
+    return [_row(solution, scored) for scored in solution.scored]
+
+
+def _row(solution: Solution, scored: Scored) -> list[str]:
+    choice = scored.choice
+    simulated = "-" if scored.simulated_ns is None else f"{scored.simulated_ns / 1e9:.3f}"
+    return [
+        choice.layout + ("" if scored.not_run is None else " *"), str(choice.gpus),
+        ", ".join(degrees(m) for m in choice.modules), str(choice.microbatch), str(choice.waves),
+        f"{choice.step_ns / 1e9:.3f}", simulated, f"{mfu(solution, scored):.1f}",
+        f"{choice.memory_bytes / 1e9:.1f}", f"{100 * choice.bubble:.1f}",
+    ]  # fmt: skip
+
+
+def mfu(solution: Solution, scored: Scored) -> float:
+    """Percent of what all devices of the cluster could compute in the step as it is best known."""
+    return 100 * scored.choice.mfu(solution.problem) * scored.choice.step_ns / scored.best_known_ns
+
+
+def reasons(solution: Solution) -> list[str]:
+    """Why the best of each other layout is slower than the fastest of all."""
+    best, seen, found = solution.scored[0], {solution.scored[0].choice.layout}, []
+    for scored in solution.scored[1:]:
+        if scored.choice.layout not in seen:
+            seen.add(scored.choice.layout)
+            ratio = scored.best_known_ns / best.best_known_ns
+            found.append(
+                f"{scored.choice.layout} takes {ratio:.2f} times as long: {reason(scored.choice, best.choice)}"
+            )
+    found += [
+        f"{degrees(s.choice.modules[0])} of {s.choice.layout} has no simulated time: {s.refusal}"
+        for s in solution.scored
+        if s.refusal is not None
+    ]
+    return found + [f"{name} does not fit: {message}" for name, message in solution.refused.items()]
+
+
+def reason(choice: Choice, best: Choice) -> str:
+    """What makes a choice slower, by the solver's times.
+
+    A step is (time that devices compute) / (devices x share of the time that they compute): so the ratio of two steps
+    is the product of three, each of which is said where it is more than a few percent.
+    """
+    said = []
+    if best.gpus > 1.03 * choice.gpus:
+        said.append(f"it uses {choice.gpus} GPUs, not {best.gpus} ({best.gpus / choice.gpus:.2f} x)")
+    work = choice.busy_ns / best.busy_ns
+    if work > 1.03:
+        said.append(f"its devices compute {work:.2f} x as long in all{_of_work(choice, best)}")
+    idle = (1 - best.bubble) / (1 - choice.bubble)
+    if idle > 1.03:
+        said.append(
+            f"they are idle for {100 * choice.bubble:.0f} %, not {100 * best.bubble:.0f} ({idle:.2f} x)"
+            f"{_of_idle(choice)}"
+        )
+    return "; ".join(said) or "what planner and simulator find, not the solver's means"
+
+
+def _of_work(choice: Choice, best: Choice) -> str:
+    """Why devices compute longer."""
+    pairs = [(m, b) for m in choice.modules for b in best.modules if m.option.network is b.option.network]
+    again = [m.option.network.name for m, b in pairs if m.option.recompute and not b.option.recompute]
+    narrow = [m.option.network.name for m, b in pairs if m.option.tp > b.option.tp]
+    said = [f"{' and '.join(again)} compute activations again"] if again else []
+    said += [f"shares of {' and '.join(narrow)} are narrower"] if narrow else []
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _of_idle(choice: Choice) -> str:
+    """What they are idle for, the longest part first."""
+    waits = {name: ns for name, ns in choice.parts.items() if name not in ("waves", "computing") and ns}
+    said = [f"{name} {ns / choice.step_ns * 100:.0f} % of the step" for name, ns in
+            sorted(waits.items(), key=lambda part: -part[1]) if ns > 0.02 * choice.step_ns]  # fmt: skip
+    if choice.parts.get("waves", 0) > 0.3 * choice.step_ns:
+        slowest = choice.bottleneck
+        others = [f"{m.option.network.name} {100 * m.wave_ns / slowest.wave_ns:.0f} %"
+                  for m in choice.modules if m is not slowest]  # fmt: skip
+        said.append(f"{slowest.option.network.name} is waited for; of its time {', '.join(others)} take")
+    return f": {', '.join(said)}" if said else ""
+
+
+def as_json(solution: Solution) -> dict[str, Any]:
+    """What was found, for programs."""
+    ready, cluster = solution.ready, solution.problem.cluster
+    return {
+        "cluster": {
+            "gpu": cluster.gpu, "gpus": cluster.gpus, "gpus_per_node": cluster.gpus_per_node,
+            "memory_bytes": cluster.memory_bytes, "within_bytes_ns": cluster.within_bytes_ns,
+            "between_bytes_ns": cluster.between_bytes_ns,
+        },
+        "model": {n.name: {"kind": n.kind, "parameters": n.parameters, "frozen": n.frozen}
+                  for n in solution.problem.networks},
+        "solving_s": solution.solving_s,
+        "scoring_s": solution.scoring_s,
+        "choices": [_choice_json(solution, scored) for scored in solution.scored],
+        "reasons": reasons(solution),
+        "refused": dict(solution.refused),
+        "execution": None if ready is None else ready.block,
+    }  # fmt: skip
+
+
+def _choice_json(solution: Solution, scored: Scored) -> dict[str, Any]:
+    choice = scored.choice
+    return {
+        "layout": choice.layout,
+        "gpus": choice.gpus,
+        "modules": {m.option.network.name: _module_json(m) for m in choice.modules},
+        "microbatch": choice.microbatch,
+        "waves": choice.waves,
+        "sharding": choice.sharding,
+        "step_ns": round(choice.step_ns),
+        "simulated_ns": None if scored.simulated_ns is None else round(scored.simulated_ns),
+        "refusal": scored.refusal,
+        "parts_ns": _rounded(choice.parts),
+        "mfu_percent": mfu(solution, scored),
+        "bubble_percent": 100 * choice.bubble,
+        "memory_bytes": round(choice.memory_bytes),
+        "not_run_by_this_trainer": scored.not_run,
+        "execution": scored.block,
+    }
+
+
+def _module_json(placed: Placed) -> dict[str, Any]:
+    return {
+        "dp": placed.dp, "tp": placed.option.tp, "pp": placed.pp, "gpus": placed.gpus,
+        "recompute": placed.option.recompute, "wave_ns": round(placed.wave_ns),
+        "memory_bytes": round(placed.stage_bytes), "state_bytes": round(placed.state_bytes),
+    }  # fmt: skip
+
+
+def _rounded(values: Mapping[str, float]) -> dict[str, int]:
+    return {name: round(value) for name, value in values.items()}
+
+
+def advice(solution: Solution) -> Sequence[str]:
+    """What to know before the block is used."""
+    best, ready = solution.scored[0], solution.ready
+    chosen = (ready or best).choice
+    shared = [m.option.network.name for m in chosen.modules if m.dp > 1 and not m.option.network.frozen]
+    if chosen.sharding != "none" and shared:
+        shares = [f"memory counts on `sharding: {chosen.sharding}` of {' and '.join(shared)} (docs/training.md)"]
+    else:
+        shares = []
+    if best is ready or best.not_run is None:
+        return shares
+    lines = [
+        *shares,
+        f"the fastest, {best.choice.layout}, can be planned and served, but not trained yet: {best.not_run}",
+    ]
+    if ready is None:
+        return [*lines, "nor can the others; the block below is that of the fastest, for trainers that can"]
+    ratio = ready.best_known_ns / best.best_known_ns
+    return [*lines, f"the block below is that of the fastest that can be, which takes {ratio:.2f} times as long"]

@@ -1,0 +1,71 @@
+"""Choices scored again by planner and simulator, on samples of the sizes that there are."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from dataserver.planning.identity import parse_job
+from dataserver.planning.planner import plan_step, timeline
+from dataserver.planning.samples import ShardTable, StepSamples
+from dataserver.planning.sizing import shard_table, size_samples
+from trainclient.orchestrate.choice import Choice, Problem
+from trainclient.orchestrate.workload import SampleSize, Workload
+
+SEED: Final = 20_240_804
+NODES: Final = 20_000
+"""Stages x ranks x microbatches of a step that is simulated whole; of a larger one a share of the batch is."""
+
+
+def stream_block(problem: Problem) -> dict[str, Any]:
+    """A stream with the sizes of the problem, over a dataset that is nowhere."""
+    stream = problem.workload.stream
+    most = max((p for s in problem.workload.sizes for p in s.patches), default=stream.merge**2)
+    found: dict[str, Any] = {
+        "datasets": [{"name": "sizes", "fingerprint": "0" * 64}],
+        "tokenizer": {"name": "bytes", "digest": "0" * 64, "vocab_size": 262}
+        | {name: 256 + n for n, name in enumerate(("bos", "eos", "boi", "eoi", "image", "query"))},
+        "sizing": {"patch": 1, "merge": stream.merge, "max_patches": most},
+        "seq_len": stream.seq_len,
+        "global_batch": stream.global_batch,
+        "packing": {"enabled": stream.packed, "fill": f"{stream.fill:.6f}"},
+        "generation": {"ratio": f"{stream.generation:.6f}", "query_tokens": stream.query_tokens},
+    }
+    if stream.contrastive_batch is not None:
+        found["contrastive_batch"] = stream.contrastive_batch
+    return found
+
+
+def simulated_ns(problem: Problem, choice: Choice, block: dict[str, Any], steps: int) -> float:
+    """Mean time of some steps as they would be planned and are simulated, and the sums of gradients after them.
+
+    Raises:
+        ValueError: the job cannot be planned; says why.
+    """
+    job = parse_job({"stream": stream_block(problem), "execution": block})
+    times = []
+    for step in range(steps):
+        samples = drawn_samples(problem.workload, job.spec.stream, step)
+        times.append(timeline(job.spec, plan_step(job, step, samples)).makespan_ns)
+    return float(np.mean(times)) + choice.parts.get("gradients", 0.0)
+
+
+def drawn_samples(workload: Workload, stream: Any, step: int) -> StepSamples:
+    """Samples of a step, drawn by their counts."""
+    each, sizes = workload.samples_per_sequence, workload.sizes
+    number = max(1, int(workload.stream.global_batch * each))
+    weights = np.array([s.count for s in sizes], np.float64)
+    chosen = np.random.default_rng((SEED, step)).choice(len(sizes), number, p=weights / weights.sum())
+    table = _table([sizes[i] for i in chosen.tolist()], stream)
+    return size_samples(stream, 0, step, np.arange(number, dtype=np.uint64), table)
+
+
+def _table(sizes: Sequence[SampleSize], stream: Any) -> ShardTable:
+    """The samples of one shard; images are strips as high as a merged block, of so many patches."""
+    counts = np.array([len(s.patches) for s in sizes], np.int64)
+    patches = np.array([p for s in sizes for p in s.patches], np.int64)
+    merge, number = stream.sizing.merge, len(sizes)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    texts = np.array([s.text_tokens for s in sizes], np.int64)
+    sides = np.full(len(patches), merge, np.int32)
+    return shard_table(stream, np.arange(number), texts, offsets, (patches // merge).astype(np.int32), sides, "sizes")

@@ -1,0 +1,203 @@
+"""What a step asks of each module, from the sizes of samples."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dataserver.planning.jobspec import TextError, parse_yaml
+from trainclient.orchestrate.networks import Network
+
+MARKS: Final = 2
+"""BOS and EOS of a sample, BOI and EOI of an image, BOS and BOI before an image to generate (`planning.sizing`)."""
+MAX_COUNT: Final = 1 << 40
+MAX_SIZES: Final = 100_000
+MAX_FILE_BYTES: Final = 64 << 20
+
+
+class WorkloadError(ValueError):
+    """Sizes that no job could train on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSize:
+    """Samples of one size."""
+
+    count: int
+    text_tokens: int
+    patches: tuple[int, ...]
+    """Of each image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The part of a job's stream that decides how large sequences are."""
+
+    global_batch: int
+    """Sequences of a step; of a contrastive job, samples."""
+    seq_len: int
+    merge: int = 2
+    fill: float = 0.97
+    packed: bool = True
+    generation: float = 0.0
+    """Share of pairs that are generated."""
+    query_tokens: int = 64
+    contrastive_batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a module has to do for a sequence, on average."""
+
+    items: float
+    """Images, or samples."""
+    rows: float
+    """Patches, or tokens."""
+    squares: float
+    """The sum of the squares of its items' rows, which attention takes."""
+    largest: int
+    """Rows of the largest item that there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Samples and the stream that they make up."""
+
+    sizes: tuple[SampleSize, ...]
+    stream: Stream
+
+    @property
+    def samples_per_sequence(self) -> float:
+        """Of those that are packed."""
+        if not self.stream.packed:
+            return 1.0
+        total = sum(s.count for s in self.sizes)
+        mean = sum(s.count * self._tokens(s) for s in self.sizes) / total
+        return self.stream.fill * self.stream.seq_len / mean
+
+    def load(self, network: Network) -> Load:
+        """What a sequence holds for a module."""
+        total, each = sum(s.count for s in self.sizes), self.samples_per_sequence
+        items = rows = squares = 0.0
+        largest = 0
+        for size in self.sizes:
+            for weight, parts in self._items(network, size):
+                share = each * weight * size.count / total
+                items += share * len(parts)
+                rows += share * sum(parts)
+                squares += share * sum(n * n for n in parts)
+                largest = max(largest, *parts) if share and parts else largest
+        return Load(items, rows, squares, largest)
+
+    def lengths(self) -> list[tuple[float, int, int]]:
+        """Of sequences: share of all of them, tokens, and the sum of the squares of their samples' tokens."""
+        if self.stream.packed:
+            load = self.load(Network("backbone", "backbone", _NO_SIZE))
+            return [(1.0, round(load.rows), round(load.squares))]
+        total, found = sum(s.count for s in self.sizes), []
+        for size in self.sizes:
+            for weight, (tokens,) in self._sequences(size):
+                found.append((weight * size.count / total, tokens, tokens * tokens))
+        return found
+
+    def _generated(self, size: SampleSize) -> float:
+        return self.stream.generation if len(size.patches) == 1 and size.text_tokens else 0.0
+
+    def _sequences(self, size: SampleSize) -> list[tuple[float, tuple[int]]]:
+        """Tokens of a sample in each of its tasks, with the chance of it."""
+        chance, stream = self._generated(size), self.stream
+        images = sum(p // stream.merge**2 + MARKS for p in size.patches)
+        understood = min(stream.seq_len, MARKS + images + size.text_tokens)
+        if stream.contrastive_batch is not None:
+            understood = min(stream.seq_len, MARKS + size.text_tokens)
+        generated = min(stream.seq_len, MARKS + stream.query_tokens + size.text_tokens)
+        return [(w, (n,)) for w, n in ((1 - chance, understood), (chance, generated)) if w]
+
+    def _tokens(self, size: SampleSize) -> float:
+        return sum(weight * tokens for weight, (tokens,) in self._sequences(size))
+
+    def _items(self, network: Network, size: SampleSize) -> Sequence[tuple[float, tuple[int, ...]]]:
+        if not network.reads_images:
+            return self._sequences(size)
+        if network.kind == "tower":
+            return [(1.0, size.patches)]
+        chance = self._generated(size)
+        return [(chance if network.kind == "generator" else 1 - chance, size.patches)]
+
+
+_NO_SIZE: Any = None
+"""Loads of tokens depend on no model."""
+
+
+def workload(sizes: Sequence[SampleSize], stream: Stream) -> Workload:
+    """A workload whose samples fit the stream.
+
+    Raises:
+        WorkloadError: the stream or a sample cannot be.
+    """
+    if min(stream.global_batch, stream.merge) < 1 or stream.seq_len < 8 or not 0 < stream.fill <= 1:
+        raise WorkloadError(
+            f"global-batch is {stream.global_batch}, seq-len {stream.seq_len}, merge {stream.merge}, fill "
+            f"{stream.fill}; at least 1, 8, 1, and a value in (0, 1] are required"
+        )
+    if not 0 <= stream.generation <= 1 or stream.query_tokens < 1:
+        raise WorkloadError(
+            f"generation is {stream.generation}, query-tokens {stream.query_tokens}; [0, 1] and 1 or more are required"
+        )
+    for size in sizes:
+        tokens = MARKS + sum(p // stream.merge**2 + MARKS for p in size.patches)
+        if any(p % stream.merge**2 for p in size.patches):
+            raise WorkloadError(f"images of {size.patches} patches are no multiples of merge^2 = {stream.merge**2}")
+        if tokens > stream.seq_len and stream.contrastive_batch is None:
+            raise WorkloadError(
+                f"a sample has images of {size.patches} patches, which take {tokens} tokens; seq-len is "
+                f"{stream.seq_len}: raise it to {tokens}, or leave such samples out"
+            )
+        if stream.contrastive_batch is not None and (len(size.patches) != 1 or not size.text_tokens):
+            raise WorkloadError(
+                f"a sample has {len(size.patches)} images and {size.text_tokens} text tokens; towers need one image "
+                "and some text of each: leave others out"
+            )
+    return Workload(tuple(sizes), stream)
+
+
+def read_sizes(path: Path) -> tuple[SampleSize, ...]:
+    """Sizes of samples from a JSON or YAML file: `samples`, each with `count` (by default 1), `text_tokens`, `patches`.
+
+    Raises:
+        WorkloadError: the file cannot be read, or holds something else.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise WorkloadError(f"{path} has more than {MAX_FILE_BYTES} bytes; count samples of like size together")
+        data = json.loads(text) if path.suffix == ".json" else parse_yaml(text)
+    except OSError as error:
+        raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
+    except WorkloadError:
+        raise
+    except (ValueError, RecursionError, TextError) as error:
+        raise WorkloadError(f"{path} cannot be used: {error}") from None
+    entries = data.get("samples") if isinstance(data, dict) else None
+    if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_SIZES:
+        raise WorkloadError(
+            f"{path} holds no list `samples` of 1 to {MAX_SIZES} sizes, each as {{count: 10, text_tokens: 40, patches: "
+            "[256]}; `dataserver sizes` writes such a file"
+        )
+    return tuple(_size(entry, f"{path}, samples[{number}]") for number, entry in enumerate(entries))
+
+
+def _size(entry: Any, where: str) -> SampleSize:
+    found: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
+    unknown = sorted(map(str, found.keys() - {"count", "text_tokens", "patches"}))
+    count, tokens, patches = found.get("count", 1), found.get("text_tokens", 0), found.get("patches", [])
+    numbers = [count, tokens, *patches] if isinstance(patches, list) else [None]
+    if unknown or not all(type(n) is int and 0 <= n <= MAX_COUNT for n in numbers) or count < 1 or 0 in patches:
+        raise WorkloadError(
+            f"{where} is {entry!r:.200}; count (1 or more), text_tokens and patches (a list) are required, all integers"
+        )
+    if not tokens and not patches:
+        raise WorkloadError(f"{where} has neither text nor images; leave it out")
+    return SampleSize(count, tokens, tuple(patches))

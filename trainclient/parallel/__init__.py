@@ -1,1 +1,0 @@
-"""Process groups, communication brokers and the pipeline executor."""

@@ -1,0 +1,118 @@
+"""From a place in the topology to what runs there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dataserver.planning.job import JobSpec
+from trainclient.exchange.ends import Inlet, Joint, Outlet
+from trainclient.exchange.gathering import Gathering
+from trainclient.exchange.links import Link
+from trainclient.exchange.messages import Kind, Lane
+from trainclient.exchange.phases import Crossing, PhaseInlet, PhaseOutlet
+from trainclient.exchange.transport import Channels
+from trainclient.modules import Site, Target, TrainedModule, rows_of
+from trainclient.program.clock import Clock
+from trainclient.program.interaction import Interaction
+from trainclient.program.interpreter import Interpreter
+from trainclient.program.runner import ChunkRunner, LossWeights
+from trainclient.topology.places import Place, Topology, Way
+
+_GRADIENTS = {
+    Kind.EMBEDDINGS: Kind.EMBEDDING_GRADIENTS,
+    Kind.ACTIVATIONS: Kind.ACTIVATION_GRADIENTS,
+    Kind.CONDITIONS: Kind.CONDITION_GRADIENTS,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Machine:
+    """What one process runs."""
+
+    runners: tuple[ChunkRunner, ...]
+    """Of its chunks, in the order of its program's modules."""
+    interpreter: Interpreter
+
+    @property
+    def tensors(self) -> dict[str, tuple[str, ...]]:
+        """Names of the tensors that are read from the views of each module."""
+        found: dict[str, dict[str, None]] = {}
+        for runner in self.runners:
+            found.setdefault(runner.site.module.name, {}).update(dict.fromkeys(runner.module.tensors))
+        return {module: tuple(names) for module, names in found.items()}
+
+    def loss_sum(self, target: Target) -> float:
+        """Sum of this process's loss over its targets in the last step, without weight or denominator."""
+        return sum(float(runner.loss_sum) for runner in self.runners if runner.module.target is target)
+
+
+def assemble(
+    spec: JobSpec,
+    topology: Topology,
+    place: Place,
+    modules: Sequence[tuple[Site, TrainedModule]],
+    channels: Channels,
+    weights: LossWeights,
+    clock: Clock,
+) -> Machine:
+    """What a process runs around its modules.
+
+    Args:
+        spec: the job.
+        topology: of the job.
+        place: of this process.
+        modules: of its chunks, in their order.
+        channels: to the other processes.
+        weights: factors of the losses.
+        clock: of this process.
+    """
+    crossings = {way: _crossing(way, channels) for way in topology.ways if topology.colocated}
+    runners = []
+    for chunk, (site, module) in zip(place.chunks, modules, strict=True):
+        into, out = topology.into(chunk), topology.out_of(chunk)
+        ends = module.device, module.dtype
+        inlet: Inlet | PhaseInlet
+        outlet: Outlet | PhaseOutlet
+        if topology.colocated:
+            inlet = PhaseInlet([crossings[way] for way in into], *ends)
+            outlet = PhaseOutlet([crossings[way] for way in out], *ends)
+        else:
+            inlet = Inlet([_joint(topology, place, way, -1, channels, module.dtype) for way in into], *ends)
+            outlet = Outlet([_joint(topology, place, way, +1, channels, module.dtype) for way in out], *ends)
+        meeting = None if topology.colocated else _interaction(spec, topology, place, channels, clock)
+        ends_of = inlet if into else None, outlet if out else None
+        runners.append(ChunkRunner(site, module, *ends_of, weights, clock, meeting))
+    return Machine(tuple(runners), Interpreter(spec.execution, topology, place, runners, clock))
+
+
+def _interaction(
+    spec: JobSpec, topology: Topology, place: Place, channels: Channels, clock: Clock
+) -> Interaction | None:
+    """The interactions of a last stage of a tower."""
+    if channels.together is None or place.modules[0].modality is None:
+        return None
+    towers = [topology.places[rank].chunks[-1].module.name for rank in topology.together]
+    return Interaction(spec.stream, Gathering(channels.together, topology.together, towers), clock)
+
+
+def _crossing(way: Way, channels: Channels) -> Crossing:
+    if channels.together is None:
+        raise TypeError("a rank of colocated modules takes part in no collective")
+    kind, names = rows_of(way.source.module), (way.source.module.name, way.target.module.name)
+    return Crossing(names, channels.together, (Lane(kind), Lane(_GRADIENTS[kind])), returns=way.returns)
+
+
+def _joint(topology: Topology, place: Place, way: Way, direction: int, channels: Channels, dtype: torch.dtype) -> Joint:
+    """This process's end of a way that leads to its chunk (-1) or away from it (+1)."""
+    both, peers = channels.ways[str(way)], topology.ranks(way.target if direction > 0 else way.source)
+    kind = Kind.ACTIVATIONS if way.is_straight else rows_of(way.source.module)
+    number = way.source.number if way.is_straight else 0
+    return Joint(
+        source=way.source.module.name,
+        target=way.target.module.name,
+        forward=Link(both.forward, peers, Lane(kind, number), dtype),
+        backward=Link(both.backward, peers, Lane(_GRADIENTS[kind], number), dtype),
+        peer=place.rank if way.is_straight else None,
+        returns=way.returns,
+    )

@@ -1,0 +1,237 @@
+"""One step of one process: the operations of its stage, in the order that the planner's simulator scored."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from torch.profiler import record_function
+
+from dataserver.planning.job import Execution
+from dataserver.planning.simulation import Operation, OperationKind
+from trainclient.client import Batch
+from trainclient.exchange.phases import PhaseInlet
+from trainclient.program.clock import Clock
+from trainclient.program.listing import StepPrograms, StreamError
+from trainclient.program.postings import Posting, postings
+from trainclient.program.runner import ChunkRunner
+from trainclient.topology.places import Place, Topology
+
+
+class Batches(Protocol):
+    """Microbatches in plan order, as `DataClient` has them."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __next__(self) -> Batch: ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next one is there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An operation with all that it waited for and handed on, by `time.perf_counter_ns`."""
+
+    operation: Operation
+    begin_ns: int
+    end_ns: int
+    data_ns: int
+    """Part of it in which it waited for its microbatch from the servers."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one process saw of a step in the views of one module."""
+
+    data_wait_s: float = 0.0
+    """Time in which this process waited for its next microbatch."""
+    num_items: int = 0
+    """Samples (backbone) or images in this process's views."""
+    num_invalid: int = 0
+    """Items of these that are known to be invalid."""
+    samples: list[tuple[int, int, int]] = field(default_factory=list)
+    """(dataset, pass, sample) of every item."""
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """What one process saw of a step."""
+
+    step: int
+    num_microbatches: int
+    text_tokens: int
+    """Denominator of the text loss."""
+    target_patches: int
+    """Denominator of the generator's loss."""
+    seen: Mapping[str, Seen]
+    """By module."""
+    spans: list[Span] = field(default_factory=list)
+    """What this process did, in order."""
+
+    @property
+    def data_wait_s(self) -> float:
+        """Time in which this process waited for microbatches."""
+        return sum(seen.data_wait_s for seen in self.seen.values())
+
+
+class Interpreter:
+    """Runs the steps of one process: it looks up what an operation means, and knows no order of its own."""
+
+    def __init__(
+        self, execution: Execution, topology: Topology, place: Place, runners: Sequence[ChunkRunner], clock: Clock
+    ) -> None:
+        """Interpret the program of a place, whose chunks the runners run, in the same order."""
+        self._execution = execution
+        self._topology = topology
+        self._place = place
+        self._runners = tuple(runners)
+        self._clock = clock
+        self.doing = "nothing yet"
+        """What is run at the moment, in words; another thread may read it."""
+        self._meaning: dict[OperationKind, Callable[[Operation, Mapping[str, _Views]], None]] = {
+            OperationKind.FORWARD: self._forward,
+            OperationKind.BACKWARD: self._backward,
+            OperationKind.INTERACTION: self._interact,
+        }
+
+    def run(self, streams: Sequence[Batches]) -> StepRecord | None:
+        """Run the next step; gradients accumulate in the modules.
+
+        Args:
+            streams: for each module of the place its microbatches in plan order, standing before the first of a step.
+
+        Returns:
+            What was seen, or None if the stream has ended.
+
+        Raises:
+            StreamError: the microbatches are not those of one step.
+        """
+        firsts = [next(batches, None) for batches in streams]
+        first = firsts[0]
+        if first is None:
+            return None
+        programs = StepPrograms.of(self._execution, first)
+        operations = programs.of_place(self._place).operations
+        views = self._views(firsts, streams)
+        seen = {module: found.seen for module, found in views.items()}
+        record = StepRecord(first.step, first.num_microbatches, first.text_tokens, first.target_patches, seen)
+        self._begin(programs, views)
+        phase = operations.chunk[0] if self._topology.colocated else None
+        waiting: list[Posting] = []
+        for operation, due in zip(operations, postings(programs, self._topology, self._place), strict=True):
+            if phase not in (None, operation.chunk):
+                phase = operation.chunk
+                self._clock.next_phase()
+            of = "contrastive batch" if operation.kind is OperationKind.INTERACTION else "microbatch"
+            self.doing = f"{operation.kind} of {of} {operation.microbatch} of step {first.step}"
+            begun, waited = time.perf_counter_ns(), record.data_wait_s
+            waiting = [
+                posting
+                for posting in (*waiting, *due)
+                if not self._post(posting, views)
+                and (posting.chunk, posting.microbatch) != (operation.chunk, operation.microbatch)
+            ]
+            with record_function(self.doing):
+                self._meaning[operation.kind](operation, views)
+            data_ns = round((record.data_wait_s - waited) * 1e9)
+            record.spans.append(Span(operation, begun, time.perf_counter_ns(), data_ns))
+        for runner in self._runners:
+            runner.end_step()
+        return record
+
+    def _views(self, firsts: Sequence[Batch | None], streams: Sequence[Batches]) -> "dict[str, _Views]":
+        held = [chunk.module.name for chunk in self._place.chunks]
+        found = zip(self._place.modules, firsts, streams, strict=True)
+        views = {m.name: _Views(first, batches, held.count(m.name)) for m, first, batches in found}
+        if len({first and (first.step, first.plan_hash) for first in firsts}) > 1:
+            raise StreamError(
+                f"the views of {', '.join(views)} are not of one step and plan; all must come from servers of one fleet"
+            )
+        return views
+
+    def _begin(self, programs: StepPrograms, views: "Mapping[str, _Views]") -> None:
+        self._clock.begin_step()
+        for chunk, runner in zip(self._place.chunks, self._runners, strict=True):
+            runner.begin_step()
+            if isinstance(runner.inlet, PhaseInlet):
+                runner.inlet.begin_step(views[chunk.module.name].all)
+            elif runner.inlet is not None:
+                runner.inlet.begin_step([programs.taken(way) for way in self._topology.into(chunk)])
+
+    def _post(self, posting: Posting, views: "Mapping[str, _Views]") -> bool:
+        """Post a receive, whose size is known from its view; False if that has not come yet."""
+        batch = views[self._place.chunks[posting.chunk].module.name].ahead(posting.microbatch)
+        if batch is not None:
+            self._runners[posting.chunk].post(posting.way, batch)
+        return batch is not None
+
+    def _forward(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
+        module = self._place.chunks[operation.chunk].module.name
+        self._runners[operation.chunk].forward(operation, views[module].of(operation.microbatch))
+
+    def _backward(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
+        del views
+        self._runners[operation.chunk].backward(operation)
+
+    def _interact(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
+        del views
+        self._runners[operation.chunk].interact(operation)
+
+
+class _Views:
+    """One module's microbatches of one step, each kept until every chunk has run its forward."""
+
+    def __init__(self, first: Batch | None, batches: Batches, passes: int) -> None:
+        self.seen = Seen()
+        self._step = first and first.step
+        self._first = first
+        self._batches = batches
+        self._passes = passes
+        self._read = 0
+        self._kept: dict[int, tuple[Batch, int]] = {}
+
+    def of(self, microbatch: int) -> Batch:
+        """A microbatch for its next forward; StreamError if the stream does not bring it."""
+        while microbatch not in self._kept and microbatch >= self._read:
+            self._read_next()
+        batch, left = self._kept.pop(microbatch)
+        if left > 1:
+            self._kept[microbatch] = batch, left - 1
+        return batch
+
+    def all(self) -> list[Batch]:
+        """All microbatches, before the first forward; StreamError if the stream does not bring them."""
+        while not self._read or self._read < self._kept[0][0].num_microbatches:
+            self._read_next()
+        return [batch for batch, _ in self._kept.values()]
+
+    def _read_next(self) -> None:
+        self._kept[self._read] = self._next(), self._passes
+        self._read += 1
+
+    def ahead(self, microbatch: int) -> Batch | None:
+        """A microbatch whose forward is yet to come, if it can be had without waiting."""
+        while self._read <= microbatch and (self._first is not None or self._batches.ready):
+            self._read_next()
+        found = self._kept.get(microbatch)
+        return None if found is None else found[0]
+
+    def _next(self) -> Batch:
+        seen = self.seen
+        batch, self._first = self._first or next(self._batches, None), None
+        if batch is None:
+            raise StreamError(f"the stream ended within step {self._step}; every step must be complete")
+        if (batch.step, batch.microbatch) != (self._step, self._read):
+            raise StreamError(
+                f"step {batch.step}, microbatch {batch.microbatch} came where step {self._step}, microbatch "
+                f"{self._read} was due"
+            )
+        items = batch.items
+        seen.data_wait_s += batch.wait_s
+        seen.num_items += len(items)
+        seen.num_invalid += int(np.count_nonzero(items.invalid))
+        seen.samples += zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True)
+        return batch

@@ -1,0 +1,1 @@
+"""How the data-parallel ranks of a module share its parameters."""

@@ -1,0 +1,1 @@
+"""What a step took, beside what was planned."""

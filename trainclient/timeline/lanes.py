@@ -1,0 +1,87 @@
+"""The lanes of a step: a plan that a server explains, and what all processes measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from disttrain.v1.plan_pb2 import ModuleArrangement, StepPlan
+from disttrain.v1.program_pb2 import OPERATION_KIND_FORWARD
+
+from dataserver.planning.jobspec import Stream
+from dataserver.planning.naming import short_name
+from dataserver.planning.samples import I64
+from dataserver.planning.simulation import Operation, OperationKind
+from trainclient.timeline.measured import Measured
+from trainclient.topology.places import Topology
+
+_KINDS: Final = dict(enumerate(OperationKind, OPERATION_KIND_FORWARD))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lane:
+    """One process of a step: what it was planned to do and when, and when it did it."""
+
+    name: str
+    modules: tuple[str, ...]
+    """Of each of its chunks."""
+    rank: int
+    """Data-parallel rank within the module."""
+    operations: tuple[Operation, ...]
+    planned_start_ns: I64
+    planned_end_ns: I64
+    measured: Measured
+
+    @property
+    def holds(self) -> str:
+        """Its modules, in words."""
+        return " + ".join(dict.fromkeys(self.modules))
+
+    @property
+    def excess_ns(self) -> I64:
+        """How much longer each operation computed than planned; int64 [n]."""
+        measured = self.measured.end_ns - self.measured.start_ns
+        return measured - (self.planned_end_ns - self.planned_start_ns)
+
+
+def lanes_of(plan: StepPlan, topology: Topology, measured: Sequence[Measured]) -> list[Lane]:
+    """A lane for each process, by its global rank."""
+    programs = {(tuple(p.modules), p.stage): p for p in plan.programs}
+    planned = {(tuple(t.modules), t.stage, t.rank): t for t in plan.timelines}
+    lanes = []
+    for place, found in zip(topology.places, measured, strict=True):
+        modules = tuple(chunk.module.name for chunk in place.chunks)
+        program, times = programs[modules, place.stage], planned[modules, place.stage, place.rank]
+        operations = zip(program.kind, program.chunk, program.microbatch, strict=True)
+        lanes.append(
+            Lane(
+                name=str(place),
+                modules=modules,
+                rank=place.rank,
+                operations=tuple(Operation(_KINDS[kind], m, chunk) for kind, chunk, m in operations),
+                planned_start_ns=np.array(times.start_ns, np.int64),
+                planned_end_ns=np.array(times.end_ns, np.int64),
+                measured=found,
+            )
+        )
+    return lanes
+
+
+class MicrobatchSamples:
+    """Which samples a microbatch of a module's rank holds."""
+
+    def __init__(self, plan: StepPlan, topology: Topology, stream: Stream) -> None:
+        """Look them up in a plan."""
+        self._plan = plan
+        self._stream = stream
+        self._holds_samples = {m.name: m.holds_samples for place in topology.places for m in place.modules}
+        self._image_sample = np.repeat(np.arange(len(plan.samples.images)), plan.samples.images)
+        self._arrangements: dict[str, ModuleArrangement] = {a.module: a for a in plan.arrangements}
+
+    def of(self, module: str, rank: int, microbatch: int) -> list[str]:
+        """Their names, each once, in the order of the microbatch."""
+        arrangement, samples = self._arrangements[module], self._plan.samples
+        here = (np.array(arrangement.rank) == rank) & (np.array(arrangement.microbatch) == microbatch)
+        items = np.array(arrangement.item, np.int64)[here]
+        held = items if self._holds_samples[module] else self._image_sample[items]
+        return [short_name(self._stream, samples.dataset[i], samples.sample[i]) for i in dict.fromkeys(held.tolist())]

@@ -1,0 +1,59 @@
+"""When every process ran its operations, brought together on the first one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dataserver.planning.samples import I64
+from trainclient.program.clock import Executed
+from trainclient.program.interpreter import Span
+from trainclient.topology.groups import Groups
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """The operations of one process in one step; int64 [n] each, nanoseconds from the begin of the step."""
+
+    start_ns: I64
+    """When it began to compute: its microbatch and its rows had come."""
+    end_ns: I64
+    """When it had computed."""
+    done_ns: I64
+    """When its rows were handed on, and the next operation began."""
+    data_ns: I64
+    """How long it waited for its microbatch from the servers."""
+
+    @classmethod
+    def of(cls, spans: list[Span], executed: list[Executed], origin_ns: int) -> "Measured":
+        """From what an interpreter and a clock noted, by `time.perf_counter_ns`, whose `origin_ns` is the begin."""
+        rows = [
+            (run.start_ns - origin_ns, run.end_ns - origin_ns, span.end_ns - origin_ns, span.data_ns)
+            for span, run in zip(spans, executed, strict=True)
+        ]
+        return cls(*np.array(rows, np.int64).reshape(-1, 4).T)
+
+    @property
+    def waited_ns(self) -> I64:
+        """How long each operation waited for rows of other processes."""
+        free = np.concatenate([np.zeros(1, np.int64), self.done_ns])[:-1]
+        waited: I64 = np.maximum(self.start_ns - free - self.data_ns, 0)
+        return waited
+
+    @property
+    def sent_ns(self) -> I64:
+        """How long each operation took to hand its rows on."""
+        sent: I64 = np.maximum(self.done_ns - self.end_ns, 0)
+        return sent
+
+
+def gather(own: Measured, groups: Groups) -> list[Measured]:
+    """What all processes measured, by their global rank. All call this together."""
+    rows = torch.from_numpy(np.stack([own.start_ns, own.end_ns, own.done_ns, own.data_ns]))
+    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(groups.control))]
+    dist.all_gather(counts, torch.tensor([rows.shape[1]]), group=groups.control)
+    most = max(int(count) for count in counts)
+    padded = [torch.zeros(4, most, dtype=torch.int64) for _ in counts]
+    dist.all_gather(padded, torch.nn.functional.pad(rows, (0, most - rows.shape[1])), group=groups.control)
+    return [Measured(*found[:, : int(count)].numpy()) for found, count in zip(padded, counts, strict=True)]

@@ -1,0 +1,74 @@
+"""Writes the timelines of some steps of a run: a trace, and a table of where the time went."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dataserver.planning.jobspec import Stream
+from trainclient.client import DataClient
+from trainclient.exchange.transport import contact
+from trainclient.program.clock import Stopwatch
+from trainclient.program.interpreter import StepRecord
+from trainclient.stream.errors import ClientError
+from trainclient.timeline.lanes import MicrobatchSamples, lanes_of
+from trainclient.timeline.losses import write_report
+from trainclient.timeline.measured import Measured, gather
+from trainclient.timeline.trace import trace_events
+from trainclient.topology.groups import Groups
+from trainclient.topology.places import Topology
+
+
+class TimelineRecorder:
+    """Records some steps of a run; all processes call its methods in the same ones."""
+
+    def __init__(
+        self, directory: Path | None, steps: range, topology: Topology, groups: Groups, stream: Stream
+    ) -> None:
+        """Record these steps into a folder, or none without one."""
+        self._directory = directory
+        self._steps = steps
+        self._topology = topology
+        self._groups = groups
+        self._stream = stream
+        self._origin_ns = 0
+
+    def records(self, step: int) -> bool:
+        """Whether a step is recorded."""
+        return self._directory is not None and step in self._steps
+
+    def begin(self) -> None:
+        """Let all processes begin a step at once, and count time from here."""
+        if self._groups.device.type == "cuda":
+            torch.cuda.synchronize(self._groups.device)
+        with contact("other ranks"):
+            dist.barrier(self._groups.control)
+        self._origin_ns = time.perf_counter_ns()
+
+    def end(self, record: StepRecord, clock: Stopwatch, client: DataClient) -> None:
+        """Bring together what all processes measured; the first one writes it."""
+        own = Measured.of(record.spans, clock.executed(), self._origin_ns)
+        with contact("other ranks"):
+            measured = gather(own, self._groups)
+        if self._groups.rank == 0 and self._directory is not None:
+            self._write(record.step, measured, client, self._directory)
+
+    def _write(self, step: int, measured: list[Measured], client: DataClient, directory: Path) -> None:
+        """Write both files. What cannot be written is said, and no reason to end a run."""
+        trace, report = (directory / f"step-{step:08d}.{kind}" for kind in ("json", "txt"))
+        try:
+            plan = client.get_plan(step, with_timelines=True)
+            lanes = lanes_of(plan, self._topology, measured)
+            directory.mkdir(parents=True, exist_ok=True)
+            with report.open("w") as file:
+                write_report(step, lanes, MicrobatchSamples(plan, self._topology, self._stream), file)
+            events = list(trace_events(lanes))
+            about = {"job_id": plan.job_id, "step": step, "plan_hash": plan.plan_hash.hex()}
+            trace.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}))
+        except (ClientError, OSError) as error:
+            sys.stderr.write(f"timeline of step {step} is not written: {error}\n")
+            return
+        sys.stderr.write(f"timeline of step {step}: {report}; ui.perfetto.dev opens {trace}\n")

@@ -1,0 +1,57 @@
+"""A step as Chrome trace events, for ui.perfetto.dev: each process planned, and right below it as measured."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dataserver.planning.simulation import Operation
+from trainclient.timeline.lanes import Lane
+
+Event = dict[str, Any]
+
+
+def trace_events(lanes: Sequence[Lane]) -> Iterator[Event]:
+    """The events of a step: a process for each module, two threads for each of its ranks and stages.
+
+    In measured threads each operation follows what it waited for: its microbatch, then rows of other processes.
+    """
+    modules = list(dict.fromkeys(lane.holds for lane in lanes))
+    for number, module in enumerate(modules):
+        yield _named("process_name", number, 0, module)
+    for number, lane in enumerate(lanes):
+        process, planned, measured = modules.index(lane.holds), 2 * number, 2 * number + 1
+        for thread, what in ((planned, "planned"), (measured, "measured")):
+            yield _named("thread_name", process, thread, f"{lane.name}, {what}")
+            yield {**_named("thread_sort_index", process, thread, ""), "args": {"sort_index": thread}}
+        times = zip(lane.operations, lane.planned_start_ns.tolist(), lane.planned_end_ns.tolist(), strict=True)
+        for operation, start, end in times:
+            yield _bar(process, planned, _name(operation), operation.kind, start, end)
+        yield from _measured(lane, process, measured)
+
+
+def _measured(lane: Lane, process: int, thread: int) -> Iterator[Event]:
+    found = lane.measured
+    columns = (found.start_ns, found.end_ns, found.done_ns, found.data_ns, found.waited_ns, lane.excess_ns)
+    for operation, *values in zip(lane.operations, *(c.tolist() for c in columns), strict=True):
+        start, end, done, data, waited, excess = values
+        name = _name(operation)
+        if data:
+            yield _bar(process, thread, f"{name}: its microbatch", "data", start - waited - data, start - waited)
+        if waited:
+            yield _bar(process, thread, f"{name}: rows", "peers", start - waited, start)
+        about = {"microbatch": operation.microbatch, "longer_than_planned_us": excess / 1e3}
+        yield {**_bar(process, thread, name, operation.kind, start, end), "args": about}
+        if done > end:
+            yield _bar(process, thread, f"{name}: handing on", "sending", end, done)
+
+
+def _name(operation: Operation) -> str:
+    return f"{operation.kind[0].upper()} {operation.microbatch}" + (f"'{operation.chunk}" if operation.chunk else "")
+
+
+def _named(what: str, process: int, thread: int, name: str) -> Event:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _bar(process: int, thread: int, name: str, category: str, start_ns: int, end_ns: int) -> Event:
+    times = {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3}
+    return {"ph": "X", "name": name, "cat": category, **times, "pid": process, "tid": thread}

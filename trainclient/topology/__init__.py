@@ -1,0 +1,1 @@
+"""Which process is which, what it holds, and how the processes reach each other."""

@@ -1,0 +1,212 @@
+"""Which process is which: from the modules of a job to global ranks, and which module instance feeds which.
+
+A module is cut into *chunks*, consecutive shares of its layers: one for each stage, or several where they are
+interleaved. Chunks and the ways of rows between them are a graph; nothing here assumes that it is a chain. A process
+holds one data-parallel rank of the chunks of one stage; of all modules where they are colocated.
+
+Ranks are dealt module by module in the order of the job. Within a module the data-parallel rank comes first, then the
+stage, so that the stages of one pipeline are neighbours and share a node, then the tensor-parallel peer, so that those
+are next to each other. Peers do the same with the same rows; for other processes the first one stands for all.
+Colocated modules all have the same ranks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Self
+
+from dataserver.planning.job import Execution, JobSpec
+from dataserver.planning.jobspec import ModuleKind, ModuleSpec
+from trainclient.topology.support import TopologyError, require_supported, shares_processes
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive layers of a module; all of them where there is one."""
+
+    module: ModuleSpec
+    number: int
+    """Place among the module's chunks, in the order in which samples pass them."""
+    count: int
+    """Chunks of the module."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the module's inputs enter here."""
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the module's outputs leave from here."""
+        return self.number == self.count - 1
+
+    def __str__(self) -> str:
+        return f"{self.module.name}.{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Rows that move from one chunk to another forward, and their gradients back where the plan has any."""
+
+    source: Chunk
+    target: Chunk
+
+    def __str__(self) -> str:
+        return f"{self.source} -> {self.target}"
+
+    @property
+    def returns(self) -> bool:
+        """Whether gradients come back: not to a module that runs no backward."""
+        return self.source.module.runs_backward
+
+    @property
+    def is_straight(self) -> bool:
+        """Whether every rank hands all rows to the same rank of the next chunk; otherwise routings say which."""
+        return self.source.module == self.target.module
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What one process is."""
+
+    chunks: tuple[Chunk, ...]
+    """What it holds, in the order of its program's modules: an operation names one by its position."""
+    rank: int
+    """Data-parallel rank within the module."""
+    stage: int
+    """Pipeline stage within the module."""
+    tp: int = 0
+    """Which of the tensor-parallel peers of this rank and stage."""
+
+    @property
+    def modules(self) -> tuple[ModuleSpec, ...]:
+        """The modules whose views it reads."""
+        return tuple(dict.fromkeys(chunk.module for chunk in self.chunks))
+
+    def __str__(self) -> str:
+        stage = f" stage {self.stage}" if self.modules[0].pp > 1 else ""
+        peer = f" peer {self.tp}" if self.modules[0].tp > 1 else ""
+        return f"{_together(self.modules)} rank {self.rank}{stage}{peer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """All processes of a job, and the graph between the chunks that they hold."""
+
+    places: tuple[Place, ...]
+    """What each global rank is."""
+    ways: tuple[Way, ...]
+    """The edges of the graph; of several that meet in a chunk, in the order of the job."""
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Self:
+        """The processes of a job.
+
+        Raises:
+            TopologyError: the job asks for a parallelism that this trainer does not have.
+        """
+        require_supported(spec.execution)
+        execution = spec.execution
+        chunks = {m.name: _chunks(m, execution) for m in execution.modules}
+        deal = _all_modules_each if shares_processes(execution) else _one_module_each
+        return cls(tuple(deal(execution, chunks)), tuple(_ways(execution, chunks)))
+
+    @property
+    def colocated(self) -> bool:
+        """Whether modules share their processes, and so run in phases."""
+        return any(len(place.modules) > 1 for place in self.places)
+
+    @property
+    def together(self) -> tuple[int, ...]:
+        """Global ranks of the processes that exchange by collectives: last stages, where there are towers; or all."""
+        return tuple(
+            rank
+            for rank, place in enumerate(self.places)
+            if place.chunks[-1].module.kind is not ModuleKind.TOWER or place.chunks[-1].is_last
+        )
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return len(self.places)
+
+    def require_world_size(self, found: int) -> None:
+        """Raise TopologyError, with the command to run, unless there are exactly as many processes as the job needs."""
+        if found == self.world_size:
+            return
+        raise TopologyError(
+            f"WORLD_SIZE is {found} but the job needs {self.world_size} processes ({self.degrees}); start it with "
+            f"`torchrun --nnodes NODES --nproc-per-node PROCESSES -m trainclient train ...` where NODES x PROCESSES = "
+            f"{self.world_size}, on one machine: `torchrun --standalone --nproc-per-node {self.world_size} -m "
+            "trainclient train ...`"
+        )
+
+    @property
+    def degrees(self) -> str:
+        """What the processes hold, in words."""
+        return ", ".join(
+            f"{_together(held)} dp {held[0].dp}"
+            + "".join(f" x {key} {n}" for key, n in (("pp", held[0].pp), ("tp", held[0].tp)) if n > 1)
+            for held in dict.fromkeys(place.modules for place in self.places)
+        )
+
+    def ranks(self, chunk: Chunk) -> tuple[int, ...]:
+        """Global ranks of the processes that hold a chunk, by their data-parallel rank; of peers the first one."""
+        return tuple(rank for rank, place in enumerate(self.places) if chunk in place.chunks and place.tp == 0)
+
+    def into(self, chunk: Chunk) -> tuple[Way, ...]:
+        """The ways that feed a chunk."""
+        return tuple(way for way in self.ways if way.target == chunk)
+
+    def out_of(self, chunk: Chunk) -> tuple[Way, ...]:
+        """The ways that a chunk feeds."""
+        return tuple(way for way in self.ways if way.source == chunk)
+
+    def pairs(self, way: Way) -> tuple[tuple[int, int], ...]:
+        """Global ranks (source, target) between which rows may move."""
+        sources, targets = self.ranks(way.source), self.ranks(way.target)
+        if way.is_straight:
+            return tuple(zip(sources, targets, strict=True))
+        return tuple((source, target) for source in sources for target in targets)
+
+    @property
+    def stages(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Global ranks of each stage of each module, by data-parallel rank and tensor-parallel peer."""
+        found: dict[tuple[Chunk, ...], list[list[int]]] = {}
+        for rank, place in enumerate(self.places):
+            of_ranks = found.setdefault(place.chunks, [])
+            if place.tp == 0:
+                of_ranks.append([])
+            of_ranks[-1].append(rank)
+        return tuple(tuple(map(tuple, of_ranks)) for of_ranks in found.values())
+
+
+def _together(modules: tuple[ModuleSpec, ...]) -> str:
+    return " + ".join(m.name for m in modules)
+
+
+def _chunks(module: ModuleSpec, execution: Execution) -> tuple[Chunk, ...]:
+    """A module's chunks in their order; only a backbone's stages hold several."""
+    count = module.pp * (execution.layout.num_chunks if module.kind is ModuleKind.BACKBONE else 1)
+    return tuple(Chunk(module, number, count) for number in range(count))
+
+
+def _one_module_each(execution: Execution, chunks: dict[str, tuple[Chunk, ...]]) -> Iterator[Place]:
+    for m in execution.modules:
+        for rank, stage, tp in product(range(m.dp), range(m.pp), range(m.tp)):
+            yield Place(chunks[m.name][stage :: m.pp], rank, stage, tp)
+
+
+def _all_modules_each(execution: Execution, chunks: dict[str, tuple[Chunk, ...]]) -> Iterator[Place]:
+    held = tuple(chunk for m in execution.by_depth for chunk in chunks[m.name])
+    backbone = execution.backbone
+    yield from (Place(held, rank, 0, tp) for rank, tp in product(range(backbone.dp), range(backbone.tp)))
+
+
+def _ways(execution: Execution, chunks: dict[str, tuple[Chunk, ...]]) -> Iterator[Way]:
+    """Between the modules that exchange rows, from the last chunk to the first; and from chunk to chunk of a module."""
+    for source, target in execution.exchanging:
+        if source != target:
+            yield Way(chunks[source][-1], chunks[target][0])
+    for found in chunks.values():
+        yield from (Way(*pair) for pair in pairwise(found))

@@ -1,0 +1,250 @@
+"""The control channel: each second every process says that it lives and what it does, and learns when the run is over.
+
+The first process listens; the others connect. Whoever ends without a word closes its connection, which is noticed at
+once; whoever is stopped goes silent. Then all processes end, with a message that names the one and says what each one
+did last. Nothing of the training itself travels here, and it works while every other thread waits in a collective.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch._C._distributed_c10d import Store
+
+from trainclient.exchange.transport import PeerLostError
+
+BEAT_S = 1.0
+SILENT_S = 5.0
+"""What a process may be late beyond `timeout_s`."""
+GRACE_S = 3.0
+"""For the main thread to find out by itself what the control channel knows, and to say it in order."""
+MAX_LINE = 1 << 14
+MAX_DOING = 200
+"""Characters of what a process does."""
+MAX_FRAMES = 2
+"""Of our own functions, the innermost ones, of which a message says where a process was."""
+MAX_NAMED = 64
+"""Processes whose last operation a message tells."""
+ADDRESS_KEY = "disttrain/control"
+
+
+class RunEndedError(PeerLostError):
+    """Another process ended, failed or stopped; says which, and what all processes did last."""
+
+    def __init__(self, message: str, *, reports: bool) -> None:
+        super().__init__(message)
+        self.reports = reports
+        """Whether it is for this process to say it."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    """The other end of one connection."""
+
+    connection: socket.socket
+    rank: int = -1
+    """-1 until it has said so."""
+    name: str = ""
+    doing: str = "nothing yet"
+    heard: float = field(default_factory=time.monotonic)
+    received: bytearray = field(default_factory=bytearray)
+
+
+class Control:
+    """This process's end of the control channel while it is entered."""
+
+    def __init__(
+        self, store: Store, rank: int, world_size: int, name: str, doing: Callable[[], str], timeout_s: float
+    ) -> None:
+        """Meet the others.
+
+        Args:
+            store: of this attempt; where the first process leaves its address.
+            rank: of this process.
+            world_size: of the run.
+            name: what this process is, for messages.
+            doing: what it does at the moment; called from a thread.
+            timeout_s: how long a process may be silent.
+
+        Raises:
+            OSError: the first process cannot be reached.
+        """
+        self._rank, self._world_size, self._name, self._doing = rank, world_size, name, doing
+        self._timeout_s = timeout_s + SILENT_S
+        self._verdict = ""
+        self._judged, self._leaving, self._left = threading.Event(), threading.Event(), threading.Event()
+        self._peers: list[_Peer] = []
+        self._gone: set[int] = set()
+        self._listener: socket.socket | None = None
+        if rank == 0:
+            host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+            self._token = secrets.token_hex(16)
+            local = host in ("localhost", "127.0.0.1", "::1")
+            self._listener = socket.create_server(("127.0.0.1" if local else "", 0), backlog=min(world_size, 1024))
+            port = self._listener.getsockname()[1]
+            store.set(ADDRESS_KEY, json.dumps(["127.0.0.1" if local else host, port, self._token]))
+        elif world_size > 1:
+            found_host, port, self._token = json.loads(store.get(ADDRESS_KEY))
+            peer = _Peer(socket.create_connection((found_host, port), timeout=timeout_s), 0, "global rank 0")
+            self._peers.append(peer)
+            self._send(peer, {"token": self._token, "rank": rank, "name": name})
+        self._main = threading.get_ident()
+        self._thread = threading.Thread(target=self._watch, name="control", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leaving.set()
+        if isinstance(error, PeerLostError) and self._judged.wait(GRACE_S):
+            raise RunEndedError(self._verdict, reports=self.reports) from error
+        failed = isinstance(error, RuntimeError | ValueError | OSError) and not getattr(error, "known_to_all", False)
+        word: dict[str, Any] = {"failed": " ".join(str(error).split())[:1000]} if failed else {"bye": True}
+        if self._rank == 0 and failed:
+            word = {"end": f"global rank 0 ({self._name}) failed: {word['failed']}"}
+        self._left.set()
+        self._thread.join()
+        for peer in self._peers:
+            self._send(peer, word)
+            peer.connection.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    @property
+    def reports(self) -> bool:
+        """Whether it is for this process to say what the control channel found."""
+        return self._rank == 0 or 0 in self._gone
+
+    def _watch(self) -> None:
+        """The thread: beats, listens, judges."""
+        with selectors.DefaultSelector() as selector:
+            for sock in [self._listener, *(p.connection for p in self._peers)]:
+                if sock is not None:
+                    sock.setblocking(False)
+                    selector.register(sock, selectors.EVENT_READ)
+            beat = 0.0
+            while not self._left.is_set() and not self._judged.is_set():
+                for key, _ in selector.select(timeout=BEAT_S / 4):
+                    self._read(key.fileobj, selector)
+                if time.monotonic() - beat >= BEAT_S:
+                    beat = time.monotonic()
+                    for peer in self._peers:
+                        self._send(peer, {"doing": self._last()})
+                    self._look_for_silence()
+        if self._judged.is_set():
+            self._end()
+
+    def _read(self, source: Any, selector: selectors.BaseSelector) -> None:
+        if self._listener is not None and source is self._listener:
+            connection, _ = self._listener.accept()
+            if len(self._peers) >= 2 * self._world_size:  # strangers
+                connection.close()
+                return
+            connection.setblocking(False)
+            selector.register(connection, selectors.EVENT_READ)
+            self._peers.append(_Peer(connection))
+            return
+        peer = next(p for p in self._peers if p.connection is source)
+        try:
+            data = peer.connection.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        peer.received += data
+        *lines, rest = peer.received.split(b"\n")
+        peer.received = bytearray(rest)
+        gone = not data or len(rest) > MAX_LINE or not all(self._take(peer, bytes(line)) for line in lines)
+        if gone:
+            selector.unregister(peer.connection)
+            self._peers.remove(peer)
+            peer.connection.close()
+            if peer.rank >= 0 and peer.rank not in self._gone:
+                self._judge(peer, "ended; see what it has reported")
+
+    def _take(self, peer: _Peer, line: bytes) -> bool:
+        """Understand a line; False closes the connection, for a stranger or one that takes its leave."""
+        try:
+            word = json.loads(line)
+        except ValueError:
+            return False
+        peer.heard = time.monotonic()
+        if not isinstance(word, dict):
+            return False
+        if peer.rank < 0:
+            rank = word.get("rank")
+            if not isinstance(rank, int) or not 0 < rank < self._world_size:
+                return False
+            if not secrets.compare_digest(str(word.get("token")).encode(), self._token.encode()):
+                return False
+            peer.rank, peer.name = rank, f"global rank {rank} ({str(word.get('name'))[:200]})"
+        if "end" in word and peer.rank == 0:
+            self._decide(str(word["end"])[:MAX_LINE])
+        elif "failed" in word:
+            self._judge(peer, f"failed: {str(word['failed'])[:1000]}")
+        elif "bye" in word:
+            self._gone.add(peer.rank)
+            return False
+        peer.doing = str(word.get("doing", peer.doing))[:MAX_DOING]
+        return True
+
+    def _look_for_silence(self) -> None:
+        for peer in self._peers:
+            silent = time.monotonic() - peer.heard
+            if silent > self._timeout_s:
+                self._judge(peer, f"has said nothing for {silent:.0f} s; it is stopped or cut off")
+
+    def _judge(self, peer: _Peer, what: str) -> None:
+        """One process is lost, so the run is over."""
+        self._gone.add(peer.rank)
+        last = [f"{p.name}: {p.doing}" for p in sorted(self._peers, key=lambda p: p.rank) if p is not peer]
+        last.insert(0, f"global rank {self._rank} ({self._name}): {self._last()}")
+        more = f"; and {len(last) - MAX_NAMED} more" if len(last) > MAX_NAMED else ""
+        self._decide(f"{peer.name} {what}. Its last: {peer.doing}. The others: {'; '.join(last[:MAX_NAMED])}{more}")
+
+    def _decide(self, verdict: str) -> None:
+        if self._judged.is_set():
+            return
+        self._verdict = verdict
+        if self._rank == 0:
+            for peer in self._peers:
+                self._send(peer, {"end": verdict[: MAX_LINE // 2]})
+        self._judged.set()
+
+    def _end(self) -> None:
+        """End the process, unless its main thread is about to."""
+        if self._leaving.wait(GRACE_S):
+            return
+        if self.reports:
+            sys.stderr.write(f"trainclient: {self._verdict}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    def _last(self) -> str:
+        """What this process does, and where its main thread is in our own code."""
+        frame = sys._current_frames().get(self._main)
+        places: list[str] = []
+        while frame is not None and len(places) < MAX_FRAMES:
+            if "/trainclient/" in frame.f_code.co_filename:
+                places.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}")
+            frame = frame.f_back
+        return f"{self._doing()} ({' < '.join(places) or 'elsewhere'})"[:MAX_DOING]
+
+    def _send(self, peer: _Peer, word: dict[str, Any]) -> None:
+        """Send a line; one that cannot take it is found by its silence, or when it is read."""
+        with contextlib.suppress(OSError):
+            peer.connection.sendall(json.dumps(word).encode() + b"\n")

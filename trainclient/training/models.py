@@ -1,0 +1,202 @@
+"""The models of a run: their sizes, and those that a process holds."""
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Final
+
+import torch
+
+from dataserver.planning.job import JobSpec
+from dataserver.planning.jobspec import Modality, ModuleKind, ModuleSpec
+from trainclient.models.backbone import stage_layers
+from trainclient.models.compiling import compile_blocks
+from trainclient.models.lora import LowRank, adapt
+from trainclient.models.parameters import initialise
+from trainclient.modules import Site, Sizes, TrainedModule, family_of, own
+from trainclient.topology.places import Chunk, Place
+from trainclient.training.config import NOT_SIZES, BackboneModel, ConfigError, ImageModuleModel, Sharding, TrainConfig
+from trainclient.training.pretrained import load_pretrained_into, pretrained_sizes
+
+STAGED: Final = (ModuleKind.BACKBONE, ModuleKind.TOWER)
+"""Kinds of modules that may be cut into stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What every module of a job is."""
+
+    config: TrainConfig
+    job: JobSpec
+    row_width: int
+    """Width of the rows that the backbone takes and gives; of towers, of their features."""
+    sizes: dict[str, Sizes]
+    """By the names of the modules; those of the user's own have none."""
+
+    @classmethod
+    def of(cls, config: TrainConfig, job: JobSpec) -> "Models":
+        """The models that a configuration asks for, fitted to the job.
+
+        Raises:
+            ValueError: an unknown preset or module, sizes that do not fit each other, or more stages than layers.
+        """
+        modules = job.execution.modules
+        unknown = set(config.modules) - {m.name for m in modules}
+        if unknown:
+            raise ConfigError(
+                f"modules names {sorted(unknown)}, which are not in the job; it has {[m.name for m in modules]}"
+            )
+        staged = [m for m in modules if m.kind in STAGED]
+        for m in staged:
+            if _own(config, m):
+                raise ConfigError(f"modules.{m.name}.use is given, but a {m.kind} of one's own cannot be used yet")
+        for m in modules:
+            if _own(config, m) and config.modules[m.name].sharding is Sharding.ZERO3:
+                raise ConfigError(
+                    f"modules.{m.name}.sharding is zero3, in which ranks wait for each other in every block, and of a "
+                    "module of one's own nothing says that all run the same ones; zero2 is possible"
+                )
+            _require_adaptable(config, m)
+        width = next((_sizes(config, job, m, 0).width for m in staged if m.kind is ModuleKind.BACKBONE), None)
+        between = width or config.contrastive.features
+        found = {m.name: _sizes(config, job, m, between) for m in modules if not _own(config, m)}
+        for m in staged:
+            stage_layers(found[m.name].layers, 0, m.pp * job.execution.layout.num_chunks)
+        for m in modules:
+            if m.name in found and m.tp > 1:
+                _require_parts(m, found[m.name])
+                if config.compile:
+                    raise ConfigError(
+                        f"compile is given, and module {m.name} has tp {m.tp}; blocks that peers share are not "
+                        "compiled, leave compile out or set tp to 1"
+                    )
+        return cls(config, job, between, found)
+
+    def describe(self) -> dict[str, Any]:
+        """Every module as plain values: what a checkpoint must agree with, whoever holds which share of it."""
+        found: dict[str, Any] = {}
+        for m in self.job.execution.modules:
+            named = self.config.modules.get(m.name)
+            given = named and named.model_dump(mode="json", exclude={"sharding", "lora"})
+            what = asdict(self.sizes[m.name]) if m.name in self.sizes else given
+            found[m.name] = {"kind": str(m.kind), **(what or {})}
+            adapters = low_rank(self.config, m)
+            if adapters is not None:
+                found[m.name]["lora"] = asdict(adapters)
+        return found
+
+    def sharding(self, module: ModuleSpec) -> Sharding:
+        """How the data-parallel ranks of a module share its parameters; one alone has nobody to share them with."""
+        return _model(self.config, module).sharding if module.dp > 1 else Sharding.NONE
+
+    def shardings(self, place: Place) -> dict[str, Sharding]:
+        """That of each module of a process."""
+        return {m.name: self.sharding(m) for m in place.modules}
+
+    def build(self, place: Place, device: torch.device) -> tuple[tuple[Site, TrainedModule], ...]:
+        """What a process holds, chunk by chunk, with its initial values; before it is sharded or split, on the CPU."""
+        whole = torch.device("cpu")  # it may not fit the device, and its shares move there
+        shared = {m.name for m in place.modules if m.tp > 1 or self.sharding(m) is not Sharding.NONE}
+        return tuple(self._build(c, whole if c.module.name in shared else device) for c in place.chunks)
+
+    def _build(self, chunk: Chunk, device: torch.device) -> tuple[Site, TrainedModule]:
+        config, module = self.config, chunk.module
+        width = self.sizes[module.name].width if module.kind is ModuleKind.TOWER else self.row_width
+        site = Site(self.job, module, width, chunk.number, chunk.count)
+        named = config.modules.get(module.name)
+        if named is not None and named.use is not None:
+            made = own(named.use, site, named.options)
+            if module.recompute and not made.recomputes:
+                raise ConfigError(
+                    f"the job has module {module.name} compute its blocks again (recompute), which {named.use} cannot; "
+                    "leave recompute out, or see to it (site.module.recompute) and set its recomputes to True"
+                )
+            made.network.to(device, config.dtype.torch)
+        else:
+            with torch.device("meta"):
+                made = family_of(module).make(site, self.sizes[module.name])
+                adapters = low_rank(config, module)
+                if adapters is not None:
+                    adapt(made.network, adapters)
+                    made.trains_weights = False
+            made.network.to(config.dtype.torch)
+            made.network.to_empty(device=device)
+            if config.compile:
+                compile_blocks(made.network)
+        initialise(made.network, config.seed, module.name)
+        weights = _model(config, module).weights
+        if weights is not None:
+            load_pretrained_into(made.network, weights)
+        if module.frozen:
+            made.network.requires_grad_(requires_grad=False).eval()
+        return site, made
+
+
+def low_rank(config: TrainConfig, module: ModuleSpec) -> LowRank | None:
+    """The adapters of a module; None if it has none."""
+    model = _model(config, module)
+    if not isinstance(model, BackboneModel) or not model.lora.rank:
+        return None
+    return LowRank(model.lora.rank, model.lora.alpha, [str(target) for target in model.lora.targets])
+
+
+def _require_adaptable(config: TrainConfig, module: ModuleSpec) -> None:
+    """Raise ConfigError if a module is to have adapters that it cannot have."""
+    if low_rank(config, module) is None:
+        return
+    reasons = {
+        f"is of kind {module.kind}, and backbones alone have them": module.kind is not ModuleKind.BACKBONE,
+        "is frozen; leave frozen out, since adapters freeze its weights": module.frozen,
+        f"has tp {module.tp}, and their weights cannot be split; set tp to 1": module.tp > 1,
+        "is sharded, and shares of what is frozen and trained cannot be mixed; set its sharding to none": (
+            _model(config, module).sharding is not Sharding.NONE
+        ),
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        raise ConfigError(f"module {module.name} has lora adapters, but {reason}")
+
+
+def _require_parts(module: ModuleSpec, sizes: Sizes) -> None:
+    """Raise ConfigError unless tensor-parallel peers can have equal parts of a module's layers."""
+    for field in ("heads", "groups", "mlp_width"):
+        size = getattr(sizes, field, module.tp)
+        if size % module.tp:
+            raise ConfigError(
+                f"module {module.name} has tp {module.tp} and {field} {size}, of which peers cannot have equal parts; "
+                f"set tp to a divisor of {size}"
+            )
+
+
+def _own(config: TrainConfig, module: ModuleSpec) -> bool:
+    """Whether a module is of the user's own."""
+    named = config.modules.get(module.name)
+    return named is not None and named.use is not None
+
+
+def _model(config: TrainConfig, module: ModuleSpec) -> ImageModuleModel | BackboneModel:
+    """What the configuration says of a module: by its name, or else of its kind."""
+    of_kind: dict[ModuleKind | Modality, ImageModuleModel | BackboneModel] = {
+        ModuleKind.ENCODER: config.encoder,
+        ModuleKind.BACKBONE: config.backbone,
+        ModuleKind.GENERATOR: config.generator,
+        Modality.IMAGE: config.encoder,
+        Modality.TEXT: config.backbone,
+    }
+    return config.modules.get(module.name, of_kind[module.modality or module.kind])
+
+
+def _sizes(config: TrainConfig, job: JobSpec, module: ModuleSpec, width: int) -> Sizes:
+    """The sizes of one module."""
+    model = _model(config, module)
+    given = model.model_dump(exclude=set(NOT_SIZES), exclude_none=True)
+    if module.kind is ModuleKind.TOWER:
+        if model.weights is not None:
+            raise ConfigError(f"module {module.name} has weights, but towers begin without; leave them out")
+        given["loss"] = config.contrastive.loss
+    if model.weights is not None:
+        if given:
+            raise ConfigError(f"module {module.name} has weights and {sorted(given)}; weights bring their own sizes")
+        return pretrained_sizes(model.weights, job, module, width)
+    sizes = family_of(module).sizes(model.preset, job, width)
+    wrong = given.keys() - {f.name for f in fields(sizes)}
+    if wrong:
+        raise ConfigError(f"modules.{module.name} gives {sorted(wrong)}, which modules of kind {module.kind} lack")
+    return replace(sizes, **given)

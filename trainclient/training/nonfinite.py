@@ -1,0 +1,62 @@
+"""What all processes say of a step whose gradients are not finite."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dataserver.planning.jobspec import Stream
+from dataserver.planning.naming import short_name
+from trainclient.program.runner import ChunkRunner
+from trainclient.topology.groups import Groups
+
+REPORT_BYTES = 2048
+"""Of one process, as JSON."""
+
+
+def explain(
+    step: int, runners: Sequence[ChunkRunner], not_finite: Sequence[str], stream: Stream, groups: Groups
+) -> str:
+    """Where a step stopped being finite, the same text on all processes, which all call it.
+
+    Args:
+        step: the step.
+        runners: of this process.
+        not_finite: modules of which the summed gradients of this process's parameters are not finite.
+        stream: of the job; names the datasets.
+        groups: this process and the others.
+    """
+    own = _encode(_report(runners, not_finite, groups))
+    found = [torch.zeros(REPORT_BYTES, dtype=torch.uint8) for _ in range(groups.world.size())]
+    dist.all_gather(found, own, group=groups.control)
+    reports = [json.loads(bytes(report.numpy()).rstrip(b"\0")) for report in found]
+    origins = [r for r in reports if "microbatch" in r]
+    if not origins:
+        where = ", ".join(dict.fromkeys(module for r in reports for module in r["not_finite"])) or "no module alone"
+        return f"the gradients of step {step} are not finite, of {where}; all rows between modules were finite"
+    # What is not finite spreads: backward to those that come before, and from there to later waves.
+    first = min(origins, key=lambda r: (r["direction"] == "backward", r["microbatch"]))
+    samples = ", ".join(short_name(stream, *sample) for sample in first["samples"]) or "none"
+    return (
+        f"the gradients of step {step} are not finite: {first['place']} (global rank {first['rank']}) made what is not "
+        f"finite of finite numbers in the {first['direction']} of microbatch {first['microbatch']}, of the samples "
+        f"{samples}"
+    )
+
+
+def _report(runners: Sequence[ChunkRunner], not_finite: Sequence[str], groups: Groups) -> dict[str, Any]:
+    report = {"rank": groups.rank, "place": str(groups.place)[:200], "not_finite": list(not_finite)}
+    origins = [origin for runner in runners if (origin := runner.finite.origin()) is not None]
+    if origins:
+        first = min(origins, key=lambda o: (o.direction == "backward", o.microbatch))
+        report |= {"microbatch": first.microbatch, "direction": first.direction, "samples": first.samples}
+    return report
+
+
+def _encode(report: dict[str, Any]) -> torch.Tensor:
+    data = json.dumps(report).encode()
+    message = torch.zeros(REPORT_BYTES, dtype=torch.uint8)
+    message[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return message

@@ -1,0 +1,62 @@
+"""Traces of some steps by torch's profiler, one for each process."""
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch.profiler import ProfilerActivity, profile
+
+from trainclient.topology.groups import Groups
+from trainclient.training.config import ProfileConfig
+
+
+class StepProfiler:
+    """Profiles consecutive steps of one process; one that ends earlier leaves what there is."""
+
+    def __init__(self, config: ProfileConfig, groups: Groups) -> None:
+        """Profile as the configuration says; without a folder nothing is."""
+        self._directory = config.directory
+        self._steps = config.profiled
+        self._groups = groups
+        self._profile: profile | None = None
+
+    def begin_step(self, step: int) -> None:
+        """A step begins: with the first one to profile the trace does, and with the one after the last it ends."""
+        if self._profile is not None and step not in self._steps:
+            self._end()
+        elif self._profile is None and self._directory is not None and step in self._steps:
+            device = [ProfilerActivity.CUDA] if self._groups.device.type == "cuda" else []
+            self._profile = profile(activities=[ProfilerActivity.CPU, *device], record_shapes=True)
+            self._profile.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._end()
+
+    def _end(self) -> None:
+        """Write the trace. One that cannot be written is said, and no reason to end a run."""
+        if self._profile is None or self._directory is None:
+            return
+        profiled, self._profile = self._profile, None
+        profiled.stop()
+        path = trace_path(self._directory, self._groups.rank)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            path.touch()  # torch does not say what it could not write
+            profiled.export_chrome_trace(str(path))
+        except (OSError, RuntimeError) as error:
+            sys.stderr.write(f"the profile {path} is not written: {error}\n")
+            return
+        if self._groups.rank == 0:
+            sys.stderr.write(f"profiles are in {self._directory}; ui.perfetto.dev opens them\n")
+
+
+def trace_path(directory: Path, rank: int) -> Path:
+    """Where the trace of a global rank lies."""
+    return directory / f"rank-{rank:05d}.json"

@@ -1,0 +1,88 @@
+"""Checkpoints of a run: where it continues from, when they are begun, and that none is lost at the end."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from trainclient.checkpoint.folder import Checkpoints, SaveError, TrainerState, read_state
+from trainclient.checkpoint.saver import Saver
+from trainclient.client import DataClient
+from trainclient.exchange.transport import contact
+from trainclient.topology.groups import Groups
+from trainclient.training.config import CheckpointConfig
+from trainclient.training.streams import Streams
+
+
+def continue_from(path: Path, client: DataClient | Streams, sizes: dict[str, Any]) -> TrainerState:
+    """Set a client to where a checkpoint ended.
+
+    Args:
+        path: the checkpoint.
+        client: of any views of the job.
+        sizes: of every module (`Models.describe`).
+
+    Raises:
+        StateError: the checkpoint belongs to another stream.
+        CheckpointError: it belongs to other models, or cannot be read.
+    """
+    state = read_state(path)
+    client.load_state_dict(state.cursor)
+    state.require_modules(sizes, path)
+    return state
+
+
+class Saving:
+    """The checkpoints of one process's run; without a folder for them it does nothing."""
+
+    def __init__(self, config: CheckpointConfig, groups: Groups) -> None:
+        """Save as the configuration says; all processes call all methods in the same order."""
+        self._checkpoints: Checkpoints | None = None
+        self._saver: Saver | None = None
+        if config.directory is not None:
+            self._checkpoints = Checkpoints(config.directory, config.keep, groups.saving)
+            replicas, peer = groups.data_parallel, groups.place.tp
+            self._saver = Saver(self._checkpoints, replicas, groups.device, beside=config.asynchronous, peer=peer)
+
+    def resume(self, streams: Streams, sizes: dict[str, Any], tensors: dict[str, Tensor]) -> TrainerState | None:
+        """Continue from the newest checkpoint: set the streams, fill the tensors. None if there is none.
+
+        Raises:
+            ValueError: as in `continue_from`; or a tensor is not there, or has another shape.
+        """
+        path = self._checkpoints.latest() if self._checkpoints is not None else None
+        if path is None or self._checkpoints is None:
+            return None
+        state = continue_from(path, streams, sizes)
+        self._checkpoints.load(path, state.readable(tensors))
+        return state
+
+    def save(self, tensors: Mapping[str, Tensor], state: TrainerState) -> None:
+        """Write or begin a checkpoint; SaveError if this one or the one before cannot be written."""
+        if self._saver is not None:
+            with contact("other ranks"):
+                self._saver.save(tensors, state)
+
+    @property
+    def failed(self) -> bool:
+        """Whether this process knows that the checkpoint under way cannot be written."""
+        return self._saver is not None and self._saver.failed
+
+    def wait(self) -> None:
+        """Wait until no checkpoint is under way; SaveError on all processes if the one that was cannot be written."""
+        if self._saver is not None:
+            with contact("other ranks"):
+                self._saver.wait()
+
+    @contextmanager
+    def completed(self) -> Iterator[None]:
+        """Wait at the end for the checkpoint under way, unless only this process fails: the others need it for that."""
+        try:
+            yield
+        except Exception as error:
+            if getattr(error, "known_to_all", False) and not isinstance(error, SaveError):
+                self.wait()
+            raise
+        self.wait()

@@ -1,0 +1,21 @@
+"""Where the metrics of a run go. The file of JSON lines is the truth; everything else shows what stands in it."""
+
+from trainclient.training.sinks.lines import JsonLines, MetricsError, kept_bytes
+from trainclient.training.sinks.screen import Screen
+from trainclient.training.sinks.tensorboard import TensorBoard, require_tensorboard
+from trainclient.training.sinks.weights_and_biases import WeightsAndBiases, require_wandb
+from trainclient.training.sinks.writer import MetricsWriter, Sink, SinkLostError
+
+__all__ = [
+    "JsonLines",
+    "MetricsError",
+    "MetricsWriter",
+    "Screen",
+    "Sink",
+    "SinkLostError",
+    "TensorBoard",
+    "WeightsAndBiases",
+    "kept_bytes",
+    "require_tensorboard",
+    "require_wandb",
+]

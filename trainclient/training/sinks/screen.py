@@ -1,0 +1,39 @@
+"""A line for every step, for a person who looks on."""
+
+from rich.console import Console
+
+from trainclient.training.metrics import EvaluationMetrics, StepMetrics
+
+
+class Screen:
+    """Shows the steps of a run."""
+
+    def __init__(self, console: Console, num_steps: int) -> None:
+        """Show on a console how many of `num_steps` are done."""
+        self._console = console
+        self._num_steps = num_steps
+
+    def write(self, metrics: StepMetrics) -> None:
+        """Show one step."""
+        self._console.print(_line(metrics, self._num_steps), highlight=False, soft_wrap=True)
+
+    def sync(self) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _line(m: StepMetrics, num_steps: int) -> str:
+    held_out = "" if m.evaluation is None else f"  held out: {_losses(m.evaluation)}"
+    norm = "not finite, skipped" if m.grad_norm is None else f"{m.grad_norm:.3g}"
+    return (
+        f"step {m.step + 1}/{num_steps}  {_losses(m)}{held_out}  grad norm {norm}  "
+        f"{m.samples / max(m.seconds, 1e-9):.1f} samples/s  {m.seconds:.2f} s  data wait {m.data_wait_percent:.1f} %"
+    )
+
+
+def _losses(m: StepMetrics | EvaluationMetrics) -> str:
+    contrastive = m.contrastive_loss if isinstance(m, StepMetrics) else None
+    found = (("text", m.text_loss), ("image", m.image_loss), ("contrastive", contrastive))
+    return "  ".join(f"{name} loss {loss:.4f}" for name, loss in found if loss is not None)

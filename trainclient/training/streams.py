@@ -1,0 +1,103 @@
+"""The views of one process: a client for each module that it runs, all in the same step."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from dataserver.planning.identity import Job
+from trainclient.client import DataClient
+from trainclient.exchange.peers import GroupPeers, PeerBatches
+from trainclient.program.interpreter import Batches
+from trainclient.stream.endpoint import Timeouts
+from trainclient.topology.places import Place
+
+
+class Streams:
+    """The data clients of a process, which go on together."""
+
+    def __init__(self, clients: Mapping[str, DataClient]) -> None:
+        """Take clients by the modules whose views they read, in the order of the process's modules."""
+        self.clients = dict(clients)
+        self.first = next(iter(self.clients.values()))
+        """The client to ask what concerns the whole job."""
+
+    @classmethod
+    def open(
+        cls,
+        servers: str | Sequence[str],
+        job: Job,
+        place: Place,
+        tensors: Mapping[str, Sequence[str]],
+        *,
+        timeouts: Timeouts | None = None,
+        pin_memory: bool = False,
+    ) -> Self:
+        """Open the streams of a process.
+
+        Args:
+            servers: as `DataClient` takes them.
+            job: the complete job.
+            place: what the process is.
+            tensors: names of those that each module reads.
+            timeouts: deadlines of all calls.
+            pin_memory: as `DataClient` takes it.
+
+        Raises:
+            ClientError: no server could be reached, or they refuse the job.
+        """
+        with ExitStack() as opened:
+            clients = {
+                m.name: opened.enter_context(
+                    DataClient(
+                        servers,
+                        job,
+                        m.name,
+                        place.rank,
+                        tensors=tensors[m.name],
+                        timeouts=timeouts,
+                        pin_memory=pin_memory,
+                    )
+                )
+                for m in place.modules
+            }
+            opened.pop_all()
+        return cls(clients)
+
+    @property
+    def job(self) -> Job:
+        """The job of all."""
+        return self.first.job
+
+    @property
+    def step(self) -> int:
+        """The step of the next microbatch."""
+        return self.first.step
+
+    @property
+    def num_steps(self) -> int:
+        """Of the job."""
+        return self.first.num_steps
+
+    def batches(self, peers: GroupPeers | None) -> list[Batches]:
+        """What the interpreter reads, one iterator for each module; tensor-parallel peers share one fetch."""
+        clients = self.clients.values()
+        return [*clients] if peers is None else [PeerBatches(client, peers) for client in clients]
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `DataClient.state_dict`, which does not depend on the module."""
+        return self.first.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; errors as in `DataClient.load_state_dict`."""
+        for client in self.clients.values():
+            client.load_state_dict(state)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for client in self.clients.values():
+            client.close()

@@ -1,0 +1,49 @@
+"""One of torchrun's processes: how it ends, and what it says then."""
+
+import logging
+import os
+import sys
+
+from trainclient.checkpoint.folder import SaveError
+from trainclient.exchange.transport import PeerLostError
+from trainclient.report import FAILURE, USER_ERROR, report
+from trainclient.training.config import TrainConfig
+from trainclient.training.control import RunEndedError
+from trainclient.training.loop import TrainingError
+from trainclient.training.rank import Process, run_rank
+from trainclient.training.signals import StopSignals
+
+_log = logging.getLogger(__name__)
+
+
+def run_worker(config: TrainConfig) -> int:
+    """Train as one of torchrun's processes.
+
+    After a failure the process ends at once: an orderly exit may wait for processes that are gone. Signals stay noted
+    until then, because torchrun ends the others as soon as the first one is gone.
+    """
+    with StopSignals(config.stop_grace_s) as stop:
+        try:
+            run_rank(config, Process.from_environment(os.environ), stop)
+        except Exception as error:
+            code = _explain(error, os.environ["RANK"], stop)
+            sys.stderr.flush()
+            os._exit(code)
+    return 0
+
+
+def _explain(error: Exception, rank: str, stop: StopSignals) -> int:
+    """Say on stderr why a rank fails, unless another rank or the user has the reason; returns the exit code."""
+    name = f"trainclient rank {rank}"
+    if isinstance(error, TrainingError | SaveError):  # all ranks raise it
+        return report("trainclient", error, FAILURE) if rank == "0" else FAILURE
+    if isinstance(error, PeerLostError) and stop.requested:
+        return FAILURE
+    if isinstance(error, RunEndedError):  # one of those that know says it
+        return report("trainclient", error, FAILURE) if error.reports else FAILURE
+    if isinstance(error, ValueError):
+        return report(name, error, USER_ERROR)
+    if isinstance(error, RuntimeError | OSError):
+        return report(name, error, FAILURE)
+    _log.critical("%s has a defect", name, exc_info=error)
+    return FAILURE
