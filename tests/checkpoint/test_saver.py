@@ -71,6 +71,8 @@ for step in (1, 2):
         tensor += 1
     print("goes on", flush=True)
 saver.wait()
+dist.barrier()  # no process ends while another one still answers it
+dist.destroy_process_group()
 """
 
 
