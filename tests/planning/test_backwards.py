@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.contrastive import contrastive_job, contrastive_samples, tower
 from builders.jobs import job_data, module
 from builders.samples import make_samples
 
-from dataserver.planning.identity import Job, JobSpecError, parse_job
+from dataserver.planning.identity import Job, JobSpecError, identify, parse_job
 from dataserver.planning.layout import layout_of
 from dataserver.planning.planner import plan_step, timeline
-from dataserver.planning.simulation import BACKWARD
+from dataserver.planning.simulation import BACKWARD, FORWARD, INTERACTION
 
 COST = {"microbatch_ns": 100, "linear_ps": 10_000, "quadratic_fs": 10}
 IMAGES_COST = {**COST, "linear_ps": 2_000}
@@ -142,6 +143,22 @@ def test_other_layouts_name_what_they_cannot_freeze(kind: str) -> None:
         data = job_data(stream=stream, execution={"modules": modules, "layout": {"kind": "contrastive"}})
     with pytest.raises(JobSpecError, match=rf"(vit|image) are to be frozen, which a {kind} layout cannot plan yet"):
         parse_job(data)
+
+
+@pytest.mark.parametrize("schedule", ["batch_sync", "distmm_pipe"])
+def test_towers_that_are_all_frozen_run_forwards_and_interactions_alone(schedule: str) -> None:
+    towers = [tower(name, name, pp=2, cost=COST) for name in ("image", "text")]
+    trained = contrastive_job(towers, batch=4, microbatches=2, interaction_ns=5, schedule=schedule)
+    job = identify(trained.spec.forward_only)
+    assert parse_job(json.loads(job.text)).job_id == job.job_id
+    samples = contrastive_samples(job)
+    plan = plan_step(job, 0, samples)
+    for program in layout_of(job.spec.execution).programs(job.spec.execution, plan.schedules, plan.num_microbatches):
+        expected = [FORWARD, FORWARD, *([INTERACTION] if program.stage == 1 else [])] * 2
+        assert program.operations.kind.tolist() == expected
+    simulated = timeline(job.spec, plan)
+    assert simulated.makespan_ns < timeline(trained.spec, plan_step(trained, 0, samples)).makespan_ns
+    assert layout_of(job.spec.execution).lower_bound_ns(job, plan) <= simulated.makespan_ns
 
 
 @pytest.mark.parametrize("kind", ["pipelined", "colocated"])

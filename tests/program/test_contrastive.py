@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 from program.conftest import Fleet
 from program.runtime_cases import Case, Pool
 from program.test_gradients import BOUNDS, assert_close
-from program.towers import tower_job, towers_in_one_process
+from program.towers import recall_in_one_process, tower_job, towers_in_one_process
 from program.virtual import assert_as_simulated, execute
 
 from dataserver.dataset import Dataset
 from dataserver.jobs import JobPlanner
+from dataserver.planning.identity import identify
 from dataserver.planning.layout import layout_of
 
 Degrees = Mapping[str, tuple[int, int]]
@@ -119,6 +121,27 @@ def test_a_run_resumes_and_goes_on_with_other_degrees(fleet: Fleet, pool: Pool, 
         assert [m["sample_digest"] for m in found] == [m["sample_digest"] for m in expected]
         for key in ("contrastive_loss", "grad_norm"):
             assert [m[key] for m in found] == pytest.approx([m[key] for m in expected], rel=1e-9)
+
+
+@pytest.mark.timeout(400)
+def test_losses_and_recall_of_a_held_out_stream_are_those_of_one_process(
+    fleet: Fleet, pool: Pool, tmp_path: Path
+) -> None:
+    """With an image that cannot be decoded, which is neither asked for nor found; over several contrastive batches."""
+    options: dict[str, Any] = {"dataset": "understanding", "global_batch": 48, "contrastive_batch": 16}
+    training = {"evaluation": {"every": 1, "steps": 1}, "optimizer": {"lr": 1e-300}}
+    case = replace(
+        a_run(fleet, STAGED, tmp_path / "evaluated", 1, **training),
+        held_out=json.loads(identify(tower_job(fleet, STAGED, microbatches=2, **options).spec.forward_only).text),
+    )
+    pool.run([case], tmp_path)
+    (line,) = metrics(tmp_path / "evaluated")
+    found, skip = line["evaluation"], frozenset({fleet.victims["understanding"]})
+    alone = case_of(fleet, "alone", {"image": (1, 1), "text": (1, 1)}, "siglip", **options)
+    assert found["contrastive_loss"] == pytest.approx(towers_in_one_process(alone, skip)[0], rel=1e-9)
+    assert found["recall"] == recall_in_one_process(alone, skip)
+    assert 0 < found["recall"]["text_to_image_r5"] < found["recall"]["text_to_image_r10"] < 1
+    assert (found["samples"], found["images"], found["invalid_images"]) == (48, 48, 1)
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Contrastive jobs of the tests' server, and their loss in one process, which shares no code with the trainer's."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import combinations, permutations
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from builders.jobs import compose, module
 from program.conftest import Fleet
 from program.reference import Gradients
 from program.runtime_cases import Case
-from torch import Tensor
+from torch import Tensor, nn
 
 from dataserver.planning.identity import Job
 from trainclient.client import Batch
@@ -53,30 +54,55 @@ def tower_job(fleet: Fleet, towers: Mapping[str, tuple[int, int]], **options: An
 
 def towers_in_one_process(case: Case, skip: frozenset[int] = frozenset()) -> tuple[float, Gradients]:
     """Loss and gradients of a case whose towers have one process each; the pairs of some samples do not count."""
-    spec = case.parsed.spec
-    models, networks = Models.of(case.config, spec), {}
-    for place in Topology.of(spec).places:
-        ((_, built),) = models.build(place, torch.device("cpu"))
-        networks[place.modules[0].name] = built.network
-    loss, batches, scale = torch.zeros((), dtype=torch.float64), 0, None
-    for views in zip(*(case.batches(name, 0) for name in networks), strict=True):
-        features = []
-        for network, view in zip(networks.values(), views, strict=True):
-            made = network(*_inputs(view), None)
-            scale = made.scale if made.scale is not None else scale
-            features.append(made.features[torch.tensor(_order(view))])
-        names = [[view.items.sample[i] for i in _order(view)] for view in views]
-        assert all(found == names[0] for found in names)
-        counts = torch.tensor([int(sample) not in skip for sample in names[0]])
-        pairs = [(a, b) for i, a in enumerate(features) for b in features[i + 1 :]]
-        assert scale is not None
-        for a, b in pairs:
-            loss = loss + _LOSSES[case.config.contrastive.loss](a[counts], b[counts], scale) / len(counts) / len(pairs)
-        batches += 1
-    loss = loss / batches
+    networks, losses = _networks(case), []
+    for features, counts, scale in _batches(case, networks, skip):
+        pairs = list(combinations(features.values(), 2))
+        rule = _LOSSES[case.config.contrastive.loss]
+        losses.append(torch.stack([rule(a[counts], b[counts], scale) for a, b in pairs]).mean() / len(counts))
+    loss = torch.stack(losses).mean()
     loss.backward()
     found = {f"{name}.{key}": p.grad for name, network in networks.items() for key, p in network.named_parameters()}
     return float(loss.detach()), found
+
+
+def recall_in_one_process(case: Case, skip: frozenset[int] = frozenset()) -> dict[str, float]:
+    """Recall of retrieval among all samples of the step of such a case."""
+    parts: dict[str, list[Tensor]] = {}
+    for features, counts, _ in _batches(case, _networks(case), skip):
+        for name, made in features.items():
+            parts.setdefault(name, []).append(made[counts].detach())
+    whole, found = {name: torch.cat(several) for name, several in parts.items()}, {}
+    for (here, queries), (there, candidates) in permutations(whole.items(), 2):
+        nearest = (queries @ candidates.T).argsort(1, descending=True)
+        for k in (1, 5, 10):
+            hits = (nearest[:, :k] == torch.arange(len(queries))[:, None]).any(1)
+            found[f"{here}_to_{there}_r{k}"] = float(hits.double().mean())
+    return found
+
+
+def _networks(case: Case) -> dict[str, nn.Module]:
+    spec, found = case.parsed.spec, {}
+    models = Models.of(case.config, spec)
+    for place in Topology.of(spec).places:
+        ((_, built),) = models.build(place, torch.device("cpu"))
+        found[place.modules[0].name] = built.network
+    return found
+
+
+def _batches(
+    case: Case, networks: Mapping[str, nn.Module], skip: frozenset[int]
+) -> Iterator[tuple[dict[str, Tensor], Tensor, Tensor]]:
+    """Of each contrastive batch the features of each tower, sorted by samples; which of these count; and the scale."""
+    for views in zip(*(case.batches(name, 0) for name in networks), strict=True):
+        features, scale = {}, None
+        for (name, network), view in zip(networks.items(), views, strict=True):
+            made = network(*_inputs(view), None)
+            scale = made.scale if made.scale is not None else scale
+            features[name] = made.features[torch.tensor(_order(view))]
+        samples = [[view.items.sample[i] for i in _order(view)] for view in views]
+        assert all(found == samples[0] for found in samples)
+        assert scale is not None
+        yield features, torch.tensor([int(sample) not in skip for sample in samples[0]]), scale
 
 
 def _inputs(view: Batch) -> list[Tensor]:

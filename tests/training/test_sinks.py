@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from dataserver.planning.identity import Job
 from trainclient.training.config import ConfigError, TrainConfig, validate_config
-from trainclient.training.metrics import StepMetrics
+from trainclient.training.metrics import EvaluationMetrics, StepMetrics
 from trainclient.training.run import name_run
 from trainclient.training.sinks import (
     JsonLines,
@@ -61,6 +62,18 @@ def test_lines_and_screen(tmp_path: Path) -> None:
     ]
     rest = "text loss 1.5000  grad norm 2  20.0 samples/s  0.50 s  data wait 12.5 %"
     assert screen.getvalue().splitlines() == [f"step 5/20  {rest}", f"step 6/20  {rest}"]
+
+
+def test_what_towers_find_is_shown_and_drawn() -> None:
+    found = {f"{way}_r{k}": k / 16 for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)}
+    evaluation = EvaluationMetrics(None, None, 8, "0" * 16, 8, 0, 1.0, contrastive_loss=0.25, recall=found)
+    step, screen = replace(metrics(4), evaluation=evaluation, text_loss=None, contrastive_loss=0.5), io.StringIO()
+    Screen(Console(file=screen), 20).write(step)
+    recall = "image_to_text: R@1 6.2 R@5 31.2 R@10 62.5 %  text_to_image: R@1 6.2 R@5 31.2 R@10 62.5 %"
+    assert f"contrastive loss 0.5000  held out: contrastive loss 0.2500  {recall}  grad" in screen.getvalue()
+    drawn = scalars(step)
+    assert drawn["evaluation/recall/text_to_image_r5"] == 5 / 16
+    assert drawn["evaluation/contrastive_loss"] == 0.25
 
 
 @pytest.mark.parametrize("resumed", [0, 1, 4, 7, 9])

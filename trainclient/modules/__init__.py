@@ -1,12 +1,13 @@
 """What a module of a job must fulfil to be trained, and the modules that come with the trainer."""
 
 from trainclient.exchange.rows import Rows
-from trainclient.models.contrastive import ScoreRows
+from trainclient.models.contrastive import Half, ScoreRows
 from trainclient.modules.protocol import Features, NoiseKey, Output, Site, Target, TrainedModule, View
 from trainclient.modules.registry import Sizes, family_of, own, query_tokens, rows_of
 
 __all__ = [
     "Features",
+    "Half",
     "NoiseKey",
     "Output",
     "Rows",

@@ -16,6 +16,7 @@ from trainclient.modules import Site, Target, TrainedModule, rows_of
 from trainclient.program.clock import Clock
 from trainclient.program.interaction import Interaction
 from trainclient.program.interpreter import Interpreter
+from trainclient.program.retrieval import Retrieval
 from trainclient.program.runner import ChunkRunner, LossWeights
 from trainclient.topology.places import Place, Topology, Way
 
@@ -55,6 +56,7 @@ def assemble(
     channels: Channels,
     weights: LossWeights,
     clock: Clock,
+    retrieval: Retrieval | None = None,
 ) -> Machine:
     """What a process runs around its modules.
 
@@ -66,6 +68,7 @@ def assemble(
         channels: to the other processes.
         weights: factors of the losses.
         clock: of this process.
+        retrieval: gets the features of towers, if they are to be compared beyond their contrastive batches.
     """
     crossings = {way: _crossing(way, channels) for way in topology.ways if topology.colocated}
     runners = []
@@ -80,20 +83,20 @@ def assemble(
         else:
             inlet = Inlet([_joint(topology, place, way, -1, channels, module.dtype) for way in into], *ends)
             outlet = Outlet([_joint(topology, place, way, +1, channels, module.dtype) for way in out], *ends)
-        meeting = None if topology.colocated else _interaction(spec, topology, place, channels, clock)
+        meeting = None if topology.colocated else _interaction(spec, topology, place, channels, clock, retrieval)
         ends_of = inlet if into else None, outlet if out else None
         runners.append(ChunkRunner(site, module, *ends_of, weights, clock, meeting))
     return Machine(tuple(runners), Interpreter(spec.execution, topology, place, runners, clock))
 
 
 def _interaction(
-    spec: JobSpec, topology: Topology, place: Place, channels: Channels, clock: Clock
+    spec: JobSpec, topology: Topology, place: Place, channels: Channels, clock: Clock, retrieval: Retrieval | None
 ) -> Interaction | None:
     """The interactions of a last stage of a tower."""
     if channels.together is None or place.modules[0].modality is None:
         return None
     towers = [topology.places[rank].chunks[-1].module.name for rank in topology.together]
-    return Interaction(spec.stream, Gathering(channels.together, topology.together, towers), clock)
+    return Interaction(spec, Gathering(channels.together, topology.together, towers), clock, retrieval)
 
 
 def _crossing(way: Way, channels: Channels) -> Crossing:

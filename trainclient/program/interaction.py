@@ -4,16 +4,19 @@ All last stages of all towers run it together. Each finds the gradients of its o
 were gathered; no gradient crosses between processes.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from dataserver.planning.jobspec import Stream
+from dataserver.planning.job import JobSpec
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
 from trainclient.exchange.gathering import Gathered, Gathering, Named
 from trainclient.exchange.messages import Stamp
-from trainclient.modules import Features, ScoreRows
+from trainclient.modules import Features, Half, ScoreRows
 from trainclient.program.clock import Clock
+from trainclient.program.retrieval import Retrieval
 
 SCALES = 2
 """Temperature and bias."""
@@ -22,17 +25,20 @@ SCALES = 2
 class Interaction:
     """One process's part in the interactions of a step."""
 
-    def __init__(self, stream: Stream, gathering: Gathering, clock: Clock) -> None:
+    def __init__(self, spec: JobSpec, gathering: Gathering, clock: Clock, retrieval: Retrieval | None = None) -> None:
         """Run interactions.
 
         Args:
-            stream: of the job.
+            spec: of the job.
             gathering: from the last stages of all towers.
             clock: of this process.
+            retrieval: gets all features, if they are to be compared with those of other contrastive batches too.
         """
-        self._pairs = stream.contrastive_batch or 1
-        self._planned = stream.global_batch
+        self._pairs = spec.stream.contrastive_batch or 1
+        self._planned = spec.stream.global_batch
+        self._learns = any(tower.runs_backward for tower in spec.execution.modules)
         self._gathering = gathering
+        self._retrieval = retrieval
         self._clock = clock
         self._made: list[tuple[Batch, Features]] = []
         """Since the last interaction."""
@@ -58,8 +64,14 @@ class Interaction:
         own = Named.of([(b.items, f.values.detach()) for b, f in made])
         scale = torch.zeros(2) if features.scale is None else features.scale.detach()
         found = self._gathering.features(stamp, own, scale.to(torch.float64), self._pairs)
+        if self._retrieval is not None:
+            self._retrieval.add(found)
         with self._clock.running(operation):
-            loss, values, slope = self._loss(stamp, found, own.features, features.scores)
+            rows, halves = self._halves(found, own.features, features.scores)
+            loss = torch.stack([half.loss for half in halves.values()]).sum() / self._pairs_of_towers
+            if not self._learns:
+                return loss
+            values, slope = self._gradients_of(stamp, found, rows, halves)
         parts = torch.split((values / self._planned).to(own.features.dtype), [len(f.values) for _, f in made])
         for part, (of, _) in zip(parts, made, strict=True):
             counted = self._gathering.is_first and of is batch
@@ -75,24 +87,31 @@ class Interaction:
         found = [(features.values, values)]
         return found if scale is None or features.scale is None else [*found, (features.scale, scale)]
 
-    def _loss(
-        self, stamp: Stamp, found: Gathered, own: Tensor, scores: type[ScoreRows]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """This process's part of the sum of the losses; the gradients of that sum by its features and by the scale."""
-        gathering, tower, place = self._gathering, self._gathering.tower, found.own.to(own.device)
-        others = [name for name in gathering.towers if name != tower]
-        valid, scale = found.valid.to(own.device), found.scale.to(own.device)
-        rows = [scores(own, found.features[other], place, valid, scale) for other in others]
-        halves = [each.half() for each in rows]
-        numbers = torch.cat([*(half.normalisers for half in halves), *(half.scale for half in halves)])
+    @property
+    def _pairs_of_towers(self) -> float:
+        towers = len(self._gathering.towers)
+        return towers * (towers - 1) / 2
+
+    def _halves(
+        self, found: Gathered, own: Tensor, scores: type[ScoreRows]
+    ) -> tuple[dict[str, ScoreRows], dict[str, Half]]:
+        """The scores of this process's samples with all of each other tower, and what they add to the loss."""
+        place, valid, scale = (t.to(own.device) for t in (found.own, found.valid, found.scale))
+        others = [name for name in self._gathering.towers if name != self._gathering.tower]
+        rows = {other: scores(own, found.features[other], place, valid, scale) for other in others}
+        return rows, {other: each.half() for other, each in rows.items()}
+
+    def _gradients_of(
+        self, stamp: Stamp, found: Gathered, rows: Mapping[str, ScoreRows], halves: Mapping[str, Half]
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients of the sum of the losses of all pairs by this process's features, and by the scale."""
+        gathering, tower = self._gathering, self._gathering.tower
+        numbers = torch.cat([*(h.normalisers for h in halves.values()), *(h.scale for h in halves.values())])
         several = gathering.numbers(stamp, numbers.to(torch.float64), self._pairs, len(halves), SCALES)
         slope = torch.stack([scales.sum(0) for _, scales in several]).sum(0)
         gradients = []
-        for each, other in zip(rows, others, strict=True):
+        for other, each in rows.items():
             position = [name for name in gathering.towers if name != other].index(tower)
             unsorted = torch.cat([several[rank][0][position] for rank in gathering.of_tower(other)])
-            gradients.append(each.gradient(unsorted[found.order[other].to(own.device)]))
-        pairs_of_towers = len(gathering.towers) * len(others) / 2
-        sums = torch.stack([half.loss for half in halves]).sum(), torch.stack(gradients).sum(0), slope
-        loss, gradient, slope = (total / pairs_of_towers for total in sums)
-        return loss, gradient, slope
+            gradients.append(each.gradient(unsorted[found.order[other].to(unsorted.device)]))
+        return torch.stack(gradients).sum(0) / self._pairs_of_towers, slope / self._pairs_of_towers

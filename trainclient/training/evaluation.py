@@ -1,4 +1,4 @@
-"""Losses on a held-out stream, by the modules that are being trained.
+"""Losses on a held-out stream, by the modules that are being trained; of towers also the recall of retrieval.
 
 A held-out stream comes with a job of its own, whose modules lie on the processes as those of the training job do. All
 of them count as frozen: the layout's own function then gives programs of forwards alone, and servers plan for these.
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from dataserver.planning.identity import Job, JobSpecError, identify
@@ -22,14 +23,23 @@ from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
 from trainclient.program.interpreter import StepRecord
 from trainclient.program.listing import StreamError
+from trainclient.program.retrieval import Retrieval, recall, require_comparable
 from trainclient.program.runner import LossWeights
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.jobs import resolve_job
 from trainclient.topology.groups import Groups
-from trainclient.topology.places import Topology
+from trainclient.topology.places import Place, Topology
 from trainclient.training.config import ConfigError, TrainConfig
 from trainclient.training.holding import Holding
-from trainclient.training.metrics import Contribution, EvaluationMetrics, Totals, digest_text, mean, reduce_contribution
+from trainclient.training.metrics import (
+    Contribution,
+    EvaluationMetrics,
+    Totals,
+    contrastive_pairs,
+    digest_text,
+    mean,
+    reduce_contribution,
+)
 from trainclient.training.models import Models
 from trainclient.training.streams import Streams
 
@@ -101,15 +111,19 @@ class _Sums:
 
     text_loss: float = 0.0
     image_loss: float = 0.0
+    contrastive_loss: float = 0.0
     text_tokens: int = 0
     target_patches: int = 0
+    pairs: int = 0
     samples: int = 0
     sample_digest: int = 0
     images: int = 0
     invalid_images: int = 0
 
-    def add(self, record: StepRecord, totals: Totals) -> None:
+    def add(self, record: StepRecord, totals: Totals, pairs: int) -> None:
         """Add a step, with its planned targets, which any process sees."""
+        self.pairs += pairs
+        self.contrastive_loss += totals.contrastive_loss_sum
         self.text_tokens += record.text_tokens
         self.target_patches += record.target_patches
         self.text_loss += totals.text_loss_sum
@@ -119,7 +133,7 @@ class _Sums:
         self.images += totals.images
         self.invalid_images += totals.invalid_images
 
-    def metrics(self, seconds: float) -> EvaluationMetrics:
+    def metrics(self, seconds: float, recall: dict[str, float] | None) -> EvaluationMetrics:
         """Means over all targets of all steps."""
         return EvaluationMetrics(
             text_loss=mean(self.text_loss, self.text_tokens),
@@ -129,6 +143,8 @@ class _Sums:
             images=self.images,
             invalid_images=self.invalid_images,
             seconds=seconds,
+            contrastive_loss=mean(self.contrastive_loss, self.pairs),
+            recall=recall,
         )
 
 
@@ -159,7 +175,10 @@ class Evaluation:
             for chunk, (site, module) in zip(self._place.chunks, modules, strict=True)
         ]
         clock = Stopwatch(groups.device)
-        self._machine = assemble(held_out.spec, topology, self._place, sites, groups.channels, LossWeights(), clock)
+        self._retrieval = _retrieval(held_out, self._place)
+        self._machine = assemble(
+            held_out.spec, topology, self._place, sites, groups.channels, LossWeights(), clock, self._retrieval
+        )
         self._held_out = held_out
         self._networks = [module.network for _, module in modules]
         self._holding = holding
@@ -190,7 +209,7 @@ class Evaluation:
             with contact("other ranks"):
                 self._holding.begin_step()
             batches = streams.batches(self._groups.peers)
-            for _ in range(min(streams.num_steps, self._config.evaluation.steps or streams.num_steps)):
+            for _ in range(evaluated_steps(self._config, self._held_out, streams.num_steps)):
                 record = self._machine.interpreter.run(batches)
                 if record is None:
                     raise StreamError("the held-out stream ended before the last step of its job")
@@ -199,8 +218,34 @@ class Evaluation:
                     totals = reduce_contribution(own, self._groups)
                 if totals.stop:
                     return None
-                sums.add(record, totals)
-        return sums.metrics(time.perf_counter() - begun)
+                sums.add(record, totals, contrastive_pairs(self._held_out))
+            found = self._recall()
+        return sums.metrics(time.perf_counter() - begun, found)
+
+    def _recall(self) -> dict[str, float] | None:
+        """Of the samples of all processes; None where there are no towers."""
+        if self._retrieval is None:
+            return None
+        counts = self._retrieval.counts().to(self._groups.device)
+        with contact("other ranks"):
+            dist.all_reduce(counts, group=self._groups.world)
+        return recall(self._retrieval, counts)
+
+
+def evaluated_steps(config: TrainConfig, held_out: Job, num_steps: int) -> int:
+    """How many steps of a held-out job are evaluated; ValueError if those are too many samples to be compared."""
+    steps = min(num_steps, config.evaluation.steps or num_steps)
+    require_comparable(steps * contrastive_pairs(held_out))
+    return steps
+
+
+def _retrieval(held_out: Job, place: Place) -> Retrieval | None:
+    """What compares the features of towers; those of a last stage ask."""
+    if not contrastive_pairs(held_out):
+        return None
+    last = place.chunks[-1]
+    asks = last.is_last and place.tp == 0
+    return Retrieval([m.name for m in held_out.spec.execution.modules], last.module.name if asks else None)
 
 
 @contextmanager

@@ -22,7 +22,14 @@ from trainclient.training.config import OnNonfinite, TrainConfig
 from trainclient.training.evaluation import Evaluation
 from trainclient.training.gradients import scale_gradients
 from trainclient.training.holding import hold
-from trainclient.training.metrics import Contribution, EvaluationMetrics, StepMetrics, Totals, reduce_contribution
+from trainclient.training.metrics import (
+    Contribution,
+    EvaluationMetrics,
+    StepMetrics,
+    Totals,
+    contrastive_pairs,
+    reduce_contribution,
+)
 from trainclient.training.models import Models
 from trainclient.training.nonfinite import explain
 from trainclient.training.optimizer import Optimizer
@@ -79,6 +86,7 @@ class Trainer:
         weights = LossWeights(config.text_weight, config.image_weight)
         self._machine = assemble(job.spec, topology, groups.place, modules, groups.channels, weights, self._clock)
         self._stream = job.stream
+        self._pairs = contrastive_pairs(job)
         self._sizes = models.describe()
         self._frozen = [m.name for m in job.spec.execution.modules if m.frozen]
         self.run_name = name_run(config, job)
@@ -180,9 +188,8 @@ class Trainer:
         rates = {name: rates.lr(record.step) for name, rates in self._rates.items() if name not in self._frozen}
         due = not totals.stop and self._is_evaluated(record.step)
         held_out = self._evaluate(record.step, stop) if due else None
-        pairs = 0 if self._stream.contrastive_batch is None else self._stream.global_batch
         metrics = StepMetrics.of(
-            record, totals, norm, rates, self._peak_flops, pairs=pairs, skipped=not finite, evaluation=held_out
+            record, totals, norm, rates, self._peak_flops, pairs=self._pairs, skipped=not finite, evaluation=held_out
         )
         writer.write(metrics)
         for reporter in reporters:

@@ -10,6 +10,7 @@ from typing import Self
 import torch
 import torch.distributed as dist
 
+from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import Modality
 from trainclient.modules import Site, Target
 from trainclient.program.assembly import Machine
@@ -176,6 +177,11 @@ class EvaluationMetrics:
     invalid_images: int
     seconds: float
     """Wall time, which is no part of any step's."""
+    contrastive_loss: float | None = None
+    """Mean over their pairs, of all pairs of towers; None where there are no towers, or it is not finite."""
+    recall: dict[str, float] | None = None
+    """By `TOWER_to_TOWER_rK`, the share of samples whose own one in the other tower is among the K nearest of all that
+    were evaluated; None where there are no towers, or no pair that could be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +269,11 @@ class StepMetrics:
             skipped=skipped,
             evaluation=evaluation,
         )
+
+
+def contrastive_pairs(job: Job) -> int:
+    """The denominator of a step's contrastive loss; 0 where there are no towers."""
+    return 0 if job.stream.contrastive_batch is None else job.stream.global_batch
 
 
 def digest_text(digest: int) -> str:

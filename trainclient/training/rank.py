@@ -23,6 +23,7 @@ from trainclient.topology.groups import process_groups
 from trainclient.topology.places import Topology
 from trainclient.training.config import ConfigError, Device, TrainConfig
 from trainclient.training.control import Control
+from trainclient.training.evaluation import evaluated_steps
 from trainclient.training.loop import Trainer
 from trainclient.training.meeting import meet
 from trainclient.training.models import Models
@@ -93,7 +94,8 @@ def check(config: TrainConfig, jobs: Jobs) -> None:
     if config.wandb is not None:
         require_wandb()
     if jobs.held_out is not None:
-        DataClient(config.servers, jobs.held_out, reader, 0, timeouts=config.timeouts).close()
+        with DataClient(config.servers, jobs.held_out, reader, 0, timeouts=config.timeouts) as client:
+            evaluated_steps(config, jobs.held_out, client.num_steps)
     with DataClient(config.servers, job, reader, 0, timeouts=config.timeouts) as client:
         if found:
             run = continue_from(found[-1], client, sizes).run or run

@@ -8,7 +8,7 @@ from dataserver.planning.contrastive.options import ContrastiveOptions, Contrast
 from dataserver.planning.job import Execution
 from dataserver.planning.plan import ModuleSchedule
 from dataserver.planning.samples import I64
-from dataserver.planning.simulation import FORWARD, INTERACTION, Operations, Program, stage_operations
+from dataserver.planning.simulation import FORWARD, INTERACTION, Operations, Program, forwards, stage_operations
 
 
 def programs(execution: Execution, schedules: Sequence[ModuleSchedule], num_microbatches: int) -> tuple[Program, ...]:
@@ -25,6 +25,8 @@ def programs(execution: Execution, schedules: Sequence[ModuleSchedule], num_micr
     for tower, schedule in zip(execution.modules, schedules, strict=True):
         for stage, held in enumerate(schedule.in_flight.tolist()):
             operations = stage_operations(held, num_microbatches, schedule.drain_every)
+            if not tower.runs_backward:
+                operations = forwards(operations)
             if stage == tower.pp - 1:
                 operations = with_interactions(operations, size)
             found.append(Program((tower.name,), stage, operations))

@@ -1,6 +1,8 @@
 """The numbers of a step by name, for sinks that draw them."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from typing import Any
 
 from trainclient.training.metrics import StepMetrics
 
@@ -14,8 +16,13 @@ def _names(key: str) -> bool:
 
 def scalars(metrics: StepMetrics) -> dict[str, float]:
     """All numbers that a step has; those of modules as `lr/llm`, of an evaluation as `evaluation/text_loss`."""
-    found: dict[str, float] = {}
-    for name, value in asdict(metrics).items():
-        parts = {f"{name}/{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
-        found |= {key: float(part) for key, part in parts.items() if part is not None and not _names(key)}
-    return found
+    return {key: float(value) for key, value in _flat("", asdict(metrics)) if value is not None and not _names(key)}
+
+
+def _flat(within: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """All values in mappings of mappings, by the ways to them."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(f"{within}{name}/", value)
+        else:
+            yield f"{within}{name}", value

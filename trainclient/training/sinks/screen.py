@@ -25,7 +25,7 @@ class Screen:
 
 
 def _line(m: StepMetrics, num_steps: int) -> str:
-    held_out = "" if m.evaluation is None else f"  held out: {_losses(m.evaluation)}"
+    held_out = "" if m.evaluation is None else f"  held out: {_losses(m.evaluation)}{_recall(m.evaluation)}"
     norm = "not finite, skipped" if m.grad_norm is None else f"{m.grad_norm:.3g}"
     return (
         f"step {m.step + 1}/{num_steps}  {_losses(m)}{held_out}  grad norm {norm}  "
@@ -34,6 +34,14 @@ def _line(m: StepMetrics, num_steps: int) -> str:
 
 
 def _losses(m: StepMetrics | EvaluationMetrics) -> str:
-    contrastive = m.contrastive_loss if isinstance(m, StepMetrics) else None
-    found = (("text", m.text_loss), ("image", m.image_loss), ("contrastive", contrastive))
+    found = (("text", m.text_loss), ("image", m.image_loss), ("contrastive", m.contrastive_loss))
     return "  ".join(f"{name} loss {loss:.4f}" for name, loss in found if loss is not None)
+
+
+def _recall(m: EvaluationMetrics) -> str:
+    """Of each way between towers, at 1, 5 and so on."""
+    ways: dict[str, list[str]] = {}
+    for name, share in (m.recall or {}).items():
+        way, _, among = name.rpartition("_r")
+        ways.setdefault(way, []).append(f"R@{among} {100 * share:.1f}")
+    return "".join(f"  {way}: {' '.join(shares)} %" for way, shares in ways.items())
