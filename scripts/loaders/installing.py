@@ -1,7 +1,8 @@
-"""Rivals that want other packages than ours: each has a virtual environment of its own under build/loaders."""
+"""Rivals and frameworks that want other packages than ours: each has an environment of its own in build/loaders."""
 
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Final
 
@@ -13,8 +14,15 @@ ENVIRONMENTS: Final = {
     # Without its numpy, pip looks at old releases of transformers for half an hour.
     "mosaic": (("torch==2.13.0",), ("mosaicml-streaming==0.13.0", "numpy==2.1.3", *_DECODING)),
     "tensorflow": (("tensorflow-cpu==2.21.0", *_DECODING),),
+    "lightning": (("lightning==2.6.6",),),
+    "grain": (("grain==0.2.18", "jax==0.10.2"),),
+    "torchtitan": (("torchtitan==0.3.0",),),
+    # Its other requirements are for GPUs.
+    "megatron": (("--no-deps", "megatron-core==0.16.1"),),
 }
 """Packages of each environment, in the order in which they are installed."""
+_BESIDE_OURS: Final = frozenset({"lightning", "grain", "torchtitan", "megatron"})
+"""Environments of adapters, which find what is not theirs where our own packages are: torch, above all."""
 _COMPLETE: Final = ".complete"
 
 
@@ -36,6 +44,10 @@ def install(environment: str) -> None:
     home = FOLDER / environment
     print(f"installing {environment} into {home}, some minutes", flush=True)
     subprocess.run([sys.executable, "-m", "venv", home], check=True)
+    if environment in _BESIDE_OURS:
+        base = {"base": str(home), "platbase": str(home)}
+        site = Path(sysconfig.get_path("purelib", "venv", base))
+        (site / "beside.pth").write_text(sysconfig.get_path("purelib"))
     log = home / "install.log"
     with log.open("w") as said:
         for packages in ENVIRONMENTS[environment]:

@@ -63,14 +63,11 @@ def test_images_are_those_of_the_sequences_and_undecodable_ones_cost_their_sampl
 def test_a_state_goes_on_with_another_number_of_ranks_after_the_step(server: str) -> None:
     with WholeRankStream(server, whole_job(2, {"steps": 4}), rank=1, world_size=2) as stream:
         steps = iter(stream)
-        assert next(steps).number == 0  # its microbatches are not read
-        assert next(steps).number == 1
+        first = next(steps)
+        assert len(list(first.microbatches)) == first.num_microbatches
         state = stream.state_dict()
-        for _ in range(2):
-            next(steps)
-        assert next(steps, None) is None
-    assert state["step"] in (1, 2)
-    whole, rest = (samples(read(server, 1, {"steps": 4}, start)) for start in (None, {**state, "step": 2}))
+        assert state["step"] == 1
+    whole, rest = (samples(read(server, 1, {"steps": 4}, start)) for start in (None, state))
     assert rest
     assert whole > rest
     with (
@@ -93,6 +90,29 @@ def test_jobs_of_other_ranks(server: str, change: dict[str, object], world_size:
     job["execution"]["modules"][0].update(change)
     with pytest.raises(ValueError, match=says):
         WholeRankStream(server, job, rank=0, world_size=world_size)
+
+
+@pytest.mark.parametrize("read", [0, 1])
+def test_a_loop_that_leaves_microbatches_out(server: str, read: int) -> None:
+    """As one does that reads ahead, or deals out once more to the ranks what is one rank's."""
+    with WholeRankStream(server, whole_job(1, {"steps": 3}), rank=0, world_size=1) as stream:
+        steps = iter(stream)
+        for _ in range(read):
+            next(next(steps).microbatches)
+        with pytest.raises(
+            ValueError, match=rf"{read} of the 9 microbatches of step 0 were read.*without a DataLoader"
+        ):
+            list(steps)
+
+
+def test_another_process_or_rank_than_the_streams(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with WholeRankStream(server, whole_job(2, {"steps": 1}), rank=1, world_size=2) as stream:
+        stream.require_place(1, 2)
+        with pytest.raises(ValueError, match=r"rank 0 of 4, and the stream is of rank 1 of 2: open it with rank=0"):
+            stream.require_place(0, 4)
+        monkeypatch.setattr("os.getpid", lambda: 1)
+        with pytest.raises(ValueError, match=r"is read in 1: .*num_workers=0"):
+            next(iter(stream))
 
 
 def test_jobs_of_other_modules(server: str) -> None:

@@ -16,10 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
+from trainclient.adapters.versions import require
 from trainclient.adapters.whole_rank import Step, WholeMicrobatch, WholeRankStream
+
+require("transformers", "5", "6")
+require("accelerate", "1.1", "2")
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments  # noqa: E402
+from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
 
 STATE_FILE = "data_state.json"
 """Beside the Trainer's own files in each checkpoint."""
@@ -48,6 +52,7 @@ class ServedTrainer(Trainer):
         Raises:
             ValueError: arguments that contradict the job.
         """
+        stream.require_place(args.process_index, args.world_size)
         _check_arguments(args, stream)
         args.ignore_data_skip = True
         super().__init__(model, args, **options)

@@ -4,8 +4,10 @@ Such a trainer moves no rows between ranks, so the images of a sequence must be 
 an encoder with the backbone's `dp` and balance `none`; balance and order of the sequences still go by what both cost.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
@@ -41,6 +43,11 @@ class WholeMicrobatch:
         return np.diff(patches).astype(np.int64) // self.merge**2
 
     @property
+    def wait_s(self) -> float:
+        """Seconds that the caller waited for it."""
+        return self.backbone.wait_s + (0.0 if self.images is None else self.images.wait_s)
+
+    @property
     def tensors(self) -> dict[str, Array]:
         """Those of both views; labels of samples with an undecodable image are ignored."""
         if self.images is None:
@@ -55,16 +62,39 @@ class WholeMicrobatch:
         return labels
 
 
-@dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a rank. Its microbatches are read from the stream as they are asked for, once."""
+    """One step of a rank. Its microbatches are read from the stream as they are asked for, once.
 
-    number: int
-    num_microbatches: int
-    """The same on all ranks; another step may have more."""
-    text_tokens: int
-    """Denominator of the text loss: target tokens of all ranks."""
-    microbatches: Iterator[WholeMicrobatch]
+    Neither a dataclass nor a sequence: trainers walk through those, to move what is in them, and would read them empty.
+    """
+
+    __slots__ = ("_num_read", "_rest", "num_microbatches", "number", "text_tokens")
+
+    def __init__(self, first: WholeMicrobatch, rest: Iterator[WholeMicrobatch]) -> None:
+        self.number = first.backbone.step
+        self.num_microbatches = first.backbone.num_microbatches
+        """The same on all ranks; another step may have more."""
+        self.text_tokens = first.backbone.text_tokens
+        """Denominator of the text loss: target tokens of all ranks."""
+        self._rest = chain((first,), rest)
+        self._num_read = 0
+
+    @property
+    def microbatches(self) -> Iterator[WholeMicrobatch]:
+        """Those that were not read yet."""
+        for microbatch in self._rest:
+            self._num_read += 1
+            yield microbatch
+
+    def require_read(self) -> None:
+        """Raise ValueError if some of its microbatches were not read: what comes next would leave them out."""
+        if self._num_read < self.num_microbatches:
+            raise ValueError(
+                f"{self._num_read} of the {self.num_microbatches} microbatches of step {self.number} were read when "
+                "the next step was asked for, so that samples would be lost: the loop reads ahead, or shares steps out "
+                "to ranks that have their own already. Hand it the stream as it is: without a DataLoader around it, "
+                "without accelerate's prepare(), and read each step to its end"
+            )
 
 
 class WholeRankStream:
@@ -90,6 +120,8 @@ class WholeRankStream:
         self.job = _resolved(addresses, job, options)
         execution = self.job.spec.execution
         encoder = _checked_encoder(execution, rank, world_size)
+        self.encoder, self.rank, self.world_size = encoder, rank, world_size
+        self._process = os.getpid()
 
         def client(module: ModuleSpec) -> ArrayClient:
             return ArrayClient(addresses, self.job.spec, module.name, rank, **options)
@@ -115,18 +147,31 @@ class WholeRankStream:
         return sum(client.wait_s for client in self._clients)
 
     def __iter__(self) -> Iterator[Step]:
-        """The steps that are left. A step whose microbatches were not all read is read to its end first."""
+        """The steps that are left.
+
+        Raises:
+            ValueError: the last step was not read to its end, or this is another process than that which opened the
+                stream.
+            ClientError: no server can go on, or servers disagree.
+        """
+        if os.getpid() != self._process:
+            raise ValueError(
+                f"the stream was opened in process {self._process} and is read in {os.getpid()}: read it where it was "
+                "opened, without a DataLoader around it, or with num_workers=0 (it reads ahead by itself)"
+            )
         while self.step < len(self):
             first = self._next()
-            rest = self._rest(first)
-            yield Step(
-                number=first.backbone.step,
-                num_microbatches=first.backbone.num_microbatches,
-                text_tokens=first.backbone.text_tokens,
-                microbatches=rest,
+            step = Step(first, self._rest(first))
+            yield step
+            step.require_read()
+
+    def require_place(self, rank: int, world_size: int) -> None:
+        """Raise ValueError unless the trainer runs this process as the rank that the stream is of."""
+        if (rank, world_size) != (self.rank, self.world_size):
+            raise ValueError(
+                f"the trainer runs this process as rank {rank} of {world_size}, and the stream is of rank {self.rank} "
+                f"of {self.world_size}: open it with rank={rank}, world_size={world_size}"
             )
-            for _ in rest:
-                pass
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, the same on every rank; take it between two steps."""
@@ -159,7 +204,6 @@ class WholeRankStream:
         return (self._backbone,) if self._encoder is None else (self._backbone, self._encoder)
 
     def _rest(self, microbatch: WholeMicrobatch) -> Iterator[WholeMicrobatch]:
-        yield microbatch
         while not microbatch.backbone.last_of_step:
             microbatch = self._next()
             yield microbatch

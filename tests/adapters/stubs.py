@@ -1,0 +1,49 @@
+"""The parts of frameworks that adapters build on, for tests of the adapters' own decisions without the packages."""
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module, metadata
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+
+class Base:
+    """A class of a framework that adapters derive from."""
+
+
+class GenericBase(Generic[T]):
+    """One with a type parameter, and Grain's check."""
+
+    def _assert_not_closed(self) -> None:
+        assert not getattr(self, "closed", False)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def adapter_over(
+    monkeypatch: pytest.MonkeyPatch, name: str, releases: Mapping[str, str], modules: Mapping[str, Mapping[str, Any]]
+) -> ModuleType:
+    """An adapter, imported over modules that have no more than what is given.
+
+    Args:
+        monkeypatch: undoes it all.
+        name: of the adapter's module.
+        releases: of the packages that it asks for.
+        modules: of these packages, each with its contents.
+    """
+    real = metadata.version
+    monkeypatch.setattr("trainclient.adapters.versions.version", lambda package: releases.get(package) or real(package))
+    for module, contents in modules.items():
+        stub = ModuleType(module)
+        vars(stub).update(contents)
+        monkeypatch.setitem(sys.modules, module, stub)
+    whole = f"trainclient.adapters.{name}"
+    monkeypatch.delitem(sys.modules, whole, raising=False)
+    found = import_module(whole)
+    monkeypatch.setitem(sys.modules, whole, found)  # taken out again with the stubs
+    return found

@@ -1,0 +1,99 @@
+"""Lightning's Trainer over the stream: the example of the documentation, as it stands, in real processes."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from adapters.examples import ExampleRun
+from adapters.recording import Sample
+from adapters.stubs import Base, adapter_over
+from adapters.whole_jobs import tiny_model, whole_job
+
+from trainclient.adapters.whole_rank import WholeRankStream
+
+PASS = {"passes": 1}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return tiny_model(tmp_path / "model")
+
+
+def parameters(run: ExampleRun) -> dict[str, torch.Tensor]:
+    """Of the last checkpoint."""
+    found: dict[str, torch.Tensor] = torch.load(run.out / "last.ckpt", weights_only=True)["state_dict"]
+    return found
+
+
+def once(run: ExampleRun, begins: tuple[int, ...] = (0,)) -> Counter[Sample]:
+    total = Counter[Sample]()
+    for samples in run.trained(begins).values():
+        total.update(samples)
+    return total
+
+
+@pytest.mark.long
+def test_killed_and_resumed_twice_once_with_another_number_of_processes(
+    server: str, model: Path, tmp_path: Path, python_with: Callable[[str], Path]
+) -> None:
+    """Every sample of the pass once, and the parameters are those of a run that nobody disturbed."""
+    python = python_with("lightning")
+    calm, killed = (
+        ExampleRun("ServedData", server, model, tmp_path / name, PASS, {"global_batch": 4}, python)
+        for name in ("calm", "killed")
+    )
+    calm.finish(2)
+    assert len([sample for sample in once(calm) if sample[1] == 0]) == 50
+    assert set(once(calm).values()) == {1}
+    assert len(calm.trained()) > 5
+    killed.kill_in(3, ranks=2)
+    killed.kill_in(5, ranks=1)
+    killed.finish(2)
+    assert killed.trained((0, 2, 4)) == calm.trained()
+    torch.testing.assert_close(parameters(killed), parameters(calm), rtol=1e-4, atol=1e-5)
+
+
+class Alone(Base):
+    """A strategy that shards nothing."""
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Over the names that it takes from Lightning."""
+    contents = {
+        "lightning": {"LightningDataModule": Base, "LightningModule": Base, "Trainer": Base},
+        "lightning.pytorch.strategies": {"DDPStrategy": Alone, "SingleDeviceStrategy": Alone},
+    }
+    return adapter_over(monkeypatch, "lightning", {"lightning": "2.5.1"}, contents)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"max_epochs": 2}, r"ends after 3 steps, with max_epochs 2.*execution\.end"),
+        ({"max_epochs": -1, "max_steps": 4}, r"max_steps 4: .*at most 3"),
+        ({"world_size": 2}, r"rank 0 of 2, and the stream is of rank 0 of 1"),
+        ({"strategy": Base()}, r"strategy is Base.*set strategy to ddp"),
+        ({"lightning_module": SimpleNamespace(automatic_optimization=True)}, r"derive it from ServedModule"),
+    ],
+)
+def test_trainers_that_contradict_the_job(server: str, adapter: ModuleType, change: dict[str, Any], says: str) -> None:
+    module = SimpleNamespace(automatic_optimization=False)
+    fits = {"global_rank": 0, "world_size": 1, "strategy": Alone(), "lightning_module": module}
+    with WholeRankStream(server, whole_job(1, {"steps": 3}), rank=0, world_size=1) as stream:
+        data = adapter.ServedData(stream)
+        data.trainer = SimpleNamespace(**fits, max_epochs=-1, max_steps=3)
+        data.setup("fit")
+        assert data.train_dataloader() is stream
+        data.trainer = SimpleNamespace(**{**fits, "max_epochs": 1, "max_steps": -1, **change})
+        with pytest.raises(ValueError, match=says):
+            data.setup("fit")
+
+
+def test_another_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ImportError, match=r"found lightning 1\.9\.5.*from 2\.5 to before 3: pip install"):
+        adapter_over(monkeypatch, "lightning", {"lightning": "1.9.5"}, {})
