@@ -4,8 +4,9 @@
 Real data servers, and one process for each place of a job with the trainer's interpreter, exchange and messages; only
 the models sleep what the planner expects of them, so that more processes than cores can be timed. Shapes of pipelines
 run in three orders each: random (as the shuffled stream comes), DistTrain's Algorithm 2, and the default plan;
-colocated modules as the stream comes, with images dealt out evenly, and as planned. Printed is the measured time of a
-step over the simulated one, the median of some steps, and the orders of merit.
+colocated modules as the stream comes, with images dealt out evenly, and as planned; contrastive towers as the stream
+comes, and spread over ranks, with one contrastive batch after the other and with DISTMM-Pipe. Printed is the measured
+time of a step over the simulated one, the median of some steps, and the orders of merit.
 """
 
 import argparse
@@ -42,6 +43,11 @@ OF_PHASES: Mapping[str, Mapping[str, Any]] = {
     "planned": {"layout": {}, "balance": {}},
 }
 """Phases that run alone have no order: what differs is who has what."""
+OF_TOWERS: Mapping[str, Mapping[str, Any]] = {
+    "random": {"layout": {"schedule": "batch_sync"}, "balance": {"image": "none", "text": "none"}},
+    "batch_sync": {"layout": {"schedule": "batch_sync"}, "balance": {}},
+    "distmm_pipe": {"layout": {}, "balance": {}},
+}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "encoder 1, backbone 2 x 2, generator 1": {"encoder": {}, "backbone": {"dp": 2, "pp": 2}, "generator": {}},
     "encoder 2, backbone 1 x 3": {"encoder": {"dp": 2}, "backbone": {"dp": 1, "pp": 3}},
@@ -58,21 +64,28 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "layout": {"kind": "colocated"},
         "orders": OF_PHASES,
     },
+    "contrastive image 2, text 2 x 2": {
+        "image": {"dp": 2},
+        "text": {"dp": 2, "pp": 2},
+        "layout": {"kind": "contrastive"},
+        "orders": OF_TOWERS,
+    },
 }
 """Degrees of the modules; costs and data are those of the demo."""
 
 
 def job(shape: Mapping[str, Any], order: Mapping[str, Any], steps: int) -> Data:
     """The demo's job with other degrees, in an order."""
-    spec = job_spec(steps)
-    modules = [m | shape[m["kind"]] for m in spec["execution"]["modules"] if m["kind"] in shape]
+    given = shape.get("layout", {})
+    spec = job_spec(steps, given.get("kind", "pipelined"))
+    modules = [m | shape[m["name"]] for m in spec["execution"]["modules"] if m["name"] in shape]
     for module in modules:
-        if module["kind"] in order["balance"]:
-            module["balance"] = order["balance"][module["kind"]]
-    layout = {"kind": "pipelined", **order["layout"], **shape.get("layout", {})}
+        if module["name"] in order["balance"]:
+            module["balance"] = order["balance"][module["name"]]
+    layout = {**spec["execution"]["layout"], **order["layout"], **given}
     spec["execution"] |= {"modules": modules, "layout": layout}
     if "generator" not in shape:
-        spec["stream"].pop("generation")
+        spec["stream"].pop("generation", None)
     return spec
 
 

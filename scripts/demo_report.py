@@ -15,6 +15,11 @@ FOOTNOTE = (
     "* by the trainer's executor and messages, in processes that sleep the simulated times: there are more processes\n"
     "  than cores, so models that compute would measure the cores. A machine that is busy otherwise takes longer."
 )
+LOSSES = {
+    "text_loss": "text loss (backbone)",
+    "image_loss": "image loss (generator)",
+    "contrastive_loss": "contrastive loss (towers)",
+}
 SIDES = ("before", "after")
 
 
@@ -28,8 +33,7 @@ def collect(metrics_file: Path, plans: Mapping[str, Any], measured: Mapping[str,
     return {
         "steps": len(steps),
         "steps_left_out_of_speed": left_out,
-        "text_loss": {"first": steps[0]["text_loss"], "last": steps[-1]["text_loss"]},
-        "image_loss": {"first": steps[0]["image_loss"], "last": steps[-1]["image_loss"]},
+        **{key: {"first": steps[0][key], "last": steps[-1][key]} for key in LOSSES if steps[0][key] is not None},
         "samples_per_s": sum(s["samples"] for s in settled) / seconds,
         "step_s_median": median(s["seconds"] for s in settled),
         "data_wait_percent": sum(s["data_wait_percent"] * s["seconds"] for s in settled) / seconds,
@@ -74,7 +78,9 @@ def _training_table(figures: Mapping[str, Any]) -> Table:
         f"Training, {figures['steps']} steps (speed and wait from step {figures['steps_left_out_of_speed'] + 1} on)"
     )
     table.add_column("measured", justify="right", no_wrap=True)
-    for name, key in (("text loss (backbone)", "text_loss"), ("image loss (generator)", "image_loss")):
+    for key, name in LOSSES.items():
+        if key not in figures:
+            continue
         loss = figures[key]
         table.add_row(f"{name}, first -> last step", f"{loss['first']:.3f} -> {loss['last']:.3f}")
     table.add_row("samples per second", f"{figures['samples_per_s']:.1f}")

@@ -43,13 +43,27 @@ COSTS = {
 LAYOUTS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     "pipelined": {"encoder": {}, "backbone": {"dp": 2, "pp": 2}, "generator": {}},
     "colocated": {"encoder": {"dp": 2}, "backbone": {"dp": 2}, "generator": {"dp": 2}},
+    "contrastive": {"image": {"dp": 2}, "text": {"dp": 2, "pp": 2}},
 }
 """Degrees of each module."""
+TOWERS: Mapping[str, Mapping[str, int]] = {"image": COSTS["encoder"], "text": COSTS["backbone"]}
+"""Costs of towers, which are the blocks of these."""
 
 
 def job_spec(steps: int, layout: str = "pipelined") -> dict[str, Any]:
-    """The demo's job: image-text pairs, most of them understood, 40 % generated. Servers fill in the rest."""
+    """The demo's job: image-text pairs, most of them understood, 40 % generated. Servers fill in the rest.
+
+    Towers instead compare the pairs, in contrastive batches of which each step has two.
+    """
     degrees = LAYOUTS[layout]
+    if layout == "contrastive":
+        of_layout: dict[str, Any] = {"contrastive_batch": 16}
+        modules = [{"name": m, "kind": "tower", "modality": m, **degrees[m], "cost": TOWERS[m]} for m in degrees]
+        options = {"kind": layout, "microbatches": 2}
+    else:
+        of_layout = {"generation": {"ratio": "0.4", "query_tokens": 16}}
+        modules = [{"name": kind, "kind": kind, **degrees[kind], "cost": COSTS[kind]} for kind in degrees]
+        options = {"kind": layout}
     return {
         "stream": {
             "datasets": [{"name": "demo"}],
@@ -58,18 +72,10 @@ def job_spec(steps: int, layout: str = "pipelined") -> dict[str, Any]:
             "seq_len": 512,
             "packing": {"enabled": False},
             "global_batch": 32,
-            "generation": {"ratio": "0.4", "query_tokens": 16},
+            **of_layout,
             "shuffle_window": 4,
         },
-        "execution": {
-            "modules": [
-                {"name": kind, "kind": kind, **degrees[kind], "cost": COSTS[kind]}
-                for kind in ("encoder", "backbone", "generator")
-            ],
-            "layout": {"kind": layout},
-            "microbatch": 1,
-            "end": {"steps": steps},
-        },
+        "execution": {"modules": modules, "layout": options, "microbatch": 1, "end": {"steps": steps}},
     }
 
 

@@ -26,6 +26,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 DEMO_S = 400
 END_S = 60
 """The demo gives its processes 20 s to end; more than this is a hang."""
+TEXT_AND_IMAGE = ("text_loss", "image_loss")
 IMG2DATASET_COLUMNS = {
     *("caption", "url", "key", "status", "error_message", "width", "height", "original_width", "original_height"),
     *("exif", "sha256"),
@@ -85,28 +86,41 @@ def test_the_demo_on_real_photographs(shared_data: Path, tmp_path: Path) -> None
 
 @pytest.mark.long
 @pytest.mark.timeout(DEMO_S + 60)
-def test_the_demo_of_colocated_modules(shared_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layout", "processes", "losses"),
+    [
+        ("colocated", "2 processes (encoder + backbone + generator dp 2)", TEXT_AND_IMAGE),
+        ("contrastive", "6 processes (image dp 2, text dp 2 x pp 2)", ("contrastive_loss",)),
+    ],
+)
+def test_the_demo_of_other_layouts(
+    shared_data: Path, tmp_path: Path, layout: str, processes: str, losses: tuple[str, ...]
+) -> None:
     report, output = tmp_path / "report.json", tmp_path / "output"
-    options = ("--layout", "colocated", "--steps", "3", "--dataset", shared_data / "laion-mini", "--report", report)
+    options = ("--layout", layout, "--steps", "3", "--dataset", shared_data / "laion-mini", "--report", report)
     with demo(output, *options) as process:
-        _, errors = process.communicate(timeout=DEMO_S)
+        shown, errors = process.communicate(timeout=DEMO_S)
         assert process.returncode == 0, errors
         assert not mentioning(output), "processes survived"
-    assert "starting 2 processes (encoder + backbone + generator dp 2)" in errors
+    assert f"starting {processes}" in errors
     figures = json.loads(report.read_text())
-    check_losses(figures)
+    check_losses(figures, losses)
     check_planning(figures)
+    assert [name.replace("_", " ") in shown for name in (*TEXT_AND_IMAGE, "contrastive_loss")] == [
+        name in losses for name in (*TEXT_AND_IMAGE, "contrastive_loss")
+    ]
 
 
-def check_losses(figures: dict[str, Any]) -> None:
+def check_losses(figures: dict[str, Any], names: tuple[str, ...] = TEXT_AND_IMAGE) -> None:
     """The models learn something."""
     assert figures["steps"] == len(figures["per_step"]) == 3
-    for name in ("text_loss", "image_loss"):
+    for name in names:
         losses = [step[name] for step in figures["per_step"]]
         assert all(math.isfinite(loss) and loss > 0 for loss in losses)
         assert len(set(losses)) == 3, "nothing was learnt"
         assert (figures[name]["first"], figures[name]["last"]) == (losses[0], losses[-1])
-    assert figures["text_loss"]["last"] < figures["text_loss"]["first"]
+    if "text_loss" in names:
+        assert figures["text_loss"]["last"] < figures["text_loss"]["first"]
     assert figures["samples_per_s"] > 0
     assert 0 <= figures["data_wait_percent"] <= 100
 
