@@ -110,7 +110,8 @@ KEPT: dict[str, dict[str, Any]] = {
     },
     "dataserver/planning/compiled.py": {"KEPT": 8},
     "dataserver/planning/jobspec/problems.py": {"_MOST_SHOWN": 8, "_MOST_CHARS": 64},
-    "dataserver/planning/pipelined/placing/search.py": {"OPERATIONS_AT_ONCE": 16_777_216, "LOOKS_AT_ONCE": 65_536},
+    "dataserver/planning/kernels/packing.py": {"MOVES_AT_ONCE": 4_194_304},
+    "dataserver/planning/pipelined/placing/search.py": {"OPERATIONS_AT_ONCE": 2_097_152, "LOOKS_AT_ONCE": 65_536},
     "dataserver/preprocessing/limits.py": {"DECODER_BYTES_PER_PIXEL": 16},
     "dataserver/preprocessing/views.py": {"IMAGES_PER_TASK": 8},
     "dataserver/serving/allocator.py": {

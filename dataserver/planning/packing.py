@@ -3,6 +3,7 @@
 import numpy as np
 
 from dataserver.planning.balancing import check, lower_bound, plain
+from dataserver.planning.pacing import pace
 from dataserver.planning.samples import I64
 
 MAX_SEQ_LEN = 2**30
@@ -80,6 +81,7 @@ def balanced(tokens: I64, loads: I64, seq_len: int, num_sequences: int | None = 
     check(loads, bins)
     costs = plain(loads)
     by_cost = np.argsort(-costs, kind="stable")
+    pace()
     seed, left_over = greedy.longest_first_within(costs, tokens, by_cost, bins, len(tokens), seq_len)
     if left_over >= 0:
         if fewest > bins:
@@ -91,9 +93,11 @@ def balanced(tokens: I64, loads: I64, seq_len: int, num_sequences: int | None = 
     bound = lower_bound(costs, bins)
     share = -(-int(costs.sum()) // bins)
     targets = np.array([bound + (bound >> 12), share + (share >> 12)], np.int64)
+    pace()
     items = search.Items(costs, tokens, by_cost)
     budget = _LOOKS_PER_SAMPLE * len(tokens)
     packed, _ = search.improve(items, seed, bins, len(tokens), seq_len, targets, budget, True)
+    pace()
     return number_by_first(packed)
 
 

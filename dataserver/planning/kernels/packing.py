@@ -3,7 +3,11 @@
 import numpy as np
 
 from dataserver.planning.kernels import kernel, part
+from dataserver.planning.pacing import pace
 from dataserver.planning.samples import I64
+
+MOVES_AT_ONCE = 1 << 22
+"""Open sequences that best fit shifts between two calls of `pace`, about: some milliseconds."""
 
 
 def best_fit(tokens: I64, order: I64, seq_len: int) -> I64:
@@ -12,17 +16,23 @@ def best_fit(tokens: I64, order: I64, seq_len: int) -> I64:
     Open sequences stand sorted in key[:held], as room << 32 | number: room is at most 2^30 (`packing.MAX_SEQ_LEN`), and
     numbers are below 2^32. Those without room for the least sample are dropped.
     """
-    sequence = np.empty_like(tokens)
-    _best_fit(tokens, order, seq_len, sequence, np.empty_like(tokens))
+    sequence, key = np.empty((2, len(tokens)), np.int64)
+    least, state = int(tokens.min(initial=seq_len)), np.zeros(3, np.int64)
+    while _best_fit(tokens, order, seq_len, least, sequence, key, state, MOVES_AT_ONCE):
+        pace()
     return sequence
 
 
 @kernel
-def _best_fit(tokens: I64, order: I64, seq_len: int, sequence: I64, key: I64) -> None:
-    held, opened, least = 0, 0, seq_len
-    for item in order:
-        least = min(least, tokens[item])
-    for item in order:
+def _best_fit(
+    tokens: I64, order: I64, seq_len: int, least: int, sequence: I64, key: I64, state: I64, at_once: int
+) -> bool:
+    """Go on from `state`: samples placed, sequences open, and opened; zeros at first. Whether samples are left."""
+    placed, held, opened, moved = state[0], state[1], state[2], 0
+    while placed < len(order) and moved < at_once:
+        item = order[placed]
+        placed += 1
+        moved += 32  # about what its two searches take
         fit = _first_not_below(key, held, tokens[item] << 32)
         if fit < held:
             left, chosen = (key[fit] >> 32) - tokens[item], key[fit] & 0xFFFFFFFF
@@ -33,14 +43,18 @@ def _best_fit(tokens: I64, order: I64, seq_len: int, sequence: I64, key: I64) ->
         sequence[item] = chosen
         if left < least:
             held -= 1
+            moved += held - fit
             for entry in range(fit, held):
                 key[entry] = key[entry + 1]
             continue
         # Its room fell, so it moves towards the front; a new sequence comes from behind the last.
         place = _first_not_below(key, fit, left << 32 | chosen)
+        moved += fit - place
         for entry in range(fit, place, -1):
             key[entry] = key[entry - 1]
         key[place] = left << 32 | chosen
+    state[0], state[1], state[2] = placed, held, opened
+    return bool(placed < len(order))
 
 
 def first_fit(tokens: I64, order: I64, seq_len: int) -> I64:

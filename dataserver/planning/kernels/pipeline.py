@@ -134,40 +134,70 @@ def _backward(
             ends[i, s, wave] = clock
 
 
-def improve_placement(at: I64, costs: Costs, words: U64, budget: int) -> tuple[int, int, int]:
+class Climb(NamedTuple):
     """Hill climbing on the slowest island: swaps of sequences within it or with another, and moves of its microbatches.
 
     A change is kept if the slowest island becomes no slower and the other one either no slower or, where that makes the
     slowest faster, not as slow as it was, and all that it touches keeps within the memory. Exchanges that cannot help
     are not simulated. Deterministic: the n-th trial is given by the n-th word, and the search ends after `budget`
-    simulated islands or when the words are used up. All its state is in `at`: another call can go on with the words
-    that are left.
+    simulated islands or when the words are used up. This is its state between two calls of `go_on`.
+    """
 
-    Args:
-        at: int64 [ranks, waves, slots], changed in place: the sequence in each slot, -1 for none; within the memory.
-        costs: of the problem.
-        words: uint64 [trials], random.
-        budget: islands to simulate for trials.
+    slots: Slots
+    """The placement, which is changed; within the memory."""
+    costs: Costs
+    """Of the problem."""
+    clocks: Clocks
+    """Scratch."""
+    makespan: I64
+    """int64 [islands]: of each island, nanoseconds; -1 where it was not simulated yet, as all are at first."""
 
-    Returns:
-        The makespan of the slowest island before; islands that were simulated for trials; words that were used.
+    @property
+    def is_ready(self) -> bool:
+        """Whether all islands were simulated, so that trials can begin."""
+        return bool(self.makespan[-1] >= 0)
+
+    @property
+    def makespan_ns(self) -> int:
+        """Of the slowest island; only where the climb is ready."""
+        return int(self.makespan.max())
+
+
+def climb_of(at: I64, costs: Costs) -> Climb:
+    """A climb that has not begun.
+
+    `at`, int64 [ranks, waves, slots], is changed in place: the sequence in each slot, -1 for none; within the memory.
     """
     ranks, waves, _ = at.shape
     per_island, columns = costs.ranks_per_island, len(costs.in_flight)
     clocks = Clocks(np.empty((per_island, columns), np.int64), np.zeros((per_island, columns, waves), np.int64))
-    makespan = np.empty(ranks // per_island, np.int64)
-    return _climb(slots_of(at, costs), costs, clocks, makespan, words, budget)
+    return Climb(slots_of(at, costs), costs, clocks, np.full(ranks // per_island, -1, np.int64))
+
+
+def go_on(climb: Climb, words: U64, budget: int) -> tuple[int, int]:
+    """Simulate islands that were not simulated yet, the first ones first, then try what the words say.
+
+    Args:
+        climb: the state, changed in place.
+        words: uint64 [trials], random; none as long as the climb is not ready.
+        budget: islands to simulate.
+
+    Returns:
+        Islands that were simulated, which may be one more; words that were used.
+    """
+    simulated, used = _climb(*climb, words, budget)
+    return simulated, used
 
 
 @kernel
-def _climb(slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, words: U64, budget: int) -> tuple[int, int, int]:
-    """`improve_placement`, with room for what it works on."""
-    per_island = costs.ranks_per_island
-    fill(slots, costs)
+def _climb(slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, words: U64, budget: int) -> tuple[int, int]:
+    per_island, simulated, used = costs.ranks_per_island, 0, 0
+    if makespan[0] < 0:
+        fill(slots, costs)
     for island in range(len(makespan)):
-        makespan[island] = island_makespan(slots.time, island * per_island, costs, clocks)
-    before = largest(makespan)
-    simulated = used = 0
+        if makespan[island] < 0 and simulated < budget:
+            makespan[island] = island_makespan(slots.time, island * per_island, costs, clocks)
+            simulated += 1
     for word in words:
         if simulated >= budget:
             break
@@ -179,7 +209,7 @@ def _climb(slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, words: U64
             simulated += _try_move(slots, costs, clocks, makespan, rank, first, second, kind < 2)
         else:
             simulated += _try_exchange(slots, costs, clocks, makespan, rank, first, slot, other, second, other_slot)
-    return before, simulated, used
+    return simulated, used
 
 
 @inlined_part

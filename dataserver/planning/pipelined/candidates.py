@@ -92,9 +92,11 @@ def _arranged(
         balanced = module.model_copy(update={"balance": BalancePolicy.NONE}) if spread.beside else module
         try:
             sizes, ranks = patches[images.image], execution.backbone.dp
+            pace()
             rank = spread_images(balanced, sizes, images.rank, images.microbatch, ranks, spread.islands)
         except WaveTooLargeError:
             return module
+        pace()
         arrangements[name], routing = arrange_and_route(module, backbone, images, rank, images.microbatch)
         routings.append(routing)
     return ArrangedStep(
@@ -118,6 +120,7 @@ def _scheduled(
         if held is None:
             yield too_small(execution, count, units)
             continue
+        pace()
         scheduled = replace(plan, schedules=held.schedules(execution))
         makespan = timeline(packed.job.spec, scheduled).makespan_ns
         yield CandidatePlan(f"{name}, {extra} extra in flight" if several else name, scheduled, held, extra, makespan)

@@ -10,6 +10,7 @@ from dataserver.planning.hops import routed_ns
 from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.layout import Node, PlannedTimeline
+from dataserver.planning.pacing import pace
 from dataserver.planning.pipelined.interleaving import interleaved_passes
 from dataserver.planning.pipelined.options import PipelinedOptions
 from dataserver.planning.pipelined.programs import programs
@@ -23,6 +24,7 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
     modules, chunks = spec.execution.by_depth, spec.execution.options(PipelinedOptions).chunks
     stages = programs(spec.execution, plan.schedules, plan.num_microbatches)
     forward = np.concatenate([_forward_ns(m, plan, chunks) for m in modules])
+    pace()
     percent = [m.cost.backward_percent for m in modules for _ in range(m.dp * m.pp * chunks)]
     pipeline = Pipeline(
         num_stages=len(stages),
@@ -86,6 +88,7 @@ def _edges(modules: Sequence[ModuleSpec], plan: ArrangedStep, chunks: int) -> I6
         if r.source_module == backbone.name:
             source = source + chunks - 1
         target = (r.target_rank + first[r.target_module]) * chunks
+        pace()
         key = np.unique((r.source_microbatch * blocks + source) * blocks + target)  # sorted as the three columns are
         found.append(np.stack([key // blocks**2, key // blocks % blocks, key % blocks], axis=1))
     return np.concatenate(found)

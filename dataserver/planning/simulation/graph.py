@@ -76,10 +76,13 @@ def build_graph(pipeline: Pipeline) -> OperationGraph:
         cells[stage, : len(listed)] = listed
         position[stage, listed] = np.arange(len(listed))
     _check_lists(pipeline, position)
+    pace()
     cell, place = cells[pipeline.stage], position[pipeline.stage]
     number = np.where(place >= 0, place + ops * np.arange(nodes)[:, None], -1)
+    pace()
     found = _along_edges(pipeline, number), _through_gates(pipeline, number, nodes * ops)
     before, after, delay = (np.concatenate(column) for column in zip(*found, strict=True))
+    pace()
     order = np.argsort(before, kind="stable")
     size = nodes * ops + batches
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(before, minlength=size))])

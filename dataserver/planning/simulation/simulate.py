@@ -68,9 +68,11 @@ def simulate(pipeline: Pipeline) -> Timeline:
     shape, listed = graph.cell.shape, graph.cell >= 0
     times = cell_values(pipeline, pipeline.forward_ns, pipeline.backward_ns, pipeline.interaction_ns)
     spread = graph.spread(times)
+    pace()
     flat, cause, _ = run_operations(
         spread, graph.follows, graph.offsets, graph.after, graph.delay_ns, graph.waits.copy()
     )
+    pace()
     durations = spread[: listed.size].reshape(shape)
     start = np.where(listed, flat[: listed.size].reshape(shape), -1)
     stuck = np.flatnonzero((listed & (start < 0)).any(axis=1))
@@ -80,6 +82,7 @@ def simulate(pipeline: Pipeline) -> Timeline:
         )
     through = np.where(cause >= listed.size, cause[cause], cause)[: listed.size]
     end = np.where(listed, start + durations, -1)
+    pace()
     return Timeline(
         makespan_ns=int(end.max(initial=0)),
         start_ns=start,

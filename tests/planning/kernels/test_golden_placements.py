@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from planning.scattered import digest, numbers
 
+from dataserver.planning.kernels import pipeline
+from dataserver.planning.kernels.pipeline import Climb
 from dataserver.planning.pacing import paced
 from dataserver.planning.pipelined.placing import search
 from dataserver.planning.pipelined.placing.hops import Hops
 from dataserver.planning.pipelined.placing.problem import PlacementProblem, Rooms
 from dataserver.planning.placement import Placement
-from dataserver.planning.samples import I64
+from dataserver.planning.samples import I64, U64
 
 
 def problem_of(seed: int, *, padded: bool = False, limited: bool = False) -> tuple[PlacementProblem, Placement]:
@@ -52,6 +54,11 @@ def problem_of(seed: int, *, padded: bool = False, limited: bool = False) -> tup
     place = np.argsort(numbers(seed + 8, (places,), 0, 10**6), kind="stable")[:count]
     rank, rest = np.divmod(place, waves * slots)
     return problem, Placement(rank, *np.divmod(rest, slots))
+
+
+def empty(problem: PlacementProblem) -> I64:
+    """Slots that hold nothing."""
+    return np.full((problem.dp, problem.num_waves, problem.slots), -1, np.int64)
 
 
 def spelled(placement: Placement) -> list[list[int]]:
@@ -117,7 +124,7 @@ def test_searches_let_others_have_a_turn_between_their_pieces(monkeypatch: pytes
                 if lacking is None:
                     search.searched(problem, [fitted], 1, 7)
                     turns["searched", once] += len(counted)
-    assert list(turns.values()) == [36, 18, 0, 300, 6, 0]
+    assert list(turns.values()) == [36, 18, 0, 334, 12, 6]
 
 
 def test_few_exchanges_are_tried_for_memory_that_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,25 +158,36 @@ def test_a_search_spends_its_budget_piece_by_piece(
     problem, _ = next(p for p in map(problem_of, range(50)) if p[0].islands == 1)
     asked, words_left, results = [], [], iter([*simulates, 10**9])
 
-    def improve(_slots: object, _costs: object, words: I64, limit: int) -> tuple[int, int, int]:
+    def go_on(climb: Climb, words: I64, limit: int) -> tuple[int, int]:
+        if not climb.is_ready:
+            assert not len(words)
+            climb.makespan[:] = 101
+            return 1, 0
         asked.append(limit)
         words_left.append(len(words))
-        return 100 + len(asked), next(results), used
+        climb.makespan[:] -= 1
+        return next(results), used
 
-    monkeypatch.setattr("dataserver.planning.kernels.pipeline.improve_placement", improve)
+    monkeypatch.setattr("dataserver.planning.kernels.pipeline.go_on", go_on)
     monkeypatch.setattr(search, "OPERATIONS_AT_ONCE", 40 * search._island_operations(problem))
-    assert search._improve(problem, np.zeros(0, np.int64), np.zeros(12, np.uint64), budget) == 101
+    assert search._improve(problem, empty(problem), np.zeros(12, np.uint64), budget) == 101
     assert asked == limits
     assert words_left == [12 - used * n for n in range(len(limits))]
 
 
-def test_pieces_of_a_search_simulate_every_island_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(
-        "dataserver.planning.kernels.pipeline.improve_placement",
-        lambda slots, costs, words, limit: asked.append(limit) or (0, limit, 0),  # noqa: ARG005
-    )
-    monkeypatch.setattr(search, "OPERATIONS_AT_ONCE", 1)
+@pytest.mark.parametrize(("operations", "asked"), [(1, [(0, 1)] * 3 + [(1, 1)] * 4), (7, [(0, 1)] * 3 + [(2, 1)] * 4)])
+def test_no_piece_of_a_search_grows_with_the_islands(
+    monkeypatch: pytest.MonkeyPatch, operations: int, asked: list[tuple[int, int]]
+) -> None:
+    """Not the first ones, which simulate all islands; nor those whose words look for the slowest of all of them."""
+    found, whole = [], pipeline.go_on
+
+    def go_on(climb: Climb, words: U64, limit: int) -> tuple[int, int]:
+        found.append((len(words), limit))
+        return whole(climb, words, limit) if not climb.is_ready else (1, len(words))
+
+    monkeypatch.setattr(pipeline, "go_on", go_on)
+    monkeypatch.setattr(search, "OPERATIONS_AT_ONCE", operations)
     problem, _ = next(p for p in map(problem_of, range(50)) if p[0].islands == 3)
-    search._improve(problem, np.zeros(0, np.int64), np.zeros(0, np.uint64), 10**6)
-    assert asked == [24]
+    search._improve(problem, empty(problem), np.zeros(100, np.uint64), 3 + 4)
+    assert found == asked

@@ -1,12 +1,14 @@
 """Kernels that place items one by one, in plain Python against lists: every bin of every small case."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 
 import numpy as np
 import pytest
 from planning.kernels.interpreted import interpreted
 
+from dataserver.planning.pacing import paced
 from dataserver.planning.samples import I64
 
 greedy, packing = interpreted("kernels.greedy"), interpreted("kernels.packing")
@@ -138,6 +140,22 @@ def test_samples_go_to_the_fullest_sequence_or_the_first_with_room(fullest: bool
                 expected[item] = s
             pack = packing.best_fit if fullest else packing.first_fit
             assert pack(tokens, order, seq_len).tolist() == expected
+
+
+def test_best_fit_lets_others_have_a_turn_and_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = np.arange(1, 161) * 37 % 64 + 1
+    order = np.argsort(-tokens, kind="stable")
+    whole, turns = packing.best_fit(tokens, order, 100).tolist(), []
+    for once in (1, 200, packing.MOVES_AT_ONCE):
+        monkeypatch.setattr(packing, "MOVES_AT_ONCE", once)
+        counted: list[None] = []
+        with paced(partial(counted.append, None)):
+            assert packing.best_fit(tokens, order, 100).tolist() == whole
+        turns.append(len(counted))
+    assert turns[0] == len(tokens) - 1
+    assert 160 * 32 // 300 < turns[1] < turns[0] / 2  # more than its searches alone take
+    assert turns[2] == 0
+    assert packing.best_fit(tokens[:0], order[:0], 100).tolist() == []
 
 
 def test_items_of_a_wave_go_to_the_rank_of_their_island_that_finishes_them_first() -> None:

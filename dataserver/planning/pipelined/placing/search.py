@@ -23,7 +23,7 @@ RESERVED_OPERATIONS = 800_000
 FITTING_LOOKS = 32
 """Exchanges that may be tried for each sequence to make a placement fit the memory."""
 
-OPERATIONS_AT_ONCE = 1 << 24
+OPERATIONS_AT_ONCE = 1 << 21
 """Operations that are simulated between two calls of `pace`: some ten milliseconds."""
 
 LOOKS_AT_ONCE = 1 << 16
@@ -91,19 +91,19 @@ def fitted(problem: PlacementProblem, placement: Placement) -> tuple[Placement, 
 
 
 def _improve(problem: PlacementProblem, slots: I64, words: U64, budget: int) -> int:
-    """Improve `slots` in place with at most `budget` simulated islands; the makespan that it had.
+    """Improve `slots` in place with at most `budget` simulated islands; the makespan that it had."""
+    from dataserver.planning.kernels.pipeline import climb_of, go_on
 
-    Every part of the search begins by simulating all islands, so that it does more than that.
-    """
-    from dataserver.planning.kernels.pipeline import improve_placement
-
-    costs, at_once = _costs(problem), max(OPERATIONS_AT_ONCE // _island_operations(problem), 8 * problem.islands)
-    left = budget - problem.islands
-    before, simulated, used = improve_placement(slots, costs, words, min(left, at_once))
-    while left > simulated and used < len(words):
+    climb, at_once = climb_of(slots, _costs(problem)), max(1, OPERATIONS_AT_ONCE // _island_operations(problem))
+    words_at_once = max(1, OPERATIONS_AT_ONCE // problem.islands)  # each looks for the slowest island
+    while not climb.is_ready:
         pace()
+        go_on(climb, words[:0], at_once)
+    before, left = climb.makespan_ns, budget - problem.islands
+    while left > 0 and len(words):
+        pace()
+        simulated, used = go_on(climb, words[:words_at_once], min(left, at_once))
         left, words = left - simulated, words[used:]
-        _, simulated, used = improve_placement(slots, costs, words, min(left, at_once))
     return before
 
 

@@ -92,9 +92,8 @@ def _of_batches(problem: PlacementProblem, batch: I64) -> Placement:
     wave_of = np.empty(count, np.int64)
     wave_of[order] = np.arange(count) % problem.num_waves
     rank, wave = rank_of[batch], wave_of[batch]
-    for r in range(problem.dp):
+    for mine in _of_each(rank, problem.dp):
         pace()
-        mine = np.flatnonzero(rank == r)
         wave[mine] = number_by_first(wave[mine])
     return in_order(rank, wave, problem.num_waves)
 
@@ -103,14 +102,18 @@ def _placement(problem: PlacementProblem, rank: I64, policy: BalancePolicy, load
     """The sequences of each rank over its microbatches, by backbone time unless `loads` are given."""
     loads = problem.work[problem.num_encoders] if loads is None else loads
     wave = np.zeros_like(rank)
-    for r in range(problem.dp):
+    for mine in _of_each(rank, problem.dp):
         pace()
-        mine = np.flatnonzero(rank == r)
         if policy is BalancePolicy.NONE:
             wave[mine] = in_runs(len(mine), problem.num_waves)
         else:
             wave[mine] = number_by_first(BALANCERS[policy](loads[mine], problem.num_waves, problem.slots))
     return in_order(rank, wave, problem.num_waves)
+
+
+def _of_each(rank: I64, dp: int) -> list[I64]:
+    """The sequences of each rank, in ascending order."""
+    return np.split(np.argsort(rank, kind="stable"), np.cumsum(np.bincount(rank, minlength=dp))[:-1])
 
 
 def microbatch_sums(problem: PlacementProblem, values: I64, placement: Placement) -> I64:
@@ -145,10 +148,9 @@ def in_disttrain_order(problem: PlacementProblem, placement: Placement) -> Place
     if backbone + 1 < len(times):
         stages.append(both[:, backbone + 1 :].max(axis=1))
     wave = np.empty_like(placement.wave)
-    for r in range(problem.dp):
+    for r, mine in enumerate(_of_each(placement.rank, problem.dp)):
         pace()
         position = np.empty(problem.num_waves, np.int64)
         position[disttrain_order([s[0, r] for s in stages], [s[1, r] for s in stages])] = np.arange(problem.num_waves)
-        mine = placement.rank == r
         wave[mine] = position[placement.wave[mine]]
     return Placement(placement.rank, wave, placement.slot)
