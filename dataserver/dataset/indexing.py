@@ -97,7 +97,7 @@ def write_index(
     }
     fields = [pa.field(META_PREFIX + name, meta.schema.field(name).type) for name in meta.column_names]
     schema = pa.schema([*CORE_SCHEMA, *fields], metadata)
-    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with atomic_writer(path) as temp, pa.ipc.new_file(str(temp), schema, options=options) as writer:
         start = 0
         for batch in batches:

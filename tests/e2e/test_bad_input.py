@@ -235,7 +235,9 @@ class World:
         done = self.run(bad, folder)
         assert done.returncode in (1, 2), done
         assert "Traceback" not in done.stdout + done.stderr
-        (line,) = (line for line in done.stderr.splitlines() if not SAYS.match(line))
+        lines = [line for line in done.stderr.splitlines() if not SAYS.match(line)]
+        assert len(lines) == 1, done
+        line = lines[0]
         assert line.startswith(("dataserver: ", "trainclient: ", "trainclient rank 0: ")), line
         names = {**self.names, **{name: str(folder / f"{name}.yaml") for name in bad.files}}
         for words in bad.says:
