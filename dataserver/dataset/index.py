@@ -1,7 +1,7 @@
 """The index file of one shard: Arrow IPC, record batches of `BATCH_ROWS` samples, LZ4 buffers.
 
-Zstandard would save a fifth of the bytes, and take ten times as long to read whole columns: it sets up a context for each
-of the many small buffers. Indexes that have its buffers are read all the same.
+Zstandard would save a fifth of the bytes, and take ten times as long to read whole columns: it sets up a context for
+each of the many small buffers. Indexes that have its buffers are read all the same.
 Numeric columns are read without decompressing the texts, and the texts of one row by decompressing one batch.
 The schema's metadata holds the `IndexHeader` and the oddities, so that opening a dataset reads no column at all.
 An index is stale where its format differs, or the content of the shard or of its sidecar. `indexing.py` writes it.

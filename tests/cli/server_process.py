@@ -14,9 +14,11 @@ from pathlib import Path
 from dataserver.cli import main
 
 TIMEOUT_S = 60
-SAYS = re.compile(r"(index|lint|plan|simulate|fit|towers|sizes|serve|top|bench|warm|train|export): |[-\d]+ [:,\d]+ INFO ")
-"""What a command is doing, and what it notes (files that are indexed as they are written look younger than their index);
-its refusal begins with `dataserver: `."""
+SAYS = re.compile(
+    r"(index|lint|plan|simulate|fit|towers|sizes|serve|top|bench|warm|train|export): |[-\d]+ [:,\d]+ INFO "
+)
+"""What a command is doing, and what it notes (files that are indexed as they are written may look younger than their
+index); its refusal begins with `dataserver: `."""
 
 
 def command(*arguments: str | Path) -> list[str]:
