@@ -6,15 +6,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 from adapters import recording
-from adapters.recording import Sample, recorded
-from adapters.whole_jobs import whole_job
+from adapters.recording import Sample, num_ranks_in, recorded
 from training.runs import kill_tree
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "adapters.md"
@@ -23,23 +22,23 @@ TIMEOUT_S = 150
 
 
 def example(naming: str) -> str:
-    """The script in the documentation that names something; it is short."""
+    """The script in the documentation that names something; it is short, blank lines aside."""
     (found,) = [e for e in re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL) if naming in e]
-    assert found.count("\n") <= MAX_LINES
+    assert sum(bool(line.strip()) for line in found.splitlines()) <= MAX_LINES
     return found
 
 
 @dataclass
 class ExampleRun:
-    """A run of an example, which may be killed and started again; its arguments are server, job, model and output."""
+    """A run of an example, which may be killed and started again. Its arguments: server, job, model if any, output."""
 
     naming: str
     """What only this example of the documentation names."""
     server: str
-    model: Path
+    model: Path | None
     folder: Path
-    end: dict[str, int]
-    stream: dict[str, Any] = field(default_factory=dict)
+    job: Callable[[int], dict[str, Any]]
+    """For a number of ranks."""
     python: Path = Path(sys.executable)
     starts: list[Path] = field(default_factory=list)
     """Where the microbatches of each start are recorded."""
@@ -49,17 +48,17 @@ class ExampleRun:
         """What the example writes."""
         return self.folder / "out"
 
-    def start(self, ranks: int) -> "subprocess.Popen[str]":
-        """Start it in so many processes."""
+    def start(self, ranks: int, last_step: int = -1) -> "subprocess.Popen[str]":
+        """Start it in so many processes, which may stop for ever where they read a step."""
         self.starts.append(self.folder / f"start{len(self.starts)}")
         self.starts[-1].mkdir(parents=True)
         script, job = self.folder / "train.py", self.folder / "job.yaml"
         script.write_text(example(self.naming))
-        job.write_text(yaml.safe_dump(whole_job(ranks, self.end, **self.stream)))
+        job.write_text(yaml.safe_dump(self.job(ranks)))
         line = [str(self.python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        line += [recording.__file__, str(self.starts[-1]), str(script)]
+        line += [recording.__file__, str(self.starts[-1]), str(last_step), str(script)]
         return subprocess.Popen(
-            [*line, self.server, str(job), str(self.model), str(self.out)],
+            [*line, self.server, str(job), *([str(self.model)] if self.model else []), str(self.out)],
             cwd=self.folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -77,24 +76,27 @@ class ExampleRun:
         assert process.returncode == 0, errors[-3000:]
 
     def kill_in(self, step: int, ranks: int) -> None:
-        """Start it, and kill all its processes when one of them reads a step."""
-        process = self.start(ranks)
+        """Start it, and kill all its processes where they read a step."""
+        process = self.start(ranks, step)
         try:
-            while step not in recorded(self.starts[-1]):
+            while num_ranks_in(step, self.starts[-1]) < ranks:
                 assert process.poll() is None, process.communicate()[1][-3000:]
                 time.sleep(0.05)
         finally:
             kill_tree(process)
 
-    def trained(self, begins: Sequence[int] = (0,)) -> dict[int, Counter[Sample]]:
-        """The samples of each step as the last checkpoint sees them: of the latest start that began before it.
+    @property
+    def begins(self) -> list[int]:
+        """The first step of each start."""
+        return [min(recorded(folder)) for folder in self.starts]
 
-        Args:
-            begins: the first step of each start.
-        """
+    def trained(self) -> dict[int, Counter[Sample]]:
+        """The samples of each step as the last checkpoint sees them: of the latest start that began before it."""
         found = dict[int, Counter[Sample]]()
-        for begin, folder in zip(begins, self.starts, strict=True):
-            steps = recorded(folder)
-            assert min(steps) == begin
-            found = {step: found[step] for step in range(begin)} | steps
+        for begin, folder in zip(self.begins, self.starts, strict=True):
+            found = {step: found[step] for step in range(begin)} | recorded(folder)
         return found
+
+    def total(self) -> Counter[Sample]:
+        """How often the last checkpoint has seen each sample."""
+        return sum(self.trained().values(), Counter[Sample]())

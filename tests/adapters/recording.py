@@ -1,9 +1,13 @@
-"""Runs a script, and notes every microbatch that its stream hands out: recording.py FOLDER SCRIPT ARGUMENT ..."""
+"""Runs a script, and notes every microbatch that its stream hands out: recording.py FOLDER STEP SCRIPT ARGUMENT ...
+
+It stops for ever where it reads the step, to be killed there.
+"""
 
 import json
 import os
 import runpy
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,12 @@ def recorded(folder: Path) -> dict[int, Counter[Sample]]:
     return found
 
 
-def _record(folder: Path) -> None:
+def num_ranks_in(step: int, folder: Path) -> int:
+    """Ranks that have read something of a step."""
+    return sum(f"\n[{step}, " in "\n" + file.read_text() for file in folder.glob("*.jsonl"))
+
+
+def _record(folder: Path, last_step: int) -> None:
     inner = WholeRankStream._next
     file = folder / f"{os.environ.get('RANK', 0)}.jsonl"
 
@@ -35,12 +44,14 @@ def _record(folder: Path) -> None:
         samples = zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True)
         with file.open("a") as lines:
             lines.write(json.dumps([microbatch.backbone.step, list(samples)]) + "\n")
+        while microbatch.backbone.step == last_step:
+            time.sleep(1)
         return microbatch
 
     WholeRankStream._next = note  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
-    _, folder, *sys.argv = sys.argv
-    _record(Path(folder))
+    _, folder, step, *sys.argv = sys.argv
+    _record(Path(folder), int(step))
     runpy.run_path(sys.argv[0], run_name="__main__")

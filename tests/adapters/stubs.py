@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module, metadata
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import pytest
 
@@ -16,7 +16,10 @@ class Base:
 
 
 class GenericBase(Generic[T]):
-    """One with a type parameter, and Grain's check."""
+    """One with a type parameter, and what Grain's have."""
+
+    def __iter__(self) -> Self:
+        return self
 
     def _assert_not_closed(self) -> None:
         assert not getattr(self, "closed", False)

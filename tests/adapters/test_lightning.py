@@ -1,6 +1,5 @@
 """Lightning's Trainer over the stream: the example of the documentation, as it stands, in real processes."""
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -9,13 +8,10 @@ from typing import Any
 import pytest
 import torch
 from adapters.examples import ExampleRun
-from adapters.recording import Sample
 from adapters.stubs import Base, adapter_over
-from adapters.whole_jobs import tiny_model, whole_job
+from adapters.whole_jobs import one_pass, tiny_model, whole_job
 
 from trainclient.adapters.whole_rank import WholeRankStream
-
-PASS = {"passes": 1}
 
 
 @pytest.fixture
@@ -29,13 +25,6 @@ def parameters(run: ExampleRun) -> dict[str, torch.Tensor]:
     return found
 
 
-def once(run: ExampleRun, begins: tuple[int, ...] = (0,)) -> Counter[Sample]:
-    total = Counter[Sample]()
-    for samples in run.trained(begins).values():
-        total.update(samples)
-    return total
-
-
 @pytest.mark.long
 def test_killed_and_resumed_twice_once_with_another_number_of_processes(
     server: str, model: Path, tmp_path: Path, python_with: Callable[[str], Path]
@@ -43,17 +32,17 @@ def test_killed_and_resumed_twice_once_with_another_number_of_processes(
     """Every sample of the pass once, and the parameters are those of a run that nobody disturbed."""
     python = python_with("lightning")
     calm, killed = (
-        ExampleRun("ServedData", server, model, tmp_path / name, PASS, {"global_batch": 4}, python)
-        for name in ("calm", "killed")
+        ExampleRun("ServedData", server, model, tmp_path / name, one_pass, python) for name in ("calm", "killed")
     )
     calm.finish(2)
-    assert len([sample for sample in once(calm) if sample[1] == 0]) == 50
-    assert set(once(calm).values()) == {1}
+    assert len([sample for sample in calm.total() if sample[1] == 0]) == 50
+    assert set(calm.total().values()) == {1}
     assert len(calm.trained()) > 5
     killed.kill_in(3, ranks=2)
     killed.kill_in(5, ranks=1)
     killed.finish(2)
-    assert killed.trained((0, 2, 4)) == calm.trained()
+    assert killed.begins == [0, 2, 4]
+    assert killed.trained() == calm.trained()
     torch.testing.assert_close(parameters(killed), parameters(calm), rtol=1e-4, atol=1e-5)
 
 

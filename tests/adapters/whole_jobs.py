@@ -27,6 +27,13 @@ def whole_job(ranks: int, end: dict[str, int], **stream: Any) -> dict[str, Any]:
     }
 
 
+def one_pass(ranks: int) -> dict[str, Any]:
+    """A pass in 6 steps, each of several microbatches, whose images have little room."""
+    job = whole_job(ranks, {"passes": 1}, global_batch=4)
+    job["execution"]["modules"][0]["memory"] = {"room_bytes": 300, "unit_bytes": 1}
+    return job
+
+
 def tiny_model(folder: Path) -> Path:
     """A random Qwen2-VL, saved."""
     config = Qwen2VLConfig(

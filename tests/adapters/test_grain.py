@@ -1,0 +1,72 @@
+"""Grain's data sets over the stream: the example of the documentation, as it stands, with JAX in real processes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from adapters.examples import ExampleRun
+from adapters.stubs import GenericBase, adapter_over
+from adapters.whole_jobs import one_pass
+
+from trainclient.stream.errors import StateError
+
+
+@pytest.mark.long
+def test_killed_and_resumed_twice_once_with_another_number_of_processes(
+    server: str, tmp_path: Path, python_with: Callable[[str], Path]
+) -> None:
+    """Every sample of the pass once, and the parameters are those of a run that nobody disturbed."""
+    python = python_with("grain")
+    calm, killed = (
+        ExampleRun("ServedDataset", server, None, tmp_path / name, one_pass, python) for name in ("calm", "killed")
+    )
+    calm.finish(2)
+    assert len([sample for sample in calm.total() if sample[1] == 0]) == 50
+    assert set(calm.total().values()) == {1}
+    killed.kill_in(3, ranks=2)
+    killed.kill_in(5, ranks=1)
+    killed.finish(2)
+    assert killed.begins == [0, 3, 5]
+    assert killed.trained() == calm.trained()
+    with np.load(killed.out) as found, np.load(calm.out) as expected:
+        assert str(found["state"]) == str(expected["state"])
+        for name in ("text", "vision"):
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Over the names that it takes from Grain."""
+    contents = {"grain": {"DatasetIterator": GenericBase, "IterDataset": GenericBase}}
+    return adapter_over(monkeypatch, "grain", {"grain": "0.2.18"}, contents)
+
+
+def test_a_state_goes_on_behind_its_step(server: str, adapter: ModuleType) -> None:
+    batches = iter(adapter.ServedDataset(server, one_pass(1), rank=0, world_size=1))
+    while not next(batches)["last_of_step"]:
+        pass
+    state = batches.get_state()
+    rest = list(batches)
+    batches.set_state(state)
+    again = list(batches)
+    assert rest[0]["step"] == 1
+    assert len(rest) == len(again)
+    for one, other in zip(rest, again, strict=True):
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+    with pytest.raises(StateError, match="differs in"):
+        batches.set_state({**state, "stream_id": "0" * 64})
+    batches.close()
+
+
+def test_sharing_out_once_more(server: str, adapter: ModuleType) -> None:
+    dataset = adapter.ServedDataset(server, one_pass(1), rank=0, world_size=1)
+    with pytest.raises(ValueError, match=r"share the stream out once more \(slice.*leave mp_prefetch out"):
+        dataset.set_slice(slice(0, None, 2))
+
+
+def test_another_grain(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ImportError, match=r"found grain 0\.1\.0.*from 0\.2\.12 to before 0\.3: pip install"):
+        adapter_over(monkeypatch, "grain", {"grain": "0.1.0"}, {})

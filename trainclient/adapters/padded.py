@@ -1,0 +1,108 @@
+"""Microbatches of one shape for the whole job, for compilers that want that: sequences as rows, the rest padding.
+
+numpy alone. How large they are follows from the job: `execution.microbatch` rows of `stream.seq_len` tokens, and as
+many patches as these tokens can stand for, or fewer where the encoder's `memory` says so, which no plan exceeds.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
+from trainclient.stream.microbatch import Array
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedShape:
+    """What a microbatch has room for."""
+
+    sequences: int
+    tokens: int
+    """Of each sequence."""
+    patches: int
+    patch_bytes: int
+    merge: int
+    """Side of a block of patches that becomes one token."""
+
+    @classmethod
+    def of(cls, stream: WholeRankStream) -> Self:
+        """That of every microbatch of a stream; no patches in a job without encoder."""
+        spec, encoder = stream.job.spec, stream.encoder
+        sequences, tokens, sizing = spec.execution.microbatch, spec.stream.seq_len, spec.stream.sizing
+        block = sizing.merge**2
+        patches = 0 if encoder is None else sequences * tokens * block
+        if encoder is not None and encoder.memory is not None:
+            patches = min(patches, encoder.memory.units // block * block)
+        return cls(sequences, tokens, patches, sizing.patch**2 * 3, sizing.merge)
+
+    def pad(self, microbatch: WholeMicrobatch) -> dict[str, Array]:
+        """The tensors of a microbatch, each of the same shape every time. With M sequences of S tokens and P patches:
+
+        - token_ids, labels (-100 is ignored), position_ids, int32 [M, S], and sample_ids, which count from 1 and are 0
+          where there is padding: no attention between different ones;
+        - text_tokens, int64 []: the denominator of the step's loss; step, int64 []; last_of_step, bool [];
+        - with an encoder patches, uint8 [P, patch_bytes], patch_positions, int32 [P, 2]: row and column; image_ids,
+          int32 [P], as sample_ids; and embedding_slots, int32 [P / merge^2]: which of the M * S tokens each block of
+          patches replaces, M * S for padding.
+
+        Raises:
+            ValueError: it has more than there is room for.
+        """
+        tensors, spans = microbatch.tensors, np.diff(microbatch.tensors["cu_sequences"])
+        samples = np.diff(tensors["cu_lengths"])
+        tokens = {
+            "token_ids": (tensors["token_ids"], 0),
+            "labels": (tensors["labels"], IGNORED_LABEL),
+            "position_ids": (tensors["position_ids"], 0),
+            "sample_ids": (np.repeat(np.arange(1, len(samples) + 1), samples), 0),
+        }
+        self._require_room("sequences", len(spans), self.sequences)
+        self._require_room("tokens", int(spans.max(initial=0)), self.tokens)
+        slots = np.concatenate([np.arange(n) + row * self.tokens for row, n in enumerate(spans.tolist())])
+        found = {}
+        for name, (values, padding) in tokens.items():
+            rows = found[name] = np.full((self.sequences, self.tokens), padding, np.int32)
+            rows.reshape(-1)[slots] = values
+        found["text_tokens"] = np.array(microbatch.backbone.text_tokens, np.int64)
+        found["step"] = np.array(microbatch.backbone.step, np.int64)
+        found["last_of_step"] = np.array(microbatch.backbone.last_of_step)
+        return found | (self._images(tensors, slots) if self.patches else {})
+
+    def _images(self, tensors: dict[str, Array], slots: Array) -> dict[str, Array]:
+        grid, count, block = tensors["grid"], len(tensors["patches"]), self.merge**2
+        self._require_room("patches", count, self.patches)
+        found: dict[str, Array] = {
+            "patches": np.zeros((self.patches, self.patch_bytes), np.uint8),
+            "patch_positions": np.zeros((self.patches, 2), np.int32),
+            "image_ids": np.zeros(self.patches, np.int32),
+            "embedding_slots": np.full(self.patches // block, self.sequences * self.tokens, np.int32),
+        }
+        found["patches"][:count] = tensors["patches"]
+        found["patch_positions"][:count] = patch_positions(grid, self.merge)
+        found["image_ids"][:count] = np.repeat(np.arange(1, len(grid) + 1), grid.prod(1))
+        found["embedding_slots"][: count // block] = slots[tensors["embedding_slots"]]
+        return found
+
+    def _require_room(self, what: str, found: int, room: int) -> None:
+        if found > room:
+            raise ValueError(
+                f"a microbatch has {found} {what}, and batches of one shape have room for {room}: read it with the job "
+                "that the shape was made for"
+            )
+
+
+def patch_positions(grid: Array, merge: int) -> Array:
+    """Row and column of every patch of images, int64 [P, 2], in the order of the stream: block after block.
+
+    Args:
+        grid: rows and columns of each image, in patches; int [I, 2].
+        merge: side of a block.
+    """
+    count, block = grid.prod(1, dtype=np.int64), merge**2
+    number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    blocks_in_row = np.repeat(grid[:, 1] // merge, count)
+    within = number % block
+    row = number // block // blocks_in_row * merge + within // merge
+    column = number // block % blocks_in_row * merge + within % merge
+    return np.stack([row, column], 1)
