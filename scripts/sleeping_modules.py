@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from dataserver.planning.costs import backward_ns, forward_ns
+from dataserver.planning.grouped.options import GroupedOptions
 from dataserver.planning.jobspec import Modality
 from trainclient.client import Batch
+from trainclient.exchange.sharing import Sharers
 from trainclient.models.contrastive import SiglipRows
 from trainclient.modules import Features, Output, Rows, Site, Target, TrainedModule, View
 
@@ -54,24 +56,35 @@ class Sleeping(TrainedModule):
         self._site = site
         self._scale = scale
 
-    def run(self, sizes: Tensor, rows: int, received: Rows | None = None) -> tuple[Tensor, Tensor]:
+    def run(
+        self, sizes: Tensor, rows: int, received: Rows | None = None, sharers: Sharers | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Sleep the forward time of a microbatch now, and its backward time in the backward pass.
 
         Args:
             sizes: integers [items], patches or tokens of each item of the microbatch.
             rows: of the output.
             received: what arrived.
+            sharers: with whom this rank shares the items, if with anyone.
 
         Returns:
             Zeros [rows, WIDTH], and a loss of zero.
         """
         cost = self._site.module.cost
-        items = forward_ns(cost, sizes.numpy().astype("int64"))
-        forward = (cost.microbatch_ns + items.sum()) // self._site.num_chunks
+        items = forward_ns(cost, sizes.numpy().astype("int64")).sum()
+        if sharers is not None:
+            items = (items + self._exchange_ns(int(sizes.sum()), sharers.size)) // sharers.size
+        forward = (cost.microbatch_ns + items) // self._site.num_chunks
         seconds = (int(time_ns) * self._scale / 1e9 for time_ns in (forward, backward_ns(cost, forward)))
         anchor, values = self.network.weight, None if received is None else received.values
         output, loss = _Pass.apply(anchor, values, rows, *seconds)  # type: ignore[no-untyped-call]
         return output, loss
+
+    def _exchange_ns(self, tokens: int, degree: int) -> int:
+        """What a forward exchanges in a group of that degree, times the degree."""
+        found = self._site.job.execution.options(GroupedOptions).exchange
+        unit_ps = next(e.unit_ps for e in found if e.degree == degree)
+        return tokens * unit_ps // (10 * (100 + self._site.module.cost.backward_percent))
 
 
 class SleepingEncoder(Sleeping):
@@ -95,13 +108,17 @@ class SleepingBackbone(Sleeping):
 
     def num_rows(self, view: View) -> int:
         """Embeddings, or tokens."""
+        if view.sharers is not None and not view.sharers.leads:
+            return 0
         return len(view.tensors["embedding_slots"]) if not self._site.chunk else int(view.tensors["cu_lengths"][-1])
 
     def forward(self, view: View, rows: Rows | None) -> Output:
         """See `TrainedModule`."""
         cu_lengths, slots = view.tensors["cu_lengths"], view.tensors["condition_slots"]
+        if view.sharers is not None and not view.sharers.leads:
+            slots = slots[:0]
         is_last = self._site.chunk == self._site.num_chunks - 1
-        values, loss = self.run(cu_lengths.diff(), len(slots) if is_last else int(cu_lengths[-1]), rows)
+        values, loss = self.run(cu_lengths.diff(), len(slots) if is_last else int(cu_lengths[-1]), rows, view.sharers)
         if not is_last:
             return Output(Rows(values, torch.ones(len(view.items), dtype=torch.bool), cu_lengths.to(torch.int64)))
         offsets = torch.arange(0, len(slots) + 1, max(1, self._site.job.stream.generation.query_tokens))

@@ -62,6 +62,11 @@ class Routing:
     """First row in the input of the target rank's microbatch."""
     rows: I64
 
+    @property
+    def empty(self) -> "Routing":
+        """Between the same modules, without entries."""
+        return Routing(self.source_module, self.target_module, *(np.zeros(0, np.int64) for _ in range(7)))
+
 
 @dataclass(frozen=True, slots=True)
 class ModuleSchedule:

@@ -11,7 +11,7 @@ import pytest
 from cli.server_process import serving
 from program.runtime_cases import SINGLE, Degrees, Pool, job_data
 from serving.harness import index
-from shards import break_pixels, write_interleaved, write_pairs
+from shards import break_pixels, write_interleaved, write_pairs, write_texts
 
 from dataserver.dataset import Dataset
 from dataserver.jobs import JobPlanner
@@ -53,8 +53,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     root = tmp_path_factory.mktemp("runtime")
     pairs = index(write_pairs(root / "pairs", 120, 40, seed=3, median_size=64, formats=("PNG",)))
     more = index(write_pairs(root / "more", 80, 40, seed=5, median_size=56, formats=("PNG",)))
+    texts = index(write_texts(root / "texts", 96, 32, seed=6))
     docs = index(write_interleaved(root / "docs", 48, 16, seed=4, median_size=48))
-    folders, victims = {"pairs": pairs, "docs": docs, "more": more}, {}
+    folders, victims = {"pairs": pairs, "docs": docs, "more": more, "texts": texts}, {}
     sources = {"understanding": pairs, "generation": pairs, "documents": docs}
     for name, folder in sources.items():
         folders[name] = root / name

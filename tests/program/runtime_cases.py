@@ -66,6 +66,8 @@ class Degrees:
     """Whether all ranks run all modules."""
     peers: tuple[int, int, int] = (1, 1, 1)
     """Tensor-parallel degrees of encoder, backbone and generator."""
+    group: int = 0
+    """Ranks of the largest group that shares sequences; 0 where every rank has its own."""
 
     @property
     def world_size(self) -> int:
@@ -90,6 +92,7 @@ class Degrees:
             f"{', colocated' if self.colocated else ''}"
             f"{', again ' + ' and '.join(self.recompute) if self.recompute else ''}"
             f"{', peers ' + ' '.join(map(str, self.peers)) if max(self.peers) > 1 else ''}"
+            f"{f', groups to {self.group}' if self.group else ''}"
         )
 
 
@@ -104,9 +107,10 @@ def job_data(
     balance: str = "lpt",
     extra_in_flight: int = 0,
     layout: dict[str, Any] | None = None,
+    units: int = 96,
     **stream: Any,
 ) -> dict[str, Any]:
-    """A small job; what it leaves out is for the servers to fill in."""
+    """A small job; what it leaves out is for the servers to fill in. In groups a rank holds `units` tokens."""
     balance = balance if balanced else "none"
     more = {"datasets": ["more"], "balance": balance}
     modules = [
@@ -118,8 +122,11 @@ def job_data(
     ]
     pipelined = {"kind": "pipelined", "order": "search" if balanced else "none"}
     pipelined |= {"schedule": "interleaved", "chunks": degrees.chunks} if degrees.chunks > 1 else {}
-    pipelined |= {"extra_in_flight": extra_in_flight} if extra_in_flight else {}
+    waits = {"extra_in_flight": extra_in_flight} if extra_in_flight else {}
+    pipelined |= waits
     colocated = {"kind": "colocated", "ranks_per_node": 2}
+    exchange = [{"degree": 1 << p, "unit_ps": 10**9 * p} for p in range(1, degrees.group.bit_length())]
+    grouped = {"kind": "grouped", "max_degree": degrees.group, "exchange": exchange, **waits}
     several = degrees.second_encoder or degrees.second_generator
     fields = {
         "datasets": [{"name": dataset}, *([{"name": "more"}] if several else [])],
@@ -128,11 +135,14 @@ def job_data(
         "global_batch": 8,
         "generation": {"ratio": "0.5", "query_tokens": 4},
         "seed": 7,
-        "layout": {**(colocated if degrees.colocated else pipelined), **(layout or {})},
+        "layout": {**(grouped if degrees.group else colocated if degrees.colocated else pipelined), **(layout or {})},
         "end": {"steps": 6},
     }
     tp = dict(zip(("vit", "llm", "dit"), degrees.peers, strict=True))
     modules = [m | {"tp": tp[m["name"]]} if tp.get(m["name"], 1) > 1 else m for m in modules]
+    if degrees.group:
+        memory = {"room_bytes": units, "unit_bytes": 1}
+        modules = [m | {"memory": memory} if m["kind"] == "backbone" else m for m in modules]
     marks = {"frozen": degrees.frozen, "recompute": degrees.recompute}
     modules = [m | {key: True for key, names in marks.items() if m["name"] in names} for m in modules if m["dp"]]
     return compose(modules, **{**fields, **stream})

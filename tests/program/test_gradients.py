@@ -23,6 +23,8 @@ BOUNDS = {"float64": 1e-9, "float32": 1e-5}
 """Largest relative error of each parameter's gradient."""
 KINDS = ("encoder", "backbone", "generator")
 MODULES = ("vit", "llm", "dit")
+IMAGES = ("pairs", "docs", "understanding", "generation", "documents")
+"""Datasets."""
 STEPS = 4
 """Of the runs that are saved."""
 WEIGHTS = {"text_weight": 1.0, "image_weight": 3.0}
@@ -51,8 +53,8 @@ def test_losses_weigh_alike(fleet: Fleet) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("degrees", "extra"), [(Degrees(1, 2, 2, 1), 0), (Degrees(2, 2, 1, 2), 2)], ids=str)
 def test_gradients_equal_the_reference(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees, extra: int) -> None:
-    cases = {name: Case(name, fleet.address, {}, **WEIGHTS) for name in fleet.folders if name != "more"}
-    datasets = {**{name: name for name in fleet.folders if name != "more"}, "float32": "pairs"}
+    cases = {name: Case(name, fleet.address, {}, **WEIGHTS) for name in IMAGES}
+    datasets = {**{name: name for name in IMAGES}, "float32": "pairs"}
     cases["float32"] = Case("float32", fleet.address, {}, dtype="float32", **WEIGHTS)
     jobs = {
         name: fleet.pair_of_jobs(degrees, dataset=dataset, extra_in_flight=extra) for name, dataset in datasets.items()
@@ -262,7 +264,7 @@ def test_another_plan_ends_all_ranks(fleet: Fleet, pool: Pool, tmp_path: Path) -
 
 def a_run(fleet: Fleet, degrees: Degrees, folder: Path, steps: int, **options: Any) -> Case:
     """A run to a step, in a folder of its own, that saves at its end."""
-    job, _ = fleet.pair_of_jobs(degrees)
+    job, _ = fleet.pair_of_jobs(degrees, **options.pop("job", {}))
     training = {
         "steps": steps,
         "metrics": str(folder / "metrics.jsonl"),

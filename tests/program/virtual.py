@@ -16,6 +16,7 @@ from dataserver.planning.layout import PlannedTimeline
 from dataserver.planning.simulation import Operations
 from trainclient.client import Batch
 from trainclient.exchange.peers import shared_ways
+from trainclient.exchange.sharing import SharedSequences
 from trainclient.exchange.transport import Channels, Directions, Message
 from trainclient.modules import Site
 from trainclient.program.assembly import assemble
@@ -132,6 +133,17 @@ class ThreadPeers:
     def leads(self) -> bool:
         return self.rank == self.leader
 
+    @property
+    def size(self) -> int:
+        return len(self.row)
+
+    @property
+    def position(self) -> int:
+        return self.row.index(self.rank)
+
+    def exchange(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Tensor:
+        raise NotImplementedError("modules that sleep exchange nothing")
+
     def hand_on(self, message: Tensor) -> None:
         if self.leads:
             for peer in self.row[1:]:
@@ -158,7 +170,10 @@ def execute(
         ends = shared_ways(ends, ThreadPeers(rank, rows[rank], handed_on))
         meeting = topology.together
         met = ThreadCollective(meeting.index(rank), len(meeting), together) if rank in meeting else None
-        channels = clock.channels(Channels(ends, met))
+        members = {group: tuple(topology.in_step[i] for i in group) for group in topology.sequence_groups}
+        pool = {group: ThreadPeers(rank, row, handed_on) for group, row in members.items() if rank in row}
+        shared = SharedSequences(place.rank, pool) if rank in topology.in_step else None
+        channels = clock.channels(Channels(ends, met, shared))
         sites = [Site(job.spec, chunk.module, WIDTH, chunk.number, chunk.count) for chunk in place.chunks]
         modules = [(site, sleeping_module(site, scale=0)) for site in sites]
         machine = assemble(job.spec, topology, place, modules, channels, LossWeights(), clock)

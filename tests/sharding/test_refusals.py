@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders.grouped import grouped_data
 from builders.jobs import make_job
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -81,6 +82,26 @@ def test_layers_without_equal_parts(changed: dict[str, Any], message: str) -> No
     config = TrainConfig.model_validate({"backbone": changed["backbone"]})
     with pytest.raises(ConfigError, match=message):
         Models.of(config, parse_job(data).spec)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "degree", "message"),
+    [
+        ({}, 4, "module llm has groups 2, of which 4 ranks that share sequences .*max_degree to at most 2, or groups"),
+        (
+            {"heads": 6, "groups": 3, "width": 48},
+            2,
+            "module llm has groups 3, of which 2 ranks .*to at most 1",
+        ),
+        ({"heads": 1, "groups": 1}, 2, "module llm has heads 1, of which 2 ranks .*or heads to a multiple of 2"),
+    ],
+)
+def test_heads_without_equal_parts(sizes: dict[str, int], degree: int, message: str) -> None:
+    groups = {"max_degree": degree}
+    job = parse_job(grouped_data(4, 512, groups))
+    Models.of(TrainConfig.model_validate({"backbone": {"heads": 8, "groups": 4}}), job.spec)
+    with pytest.raises(ConfigError, match=message):
+        Models.of(TrainConfig.model_validate({"backbone": sizes}), job.spec)
 
 
 class Odd(SplitLayer):

@@ -163,17 +163,27 @@ def contrastive() -> dict[str, Any]:
     return data
 
 
-def grouped() -> dict[str, Any]:
-    data = with_modules(llm={"memory": {"room_bytes": 4096, "unit_bytes": 1}})
-    data["execution"]["layout"] = {"kind": "grouped", "max_degree": 1}
+def grouped(dp: int, most: int, least: int = 1, **fields: Any) -> dict[str, Any]:
+    data = with_modules(llm={"memory": {"room_bytes": 4096, "unit_bytes": 1}, "dp": dp, **fields})
+    exchange = [{"degree": 1 << p, "unit_ps": p} for p in range(1, most.bit_length()) if 1 << p >= least]
+    data["execution"]["layout"] = {"kind": "grouped", "min_degree": least, "max_degree": most, "exchange": exchange}
     return data
+
+
+def test_ranks_of_a_backbone_may_share_sequences_in_aligned_groups() -> None:
+    found = Topology.of(parsed(grouped(8, 4, least=2)).spec)
+    assert found.sequence_groups == ((0, 1), (2, 3), (4, 5), (6, 7), (0, 1, 2, 3), (4, 5, 6, 7))
+    assert found.in_step == found.together == tuple(range(1, 9))
+    alone = Topology.of(parsed(grouped(2, 1)).spec)
+    assert (alone.sequence_groups, alone.in_step) == ((), (1, 2))
+    assert not layout(Degrees(1, 2, 1, 1)).in_step
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (with_modules(vit={"padded": True}), "module vit is padded; this trainer does not pad items, leave padded out"),
-        (grouped(), "the job's layout is grouped; this trainer runs pipelines"),
+        (grouped(4, 4, tp=2), "module llm has tp 2; the layers of a grouped backbone are not split, set tp to 1"),
     ],
 )
 def test_what_servers_plan_and_this_trainer_does_not_run_is_refused(data: dict[str, Any], message: str) -> None:

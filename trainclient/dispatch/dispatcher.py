@@ -1,7 +1,6 @@
 """Moves the rows of items from one arrangement to another, with gradients."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch.distributed import ProcessGroup
 
 from dataserver.planning.samples import I64
 from trainclient.dispatch.arrangement import Arrangement, joined
-from trainclient.exchange.all_to_all import begin
+from trainclient.exchange.all_to_all import exchanged
 from trainclient.exchange.transport import contact
 
 
@@ -85,35 +84,14 @@ class Dispatcher:
             raise ValueError(f"rank {own} has {len(values)} rows, but its items should have {counts[here].sum()}")
         leaving, arriving = end.rank[here], start.rank[there]
         sent = values[_grouped(counts[here], leaving).to(values.device)]
-        splits = [_totals(counts[items], ranks, end.num_ranks) for items, ranks in ((here, leaving), (there, arriving))]
-        received = _AllToAll.apply(sent, *splits, self._group)  # type: ignore[no-untyped-call]
+        to_each, of_each = (
+            _totals(counts[items], ranks, end.num_ranks) for items, ranks in ((here, leaving), (there, arriving))
+        )
+        received = exchanged(sent, to_each, of_each, self._group)
         order: Tensor = torch.empty(len(received), dtype=torch.int64)
         order[_grouped(counts[there], arriving)] = torch.arange(len(received))
         found_rows: Tensor = received[order.to(values.device)]
         return found_rows
-
-
-class _AllToAll(torch.autograd.Function):
-    """Rows to all ranks and from all ranks; backward, their gradients the other way."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, leaving: list[int], arriving: list[int], group: ProcessGroup) -> Tensor:
-        """Hand `leaving` rows to each rank and take `arriving` of each."""
-        ctx.way = arriving, leaving, group
-        return _exchanged(values, leaving, arriving, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """Hand the gradient of each row to the rank that it came from."""
-        return _exchanged(gradients[0], *ctx.way), None, None, None
-
-
-def _exchanged(values: Tensor, leaving: list[int], arriving: list[int], group: ProcessGroup) -> Tensor:
-    with contact("other ranks"):
-        received, work = begin(values.contiguous(), leaving, arriving, group)
-        if work is not None:
-            work.wait()
-    return received
 
 
 def _grouped(counts: I64, ranks: I64) -> Tensor:

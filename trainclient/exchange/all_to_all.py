@@ -1,6 +1,7 @@
-"""What every rank hands to every other at once: the collective by which rows cross between phases."""
+"""What every rank hands to every other at once: rows that cross between phases, or within one with their gradients."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,3 +55,37 @@ def begin(
     received = values.new_empty(sum(arriving), *values.shape[1:])
     work = dist.all_to_all_single(received, values, list(arriving), list(leaving), group=group, async_op=True)
     return received, work
+
+
+def exchanged(values: Tensor, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup) -> Tensor:
+    """`begin` to its end, through which gradients go back: all ranks also run the backward together.
+
+    Returns:
+        What arrives, [sum(arriving), ...].
+
+    Raises:
+        PeerLostError: another rank is gone.
+    """
+    found: Tensor = _Exchange.apply(values, leaving, arriving, group)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup
+    ) -> Tensor:
+        ctx.way = arriving, leaving, group
+        return _wait(values, leaving, arriving, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return _wait(gradients[0], *ctx.way), None, None, None
+
+
+def _wait(values: Tensor, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup) -> Tensor:
+    with contact("other ranks"):
+        received, work = begin(values.contiguous(), leaving, arriving, group)
+        if work is not None:
+            work.wait()
+    return received

@@ -1,12 +1,13 @@
-"""Tensor-parallel peers: one process among the others for all of them, and what it hands on.
+"""Peers: one process among the others for all of them, and what it hands on.
 
-The first peer reads the stream of views, and exchanges rows with the peers of other ranks; of both the others get the
-same. Of rows that leave, and of gradients that go back, all peers have the same, so that the first one's are sent.
+The first of tensor-parallel peers reads the stream of views, and exchanges rows with the peers of other ranks; of both
+the others get the same. Of rows that leave, and of gradients that go back, all peers have the same, so that the first
+one's are sent.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -14,22 +15,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from trainclient.client import Batch, DataClient, batch_with_room
+from trainclient.exchange.all_to_all import exchanged
+from trainclient.exchange.sharing import Peers
 from trainclient.exchange.transport import Channel, Departure, Directions, Message, Receipt, contact
-
-
-class Peers(Protocol):
-    """The peers of a process, itself among them."""
-
-    @property
-    def leader(self) -> int:
-        """Global rank of the first one."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process is the first one."""
-
-    def hand_on(self, message: Tensor) -> None:
-        """Overwrite a tensor with the first peer's, of the same shape; all peers call this together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,9 +37,23 @@ class GroupPeers:
         """See `Peers`."""
         return self.group.rank() == 0
 
+    @property
+    def size(self) -> int:
+        """See `Sharers`."""
+        return self.group.size()
+
+    @property
+    def position(self) -> int:
+        """See `Sharers`."""
+        return self.group.rank()
+
+    def exchange(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Tensor:
+        """See `Sharers`."""
+        return exchanged(values, leaving, arriving, self.group)
+
     def hand_on(self, message: Tensor) -> None:
         """See `Peers`."""
-        with contact("tensor-parallel peers"):
+        with contact("peers"):
             dist.broadcast(message, group_src=0, group=self.group if message.device == self.device else self.control)
 
 
@@ -82,7 +84,7 @@ class PeerBatches:
     def _handed_on(self, batch: Batch | None) -> Batch | None:
         """The first peer's microbatch; None at the end of the stream."""
         header = b"" if batch is None else batch.header.SerializeToString()
-        with contact("tensor-parallel peers"):
+        with contact("peers"):
             length = torch.tensor([len(header)])
             self._broadcast(length)
             if not length:

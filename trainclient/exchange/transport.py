@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from trainclient.exchange.sharing import SharedSequences
+
 _PLACE = re.compile(r"^\[[^\]]*\]\s*")
 """Where in its own source a backend raised an error."""
 
@@ -133,6 +135,8 @@ class Channels:
     together: Collective | None
     """Many processes at once, of which this may be none (`Topology.together`): rows that cross between phases, and
     their gradients; features that meet in contrastive batches."""
+    shared: SharedSequences | None = None
+    """Ranks of the backbone with which this one may share sequences, if any."""
 
 
 class GroupChannel:

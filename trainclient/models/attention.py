@@ -1,14 +1,27 @@
 """Attention over packed segments: many sequences or images back to back, none of which sees another."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Self, cast
+from typing import Protocol, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trainclient.models.checks import require_integers, require_shape
+
+
+class HeadSharing(Protocol):
+    """Ranks that have a run of the rows of packed segments each, and attend with a part of the heads each."""
+
+    num_rows: int
+    """Of all ranks together."""
+
+    def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From this rank's rows of all heads, [rows, heads, head_dim] each, to all rows of its heads."""
+
+    def to_rows(self, mixed: Tensor) -> Tensor:
+        """From all rows of this rank's heads, [num_rows, heads, head_dim], to its rows of all heads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,9 +32,13 @@ class Segments:
     """int32 [n + 1] on the device of the computation: segment i is rows offsets[i] to offsets[i + 1]."""
     lengths: tuple[int, ...]
     """Rows of each segment; zero is allowed."""
+    sharing: HeadSharing | None = None
+    """Who has the rows, where they are dealt to several ranks."""
 
     @classmethod
-    def from_offsets(cls, name: str, offsets: Tensor, rows: int, device: torch.device) -> Self:
+    def from_offsets(
+        cls, name: str, offsets: Tensor, rows: int, device: torch.device, sharing: HeadSharing | None = None
+    ) -> Self:
         """Check cumulative lengths from a view.
 
         Args:
@@ -29,6 +46,7 @@ class Segments:
             offsets: integers [n + 1], from 0 to `rows`, never falling. On the CPU this costs no synchronisation.
             rows: rows of the packed tensor.
             device: device of the computation.
+            sharing: who has the rows, where they are dealt to several ranks.
 
         Raises:
             ValueError: the offsets do not partition the rows.
@@ -42,7 +60,7 @@ class Segments:
         lengths = tuple(end - start for start, end in pairwise(values))
         if any(length < 0 for length in lengths):
             raise ValueError(f"{name} fall at entry {next(i for i, n in enumerate(lengths) if n < 0) + 1}")
-        return cls(offsets.to(device, torch.int32, non_blocking=True), lengths)
+        return cls(offsets.to(device, torch.int32, non_blocking=True), lengths, sharing)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -66,7 +84,8 @@ def packed_attention(
     """Scaled dot product attention of each segment's queries to the same segment's keys.
 
     Half precision on CUDA runs as one variable-length flash attention call; everything else (CPU, float32, float64)
-    runs segment by segment, so that a segment's result cannot depend on its neighbours.
+    runs segment by segment, so that a segment's result cannot depend on its neighbours. Where ranks share the rows of
+    `segments`, T and S count those of this rank, and all ranks call this together.
 
     Args:
         query: [T, heads, head_dim].
@@ -84,6 +103,9 @@ def packed_attention(
     """
     if causal and key_segments is not None:
         raise ValueError("causal attention with key_segments is not defined; leave one of them out")
+    if segments.sharing is not None:
+        sharing, here = segments.sharing, replace(segments, sharing=None)
+        return sharing.to_rows(packed_attention(*sharing.to_heads(query, key, value), here, causal=causal))
     keys = segments if key_segments is None else key_segments
     if len(keys) != len(segments):
         raise ValueError(f"{len(segments)} query segments meet {len(keys)} key segments; the counts must agree")

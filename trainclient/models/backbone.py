@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainclient.models.attention import Segments
+from trainclient.models.attention import HeadSharing, Segments
 from trainclient.models.checks import checked_index, require_shape
 from trainclient.models.layers import (
     RotaryScaling,
@@ -61,10 +61,13 @@ class BackboneConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BackboneBatch:
-    """The tensors of a backbone view that stages read. They may lie on the CPU, where checking them is free."""
+    """The tensors of a backbone view that stages read. They may lie on the CPU, where checking them is free.
+
+    Where ranks share the tokens of all segments, T counts those of this rank, and slots are of these.
+    """
 
     cu_lengths: Tensor
-    """Integers [segments + 1]: no token attends to another segment's."""
+    """Integers [segments + 1]: no token attends to another segment's. Of all ranks together."""
     position_ids: Tensor
     """Integers [T]."""
     token_ids: Tensor | None
@@ -75,6 +78,10 @@ class BackboneBatch:
     """Integers [images * query_tokens], the rows of the query tokens; the first and the last stage read them."""
     labels: Tensor | None
     """Integers [T], already shifted, -100 is ignored; only the last stage reads them."""
+    query_ids: Tensor | None = None
+    """Integers, which query token stands in each of the `condition_slots`; without it, all of each image in turn."""
+    sharing: HeadSharing | None = None
+    """Who has the tokens, where several ranks share them; only a backbone of one stage."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,6 +197,8 @@ class BackboneStage(nn.Module):
         condition_slots = self._checked_condition_slots(batch, x)
         if not self.config.query_tokens:
             return x
+        if batch.query_ids is not None:
+            return x.index_copy(0, condition_slots, self.query(batch.query_ids.to(device)))
         images = len(condition_slots) // self.config.query_tokens
         return x.index_copy(0, condition_slots, self.query.weight.repeat(images, 1))
 
@@ -197,7 +206,8 @@ class BackboneStage(nn.Module):
         config = self.config
         require_shape("hidden", x, -1, config.width)
         require_shape("position_ids", batch.position_ids, len(x))
-        segments = Segments.from_offsets("cu_lengths", batch.cu_lengths, len(x), x.device)
+        num_rows = len(x) if batch.sharing is None else batch.sharing.num_rows
+        segments = Segments.from_offsets("cu_lengths", batch.cu_lengths, num_rows, x.device, batch.sharing)
         positions = batch.position_ids.to(x.device, non_blocking=True)[:, None]
         rotation = Rotation.of(positions, config.head_size, config.rotary_base, x.dtype, config.rotary_scaling)
         for layer in self.layers.values():
@@ -207,7 +217,7 @@ class BackboneStage(nn.Module):
     def _checked_condition_slots(self, batch: BackboneBatch, x: Tensor) -> Tensor:
         slots = checked_index("condition_slots", batch.condition_slots, len(x), x.device)
         queries = self.config.query_tokens
-        if len(slots) % queries if queries else len(slots):
+        if (len(slots) % queries if queries else len(slots)) and batch.query_ids is None:
             raise ValueError(
                 f"condition_slots has {len(slots)} entries; the backbone has {queries} query tokens for each image, so "
                 "a multiple of that is required"

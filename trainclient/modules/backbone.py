@@ -8,6 +8,7 @@ from trainclient.exchange.rows import Rows
 from trainclient.models.backbone import IGNORED_LABEL, BackboneBatch, BackboneStage, StageOutput
 from trainclient.modules.protocol import Output, Target, TrainedModule, View
 from trainclient.modules.work import forward_flops
+from trainclient.sharding.sequence import SharedRows
 
 _SHARED = ("position_ids", "cu_lengths")
 _FIRST = ("token_ids", "embedding_slots", "condition_slots")
@@ -40,12 +41,16 @@ class Backbone(TrainedModule):
         return forward_flops("backbone", size, view.tensors["cu_lengths"])
 
     def num_rows(self, view: View) -> int:
-        """Embeddings, or tokens."""
+        """Embeddings, or tokens; none where another rank takes them for all that share the view."""
         tensors = view.tensors
+        if view.sharers is not None and not view.sharers.leads:
+            return 0
         return len(tensors["embedding_slots"]) if self._stage.is_first else int(tensors["cu_lengths"][-1])
 
     def forward(self, view: View, rows: Rows | None) -> Output:
         """See `TrainedModule`."""
+        if view.sharers is not None:
+            return self._shared(view, rows, SharedRows(view.sharers, self.num_tokens(view)))
         first, values = self._stage.is_first, None if rows is None else rows.values
         valid = self._sample_validity(view, rows)
         output: StageOutput = self._stage(
@@ -56,6 +61,18 @@ class Backbone(TrainedModule):
         if output.conditions is None:
             raise TypeError("the last chunk of a backbone returned neither hidden states nor conditions")
         return Output(self._conditions(output.conditions), output.loss_sum)
+
+    def _shared(self, view: View, rows: Rows | None, shared: SharedRows) -> Output:
+        """This rank's part of a view; the whole backbone is here."""
+        valid, embeddings = self._sample_validity(view, rows), None
+        if rows is not None:
+            valid = shared.told(valid)
+            embeddings = shared.deal(rows.values, view.tensors["embedding_slots"])
+        whole = self._batch(view, valid)
+        output: StageOutput = self._stage(shared.batch(whole, self._stage.config.query_tokens), embeddings=embeddings)
+        if output.conditions is None:
+            raise TypeError("ranks share the tokens of a backbone of which each has some layers only")
+        return Output(self._conditions(shared.collect(output.conditions, whole.condition_slots)), output.loss_sum)
 
     def _sample_validity(self, view: View, rows: Rows | None) -> Tensor:
         """bool [S]: True for samples known to be valid."""

@@ -17,6 +17,7 @@ from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import ModuleSpec, Stream
 from dataserver.planning.randomness import dataset_key
 from trainclient.exchange.rows import Rows
+from trainclient.exchange.sharing import Sharers
 from trainclient.models.contrastive import ScoreRows
 from trainclient.stream.microbatch import Items
 
@@ -57,6 +58,9 @@ class View:
     """The samples or images that they belong to, in their order."""
     key: NoiseKey
     """Of the stream that they are of."""
+    sharers: Sharers | None = None
+    """Of a backbone: the ranks that have the same view and share its tokens, if others have; rows of other modules
+    arrive at the first of them and leave from it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

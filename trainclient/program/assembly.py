@@ -85,8 +85,8 @@ def assemble(
             outlet = Outlet([_joint(topology, place, way, +1, channels, module.dtype) for way in out], *ends)
         meeting = None if topology.colocated else _interaction(spec, topology, place, channels, clock, retrieval)
         ends_of = inlet if into else None, outlet if out else None
-        runners.append(ChunkRunner(site, module, *ends_of, weights, clock, meeting))
-    return Machine(tuple(runners), Interpreter(spec.execution, topology, place, runners, clock))
+        runners.append(ChunkRunner(site, module, *ends_of, weights, clock, meeting, channels.shared))
+    return Machine(tuple(runners), Interpreter(spec.execution, topology, place, runners, clock, channels.shared))
 
 
 def _interaction(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ from dataserver.planning.job import Execution
 from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.client import Batch
 from trainclient.exchange.phases import PhaseInlet
+from trainclient.exchange.sharing import SharedSequences
 from trainclient.program.clock import Clock
 from trainclient.program.listing import StepPrograms, StreamError
 from trainclient.program.postings import Posting, postings
@@ -81,14 +82,24 @@ class Interpreter:
     """Runs the steps of one process: it looks up what an operation means, and knows no order of its own."""
 
     def __init__(
-        self, execution: Execution, topology: Topology, place: Place, runners: Sequence[ChunkRunner], clock: Clock
+        self,
+        execution: Execution,
+        topology: Topology,
+        place: Place,
+        runners: Sequence[ChunkRunner],
+        clock: Clock,
+        shared: SharedSequences | None = None,
     ) -> None:
-        """Interpret the program of a place, whose chunks the runners run, in the same order."""
+        """Interpret the program of a place, whose chunks the runners run, in the same order.
+
+        Of views that ranks share by `shared`, the first rank alone counts items and has ends of routings.
+        """
         self._execution = execution
         self._topology = topology
         self._place = place
         self._runners = tuple(runners)
         self._clock = clock
+        self._shared = shared
         self.doing = "nothing yet"
         """What is run at the moment, in words; another thread may read it."""
         self._meaning: dict[OperationKind, Callable[[Operation, Mapping[str, _Views]], None]] = {
@@ -145,7 +156,7 @@ class Interpreter:
     def _views(self, firsts: Sequence[Batch | None], streams: Sequence[Batches]) -> "dict[str, _Views]":
         held = [chunk.module.name for chunk in self._place.chunks]
         found = zip(self._place.modules, firsts, streams, strict=True)
-        views = {m.name: _Views(first, batches, held.count(m.name)) for m, first, batches in found}
+        views = {m.name: _Views(first, batches, held.count(m.name), self._shared) for m, first, batches in found}
         if len({first and (first.step, first.plan_hash) for first in firsts}) > 1:
             raise StreamError(
                 f"the views of {', '.join(views)} are not of one step and plan; all must come from servers of one fleet"
@@ -184,12 +195,13 @@ class Interpreter:
 class _Views:
     """One module's microbatches of one step, each kept until every chunk has run its forward."""
 
-    def __init__(self, first: Batch | None, batches: Batches, passes: int) -> None:
+    def __init__(self, first: Batch | None, batches: Batches, passes: int, shared: SharedSequences | None) -> None:
         self.seen = Seen()
         self._step = first and first.step
         self._first = first
         self._batches = batches
         self._passes = passes
+        self._shared = shared
         self._read = 0
         self._kept: dict[int, tuple[Batch, int]] = {}
 
@@ -229,8 +241,11 @@ class _Views:
                 f"step {batch.step}, microbatch {batch.microbatch} came where step {self._step}, microbatch "
                 f"{self._read} was due"
             )
-        items = batch.items
         seen.data_wait_s += batch.wait_s
+        sharers = None if self._shared is None else self._shared.of(batch)
+        if sharers is not None and not sharers.leads:
+            return replace(batch, routings=tuple(routing.empty for routing in batch.routings))
+        items = batch.items
         seen.num_items += len(items)
         seen.num_invalid += int(np.count_nonzero(items.invalid))
         seen.samples += zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True)

@@ -10,6 +10,7 @@ from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
 from trainclient.exchange.ends import Inlet, Outlet, Shipment
 from trainclient.exchange.phases import PhaseInlet, PhaseOutlet
+from trainclient.exchange.sharing import SharedSequences
 from trainclient.modules import Features, NoiseKey, Output, Site, Target, TrainedModule, View
 from trainclient.program.clock import Clock
 from trainclient.program.finite import FiniteNotes
@@ -75,6 +76,7 @@ class ChunkRunner:
         weights: LossWeights,
         clock: Clock,
         interaction: Interaction | None = None,
+        shared: SharedSequences | None = None,
     ) -> None:
         """Run a module between an inlet, which a chunk that others feed has, and an outlet.
 
@@ -86,6 +88,7 @@ class ChunkRunner:
             weights: factors of the losses.
             clock: of the process.
             interaction: what makes a loss of features, where the module makes any.
+            shared: with whom this rank may share sequences, if with anyone.
         """
         self.site = site
         self.module = module
@@ -103,6 +106,7 @@ class ChunkRunner:
         self._weights = weights
         self._clock = clock
         self._interaction = interaction
+        self._shared = shared
         self._kept: dict[int, Kept] = {}
 
     def begin_step(self) -> None:
@@ -173,9 +177,12 @@ class ChunkRunner:
             self._outlet.end_step()
 
     def _view(self, batch: Batch) -> View:
-        return View(batch.tensors, batch.items, self._key)
+        sharers = None if self._shared is None else self._shared.of(batch)
+        return View(batch.tensors, batch.items, self._key, sharers)
 
     def _count(self, view: View) -> None:
+        if view.sharers is not None and not view.sharers.leads:
+            return
         forward = self.module.forward_flops(view)
         frozen = self._frozen or not self.module.trains_weights
         backward = backward_percent(frozen=frozen, input_gradient=self._returns, checkpoint=False)

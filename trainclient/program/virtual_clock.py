@@ -48,6 +48,8 @@ class PlannedTimes:
             for place in topology.places
         )
         """The node of each global rank."""
+        self.in_step = topology.in_step
+        """Global ranks that begin each operation together."""
         pipeline = planned.pipeline
         self._chunks = pipeline.num_chunks
         self._ns = {
@@ -91,7 +93,11 @@ class VirtualClock:
         self.executed.clear()
 
     def next_phase(self) -> None:
-        """See `Clock`: go on when all ranks are done."""
+        """See `Clock`."""
+        self._barrier()
+
+    def _barrier(self) -> None:
+        """Go on when all ranks are done."""
         if self._collective is None:
             raise RuntimeError("a clock without channels knows of no other ranks")
         own = [self.stamp(self._collective.device)] * self._collective.size
@@ -100,11 +106,16 @@ class VirtualClock:
 
     @contextmanager
     def running(self, operation: Operation) -> Iterator[None]:
-        """See `Clock`."""
+        """See `Clock`; ranks that are in step wait for the slowest of them before and behind what they compute."""
+        in_step = self._rank in self._times.in_step
+        if in_step:
+            self._barrier()
         start = self.now_ns
         yield
         self.now_ns = start + self._times.operation_ns(self._rank, operation)
         self.executed.append(Executed(operation, start, self.now_ns))
+        if in_step:
+            self._barrier()
 
     def channels(self, channels: Channels) -> Channels:
         """The same channels, whose messages take the planned time."""
@@ -117,7 +128,8 @@ class VirtualClock:
             )
             for way, both in channels.ways.items()
         }
-        return Channels(ways, together and TimedCollective(together, self, self._times.hop_ns))
+        timed = together and TimedCollective(together, self, self._times.hop_ns)
+        return replace(channels, ways=ways, together=timed)
 
     def stamp(self, device: torch.device, delay_ns: int = 0) -> Tensor:
         """The time in so many nanoseconds from now as uint8 [TIME_BYTES]."""

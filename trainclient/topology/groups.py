@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainclient.exchange.all_to_all import GroupCollective
 from trainclient.exchange.peers import GroupPeers, shared_ways
+from trainclient.exchange.sharing import SharedSequences
 from trainclient.exchange.transport import Channel, Channels, Directions, GroupChannel, Message, contact
 from trainclient.topology.places import Place, Topology
 
@@ -87,6 +88,7 @@ def process_groups(
         channels=Channels(
             ways if peers is None else shared_ways(ways, peers),
             GroupCollective(together, device) if rank in meeting else None,
+            _shared_sequences(topology, rank, device, timeout),
         ),
     )
     with contact("other ranks"):
@@ -116,6 +118,19 @@ def _mesh(
     mesh = DeviceMesh.from_group(both, device.type, torch.tensor(stage), mesh_dim_names=("dp", "tp"))
     leader = next(row[0] for row in stage if rank in row)
     return mesh, data_parallel, GroupPeers(leader, device, tensor_parallel, control)
+
+
+def _shared_sequences(
+    topology: Topology, rank: int, device: torch.device, timeout: timedelta
+) -> SharedSequences | None:
+    """The groups that this process may share sequences in; all processes make all groups, in the same order."""
+    members, pool = topology.in_step, {}
+    for group in topology.sequence_groups:
+        ranks = [members[i] for i in group]
+        made, control = (dist.new_group(ranks, timeout=timeout, backend=backend) for backend in (None, "gloo"))
+        if rank in ranks:
+            pool[group] = GroupPeers(ranks[0], device, made, control)
+    return SharedSequences(topology.places[rank].rank, pool) if rank in members else None
 
 
 def _ways(

@@ -17,7 +17,7 @@ from typing import Self
 
 from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
-from trainclient.topology.support import TopologyError, require_supported, shares_processes
+from trainclient.topology.support import TopologyError, group_degrees, require_supported, shares_processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,9 @@ class Topology:
     """What each global rank is."""
     ways: tuple[Way, ...]
     """The edges of the graph; of several that meet in a chunk, in the order of the job."""
+    group_degrees: tuple[int, ...] = ()
+    """Degrees of the groups of backbone ranks that may share the sequences of a microbatch, ascending; none where every
+    rank has its own."""
 
     @classmethod
     def of(cls, spec: JobSpec) -> Self:
@@ -109,7 +112,7 @@ class Topology:
         execution = spec.execution
         chunks = {m.name: _chunks(m, execution) for m in execution.modules}
         deal = _all_modules_each if shares_processes(execution) else _one_module_each
-        return cls(tuple(deal(execution, chunks)), tuple(_ways(execution, chunks)))
+        return cls(tuple(deal(execution, chunks)), tuple(_ways(execution, chunks)), group_degrees(execution))
 
     @property
     def colocated(self) -> bool:
@@ -118,12 +121,29 @@ class Topology:
 
     @property
     def together(self) -> tuple[int, ...]:
-        """Global ranks of the processes that exchange by collectives: last stages, where there are towers; or all."""
+        """Global ranks of the processes that exchange by collectives: last stages, where there are towers; the ranks
+        that are in step, where there are any; or all."""
+        if self.group_degrees:
+            return self.in_step
         return tuple(
             rank
             for rank, place in enumerate(self.places)
             if place.chunks[-1].module.kind is not ModuleKind.TOWER or place.chunks[-1].is_last
         )
+
+    @property
+    def in_step(self) -> tuple[int, ...]:
+        """Global ranks of a backbone whose ranks share sequences: each pass begins for all of them together, since they
+        gather parameters for it. None elsewhere."""
+        of_backbone = (p.chunks[0].module.kind is ModuleKind.BACKBONE for p in self.places if self.group_degrees)
+        return tuple(rank for rank, found in enumerate(of_backbone) if found)
+
+    @property
+    def sequence_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks of the backbone, as its data-parallel ones, of every group of several that may share sequences."""
+        dp = len(self.in_step)
+        several = [degree for degree in self.group_degrees if degree > 1]
+        return tuple(tuple(range(first, first + n)) for n in several for first in range(0, dp, n))
 
     @property
     def world_size(self) -> int:

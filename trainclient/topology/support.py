@@ -2,6 +2,7 @@
 
 from dataserver.planning.colocated.options import ColocatedOptions
 from dataserver.planning.contrastive.options import ContrastiveOptions
+from dataserver.planning.grouped.options import GroupedOptions
 from dataserver.planning.job import Execution
 from dataserver.planning.pipelined.options import PipelinedOptions
 
@@ -12,10 +13,10 @@ class TopologyError(ValueError):
 
 def require_supported(execution: Execution) -> None:
     """Raise TopologyError for the first thing in a job that this trainer cannot run, with what to change."""
-    if not isinstance(execution.layout, PipelinedOptions | ColocatedOptions | ContrastiveOptions):
+    if not isinstance(execution.layout, PipelinedOptions | ColocatedOptions | ContrastiveOptions | GroupedOptions):
         raise TopologyError(
-            f"the job's layout is {execution.layout.kind}; this trainer runs pipelines, colocated modules and "
-            "contrastive towers, set layout.kind to pipelined, colocated or contrastive"
+            f"the job's layout is {execution.layout.kind}; this trainer runs pipelines, colocated modules, contrastive "
+            "towers and sequence-parallel groups, set layout.kind to pipelined, colocated, contrastive or grouped"
         )
     for module in execution.modules:
         if module.sp > 1:
@@ -28,6 +29,11 @@ def require_supported(execution: Execution) -> None:
                 f"tower {module.name} has tp {module.tp}; this trainer does not split the layers of towers, set tp to "
                 "1 and raise dp or pp instead"
             )
+        if module.tp > 1 and group_degrees(execution) and module == execution.backbone:
+            raise TopologyError(
+                f"module {module.name} has tp {module.tp}; the layers of a grouped backbone are not split, "
+                "set tp to 1 and raise dp instead"
+            )
         if module.padded:
             raise TopologyError(f"module {module.name} is padded; this trainer does not pad items, leave padded out")
 
@@ -35,3 +41,11 @@ def require_supported(execution: Execution) -> None:
 def shares_processes(execution: Execution) -> bool:
     """Whether every process runs all modules."""
     return isinstance(execution.layout, ColocatedOptions)
+
+
+def group_degrees(execution: Execution) -> tuple[int, ...]:
+    """Degrees of the groups of backbone ranks that may share sequences, ascending; none in other layouts."""
+    layout = execution.layout
+    if not isinstance(layout, GroupedOptions):
+        return ()
+    return tuple(1 << p for p in range(layout.min_degree.bit_length() - 1, layout.max_degree.bit_length()))

@@ -13,6 +13,7 @@ from trainclient.models.lora import LowRank, adapt
 from trainclient.models.parameters import initialise
 from trainclient.modules import Site, Sizes, TrainedModule, family_of, own
 from trainclient.topology.places import Chunk, Place
+from trainclient.topology.support import group_degrees
 from trainclient.training.config import NOT_SIZES, BackboneModel, ConfigError, ImageModuleModel, Sharding, TrainConfig
 from trainclient.training.pretrained import load_pretrained_into, pretrained_sizes
 
@@ -61,6 +62,8 @@ class Models:
         for m in staged:
             stage_layers(found[m.name].layers, 0, m.pp * job.execution.layout.num_chunks)
         for m in modules:
+            if m.kind is ModuleKind.BACKBONE:
+                _require_shared_heads(m, found[m.name], max(group_degrees(job.execution), default=1))
             if m.name in found and m.tp > 1:
                 _require_parts(m, found[m.name])
                 if config.compile:
@@ -162,6 +165,17 @@ def _require_parts(module: ModuleSpec, sizes: Sizes) -> None:
             raise ConfigError(
                 f"module {module.name} has tp {module.tp} and {field} {size}, of which peers cannot have equal parts; "
                 f"set tp to a divisor of {size}"
+            )
+
+
+def _require_shared_heads(module: ModuleSpec, sizes: Sizes, degree: int) -> None:
+    """Raise ConfigError unless ranks of a group of that degree can attend with equal parts of a backbone's heads."""
+    for field in ("heads", "groups"):
+        heads = getattr(sizes, field)
+        if heads % degree:
+            raise ConfigError(
+                f"module {module.name} has {field} {heads}, of which {degree} ranks that share sequences cannot have "
+                f"equal parts; set layout.max_degree to at most {heads & -heads}, or {field} to a multiple of {degree}"
             )
 
 

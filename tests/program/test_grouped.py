@@ -1,0 +1,121 @@
+"""Ranks that share sequences: gradients are those of one process, and what is executed is what the simulator scored."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program.conftest import Fleet
+from program.reference import reference_gradients
+from program.runtime_cases import Case, Degrees, Pool
+from program.test_gradients import BOUNDS, STEPS, WEIGHTS, a_run, assert_close, went_on_alike
+from program.virtual import assert_as_simulated, execute
+
+from dataserver.dataset import Dataset
+from dataserver.jobs import JobPlanner
+from dataserver.planning.layout import layout_of
+from dataserver.planning.plan import StepPlan
+
+UNPACKED = {"packing": {"enabled": False}}
+TEXTS = {**UNPACKED, "dataset": "texts", "generation": {"ratio": "0"}, "seq_len": 384, "seed": 5, "units": 160}
+MIXED = {**UNPACKED, "seed": 7, "units": 50, "global_batch": 12}
+ALONE = Degrees(0, 4, 1, 0, group=4)
+BESIDE = Degrees(1, 4, 1, 1, group=4)
+HEADS = {"heads": 8, "groups": 4}
+"""Of the backbone: the ranks of the largest group have one of keys and values each."""
+
+
+def plan_of(fleet: Fleet, case: Case) -> StepPlan:
+    job = case.parsed
+    return JobPlanner(job, tuple(Dataset.open(fleet.folders[d.name]) for d in job.stream.datasets)).plan(0)
+
+
+def compositions(plan: StepPlan) -> set[tuple[int, ...]]:
+    return {tuple(plan.groups.degree[plan.groups.of(k)].tolist()) for k in range(plan.num_microbatches)}
+
+
+def idle(plan: StepPlan) -> set[int]:
+    """Degrees of the groups that have no sequences."""
+    held, groups = plan.arrangement("llm"), plan.groups
+    used = set(zip(held.microbatch.tolist(), held.rank.tolist(), strict=True))
+    found = zip(groups.microbatch.tolist(), groups.first_rank.tolist(), groups.degree.tolist(), strict=True)
+    return {degree for microbatch, first, degree in found if (microbatch, first) not in used}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("degrees", "options", "sharding"),
+    [
+        (ALONE, TEXTS, "zero3"),
+        (BESIDE, MIXED, "zero3"),
+        pytest.param(ALONE, TEXTS, "none", marks=pytest.mark.long),
+        pytest.param(BESIDE, MIXED, "zero2", marks=pytest.mark.long),
+        pytest.param(replace(BESIDE, recompute=("llm",)), MIXED, "zero3", marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_gradients_equal_the_reference(
+    fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees, options: dict[str, Any], sharding: str
+) -> None:
+    """With other groups in every microbatch, and ranks that have nothing."""
+    ours, reference = fleet.pair_of_jobs(degrees, **options)
+    case = Case("grouped", fleet.address, ours, **WEIGHTS, modules={"llm": {**HEADS, "sharding": sharding}})
+    plan = plan_of(fleet, case)
+    assert compositions(plan) >= {(4,), (2, 1, 1), (1, 1, 1, 1)}
+    assert idle(plan) >= ({1} if degrees == ALONE else {1, 2})
+    found = pool.run([case], tmp_path)["grouped"]
+    expected = reference_gradients(replace(case, job=reference, modules={"llm": HEADS}))
+    assert found.keys() == expected.keys()
+    assert_close(found, expected, BOUNDS["float64"])
+
+
+HOPS = {
+    "transfers": [
+        {"source": "vit", "target": "llm", "latency_ns": 1_000, "bytes_per_ns": "0.01", "row_bytes": 70},
+        {"source": "llm", "target": "dit", "latency_ns": 2_000, "bytes_per_ns": "1", "row_bytes": 10},
+    ]
+}
+SEVERAL = Degrees(2, 4, 1, 2, group=4)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "options"),
+    [
+        (ALONE, TEXTS),
+        (ALONE, {**TEXTS, "layout": {"policy": "homogeneous"}}),
+        (BESIDE, {**MIXED, **HOPS}),
+        (SEVERAL, {**MIXED, **HOPS, "extra_in_flight": 1}),
+        (SEVERAL, {**MIXED, "units": 100, "layout": {"schedule": "gpipe", "max_degree": 4, "order": "disttrain"}}),
+        (Degrees(1, 2, 1, 1, group=1, second_encoder=1), {**MIXED, **HOPS, "units": 200}),
+    ],
+    ids=str,
+)
+def test_the_executed_step_is_the_simulated_one(fleet: Fleet, degrees: Degrees, options: dict[str, Any]) -> None:
+    job = fleet.job(degrees, **options)
+    case = Case("virtual", fleet.address, job.spec.model_dump(mode="json"))
+    planned = layout_of(job.spec.execution).timeline(job.spec, plan_of(fleet, case))
+    assert_as_simulated(job, planned, execute(case, job, planned))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_run_goes_on_in_other_layouts(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    """Bit by bit in the same layout."""
+    pipelined, colocated = Degrees(1, 2, 1, 1), Degrees(2, 2, 1, 2, colocated=True)
+    folders = {name: tmp_path / name for name in ("straight", "again", "pipelined", "colocated", "back")}
+    for folder in folders.values():
+        folder.mkdir()
+
+    def run(degrees: Degrees, name: str, steps: int) -> Case:
+        job = {key: value for key, value in MIXED.items() if degrees.group or key != "units"}
+        modules = {"llm": {**HEADS, "sharding": "zero3"}}
+        return a_run(fleet, degrees, folders[name], steps, job=job, modules=modules)
+
+    pool.run([run(BESIDE, "straight", STEPS), run(BESIDE, "again", 2)], tmp_path)
+    for name in ("pipelined", "colocated"):
+        shutil.copytree(folders["again"], folders[name], dirs_exist_ok=True)
+    pool.run([run(pipelined, "pipelined", STEPS), run(pipelined, "back", 2)], tmp_path)
+    pool.run([run(colocated, "colocated", STEPS)], tmp_path)
+    pool.run([run(BESIDE, "again", STEPS), run(BESIDE, "back", STEPS)], tmp_path)
+    went_on_alike(folders)

@@ -1,0 +1,76 @@
+"""What processes are to each other that work on the same view."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from trainclient.client import Batch
+from trainclient.exchange.messages import BrokerMismatchError
+
+
+class Peers(Protocol):
+    """The peers of a process, itself among them."""
+
+    @property
+    def leader(self) -> int:
+        """Global rank of the first one."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the first one."""
+
+    def hand_on(self, message: Tensor) -> None:
+        """Overwrite a tensor with the first peer's, of the same shape; all peers call this together."""
+
+
+class Sharers(Peers, Protocol):
+    """Peers that share the rows of a microbatch's sequences: each computes a part of them."""
+
+    @property
+    def size(self) -> int:
+        """Number of peers."""
+
+    @property
+    def position(self) -> int:
+        """Of this process among them."""
+
+    def exchange(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Tensor:
+        """Hand rows to all peers and take theirs; their gradients go the other way. All peers call this together.
+
+        Args:
+            values: [n, ...], first those for the first peer.
+            leaving: how many rows each peer gets.
+            arriving: how many rows each peer has for this one.
+
+        Returns:
+            [m, ...], first those of the first peer.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSequences:
+    """The groups in which a rank may share the sequences of a microbatch; made once, for all microbatches."""
+
+    rank: int
+    """Data-parallel rank of this process within the module."""
+    pool: Mapping[tuple[int, ...], Sharers]
+    """By their ranks."""
+
+    def of(self, batch: Batch) -> Sharers | None:
+        """Those of a microbatch; None where the rank has its sequences alone.
+
+        Raises:
+            BrokerMismatchError: the plan has a group that no layout of the job has.
+        """
+        ranks = next((g.ranks for g in batch.sequence_parallel_groups if self.rank in g.ranks), (self.rank,))
+        if len(ranks) == 1:
+            return None
+        if ranks not in self.pool:
+            raise BrokerMismatchError(
+                f"the plan of step {batch.step} has rank {self.rank} share microbatch {batch.microbatch} with ranks "
+                f"{list(ranks)}; groups of this job are runs of {sorted({len(found) for found in self.pool})} ranks "
+                "that begin at a multiple of that: all ranks must be started with the job that the servers plan"
+            )
+        return self.pool[ranks]

@@ -1,0 +1,103 @@
+"""Sequence parallelism: ranks that share the rows of packed sequences, each with a run of them and a part of the heads.
+
+As in DeepSpeed-Ulysses (arXiv 2309.14509), with sequences packed and groups of any degree (FlexSP, arXiv 2412.01523):
+each rank computes everything but attention for its own rows. For attention an all-to-all hands it all rows of some of
+the heads, and another one brings its rows back.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trainclient.exchange.sharing import Sharers
+from trainclient.models.backbone import BackboneBatch
+
+
+class SharedRows:
+    """The rows of one microbatch, of which this rank has an equal share: a run of them."""
+
+    def __init__(self, peers: Sharers, num_rows: int) -> None:
+        """Share `num_rows` rows among peers."""
+        bounds = [num_rows * peer // peers.size for peer in range(peers.size + 1)]
+        self.num_rows = num_rows
+        self.own = slice(bounds[peers.position], bounds[peers.position + 1])
+        """This rank's rows."""
+        self._peers = peers
+        self._bounds = torch.tensor(bounds)
+        self._lengths = self._bounds.diff().tolist()
+
+    def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `models.attention.HeadSharing`."""
+        ranks, here = self._peers.size, len(query)
+        counts = [rows.shape[1] // ranks for rows in (query, key, value)]
+        heads = zip((query, key, value), counts, strict=True)
+        several = [rows.view(here, ranks, count, query.shape[2]) for rows, count in heads]
+        sent = torch.cat(several, dim=2).transpose(0, 1).flatten(0, 1)
+        q, k, v = torch.split(self._peers.exchange(sent, [here] * ranks, self._lengths), counts, dim=1)
+        return q, k, v
+
+    def to_rows(self, mixed: Tensor) -> Tensor:
+        """See `models.attention.HeadSharing`."""
+        ranks, here = self._peers.size, self._lengths[self._peers.position]
+        found = self._peers.exchange(mixed, self._lengths, [here] * ranks)
+        return found.view(ranks, here, *mixed.shape[1:]).transpose(0, 1).flatten(1, 2)
+
+    def batch(self, whole: BackboneBatch, query_tokens: int) -> BackboneBatch:
+        """What this rank computes of a batch; `query_tokens` as the backbone has them."""
+        embeddings, conditions = self._mine(whole.embedding_slots), self._mine(whole.condition_slots)
+        return BackboneBatch(
+            cu_lengths=whole.cu_lengths,
+            position_ids=whole.position_ids[self.own],
+            token_ids=None if whole.token_ids is None else whole.token_ids[self.own],
+            embedding_slots=None if whole.embedding_slots is None else self._moved(whole.embedding_slots[embeddings]),
+            condition_slots=self._moved(whole.condition_slots[conditions]),
+            labels=None if whole.labels is None else whole.labels[self.own],
+            query_ids=conditions % max(1, query_tokens),
+            sharing=self,
+        )
+
+    def deal(self, values: Tensor, slots: Tensor) -> Tensor:
+        """Hand what the first rank has to the ranks that have its rows.
+
+        Args:
+            values: [n, width] on the first rank, [0, width] on the others.
+            slots: integers [n] on the CPU, the same on all: the row of each.
+
+        Returns:
+            [m, width], in the order of `slots`.
+        """
+        order, counts = self._by_rank(slots)
+        mine = counts[self._peers.position]
+        arriving = [mine, *[0] * (self._peers.size - 1)]
+        if not self._peers.leads:
+            return self._peers.exchange(values, [0] * self._peers.size, arriving)
+        return self._peers.exchange(values.index_select(0, order.to(values.device)), counts, arriving)
+
+    def collect(self, values: Tensor, slots: Tensor) -> Tensor:
+        """Hand the first rank what all have: the reverse of `deal`."""
+        order, counts = self._by_rank(slots)
+        leaving = [len(values), *[0] * (self._peers.size - 1)]
+        if not self._peers.leads:
+            return self._peers.exchange(values, leaving, [0] * self._peers.size)
+        return self._peers.exchange(values, leaving, counts).index_select(0, order.argsort().to(values.device))
+
+    def told(self, flags: Tensor) -> Tensor:
+        """The first rank's flags, bool [n] on the CPU, of which all have as many."""
+        message = flags.to(torch.uint8)
+        self._peers.hand_on(message)
+        return message.bool()
+
+    def _by_rank(self, slots: Tensor) -> tuple[Tensor, Sequence[int]]:
+        """Entries in the order of the ranks that have their rows, int64 [n], and how many each rank has."""
+        ranks = torch.searchsorted(self._bounds[1:], slots.to(torch.int64), right=True)
+        return ranks.argsort(stable=True), torch.bincount(ranks, minlength=self._peers.size).tolist()
+
+    def _mine(self, slots: Tensor | None) -> Tensor:
+        """The entries whose rows this rank has, int64 [m]."""
+        found = torch.zeros(0) if slots is None else slots
+        return ((found >= self.own.start) & (found < self.own.stop)).nonzero().squeeze(1)
+
+    def _moved(self, slots: Tensor) -> Tensor:
+        """The same rows, counted from this rank's first."""
+        return slots - self.own.start
