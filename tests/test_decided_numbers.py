@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 PLANS: dict[str, dict[str, Any]] = {
     "dataserver/planning/alternatives.py": {"EXTRA_IN_FLIGHT": (0, 1, 2, 4)},
-    "dataserver/planning/balancing/assignment.py": {"ROWS_AT_ONCE": 16},
+    "dataserver/planning/balancing/assignment.py": {"PAIRS_AT_ONCE": 1_048_576},
     "dataserver/planning/balancing/search.py": {"CLOSE": 16},
     "dataserver/planning/colocated/assignment.py": {"ROUNDS": 8},
     "dataserver/planning/costs/fitting.py": {
@@ -110,6 +110,7 @@ KEPT: dict[str, dict[str, Any]] = {
     },
     "dataserver/planning/compiled.py": {"KEPT": 8},
     "dataserver/planning/jobspec/problems.py": {"_MOST_SHOWN": 8, "_MOST_CHARS": 64},
+    "dataserver/planning/kernels/peaks.py": {"LOOKS_AT_ONCE": 131_072},
     "dataserver/planning/kernels/packing.py": {"MOVES_AT_ONCE": 4_194_304},
     "dataserver/planning/pipelined/placing/search.py": {"OPERATIONS_AT_ONCE": 2_097_152, "LOOKS_AT_ONCE": 65_536},
     "dataserver/preprocessing/limits.py": {"DECODER_BYTES_PER_PIXEL": 16},

@@ -97,7 +97,7 @@ def _extremes(spec: JobSpec) -> Iterator[Extreme]:
     stream, execution = spec.stream, spec.execution
     limits, layout = limits_of(execution), execution.layout
     sequences, waves = 2 * stream.global_batch, most_microbatches(execution)
-    items = min(SINGLE_STEP * max(limits.step_samples, limits.step_images), sequences * max(1, stream.seq_len // 3))
+    items = min(SINGLE_STEP * max(limits.step_samples, limits.step_images), sequences * (stream.seq_len // 3))
     ranks, total = max(m.dp for m in execution.modules), 0
     for module in execution.modules:
         name, base, percent = f"of module {module.name}", module.cost.microbatch_ns, 100 + module.cost.backward_percent

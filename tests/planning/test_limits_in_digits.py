@@ -5,9 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.jobs import job_data
+from builders.transfers import INTO, transfer, with_transfers
 
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.layout import layout_of
+from dataserver.planning.plan_limits import _extremes
 from dataserver.planning.samples import ShardTable
 from dataserver.planning.sizing import shard_table
 
@@ -106,3 +108,36 @@ def test_images_that_no_module_handles() -> None:
 @pytest.mark.parametrize("tokens", [10, 512])
 def test_a_backbone_without_memory_takes_all(tokens: int) -> None:
     assert text_of(job({}), [(tokens, [])]) is None
+
+
+def extremes(seq_len: int, packing: bool = True, **layout: Any) -> list[int]:
+    """The largest numbers of 8 sequences on two ranks of an encoder and four of a backbone, in any layout."""
+    stream = {"global_batch": 8, "seq_len": seq_len, "packing": {"enabled": packing}}
+    data = job_data(stream=stream, execution={"layout": {"kind": "pipelined", **layout}}, encoder=2, backbone=(4, 2))
+    vit, llm = data["execution"]["modules"]
+    vit["cost"] = {"microbatch_ns": 7, "linear_ps": 3000, "quadratic_fs": 0, "backward_percent": 100}
+    llm["cost"] = {"microbatch_ns": 5, "linear_ps": 2000, "quadratic_fs": 0, "backward_percent": 150}
+    vit["memory"] = {"room_bytes": 10**6, "unit_bytes": 3}
+    return [extreme.value for extreme in _extremes(with_transfers(data, transfer(INTO, 11, "2", 6)).spec)]
+
+
+def test_extremes_in_digits() -> None:
+    # Twice as many sequences as planned, of 1,000 tokens or 4,000 patches each; at most 333 images in one.
+    vit_ns, llm_ns, items = 16 * 4_000 * 3, 16 * 1_000 * 2, 16 * 333
+    hops = 2**21 * (11 + 4_000 * 6 * 1_000 // 2_000)
+    assert extremes(1_000) == [
+        (vit_ns + 7) * 200,
+        (4_000 * 3 + 7) * 200 * 4,
+        2 * 4_000 * 3 * items,
+        10**6 // 3 * 2 * 3,
+        (llm_ns + 5) * 250,
+        (1_000 * 2 + 5) * 250 * 4,
+        2 * 1_000 * 2 * items,
+        16 * 1_000 * 1_000 * (6 + 2_000),
+        (vit_ns + 16_384 * 2 * 7) * 2 + (llm_ns + 16_384 * 4 * 5) * 5 // 2 + hops,
+    ]
+    # Without packing a sequence is a sample; memory of chunks; as many images as a step may have.
+    unpacked = extremes(1_000, packing=False)
+    assert (unpacked[2], unpacked[6]) == (2 * 4_000 * 3 * items, 2 * 1_000 * 2 * 16)
+    assert extremes(1_000, schedule="interleaved", chunks=3)[3] == 10**6 // 3 * 2 * 3 * 3
+    assert extremes(2**18)[2] == 2 * 2**18 * 4 * 3 * 4 * 2**18

@@ -11,8 +11,8 @@ from dataserver.planning.samples import I64
 SWAPS, SWAPS_PER_BATCH = 2**14, 2**12
 """Swaps of two batches that `lower_peaks` looks at: a constant and so many for each batch."""
 
-ROWS_AT_ONCE = 16
-"""Batches that are assigned between two calls of `pace`."""
+PAIRS_AT_ONCE = 1 << 20
+"""Pairs of a batch and a node, as many as there are for each batch that is assigned, between two calls of `pace`."""
 
 
 def traffic_between(source: I64, batch: I64, size: I64, num_sources: int, num_batches: int) -> I64:
@@ -27,7 +27,7 @@ def traffic_between(source: I64, batch: I64, size: I64, num_sources: int, num_ba
 
 def bytes_between_nodes(traffic: I64, source_node: I64, node: I64, rank: I64) -> int:
     """Bytes that leave their node if batch k goes to rank[k], int64 [d]; other arguments as of `fewest_bytes`."""
-    return int(traffic[source_node[:, None] != node[rank][None, :]].sum())
+    return int(traffic.sum()) - int(_staying(traffic, source_node, node[rank])[1].sum())
 
 
 def fewest_bytes(traffic: I64, source_node: I64, node: I64) -> I64:
@@ -57,9 +57,10 @@ def fewest_bytes(traffic: I64, source_node: I64, node: I64) -> I64:
     chosen, prices = np.full(rows, -1, np.int64), np.zeros(rows, np.int64)
     columns_of = np.zeros((2, columns), np.int64)
     capacity, cost = np.bincount(home, minlength=columns).astype(np.int64), -kept
-    for _ in range(0, rows, ROWS_AT_ONCE):
+    at_once = max(1, PAIRS_AT_ONCE // max(1, rows * columns))
+    for _ in range(0, rows, at_once):
         pace()
-        assignment.assign(cost, capacity, chosen, prices, columns_of[0], columns_of[1], ROWS_AT_ONCE)
+        assignment.assign(cost, capacity, chosen, prices, columns_of[0], columns_of[1], at_once)
     return _ranks_on(chosen, home, np.arange(len(node), dtype=np.int64))
 
 
@@ -68,10 +69,13 @@ def peak_between_nodes(traffic: I64, source_node: I64, node: I64, rank: I64) -> 
 
     Arguments are those of `bytes_between_nodes`. Nodes send and take at once, so that this bounds the time of the hop.
     """
-    crossing = np.where(source_node[:, None] != node[rank][None, :], traffic, 0)
-    sent = [int(crossing[source_node == name].sum()) for name in np.unique(source_node).tolist()]
-    taken = [int(crossing[:, node[rank] == name].sum()) for name in np.unique(node).tolist()]
-    return max([0, *sent, *taken])
+    names, staying = _staying(traffic, source_node, node[rank])
+    per_source, per_batch = traffic.sum(axis=1), traffic.sum(axis=0)
+    peak = 0
+    for name, stays in zip(names.tolist(), staying.tolist(), strict=True):
+        sent, taken = int(per_source[source_node == name].sum()), int(per_batch[node[rank] == name].sum())
+        peak = max(peak, sent - stays, taken - stays)
+    return peak
 
 
 def lower_peaks(rank: I64, hops: Sequence[tuple[I64, I64]], node: I64, most_bytes: int) -> I64:
@@ -119,10 +123,21 @@ def _checked(traffic: I64, source_node: I64, node: I64) -> I64:
     return plain(traffic)
 
 
+def _staying(traffic: I64, source_node: I64, batch_node: I64) -> tuple[I64, I64]:
+    """The nodes of sources or batches, and for each of them the bytes between its own sources and batches."""
+    names = np.union1d(source_node, batch_node)
+    staying = np.zeros(len(names), np.int64)
+    for number, name in enumerate(names.tolist()):
+        pace()
+        staying[number] = traffic[np.ix_(source_node == name, batch_node == name)].sum()
+    return names, staying
+
+
 def _near(traffic: I64, source_node: I64, nodes: I64) -> I64:
     """Bytes that each batch exchanges with the ranks of each node. int64 [nodes, d]."""
     near = np.zeros((len(nodes), traffic.shape[1]), np.int64)
     for number, name in enumerate(nodes.tolist()):
+        pace()
         near[number] = traffic[source_node == name].sum(axis=0)
     return near
 

@@ -4,7 +4,11 @@ import numpy as np
 
 from dataserver.planning.kernels import kernel, part
 from dataserver.planning.kernels.arrays import first_largest, largest
+from dataserver.planning.pacing import pace
 from dataserver.planning.samples import I64
+
+LOOKS_AT_ONCE = 1 << 17
+"""Swaps that are looked at between two calls of `pace`, up to the end of a sweep over all."""
 
 
 def lower_peaks(near: I64, home: I64, most_bytes: int, budget: int) -> I64:
@@ -29,7 +33,9 @@ def lower_peaks(near: I64, home: I64, most_bytes: int, budget: int) -> I64:
     size = np.zeros((hops, len(home)), np.int64)
     # Of each hop: a swap changes two nodes, so one of the three heaviest keeps its load.
     heaviest, load = np.empty((hops, 3), np.int64), np.empty(nodes, np.int64)
-    _lower_peaks(near, home, most_bytes, budget, sent, taken, size, heaviest, load)
+    state = np.array([0, most_bytes], np.int64)
+    while _lower_peaks(near, home, budget, LOOKS_AT_ONCE, state, sent, taken, size, heaviest, load):
+        pace()
     return home
 
 
@@ -37,20 +43,24 @@ def lower_peaks(near: I64, home: I64, most_bytes: int, budget: int) -> I64:
 def _lower_peaks(
     near: I64,
     home: I64,
-    most_bytes: int,
     budget: int,
+    at_once: int,
+    state: I64,
     sent: I64,
     taken: I64,
     size: I64,
     heaviest: I64,
     load: I64,
-) -> None:
-    _add_loads(near, home, sent, taken, size)
-    looked, spare = 0, most_bytes
-    for hop in range(len(near)):
-        for node in range(near.shape[1]):
-            spare -= sent[hop, node]
-    while looked < budget:
+) -> bool:
+    """Go on from `state`: swaps looked at, bytes to spare; whether there is more to look at."""
+    looked, spare = state[0], state[1]
+    most = min(budget, looked + at_once)
+    if looked == 0:
+        _add_loads(near, home, sent, taken, size)
+        for hop in range(len(near)):
+            for node in range(near.shape[1]):
+                spare -= sent[hop, node]
+    while looked < most:
         best = _find_heaviest(sent, taken, heaviest, load)
         peaks, least, first, second = best, 0, -1, -1
         for a in range(len(home)):
@@ -66,9 +76,11 @@ def _lower_peaks(
                     if found < best or (found == best < peaks and more < least):
                         best, least, first, second = found, more, a, b
         if first < 0:
-            break
+            return False
         spare -= least
         _swap(near, size, sent, taken, home, first, second)
+    state[0], state[1] = looked, spare
+    return bool(looked < budget)
 
 
 @part

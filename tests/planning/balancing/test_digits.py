@@ -21,7 +21,7 @@ from dataserver.planning.balancing import (
     peak_between_nodes,
     searched,
 )
-from dataserver.planning.balancing.assignment import ROWS_AT_ONCE, SWAPS, SWAPS_PER_BATCH
+from dataserver.planning.balancing.assignment import PAIRS_AT_ONCE, SWAPS, SWAPS_PER_BATCH
 from dataserver.planning.balancing.interface import MAX_TOTAL, BinRoomError, bin_totals, check, search_budget
 from dataserver.planning.balancing.search import CLOSE
 from dataserver.planning.samples import I64
@@ -46,7 +46,7 @@ def test_numbers_that_searches_are_bounded_by() -> None:
         1,
     ]
     assert np.bincount(searched(loads, 2), loads).tolist() == [9, 9]
-    assert (MAX_TOTAL, CLOSE, SWAPS, SWAPS_PER_BATCH, ROWS_AT_ONCE) == (2**61, 16, 16_384, 4_096, 16)
+    assert (MAX_TOTAL, CLOSE, SWAPS, SWAPS_PER_BATCH, PAIRS_AT_ONCE) == (2**61, 16, 16_384, 4_096, 2**20)
     assert [search_budget(n) for n in (0, 1, 100)] == [16_384, 16_448, 22_784]
 
 

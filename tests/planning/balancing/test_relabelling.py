@@ -1,5 +1,6 @@
 """Assignment of balanced batches to ranks by the bytes between nodes."""
 
+from functools import partial
 from itertools import combinations, permutations, product
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataserver.planning.balancing import (
+    assignment,
     bytes_between_nodes,
     fewest_bytes,
     longest_first,
@@ -15,6 +17,8 @@ from dataserver.planning.balancing import (
     peak_between_nodes,
     traffic_between,
 )
+from dataserver.planning.kernels import peaks
+from dataserver.planning.pacing import paced
 from dataserver.planning.samples import I64
 
 
@@ -158,6 +162,26 @@ def test_a_busy_node_gives_a_batch_away() -> None:
     lowered = lower_peaks(fewest, [(traffic, node)], node, 20)
     assert sorted(lowered[:2].tolist()) == [0, 1]
     assert peak_between_nodes(traffic, node, node, lowered) == 12
+
+
+def test_assignments_let_others_have_a_turn_and_go_on_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many pairs of a batch and a node, and after a sweep over all swaps."""
+    node, traffic = np.arange(12) // 3, np.random.default_rng(5).integers(0, 99, (12, 12)) ** 2
+    found, turns = [], []
+    for pairs, looks in ((1, 1), (24 * 4, 10**9), (1 << 20, 10**9)):
+        monkeypatch.setattr(assignment, "PAIRS_AT_ONCE", pairs)
+        monkeypatch.setattr(peaks, "LOOKS_AT_ONCE", looks)
+        counted: list[None] = []
+        with paced(partial(counted.append, None)):
+            first = fewest_bytes(traffic, node, node)
+            turns.append(len(counted))
+            found.append([first.tolist(), lower_peaks(first, [(traffic, node)], node, int(traffic.sum())).tolist()])
+            turns.append(len(counted))
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] != found[0][1]
+    one_by_one, by_twos, at_once = 4 + 12, 4 + 6, 4 + 1  # the bytes of four nodes are summed up first
+    swapped = 4 + 1 + 1
+    assert turns == [one_by_one, one_by_one + swapped, by_twos, by_twos + 4 + 1, at_once, at_once + 4 + 1]
 
 
 def test_refusals() -> None:
