@@ -23,6 +23,8 @@ from training.runs import TIMEOUT_S, Run, descendants, kill_tree, read_until, st
 FIRST = Degrees(1, 1, 2, 1)
 SECOND = Degrees(2, 2, 1, 1)
 COLOCATED = Degrees(2, 2, 1, 2, colocated=True)
+ALONE = Degrees(1, 1, 1, 1, colocated=True)
+"""One process, where nothing is asked of several: each costs seconds to start."""
 PEERS = Degrees(1, 1, 2, 1, peers=(1, 2, 1))
 SCHEDULE = ("--optimizer.schedule", "cosine", "--optimizer.decay-steps", "3", "--optimizer.warmup-steps", "2")
 
@@ -235,27 +237,26 @@ def test_interrupt_before_there_are_ranks_is_one_line(tmp_path: Path) -> None:
 
 def test_refusals(fleet: Fleet, tmp_path: Path) -> None:
     """Another stream, other models, another run's metrics, too many bad images: one line each, nothing is trained."""
-    degrees = Degrees(1, 1, 1, 1)
     run = Run(fleet.address, tmp_path)
-    assert run.train(degrees, "--steps", "1")[0] == 0
-    code, errors = run.train(degrees, "--steps", "2", stream={"seed": 8})
+    assert run.train(ALONE, "--steps", "1")[0] == 0
+    code, errors = run.train(ALONE, "--steps", "2", stream={"seed": 8})
     assert code == 2
     assert len(errors.splitlines()) == 2
     assert "seed: 8 here, 7 there" in errors
-    code, errors = run.train(degrees, "--steps", "2", "--encoder.layers", "3")
+    code, errors = run.train(ALONE, "--steps", "2", "--encoder.layers", "3")
     assert code == 2
     assert len(errors.splitlines()) == 2
     assert "vit.layers: 3 here, 2 there" in errors
     assert len(run.metrics()) == 1
     lines = (run.folder / "metrics.jsonl").read_text()
     other = Run(fleet.address, tmp_path)
-    code, errors = other.train(degrees, "--steps", "2", "--checkpoint.directory", str(tmp_path / "c"), "--seed", "1")
+    code, errors = other.train(ALONE, "--steps", "2", "--checkpoint.directory", str(tmp_path / "c"), "--seed", "1")
     assert code == 2
     assert len(errors.splitlines()) == 2
     assert re.search(r"metrics.jsonl is of another run: \w{16} in line 1, and this is \w{16}; give --metrics", errors)
     assert (run.folder / "metrics.jsonl").read_text() == lines
     broken = Run(fleet.address, tmp_path / "broken")
-    code, errors = broken.train(degrees, "--max-invalid-ratio", "0", stream={"dataset": "understanding"})
+    code, errors = broken.train(ALONE, "--max-invalid-ratio", "0", stream={"dataset": "understanding"})
     assert code == 1
     assert len(errors.splitlines()) == 2
     assert "1 of 23 images up to step 0 could not be decoded" in errors
@@ -289,7 +290,7 @@ def test_a_full_disk_ends_the_run_with_one_error(fleet: Fleet, tmp_path: Path) -
     run = Run(fleet.address, tmp_path)
     with small_disk(tmp_path / "disk") as disk:
         options = ("--steps", "500", "--checkpoint.directory", str(disk))
-        code, errors = run.train(Degrees(1, 1, 1, 1), *options)
+        code, errors = run.train(ALONE, *options)
         assert list(disk.iterdir()) == []
     assert code == 1
     _, error = (line for line in errors.splitlines() if not line.startswith("step "))
