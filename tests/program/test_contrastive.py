@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from cli.server_process import run
 from program.conftest import Fleet
 from program.runtime_cases import Case, Pool
 from program.test_gradients import BOUNDS, assert_close
-from program.towers import recall_in_one_process, tower_job, towers_in_one_process
+from program.towers import SINGLE, recall_in_one_process, tower_data, tower_job, towers_in_one_process
 from program.virtual import assert_as_simulated, execute
 
 from dataserver.dataset import Dataset
@@ -19,9 +21,12 @@ from dataserver.jobs import JobPlanner
 from dataserver.planning.identity import identify
 from dataserver.planning.layout import layout_of
 
-Degrees = Mapping[str, tuple[int, int]]
+Degrees = Mapping[str, tuple[int, ...]]
+"""dp, pp and tp of each tower."""
 SMALL: Degrees = {"image": (2, 1), "text": (1, 1)}
 STAGED: Degrees = {"image": (1, 2), "text": (2, 1)}
+PEERS: Degrees = {"image": (1, 1, 2), "text": (2, 1)}
+SPLIT: Degrees = {"image": (1, 2, 2), "text": (2, 1, 2)}
 WIDE: Degrees = {"image": (2, 2), "text": (1, 2)}
 THREE: Degrees = {"text": (1, 1), "image": (2, 1), "text_more": (1, 1)}
 
@@ -38,6 +43,8 @@ def case_of(fleet: Fleet, name: str, degrees: Degrees, loss: str, **options: Any
         (SMALL, {}),
         (STAGED, {"microbatches": 2}),
         pytest.param(STAGED, {"microbatches": 2, "schedule": "batch_sync"}, marks=pytest.mark.slow),
+        (PEERS, {"microbatches": 2}),
+        pytest.param(SPLIT, {"microbatches": 2}, marks=pytest.mark.long),
         pytest.param(WIDE, {"microbatches": 2, "extra_in_flight": 1}, marks=pytest.mark.long),
         pytest.param(THREE, {"microbatches": 4}, marks=pytest.mark.slow),
     ],
@@ -59,6 +66,21 @@ def test_loss_gradients_equal_those_of_full_batches(
         _, expected = towers_in_one_process(alone, skip)
         assert found[case.name].keys() == expected.keys()
         assert_close(found[case.name], expected, BOUNDS["float64"])
+
+
+@pytest.mark.timeout(400)
+def test_what_dataserver_towers_prints_is_run_as_it_stands(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    """Memory for the states of half an image tower: it chooses tensor parallelism."""
+    file, data = tmp_path / "job.yaml", tower_data(SINGLE, microbatches=2)
+    file.write_text(yaml.safe_dump(data))
+    cluster = ("--devices", "3", "--devices-per-node", "2", "--device-bytes", "1000", "--state-bytes", "image=1500")
+    shown = run("towers", "--job", file, "--dataset", f"pairs={fleet.folders['pairs']}", *cluster, "--steps", "1")
+    data["execution"] |= yaml.safe_load(shown.stdout[shown.stdout.index("# The towers") :])["execution"]
+    assert [m.get("tp", 1) for m in data["execution"]["modules"]] == [2, 1]
+    case = case_of(fleet, "alone", SINGLE, "clip")
+    _, expected = towers_in_one_process(case)
+    found = pool.run([replace(case, name="chosen", job=fleet.completed(data).spec.model_dump(mode="json"))], tmp_path)
+    assert_close(found["chosen"], expected, BOUNDS["float64"])
 
 
 HOP = {"source": "image", "target": "image", "latency_ns": 3_000, "bytes_per_ns": "0.1", "row_bytes": 70}
@@ -103,16 +125,15 @@ def a_run(fleet: Fleet, degrees: Degrees, folder: Path, steps: int, **options: A
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
 def test_a_run_resumes_and_goes_on_with_other_degrees(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
-    other: Degrees = {"image": (1, 1), "text": (1, 1)}
     straight, again = tmp_path / "straight", tmp_path / "again"
     pool.run([a_run(fleet, STAGED, straight, 4), a_run(fleet, STAGED, again, 2)], tmp_path)
     shutil.copytree(again, tmp_path / "moved")
     pool.run([a_run(fleet, STAGED, again, 4, backbone={"sharding": "zero3"})], tmp_path)
-    pool.run([a_run(fleet, other, tmp_path / "moved", 4)], tmp_path)
+    pool.run([a_run(fleet, PEERS, tmp_path / "moved", 4)], tmp_path)
     expected = metrics(straight)
     assert [m["samples"] for m in expected] == [m["images"] for m in expected] == [16] * 4
     assert expected[0]["invalid_images"] == 1
-    alone = case_of(fleet, "alone", other, "siglip", dataset="understanding")
+    alone = case_of(fleet, "alone", SINGLE, "siglip", dataset="understanding")
     loss, _ = towers_in_one_process(alone, frozenset({fleet.victims["understanding"]}))
     assert expected[0]["contrastive_loss"] == pytest.approx(loss, rel=1e-9)
     assert all(m["contrastive_loss"] > 0 and m["text_loss"] is m["image_loss"] is None for m in expected)
@@ -124,20 +145,21 @@ def test_a_run_resumes_and_goes_on_with_other_degrees(fleet: Fleet, pool: Pool, 
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("degrees", [STAGED, PEERS], ids=str)
 def test_losses_and_recall_of_a_held_out_stream_are_those_of_one_process(
-    fleet: Fleet, pool: Pool, tmp_path: Path
+    fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees
 ) -> None:
     """With an image that cannot be decoded, which is neither asked for nor found; over several contrastive batches."""
     options: dict[str, Any] = {"dataset": "understanding", "global_batch": 48, "contrastive_batch": 16}
     training = {"evaluation": {"every": 1, "steps": 1}, "optimizer": {"lr": 1e-300}}
     case = replace(
-        a_run(fleet, STAGED, tmp_path / "evaluated", 1, **training),
-        held_out=json.loads(identify(tower_job(fleet, STAGED, microbatches=2, **options).spec.forward_only).text),
+        a_run(fleet, degrees, tmp_path / "evaluated", 1, **training),
+        held_out=json.loads(identify(tower_job(fleet, degrees, microbatches=2, **options).spec.forward_only).text),
     )
     pool.run([case], tmp_path)
     (line,) = metrics(tmp_path / "evaluated")
     found, skip = line["evaluation"], frozenset({fleet.victims["understanding"]})
-    alone = case_of(fleet, "alone", {"image": (1, 1), "text": (1, 1)}, "siglip", **options)
+    alone = case_of(fleet, "alone", SINGLE, "siglip", **options)
     assert found["contrastive_loss"] == pytest.approx(towers_in_one_process(alone, skip)[0], rel=1e-9)
     assert found["recall"] == recall_in_one_process(alone, skip)
     assert 0 < found["recall"]["text_to_image_r5"] < found["recall"]["text_to_image_r10"] < 1

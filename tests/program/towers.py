@@ -24,13 +24,14 @@ COSTS = {
 SINGLE = {"image": (1, 1), "text": (1, 1)}
 
 
-def tower_data(towers: Mapping[str, tuple[int, int]], *, dataset: str = "pairs", **layout: Any) -> dict[str, Any]:
-    """A job of towers with these degrees, dp and pp each; those whose names begin with `text` read texts."""
+def tower_data(towers: Mapping[str, tuple[int, ...]], *, dataset: str = "pairs", **layout: Any) -> dict[str, Any]:
+    """A job of towers with these degrees, dp, pp and tp each; those whose names begin with `text` read texts."""
     modules = []
-    for name, (dp, pp) in towers.items():
+    for name, degrees in towers.items():
         modality = "text" if name.startswith("text") else "image"
+        fields = {**dict(zip(("dp", "pp", "tp"), degrees, strict=False)), "cost": COSTS[modality]}
         balance = "lpt" if towers != SINGLE else "none"
-        modules.append(module("tower", name, modality=modality, dp=dp, pp=pp, cost=COSTS[modality], balance=balance))
+        modules.append(module("tower", name, modality=modality, balance=balance, **fields))
     execution = {key: layout.pop(key) for key in ("transfers",) if key in layout}
     return compose(
         modules,
@@ -47,7 +48,7 @@ def tower_data(towers: Mapping[str, tuple[int, int]], *, dataset: str = "pairs",
     )
 
 
-def tower_job(fleet: Fleet, towers: Mapping[str, tuple[int, int]], **options: Any) -> Job:
+def tower_job(fleet: Fleet, towers: Mapping[str, tuple[int, ...]], **options: Any) -> Job:
     """The same, complete."""
     return fleet.completed(tower_data(towers, **options))
 

@@ -17,7 +17,16 @@ from torch.distributed import ProcessGroup
 from trainclient.client import Batch, DataClient, batch_with_room
 from trainclient.exchange.all_to_all import exchanged
 from trainclient.exchange.sharing import Peers
-from trainclient.exchange.transport import Channel, Departure, Directions, Message, Receipt, contact
+from trainclient.exchange.transport import (
+    Arrival,
+    Channel,
+    Collective,
+    Departure,
+    Directions,
+    Message,
+    Receipt,
+    contact,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +132,28 @@ class PeerChannel:
         return _Handed(self._channel.post(messages, microbatch) if self._peers.leads else None, messages, self._peers)
 
 
+class PeerCollective:
+    """A collective of first peers, each of which hands on what it gets; to the others, all its peers are one rank."""
+
+    def __init__(self, collective: Collective | None, rank: int, size: int, peers: GroupPeers) -> None:
+        """Share a collective.
+
+        Args:
+            collective: of the first peers; None on the others.
+            rank: of the first peer in it.
+            size: of it.
+            peers: of this process.
+        """
+        self.rank, self.size, self.device = rank, size, peers.device
+        self._collective = collective
+        self._peers = peers
+
+    def all_to_all(self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int]) -> Arrival:
+        """See `Collective`; the messages of the first peer count."""
+        arrival = None if self._collective is None else self._collective.all_to_all(way, messages, num_bytes)
+        return _HandedAll(arrival, num_bytes, self._peers)
+
+
 def shared_ways(ways: Mapping[str, Directions], peers: Peers) -> dict[str, Directions]:
     """The same channels for all peers, of which the first one uses them."""
     return {
@@ -165,3 +196,21 @@ class _Handed:
             if message.rows.is_cuda:  # its memory may belong to another stream
                 message.rows.record_stream(torch.cuda.current_stream(message.rows.device))
             self.peers.hand_on(message.rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _HandedAll:
+    """What the first peer receives of all ranks, as all peers get it."""
+
+    arrival: Arrival | None
+    num_bytes: Sequence[int]
+    peers: GroupPeers
+
+    def wait(self) -> list[Tensor]:
+        """See `Arrival`."""
+        if self.arrival is None:
+            whole = torch.empty(sum(self.num_bytes), dtype=torch.uint8, device=self.peers.device)
+        else:
+            whole = torch.cat(self.arrival.wait())
+        self.peers.hand_on(whole)
+        return list(torch.split(whole, list(self.num_bytes)))

@@ -41,7 +41,8 @@ class Retrieval:
 
     def add(self, found: Gathered) -> None:
         """Take one contrastive batch, as all last stages gathered it."""
-        self._gathered.append(found)
+        if self._tower is not None:
+            self._gathered.append(found)
 
     @property
     def names(self) -> Iterator[str]:

@@ -12,9 +12,9 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainclient.exchange.all_to_all import GroupCollective
-from trainclient.exchange.peers import GroupPeers, shared_ways
+from trainclient.exchange.peers import GroupPeers, PeerCollective, shared_ways
 from trainclient.exchange.sharing import SharedSequences
-from trainclient.exchange.transport import Channel, Channels, Directions, GroupChannel, Message, contact
+from trainclient.exchange.transport import Channel, Channels, Collective, Directions, GroupChannel, Message, contact
 from trainclient.topology.places import Place, Topology
 
 
@@ -87,7 +87,7 @@ def process_groups(
         saving=dist.new_group(backend="gloo", timeout=timeout),
         channels=Channels(
             ways if peers is None else shared_ways(ways, peers),
-            GroupCollective(together, device) if rank in meeting else None,
+            _collective(topology, GroupCollective(together, device) if rank in meeting else None, peers),
             _shared_sequences(topology, rank, device, timeout),
         ),
     )
@@ -95,6 +95,14 @@ def process_groups(
         connect(topology, ways, rank)
     yield groups
     dist.destroy_process_group()
+
+
+def _collective(topology: Topology, own: Collective | None, peers: GroupPeers | None) -> Collective | None:
+    """How a process meets others at once; peers of towers share what their first one gets."""
+    meeting = topology.together
+    if peers is None or topology.colocated or peers.leader not in meeting:
+        return own
+    return PeerCollective(own if peers.leads else None, meeting.index(peers.leader), len(meeting), peers)
 
 
 def _mesh(

@@ -121,14 +121,14 @@ class Topology:
 
     @property
     def together(self) -> tuple[int, ...]:
-        """Global ranks of the processes that exchange by collectives: last stages, where there are towers; the ranks
-        that are in step, where there are any; or all."""
+        """Global ranks of the processes that exchange by collectives: last stages, where there are towers, and of peers
+        the first one; the ranks that are in step, where there are any; or all."""
         if self.group_degrees:
             return self.in_step
         return tuple(
             rank
             for rank, place in enumerate(self.places)
-            if place.chunks[-1].module.kind is not ModuleKind.TOWER or place.chunks[-1].is_last
+            if place.chunks[-1].module.kind is not ModuleKind.TOWER or (place.chunks[-1].is_last and place.tp == 0)
         )
 
     @property

@@ -24,11 +24,6 @@ def require_supported(execution: Execution) -> None:
                 f"module {module.name} has sp {module.sp}; this trainer does not split sequences, set sp to 1 and "
                 "raise dp, tp or pp instead"
             )
-        if module.tp > 1 and module.modality is not None:
-            raise TopologyError(
-                f"tower {module.name} has tp {module.tp}; this trainer does not split the layers of towers, set tp to "
-                "1 and raise dp or pp instead"
-            )
         if module.tp > 1 and group_degrees(execution) and module == execution.backbone:
             raise TopologyError(
                 f"module {module.name} has tp {module.tp}; the layers of a grouped backbone are not split, "

@@ -69,7 +69,7 @@ class Contribution:
         return cls(
             text_loss_sum=machine.loss_sum(Target.TEXT) if counts else 0.0,
             image_loss_sum=machine.loss_sum(Target.IMAGE) if counts else 0.0,
-            contrastive_loss_sum=machine.loss_sum(Target.PAIRS),
+            contrastive_loss_sum=machine.loss_sum(Target.PAIRS) if counts else 0.0,
             gradient_square_sum=squares,
             flops=math.nan if any(work.flops is None for work in works) else sum(work.flops or 0 for work in works),
             tokens=sum(work.tokens for work in works),
