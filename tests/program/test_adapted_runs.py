@@ -20,17 +20,19 @@ from trainclient.training.models import Models
 LORA: dict[str, Any] = {"rank": 2, "alpha": 4, "targets": ["query", "down"]}
 
 
-def case(fleet: Fleet, degrees: Degrees, folder: Path, steps: int) -> Case:
-    """A run in bfloat16 to a step, with a frozen encoder before its backbone."""
+def case(
+    fleet: Fleet, degrees: Degrees, folder: Path, steps: int, dtype: str = "bfloat16", sharding: str = "none"
+) -> Case:
+    """A run to a step, with a frozen encoder before its backbone."""
     training = {
         "steps": steps,
-        "backbone": {"lora": LORA},
+        "backbone": {"lora": LORA, "sharding": sharding},
         "metrics": str(folder / "metrics.jsonl"),
         "checkpoint": {"directory": str(folder), "every": 1},
         "optimizer": {"lr": 0.01},
     }
     job = fleet.job(degrees).spec.model_dump(mode="json")
-    return Case(f"adapted-{steps}", fleet.address, job, dtype="bfloat16", training=training)
+    return Case(f"adapted-{steps}", fleet.address, job, dtype=dtype, training=training)
 
 
 @pytest.mark.slow
@@ -38,7 +40,7 @@ def case(fleet: Fleet, degrees: Degrees, folder: Path, steps: int) -> Case:
 @pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
 def test_adapters_are_trained_saved_and_exported(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     pool.run([case(fleet, Degrees(1, 1, 2, 1, frozen=("vit",)), tmp_path, 2)], tmp_path)
-    pool.run([case(fleet, Degrees(2, 2, 1, 1, frozen=("vit",)), tmp_path, 3)], tmp_path)
+    pool.run([case(fleet, Degrees(2, 2, 1, 1, frozen=("vit",)), tmp_path, 3, sharding="zero3")], tmp_path)
     second, third = (stored(tmp_path / f"step-{step:08d}") for step in (2, 3))
     llm = {name: tensor for name, tensor in third.items() if name.startswith("llm.") and "/" not in name}
     moving = {name for name, tensor in llm.items() if not torch.equal(tensor, second[name])}
@@ -60,11 +62,28 @@ def test_adapters_are_trained_saved_and_exported(fleet: Fleet, pool: Pool, tmp_p
     assert all(flops)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
+def test_shares_of_adapters_become_what_whole_ones_do(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    found = {}
+    for sharding in ("none", "zero2", "zero3"):
+        folder = tmp_path / sharding
+        folder.mkdir()
+        pool.run([case(fleet, Degrees(2, 2, 1, 1, frozen=("vit",)), folder, 2, "float64", sharding)], folder)
+        found[sharding] = stored(folder / "step-00000002")
+    assert any(is_adapter(name) and tensor.any() for name, tensor in found["none"].items())
+    for sharding in ("zero2", "zero3"):
+        assert found[sharding].keys() == found["none"].keys()
+        for name, tensor in found["none"].items():
+            torch.testing.assert_close(found[sharding][name], tensor, rtol=1e-9, atol=1e-12, msg=name)
+
+
 @pytest.mark.parametrize(
     ("degrees", "config", "message"),
     [
         (Degrees(frozen=("llm",)), {"backbone": {"lora": LORA}}, "llm has lora adapters, but is frozen; leave frozen"),
-        (Degrees(), {"backbone": {"lora": LORA, "sharding": "zero2"}}, "llm has lora adapters, but is sharded"),
+        (Degrees(peers=(1, 2, 1)), {"backbone": {"lora": LORA}}, "llm has lora adapters, but has tp 2, and their"),
         (
             Degrees(),
             {"modules": {"vit": {"lora": LORA}}},

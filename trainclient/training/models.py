@@ -149,9 +149,6 @@ def _require_adaptable(config: TrainConfig, module: ModuleSpec) -> None:
         f"is of kind {module.kind}, and backbones alone have them": module.kind is not ModuleKind.BACKBONE,
         "is frozen; leave frozen out, since adapters freeze its weights": module.frozen,
         f"has tp {module.tp}, and their weights cannot be split; set tp to 1": module.tp > 1,
-        "is sharded, and shares of what is frozen and trained cannot be mixed; set its sharding to none": (
-            _model(config, module).sharding is not Sharding.NONE
-        ),
     }
     for reason in (reason for reason, holds in reasons.items() if holds):
         raise ConfigError(f"module {module.name} has lora adapters, but {reason}")
