@@ -12,7 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.rows import Row, report
-from planning_rows import balancing, colocated, entrain, flexsp, optimiser, phases, pipeline, steps, transfers
+from planning_rows import (
+    balancing,
+    colocated,
+    entrain,
+    flexsp,
+    optimiser,
+    phases,
+    pipeline,
+    steps,
+    transfers,
+    whole_ranks,
+)
 
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 DATA = Path(os.environ.get("DISTTRAIN_TEST_DATA", BESIDE))
@@ -25,6 +36,7 @@ PARTS: dict[str, Callable[[Path], list[Row]]] = {
     "flexsp": lambda data: flexsp.rows(data / "flexsp"),
     "phases": lambda data: [*phases.rows(), *colocated.rows(data / "laion-mini")],
     "transfers": lambda _: transfers.rows(),
+    "whole_ranks": lambda _: whole_ranks.rows(),
 }
 """Each takes the folder of the data and gives its rows."""
 

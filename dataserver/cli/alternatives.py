@@ -58,6 +58,8 @@ def changes(own: Execution, other: Execution) -> dict[str, Any]:
         if (fields := _different(before.model_dump(mode="json"), after.model_dump(mode="json")))
     ]
     found: dict[str, Any] = {"modules": modules} if modules else {}
+    asked = ("modality_parity", "identity_routing")
+    found |= {field: getattr(other, field) for field in asked if getattr(own, field) != getattr(other, field)}
     if own.layout == other.layout:
         return found
     layout = other.layout.model_dump(mode="json", exclude_defaults=True)

@@ -49,6 +49,11 @@ def edit_modules(names: Iterable[str], **values: Any) -> Edit:
     return edit
 
 
+def without(field: str) -> Dimension:
+    """The job without something that it asks for."""
+    return Dimension(field, {"not asked for": lambda e: e.model_copy(update={field: None})})
+
+
 def balances(execution: Execution) -> Dimension:
     """One balance for all modules, or canonical order."""
     names = [m.name for m in execution.modules]

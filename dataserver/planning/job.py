@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Annotated, Final, Self, TypeVar
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dataserver.planning.colocated.options import ColocatedOptions
 from dataserver.planning.contrastive.options import ContrastiveOptions
@@ -18,6 +18,7 @@ from dataserver.planning.jobspec import (
     SpecModel,
     Stream,
     Transfer,
+    beside_sequences,
     with_backwards,
     without_backwards,
 )
@@ -42,6 +43,14 @@ class ValidityPolicy(StrEnum):
 class Execution(SpecModel):
     """How the job runs; any execution of one stream trains on the same samples in the same steps."""
 
+    modality_parity: bool | None = None
+    """Pipelined, one encoder: whether in every wave all backbone ranks have images or none has, for trainers whose
+    collectives of the encoder would wait for ranks that do not run it. Where the data of a step leave no way, its plan
+    says so, and so does the header of each microbatch concerned. By default nothing is asked."""
+    identity_routing: bool | None = None
+    """Pipelined, without generators: whether images stay on the rank of their sequence, which runs encoders and the
+    first stage of the backbone in turn, for trainers whose ranks exchange no rows. Encoders then have the degrees of
+    the backbone and the balance `none`. By default modules have devices of their own."""
     modules: Annotated[tuple[ModuleSpec, ...], Field(min_length=1, max_length=64)]
     """The modules: one backbone with any number of encoders and generators, or towers alone."""
     layout: Annotated[AnyLayout, Field(discriminator="kind")] = PipelinedOptions()
@@ -61,10 +70,16 @@ class Execution(SpecModel):
     """What the views of samples say of their validity; by default nothing that takes decoding, which the ranks that get
     the images know. Samples, order and denominators are the same."""
 
+    @field_validator("modality_parity", "identity_routing", mode="after")
+    @classmethod
+    def _only_if_so(cls, value: bool | None) -> bool | None:
+        """A job that does not ask for something is the same whether it says so or not."""
+        return value or None
+
     @field_validator("modules", mode="after")
     @classmethod
-    def _with_backwards(cls, value: tuple[ModuleSpec, ...]) -> tuple[ModuleSpec, ...]:
-        return with_backwards(value)
+    def _settled(cls, value: tuple[ModuleSpec, ...], info: ValidationInfo) -> tuple[ModuleSpec, ...]:
+        return with_backwards(beside_sequences(value) if info.data.get("identity_routing") else value)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -72,6 +87,7 @@ class Execution(SpecModel):
         if len(set(names)) < len(names):
             raise ValueError(f"module names {names} are not unique; give each module a name of its own")
         self.layout.check_modules(self)
+        self.layout.check_images(self)
         for module in self.modules:
             bounded = module.memory is not None and module.memory.step_bytes is not None
             if bounded and not self.layout.keeps_step(self, module):
@@ -98,7 +114,8 @@ class Execution(SpecModel):
     def exchanging(self) -> tuple[tuple[str, str], ...]:
         """Source and target of all rows that move: from encoders to the backbone, on to generators, between stages."""
         backbones, generators = self.of_kind(ModuleKind.BACKBONE), self.of_kind(ModuleKind.GENERATOR)
-        into = [(m.name, b.name) for b in backbones for m in self.of_kind(ModuleKind.ENCODER)]
+        encoders = () if self.identity_routing else self.of_kind(ModuleKind.ENCODER)
+        into = [(m.name, b.name) for b in backbones for m in encoders]
         onward = [(b.name, m.name) for b in backbones for m in generators]
         return (*into, *onward, *((m.name, m.name) for m in self.modules if m.pp > 1))
 
@@ -131,6 +148,8 @@ class Execution(SpecModel):
     @property
     def depths(self) -> dict[str, I64]:
         """For each module int64 [pp]: place of its stages in the joined pipeline, the same for modules of a kind."""
+        if self.identity_routing:
+            return {m.name: np.arange(m.pp) for m in self.modules}
         first, found = 0, {}
         for kind in ModuleKind:
             modules = self.of_kind(kind)

@@ -2,9 +2,11 @@
 
 import numpy as np
 
-from dataserver.planning.costs import forward_ns
+from dataserver.planning.arranging import module_images
+from dataserver.planning.balancing import bin_loads
+from dataserver.planning.costs import backward_ns, forward_ns
 from dataserver.planning.identity import Job
-from dataserver.planning.jobspec import PackingPolicy
+from dataserver.planning.jobspec import ModuleKind, PackingPolicy
 from dataserver.planning.packing import balanced, best_fit_decreasing, first_fit_decreasing, one_per_sequence
 from dataserver.planning.plan import ArrangedStep
 from dataserver.planning.samples import I64, StepSamples
@@ -13,8 +15,8 @@ from dataserver.planning.samples import I64, StepSamples
 def pack_step(job: Job, samples: StepSamples, at_least: int = 0) -> tuple[I64, int]:
     """Pack the samples of a step as the stream and the backbone's policy say.
 
-    A sequence holds `seq_len` tokens, or what the memory of the backbone holds if that is less. Each rank has at least
-    `at_least` microbatches, where memory asks for more than the samples do.
+    A sequence holds `sequence_tokens`. Each rank has at least `at_least` microbatches, where memory asks for more than
+    the samples do.
 
     Returns:
         int64 [n]: the sequence of each sample, numbered from 0 in the order of their first samples; and the
@@ -23,9 +25,14 @@ def pack_step(job: Job, samples: StepSamples, at_least: int = 0) -> tuple[I64, i
     Raises:
         ValueError: a sample does not fit a sequence.
     """
-    backbone, slots = job.spec.execution.backbone, job.spec.execution.backbone.dp * job.spec.execution.microbatch
-    memory = job.stream.seq_len if backbone.memory is None else backbone.memory.units
-    return pack_sequences(job, samples, min(job.stream.seq_len, memory), slots, at_least)
+    slots = job.spec.execution.backbone.dp * job.spec.execution.microbatch
+    return pack_sequences(job, samples, sequence_tokens(job), slots, at_least)
+
+
+def sequence_tokens(job: Job) -> int:
+    """Tokens that a sequence may hold: `seq_len`, or what the memory of the backbone holds if that is less."""
+    memory = job.spec.execution.backbone.memory
+    return job.stream.seq_len if memory is None else min(job.stream.seq_len, memory.units)
 
 
 def pack_sequences(job: Job, samples: StepSamples, capacity: int, slots: int, at_least: int = 0) -> tuple[I64, int]:
@@ -40,8 +47,25 @@ def pack_sequences(job: Job, samples: StepSamples, capacity: int, slots: int, at
     sequence = pack(tokens, capacity)
     microbatches = max(at_least, -(-max(stream.global_batch, int(sequence.max(initial=-1)) + 1) // slots))
     if backbone.packing is PackingPolicy.BALANCED:
-        sequence = balanced(tokens, forward_ns(backbone.cost, tokens), capacity, microbatches * slots)
+        sequence = balanced(tokens, sample_ns(job, samples), capacity, microbatches * slots)
     return sequence, microbatches
+
+
+def sample_ns(job: Job, samples: StepSamples) -> I64:
+    """What each sample costs a rank of the backbone, by which sequences are balanced. int64 [n].
+
+    Its forward there; where ranks run the encoders too, forward and backward in all.
+    """
+    execution = job.spec.execution
+    times = forward_ns(execution.backbone.cost, samples.tokens)
+    if not execution.identity_routing:
+        return times
+    times = times + backward_ns(execution.backbone.cost, times)
+    for encoder in execution.of_kind(ModuleKind.ENCODER):
+        images = module_images(job.spec, encoder, samples)
+        own = forward_ns(encoder.cost, samples.patches[images])
+        times += bin_loads(own + backward_ns(encoder.cost, own), samples.image_sample[images], len(samples))
+    return times
 
 
 def sequence_of_samples(plan: ArrangedStep, backbone: str) -> I64:

@@ -104,6 +104,12 @@ def in_flight(job: Job) -> tuple[str, Edit]:
     return f"up to {extras(job.spec.execution)[-1]} more in flight", edit_layout(extra_in_flight=extra)
 
 
+def parity(job: Job) -> tuple[str, Edit]:
+    """All ranks of a wave have images, or none, if the job asks for it."""
+    asked = job.spec.execution.modality_parity
+    return "images on all ranks or none", lambda e: e.model_copy(update={"modality_parity": asked})
+
+
 def strict(execution: Execution) -> Edit:
     """Microbatches as they come, and no more in flight than the job itself asks for, whatever its memory holds."""
     extra = execution.options(WaveOptions).extra_in_flight

@@ -7,6 +7,7 @@ import numpy as np
 
 from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import ModuleKind
+from dataserver.planning.parity import has_parity
 from dataserver.planning.plan import Routing, StepPlan
 from dataserver.planning.samples import I64
 
@@ -37,6 +38,8 @@ class ViewPlan:
     """int64 [k]: first token, embedding, condition or patch of each item (`plan.Arrangement`)."""
     routings: tuple[Routing, ...]
     """The entries of this microbatch that leave or reach this rank."""
+    images_on_some_ranks: bool
+    """Whether the job asks for modality parity, and this microbatch has none."""
 
     @property
     def num_items(self) -> int:
@@ -72,6 +75,7 @@ def view_plan(spec: JobSpec, plan: StepPlan, module: str, rank: int, microbatch:
             for r in plan.routings
             if module in (r.source_module, r.target_module)
         ),
+        images_on_some_ranks=bool(spec.execution.modality_parity) and not has_parity(spec.execution, plan, microbatch),
     )
 
 

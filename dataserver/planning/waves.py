@@ -81,7 +81,8 @@ def in_flight(execution: Execution, num_microbatches: int, extra: int, units: Un
             caps[places[name]] = np.minimum(caps[places[name]], number)
     even = evenly(vector, caps)
     held = {m.name: (even if m.runs_backward else one)[places[m.name]] for m in execution.modules}
-    for m in execution.of_kind(ModuleKind.ENCODER):  # one that holds less limits no other
+    beside = () if execution.identity_routing else execution.of_kind(ModuleKind.ENCODER)
+    for m in beside:  # one that holds less limits no other
         held[m.name] = np.minimum(wanted[m.name], most.get(m.name, int(vector[0])))
     return InFlight(held, wanted, most)
 

@@ -107,6 +107,7 @@ def encode_microbatch(
         routings=[_routing(r) for r in view.routings],
         sequence_parallel_groups=_groups(plan, view),
         schedules=schedules(plan),
+        images_on_some_ranks=view.images_on_some_ranks,
         tensors=table,
         total_bytes=total,
         crc32c=google_crc32c.value(payload),

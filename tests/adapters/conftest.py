@@ -1,4 +1,4 @@
-"""A server of pairs, one of them with a broken image, and documents."""
+"""A server of pairs, one of them with a broken image, of documents, and of texts."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ from cli.server_process import serving
 from e2e.streams import dataset_flags
 from loaders.installing import install, python_of
 from serving.harness import index
-from shards import break_images, write_interleaved, write_pairs
+from shards import break_images, write_interleaved, write_pairs, write_texts
 
 BROKEN = 3
 """Row of the pair whose image cannot be decoded."""
@@ -21,6 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folders = {
         "pairs": write_pairs(root / "pairs", num_samples=40),
         "docs": write_interleaved(root / "docs", num_samples=10),
+        "texts": write_texts(root / "texts"),
     }
     for folder in folders.values():
         index(folder)

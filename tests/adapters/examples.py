@@ -39,6 +39,8 @@ class ExampleRun:
     folder: Path
     job: Callable[[int], dict[str, Any]]
     """For a number of ranks."""
+    arguments: str = ""
+    """Of Hugging Face's TrainingArguments, beside the example's."""
     python: Path = Path(sys.executable)
     starts: list[Path] = field(default_factory=list)
     """Where the microbatches of each start are recorded."""
@@ -53,7 +55,7 @@ class ExampleRun:
         self.starts.append(self.folder / f"start{len(self.starts)}")
         self.starts[-1].mkdir(parents=True)
         script, job = self.folder / "train.py", self.folder / "job.yaml"
-        script.write_text(example(self.naming))
+        script.write_text(example(self.naming).replace('report_to="none"', f'report_to="none"{self.arguments}'))
         job.write_text(yaml.safe_dump(self.job(ranks)))
         line = [str(self.python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         line += [recording.__file__, str(self.starts[-1]), str(last_step), str(script)]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from adapters.examples import ExampleRun
-from adapters.whole_jobs import tiny_model, whole_job
+from adapters.test_whole_rank import read
+from adapters.whole_jobs import mixed_job, tiny_model, whole_job
 from transformers import TrainingArguments
 
 from trainclient.adapters.huggingface import ServedTrainer
@@ -39,6 +40,19 @@ def test_two_processes_train_as_one(server: str, model: Path, tmp_path: Path) ->
     alone, together = map(losses, runs.values())
     assert list(alone) == list(range(1, STEPS + 1))
     assert alone == pytest.approx(together, rel=2e-3)
+
+
+@pytest.mark.long
+def test_sharded_models_train_as_one_where_some_ranks_lack_images(server: str, model: Path, tmp_path: Path) -> None:
+    """Without parity, and without what is run in place of images that a rank lacks, these processes wait for ever."""
+    alone, sharded = (run(server, model, tmp_path / name) for name in ("alone", "sharded"))
+    alone.job = sharded.job = lambda ranks: mixed_job(ranks, {"steps": STEPS})
+    sharded.arguments = ", fsdp=True"
+    alone.finish(1)
+    sharded.finish(2)
+    assert list(losses(alone)) == list(range(1, STEPS + 1))
+    assert losses(alone) == pytest.approx(losses(sharded), rel=2e-3)
+    assert any(m.lacks_images for m in read(server, 2, {"steps": STEPS}, job_of=mixed_job))
 
 
 @pytest.mark.long
@@ -75,7 +89,7 @@ def trainer(server: str, model: Path, folder: Path, ranks: int = 1, **arguments:
         ({"max_steps": STEPS + 1}, r"ends after 6 steps, and max_steps is 7.*execution\.end"),
         ({"num_train_epochs": 3}, r"num_train_epochs 3.*to 1"),
         ({"average_tokens_across_devices": False}, r"average_tokens_across_devices.*leave it at True"),
-        ({"fsdp": True}, r"would hang.*data parallelism alone"),
+        ({"fsdp": True}, r"wait for ever.*set execution.modality_parity to true"),
     ],
 )
 def test_arguments_that_contradict_the_job(

@@ -1,12 +1,14 @@
 """What models of Qwen2-VL's family take, against transformers' own."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from adapters.whole_jobs import tiny_model, whole_job
+from adapters.whole_jobs import mixed_job, tiny_model, whole_job
+from disttrain.v1.microbatch_pb2 import MicrobatchHeader
 from torch import Tensor
 from transformers import Qwen2VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -42,6 +44,31 @@ def test_a_packed_microbatch_is_its_samples_one_by_one(
         torch.testing.assert_close(together, torch.cat(apart), rtol=1e-6, atol=1e-8)
         several += len(microbatch.rows) > 2
     assert several
+
+
+def test_an_image_in_place_of_missing_ones_runs_the_encoder_and_changes_nothing(
+    server: str, model: Qwen2VLForConditionalGeneration
+) -> None:
+    inputs = Qwen2VLInputs.of(model.config, Sizing(patch=14, merge=2, max_patches=64))
+    with WholeRankStream(server, mixed_job(1, {"steps": 3}), rank=0, world_size=1) as stream:
+        plain = next(m for step in stream for m in step.microbatches if not len(m.rows))
+    lacking = replace(plain, backbone=replace(plain.backbone, header=MicrobatchHeader(images_on_some_ranks=True)))
+    found = []
+    for microbatch in (plain, lacking):
+        batch = inputs(microbatch, torch.device("cpu"))
+        model.zero_grad()
+        loss = model(**batch, num_items_in_batch=7).loss
+        loss.backward()
+        encoder, others = [], []
+        for name, parameter in model.named_parameters():
+            (encoder if ".visual." in name else others).append(parameter.grad)
+        found.append((loss, others, encoder, len(batch["input_ids"][0])))
+    (loss, others, encoder, length), (loss_too, others_too, encoder_too, length_too) = found
+    assert length_too == length + 1
+    torch.testing.assert_close(loss, loss_too, rtol=1e-9, atol=0)
+    torch.testing.assert_close(others, others_too, rtol=1e-9, atol=1e-12)
+    assert all(g is None for g in encoder)
+    assert not any(g.any() for g in encoder_too)
 
 
 def _alone(

@@ -1,24 +1,32 @@
 """Ranks that run all modules themselves: every sample once, with its own images."""
 
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from adapters.conftest import BROKEN
-from adapters.whole_jobs import whole_job
+from adapters.whole_jobs import mixed_job, whole_job
 
 from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
 from trainclient.stream.errors import StateError
 
 
-def read(server: str, ranks: int, end: dict[str, int], start: dict[str, object] | None = None) -> list[WholeMicrobatch]:
+def read(
+    server: str,
+    ranks: int,
+    end: dict[str, int],
+    start: dict[str, object] | None = None,
+    job_of: Callable[[int, dict[str, int]], dict[str, Any]] = whole_job,
+) -> list[WholeMicrobatch]:
     """All microbatches of all ranks."""
     with ExitStack() as stack:
-        job = whole_job(ranks, end)
+        job = job_of(ranks, end)
         streams = [
             stack.enter_context(WholeRankStream(server, job, rank=rank, world_size=ranks)) for rank in range(ranks)
         ]
@@ -60,6 +68,21 @@ def test_images_are_those_of_the_sequences_and_undecodable_ones_cost_their_sampl
     assert ignored == 1
 
 
+def test_all_ranks_of_a_wave_have_images_or_none_or_know_who_lacks_them(server: str) -> None:
+    by_wave: dict[tuple[int, int], list[WholeMicrobatch]] = {}
+    for m in read(server, 4, {"passes": 1}, job_of=mixed_job):
+        by_wave.setdefault((m.backbone.step, m.backbone.microbatch), []).append(m)
+    kinds = Counter[str]()
+    for microbatches in by_wave.values():
+        have = [len(m.rows) > 0 for m in microbatches]
+        assert len(have) == 4
+        mixed = any(have) and not all(have)
+        assert [m.lacks_images for m in microbatches] == [mixed and not own for own in have]
+        kinds["mixed" if mixed else "images" if any(have) else "texts"] += 1
+    assert min(kinds["images"], kinds["texts"]) > 0, kinds
+    assert kinds["mixed"] <= len({step for step, _ in by_wave}), "one of a step at most"
+
+
 def test_a_state_goes_on_with_another_number_of_ranks_after_the_step(server: str) -> None:
     with WholeRankStream(server, whole_job(2, {"steps": 4}), rank=1, world_size=2) as stream:
         steps = iter(stream)
@@ -81,13 +104,12 @@ def test_a_state_goes_on_with_another_number_of_ranks_after_the_step(server: str
     ("change", "world_size", "says"),
     [
         ({}, 3, "dp 2: set its dp to the number of processes"),
-        ({"dp": 1}, 2, "module vision has dp 1 and balance none.*set dp to 2"),
-        ({"balance": "lpt"}, 2, "balance lpt.*other ranks than their sequences.*balance to none"),
+        ({"identity_routing": False}, 2, "other ranks than their sequences.*set execution.identity_routing to true"),
     ],
 )
 def test_jobs_of_other_ranks(server: str, change: dict[str, object], world_size: int, says: str) -> None:
     job = whole_job(2, {"steps": 1})
-    job["execution"]["modules"][0].update(change)
+    job["execution"].update(change)
     with pytest.raises(ValueError, match=says):
         WholeRankStream(server, job, rank=0, world_size=world_size)
 
@@ -118,18 +140,9 @@ def test_another_process_or_rank_than_the_streams(server: str, monkeypatch: pyte
 def test_jobs_of_other_modules(server: str) -> None:
     job = whole_job(1, {"steps": 1}, generation={"ratio": "0.5"})
     job["execution"]["modules"].append({"name": "painter", "kind": "generator"})
+    del job["execution"]["identity_routing"]
     with pytest.raises(ValueError, match=r"painter.*trainclient train"):
         WholeRankStream(server, job, rank=0, world_size=1)
-
-
-def test_a_layout_that_moves_rows(server: str) -> None:
-    job = whole_job(2, {"steps": 1})
-    job["execution"]["layout"] = {"kind": "colocated"}
-    with (
-        WholeRankStream(server, job, rank=0, world_size=2) as stream,
-        pytest.raises(ValueError, match="between ranks or microbatches"),
-    ):
-        list(next(iter(stream)).microbatches)
 
 
 def test_files_are_not_needed(tmp_path: Path, server: str) -> None:

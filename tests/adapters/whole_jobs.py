@@ -19,9 +19,10 @@ def whole_job(ranks: int, end: dict[str, int], **stream: Any) -> dict[str, Any]:
         },
         "execution": {
             "modules": [
-                {"name": "vision", "kind": "encoder", "dp": ranks, "balance": "none"},
+                {"name": "vision", "kind": "encoder", "dp": ranks},
                 {"name": "llm", "kind": "backbone", "dp": ranks},
             ],
+            "identity_routing": True,
             "end": end,
         },
     }
@@ -31,6 +32,13 @@ def one_pass(ranks: int) -> dict[str, Any]:
     """A pass in 6 steps, each of several microbatches, whose images have little room."""
     job = whole_job(ranks, {"passes": 1}, global_batch=4)
     job["execution"]["modules"][0]["memory"] = {"room_bytes": 300, "unit_bytes": 1}
+    return job
+
+
+def mixed_job(ranks: int, end: dict[str, int], **execution: Any) -> dict[str, Any]:
+    """Samples of text alone among pairs, each a sequence of its own: no wave has parity by itself."""
+    job = whole_job(ranks, end, datasets=[{"name": "pairs"}, {"name": "texts"}], packing={"enabled": False})
+    job["execution"] |= {"modality_parity": True, **execution}
     return job
 
 

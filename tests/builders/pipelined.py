@@ -50,7 +50,7 @@ def steps(draw: st.DrawFn, several: bool = False, schedules: Sequence[str] = ("1
         "generation": {"ratio": "0.5" if generator else "0", "query_tokens": draw(st.integers(1, 64))},
     }
     degrees = {"encoder": draw(st.integers(1, 4)), "backbone": (dp, pp), "generator": generator}
-    execution = {"microbatch": microbatch, "layout": draw(_layouts(schedules))}
+    execution = {"microbatch": microbatch, "layout": draw(layouts(schedules))}
     count = draw(st.integers(0, 4 * batch if packed else batch))
     seed, max_images = draw(st.integers(0, 2**32)), draw(st.integers(0, 4))
     if not several:
@@ -78,7 +78,7 @@ def tight_jobs(draw: st.DrawFn) -> tuple[Job, list[ShardTable]]:
         "packing": {"enabled": packed},
         "generation": {"ratio": "0.5" if generator else "0"},
     }
-    layout = draw(_layouts(("1f1b", "gpipe", "interleaved")))
+    layout = draw(layouts(("1f1b", "gpipe", "interleaved")))
     degrees = {"encoder": draw(st.integers(1, 3)), "backbone": (dp, pp), "generator": generator}
     data = job_data(stream=stream, execution={"layout": layout}, **degrees)
     modules = draw(_several(data["execution"]["modules"], packed))
@@ -91,7 +91,7 @@ def tight_jobs(draw: st.DrawFn) -> tuple[Job, list[ShardTable]]:
     return job, [make_table(job, rng, count, most) for count in counts]
 
 
-def _layouts(schedules: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:
+def layouts(schedules: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:
     """Pipelined layouts of some schedules."""
     order = st.sampled_from(OrderPolicy)
     fields = {

@@ -143,7 +143,7 @@ def candidates(value: Any) -> list[Any]:
     if isinstance(value, int):
         return [value + 1, value * 2, value - 1]
     if value is None:
-        return [5, "exact"]
+        return [5, "exact", True]
     flipped = "f" * 64 if value != "f" * 64 else "e" * 64
     names = [m.value for e in StrEnum.__subclasses__() if value in set(e) for m in e]
     return [v for v in [*names, flipped, "0.5", "2", "x"] if v != value]

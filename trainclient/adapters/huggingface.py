@@ -97,13 +97,15 @@ class ServedTrainer(Trainer):
         return None if served else super()._get_num_items_in_batch(batch_samples, device)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """Forward and backward of all microbatches of a step; gradients are summed over ranks with the last one."""
+        """Forward and backward of all microbatches of a step; gradients are summed over ranks with the last one,
+        of sharded models with each."""
         step, loss = inputs, torch.zeros((), device=self.args.device)
         self._step_flops = 0
         for number, microbatch in enumerate(step.microbatches):
             batch = self._inputs(microbatch, self.args.device)
-            last = number + 1 == step.num_microbatches
-            with nullcontext() if last else self.accelerator.no_sync(model=model):
+            # shards are summed at once: those that the last microbatch does not use would not be summed later
+            sums = self.is_fsdp_enabled or number + 1 == step.num_microbatches
+            with nullcontext() if sums else self.accelerator.no_sync(model=model):
                 loss += super().training_step(model, batch, num_items_in_batch)
             self._step_flops += super().floating_point_ops(batch)
         return loss
@@ -146,10 +148,13 @@ def _check_arguments(args: TrainingArguments, stream: WholeRankStream) -> None:
         raise ValueError(
             "average_tokens_across_devices is False; the denominator counts the targets of all ranks: leave it at True"
         )
-    if args.fsdp or args.deepspeed:
+    if args.deepspeed:
+        raise ValueError("deepspeed was never tried with this adapter: shard the model with fsdp, or not at all")
+    execution = stream.job.spec.execution
+    if args.fsdp and any(m.handles_images for m in execution.modules) and not execution.modality_parity:
         raise ValueError(
-            "the Trainer shards the model (fsdp or deepspeed), whose collectives would hang where only some ranks have "
-            "images in a microbatch: train with data parallelism alone, or with `trainclient train`"
+            "the Trainer shards the model (fsdp), whose collectives would wait for ever where only some ranks have "
+            "images in a microbatch: set execution.modality_parity to true"
         )
     if args.max_steps > len(stream) or (args.max_steps < 0 and args.num_train_epochs != 1):
         raise ValueError(

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dataserver.planning.jobspec import Sizing
 from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch
@@ -51,6 +52,9 @@ class Qwen2VLInputs:
         `pixel_values` float32 [P, channels * frames * patch * patch] and `image_grid_thw` [I, 3].
 
         `use_cache` is False: with a cache, even an empty one, transformers lets packed samples see each other.
+
+        Where other ranks have images and this one has none (`WholeMicrobatch.lacks_images`), a grey one of a single
+        token follows as a sample of its own, without a label: it adds nothing to loss and gradients.
         """
         tensors = microbatch.tensors
         ids, labels = tensors["token_ids"].astype(np.int64), np.full(len(tensors["labels"]), IGNORED_LABEL, np.int64)
@@ -59,11 +63,22 @@ class Qwen2VLInputs:
         arrays = {"input_ids": ids[None], "labels": labels[None], "position_ids": positions(microbatch)[:, None]}
         found: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
         found["use_cache"] = False
+        if microbatch.lacks_images:
+            return self._with_an_image(found, microbatch.merge, tensors["patches"].shape[1])
         if len(microbatch.rows):
             grid = torch.from_numpy(tensors["grid"].astype(np.int64))
             found["image_grid_thw"] = torch.cat([torch.ones(len(grid), 1, dtype=torch.int64), grid], 1).to(device)
             found["pixel_values"] = self._pixels(torch.from_numpy(tensors["patches"]).to(device))
         return found
+
+    def _with_an_image(self, found: dict[str, Any], merge: int, values: int) -> dict[str, Any]:
+        """The arguments of a microbatch without images, and the smallest image."""
+        device = found["input_ids"].device
+        for name, value in {"input_ids": self.image_token, "labels": IGNORED_LABEL, "position_ids": 0}.items():
+            found[name] = pad(found[name], (0, 1), value=value)
+        grid = torch.tensor([[1, merge, merge]], device=device)
+        grey = torch.full((merge**2, values), 128, dtype=torch.uint8, device=device)
+        return {**found, "image_grid_thw": grid, "pixel_values": self._pixels(grey)}
 
     def _pixels(self, patches: Tensor) -> Tensor:
         mean, std = (torch.tensor(values, device=patches.device)[:, None] for values in (self.mean, self.std))

@@ -1,7 +1,7 @@
 """What a rank reads that runs encoder and backbone itself, as the ranks of most trainers do: their views side by side.
 
 Such a trainer moves no rows between ranks, so the images of a sequence must be where the sequence is. A job says so by
-an encoder with the backbone's `dp` and balance `none`; balance and order of the sequences still go by what both cost.
+`execution.identity_routing`; balance and order of the sequences go by what both cost together.
 """
 
 import os
@@ -15,7 +15,7 @@ import numpy as np
 
 from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution
-from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec
+from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.plan import Routing
 from trainclient.stream.client import ArrayClient
 from trainclient.stream.errors import PlanMismatchError
@@ -35,6 +35,12 @@ class WholeMicrobatch:
     """The encoder's view; None in a job without encoder."""
     merge: int
     """Side of a block of patches that becomes one token."""
+
+    @property
+    def lacks_images(self) -> bool:
+        """Whether other ranks have images in this microbatch and this one has none, in a job with modality parity whose
+        step left no other way. A sharded encoder then must run on something here as well."""
+        return self.backbone.header.images_on_some_ranks and not len(self.rows)
 
     @property
     def rows(self) -> Array:
@@ -227,7 +233,7 @@ def _require_beside(routing: Routing) -> None:
     if any((getattr(routing, f"source_{end}") != getattr(routing, f"target_{end}")).any() for end in ends):
         raise ValueError(
             f"the plan moves rows from {routing.source_module} to {routing.target_module} between ranks or "
-            "microbatches; leave execution.layout out, which is pipelined then"
+            "microbatches, which execution.identity_routing forbids: use servers of one release"
         )
 
 
@@ -254,10 +260,9 @@ def _checked_encoder(execution: Execution, rank: int, world_size: int) -> Module
             f"this is rank {rank} of {world_size}, and module {backbone.name} has dp {backbone.dp}: set its dp to the "
             "number of processes that train (checkpoints of another dp are resumed all the same)"
         )
-    for encoder in encoders:
-        if encoder.dp != backbone.dp or encoder.balance is not BalancePolicy.NONE:
-            raise ValueError(
-                f"module {encoder.name} has dp {encoder.dp} and balance {encoder.balance}, so that images would be on "
-                f"other ranks than their sequences: set dp to {backbone.dp} and balance to none"
-            )
+    if encoders and not execution.identity_routing:
+        raise ValueError(
+            f"images of module {encoders[0].name} may be on other ranks than their sequences, which ranks that run all "
+            "modules cannot exchange: set execution.identity_routing to true"
+        )
     return encoders[0] if encoders else None

@@ -18,6 +18,11 @@ def require_supported(execution: Execution) -> None:
             f"the job's layout is {execution.layout.kind}; this trainer runs pipelines, colocated modules, contrastive "
             "towers and sequence-parallel groups, set layout.kind to pipelined, colocated, contrastive or grouped"
         )
+    if execution.identity_routing:
+        raise TopologyError(
+            "the job has identity_routing, for trainers whose ranks run all modules of a pipeline; this one gives each "
+            "module processes of its own: leave identity_routing out"
+        )
     for module in execution.modules:
         if module.sp > 1:
             raise TopologyError(

@@ -29,7 +29,7 @@ from dataserver.planning.jobspec.layout import (
     WaveOptions,
     refuse_frozen,
 )
-from dataserver.planning.jobspec.modules import BalancePolicy, Memory, ModuleSpec, PackingPolicy
+from dataserver.planning.jobspec.modules import BalancePolicy, Memory, ModuleSpec, PackingPolicy, beside_sequences
 from dataserver.planning.jobspec.plan_limits import PLAN_LIMITS, REMEDIES, SINGLE_STEP, Extreme, PlanLimits
 from dataserver.planning.jobspec.problems import describe, required
 from dataserver.planning.jobspec.stream import (
@@ -102,6 +102,7 @@ __all__ = [
     "WaveOptions",
     "absent_fields",
     "backward_percent",
+    "beside_sequences",
     "default_cost",
     "describe",
     "is_name",

@@ -58,6 +58,14 @@ class ExecutionParts(Protocol):
     def end(self) -> End:
         """See `job.Execution`."""
 
+    @property
+    def modality_parity(self) -> bool | None:
+        """See `job.Execution`."""
+
+    @property
+    def identity_routing(self) -> bool | None:
+        """See `job.Execution`."""
+
 
 class LayoutOptions(SpecModel):
     """The part of a job that belongs to its layout; `kind` names it, and the folder that plans it."""
@@ -77,6 +85,19 @@ class LayoutOptions(SpecModel):
         Raises:
             ValueError: what was found, and what to change.
         """
+
+    def check_images(self, execution: ExecutionParts) -> None:
+        """Refuse what is asked about the ranks of images (`modality_parity`, `identity_routing`), unless overridden.
+
+        Raises:
+            ValueError: what was found, and what to change.
+        """
+        asked = [f for f in ("modality_parity", "identity_routing") if getattr(execution, f)]
+        if asked:
+            raise ValueError(
+                f"found {' and '.join(asked)}, which only a pipelined layout plans: leave layout out, which is "
+                f"pipelined then, or leave {' and '.join(asked)} out"
+            )
 
     @property
     def num_chunks(self) -> int:

@@ -191,3 +191,18 @@ class ModuleSpec(SpecModel):
         if self.kind is ModuleKind.TOWER and self.modality is None:
             raise ValueError(f"tower {self.name} has no modality; set it to one of {[str(m) for m in Modality]}")
         return self
+
+
+def beside_sequences(modules: tuple[ModuleSpec, ...]) -> tuple[ModuleSpec, ...]:
+    """The modules of a job whose images stay on the rank of their sequence, whatever balance is the default.
+
+    Raises:
+        ValueError: a module asks for a balance of its images, which could have no effect.
+    """
+    for module in modules:
+        if module.handles_images and module.balance not in (BalancePolicy.LPT, BalancePolicy.NONE):
+            raise ValueError(
+                f"module {module.name} has balance {module.balance}, but with identity_routing its images go where "
+                "their sequences are: leave balance out"
+            )
+    return tuple(m.model_copy(update={"balance": BalancePolicy.NONE}) if m.handles_images else m for m in modules)

@@ -3,7 +3,16 @@
 import numpy as np
 
 from dataserver.planning.kernels import kernel, part
-from dataserver.planning.kernels.islands import Costs, Slots, excess, excess_of, exchange, fill, slots_of
+from dataserver.planning.kernels.islands import (
+    Costs,
+    Slots,
+    excess,
+    excess_of,
+    exchange,
+    exchange_keeps_parity,
+    fill,
+    slots_of,
+)
 from dataserver.planning.samples import I64, Bool
 
 
@@ -86,6 +95,8 @@ def _best_exchange(slots: Slots, costs: Costs, lacking: Bool, rank: int, wave: i
                     if not _relieves(
                         costs, lacking, slots.at[rank, wave, slot], slots.at[other, other_wave, other_slot]
                     ):
+                        continue
+                    if not exchange_keeps_parity(slots, costs, rank, wave, slot, other, other_wave, other_slot):
                         continue
                     if there < 0:
                         there = excess(slots, costs, other, other_wave, other_wave)

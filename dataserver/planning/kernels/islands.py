@@ -40,6 +40,10 @@ class Costs(NamedTuple):
     """Rows before the backbone's."""
     ranks_per_island: int
     """Backbone ranks of an island; islands are consecutive."""
+    whole: bool
+    """Whether encoders run on the first stage of their rank of the backbone; islands are single ranks then."""
+    images: I64
+    """int64 [s + 1]: 1 for each sequence with images, where all ranks of a wave must have some or none; else [0]."""
 
 
 class Slots(NamedTuple):
@@ -135,6 +139,44 @@ def move(slots: Slots, rank: int, first: int, second: int, shift: bool) -> None:
         for row in range(len(used)):
             used[row, rank, position], used[row, rank, target] = used[row, rank, target], used[row, rank, position]
         position = target
+
+
+@part
+def _with_images(slots: Slots, costs: Costs, rank: int, wave: int) -> int:
+    """Sequences with images in a microbatch."""
+    held = 0
+    for sequence in slots.at[rank, wave]:
+        held += costs.images[sequence]  # the last one is an empty slot's
+    return int(held)
+
+
+@part
+def exchange_keeps_parity(
+    slots: Slots, costs: Costs, rank: int, wave: int, slot: int, other: int, other_wave: int, other_slot: int
+) -> bool:
+    """Whether both microbatches keep having images, or none, when two slots are exchanged."""
+    if not len(costs.images):
+        return True
+    here, there = costs.images[slots.at[rank, wave, slot]], costs.images[slots.at[other, other_wave, other_slot]]
+    if here == there:
+        return True
+    gives = _with_images(slots, costs, rank, wave), _with_images(slots, costs, other, other_wave)
+    return bool(gives[0] > here and gives[1] > there)
+
+
+@part
+def move_keeps_parity(slots: Slots, costs: Costs, rank: int, first: int, second: int, shift: bool) -> bool:
+    """Whether every microbatch that `move` puts in another wave has images just as the one that was there."""
+    if not len(costs.images):
+        return True
+    has = _with_images(slots, costs, rank, first) > 0
+    step = (1 if second > first else -1) if shift else second - first
+    position = first
+    while position != second:
+        position += step
+        if (_with_images(slots, costs, rank, position) > 0) != has:
+            return False
+    return True
 
 
 @part

@@ -6,13 +6,24 @@ import numpy as np
 
 from dataserver.planning.kernels import inlined_part, kernel, part
 from dataserver.planning.kernels.arrays import first_largest, largest
-from dataserver.planning.kernels.islands import Costs, Slots, excess, exchange, fill, move, slots_of
+from dataserver.planning.kernels.islands import (
+    Costs,
+    Slots,
+    excess,
+    exchange,
+    exchange_keeps_parity,
+    fill,
+    move,
+    move_keeps_parity,
+    slots_of,
+)
 from dataserver.planning.samples import I64, U64
 
 
 class Clocks(NamedTuple):
     """Scratch of a simulation, nanoseconds: a column for each backbone stage, then each encoder, then each generator.
-    Encoders and generators have one node in an island and use row 0."""
+    Encoders and generators have one node in an island and use row 0; encoders that run on the first stage use its
+    column."""
 
     now: I64
     """int64 [ranks of an island, columns]: when each node is free again."""
@@ -45,7 +56,7 @@ def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
     now[:] = 0
     for turn in range(waves + largest(in_flight) - 1):
         if turn < waves:
-            _forward(before, backbone, behind, first, turn, base, hop, stages, now)
+            _forward(before, backbone, behind, first, turn, base, hop, stages, costs.whole, now)
         for g in range(len(behind)):
             wave = turn + 1 - of_behind[g]  # with f in flight, the backward behind forward k is that of wave k + 1 - f
             if 0 <= wave < waves:
@@ -59,11 +70,12 @@ def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
         for row in range(encoders):
             wave = turn + 1 - in_flight[row]
             if 0 <= wave < waves:
-                clock, total = now[0, stages + row], base[row]
+                column = 0 if costs.whole else stages + row
+                clock, total = now[0, column], base[row]
                 for i in range(len(backbone)):
                     total += before[row, first + i, wave]
                     clock = max(clock, ends[i, 0, wave] + hop_back[row] if before[row, first + i, wave] else 0)
-                now[0, stages + row] = clock + total * percent[row] // 100
+                now[0, column] = clock + total * percent[row] // 100
     end = 0
     for i in range(len(now)):
         end = max(end, largest(now[i]))
@@ -72,16 +84,26 @@ def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
 
 @inlined_part
 def _forward(
-    before: I64, backbone: I64, behind: I64, first: int, wave: int, base: I64, hop: I64, stages: int, now: I64
+    before: I64,
+    backbone: I64,
+    behind: I64,
+    first: int,
+    wave: int,
+    base: I64,
+    hop: I64,
+    stages: int,
+    whole: bool,
+    now: I64,
 ) -> None:
     """The forward of one wave in all stages."""
     ranks, encoders, generators = len(backbone), len(before), len(behind)
     between = hop[encoders]
     for row in range(encoders):
-        clock = now[0, stages + row] + base[row]
+        column = 0 if whole else stages + row
+        clock = now[0, column] + base[row]
         for i in range(ranks):
             clock += before[row, first + i, wave]
-        now[0, stages + row] = clock
+        now[0, column] = clock
     for i in range(ranks):
         clock = 0
         for row in range(encoders):
@@ -255,6 +277,8 @@ def _try_move(
     """Move a microbatch of the slowest island if that does not slow it down; the islands simulated."""
     if first == second:
         return 0
+    if not move_keeps_parity(slots, costs, rank, first, second, shift):
+        return 1
     per_island = costs.ranks_per_island
     island = rank // per_island
     move(slots, rank, first, second, shift)
@@ -285,6 +309,8 @@ def _try_exchange(
     """Exchange two slots, the first of the slowest island, if that slows nothing down; the islands simulated."""
     if rank == other and wave == other_wave:
         return 0
+    if not exchange_keeps_parity(slots, costs, rank, wave, slot, other, other_wave, other_slot):
+        return 1
     per_island = costs.ranks_per_island
     worst, island = rank // per_island, other // per_island
     if island != worst and _covers(costs, slots.at[other, other_wave, other_slot], slots.at[rank, wave, slot]):

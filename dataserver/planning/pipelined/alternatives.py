@@ -5,13 +5,16 @@ from dataserver.planning.alternatives import (
     Dimension,
     balance_of,
     edit_layout,
+    edit_modules,
     extras,
     orders,
     packings,
     wave_balances,
+    without,
 )
 from dataserver.planning.identity import Job
-from dataserver.planning.jobspec import ModuleKind, Schedule
+from dataserver.planning.job import Execution
+from dataserver.planning.jobspec import BalancePolicy, ModuleKind, Schedule
 from dataserver.planning.pipelined.options import PipelinedOptions
 
 CHUNKS = 2
@@ -25,13 +28,22 @@ def alternatives(job: Job) -> Alternatives:
     single = [
         balance_of(m)
         for m in execution.modules
-        if m.kind is ModuleKind.BACKBONE or m.dp > 1  # a single rank takes whole waves
+        if m.kind is ModuleKind.BACKBONE or (m.dp > 1 and not execution.identity_routing)  # others take whole waves
     ]
     single.append(_schedules(layout, backbone.pp))
     alone = len(execution.modules) == 1 and backbone.pp == 1
     if layout.schedule is Schedule.ONE_F_ONE_B and not alone:
         single.append(extras())
-    return Alternatives([*packings(job), wave_balances(execution), orders()], single)
+    single += [without(field) for field in ("modality_parity", "identity_routing") if getattr(execution, field)]
+    return Alternatives([*packings(job), _balances(execution), orders()], single)
+
+
+def _balances(execution: Execution) -> Dimension:
+    """One balance for all modules, of images only where they have a choice."""
+    if not execution.identity_routing:
+        return wave_balances(execution)
+    policies = BalancePolicy.LPT, BalancePolicy.NONE
+    return Dimension("balance", {p.value: edit_modules([execution.backbone.name], balance=p) for p in policies})
 
 
 def _schedules(layout: PipelinedOptions, stages: int) -> Dimension:

@@ -110,6 +110,8 @@ def _spreads(packed: PackedStep, islands: int, canonical: bool) -> tuple[ImageSp
     """The ways to spread images that can differ: within islands, over all ranks, in canonical order also beside."""
     others = [m for m in packed.modules if m.kind is not ModuleKind.BACKBONE]
     everywhere = ImageSpread()
+    if packed.execution.identity_routing:
+        return (ImageSpread(beside=True),)
     if all(m.balance.keeps_order for m in others):
         return (everywhere,)
     spreads = (ImageSpread(islands), everywhere) if islands > 1 else (everywhere,)

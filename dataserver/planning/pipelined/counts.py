@@ -8,11 +8,12 @@ from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec, PackingPolicy, Schedule
 from dataserver.planning.packing import one_per_sequence
 from dataserver.planning.pipelined.attempts import Attempt, attempt
+from dataserver.planning.pipelined.image_sequences import even_images
 from dataserver.planning.pipelined.options import PipelinedOptions
 from dataserver.planning.pipelined.packed import PackedStep
 from dataserver.planning.plan_limits import check_microbatches, most_microbatches
 from dataserver.planning.samples import I64, StepSamples
-from dataserver.planning.sequences import pack_step
+from dataserver.planning.sequences import pack_step, sequence_tokens
 
 
 def sample_sizes(job: Job, samples: StepSamples, module: ModuleSpec) -> I64:
@@ -30,6 +31,8 @@ class Counts:
     job: Job
     step: int
     samples: StepSamples
+    parity: bool = False
+    """Whether all ranks of a wave must have images, or none."""
 
     def first(self) -> Attempt:
         """With as few as the samples need, and the memory of all ranks of each module together allows."""
@@ -84,7 +87,19 @@ class Counts:
         if self._interleaved and count % self._stages:
             sequence, count = self._sequences(-(-count // self._stages) * self._stages, alone)
         check_microbatches(self.job.spec.execution, count)
-        return attempt(PackedStep(self.job, self.step, self.samples, sequence, count))
+        if self.parity and self.job.stream.packing.enabled and not alone:
+            sequence = self._even(sequence, count)
+        return attempt(PackedStep(self.job, self.step, self.samples, sequence, count, self.parity))
+
+    def _even(self, sequence: I64, count: int) -> I64:
+        """Sequences of which the ranks can have equally many with images."""
+        execution = self.job.spec.execution
+        (encoder,) = execution.of_kind(ModuleKind.ENCODER)
+        has = sample_sizes(self.job, self.samples, encoder) > 0
+        capacity, ranks = sequence_tokens(self.job), execution.backbone.dp
+        return even_images(
+            sequence, self.samples.tokens, has, capacity, ranks, execution.microbatch, count * self._slots
+        )
 
     def _sequences(self, at_least: int, alone: bool) -> tuple[I64, int]:
         if not alone:

@@ -30,6 +30,30 @@ class PipelinedOptions(WaveOptions):
             found["island_work"] = stream.global_batch * backbone.dp // gcd(*(m.dp for m in execution.modules))
         return found
 
+    def check_images(self, execution: ExecutionParts) -> None:
+        """Refuse modules between which parity, or images on the ranks of their sequences, mean nothing."""
+        encoders = [m for m in execution.modules if m.kind is ModuleKind.ENCODER]
+        generators = [m.name for m in execution.modules if m.kind is ModuleKind.GENERATOR]
+        if execution.modality_parity and (len(encoders) != 1 or generators):
+            raise ValueError(
+                f"modality_parity needs one encoder and no generator, whose ranks it would not keep together; found "
+                f"the encoders {[m.name for m in encoders]} and the generators {generators}: leave modality_parity out"
+            )
+        if not execution.identity_routing:
+            return
+        if not encoders or generators:
+            raise ValueError(
+                f"identity_routing needs an encoder and no generator; found the encoders {[m.name for m in encoders]} "
+                f"and the generators {generators}: leave identity_routing out"
+            )
+        backbone = next(m for m in execution.modules if m.kind is ModuleKind.BACKBONE)
+        degrees = {m.name: (m.dp, m.tp, m.sp) for m in (*encoders, backbone)}
+        if len(set(degrees.values())) > 1:
+            raise ValueError(
+                f"modules have (dp, tp, sp) {degrees}; with identity_routing ranks of the backbone run the encoders "
+                f"too: give these the degrees of module {backbone.name}, or leave identity_routing out"
+            )
+
     @model_validator(mode="after")
     def _check_chunks(self) -> Self:
         if (self.chunks > 1) is not (self.schedule is Schedule.INTERLEAVED):

@@ -20,6 +20,8 @@ class PackedStep:
     """int64 [n]: the sequence of each sample."""
     num_microbatches: int
     """Of each rank."""
+    parity: bool = False
+    """Whether all ranks of a wave must have images, or none."""
 
     @property
     def execution(self) -> Execution:

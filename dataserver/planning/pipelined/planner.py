@@ -10,6 +10,7 @@ from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.naming import milliseconds, sample_name
+from dataserver.planning.parity import parity_decision
 from dataserver.planning.pipelined.attempts import Attempt, search
 from dataserver.planning.pipelined.candidates import CandidatePlan
 from dataserver.planning.pipelined.counts import Counts, sample_sizes
@@ -36,9 +37,13 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
         SampleTooLargeError: memory does not hold a sample, however many microbatches there are.
     """
     _check_tokens(job, samples)
-    counts = Counts(job, step, samples)
+    counts = Counts(job, step, samples, bool(job.spec.execution.modality_parity))
     first = counts.first()
     fitting = counts.fitting(first)
+    if counts.parity and not fitting.candidates:
+        counts = replace(counts, parity=False)
+        first = counts.first()
+        fitting = counts.fitting(first)
     if not fitting.candidates:
         raise _too_large(job, samples, fitting.lacking, fitting.num_microbatches)
     best, candidates = fitting, list(fitting.candidates)
@@ -67,6 +72,8 @@ def _chosen(job: Job, step: int, candidates: Sequence[CandidatePlan], fewest: in
         c for c in candidates if c.plan.num_microbatches == number or c is fastest[c.plan.num_microbatches]
     ]
     said = _decisions(job.spec.execution, candidates, fewest, fitting)
+    if job.spec.execution.modality_parity:
+        said = (*said, parity_decision(job.spec.execution, best.plan))
     return replace(make_plan(job, step, best.plan), candidates=shown(worth_showing), decisions=said)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dataserver.planning.job import Execution
+from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.plan import ModuleSchedule
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import BACKWARD, FORWARD, Operations, Program, alternating, passes
@@ -14,11 +15,15 @@ from dataserver.planning.waves import done_by, wave_programs
 def programs(execution: Execution, schedules: Sequence[ModuleSchedule], num_microbatches: int) -> tuple[Program, ...]:
     """The program of each stage of the joined pipeline.
 
-    Stages of one chunk alternate (`simulation.stage_operations`); those of several interleave them.
+    Stages of one chunk alternate (`simulation.stage_operations`); those of several interleave them. Encoders whose
+    images stay on the ranks of their sequences are part of what its first stage does (`identity_routing`).
     """
     several = {s.module: s for s in schedules if s.chunks > 1}
+    beside = {m.name for m in execution.of_kind(ModuleKind.ENCODER) if execution.identity_routing}
     found = []
     for program in wave_programs(execution, schedules, num_microbatches):
+        if program.modules[0] in beside:
+            continue
         schedule = several.get(program.modules[0])
         if schedule is not None:
             held, stages = int(schedule.in_flight[program.stage]), len(schedule.in_flight)

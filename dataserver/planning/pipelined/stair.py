@@ -1,6 +1,7 @@
 """From canonical order to a pipelined job."""
 
 from dataserver.planning.identity import Job
+from dataserver.planning.jobspec import BalancePolicy
 from dataserver.planning.stair import (
     Stair,
     canonical_modules,
@@ -10,6 +11,7 @@ from dataserver.planning.stair import (
     memory,
     order,
     packing,
+    parity,
     sequences,
     strict,
 )
@@ -18,9 +20,12 @@ from dataserver.planning.stair import (
 def stair(job: Job) -> tuple[Stair, ...]:
     """The baseline: best-fit packing, canonical order, the images of every wave dealt out evenly over all ranks.
 
-    As if memory were endless. The schedule and its model chunks are the job's.
+    Where images stay on the ranks of their sequences, they do so here, too. As if memory were endless. The schedule and
+    its model chunks are the job's.
     """
     own = job.spec.execution
-    baseline = strict(own)(own.model_copy(update={"modules": canonical_modules(job)}))
-    changes = (packing, images, sequences, memory, order, in_flight)
+    spread = BalancePolicy.NONE if own.identity_routing else BalancePolicy.EVEN
+    plain = {"modules": canonical_modules(job, spread), "modality_parity": None}
+    baseline = strict(own)(own.model_copy(update=plain))
+    changes = (packing, images, sequences, memory, order, in_flight, parity)
     return climb(job, "canonical order", baseline, (change(job) for change in changes))

@@ -20,6 +20,7 @@ from dataserver.planning.pipelined.placing import (
     placement_problem,
     spread_over_waves,
     stratified,
+    with_parity,
 )
 from dataserver.planning.samples import I64
 from dataserver.planning.waves import Units, one_f_one_b_in_flight
@@ -47,7 +48,7 @@ class Starts:
 def find_starts(packed: PackedStep) -> Starts:
     """Place the sequences by every rule that the job asks for."""
     problem = placement_problem(
-        packed.job.spec, _guide(packed, 0, {}), packed.samples, packed.sequence, packed.num_microbatches
+        packed.job.spec, _guide(packed, 0, {}), packed.samples, packed.sequence, packed.num_microbatches, packed.parity
     )
     hopeless = lacking_alone(problem)
     if hopeless is not None:
@@ -90,10 +91,11 @@ def _by_rules(problem: PlacementProblem, balance: BalancePolicy, order: OrderPol
 
 
 def _fitting(problem: PlacementProblem, placements: Placements) -> tuple[Placements, int | None]:
-    """Those that fit memory, after exchanges if needed; and the row that lacks memory in the last of the others."""
+    """Those that fit memory and parity, after exchanges if needed; and the row that lacks memory in the last of the
+    others."""
     found, lacking = {}, None
     for name, placement in placements.items():
-        fitting, row = fitted(problem, placement)
+        fitting, row = fitted(problem, with_parity(problem, placement))
         if row is None:
             found[name] = fitting
         else:

@@ -14,24 +14,33 @@ from dataserver.planning.pacing import pace
 from dataserver.planning.pipelined.interleaving import interleaved_passes
 from dataserver.planning.pipelined.options import PipelinedOptions
 from dataserver.planning.pipelined.programs import programs
-from dataserver.planning.plan import ArrangedStep
+from dataserver.planning.plan import ArrangedStep, Routing
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import Pipeline, chunk_hops, simulate
 
 
 def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
-    """Simulate a plan: every rank of every stage, joined as the routings say."""
-    modules, chunks = spec.execution.by_depth, spec.execution.options(PipelinedOptions).chunks
+    """Simulate a plan: every rank of every stage, joined as the routings say.
+
+    Where images stay on the ranks of their sequences, these run the encoders in turn with their first stage.
+    """
+    chunks, whole = spec.execution.options(PipelinedOptions).chunks, bool(spec.execution.identity_routing)
+    modules = (spec.execution.backbone,) if whole else spec.execution.by_depth
     stages = programs(spec.execution, plan.schedules, plan.num_microbatches)
     forward = np.concatenate([_forward_ns(m, plan, chunks) for m in modules])
     pace()
     percent = [m.cost.backward_percent for m in modules for _ in range(m.dp * m.pp * chunks)]
+    backward = forward * np.array(percent, np.int64)[:, None] // 100
+    for encoder in spec.execution.of_kind(ModuleKind.ENCODER) if whole else ():
+        times, first = microbatch_loads(encoder, plan), slice(0, encoder.dp * chunks, chunks)
+        forward[first] += times
+        backward[first] += times * encoder.cost.backward_percent // 100
     pipeline = Pipeline(
         num_stages=len(stages),
         stage=np.repeat(np.arange(len(stages)), [m.dp for m in modules for _ in range(m.pp)]),
         forward_ns=forward,
-        backward_ns=forward * np.array(percent, np.int64)[:, None] // 100,
-        edges=_edges(modules, plan, chunks),
+        backward_ns=backward,
+        edges=_edges(modules, () if whole else plan.routings, plan.num_microbatches, chunks),
         operations=[p.operations for p in stages],
         num_chunks=chunks,
         transfer_ns=_transfer_ns(spec.execution, plan, chunks),
@@ -71,7 +80,7 @@ def _activation_bytes(modules: Sequence[ModuleSpec], plan: ArrangedStep, chunks:
     return np.concatenate(found)
 
 
-def _edges(modules: Sequence[ModuleSpec], plan: ArrangedStep, chunks: int) -> I64:
+def _edges(modules: Sequence[ModuleSpec], routings: Sequence[Routing], num_microbatches: int, chunks: int) -> I64:
     """Edges between blocks, whose nodes are numbered by module, stage and rank: int64 [e, 3]."""
     first = dict(zip([m.name for m in modules], np.cumsum([0, *(m.dp * m.pp for m in modules)]).tolist(), strict=False))
     last = {m.name: first[m.name] + m.dp * (m.pp - 1) for m in modules}
@@ -81,9 +90,9 @@ def _edges(modules: Sequence[ModuleSpec], plan: ArrangedStep, chunks: int) -> I6
     ranks = first[backbone.name] + np.arange(backbone.dp)
     source = ((stage * backbone.dp + ranks) * chunks + chunk).ravel()
     target = ((next_stage * backbone.dp + ranks) * chunks + next_chunk).ravel()
-    wave = np.repeat(np.arange(plan.num_microbatches), len(source))
-    found = [np.stack([wave, *(np.tile(b, plan.num_microbatches) for b in (source, target))], axis=1)]
-    for r in plan.routings:
+    wave = np.repeat(np.arange(num_microbatches), len(source))
+    found = [np.stack([wave, *(np.tile(b, num_microbatches) for b in (source, target))], axis=1)]
+    for r in routings:
         source = (r.source_rank + last[r.source_module]) * chunks
         if r.source_module == backbone.name:
             source = source + chunks - 1
@@ -102,4 +111,5 @@ def _transfer_ns(execution: Execution, plan: ArrangedStep, chunks: int) -> I64 |
     between = hop_ns(execution.transfer(backbone.name, backbone.name), held_units(backbone, plan))
     hops = len(chunk_hops(backbone.pp, chunks))
     found = [np.repeat(between.T[:, None], hops, axis=1).ravel()]
-    return np.concatenate([*found, *(routed_ns(execution, r) for r in plan.routings)])
+    routings = () if execution.identity_routing else plan.routings
+    return np.concatenate([*found, *(routed_ns(execution, r) for r in routings)])

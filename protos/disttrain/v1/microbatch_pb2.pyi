@@ -474,6 +474,7 @@ class MicrobatchHeader(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
     SCHEDULES_FIELD_NUMBER: _builtins.int
+    IMAGES_ON_SOME_RANKS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Job."""
     stream_id: _builtins.str
@@ -495,6 +496,11 @@ class MicrobatchHeader(_message.Message):
     """Bytes of all chunks of this microbatch; 0 where no chunk follows."""
     crc32c: _builtins.int
     """CRC-32C (Castagnoli, as in iSCSI and RFC 3720) of the concatenated chunks as sent, padding included; 0 for no bytes."""
+    images_on_some_ranks: _builtins.bool
+    """Whether only some backbone ranks have images in this microbatch, although the job asks that all have some or none
+    (`execution.modality_parity`): the samples of the step left no other way. It is the same in the views of all ranks, so
+    that all of them can stop, or run what the others wait for. Always false where the job does not ask.
+    """
     @_builtins.property
     def denominators(self) -> Global___Denominators:
         """Denominators of the step's losses."""
@@ -542,10 +548,11 @@ class MicrobatchHeader(_message.Message):
         total_bytes: _builtins.int = ...,
         crc32c: _builtins.int = ...,
         schedules: _abc.Iterable[Global___ModuleSchedule] | None = ...,
+        images_on_some_ranks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["denominators", b"denominators", "items", b"items"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_version", b"content_version", "crc32c", b"crc32c", "denominators", b"denominators", "items", b"items", "job_id", b"job_id", "microbatch", b"microbatch", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "routings", b"routings", "schedules", b"schedules", "sequence_parallel_groups", b"sequence_parallel_groups", "sequence_valid", b"sequence_valid", "step", b"step", "stream_id", b"stream_id", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_version", b"content_version", "crc32c", b"crc32c", "denominators", b"denominators", "images_on_some_ranks", b"images_on_some_ranks", "items", b"items", "job_id", b"job_id", "microbatch", b"microbatch", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "routings", b"routings", "schedules", b"schedules", "sequence_parallel_groups", b"sequence_parallel_groups", "sequence_valid", b"sequence_valid", "step", b"step", "stream_id", b"stream_id", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,7 +17,8 @@ By execution.layout.kind:
                         of a microbatch through one chunk. Of p stages, forwards take p microbatches through chunk 0, the
                         same through chunk 1 and so on, then the next p microbatches; backwards take the same runs of p
                         microbatches through the last chunk first. Frozen modules whose cost.backward_percent is 0 run
-                        the forwards alone, in the same order.
+                        the forwards alone, in the same order. With execution.identity_routing encoders have no program:
+                        the first stage runs their passes with its own.
   contrastive           Each stage of each tower has a program of its own. With drain_every d > 0 alternate is applied to
                         d microbatches at a time, else to all n. On the last stage of every tower the interaction of a
                         contrastive batch comes right behind the last forward of its layout.microbatches microbatches.

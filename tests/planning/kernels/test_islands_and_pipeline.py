@@ -20,7 +20,7 @@ def costs_and_slots(seed: int, padded: bool, limited: bool) -> tuple[Any, I64]:
     problem, placement = problem_of(seed, padded=padded, limited=limited)
     if limited:
         placement, _ = search.fitted(problem, placement)
-    return search._costs(problem), search._slots(problem, placement)
+    return search._costs(problem), search.in_slots(problem.shape, placement)
 
 
 def summed(costs: Any, values: I64, row: int, held: list[int]) -> int:

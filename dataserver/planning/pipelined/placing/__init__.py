@@ -7,6 +7,7 @@ simulated in microseconds.
 """
 
 from dataserver.planning.pipelined.placing.bounds import lower_bound_ns
+from dataserver.planning.pipelined.placing.parity import with_parity
 from dataserver.planning.pipelined.placing.problem import PlacementProblem, placement_problem
 from dataserver.planning.pipelined.placing.search import fitted, lacking_alone, makespan_ns, searched
 from dataserver.planning.pipelined.placing.seeds import (
@@ -34,4 +35,5 @@ __all__ = [
     "searched",
     "spread_over_waves",
     "stratified",
+    "with_parity",
 ]

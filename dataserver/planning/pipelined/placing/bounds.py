@@ -31,6 +31,9 @@ def lower_bound_ns(problem: PlacementProblem, *, within_islands: bool = False) -
         bound = max(bound, work + away - _empty(problem, row, len(mine)) * int(base[row]))
         if row == problem.num_encoders:
             bound = max(bound, work + _first_wave(problem))
+    if problem.whole:  # the first stage does the work of both
+        until = problem.num_encoders + 1
+        bound = max(bound, int(both[:until].sum()) // problem.dp + int(base[:until].sum()) * problem.num_waves)
     return bound
 
 

@@ -68,6 +68,15 @@ class PlacementProblem:
     """How long rows take from row to row, where the job has transfers."""
     returns: Bool | None = None
     """bool, as `in_flight`: the stages that run backwards; None if all do."""
+    whole: bool = False
+    """Whether ranks of the backbone run the encoders too, on their first stage; each of them is an island then."""
+    images: I64 | None = None
+    """int64 [s + 1]: 1 for each sequence with images, where all ranks of a wave must have some or none."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Ranks, microbatches of each, and slots of these."""
+        return self.dp, self.num_waves, self.slots
 
     @property
     def ranks_per_island(self) -> int:
@@ -87,9 +96,20 @@ class PlacementProblem:
             work[self.num_encoders] *= self.items[:-1]
         return work
 
+    @property
+    def balanced_by(self) -> I64:
+        """int64 [s]: time by which ranks of the backbone are balanced, of all that they run."""
+        work = self.work
+        if self.whole:
+            work[self.num_encoders] *= self.num_stages
+            total: I64 = (work + work * self.percent[:, None] // 100).sum(axis=0)
+        else:
+            total = work[self.num_encoders]
+        return total
+
 
 def placement_problem(
-    spec: JobSpec, in_flight: I64, samples: StepSamples, sequence: I64, num_waves: int
+    spec: JobSpec, in_flight: I64, samples: StepSamples, sequence: I64, num_waves: int, parity: bool = False
 ) -> PlacementProblem:
     """The problem of one step of a pipelined job.
 
@@ -99,6 +119,7 @@ def placement_problem(
         samples: of the step.
         sequence: int64 [n], the sequence of each sample; all from 0 to the largest have samples.
         num_waves: microbatches of each rank.
+        parity: whether all ranks of a wave must have images, or none.
     """
     execution, count = spec.execution, int(sequence.max(initial=-1)) + 1
     modules, num_encoders = execution.by_depth, len(execution.of_kind(ModuleKind.ENCODER))
@@ -120,7 +141,8 @@ def placement_problem(
             np.maximum.at(way[row], held, times)
             way[row] = np.maximum(way[row], own[row, :-1] // module.dp)
             base[row] = module.cost.microbatch_ns
-    islands = _islands(modules, need)
+    whole = bool(execution.identity_routing)
+    islands = execution.backbone.dp if whole else _islands(modules, need)
     for row, module in enumerate(modules):
         if module.kind is not ModuleKind.BACKBONE:
             own[row] //= module.dp // islands
@@ -141,6 +163,8 @@ def placement_problem(
         chunks=chunks,
         hops=problem_hops(spec, modules, samples, sequence, num_waves, islands),
         returns=np.repeat([m.runs_backward for m in modules], [m.pp for m in modules]),
+        whole=whole,
+        images=_with_images(need[:num_encoders]) if parity else None,
     )
     way[num_encoders] = problem.work[num_encoders]
     return problem
@@ -166,6 +190,11 @@ def _islands(modules: tuple[ModuleSpec, ...], need: I64) -> int:
         if module.kind is not ModuleKind.BACKBONE and module.memory is not None:
             islands = islands if most <= module.memory.units * (module.dp // islands) else 1
     return islands
+
+
+def _with_images(patches: I64) -> I64:
+    """1 for each sequence, int64 [s + 1], that has patches in a row of some encoders."""
+    return np.where(patches.sum(axis=0) > 0, np.int64(1), np.int64(0))
 
 
 def _rooms(modules: tuple[ModuleSpec, ...], need: I64, islands: int) -> Rooms | None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from dataserver.planning.pacing import pace
 from dataserver.planning.pipelined.placing.problem import PlacementProblem
-from dataserver.planning.placement import Placement
+from dataserver.planning.placement import Placement, in_slots, of_slots
 from dataserver.planning.randomness import Operator, draws
 from dataserver.planning.samples import I64, U64
 
@@ -51,14 +51,14 @@ def searched(
     allowed -= min(RESERVED_OPERATIONS, allowed // 2)
     budget = allowed // _island_operations(problem)
     start = min(starts, key=lambda start: makespan_ns(problem, start)) if len(starts) > 1 else starts[0]
-    best = _slots(problem, start)
+    best = in_slots(problem.shape, start)
     _improve(problem, best, draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget), budget)
-    return _placement(problem, best)
+    return of_slots(best)
 
 
 def makespan_ns(problem: PlacementProblem, placement: Placement) -> int:
     """Simulated time of the slowest island."""
-    return _improve(problem, _slots(problem, placement), np.zeros(0, np.uint64), 0)
+    return _improve(problem, in_slots(problem.shape, placement), np.zeros(0, np.uint64), 0)
 
 
 def lacking_alone(problem: PlacementProblem) -> int | None:
@@ -80,14 +80,14 @@ def fitted(problem: PlacementProblem, placement: Placement) -> tuple[Placement, 
 
     if problem.rooms is None:
         return placement, None
-    slots, costs = _slots(problem, placement), _costs(problem)
+    slots, costs = in_slots(problem.shape, placement), _costs(problem)
     state = np.array([problem.dp * problem.num_waves, 0, 1], np.int64)
     budget, at_once = FITTING_LOOKS * problem.num_sequences, max(1, LOOKS_AT_ONCE // problem.ranks_per_island)
     lacking, left = fit_placement(slots, costs, budget, at_once, state)
     while left:
         pace()
         lacking, left = fit_placement(slots, costs, budget, at_once, state)
-    return _placement(problem, slots), int(lacking.argmax()) if lacking.any() else None
+    return of_slots(slots), int(lacking.argmax()) if lacking.any() else None
 
 
 def _improve(problem: PlacementProblem, slots: I64, words: U64, budget: int) -> int:
@@ -131,6 +131,8 @@ def _costs(problem: PlacementProblem) -> "Costs":
         hop_back=np.zeros_like(problem.base) if problem.hops is None else problem.hops.usual * problem.hops.returned,
         encoders=problem.num_encoders,
         ranks_per_island=problem.ranks_per_island,
+        whole=problem.whole,
+        images=none if problem.images is None else problem.images,
     )
 
 
@@ -143,18 +145,3 @@ def _passed(problem: PlacementProblem) -> I64:
     if problem.returns is None or problem.returns.all():
         return problem.in_flight
     return np.where(problem.returns, problem.in_flight, max(problem.num_waves, int(problem.in_flight.max())))
-
-
-def _slots(problem: PlacementProblem, placement: Placement) -> I64:
-    """int64 [ranks, microbatches, slots]: the sequence in each slot, -1 for none."""
-    slots = np.full((problem.dp, problem.num_waves, problem.slots), -1, np.int64)
-    slots[placement.rank, placement.wave, placement.slot] = np.arange(problem.num_sequences)
-    return slots
-
-
-def _placement(problem: PlacementProblem, slots: I64) -> Placement:
-    rank, wave, slot = np.nonzero(slots >= 0)
-    found = Placement(*(np.empty(problem.num_sequences, np.int64) for _ in range(3)))
-    placed = slots[rank, wave, slot]
-    found.rank[placed], found.wave[placed], found.slot[placed] = rank, wave, slot
-    return found

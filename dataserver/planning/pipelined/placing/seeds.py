@@ -14,12 +14,12 @@ from dataserver.planning.simulation import disttrain_order
 
 
 def balanced(problem: PlacementProblem, policy: BalancePolicy) -> Placement:
-    """Spread by backbone time: over ranks, then over the microbatches of each rank. Ranks hold equal counts.
+    """Spread by backbone time, or that of all that a rank runs: over ranks, then over the microbatches of each rank.
 
-    The microbatches of a rank are in the canonical order of their first sequences: balancing leaves them sorted by
-    load, which is a bad order for a pipeline.
+    Ranks hold equal counts. The microbatches of a rank are in the canonical order of their first sequences: balancing
+    leaves them sorted by load, which is a bad order for a pipeline.
     """
-    loads = problem.work[problem.num_encoders]
+    loads = problem.balanced_by
     if policy is BalancePolicy.NONE:
         rank = in_runs(len(loads), problem.dp)
     else:
@@ -99,8 +99,8 @@ def _of_batches(problem: PlacementProblem, batch: I64) -> Placement:
 
 
 def _placement(problem: PlacementProblem, rank: I64, policy: BalancePolicy, loads: I64 | None = None) -> Placement:
-    """The sequences of each rank over its microbatches, by backbone time unless `loads` are given."""
-    loads = problem.work[problem.num_encoders] if loads is None else loads
+    """The sequences of each rank over its microbatches, by what ranks are balanced by unless `loads` are given."""
+    loads = problem.balanced_by if loads is None else loads
     wave = np.zeros_like(rank)
     for mine in _of_each(rank, problem.dp):
         pace()
@@ -143,7 +143,9 @@ def in_disttrain_order(problem: PlacementProblem, placement: Placement) -> Place
     times += problem.base[:, None, None]
     both = np.stack([times, times * problem.percent[:, None, None] // 100])
     stages = [both[:, backbone]] * problem.num_stages
-    if backbone:
+    if problem.whole:
+        stages[0] = both[:, : backbone + 1].sum(axis=1)
+    elif backbone:
         stages.insert(0, both[:, :backbone].max(axis=1))
     if backbone + 1 < len(times):
         stages.append(both[:, backbone + 1 :].max(axis=1))

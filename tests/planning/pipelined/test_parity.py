@@ -1,0 +1,158 @@
+"""Modality parity: in every wave all ranks of the backbone have images, or none has."""
+
+import numpy as np
+import pytest
+from builders.jobs import job_data
+from builders.pipelined import Step, largest, with_memory
+from builders.samples import make_samples
+from builders.whole_ranks import samples_with_images, waves_by_ranks, whole_steps, without
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning.kernels.interpreted import interpreted
+
+from dataserver.planning.identity import parse_job
+from dataserver.planning.pipelined.image_sequences import even_images
+from dataserver.planning.plan import StepPlan
+from dataserver.planning.planner import plan_step
+from dataserver.planning.sizing import SampleTooLargeError
+from dataserver.planning.views import view_plan
+
+
+def check_said(step: Step, plan: StepPlan) -> list[int]:
+    """The waves without parity, which plan and views name."""
+    job, _ = step
+    ranks, dp = waves_by_ranks(job, plan), job.spec.execution.backbone.dp
+    broken = [wave for wave, count in enumerate(ranks) if 0 < count < dp]
+    said = plan.decisions[-1]
+    assert said.chosen.startswith(f"images on some ranks only in {len(broken)} of" if broken else "images on all ranks")
+    for module in job.spec.execution.modules:
+        for wave in range(plan.num_microbatches):
+            view = view_plan(job.spec, plan, module.name, module.dp - 1, wave)
+            assert view.images_on_some_ranks is (wave in broken)
+    return broken
+
+
+def check_same_samples(step: Step, plan: StepPlan) -> None:
+    job, samples = step
+    encoder, backbone = (plan.arrangement(m.name) for m in job.spec.execution.modules)
+    assert sorted(backbone.item.tolist()) == list(range(len(samples)))
+    assert sorted(encoder.item.tolist()) == list(range(len(samples.image_rows)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(whole_steps(parity=True))
+def test_every_wave_has_parity_but_for_what_is_left_over(step: Step) -> None:
+    job, samples = step
+    plan = plan_step(job, 3, samples)
+    broken = check_said(step, plan)
+    check_same_samples(step, plan)
+    assert len(broken) <= 1
+    if not job.stream.packing.enabled:
+        images, dp = sum(samples_with_images(samples)), job.spec.execution.backbone.dp
+        whole = images % dp == 0 if job.spec.execution.microbatch == 1 else images == 0 or images >= dp
+        assert bool(broken) is not whole
+
+
+@settings(max_examples=40, deadline=None)
+@given(whole_steps(parity=True), st.data())
+def test_whatever_memory_holds_without_parity_is_planned_with_it(step: Step, data: st.DataObject) -> None:
+    job, samples = step
+    units = {name: data.draw(st.integers(size, 3 * size)) for name, size in largest(job, samples).items()}
+    job = with_memory(job, units)
+    try:
+        other = plan_step(without(job, "modality_parity"), 3, samples)
+    except SampleTooLargeError:
+        with pytest.raises(SampleTooLargeError):
+            plan_step(job, 3, samples)
+        return
+    plan = plan_step(job, 3, samples)
+    check_said((job, samples), plan)
+    check_same_samples((job, samples), plan)
+    assert sorted(other.samples.sample.tolist()) == sorted(plan.samples.sample.tolist())
+
+
+@pytest.mark.parametrize("dp", [2, 4, 8])
+def test_packed_steps_of_a_mixture_have_parity(dp: int) -> None:
+    """Half of the samples have images; sequences hold several."""
+    data = job_data(
+        stream={"seq_len": 900, "global_batch": 8 * dp, "sizing": {"max_patches": 256}},
+        execution={"modality_parity": True, "identity_routing": True, "layout": {"kind": "pipelined", "order": "none"}},
+        encoder=dp,
+        backbone=(dp, 1),
+    )
+    job, given = parse_job(data), 0
+    for seed in range(6):
+        samples = make_samples(job, 20 * dp + seed, seed, 1)
+        assert not check_said((job, samples), plan := plan_step(job, seed, samples))
+        other = plan_step(without(job, "modality_parity"), seed, samples)
+        given += any(0 < count < dp for count in waves_by_ranks(job, other))
+        assert plan.num_microbatches == other.num_microbatches
+    assert given > 2, "it does not come by itself"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 3), st.integers(1, 30))
+def test_even_images_moves_samples_alone(seed: int, dp: int, slots: int, count: int) -> None:
+    random = np.random.default_rng(seed)
+    tokens, has = random.integers(1, 60, count), random.random(count) < random.random()
+    capacity, before = 100, np.arange(count)
+    for _ in range(count):  # any packing that fits
+        sample, other = random.integers(0, count, 2)
+        moved = np.where(np.arange(count) == sample, before[other], before)
+        before = moved if np.bincount(moved, tokens).max() <= capacity else before
+    before = np.unique(before, return_inverse=True)[1]
+    most = int(before.max()) + 1 + int(random.integers(0, 3))
+    found = even_images(before, tokens, has, capacity, dp, slots, most)
+    assert np.bincount(found, tokens).max() <= capacity
+    assert int(found.max()) < most
+    assert len(np.unique(found)) == int(found.max()) + 1
+    images = len(np.unique(found[has]))
+    even = images % dp == 0 if slots == 1 else images in (0, *range(dp, count + 1))
+    assert even or (found == before).all()
+
+
+@pytest.mark.parametrize(
+    ("before", "has", "after"),
+    [
+        ([0, 0, 1, 1, 2, 2], [0, 2, 4], [0, 1, 2, 2, 0, 1]),  # that of 10 tokens and a text of 12 change places
+        ([0, 0, 0, 1, 1, 2], [0, 2], [0, 1, 1, 1, 0, 2]),  # of two in a sequence that of 30 and a text of 29 do
+        ([0, 0, 0, 0, 0, 0], [0, 2], [0, 0, 1, 0, 0, 0]),  # without other sequences it gets one of its own
+        ([0, 0, 0, 0, 0, 0], [0], [0, 0, 0, 0, 0, 0]),  # a single one cannot be shared
+    ],
+)
+def test_a_sequence_less_or_more_has_images(before: list[int], has: list[int], after: list[int]) -> None:
+    tokens, images = np.array([30, 12, 31, 29, 10, 10]), np.isin(np.arange(6), has)
+    assert even_images(np.array(before), tokens, images, 130, 2, 1, 4).tolist() == after
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 3))
+def test_what_the_search_may_do_by_definition(seed: int, width: int) -> None:
+    """Exchanges and moves are allowed where no microbatch gets its first images or gives its last ones."""
+    islands, random = interpreted("kernels.islands"), np.random.default_rng(seed)
+    images = np.append(random.integers(0, 2, 12), 0)
+    at = random.permutation(np.append(np.arange(12), np.full(3 * 4 * width, -1)))[: 3 * 4 * width].reshape(3, 4, width)
+    slots = type("Slots", (), {"at": at})
+    costs = type("Costs", (), {"images": images})
+
+    def held() -> list[list[bool]]:
+        return [[bool(images[m].any()) for m in rank] for rank in at]
+
+    before, place = held(), (*random.integers(0, [3, 4, width]).tolist(), *random.integers(0, [3, 4, width]).tolist())
+    a, b = place[:3], place[3:]
+    if a[:2] != b[:2]:
+        allowed = islands.exchange_keeps_parity(slots, costs, *place)
+        at[a], at[b] = at[b], at[a]
+        assert allowed is (held() == before)
+        at[a], at[b] = at[b], at[a]
+    rank, first, second, shift = a[0], a[1], b[1], bool(random.integers(0, 2))
+    if first != second:
+        allowed = islands.move_keeps_parity(slots, costs, rank, first, second, shift)
+        order = list(range(4))
+        if shift:
+            order.insert(second, order.pop(first))
+        else:
+            order[first], order[second] = order[second], order[first]
+        kinds = [before[rank][wave] for wave in order]
+        assert not allowed or kinds == before[rank]
+        assert allowed or (not shift and kinds != before[rank]) or len({*before[rank]}) == 2
