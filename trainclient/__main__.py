@@ -24,15 +24,20 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 def main() -> int:
     """Run the command line."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it was started to ignore it
+    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it was started to ignore it
+    if heeds:
         signal.signal(signal.SIGINT, _end)
     given = sys.argv[1:]
     if given and given[0] in SAYS and "RANK" not in os.environ and not {"-h", "--help"} & set(given):
         sys.stderr.write(f"{given[0]}: {SAYS[given[0]]}\n")
         sys.stderr.flush()
-    from trainclient.cli import main as run
+    try:
+        from trainclient.cli import main as run
 
-    return run()
+        return run()
+    finally:
+        if heeds:
+            signal.signal(signal.SIGINT, _end)
 
 
 if __name__ == "__main__":

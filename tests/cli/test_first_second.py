@@ -12,6 +12,7 @@ from cli.server_process import command, run
 
 from dataserver.planning.compiled import COMPILING
 
+ROOT = Path(__file__).parents[2]
 COMMANDS = {
     "serve": command("serve", "--dataset", "d=/nothing-here"),
     "simulate": command("simulate", "--job", "no.yaml"),
@@ -45,6 +46,51 @@ def test_ctrl_c_ends_in_one_line(name: str, delay_s: float, tmp_path: Path) -> N
         assert status == 130
     else:
         assert status == 2 or process.returncode == -signal.SIGINT, "it was quicker, and said what is wrong"
+
+
+MOMENTS = {
+    "while it starts": "importing('{program}.cli')",
+    "while it imports the command": "importing('{command}')",
+    "behind its last line": "atexit.register(interrupt)",
+}
+SITE = """import atexit, os, signal, sys
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def importing(name):
+    class Finder:
+        def find_spec(self, wanted, *_):
+            if wanted == name:
+                sys.meta_path.remove(finder)
+                interrupt()
+    finder = Finder()
+    sys.meta_path.insert(0, finder)
+
+"""
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    ("program", "name", "imports"),
+    [
+        ("dataserver", "simulate", "dataserver.cli.simulate"),
+        ("trainclient", "export", "trainclient.checkpoint.export"),
+    ],
+)
+def test_ctrl_c_ends_in_one_line_at_either_end_of_a_command(
+    program: str, name: str, imports: str, moment: str, tmp_path: Path
+) -> None:
+    """The process interrupts itself, so that it is neither sooner nor later."""
+    line = [sys.executable, "-m", program, name, "--no-such-flag"]
+    (tmp_path / "sitecustomize.py").write_text(SITE + MOMENTS[moment].format(program=program, command=imports))
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", ""), str(ROOT), str(ROOT / "protos")])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    assert done.stderr.endswith(f"{program}: interrupted\n"), done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("interrupted") == 1
+    assert done.returncode == 130
 
 
 def test_what_is_mistyped_is_named_with_what_is_nearest() -> None:

@@ -95,11 +95,11 @@ def test_all_servers_stall(serve: Serve, quick: Timeouts) -> None:
 
 def test_a_slow_caller_is_no_stall(serve: Serve) -> None:
     server = serve()
-    with Opened([server.address], Timeouts(stall=1.0), prefetch_bytes=1) as opened:
+    with Opened([server.address], Timeouts(stall=2.0), prefetch_bytes=1) as opened:
         found = []
         for microbatch in opened.reader:
             if len(found) in (0, 4):
-                threading.Event().wait(1.2)
+                threading.Event().wait(2.2)
             found.append((microbatch.step, microbatch.microbatch))
         assert found == ALL
     assert len(server.requests) == 1

@@ -85,5 +85,5 @@ def test_nothing_survives_an_interruption(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt), processes(tmp_path, interrupt) as running:
         running.run([running.start("one", script(IGNORES_SIGTERM)), running.start("two", script(parent))], print)
     assert len(family) == 3
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive

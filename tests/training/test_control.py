@@ -14,7 +14,8 @@ from torch.distributed import HashStore, TCPStore
 from trainclient.exchange.transport import PeerLostError
 from trainclient.training.control import Control, RunEndedError
 
-TIMEOUT_S = 1.0
+TIMEOUT_S = 3.0
+"""Longer than a busy machine keeps a process from running."""
 WORLD = 3
 DEADLINE_S = 2 * 15 + TIMEOUT_S
 """Twice what is promised."""
@@ -22,9 +23,9 @@ SCRIPT = """
 import sys, threading
 from torch.distributed import TCPStore
 from trainclient.training.control import Control
-port, rank, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+port, rank, how, timeout_s = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
 store = TCPStore("127.0.0.1", port, is_master=False)
-with Control(store, rank, 3, f"llm rank {rank}", lambda: f"forward of microbatch {rank}", 1.0):
+with Control(store, rank, 3, f"llm rank {rank}", lambda: f"forward of microbatch {rank}", timeout_s):
     print("ready", flush=True)
     sys.stdin.readline()
     if how == "fail":
@@ -41,7 +42,8 @@ def running(how: str) -> Iterator[list[subprocess.Popen[str]]]:
     with ExitStack() as stack:
         processes = []
         for rank in range(WORLD):
-            command = [sys.executable, "-c", SCRIPT, str(server.port), str(rank), how if rank == 2 else "wait"]
+            given = str(server.port), str(rank), how if rank == 2 else "wait", str(TIMEOUT_S)
+            command = [sys.executable, "-c", SCRIPT, *given]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             processes.append(stack.enter_context(subprocess.Popen(command, text=True, **pipes)))  # type: ignore[call-overload]
         try:
