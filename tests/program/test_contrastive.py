@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from cli.server_process import run
 from program.conftest import Fleet
@@ -66,6 +67,28 @@ def test_loss_gradients_equal_those_of_full_batches(
         _, expected = towers_in_one_process(alone, skip)
         assert found[case.name].keys() == expected.keys()
         assert_close(found[case.name], expected, BOUNDS["float64"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("loss", ["clip", "siglip"])
+def test_sharded_towers_and_bfloat16(fleet: Fleet, pool: Pool, tmp_path: Path, loss: str) -> None:
+    """Sums are those of whole towers, and in float32."""
+    precise = case_of(fleet, "whole", {"image": (2, 1), "text": (2, 1)}, loss, microbatches=2)
+    kinds = ("encoder", "backbone")
+    cases = [
+        replace(precise, name=f"{sharding} {dtype}", sharding=dict.fromkeys(kinds, sharding), dtype=dtype)
+        for sharding in ("none", "zero2", "zero3")
+        for dtype in ("float64", "bfloat16")
+    ]
+    found = pool.run(cases, tmp_path)
+    _, expected = towers_in_one_process(case_of(fleet, "alone", SINGLE, loss))
+    for sharding in ("none", "zero2", "zero3"):
+        assert_close(found[f"{sharding} float64"], expected, BOUNDS["float64"])
+        small = found[f"{sharding} bfloat16"]
+        assert {g.dtype for g in small.values()} == {torch.float32}
+        assert_close(small, found["none bfloat16"], 1e-6)
+    assert_close(found["none bfloat16"], expected, 0.5)
 
 
 @pytest.mark.timeout(400)

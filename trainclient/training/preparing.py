@@ -9,7 +9,7 @@ from dataserver.planning.jobspec import parse_json
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.jobs import resolve_job
 from trainclient.topology.places import Topology
-from trainclient.training.config import ConfigError, TrainConfig
+from trainclient.training.config import ConfigError, ContrastiveConfig, TrainConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,11 @@ def prepare(config: TrainConfig) -> tuple[Jobs, Topology]:
     try:
         job = resolve_job(job_file, fleet)
         topology = Topology.of(job.spec)
+        if job.stream.contrastive_batch is None and config.contrastive != ContrastiveConfig():
+            raise ConfigError(
+                f"contrastive is given, and the job's layout is {job.spec.execution.layout.kind}, which has no towers; "
+                "leave contrastive out, or give a job whose layout.kind is contrastive"
+            )
         if all(m.frozen for m in job.spec.execution.modules):
             raise ConfigError("all modules of the job are frozen, so nothing would be trained; leave out frozen of one")
         if config.evaluation.job is None:
