@@ -25,7 +25,7 @@ from trainclient.training.config import TrainConfig
 from trainclient.training.models import Models
 
 WIDTH = 32
-DEGREES = Degrees(1, 2, 2, 1)
+SPLIT, STAGES = Degrees(1, 2, 1, 1, peers=(2, 2, 1)), Degrees(1, 1, 2, 1)
 
 
 def llama(folder: Path, vocabulary: int = 300) -> Path:
@@ -106,12 +106,13 @@ def exported(run: Run, module: str, folder: Path, *options: str) -> dict[str, to
 def test_a_run_begins_as_its_weights_and_is_exported(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Its layers split between peers and their parts dealt to ranks at first; then in stages."""
     llm, vit = llama(tmp_path / "llm"), siglip(tmp_path / "vit")
     (llm / "tokenizer.json").write_text("{}")
     run = Run(fleet.address, tmp_path / "run")
     weights = ["--backbone.weights", str(llm), "--encoder.weights", str(vit)]
     shares = ("--backbone.sharding", "zero3")
-    code, errors = run.train(DEGREES, *weights, *shares, "--steps", "1", "--optimizer.lr", "1e-300")
+    code, errors = run.train(SPLIT, *weights, *shares, "--steps", "1", "--optimizer.lr", "1e-300")
     assert code == 0, errors
     begun = exported(run, "llm", tmp_path / "begun", "--base", str(llm))
     there = load_file(llm / "model.safetensors")
@@ -124,7 +125,7 @@ def test_a_run_begins_as_its_weights_and_is_exported(
     assert tower.keys() == there.keys()
     assert all(torch.equal(tensor, there[name].double()) for name, tensor in tower.items())
 
-    code, errors = run.train(DEGREES, *weights, "--steps", "4", "--optimizer.lr", "0.01")
+    code, errors = run.train(STAGES, *weights, "--steps", "4", "--optimizer.lr", "0.01")
     assert code == 0, errors
     assert "resumed: 1 of" in errors
     assert run.metrics()[-1]["text_loss"] < run.metrics()[0]["text_loss"]
@@ -165,7 +166,7 @@ def test_training_on_photographs_from_weights_to_what_transformers_reads(
     with serving(*arguments) as server:
         run = Run(server.address, tmp_path / "run")
         options = ("--steps", str(steps), "--optimizer.lr", "0.003", "--checkpoint.every", "100")
-        code, errors = run.train(Degrees(1, 1, 2, 1), *weights, *options)
+        code, errors = run.train(STAGES, *weights, *options)
     assert code == 0, errors
     losses = [line["text_loss"] for line in run.metrics()]
     assert len(losses) == steps
