@@ -5,8 +5,9 @@ Real data servers, and one process for each place of a job with the trainer's in
 the models sleep what the planner expects of them, so that more processes than cores can be timed. Shapes of pipelines
 run in three orders each: random (as the shuffled stream comes), DistTrain's Algorithm 2, and the default plan;
 colocated modules as the stream comes, with images dealt out evenly, and as planned; contrastive towers as the stream
-comes, and spread over ranks, with one contrastive batch after the other and with DISTMM-Pipe. Printed is the measured
-time of a step over the simulated one, the median of some steps, and the orders of merit.
+comes, and spread over ranks, with one contrastive batch after the other and with DISTMM-Pipe; sequence-parallel groups
+of the largest degree as the stream comes, the same balanced and in order, and of unequal degrees. Printed is the
+measured time of a step over the simulated one, the median of some steps, and the orders of merit.
 """
 
 import argparse
@@ -48,6 +49,15 @@ OF_TOWERS: Mapping[str, Mapping[str, Any]] = {
     "batch_sync": {"layout": {"schedule": "batch_sync"}, "balance": {}},
     "distmm_pipe": {"layout": {}, "balance": {}},
 }
+OF_GROUPS: Mapping[str, Mapping[str, Any]] = {
+    "random": {
+        "layout": {"policy": "static", "order": "none"},
+        "balance": {"encoder": "even", "generator": "even"},
+    },
+    "static": {"layout": {"policy": "static"}, "balance": {}},
+    "planned": {"layout": {}, "balance": {}},
+}
+"""The longest samples need the largest group, which is all that a static degree has."""
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "encoder 1, backbone 2 x 2, generator 1": {"encoder": {}, "backbone": {"dp": 2, "pp": 2}, "generator": {}},
     "encoder 2, backbone 1 x 3": {"encoder": {"dp": 2}, "backbone": {"dp": 1, "pp": 3}},
@@ -69,6 +79,17 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "text": {"dp": 2, "pp": 2},
         "layout": {"kind": "contrastive"},
         "orders": OF_TOWERS,
+    },
+    "grouped, backbone 4 with encoder 1 and generator 1": {
+        "encoder": {},
+        "backbone": {"dp": 4, "memory": {"room_bytes": 140_000, "unit_bytes": 1_000}},
+        "generator": {},
+        "layout": {
+            "kind": "grouped",
+            "max_degree": 4,
+            "exchange": [{"degree": 2, "unit_ps": 3_000_000}, {"degree": 4, "unit_ps": 9_000_000}],
+        },
+        "orders": OF_GROUPS,
     },
 }
 """Degrees of the modules; costs and data are those of the demo."""

@@ -40,10 +40,18 @@ COSTS = {
         "backward_percent": 150,
     },
 }
+GROUPS: Mapping[str, Any] = {
+    "max_degree": 2,
+    "exchange": [{"degree": 2, "unit_ps": 3_000_000}],
+}
+"""Of the grouped layout: the tiny backbone has two heads of keys and values."""
+ROOM: Mapping[str, int] = {"room_bytes": 320_000, "unit_bytes": 1_000}
+"""For tokens of a rank: the longest samples need a group of two."""
 LAYOUTS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     "pipelined": {"encoder": {}, "backbone": {"dp": 2, "pp": 2}, "generator": {}},
     "colocated": {"encoder": {"dp": 2}, "backbone": {"dp": 2}, "generator": {"dp": 2}},
     "contrastive": {"image": {"dp": 2}, "text": {"dp": 2, "pp": 2}},
+    "grouped": {"encoder": {}, "backbone": {"dp": 4}, "generator": {}},
 }
 """Degrees of each module."""
 TOWERS: Mapping[str, Mapping[str, int]] = {"image": COSTS["encoder"], "text": COSTS["backbone"]}
@@ -64,6 +72,9 @@ def job_spec(steps: int, layout: str = "pipelined") -> dict[str, Any]:
         of_layout = {"generation": {"ratio": "0.4", "query_tokens": 16}}
         modules = [{"name": kind, "kind": kind, **degrees[kind], "cost": COSTS[kind]} for kind in degrees]
         options = {"kind": layout}
+        if layout == "grouped":
+            options |= GROUPS
+            modules[1]["memory"] = ROOM
     return {
         "stream": {
             "datasets": [{"name": "demo"}],
@@ -147,6 +158,8 @@ class Demo:
         self._display.begin("training", f"starting {self._processes_of()}: torch, connections, first step")
         self.metrics.unlink(missing_ok=True)
         flags = ["--job", self.job, "--servers", addresses, "--metrics", self.metrics, "--optimizer.lr", "0.001"]
+        if self._layout == "grouped":
+            flags += ["--backbone.sharding", "zero3"]
         last = ""
 
         def step(line: str) -> str:

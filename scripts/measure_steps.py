@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from sleeping_modules import WIDTH, Listed, sleeping_module
 
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import parse_json
+from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
 from trainclient.modules import Site
 from trainclient.program.assembly import assemble
@@ -33,6 +35,23 @@ TIMEOUT_S = 120.0
 """Longest wait for another process."""
 
 
+class InStep(Stopwatch):
+    """Of ranks that run every pass in step: modules that sleep gather no parameters, so these wait here instead."""
+
+    def __init__(self, groups: Groups) -> None:
+        """Measure an operation of a process whose data-parallel ranks wait for each other."""
+        super().__init__(groups.device)
+        self._group = groups.data_parallel
+
+    @contextmanager
+    def running(self, operation: Operation) -> Iterator[None]:
+        """See `Clock`."""
+        dist.barrier(self._group)
+        with super().running(operation):
+            yield
+        dist.barrier(self._group)
+
+
 def measure(job: Job, groups: Groups, servers: str, steps: int, scale: int) -> Iterator[float]:
     """Seconds of each of the first `steps` steps, from the moment that all processes begin to the end of the last."""
     topology = Topology.of(job.spec)
@@ -40,7 +59,7 @@ def measure(job: Job, groups: Groups, servers: str, steps: int, scale: int) -> I
     place = groups.place
     sites = [Site(job.spec, chunk.module, WIDTH, chunk.number, chunk.count) for chunk in place.chunks]
     modules = [(site, sleeping_module(site, scale)) for site in sites]
-    clock = Stopwatch(groups.device)
+    clock = InStep(groups) if groups.rank in topology.in_step else Stopwatch(groups.device)
     machine = assemble(job.spec, topology, place, modules, groups.channels, LossWeights(), clock)
     for batches in list(_fetch(job, groups, servers, machine.tensors, steps)):
         yield _run(machine.interpreter, batches, groups)

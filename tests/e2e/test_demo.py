@@ -91,6 +91,7 @@ def test_the_demo_on_real_photographs(shared_data: Path, tmp_path: Path) -> None
     [
         ("colocated", "2 processes (encoder + backbone + generator dp 2)", TEXT_AND_IMAGE),
         ("contrastive", "6 processes (image dp 2, text dp 2 x pp 2)", ("contrastive_loss",)),
+        ("grouped", "6 processes (encoder dp 1, backbone dp 4, generator dp 1)", TEXT_AND_IMAGE),
     ],
 )
 def test_the_demo_of_other_layouts(

@@ -70,6 +70,20 @@ def test_gradients_equal_the_reference(
     assert_close(found, expected, BOUNDS["float64"])
 
 
+@pytest.mark.timeout(400)
+def test_an_image_that_cannot_be_decoded(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    """All ranks that share its sample learn of it."""
+    options = {**MIXED, "dataset": "understanding", "global_batch": 16}
+    ours, reference = fleet.pair_of_jobs(BESIDE, **options)
+    ours["execution"]["layout"]["min_degree"] = 2
+    case = Case("broken", fleet.address, ours, **WEIGHTS, modules={"llm": HEADS})
+    plan, victim = plan_of(fleet, case), fleet.victims["understanding"]
+    assert victim in plan.samples.sample
+    assert compositions(plan) == {(4,), (2, 2)}
+    expected = reference_gradients(replace(case, job=reference), {victim}.__contains__)
+    assert_close(pool.run([case], tmp_path)["broken"], expected, BOUNDS["float64"])
+
+
 HOPS = {
     "transfers": [
         {"source": "vit", "target": "llm", "latency_ns": 1_000, "bytes_per_ns": "0.01", "row_bytes": 70},

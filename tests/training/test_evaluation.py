@@ -46,6 +46,13 @@ def test_other_modules_or_models_are_refused(
         prepare(validate_config(config))
 
 
+def test_groups_are_not_evaluated(fleet: Fleet, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job_data(Degrees(1, 2, 1, 1, group=2))))
+    with pytest.raises(ConfigError, match="grouped jobs are not evaluated yet; leave evaluation out"):
+        prepare(validate_config({"job": file, "servers": fleet.address, "evaluation": {"job": file}}))
+
+
 def test_the_held_out_job_is_one_of_forwards_that_servers_take(fleet: Fleet, tmp_path: Path) -> None:
     """Even where the training job states times and memory of backwards."""
     file = tmp_path / "job.yaml"

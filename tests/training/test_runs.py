@@ -26,6 +26,7 @@ COLOCATED = Degrees(2, 2, 1, 2, colocated=True)
 ALONE = Degrees(1, 1, 1, 1, colocated=True)
 """One process, where nothing is asked of several: each costs seconds to start."""
 PEERS = Degrees(1, 1, 2, 1, peers=(1, 2, 1))
+GROUPED = Degrees(1, 2, 1, 1, group=2)
 SCHEDULE = ("--optimizer.schedule", "cosine", "--optimizer.decay-steps", "3", "--optimizer.warmup-steps", "2")
 
 SHARES = ("--encoder.sharding", "zero3", "--backbone.sharding", "zero2")
@@ -108,12 +109,15 @@ def test_resume_after_steps_in_either_layout(
     assert kept == [f"step-{step:08d}" for step in (3, 4, 5)]
 
 
-@pytest.mark.parametrize("degrees", [PEERS, pytest.param(COLOCATED, marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize(
+    "degrees", [PEERS, *(pytest.param(degrees, marks=pytest.mark.long) for degrees in (COLOCATED, GROUPED))], ids=str
+)
 def test_killed_process_ends_the_run_and_it_resumes(
     fleet: Fleet, tmp_path: Path, undisturbed: Run, degrees: Degrees
 ) -> None:
     run, lost = Run(fleet.address, tmp_path), min(2, degrees.world_size - 1)
-    process = run.start(run.command(degrees, "--checkpoint.no-asynchronous", *SCHEDULE))
+    shares = ("--backbone.sharding", "zero3") if degrees.group else ()
+    process = run.start(run.command(degrees, "--checkpoint.no-asynchronous", *SCHEDULE, *shares))
     try:
         read_until(process, "step 2/")
         ranks = descendants(process)
