@@ -1,5 +1,5 @@
-"""The server of the runtime's tests."""
+"""The server and the processes of the runtime's tests."""
 
-from program.conftest import fleet
+from program.conftest import fleet, pool
 
-__all__ = ["fleet"]
+__all__ = ["fleet", "pool"]

@@ -12,15 +12,18 @@ from builders.jobs import make_job
 from cli.server_process import command, serving
 from models.hf.tiny import make_tower, our_backbone, our_logits, randomise, save
 from program.conftest import Fleet
-from program.runtime_cases import Degrees
+from program.runtime_cases import Case, Degrees, Pool
+from program.towers import tower_data, tower_job
 from safetensors.torch import load_file
 from training.runs import TIMEOUT_S, Run
 
+from dataserver.planning.identity import parse_job
 from dataserver.planning.job import JobSpec
 from trainclient.cli import main
 from trainclient.models.backbone import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import load_pretrained
+from trainclient.topology.places import Topology
 from trainclient.training.config import TrainConfig
 from trainclient.training.models import Models
 
@@ -195,3 +198,81 @@ def test_a_backbone_may_know_more_tokens_than_the_tokenizer(tmp_path: Path) -> N
     sizes = models(spec, backbone={"weights": llama(tmp_path / "l", 4096)}).sizes[spec.execution.backbone.name]
     assert isinstance(sizes, BackboneConfig)
     assert sizes.vocab_size == 4096
+
+
+def towers(**weights: Path) -> Models:
+    data = tower_data({"image": (1, 2), "text": (1, 2)})
+    data["stream"]["datasets"][0]["fingerprint"] = "0" * 64
+    data["stream"]["tokenizer"] = job().stream.tokenizer.model_dump()
+    data["stream"]["generation"] = {"ratio": "0"}
+    spec = parse_job(data).spec
+    modules = {name: {"weights": str(folder)} for name, folder in weights.items()}
+    return models(spec, modules=modules, contrastive={"loss": "siglip", "features": 5})
+
+
+def tower_stages(found: Models, name: str) -> list[torch.nn.Module]:
+    places = [p for p in Topology.of(found.job).places if p.modules[0].name == name]
+    return [found.build(place, torch.device("cpu"))[0][1].network for place in places]
+
+
+@torch.no_grad()
+def test_image_towers_begin_as_siglip(tmp_path: Path) -> None:
+    """In two stages: the mean of what transformers makes of the patches, projected."""
+    folder = siglip(tmp_path / "vit")
+    first, last = tower_stages(towers(image=folder), "image")
+    grid, pixels = torch.tensor([[4, 4]]), torch.randint(256, (16, 8 * 8 * 3), dtype=torch.uint8)
+    offsets = torch.tensor([0, 16])
+    found = last(None, grid, offsets, first(pixels, grid, offsets, None).hidden).features
+    blocks = pixels.view(2, 2, 2, 2, 8, 8, 3)  # block rows and columns, rows and columns within, pixels
+    picture = blocks.permute(6, 0, 2, 4, 1, 3, 5).reshape(1, 3, 32, 32) / 127.5 - 1
+    theirs = transformers.SiglipVisionModel.from_pretrained(folder)(picture).last_hidden_state.mean(1)
+    expected = torch.nn.functional.normalize(last.project(theirs))
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+@torch.no_grad()
+def test_text_towers_begin_as_llama(tmp_path: Path) -> None:
+    """The last token's hidden state, projected."""
+    folder = llama(tmp_path / "llm")
+    first, last = tower_stages(towers(text=folder), "text")
+    ids, positions, offsets = torch.randint(300, (7,)), torch.arange(7), torch.tensor([0, 7])
+    found = last(None, positions, offsets, first(ids, positions, offsets, None).hidden).features
+    theirs = transformers.LlamaModel.from_pretrained(folder)(ids[None]).last_hidden_state[:, -1]
+    assert torch.allclose(found, torch.nn.functional.normalize(last.project(theirs)), atol=1e-5)
+
+
+def test_weights_that_no_tower_can_begin_as(tmp_path: Path) -> None:
+    vit, llm = siglip(tmp_path / "vit"), llama(tmp_path / "llm")
+    clip = save(make_tower("clip"), tmp_path / "clip")
+    for weights, message in (
+        ({"image": llm}, "are those of a backbone; module image is of kind tower of images"),
+        ({"text": vit}, "are those of an encoder; module text is of kind tower of texts"),
+        ({"image": clip}, "have a class token, as CLIP has, and image towers none; give it those of SigLIP or"),
+        ({"image": siglip(tmp_path / "large", 16)}, "patch 16, not 8"),
+        ({"text": llama(tmp_path / "small", 90)}, "know 90 tokens, and the job's tokenizer"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            towers(**weights)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
+def test_image_towers_are_exported_as_siglip(
+    fleet: Fleet, pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a step that changes nothing; text towers are not exported."""
+    weights, exported, checkpoints = siglip(tmp_path / "siglip"), tmp_path / "exported", tmp_path / "checkpoints"
+    spec = tower_job(fleet, {"image": (1, 2), "text": (2, 1)}).spec.model_dump(mode="json")
+    options = {"steps": 1, "checkpoint": {"directory": str(checkpoints)}, "optimizer": {"lr": 1e-300}}
+    case = Case("run", fleet.address, spec, "float32", modules={"image": {"weights": str(weights)}}, training=options)
+    pool.run([case], tmp_path)
+    command = ["export", "--checkpoint", str(checkpoints), "--output", str(exported)]
+    assert main([*command, "--module", "image", "--base", str(weights)]) == 0
+    assert capsys.readouterr().out.endswith("no place for them: project.weight, scale.log_temperature\n")
+    expected, found = load_pretrained(weights), load_pretrained(exported)
+    assert found.config == expected.config
+    assert found.state.keys() == expected.state.keys()
+    assert all(torch.equal(tensor, expected.state[name]) for name, tensor in found.state.items())
+    assert main([*command, "--module", "text"]) == 2
+    assert "module text is a tower; encoders, backbones, and image towers with learned" in capsys.readouterr().err

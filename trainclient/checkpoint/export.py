@@ -20,6 +20,7 @@ from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import export_adapter, export_pretrained
 from trainclient.models.layers import RotaryScaling
 from trainclient.models.lora import LowRank, merged
+from trainclient.models.towers import IN_ENCODER
 
 
 class ExportType(StrEnum):
@@ -38,7 +39,7 @@ class ExportConfig:
     checkpoint: Annotated[Path, tyro.conf.arg(help_behavior_hint="(required)")]
     """A checkpoint (step-N), or a folder of some, whose newest is taken."""
     module: Annotated[str, tyro.conf.arg(help_behavior_hint="(required)")]
-    """Name of an encoder or a backbone of its job."""
+    """Name of an encoder, a backbone or an image tower of its job."""
     output: Annotated[Path, tyro.conf.arg(help_behavior_hint="(required)")]
     """Folder to make."""
     base: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
@@ -65,6 +66,8 @@ def export(config: ExportConfig) -> list[str]:
         raise CheckpointError(f"the checkpoint {path} has no module {config.module}; it has {there}")
     sizes = _sizes(config.module, modules[config.module])
     state = _read(path, config.module)
+    if modules[config.module]["kind"] == "tower":
+        state = {IN_ENCODER.get(name, name): tensor for name, tensor in state.items()}
     adapters = _adapters(modules[config.module])
     if config.adapter and adapters is None:
         raise CheckpointError(f"module {config.module} has no lora adapters; export it without --adapter")
@@ -84,10 +87,10 @@ def _adapters(described: Mapping[str, Any]) -> LowRank | None:
 
 def _sizes(name: str, described: Mapping[str, Any]) -> EncoderConfig | BackboneConfig:
     """The sizes that a checkpoint describes."""
-    fields = {key: value for key, value in described.items() if key not in ("kind", "lora")}
+    fields = {key: value for key, value in described.items() if key not in ("kind", "lora", "loss")}
     kind = described.get("kind")
     try:
-        if kind == "encoder":
+        if kind == "encoder" or (kind == "tower" and fields.get("position_grid")):
             return EncoderConfig(**fields)
         if kind == "backbone":
             scaling = fields.pop("rotary_scaling")
@@ -96,7 +99,9 @@ def _sizes(name: str, described: Mapping[str, Any]) -> EncoderConfig | BackboneC
         raise CheckpointError(
             f"module {name} has sizes {sorted(fields)}; a module of your own, or of another release, is not exported"
         ) from None
-    raise CheckpointError(f"module {name} is a {kind}; encoders and backbones are exported")
+    raise CheckpointError(
+        f"module {name} is a {kind}; encoders, backbones, and image towers with learned positions are exported"
+    )
 
 
 def _read(path: Path, module: str) -> dict[str, Tensor]:

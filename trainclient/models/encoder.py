@@ -116,7 +116,8 @@ class ImageEncoder(nn.Module):
         if not config.position_grid:
             rotation = Rotation.of(positions, config.width // config.heads, ROTARY_BASE, weight.dtype)
             return self._run(x, segments, rotation)
-        x = x + self._learned_positions(grid, segments, positions)
+        learned = self.position_embed.weight[int(config.class_token) :]
+        x = x + learned_positions(learned, config.position_grid, grid, segments, positions)
         if not config.class_token:
             return self._run(x, segments, None)
         offsets = cu_patches.cpu().to(torch.int64) + torch.arange(len(segments) + 1)
@@ -131,16 +132,23 @@ class ImageEncoder(nn.Module):
             x = run_block(layer, x, segments, rotation, checkpoint=self.checkpoint)
         return x
 
-    def _learned_positions(self, grid: Tensor, segments: Segments, positions: Tensor) -> Tensor:
-        """The position embedding of every patch, [P, width]; bicubic between those of the learned grid."""
-        side = self.config.position_grid
-        learned = self.position_embed.weight[int(self.config.class_token) :]
-        picture = learned.view(side, side, -1).permute(2, 0, 1)[None]
-        found = [learned[:0]]
-        parts = torch.split(positions, list(segments.lengths))
-        for (rows, columns), (row, column) in zip(grid.tolist(), (p.unbind(1) for p in parts), strict=True):
-            table = learned
-            if (rows, columns) != (side, side):
-                table = F.interpolate(picture, (rows, columns), mode="bicubic", align_corners=False)[0].flatten(1).T
-            found.append(table[row * columns + column])
-        return torch.cat(found)
+
+def learned_positions(learned: Tensor, side: int, grid: Tensor, segments: Segments, positions: Tensor) -> Tensor:
+    """The position embedding of every patch, [P, width]; bicubic between those of the learned grid.
+
+    Args:
+        learned: [side * side, width].
+        side: of the learned grid.
+        grid: integers [images, 2], rows and columns in patches.
+        segments: the images.
+        positions: integers [P, 2], row and column of each patch.
+    """
+    picture = learned.view(side, side, -1).permute(2, 0, 1)[None]
+    found = [learned[:0]]
+    parts = torch.split(positions, list(segments.lengths))
+    for (rows, columns), (row, column) in zip(grid.tolist(), (p.unbind(1) for p in parts), strict=True):
+        table = learned
+        if (rows, columns) != (side, side):
+            table = F.interpolate(picture, (rows, columns), mode="bicubic", align_corners=False)[0].flatten(1).T
+        found.append(table[row * columns + column])
+    return torch.cat(found)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from trainclient.models.backbone import BackboneBlock, BackboneConfig, stage_lay
 from trainclient.models.checks import checked_index, require_shape
 from trainclient.models.contrastive import Scale
 from trainclient.models.contrastive_loss import ContrastiveLoss
-from trainclient.models.encoder import ROTARY_BASE, EncoderBlock, EncoderConfig
+from trainclient.models.encoder import ROTARY_BASE, EncoderBlock, EncoderConfig, learned_positions
 from trainclient.models.layers import Rotation, at_least_float32, run_block
 from trainclient.models.patches import normalise, patch_positions
 
@@ -87,10 +87,11 @@ class TowerStage(nn.Module, ABC):
         """
         if self.is_first == (hidden is not None) or self.is_first == (content is None):
             raise ValueError("the first stage of a tower takes what its items hold, and all others hidden states")
-        x = hidden if content is None else self._embed(content)
-        if x is None:
+        rows, device = hidden if content is None else content, next(self.layers.parameters()).device
+        if rows is None:
             raise ValueError("a stage of a tower got neither items nor hidden states")
-        segments = Segments.from_offsets("offsets", offsets, len(x), x.device)
+        segments = Segments.from_offsets("offsets", offsets, len(rows), device)
+        x = rows if content is None else self._embed(content, places, segments)
         rotation = self._rotation(places, segments, x)
         for layer in self.layers.values():
             x = run_block(layer, x, segments, rotation, checkpoint=self.checkpoint)
@@ -109,29 +110,38 @@ class TowerStage(nn.Module, ABC):
         """What follows the last one."""
 
     @abstractmethod
-    def _embed(self, content: Tensor) -> Tensor:
+    def _embed(self, content: Tensor, places: Tensor, segments: Segments) -> Tensor:
         """The rows [rows, width] that enter the first one."""
 
     @abstractmethod
-    def _rotation(self, places: Tensor, segments: Segments, x: Tensor) -> Rotation:
-        """Where rows lie."""
+    def _rotation(self, places: Tensor, segments: Segments, x: Tensor) -> Rotation | None:
+        """Where rows lie; None where the rows that enter say so."""
 
     @abstractmethod
     def _pool(self, x: Tensor, segments: Segments) -> Tensor:
         """[rows, width] -> [items, width]."""
 
 
+IN_ENCODER: Final = {f"norm.{part}": f"merger_norm.{part}" for part in ("weight", "bias")}
+"""Parameters of an image tower that the encoder calls otherwise."""
+
+
 class ImageTower(TowerStage):
-    """Blocks of the encoder, rotary; the feature of an image is projected from the mean of its patches."""
+    """Blocks of the encoder; the feature of an image is projected from the mean of its patches.
+
+    Positions are rotary or learned, as those of the encoder.
+    """
 
     config: ImageTowerConfig
 
     def __init__(self, config: ImageTowerConfig, stage: int = 0, num_stages: int = 1, **options: bool) -> None:
-        if config.position_grid or config.class_token:
-            raise ValueError("an image tower has rotary positions and no class token; leave both out")
+        if config.class_token:
+            raise ValueError("an image tower has no class token; leave it out")
         super().__init__(config, stage, num_stages, **options)
         if self.is_first:
             self.patch_embed = nn.Linear(config.patch**2 * 3, config.width, bias=config.patch_bias)
+            if config.position_grid:
+                self.position_embed = nn.Embedding(config.position_grid**2, config.width)
 
     def _block(self) -> nn.Module:
         return EncoderBlock(self.config)
@@ -139,13 +149,17 @@ class ImageTower(TowerStage):
     def _norm(self) -> nn.Module:
         return nn.LayerNorm(self.config.width, eps=self.config.norm_eps)
 
-    def _embed(self, content: Tensor) -> Tensor:
+    def _embed(self, content: Tensor, places: Tensor, segments: Segments) -> Tensor:
         weight, config = self.patch_embed.weight, self.config
-        return cast(
-            Tensor, self.patch_embed(normalise(content.to(weight.device), config.patch, weight.dtype, config.pixels))
-        )
+        x: Tensor = self.patch_embed(normalise(content.to(weight.device), config.patch, weight.dtype, config.pixels))
+        if not config.position_grid:
+            return x
+        positions = patch_positions(places, segments, config.merge, x.device)
+        return x + learned_positions(self.position_embed.weight, config.position_grid, places, segments, positions)
 
-    def _rotation(self, places: Tensor, segments: Segments, x: Tensor) -> Rotation:
+    def _rotation(self, places: Tensor, segments: Segments, x: Tensor) -> Rotation | None:
+        if self.config.position_grid:
+            return None
         positions = patch_positions(places, segments, self.config.merge, x.device)
         return Rotation.of(positions, self.config.width // self.config.heads, ROTARY_BASE, x.dtype)
 
@@ -170,7 +184,8 @@ class TextTower(TowerStage):
     def _norm(self) -> nn.Module:
         return nn.RMSNorm(self.config.width, eps=self.config.norm_eps)
 
-    def _embed(self, content: Tensor) -> Tensor:
+    def _embed(self, content: Tensor, places: Tensor, segments: Segments) -> Tensor:
+        del places, segments
         index = checked_index("token_ids", content, self.config.vocab_size, self.embed.weight.device)
         return cast(Tensor, self.embed(index))
 

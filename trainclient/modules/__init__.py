@@ -3,7 +3,7 @@
 from trainclient.exchange.rows import Rows
 from trainclient.models.contrastive import Half, ScoreRows
 from trainclient.modules.protocol import Features, NoiseKey, Output, Site, Target, TrainedModule, View
-from trainclient.modules.registry import Sizes, family_of, own, query_tokens, rows_of
+from trainclient.modules.registry import Sizes, family_of, own, query_tokens, rows_of, sizes_of
 
 __all__ = [
     "Features",
@@ -21,4 +21,5 @@ __all__ = [
     "own",
     "query_tokens",
     "rows_of",
+    "sizes_of",
 ]

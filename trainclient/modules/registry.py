@@ -114,14 +114,15 @@ def _generator(site: Site, sizes: GeneratorConfig) -> TrainedModule:
 
 def _image_tower_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
     sizes = encoder_config(preset, job.stream.sizing.patch, job.stream.sizing.merge, width)
-    return ImageTowerConfig(**_fields(sizes))
+    return ImageTowerConfig(**sizes_of(sizes))
 
 
 def _text_tower_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
-    return TextTowerConfig(**_fields(backbone_config(preset, job.stream.tokenizer.vocab_size, 0)), output_dim=width)
+    return TextTowerConfig(**sizes_of(backbone_config(preset, job.stream.tokenizer.vocab_size, 0)), output_dim=width)
 
 
-def _fields(sizes: EncoderConfig | BackboneConfig) -> dict[str, Any]:
+def sizes_of(sizes: EncoderConfig | BackboneConfig) -> dict[str, Any]:
+    """By their names."""
     return {field.name: getattr(sizes, field.name) for field in fields(sizes)}
 
 

@@ -63,7 +63,8 @@ class ImageModuleModel(Options):
     mlp_width: Size = None
     """Width inside the MLP."""
     weights: Weights = None
-    """Folder of a Hugging Face checkpoint (SigLIP, CLIP, Qwen2-VL) that an encoder begins as, in place of a preset."""
+    """Folder of a Hugging Face checkpoint (SigLIP, CLIP, Qwen2-VL) that an encoder begins as, in place of a preset;
+    of CLIP no image tower."""
     sharding: Sharding = Sharding.NONE
     """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
 
@@ -112,7 +113,8 @@ class BackboneModel(Options):
     groups: Size = None
     """Key and value heads."""
     weights: Weights = None
-    """Folder of a Hugging Face checkpoint (Llama, Qwen2) that the backbone begins as, in place of a preset."""
+    """Folder of a Hugging Face checkpoint (Llama, Qwen2) that the backbone, or a text tower, begins as, in place of a
+    preset."""
     sharding: Sharding = Sharding.NONE
     """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
     lora: LoraConfig = LoraConfig()

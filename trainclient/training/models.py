@@ -198,16 +198,13 @@ def _sizes(config: TrainConfig, job: JobSpec, module: ModuleSpec, width: int) ->
     """The sizes of one module."""
     model = _model(config, module)
     given = model.model_dump(exclude=set(NOT_SIZES), exclude_none=True)
-    if module.kind is ModuleKind.TOWER:
-        if model.weights is not None:
-            raise ConfigError(f"module {module.name} has weights, but towers begin without; leave them out")
-        given["loss"] = config.contrastive.loss
+    loss: dict[str, Any] = {"loss": config.contrastive.loss} if module.kind is ModuleKind.TOWER else {}
     if model.weights is not None:
         if given:
             raise ConfigError(f"module {module.name} has weights and {sorted(given)}; weights bring their own sizes")
-        return pretrained_sizes(model.weights, job, module, width)
+        return replace(pretrained_sizes(model.weights, job, module, width), **loss)
     sizes = family_of(module).sizes(model.preset, job, width)
     wrong = given.keys() - {f.name for f in fields(sizes)}
     if wrong:
         raise ConfigError(f"modules.{module.name} gives {sorted(wrong)}, which modules of kind {module.kind} lack")
-    return replace(sizes, **given)
+    return replace(sizes, **given, **loss)

@@ -6,11 +6,12 @@ from pathlib import Path
 from torch import nn
 
 from dataserver.planning.job import JobSpec
-from dataserver.planning.jobspec import ModuleKind, ModuleSpec
+from dataserver.planning.jobspec import Modality, ModuleKind, ModuleSpec
 from trainclient.models.backbone import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import load_into, load_pretrained
-from trainclient.modules import Sizes, query_tokens
+from trainclient.models.towers import IN_ENCODER, ImageTower, ImageTowerConfig, TextTowerConfig
+from trainclient.modules import Sizes, query_tokens, sizes_of
 from trainclient.training.config import ConfigError
 
 
@@ -20,25 +21,37 @@ def pretrained_sizes(folder: Path, job: JobSpec, module: ModuleSpec, width: int)
     Args:
         folder: the checkpoint.
         job: the module's.
-        module: an encoder or a backbone.
-        width: of the backbone; nobody reads it for the backbone itself.
+        module: an encoder, a backbone or a tower.
+        width: of the backbone, which nobody reads for the backbone itself; of towers, of their features.
 
     Raises:
         ValueError: the checkpoint cannot be read, is of another kind, or does not fit the job.
     """
     found = load_pretrained(folder, names=()).config
     stream, name = job.stream, module.name
-    if isinstance(found, BackboneConfig) and module.kind is ModuleKind.BACKBONE:
+    texts = module.kind is ModuleKind.BACKBONE or module.modality is Modality.TEXT
+    if isinstance(found, BackboneConfig) and texts:
         if found.vocab_size < stream.tokenizer.vocab_size:
             raise ConfigError(
                 f"the weights {folder} of module {name} know {found.vocab_size} tokens, and the job's tokenizer "
                 f"{stream.tokenizer.name} has {stream.tokenizer.vocab_size}; give the job the tokenizer of the weights"
             )
+        if module.modality is not None:
+            return TextTowerConfig(**sizes_of(found), output_dim=width)
         return replace(found, query_tokens=query_tokens(job))
-    if not isinstance(found, EncoderConfig) or module.kind is not ModuleKind.ENCODER:
+    images = module.kind is ModuleKind.ENCODER or module.modality is Modality.IMAGE
+    if not isinstance(found, EncoderConfig) or not images:
         what = "a backbone" if isinstance(found, BackboneConfig) else "an encoder"
-        raise ConfigError(f"the weights {folder} are those of {what}; module {name} is of kind {module.kind}")
-    if found.position_grid:  # of a tower without a merger: ours begins untrained
+        kind = module.kind if module.modality is None else f"{module.kind} of {module.modality}s"
+        raise ConfigError(f"the weights {folder} are those of {what}; module {name} is of kind {kind}")
+    if module.modality is not None:
+        if found.class_token:
+            raise ConfigError(
+                f"the weights {folder} of module {name} have a class token, as CLIP has, and image towers none; give "
+                "it those of SigLIP or Qwen2-VL"
+            )
+        found = ImageTowerConfig(**{**sizes_of(found), "merge": stream.sizing.merge, "output_dim": width})
+    elif found.position_grid:  # of a tower without a merger: ours begins untrained
         found = replace(found, merge=stream.sizing.merge, output_dim=width)
     wanted = {"patch": stream.sizing.patch, "merge": stream.sizing.merge, "output_dim": width}
     has = {key: getattr(found, key) for key in wanted}
@@ -54,7 +67,12 @@ def pretrained_sizes(folder: Path, job: JobSpec, module: ModuleSpec, width: int)
 def load_pretrained_into(network: nn.Module, folder: Path) -> None:
     """Give a module, or the share of it that a process holds, the weights of a checkpoint.
 
-    What the checkpoint does not have (query tokens, the merger of SigLIP and CLIP) keeps its initial values.
+    What the checkpoint does not have (query tokens, the merger of SigLIP and CLIP, the projection of towers) keeps its
+    initial values.
     """
-    names = {name for name, _ in network.named_parameters()}
-    load_into(network, load_pretrained(folder, names).state)
+    ours = {
+        IN_ENCODER.get(name, name) if isinstance(network, ImageTower) else name: name
+        for name, _ in network.named_parameters()
+    }
+    state = load_pretrained(folder, ours.keys()).state
+    load_into(network, {ours[name]: tensor for name, tensor in state.items()})
