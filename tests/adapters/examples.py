@@ -32,15 +32,12 @@ def example(naming: str) -> str:
 class ExampleRun:
     """A run of an example, which may be killed and started again. Its arguments: server, job, model if any, output."""
 
-    naming: str
-    """What only this example of the documentation names."""
+    script: str
     server: str
     model: Path | None
     folder: Path
     job: Callable[[int], dict[str, Any]]
     """For a number of ranks."""
-    arguments: str = ""
-    """Of Hugging Face's TrainingArguments, beside the example's."""
     python: Path = Path(sys.executable)
     starts: list[Path] = field(default_factory=list)
     """Where the microbatches of each start are recorded."""
@@ -55,7 +52,7 @@ class ExampleRun:
         self.starts.append(self.folder / f"start{len(self.starts)}")
         self.starts[-1].mkdir(parents=True)
         script, job = self.folder / "train.py", self.folder / "job.yaml"
-        script.write_text(example(self.naming).replace('report_to="none"', f'report_to="none"{self.arguments}'))
+        script.write_text(self.script)
         job.write_text(yaml.safe_dump(self.job(ranks)))
         line = [str(self.python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         line += [recording.__file__, str(self.starts[-1]), str(last_step), str(script)]
@@ -102,3 +99,24 @@ class ExampleRun:
     def total(self) -> Counter[Sample]:
         """How often the last checkpoint has seen each sample."""
         return sum(self.trained().values(), Counter[Sample]())
+
+
+def calm_and_killed(run_in: Callable[[Path], ExampleRun], folder: Path, begins: list[int]) -> list[ExampleRun]:
+    """Two runs of a pass: one that nobody disturbs, and one killed in steps 3 and 5, between them on one rank.
+
+    Args:
+        run_in: a run that writes to a folder.
+        folder: of both.
+        begins: the first step of each start of the second, by how often it saves.
+    """
+    calm, killed = (run_in(folder / name) for name in ("calm", "killed"))
+    calm.finish(2)
+    assert len([sample for sample in calm.total() if sample[1] == 0]) == 50
+    assert set(calm.total().values()) == {1}
+    assert len(calm.trained()) > 5
+    killed.kill_in(3, ranks=2)
+    killed.kill_in(5, ranks=1)
+    killed.finish(2)
+    assert killed.begins == begins
+    assert killed.trained() == calm.trained(), "every sample once, as the last checkpoint sees it"
+    return [calm, killed]

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from adapters.examples import ExampleRun
+from adapters.examples import ExampleRun, calm_and_killed, example
 from adapters.stubs import GenericBase, adapter_over
 from adapters.whole_jobs import one_pass
 
@@ -19,17 +19,10 @@ def test_killed_and_resumed_twice_once_with_another_number_of_processes(
 ) -> None:
     """Every sample of the pass once, and the parameters are those of a run that nobody disturbed."""
     python = python_with("grain")
-    calm, killed = (
-        ExampleRun("ServedDataset", server, None, tmp_path / name, one_pass, python) for name in ("calm", "killed")
+    script = example("ServedDataset(")
+    calm, killed = calm_and_killed(
+        lambda folder: ExampleRun(script, server, None, folder, one_pass, python), tmp_path, [0, 3, 5]
     )
-    calm.finish(2)
-    assert len([sample for sample in calm.total() if sample[1] == 0]) == 50
-    assert set(calm.total().values()) == {1}
-    killed.kill_in(3, ranks=2)
-    killed.kill_in(5, ranks=1)
-    killed.finish(2)
-    assert killed.begins == [0, 3, 5]
-    assert killed.trained() == calm.trained()
     with np.load(killed.out) as found, np.load(calm.out) as expected:
         assert str(found["state"]) == str(expected["state"])
         for name in ("text", "vision"):

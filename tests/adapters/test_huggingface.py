@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapters.examples import ExampleRun
+from adapters.examples import ExampleRun, example
 from adapters.test_whole_rank import read
 from adapters.whole_jobs import mixed_job, tiny_model, whole_job
 from transformers import TrainingArguments
@@ -18,7 +18,7 @@ STEPS = 6
 
 
 def run(server: str, model: Path, folder: Path) -> ExampleRun:
-    return ExampleRun("ServedTrainer", server, model, folder, lambda ranks: whole_job(ranks, {"steps": STEPS}))
+    return ExampleRun(example("ServedTrainer"), server, model, folder, lambda ranks: whole_job(ranks, {"steps": STEPS}))
 
 
 def losses(run: ExampleRun) -> dict[int, float]:
@@ -47,7 +47,8 @@ def test_sharded_models_train_as_one_where_some_ranks_lack_images(server: str, m
     """Without parity, and without what is run in place of images that a rank lacks, these processes wait for ever."""
     alone, sharded = (run(server, model, tmp_path / name) for name in ("alone", "sharded"))
     alone.job = sharded.job = lambda ranks: mixed_job(ranks, {"steps": STEPS})
-    sharded.arguments = ", fsdp=True"
+    sharded.script = sharded.script.replace('report_to="none"', 'report_to="none", fsdp=True')
+    assert "fsdp" in sharded.script
     alone.finish(1)
     sharded.finish(2)
     assert list(losses(alone)) == list(range(1, STEPS + 1))

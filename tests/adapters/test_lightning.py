@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from adapters.examples import ExampleRun
+from adapters.examples import ExampleRun, calm_and_killed, example
 from adapters.stubs import Base, adapter_over
 from adapters.whole_jobs import one_pass, tiny_model, whole_job
 
@@ -31,18 +31,10 @@ def test_killed_and_resumed_twice_once_with_another_number_of_processes(
 ) -> None:
     """Every sample of the pass once, and the parameters are those of a run that nobody disturbed."""
     python = python_with("lightning")
-    calm, killed = (
-        ExampleRun("ServedData", server, model, tmp_path / name, one_pass, python) for name in ("calm", "killed")
+    script = example("ServedData(")
+    calm, killed = calm_and_killed(
+        lambda folder: ExampleRun(script, server, model, folder, one_pass, python), tmp_path, [0, 2, 4]
     )
-    calm.finish(2)
-    assert len([sample for sample in calm.total() if sample[1] == 0]) == 50
-    assert set(calm.total().values()) == {1}
-    assert len(calm.trained()) > 5
-    killed.kill_in(3, ranks=2)
-    killed.kill_in(5, ranks=1)
-    killed.finish(2)
-    assert killed.begins == [0, 2, 4]
-    assert killed.trained() == calm.trained()
     torch.testing.assert_close(parameters(killed), parameters(calm), rtol=1e-4, atol=1e-5)
 
 

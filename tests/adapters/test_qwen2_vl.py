@@ -101,7 +101,7 @@ def test_patches_are_those_of_transformers_image_processor() -> None:
         images=[pixels], return_tensors="pt"
     )
     blocks = pixels.reshape(2, 2, 14, 3, 2, 14, 3).transpose(0, 3, 1, 4, 2, 5, 6)
-    ours = Qwen2VLInputs(image_token=0, frames=2)._pixels(torch.from_numpy(blocks.reshape(24, -1).copy()))
+    ours = Qwen2VLInputs(image_token=0, frames=2).pixels(torch.from_numpy(blocks.reshape(24, -1).copy()))
     assert theirs["image_grid_thw"].tolist() == [[1, 4, 6]]
     torch.testing.assert_close(ours, theirs["pixel_values"], rtol=1e-5, atol=1e-5)
     assert sizing.merge == 2

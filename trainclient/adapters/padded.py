@@ -49,25 +49,31 @@ class PaddedShape:
         Raises:
             ValueError: it has more than there is room for.
         """
-        tensors, spans = microbatch.tensors, np.diff(microbatch.tensors["cu_sequences"])
+        tensors, slots = microbatch.tensors, self.slots(microbatch)
         samples = np.diff(tensors["cu_lengths"])
-        tokens = {
-            "token_ids": (tensors["token_ids"], 0),
-            "labels": (tensors["labels"], IGNORED_LABEL),
-            "position_ids": (tensors["position_ids"], 0),
-            "sample_ids": (np.repeat(np.arange(1, len(samples) + 1), samples), 0),
+        found = {
+            "token_ids": self.rows(tensors["token_ids"], slots),
+            "labels": self.rows(tensors["labels"], slots, IGNORED_LABEL),
+            "position_ids": self.rows(tensors["position_ids"], slots),
+            "sample_ids": self.rows(np.repeat(np.arange(1, len(samples) + 1), samples), slots),
         }
-        self._require_room("sequences", len(spans), self.sequences)
-        self._require_room("tokens", int(spans.max(initial=0)), self.tokens)
-        slots = np.concatenate([np.arange(n) + row * self.tokens for row, n in enumerate(spans.tolist())])
-        found = {}
-        for name, (values, padding) in tokens.items():
-            rows = found[name] = np.full((self.sequences, self.tokens), padding, np.int32)
-            rows.reshape(-1)[slots] = values
         found["text_tokens"] = np.array(microbatch.backbone.text_tokens, np.int64)
         found["step"] = np.array(microbatch.backbone.step, np.int64)
         found["last_of_step"] = np.array(microbatch.backbone.last_of_step)
         return found | (self._images(tensors, slots) if self.patches else {})
+
+    def slots(self, microbatch: WholeMicrobatch) -> Array:
+        """Place of each token of a microbatch among the M * S of its rows, int64 [T]; ValueError if there is none."""
+        lengths = np.diff(microbatch.tensors["cu_sequences"])
+        self._require_room("sequences", len(lengths), self.sequences)
+        self._require_room("tokens in a sequence", int(lengths.max(initial=0)), self.tokens)
+        return np.concatenate([np.arange(n) + row * self.tokens for row, n in enumerate(lengths.tolist())])
+
+    def rows(self, values: Array, slots: Array, padding: int = 0) -> Array:
+        """Values of tokens, [T, ...], in the rows: int32 [M, S, ...]."""
+        found = np.full((self.sequences * self.tokens, *values.shape[1:]), padding, np.int32)
+        found[slots] = values
+        return found.reshape(self.sequences, self.tokens, *values.shape[1:])
 
     def _images(self, tensors: dict[str, Array], slots: Array) -> dict[str, Array]:
         grid, count, block = tensors["grid"], len(tensors["patches"]), self.merge**2

@@ -68,7 +68,7 @@ class Qwen2VLInputs:
         if len(microbatch.rows):
             grid = torch.from_numpy(tensors["grid"].astype(np.int64))
             found["image_grid_thw"] = torch.cat([torch.ones(len(grid), 1, dtype=torch.int64), grid], 1).to(device)
-            found["pixel_values"] = self._pixels(torch.from_numpy(tensors["patches"]).to(device))
+            found["pixel_values"] = self.pixels(torch.from_numpy(tensors["patches"]).to(device))
         return found
 
     def _with_an_image(self, found: dict[str, Any], merge: int, values: int) -> dict[str, Any]:
@@ -78,9 +78,10 @@ class Qwen2VLInputs:
             found[name] = pad(found[name], (0, 1), value=value)
         grid = torch.tensor([[1, merge, merge]], device=device)
         grey = torch.full((merge**2, values), 128, dtype=torch.uint8, device=device)
-        return {**found, "image_grid_thw": grid, "pixel_values": self._pixels(grey)}
+        return {**found, "image_grid_thw": grid, "pixel_values": self.pixels(grey)}
 
-    def _pixels(self, patches: Tensor) -> Tensor:
+    def pixels(self, patches: Tensor) -> Tensor:
+        """Float32 [P, channels * frames * patch * patch] of patches of the stream, uint8 [P, patch * patch * 3]."""
         mean, std = (torch.tensor(values, device=patches.device)[:, None] for values in (self.mean, self.std))
         pixels = (patches.view(len(patches), -1, len(mean)).transpose(1, 2) / 255 - mean) / std
         return pixels[:, :, None].expand(-1, -1, self.frames, -1).reshape(len(patches), -1)

@@ -1,0 +1,165 @@
+"""The stream as torchtitan's data loader: `config.dataloader = ServedDataLoader.Config(...)`.
+
+One batch is a microbatch of this rank, padded to (local_batch_size, seq_len). torchtitan updates behind a constant
+number of them (its gradient accumulation); a step of fewer ends with batches that are nothing but padding.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainclient.adapters.padded import PaddedShape
+from trainclient.adapters.qwen2_vl import MEAN, STD, Qwen2VLInputs, positions
+from trainclient.adapters.versions import require
+from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
+
+require("torchtitan", "0.3", "0.4")
+from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
+
+Batch = tuple[dict[str, Any], Tensor]
+
+
+class ServedDataLoader(BaseDataLoader):
+    """Iterates over the microbatches of one data-parallel rank. torchtitan saves and restores its state."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        """Where the stream comes from, and what the model takes."""
+
+        servers: str
+        """`host:port` entries with commas between."""
+        job: str
+        """A job's file, or its text."""
+        batches_per_step: int
+        """torchtitan's gradient accumulation: training.global_batch_size / (local_batch_size x data-parallel ranks)."""
+        frames: int = 2
+        """Of a patch (the encoder's temporal_patch_size)."""
+        image_mean: tuple[float, ...] = MEAN
+        image_std: tuple[float, ...] = STD
+        mrope: bool = False
+        """Whether the model takes `mrope_positions`, as Qwen's do."""
+
+    def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, tokenizer: Any, **sizes: Any) -> None:
+        """Open the stream; called by `Config.build`.
+
+        Args:
+            config: see there.
+            dp_world_size: data-parallel ranks, as many as the job's modules have.
+            dp_rank: of this process.
+            tokenizer: torchtitan's; names the tokens that stand for images.
+            sizes: `seq_len` and `local_batch_size`, or in later releases `num_tokens_per_batch`, which makes batches
+                flat; others do not matter.
+
+        Raises:
+            ValueError: the job is for other ranks or batches of another size.
+            ClientError: no server could be reached, or they refuse the job.
+        """
+        self._config = config
+        self._stream = WholeRankStream(config.servers, config.job, rank=dp_rank, world_size=dp_world_size)
+        try:
+            self._shape = PaddedShape.of(self._stream)
+            _require_size(self._shape, sizes)
+            self._special = {
+                f"{name}_id": getattr(tokenizer, f"{name}_id") for name in getattr(tokenizer, "TOKEN_FIELDS", ())
+            }
+            if self._stream.encoder is not None and "image_id" not in self._special:
+                raise ValueError(
+                    f"the job has the encoder {self._stream.encoder.name}, and the tokenizer "
+                    f"{type(tokenizer).__name__} no image_id: configure torchtitan's MultiModalTokenizer, or "
+                    "leave the encoder out"
+                )
+        except BaseException:
+            self._stream.close()
+            raise
+        self._flat = "num_tokens_per_batch" in sizes
+        self._pixels = Qwen2VLInputs(0, config.frames, config.image_mean, config.image_std).pixels
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The microbatches that are left.
+
+        Raises:
+            ValueError: a step has more of them than `batches_per_step`, and see `WholeRankStream`.
+        """
+        most = self._config.batches_per_step
+        for step in self._stream:
+            if step.num_microbatches > most:
+                raise ValueError(
+                    f"step {step.number} has {step.num_microbatches} microbatches, and torchtitan updates behind "
+                    f"{most}: raise batches_per_step and with it training.global_batch_size"
+                )
+            for microbatch in step.microbatches:
+                yield self._batch(microbatch)
+            for _ in range(most - step.num_microbatches):
+                yield self._padding()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The stream's, the same on all ranks."""
+        return self._stream.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a state of any number of ranks; StateError if it is of another stream."""
+        self._stream.load_state_dict(state_dict)
+
+    def close(self) -> None:
+        """End the stream."""
+        self._stream.close()
+
+    def _batch(self, microbatch: WholeMicrobatch) -> Batch:
+        tensors, slots = microbatch.tensors, self._shape.slots(microbatch)
+        ids = tensors["token_ids"].copy()
+        ids[tensors["embedding_slots"]] = self._special.get("image_id", 0)
+        found, labels = self._tokens(ids, tensors["position_ids"], tensors["labels"], slots)
+        if microbatch.lacks_images:
+            self._add_image(found)
+        elif len(microbatch.rows):
+            grid = torch.from_numpy(tensors["grid"].astype(np.int64))
+            found["grid_thw"] = torch.cat([torch.ones(len(grid), 1, dtype=torch.int64), grid], 1)
+            each = self._pixels(torch.from_numpy(tensors["patches"])).split(grid.prod(1).tolist())  # type: ignore[no-untyped-call]
+            found["pixel_values"] = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)
+        if self._config.mrope and found.get("grid_thw") is not None:
+            found["mrope_positions"] = self._shaped(positions(microbatch)[1:].T, slots)
+        return found, labels
+
+    def _add_image(self, found: dict[str, Any]) -> None:
+        """Put the smallest image last, for a sharded encoder that other ranks run here.
+
+        That is padding, or the end of a sample, which no other token sees and which has no label.
+        """
+        merge, grey = self._shape.merge, np.full((self._shape.merge**2, self._shape.patch_bytes), 128, np.uint8)
+        found["input"].view(-1)[-1] = self._special["image_id"]
+        found["grid_thw"] = torch.tensor([[1, merge, merge]])
+        found["pixel_values"] = self._pixels(torch.from_numpy(grey))[None]
+
+    def _padding(self) -> Batch:
+        none = np.zeros(0, np.int64)
+        return self._tokens(none, none, none, none)
+
+    def _tokens(self, ids: Any, places: Any, labels: Any, slots: Any) -> Batch:
+        found: dict[str, Any] = {"input": self._shaped(ids, slots), "positions": self._shaped(places, slots)}
+        if self._special:
+            found |= {"pixel_values": None, "grid_thw": None, "pixel_values_videos": None, "grid_thw_videos": None}
+            found["special_tokens"] = self._special
+        return found, self._shaped(labels, slots, IGNORED_LABEL)
+
+    def _shaped(self, values: Any, slots: Any, padding: int = 0) -> Tensor:
+        rows = torch.from_numpy(self._shape.rows(values, slots, padding).astype(np.int64))
+        return rows.flatten(0, 1) if self._flat else rows
+
+
+def _require_size(shape: PaddedShape, sizes: Mapping[str, Any]) -> None:
+    found = {
+        "local_batch_size": shape.sequences,
+        "seq_len": shape.tokens,
+        "num_tokens_per_batch": shape.sequences * shape.tokens,
+    }
+    for name in found.keys() & sizes.keys():
+        if sizes[name] != found[name]:
+            raise ValueError(
+                f"torchtitan's {name} is {sizes[name]}, and the job's microbatches have {shape.sequences} sequences "
+                f"(execution.microbatch) of {shape.tokens} tokens (stream.seq_len): set {name} to {found[name]}, or "
+                "change the job"
+            )
