@@ -1,0 +1,104 @@
+"""Rows that ranks share: who has which, and what they hand each other."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainclient.exchange.messages import BrokerMismatchError
+from trainclient.exchange.sharing import SharedSequences
+from trainclient.sharding.sequence import SharedRows
+from trainclient.stream.microbatch import SequenceParallelGroup
+
+Found = TypeVar("Found")
+DEADLINE_S = 30
+
+
+@dataclass
+class Threads:
+    """Ranks that are threads."""
+
+    position: int
+    size: int
+    boxes: dict[tuple[int, int], "Queue[Tensor]"]
+    leader: int = 0
+
+    @property
+    def leads(self) -> bool:
+        return self.position == 0
+
+    def exchange(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Tensor:
+        for peer, rows in enumerate(torch.split(values, list(leaving))):
+            self.boxes[self.position, peer].put(rows)
+        found = [self.boxes[peer, self.position].get(timeout=DEADLINE_S) for peer in range(self.size)]
+        assert [len(rows) for rows in found] == list(arriving)
+        return torch.cat(found)
+
+    def hand_on(self, message: Tensor) -> None:
+        counts = [len(message) if self.leads else 0] * self.size
+        came = [len(message), *[0] * (self.size - 1)]
+        message.copy_(self.exchange(message.repeat(self.size) if self.leads else message[:0], counts, came))
+
+
+def together(size: int, num_rows: int, run: Callable[[SharedRows, int], Found]) -> list[Found]:
+    """What each rank finds."""
+    boxes: dict[tuple[int, int], Queue[Tensor]] = {(a, b): Queue() for a in range(size) for b in range(size)}
+    shared = [SharedRows(Threads(rank, size, boxes), num_rows) for rank in range(size)]
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(run, shared, range(size)))
+
+
+@pytest.mark.parametrize(("size", "num_rows"), [(2, 7), (4, 18), (4, 3), (2, 0)])
+def test_heads_and_rows(size: int, num_rows: int) -> None:
+    """Each rank sees all rows of its heads, in their order, and gets its rows of all heads back."""
+    query, key = torch.randn(num_rows, 8, 2), torch.randn(num_rows, 4, 2)
+
+    def run(shared: SharedRows, rank: int) -> Tensor:
+        q, k, v = shared.to_heads(query[shared.own], key[shared.own], -key[shared.own])
+        heads, groups = (slice(rank * n // size, (rank + 1) * n // size) for n in (8, 4))
+        assert torch.equal(q, query[:, heads])
+        assert torch.equal(k, key[:, groups])
+        assert torch.equal(v, -k)
+        return shared.to_rows(q)
+
+    found = together(size, num_rows, run)
+    assert torch.equal(torch.cat(found), query)
+    assert {len(rows) for rows in found} <= {num_rows // size, -(-num_rows // size)}
+
+
+def test_what_the_first_rank_has_goes_to_the_rows_and_back() -> None:
+    """Whatever the order of the slots; a rank may have none."""
+    slots = torch.tensor([9, 0, 8, 2, 1, 5], dtype=torch.int32)
+    values = torch.arange(6.0)[:, None]
+
+    def run(shared: SharedRows, rank: int) -> tuple[list[float], list[float], list[bool]]:
+        dealt = shared.deal(values if rank == 0 else values[:0], slots)
+        collected = shared.collect(dealt + 10, slots)
+        told = shared.told(torch.tensor([rank == 0, False, True]))
+        return dealt.flatten().tolist(), collected.flatten().tolist(), told.tolist()
+
+    found = together(4, 10, run)  # rows 0 and 1, 2 to 4, 5 and 6, 7 to 9
+    assert [dealt for dealt, _, _ in found] == [[1, 4], [3], [5], [0, 2]]
+    assert [collected for _, collected, _ in found] == [[10, 11, 12, 13, 14, 15], [], [], []]
+    assert all(told == [True, False, True] for _, _, told in found)
+
+
+def test_a_group_that_the_job_has_not_is_refused() -> None:
+    peers: Any = object()
+    shared = SharedSequences(2, {(2, 3): peers, (0, 1, 2, 3): peers})
+
+    def of(*several: tuple[int, ...]) -> object:
+        groups = tuple(SequenceParallelGroup(i, len(ranks), ranks) for i, ranks in enumerate(several))
+        batch: Any = SimpleNamespace(sequence_parallel_groups=groups, step=3, microbatch=1)
+        return shared.of(batch)
+
+    assert of((0, 1), (2, 3)) is of((0, 1, 2, 3)) is peers
+    assert of((0, 1), (2,), (3,)) is of() is None
+    with pytest.raises(BrokerMismatchError, match=r"rank 2 share microbatch 1 with ranks \[1, 2\]; .* \[2, 4\]"):
+        of((0,), (1, 2), (3,))
