@@ -13,6 +13,9 @@ from dataserver.planning.layout import layout_of
 STAIR: Final = "stair"
 """Heading of what stands on the way from the baseline to the job, and nowhere else."""
 
+ASKED_FOR: Final = ("modality_parity", "identity_routing")
+"""What a trainer needs, whatever it costs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
@@ -58,8 +61,7 @@ def changes(own: Execution, other: Execution) -> dict[str, Any]:
         if (fields := _different(before.model_dump(mode="json"), after.model_dump(mode="json")))
     ]
     found: dict[str, Any] = {"modules": modules} if modules else {}
-    asked = ("modality_parity", "identity_routing")
-    found |= {field: getattr(other, field) for field in asked if getattr(own, field) != getattr(other, field)}
+    found |= {field: getattr(other, field) for field in ASKED_FOR if getattr(own, field) != getattr(other, field)}
     if own.layout == other.layout:
         return found
     layout = other.layout.model_dump(mode="json", exclude_defaults=True)

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dataserver.cli.alternatives import STAIR, changes
+from dataserver.cli.alternatives import ASKED_FOR, STAIR, changes
 from dataserver.cli.comparison import Figures, Outcome
 from dataserver.planning.job import Execution
 
@@ -102,7 +102,8 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     own = outcomes[0]
     assert own.figures is not None
     execution, measured = own.alternative.execution, own.figures
-    planned = [o for o in outcomes if o.figures and o.alternative.heading != STAIR]
+    shown = (STAIR, *ASKED_FOR)
+    planned = [o for o in outcomes if o.figures and o.alternative.heading not in shown]
     best = _fastest([o for o in planned if o.figures and not _needs_memory(execution, o.figures, measured)])
     found = []
     if _gain(best, own) < WORTHWHILE_PERCENT:

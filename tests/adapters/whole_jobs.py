@@ -37,7 +37,8 @@ def one_pass(ranks: int) -> dict[str, Any]:
 
 def mixed_job(ranks: int, end: dict[str, int], **execution: Any) -> dict[str, Any]:
     """Samples of text alone among pairs, each a sequence of its own: no wave has parity by itself."""
-    job = whole_job(ranks, end, datasets=[{"name": "pairs"}, {"name": "texts"}], packing={"enabled": False})
+    mixture = [{"name": "pairs", "weight": "0.6"}, {"name": "texts", "weight": "0.4"}]
+    job = whole_job(ranks, end, datasets=mixture, packing={"enabled": False})
     job["execution"] |= {"modality_parity": True, **execution}
     return job
 

@@ -88,18 +88,21 @@ class Counts:
             sequence, count = self._sequences(-(-count // self._stages) * self._stages, alone)
         check_microbatches(self.job.spec.execution, count)
         if self.parity and self.job.stream.packing.enabled and not alone:
-            sequence = self._even(sequence, count)
+            sequence, count = self._even(sequence, count)
         return attempt(PackedStep(self.job, self.step, self.samples, sequence, count, self.parity))
 
-    def _even(self, sequence: I64, count: int) -> I64:
-        """Sequences of which the ranks can have equally many with images."""
+    def _even(self, sequence: I64, count: int) -> tuple[I64, int]:
+        """Sequences of which the ranks can have equally many with images, with a microbatch more if it takes that."""
         execution = self.job.spec.execution
         (encoder,) = execution.of_kind(ModuleKind.ENCODER)
         has = sample_sizes(self.job, self.samples, encoder) > 0
         capacity, ranks = sequence_tokens(self.job), execution.backbone.dp
-        return even_images(
-            sequence, self.samples.tokens, has, capacity, ranks, execution.microbatch, count * self._slots
-        )
+        for more in (count, count + (self._stages if self._interleaved else 1)):
+            most = more * self._slots if more <= self._allowed else 0
+            even = even_images(sequence, self.samples.tokens, has, capacity, ranks, execution.microbatch, most)
+            if even is not None:
+                return even, more
+        return sequence, count
 
     def _sequences(self, at_least: int, alone: bool) -> tuple[I64, int]:
         if not alone:

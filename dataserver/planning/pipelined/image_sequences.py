@@ -10,11 +10,11 @@ from dataserver.planning.packing import number_by_first
 from dataserver.planning.samples import I64, Bool
 
 
-def even_images(sequence: I64, tokens: I64, has: Bool, capacity: int, dp: int, slots: int, most: int) -> I64:
+def even_images(sequence: I64, tokens: I64, has: Bool, capacity: int, dp: int, slots: int, most: int) -> I64 | None:
     """The same samples in sequences of which the ranks can have equally many with images, if a way is found.
 
     Samples with images gather in fewer sequences, or spread over more, whichever takes fewer changes; each of them
-    goes where one without is about as long, which goes back for it. Without a way the sequences stay as they are.
+    goes where one without is about as long, which goes back for it.
 
     Args:
         sequence: int64 [n], of each sample.
@@ -26,7 +26,7 @@ def even_images(sequence: I64, tokens: I64, has: Bool, capacity: int, dp: int, s
         most: sequences that there may be.
 
     Returns:
-        int64 [n], numbered by their first samples.
+        int64 [n], numbered by their first samples; None where no way is found.
     """
     count = len(np.unique(sequence[has]))
     if not count or (count % dp == 0 if slots == 1 else count >= dp):
@@ -41,7 +41,7 @@ def even_images(sequence: I64, tokens: I64, has: Bool, capacity: int, dp: int, s
                 found = None
         if found is not None and found.count <= most:
             return number_by_first(found.sequence)
-    return sequence
+    return None
 
 
 class _Sequences:

@@ -7,7 +7,7 @@ import pytest
 from builders.jobs import Data, compose_whole, job_data, module
 from builders.pipelined import Step
 from builders.samples import make_samples
-from builders.whole_ranks import whole_steps, without
+from builders.whole_ranks import whole_steps
 from hypothesis import given, settings
 
 from dataserver.cli.alternatives import alternatives_of, changes
@@ -65,18 +65,18 @@ def test_a_rank_takes_what_all_its_modules_take_together() -> None:
 
 def test_ranks_are_balanced_by_all_that_they_run() -> None:
     """Beside the plan of the same job for modules on devices of their own, its images brought back to their ranks."""
-    job, samples = mixture(4)
-    apart = without(job, "identity_routing")
-    for m in (data := apart.spec.model_dump(mode="json"))["execution"]["modules"]:
-        m["cost"]["linear_ps"] *= 5 if m["kind"] == "encoder" else 1
-    dear = {**data, "execution": {**data["execution"], "identity_routing": True}}
-    whole, apart = parse_job(dear), parse_job(data)
-    worst = [
-        max(rank / np.mean(ranks) for rank in ranks)
-        for job in (whole, apart)
-        if len(ranks := both_ns(whole, plan_step(job, 0, samples)).sum(axis=1))
-    ]
-    assert worst[0] < 1.01 < worst[1]
+    job, samples = mixture(4, layout={"kind": "pipelined", "order": "none"})
+    data = job.spec.model_dump(mode="json")
+    data["stream"]["packing"]["enabled"] = False
+    data["execution"]["modules"][0]["cost"]["linear_ps"] *= 40
+    whole = parse_job(data)
+    data["execution"]["modules"][0]["balance"] = "lpt"
+    apart = parse_job({**data, "execution": {**data["execution"], "identity_routing": None}})
+    plans = [plan_step(each, 0, samples) for each in (whole, apart)]
+    worst, other = (both_ns(whole, plan).sum(axis=1).max() / both_ns(whole, plan).sum(axis=1).mean() for plan in plans)
+    assert worst < 1.01 < other
+    bound = layout_of(whole.spec.execution).lower_bound_ns(whole, plans[0])
+    assert bound > 0.98 * timeline(whole.spec, plans[0]).makespan_ns
 
 
 @settings(max_examples=50, deadline=None)
