@@ -10,7 +10,7 @@ import torch
 import transformers
 from builders.jobs import make_job
 from cli.server_process import command, serving
-from models.hf.tiny import make_tower, our_backbone, our_logits, randomise, save
+from models.hf.tiny import make_tower, our_backbone, our_encoder, our_logits, randomise, save
 from program.conftest import Fleet
 from program.runtime_cases import Case, Degrees, Pool
 from program.towers import tower_data, tower_job
@@ -200,11 +200,12 @@ def test_a_backbone_may_know_more_tokens_than_the_tokenizer(tmp_path: Path) -> N
     assert sizes.vocab_size == 4096
 
 
-def towers(**weights: Path) -> Models:
+def towers(patch: int = 8, **weights: Path) -> Models:
     data = tower_data({"image": (1, 2), "text": (1, 2)})
     data["stream"]["datasets"][0]["fingerprint"] = "0" * 64
     data["stream"]["tokenizer"] = job().stream.tokenizer.model_dump()
     data["stream"]["generation"] = {"ratio": "0"}
+    data["stream"]["sizing"]["patch"] = patch
     spec = parse_job(data).spec
     modules = {name: {"weights": str(folder)} for name, folder in weights.items()}
     return models(spec, modules=modules, contrastive={"loss": "siglip", "features": 5})
@@ -228,6 +229,20 @@ def test_image_towers_begin_as_siglip(tmp_path: Path) -> None:
     theirs = transformers.SiglipVisionModel.from_pretrained(folder)(picture).last_hidden_state.mean(1)
     expected = torch.nn.functional.normalize(last.project(theirs))
     assert torch.allclose(found, expected, atol=1e-5)
+
+
+@torch.no_grad()
+def test_image_towers_begin_as_that_of_qwen2_vl(tmp_path: Path) -> None:
+    """What its encoder makes of the patches, before the merger."""
+    folder = save(make_tower("qwen2-vl"), tmp_path / "vit")
+    first, last = tower_stages(towers(4, image=folder), "image")
+    grid, offsets = torch.tensor([[4, 6], [2, 2]]), torch.tensor([0, 24, 28])
+    pixels = torch.randint(256, (28, 4 * 4 * 3), dtype=torch.uint8)
+    found = last(None, grid, offsets, first(pixels, grid, offsets, None).hidden).features
+    encoder, _ = our_encoder(load_pretrained(folder))
+    whole = encoder.merger_norm(encoder.features(pixels, grid, offsets))
+    means = torch.stack([part.mean(0) for part in whole.split([24, 4])])
+    assert torch.allclose(found, torch.nn.functional.normalize(last.project(means)), atol=1e-5)
 
 
 @torch.no_grad()
