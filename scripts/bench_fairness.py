@@ -4,6 +4,9 @@
 A neighbour opens streams of an ordinary job at steps that nobody planned yet, and reads them; alone, and then beside
 clients that each bring one odd job after the other, open streams of it and cancel them. Printed is how much longer the
 neighbour waits for a microbatch: the first of a stream, which takes a plan, and any other.
+
+Before, each odd job is planned here, without a server: the longest stretch without a call of `pace`, in CPU time, which
+others on the machine change less than waits. While it lasts nobody else has a turn.
 """
 
 import argparse
@@ -14,21 +17,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import grpc
+from benchmarks import calibration
 from benchmarks.rows import Row
 from demo_processes import Processes
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 
+from dataserver.cli.jobs import open_job
+from dataserver.planning.pacing import paced
+from dataserver.planning.planner import plan_step
+
 HERE = Path(__file__).parent
 SERVER = sys.executable, "-m", "dataserver"
 GROWTH = 3.0
 """The neighbour's 99th percentile beside odd jobs, over the one when it is alone, at most."""
+STRETCH_MS = 60.0
+"""CPU time between two calls of `pace`, at most: three times that after which others begin beside it."""
 TIMEOUT_S = 600.0
 ODD_STREAMS = 5
 ODD_S = 1.5
@@ -145,7 +156,7 @@ def measure(folder: Path, processes: Processes, arguments: argparse.Namespace) -
     processes.run([processes.start("indexing", [*SERVER, "index", shards])], print)
     serve = [*SERVER, "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}"]
     address = processes.address(processes.start("server", serve))
-    rows, steps = [], itertools.count()
+    rows, steps = list(stretches(shards, arguments.odd)), itertools.count()
     with grpc.insecure_channel(address) as channel:
         stub = DataServiceStub(channel)
         job_id = create(stub, neighbour())
@@ -162,6 +173,25 @@ def measure(folder: Path, processes: Processes, arguments: argparse.Namespace) -
             text = f"{shown(*beside)}; {ratio:.2f} x"
             rows.append(Row(f"beside {arguments.clients} clients: {name}", text, f"<= {GROWTH} x", ratio <= GROWTH))
     return rows
+
+
+def stretches(shards: Path, names: Sequence[str]) -> Iterator[Row]:
+    """Rows of the longest stretch that planning a step of each odd job keeps its turn for."""
+    for name in names:
+        file = shards.parent / "odd.json"
+        file.write_text(json.dumps(odd_jobs()[name]))
+        planner = open_job(file, (f"pairs={shards}",), (), (), (), None)
+        plan_step(planner.job, 0, planner.samples(0))  # loads the loops
+        ended: list[float] = []
+        with paced(lambda: ended.append(time.thread_time())):  # noqa: B023
+            before = calibration.slowdown()
+            ended.append(time.thread_time())
+            plan_step(planner.job, 1, planner.samples(1))
+            ended.append(time.thread_time())
+        slower = statistics.fmean((before, calibration.slowdown()))
+        longest = max(b - a for a, b in pairwise(ended)) * 1e3 / slower
+        text = f"{longest:.0f} ms of {(ended[-1] - ended[0]) / slower:.1f} CPU-s, {len(ended) - 1:,} stretches"
+        yield Row(f"longest stretch: {name}", text, f"<= {STRETCH_MS:.0f} ms", longest <= STRETCH_MS)
 
 
 def start_odd(stack: ExitStack, address: str, name: str, number: int) -> None:

@@ -48,7 +48,7 @@ PLANS: dict[str, dict[str, Any]] = {
         "NEAR_PPM": 1_000,
         "MILLION": 1_000_000,
     },
-    "dataserver/planning/grouped/baselines.py": {"SPREAD_FROM": 16},
+    "dataserver/planning/grouped/baselines.py": {"ITEMS_AT_ONCE": 256, "SPREAD_FROM": 16},
     "dataserver/planning/grouped/batch.py": {"UNLIMITED": 1_125_899_906_842_624},
     "dataserver/planning/grouped/policies.py": {
         "MAX_LOOKS": 15_000_000,
@@ -112,7 +112,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "dataserver/planning/jobspec/problems.py": {"_MOST_SHOWN": 8, "_MOST_CHARS": 64},
     "dataserver/planning/kernels/peaks.py": {"LOOKS_AT_ONCE": 131_072},
     "dataserver/planning/kernels/packing.py": {"MOVES_AT_ONCE": 4_194_304},
-    "dataserver/planning/pipelined/placing/search.py": {"OPERATIONS_AT_ONCE": 2_097_152, "LOOKS_AT_ONCE": 65_536},
+    "dataserver/planning/pipelined/placing/search.py": {"OPERATIONS_AT_ONCE": 2_097_152, "LOOKS_AT_ONCE": 16_384},
     "dataserver/preprocessing/limits.py": {"DECODER_BYTES_PER_PIXEL": 16},
     "dataserver/preprocessing/views.py": {"IMAGES_PER_TASK": 8},
     "dataserver/serving/allocator.py": {

@@ -51,6 +51,7 @@ def fewest_bytes(traffic: I64, source_node: I64, node: I64) -> I64:
     from dataserver.planning.kernels import assignment
 
     traffic = _checked(traffic, source_node, node)
+    pace()
     nodes, home = np.unique(node, return_inverse=True)
     kept = _near(traffic, source_node, nodes).T
     rows, columns = kept.shape

@@ -21,6 +21,7 @@ from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind
 from dataserver.planning.layout import PlannedTimeline
 from dataserver.planning.naming import sample_name, unit_of
+from dataserver.planning.pacing import pace
 from dataserver.planning.placement import in_order
 from dataserver.planning.plan import ArrangedStep, Arrangement, Decision, Routing, StepPlan, make_plan
 from dataserver.planning.plan_limits import check_microbatches
@@ -158,6 +159,7 @@ def _exchange(execution: Execution, items: ModuleItems, spread: Spread, backbone
     layout, ranks, module = execution.options(ColocatedOptions), execution.backbone.dp, items.module
     ends = [(module.name, spread.batch), (execution.backbone.name, backbone.batch[items.sequence])]
     (source, first), (target, then) = ends if module.kind is ModuleKind.ENCODER else reversed(ends)
+    pace()
     traffic = traffic_between(first, then, items.rows * layout.row_bytes, ranks, ranks)
     return Exchange(source, target, traffic, np.arange(ranks) // layout.ranks_per_node)
 

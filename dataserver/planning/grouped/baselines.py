@@ -8,7 +8,11 @@ from dataserver.planning.grouped.batch import Grouping
 from dataserver.planning.grouped.costs import GroupCosts
 from dataserver.planning.grouped.search import DEFAULT_BUDGET, Budget, search
 from dataserver.planning.grouped.sequence_plan import SequencePlan, assemble, sorted_batch
+from dataserver.planning.pacing import pace
 from dataserver.planning.samples import I64
+
+ITEMS_AT_ONCE = 256
+"""Sequences that best fit places between two calls of `pace`."""
 
 SPREAD_FROM = 16
 """Least degree whose groups share the last microbatch evenly, as in the public code of FlexSP."""
@@ -129,7 +133,9 @@ def _best_fit(lengths: I64, order: I64, limit: int) -> list[list[int]]:
     """The sequences of each bin, ascending; in `order` to the fullest that has room, the first of those."""
     free: list[tuple[int, int]] = []
     bins: list[list[int]] = []
-    for item in order.tolist():
+    for number, item in enumerate(order.tolist()):
+        if number % ITEMS_AT_ONCE == 0:
+            pace()
         length = int(lengths[item])
         at = bisect_left(free, (length, 0))
         if at == len(free):

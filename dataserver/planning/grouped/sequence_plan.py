@@ -8,6 +8,7 @@ import numpy as np
 from dataserver.planning.grouped.batch import Batch, Grouping
 from dataserver.planning.grouped.costs import GroupCosts
 from dataserver.planning.grouped.search import DEFAULT_BUDGET, Budget, search
+from dataserver.planning.pacing import pace
 from dataserver.planning.samples import I64
 
 
@@ -98,6 +99,7 @@ def assemble(batch: Batch, order: I64, groupings: Sequence[Grouping]) -> Sequenc
 
 def _microbatch(batch: Batch, order: I64, grouping: Grouping) -> GroupedMicrobatch:
     """Ranks from the largest group down: every group then starts at a multiple of its degree."""
+    pace()
     columns = np.repeat(np.arange(len(grouping.composition)), grouping.composition)
     groups, rank = [], 0
     for number in range(len(columns) - 1, -1, -1):

@@ -11,50 +11,53 @@ from dataserver.planning.kernels.islands import (
     exchange,
     exchange_keeps_parity,
     fill,
-    slots_of,
 )
 from dataserver.planning.samples import I64, Bool
 
 
-def fit_placement(at: I64, costs: Costs, budget: int, at_once: int, state: I64) -> tuple[I64, bool]:
+def fit_placement(slots: Slots, costs: Costs, budget: int, at_once: int, state: I64) -> tuple[I64, bool]:
     """Exchange slots until every microbatch fits the memory of every row.
 
     Takes the first microbatch that lacks memory and the exchange of one of its slots that leaves the least lacking, the
     first of several; a microbatch for which none helps is passed over. A placement that fits stays as it is.
 
     Args:
-        at: int64 [ranks, waves, slots], changed in place: the sequence in each slot, -1 for none.
+        slots: the placement, changed in place, as of `slots_of` at first.
         costs: with needs and room.
         budget: exchanges that may be tried.
         at_once: exchanges tried in this call, about.
-        state: int64 [3], where to go on, changed in place: the microbatch, ranks x waves behind the last; exchanges
-            tried so far; and whether one was carried out since the first microbatch. First ranks x waves, 0, 1.
+        state: int64 [10], where to go on, changed in place: the microbatch, ranks x waves behind the last; exchanges
+            tried so far; whether one was carried out since the first microbatch; and what `_best_exchange` goes on
+            from. First ranks x waves, 0, 1, and zeros.
 
     Returns:
         int64 [rows]: what is still lacking, zeros if all fits; and whether there is something left to try.
     """
     lacking = np.zeros(len(costs.room), np.int64)
-    left = _fit(slots_of(at, costs), costs, lacking, np.empty(len(lacking), np.bool_), budget, at_once, state)
+    left = _fit(slots, costs, lacking, np.empty(len(lacking), np.bool_), budget, at_once, state)
     return lacking, bool(left)
 
 
 @kernel
 def _fit(slots: Slots, costs: Costs, lacking: I64, lacks: Bool, budget: int, at_once: int, state: I64) -> bool:
     """`fit_placement`, with zeros for what is lacking and room for which rows lack memory."""
-    fill(slots, costs)
     ranks, waves, _ = slots.at.shape
-    place, tried, changed = state[0], state[1], state[2]
+    place, tried, changed, found = state[0], state[1], state[2], state[3:]
     most = tried + at_once
+    if tried == 0:
+        fill(slots, costs)
     while place < ranks * waves or (changed and tried < budget):
         if place == ranks * waves:
             place, changed = 0, 0
         rank, wave = divmod(place, waves)
-        while tried < budget and excess(slots, costs, rank, wave, wave):
+        while _is_begun(found) or (tried < budget and excess(slots, costs, rank, wave, wave)):
             if tried >= most:
                 state[0], state[1], state[2] = place, tried, changed
                 return True
-            looked, better = _best_exchange(slots, costs, lacks, rank, wave)
+            looked, better = _best_exchange(slots, costs, lacks, rank, wave, found, most - tried)
             tried += looked
+            if _is_begun(found):
+                continue
             if not better:
                 break
             changed = 1
@@ -67,10 +70,19 @@ def _fit(slots: Slots, costs: Costs, lacking: I64, lacks: Bool, budget: int, at_
 
 
 @part
-def _best_exchange(slots: Slots, costs: Costs, lacking: Bool, rank: int, wave: int) -> tuple[int, bool]:
+def _is_begun(found: I64) -> bool:
+    return bool(found[0] or found[1])
+
+
+@part
+def _best_exchange(
+    slots: Slots, costs: Costs, lacking: Bool, rank: int, wave: int, found: I64, at_once: int
+) -> tuple[int, bool]:
     """Carry out the exchange with a slot of this microbatch that leaves least lacking in both places.
 
-    Only what needs less of the memory that lacks here is tried in the place of a sequence.
+    Only what needs less of the memory that lacks here is tried in the place of a sequence. After about `at_once` it
+    pauses: `found` then holds the slot here and the rank there to go on with, which are not both 0, the best change
+    of what lacks, and the slots of that exchange; before and behind it zeros.
 
     Returns:
         How many were tried, and whether one of them helped.
@@ -78,14 +90,18 @@ def _best_exchange(slots: Slots, costs: Costs, lacking: Bool, rank: int, wave: i
     ranks, waves, width = slots.at.shape
     # `best`: change of the excess in both places, below 0 where an exchange helps; `chosen`: slot here, then rank, wave
     # and slot there.
-    before, tried, best = excess(slots, costs, rank, wave, wave), 0, 0
-    chosen = (-1, -1, -1, -1)
+    before, tried, best = excess(slots, costs, rank, wave, wave), 0, found[2]
+    chosen = (found[3], found[4], found[5], found[6])
     for row in range(len(lacking)):
         lacking[row] = excess_of(slots, costs, row, rank, wave, wave) > 0
-    for slot in range(width):
+    for slot in range(found[0], width):
         if slots.at[rank, wave, slot] < 0:
             continue
-        for other in range(ranks):
+        for other in range(found[1] if slot == found[0] else 0, ranks):
+            if tried >= at_once:
+                found[0], found[1], found[2] = slot, other, best
+                found[3], found[4], found[5], found[6] = chosen
+                return tried, False
             for other_wave in range(waves):
                 if other == rank and other_wave == wave:
                     continue
@@ -107,7 +123,9 @@ def _best_exchange(slots: Slots, costs: Costs, lacking: Bool, rank: int, wave: i
                         best, chosen = after - before - there, (slot, other, other_wave, other_slot)
                     if after == 0:
                         exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
+                        found[:] = 0
                         return tried, True
+    found[:] = 0
     if best < 0:
         exchange(slots, costs, rank, wave, chosen[0], chosen[1], chosen[2], chosen[3])
     return tried, best < 0

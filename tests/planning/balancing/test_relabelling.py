@@ -179,7 +179,7 @@ def test_assignments_let_others_have_a_turn_and_go_on_where_they_were(monkeypatc
             turns.append(len(counted))
     assert found[0] == found[1] == found[2]
     assert found[0][0] != found[0][1]
-    one_by_one, by_twos, at_once = 4 + 12, 4 + 6, 4 + 1  # the bytes of four nodes are summed up first
+    one_by_one, by_twos, at_once = 1 + 4 + 12, 1 + 4 + 6, 1 + 4 + 1  # the bytes of four nodes are summed up first
     swapped = 4 + 1 + 1
     assert turns == [one_by_one, one_by_one + swapped, by_twos, by_twos + 4 + 1, at_once, at_once + 4 + 1]
 

@@ -1,6 +1,7 @@
 """Compositions, chunks and buckets against brute force."""
 
 import itertools
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,12 @@ from hypothesis import strategies as st
 from planning_rows.flexsp_buckets import bucket_ends, equal_interval_ends, rounded_up
 from planning_rows.flexsp_profiles import A100_CLUSTER, PROFILES, group_costs, usable_lengths
 
+from dataserver.planning.grouped.baselines import homogeneous_plan
+from dataserver.planning.grouped.batch import Batch
 from dataserver.planning.grouped.compositions import group_compositions
-from dataserver.planning.grouped.search import chunk_bounds
+from dataserver.planning.grouped.costs import GroupCosts
+from dataserver.planning.grouped.search import Budget, chunk_bounds, search
+from dataserver.planning.pacing import paced
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=9)
 
@@ -96,3 +101,23 @@ def test_table_4(shared_data: Path, name: str, context: int, worst: int) -> None
             errors.append(wrong * 10_000 // int(ordered.sum()))
     assert max(dynamic) in (worst - 1, worst)
     assert 2_000 < max(naive) < 2_600
+
+
+def test_a_static_plan_lets_others_have_a_turn() -> None:
+    """For each of its microbatches, and after so many sequences."""
+    turns: list[int] = []
+    for count in (256, 1_024):
+        counted: list[None] = []
+        with paced(partial(counted.append, None)):
+            plan = homogeneous_plan(np.full(count, 100), GroupCosts("toy", 8, (1, 2, 4, 8), 100, 0, (1,) * 4, 0), 8)
+        turns.append(len(counted) - len(plan.microbatches))
+    assert turns == [1, 4]
+
+
+def test_sequences_that_no_group_holds_are_refused_with_the_longest() -> None:
+    costs = GroupCosts("toy", 8, (1, 2, 4, 8), 100, 0, (1,) * 4, 0)
+    batch = Batch(np.array([150, 20]), costs, np.array([[8, 0, 0, 0]]))
+    with pytest.raises(ValueError, match="2 sequences, the longest of 150 tokens, do not fit the groups"):
+        search(batch, Budget())
+    with pytest.raises(ValueError, match="2 sequences cannot be cut into 0 chunks"):
+        chunk_bounds(np.array([2, 1]), 0)

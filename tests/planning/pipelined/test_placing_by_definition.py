@@ -343,7 +343,7 @@ def one_rank(waves: int, rooms: Rooms | None = None) -> PlacementProblem:
 def test_numbers_that_the_search_is_bounded_by() -> None:
     found = search.SEARCH_OPERATIONS, search.RESERVED_OPERATIONS, search.FITTING_LOOKS
     assert found == (4_400, 800_000, 32)
-    assert (search.OPERATIONS_AT_ONCE, search.LOOKS_AT_ONCE) == (2_097_152, 65_536)
+    assert (search.OPERATIONS_AT_ONCE, search.LOOKS_AT_ONCE) == (2_097_152, 16_384)
     problem = one_rank(3)
     start = placing.balanced(problem, BalancePolicy.NONE)
     # Stage by stage and wave by wave: two stages of one rank and an encoder, forward and backward, in 3 + 2 + 1 times.

@@ -26,7 +26,7 @@ FITTING_LOOKS = 32
 OPERATIONS_AT_ONCE = 1 << 21
 """Operations that are simulated between two calls of `pace`: some ten milliseconds."""
 
-LOOKS_AT_ONCE = 1 << 16
+LOOKS_AT_ONCE = 1 << 14
 """Exchanges that are tried between two calls of `pace`, where an island has one backbone rank; else so many fewer."""
 
 
@@ -77,17 +77,19 @@ def fitted(problem: PlacementProblem, placement: Placement) -> tuple[Placement, 
         The placement; and if memory does not hold it, the row that lacks most.
     """
     from dataserver.planning.kernels.fitting import fit_placement
+    from dataserver.planning.kernels.islands import slots_of
 
     if problem.rooms is None:
         return placement, None
-    slots, costs = in_slots(problem.shape, placement), _costs(problem)
-    state = np.array([problem.dp * problem.num_waves, 0, 1], np.int64)
+    costs = _costs(problem)
+    slots = slots_of(in_slots(problem.shape, placement), costs)
+    state = np.array([problem.dp * problem.num_waves, 0, 1, *[0] * 7], np.int64)
     budget, at_once = FITTING_LOOKS * problem.num_sequences, max(1, LOOKS_AT_ONCE // problem.ranks_per_island)
     lacking, left = fit_placement(slots, costs, budget, at_once, state)
     while left:
         pace()
         lacking, left = fit_placement(slots, costs, budget, at_once, state)
-    return of_slots(slots), int(lacking.argmax()) if lacking.any() else None
+    return of_slots(slots.at), int(lacking.argmax()) if lacking.any() else None
 
 
 def _improve(problem: PlacementProblem, slots: I64, words: U64, budget: int) -> int:
