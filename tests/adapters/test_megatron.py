@@ -1,0 +1,124 @@
+"""Megatron's external data iterators over the stream: their batches, and a MimoModel of megatron-core."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from adapters.stubs import adapter_over
+from adapters.whole_jobs import one_pass
+
+from trainclient.adapters.whole_rank import WholeRankStream
+from trainclient.stream.errors import StateError
+
+
+@pytest.mark.long
+def test_loss_and_gradients_are_those_of_each_sample_alone(server: str, python_with: Callable[[str], Path]) -> None:
+    """Of one step of a MimoModel, read by one rank and by two."""
+    script = Path(__file__).with_name("megatron_model.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    line = [python_with("megatron"), script, server]
+    found = subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.stdout.startswith("loss ")
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Over the names that it takes from megatron-core."""
+    contents = {"megatron.core.packed_seq_params": {"PackedSeqParams": SimpleNamespace}}
+    return adapter_over(monkeypatch, "megatron", {"megatron-core": "0.16.1"}, contents)
+
+
+@dataclass
+class Read:
+    """All batches of two steps, and the microbatches that they were made of."""
+
+    batches: list[dict[str, Any]]
+    microbatches: list[list[Any]]
+
+
+def read(adapter: ModuleType, server: str, **options: Any) -> Read:
+    with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
+        iterator = adapter.ServedIterator(stream, adapter.MegatronBatches(stream, **options), num_microbatches=10)
+        batches = [next(iterator) for _ in range(20)]
+    with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
+        steps = iter(stream)
+        return Read(batches, [list(next(steps).microbatches) for _ in range(2)])
+
+
+def test_mimo_batches_are_packed_and_padded(server: str, adapter: ModuleType) -> None:
+    found = read(adapter, server, modality="images", encoder="vit", image_token=290)
+    padded = 0
+    for number, batch in enumerate(found.batches):
+        step, position = divmod(number, 10)
+        packing = batch["packing_kwargs"]
+        ends = packing["cu_seqlens_q"].tolist()
+        assert batch["input_ids"].shape == batch["labels"].shape == batch["loss_mask"].shape == (1, 256)
+        assert ends[-1] == 256, "padding is a sample of its own"
+        assert packing["max_seqlen_q"] == max(b - a for a, b in pairwise(ends))
+        assert packing["cu_seqlens_kv_padded"].tolist() == ends
+        if position >= len(found.microbatches[step]):
+            assert not batch["loss_mask"].any()
+            assert "modality_inputs" not in batch
+            padded += 1
+            continue
+        tensors = found.microbatches[step][position].tensors
+        count = len(tensors["labels"])
+        assert ends[: len(tensors["cu_lengths"])] == tensors["cu_lengths"].tolist()
+        assert batch["loss_mask"][0, :count].bool().tolist() == (tensors["labels"] != -100).tolist()
+        assert (batch["labels"] * batch["loss_mask"])[0, :count].tolist() == tensors["labels"].clip(0).tolist()
+        assert batch["position_ids"][0, :count].tolist() == tensors["position_ids"].tolist()
+        assert (batch["input_ids"] == 290).sum() == len(tensors["embedding_slots"])
+        if len(tensors["grid"]):
+            inputs = batch["modality_inputs"]["images"]["vit"]
+            assert inputs["x"].shape == (1, len(tensors["patches"]), 588)
+            assert inputs["imgs_sizes"].tolist() == (tensors["grid"] * 14).tolist()
+            assert inputs["packed_seq_params"].cu_seqlens_q.tolist() == tensors["cu_patches"].tolist()
+    assert padded
+
+
+def test_a_mask_keeps_samples_apart_where_attention_knows_no_packing(server: str, adapter: ModuleType) -> None:
+    found = read(adapter, server, modality="images", dense_mask=True)
+    tensors = found.microbatches[0][0].tensors
+    mask = found.batches[0]["attention_mask"]
+    assert mask.shape == (1, 1, 256, 256)
+    for first, end in zip(tensors["cu_lengths"], tensors["cu_lengths"][1:], strict=False):
+        assert torch.equal(~mask[0, 0, first:end, first:end], torch.ones(end - first, end - first).tril().bool())
+        assert mask[0, 0, first:end, :first].all()
+    assert "packing_kwargs" not in found.batches[0]
+
+
+def test_batches_of_an_llm(server: str, adapter: ModuleType) -> None:
+    job = one_pass(1)
+    del job["execution"]["modules"][0], job["execution"]["identity_routing"], job["stream"]["datasets"]
+    job["stream"] |= {"datasets": [{"name": "texts"}]}
+    with WholeRankStream(server, job, rank=0, world_size=1) as stream:
+        batch = next(adapter.ServedIterator(stream, adapter.MegatronBatches(stream), num_microbatches=20))
+        with pytest.raises(ValueError, match="encoder is None, and modality is images"):
+            adapter.MegatronBatches(stream, modality="images")
+    ends = batch["cu_seqlens"]
+    assert batch["tokens"].shape == (1, 256)
+    assert ends.dtype == torch.int32
+    assert batch["cu_seqlens_argmin"].tolist() == [ends.shape[1]]
+    assert batch["max_seqlen"].tolist() == [int(ends.diff().max())]
+
+
+def test_iterators_begin_behind_the_updates_of_a_checkpoint(server: str, adapter: ModuleType) -> None:
+    with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
+        batches = adapter.MegatronBatches(stream, modality="images")
+        every = adapter.ServedIterator(stream, batches, num_microbatches=10)
+        expected = [next(every)["input_ids"] for _ in range(11)][-1]
+        chunks = adapter.ServedIterator(stream, batches, num_microbatches=10, start_step=1).for_chunks(2)
+        assert [torch.equal(next(chunk)["input_ids"], expected) for chunk in chunks] == [True, True]
+        with pytest.raises(ValueError, match=r"microbatches, and Megatron updates behind 1: raise global_batch_size"):
+            next(adapter.ServedIterator(stream, batches, num_microbatches=1))
+        with pytest.raises(StateError, match="found 99 as the step"):
+            adapter.ServedIterator(stream, batches, num_microbatches=10, start_step=99)
