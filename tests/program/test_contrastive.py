@@ -71,7 +71,7 @@ def test_loss_gradients_equal_those_of_full_batches(
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("loss", ["clip", "siglip"])
+@pytest.mark.parametrize("loss", ["clip", pytest.param("siglip", marks=pytest.mark.long)])
 def test_sharded_towers_and_bfloat16(fleet: Fleet, pool: Pool, tmp_path: Path, loss: str) -> None:
     """Sums are those of whole towers, and in float32."""
     precise = case_of(fleet, "whole", {"image": (2, 1), "text": (2, 1)}, loss, microbatches=2)
