@@ -39,7 +39,7 @@ class Own(Dataset[int]):
         return index
 
 
-@pytest.mark.parametrize("count", [400, 70_000])
+@pytest.mark.parametrize("count", [400, pytest.param(70_000, marks=pytest.mark.long)])
 def test_loaders_of_all_ranks_hold_every_sample_of_a_pass_once(count: int) -> None:
     sizes = scattered_sizes(count)
     end = {"passes": 1}

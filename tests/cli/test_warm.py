@@ -57,7 +57,7 @@ warm.compile_all(print)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_left_out_is_named_and_nothing_is_called_complete(cold: Path) -> None:
     """In a process of its own, since kernels know from their import where they are kept."""
     line = [sys.executable, "-c", LEFT_OUT]

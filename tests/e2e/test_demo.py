@@ -172,7 +172,7 @@ def check_next_commands(shown: str, output: Path) -> None:
     [
         ("index: reading", 1),
         pytest.param("plan: loading", 1, marks=pytest.mark.long),
-        ("training: step ", 1 + 2 + 1 + 6),
+        pytest.param("training: step ", 1 + 2 + 1 + 6, marks=pytest.mark.long),
         pytest.param("measuring: starting", 1 + 2 + 6, marks=pytest.mark.long),
     ],
 )

@@ -67,7 +67,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(60, 2, None, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
     ],
 )
-@pytest.mark.parametrize("peers", [False, True], ids=["strangers", "peers"])
+@pytest.mark.parametrize("peers", [pytest.param(False, marks=pytest.mark.long), True], ids=["strangers", "peers"])
 def test_any_schedule_of_faults_leaves_every_digest(
     folders: dict[str, Path],
     tmp_path: Path,

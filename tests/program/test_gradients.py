@@ -306,7 +306,7 @@ def went_on_alike(folders: dict[str, Path]) -> Gradients:
     return expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_shares_are_saved_and_others_go_on_from_them(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     """Sharded or not, with other degrees; bit by bit in the same layout."""
@@ -339,7 +339,7 @@ def test_shares_are_saved_and_others_go_on_from_them(fleet: Fleet, pool: Pool, t
         assert max(sizes[first : first + 2]) < 0.55 * sum(sizes[first : first + 2])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_others_go_on_from_what_peers_have_saved(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     """With another number of peers, or none, sharded or not; bit by bit in the same layout. Nothing counts twice."""

@@ -320,7 +320,7 @@ def test_twice():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_mutant_that_computes_or_sleeps_for_ever_is_killed(repository: Path) -> None:
     (repository / "dataserver/planning/code.py").write_text(HANGING)
     (repository / "tests/planning/test_code.py").write_text(NEVER_HANG)
@@ -335,7 +335,7 @@ def test_a_mutant_that_computes_or_sleeps_for_ever_is_killed(repository: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_what_was_judged_before_it_was_stopped_counts(repository: Path, stop: signal.Signals) -> None:
     with starting(repository, MUTATE) as process:
         assert process.stdout is not None

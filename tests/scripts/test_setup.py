@@ -79,8 +79,8 @@ def survivors(clone: Path) -> list[psutil.Process]:
     ("said", "shown"),
     [
         ("Downloading torch-2.13.0.whl (800 MB)", "Downloading torch-2.13.0.whl (800 MB)"),
-        ("Installing collected packages: mpmath, sympy, torch", "Unpacking torch"),
-        ("Hello", "Collecting torch==2.13.0"),
+        pytest.param("Installing collected packages: mpmath, sympy, torch", "Unpacking torch", marks=pytest.mark.long),
+        pytest.param("Hello", "Collecting torch==2.13.0", marks=pytest.mark.long),
     ],
 )
 def test_installing_says_what_it_does_every_few_seconds_and_happens_once(clone: Path, said: str, shown: str) -> None:

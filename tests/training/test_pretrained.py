@@ -142,7 +142,7 @@ def test_a_run_begins_as_its_weights_and_is_exported(
         torch.testing.assert_close(ours, theirs(input_ids=ids).logits, rtol=1e-5, atol=1e-5)
 
     for line, message in (
-        (["--module", "dit"], "module dit is a generator; encoders and backbones are exported"),
+        (["--module", "dit"], "module dit is a generator; encoders, backbones, and image towers with learned"),
         (["--module", "audio"], "has no module audio; it has dit, llm, vit"),
         (["--module", "llm", "--output", str(tmp_path / "trained")], "is there already"),
         (["--module", "llm", "--base", str(vit)], "is a siglip_vision_model, and the model a llama"),

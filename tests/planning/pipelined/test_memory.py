@@ -24,7 +24,7 @@ def can_be_refused(job: Job) -> bool:
     return any(m.padded for m in job.spec.execution.modules if m.kind is not ModuleKind.BACKBONE)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(tight_steps())
 def test_plans_keep_within_memory_or_name_a_sample(step: Step) -> None:
     job, samples = step
