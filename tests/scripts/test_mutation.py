@@ -257,7 +257,7 @@ def mutate(repository: Path, program: list[str] = MUTATE, *more: str) -> subproc
     return subprocess.CompletedProcess(process.args, process.returncode, *printed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_survivors_are_named_and_fail_the_run(repository: Path) -> None:
     done = mutate(repository)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -54,7 +54,7 @@ def test_every_item_is_placed_and_counts_are_capped(name: str, loads: list[int],
 
 
 @given(NAMES, LOADS, st.integers(1, 3), st.integers(0, 2))
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_bounds_and_search_against_every_assignment(name: str, loads: list[int], m: int, spare: int) -> None:
     capacity = -(-len(loads) // m) + spare
     optimum = min(heaviest(loads, bins, m) for bins in assignments(len(loads), m, capacity))
@@ -151,7 +151,7 @@ def test_padded_batches_with_a_quadratic_term(lengths: list[int], m: int) -> Non
 
 
 @given(st.lists(st.integers(0, 20), max_size=6), st.integers(1, 3), st.none() | st.integers(0, 2), st.integers(0, 80))
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_padded_batches_within_a_memory_are_optimal(sizes: list[int], m: int, spare: int | None, cap: int) -> None:
     """Against every assignment; refused exactly if none keeps the cap, with the memory that would do."""
     loads, needs = [3 * size + size * size for size in sizes], [size // 2 + 1 for size in sizes]  # needs tie, loads not

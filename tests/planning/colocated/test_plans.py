@@ -25,7 +25,7 @@ Place = tuple[int, int, int]
 """Rank, microbatch, row."""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(colocated_steps())
 def test_every_item_is_in_one_place(step: Step) -> None:
     job, samples = step
@@ -41,7 +41,7 @@ def test_every_item_is_in_one_place(step: Step) -> None:
         assert set(found.microbatch.tolist()) <= set(range(plan.num_microbatches))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(colocated_steps())
 def test_counts_slots_and_memory(step: Step) -> None:
     """All ranks run as many microbatches; none holds more slots, tokens of a sequence, or units than it may."""
@@ -71,7 +71,7 @@ def held(module: ModuleSpec, plan: StepPlan) -> dict[tuple[int, int], int]:
     return {place: len(s) * max(s) if module.padded else sum(s) for place, s in of.items()}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(colocated_steps())
 def test_routings_take_every_row_from_its_image_to_its_place_in_the_backbone(step: Step) -> None:
     """Row by row: both sides are filled without a gap, the backbone's in the order of its view."""
@@ -165,7 +165,7 @@ def test_views_get_their_entries_of_every_routing(step: Step) -> None:
         assert entries == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(colocated_steps())
 def test_no_policy_is_slower_than_the_sampling_layout_and_none_beats_the_bound(step: Step) -> None:
     """Of the same sequences, that is; in as many microbatches."""
