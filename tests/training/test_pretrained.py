@@ -104,7 +104,7 @@ def exported(run: Run, module: str, folder: Path, *options: str) -> dict[str, to
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_begins_as_its_weights_and_is_exported(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -270,7 +270,7 @@ def test_weights_that_no_tower_can_begin_as(tmp_path: Path) -> None:
             towers(**weights)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
 def test_image_towers_are_exported_as_siglip(

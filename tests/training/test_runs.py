@@ -289,6 +289,7 @@ def test_torchrun_starts_a_run_again_and_it_goes_on_from_the_last_checkpoint(
         assert torch.equal(tensor, last[name]), name
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_a_full_disk_ends_the_run_with_one_error(fleet: Fleet, tmp_path: Path) -> None:
     run = Run(fleet.address, tmp_path)
