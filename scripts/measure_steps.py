@@ -1,17 +1,21 @@
 """Times steps of jobs by the trainer's interpreter, with modules that sleep what the planner expects of them.
 
-This is one process of the run. It joins the others through torchrun's environment variables, gets the microbatches of
-its place from the data servers before the clock runs, and then runs each step through the interpreter, exchange and
-messages of the trainer. All jobs have the same modules, so the same processes run them.
+Forks a process for each rank, so that everything is imported once. Each gets the microbatches of its place from the
+data servers before the clock runs, and then runs each step through the interpreter, exchange and messages of the
+trainer. All jobs have the same modules, so the same processes run them.
 """
 
 import argparse
 import json
+import multiprocessing
+import os
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
@@ -103,10 +107,34 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure every job."""
+    """Measure every job, in as many processes as it needs."""
     arguments = parse()
     torch.set_num_threads(1)
     jobs = {path.stem: parse_job(parse_json(path.read_text())) for path in arguments.jobs}
+    world_size = Topology.of(next(iter(jobs.values())).spec).world_size
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(world_size)}
+    os.environ.update(shared | {"GLOO_SOCKET_IFNAME": "lo"})
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=run_rank, args=(rank, arguments, jobs), daemon=True) for rank in range(world_size)]
+    for process in ranks:
+        process.start()
+    while running := [process.sentinel for process in ranks if process.is_alive()]:
+        wait(running)
+        if any(process.exitcode for process in ranks):
+            break
+    sys.exit(max(abs(process.exitcode or 0) for process in ranks))  # which ends those that are left
+
+
+def run_rank(rank: int, arguments: argparse.Namespace, jobs: Mapping[str, Job]) -> None:
+    """Measure every job as one of the processes."""
+    os.environ["RANK"] = str(rank)
+    try:
+        _measure_all(arguments, jobs)
+    except (ValueError, OSError, RuntimeError) as error:
+        sys.exit(f"{Path(__file__).name}: {error}")
+
+
+def _measure_all(arguments: argparse.Namespace, jobs: Mapping[str, Job]) -> None:
     found: dict[str, list[float]] = {name: [] for name in jobs}
     with process_groups(Topology.of(next(iter(jobs.values())).spec), torch.device("cpu"), TIMEOUT_S) as groups:
         if groups.rank == 0:
@@ -122,8 +150,12 @@ def main() -> None:
             arguments.output.write_text(json.dumps(found) + "\n")
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError, RuntimeError) as error:
-        sys.exit(f"{Path(__file__).name}: {error}")
+    main()

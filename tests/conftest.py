@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of `tests/fuzz/` and `tests/adapters/`. Here, because pytest asks no deeper folder for options."""
     group = parser.getgroup("fuzzing")
-    group.addoption("--fuzz-seconds", type=float, default=30.0, help="seconds for requests, and for each kind of file")
+    group.addoption("--fuzz-seconds", type=float, default=60.0, help="seconds for requests, and for each kind of file")
     group.addoption("--fuzz-seed", type=int, default=0, help="another seed tries other inputs")
     parser.addoption("--install", action="store_true", help="install frameworks that the tests of adapters want")
 

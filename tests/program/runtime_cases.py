@@ -1,11 +1,14 @@
 """Jobs and processes for the tests of the disaggregated runtime.
 
-`python runtime_cases.py` is one process of a pool. For each line on its stdin it joins the others through torchrun's
-environment variables, runs one step of every case, saves the gradients of its module, and prints a line.
+`python runtime_cases.py` forks the processes of a pool, so that all is imported once. For each line that one gets, it
+joins the others through torchrun's environment variables, runs one step of every case, saves the gradients of its
+module, and answers with a line.
 """
 
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 import torch
 from builders.jobs import compose, module
@@ -205,7 +208,8 @@ class Pool:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._processes: dict[int, subprocess.Popen[str]] = {}
+        self._mother: subprocess.Popen[bytes] | None = None
+        self._ranks: dict[int, Rank] = {}
 
     def run(self, cases: Sequence[Case], folder: Path) -> dict[str, dict[str, torch.Tensor]]:
         """Run the cases, which share one layout; returns each case's gradients by their whole name."""
@@ -230,8 +234,7 @@ class Pool:
             port = probe.getsockname()[1]
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "CASES": str(script)}
         for rank in range(world):
-            process = self._process(rank)
-            print(json.dumps(shared | {"RANK": str(rank)}), file=process.stdin, flush=True)
+            print(json.dumps(shared | {"RANK": str(rank)}), file=self._rank(rank).talk, flush=True)
         with ThreadPoolExecutor(world) as threads:
             try:
                 return list(threads.map(self._outcome, range(world), timeout=WORKERS_TIMEOUT_S))
@@ -241,40 +244,62 @@ class Pool:
 
     def close(self) -> None:
         """End the processes: those that wait for cases by themselves, others by force."""
-        for process in self._processes.values():
-            try:
-                process.communicate(timeout=CLOSE_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
-        self._processes.clear()
+        for rank in self._ranks.values():
+            rank.end()
+        self._ranks.clear()
+        if self._mother is not None:
+            self._requests.close()
+            self._mother.wait(CLOSE_TIMEOUT_S)
+            self._mother = None
 
-    def _process(self, rank: int) -> subprocess.Popen[str]:
+    def _rank(self, rank: int) -> "Rank":
         """The process of a rank, started if there is none."""
-        if rank not in self._processes:
+        if self._mother is None:
+            self._requests, theirs = socket.socketpair()
             path = f"{REPOSITORY}:{REPOSITORY / 'protos'}:{REPOSITORY / 'tests'}:{REPOSITORY / 'scripts'}"
-            with self._errors(rank).open("w") as errors:
-                self._processes[rank] = subprocess.Popen(
+            with theirs:
+                self._mother = subprocess.Popen(
                     [sys.executable, __file__],
                     env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    text=True,
+                    stdin=theirs,
                 )
-        return self._processes[rank]
+        if rank not in self._ranks:
+            ours, theirs = socket.socketpair()
+            with theirs, self._errors(rank).open("w") as errors:
+                socket.send_fds(self._requests, [b"f"], [theirs.fileno(), errors.fileno()])
+            self._ranks[rank] = Rank.of(ours)
+        return self._ranks[rank]
 
     def _outcome(self, rank: int) -> str | None:
-        process = self._processes[rank]
-        assert process.stdout is not None
-        if process.stdout.readline() == DONE:
+        if self._ranks[rank].talk.readline() == DONE:
             return None
-        process.communicate()
-        del self._processes[rank]
+        self._ranks.pop(rank).end()
         return self._errors(rank).read_text()
 
     def _errors(self, rank: int) -> Path:
         return self._folder / f"{rank}.stderr"
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process of a pool, which has forked from one that has imported everything."""
+
+    pidfd: int
+    talk: TextIO
+
+    @classmethod
+    def of(cls, connection: socket.socket) -> "Rank":
+        """The process at the other end, which says who it is first."""
+        with connection:
+            talk = connection.makefile("rw")
+        return cls(os.pidfd_open(int(talk.readline())), talk)
+
+    def end(self) -> None:
+        """End it: by itself if it waits for cases, otherwise by force."""
+        self.talk.close()
+        if not select.select([self.pidfd], [], [], CLOSE_TIMEOUT_S)[0]:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        os.close(self.pidfd)
 
 
 def run_cases() -> None:
@@ -327,18 +352,35 @@ def train(case: Case, layout: Topology, groups: Groups, folder: Path) -> None:
 
 
 def main() -> None:
+    """Fork a process for each request on stdin, which brings where it reads and writes lines, and its stderr."""
     torch.set_num_threads(1)
-    for line in sys.stdin:
-        os.environ.update(json.loads(line))
-        run_cases()
-        sys.stdout.write(DONE)
-        sys.stdout.flush()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
+    with socket.socket(fileno=sys.stdin.fileno()) as requests:
+        while descriptors := socket.recv_fds(requests, 1, 2)[1]:
+            if not os.fork():
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.dup2(descriptors[1], sys.stderr.fileno())
+                requests.detach()
+                run_rank(socket.socket(fileno=descriptors[0]))
+            for descriptor in descriptors:
+                os.close(descriptor)
 
 
-if __name__ == "__main__":
+def run_rank(connection: socket.socket) -> NoReturn:
+    """Be one process of the pool, until no more cases can come."""
     try:
-        main()
+        with connection, connection.makefile("rw") as talk:
+            print(os.getpid(), file=talk, flush=True)
+            for line in talk:
+                os.environ.update(json.loads(line))
+                run_cases()
+                print(DONE, end="", file=talk, flush=True)
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # as the trainer does: an orderly exit may wait for the others
+    sys.exit()
+
+
+if __name__ == "__main__":
+    main()

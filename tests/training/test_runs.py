@@ -93,10 +93,11 @@ def test_a_recorded_step_has_a_trace_and_a_table(undisturbed: Run) -> None:
     "runs",
     [
         ((2, PEERS), (5, COLOCATED)),
-        pytest.param(((1, FIRST), (2, FIRST), (3, SECOND), (4, SECOND), (5, FIRST)), marks=pytest.mark.long),
+        ((1, FIRST), (2, FIRST), (3, SECOND), (4, SECOND), (5, FIRST)),
     ],
     ids=["some", "every"],
 )
+@pytest.mark.long
 def test_resume_after_steps_in_either_layout(
     fleet: Fleet, tmp_path: Path, undisturbed: Run, runs: tuple[tuple[int, Degrees], ...]
 ) -> None:
@@ -112,7 +113,7 @@ def test_resume_after_steps_in_either_layout(
 @pytest.mark.parametrize(
     "degrees", [PEERS, *(pytest.param(degrees, marks=pytest.mark.long) for degrees in (COLOCATED, GROUPED))], ids=str
 )
-def test_killed_process_ends_the_run_and_it_resumes(
+def test_killed_process_ends_the_run_and_it_resumes_in_another_layout(
     fleet: Fleet, tmp_path: Path, undisturbed: Run, degrees: Degrees
 ) -> None:
     run, lost = Run(fleet.address, tmp_path), min(2, degrees.world_size - 1)
@@ -130,8 +131,8 @@ def test_killed_process_ends_the_run_and_it_resumes(
         assert not any(rank.is_running() for rank in ranks)
     finally:
         kill_tree(process)
-    done = len(run.metrics())
-    code, errors = run.train(FIRST, "--steps", str(done + 1), *SCHEDULE)
+    done, other = len(run.metrics()), FIRST if degrees.colocated else COLOCATED
+    code, errors = run.train(other, "--steps", str(done + 1), *SCHEDULE, *SHARES)
     assert code == 0, errors
     assert [m["step"] for m in run.metrics()] == list(range(done + 1))
     assert_same_steps(run.metrics()[:5], undisturbed.metrics()[: done + 1])
