@@ -80,7 +80,7 @@ class ModuleSchedule:
     """int64 [pp], at least 1 each."""
     drain_every: int = 0
     """Microbatches after which a stage runs all its backwards before the next forward: those of a contrastive batch
-    under batch_sync. 0: only the end of the step drains it."""
+    under batch_sync, or of a round of colocated modules. 0: only the end of the step drains it."""
     chunks: int = 1
     """Model chunks of each stage; with several, `in_flight` counts passes of a microbatch through one chunk."""
 

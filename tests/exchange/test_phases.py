@@ -18,7 +18,7 @@ from trainclient.exchange.phases import Crossing, PhaseInlet, PhaseOutlet
 from trainclient.exchange.rows import Rows
 
 CPU = torch.device("cpu")
-RANKS, MICROBATCHES, WIDTH = 2, 3, 2
+RANKS, MICROBATCHES, ROUND, WIDTH = 2, 3, 2, 2
 LANES = Lane(Kind.EMBEDDINGS), Lane(Kind.EMBEDDING_GRADIENTS)
 Item = tuple[int, int, int, int, int, bool]
 """Source rank and microbatch, target rank and microbatch, rows, validity."""
@@ -33,8 +33,11 @@ class Post:
     size: int = RANKS
     device: torch.device = CPU
 
-    def all_to_all(self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int]) -> "Waiting":
+    def all_to_all(
+        self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int], microbatch: int = 0
+    ) -> "Waiting":
         assert way == ("a", "t")
+        assert microbatch % ROUND == 0
         for peer, message in enumerate(messages):
             self.boxes.setdefault((peer, self.rank), deque()).append(message)
         return Waiting(self, num_bytes)
@@ -62,8 +65,9 @@ class View:
     items: list[int] = field(default_factory=list)
 
     @property
-    def last_of_step(self) -> bool:
-        return self.microbatch + 1 == MICROBATCHES
+    def round(self) -> range:
+        first = self.microbatch // ROUND * ROUND
+        return range(first, min(first + ROUND, MICROBATCHES))
 
 
 def starts(items: Sequence[Item], side: slice) -> list[int]:
@@ -108,35 +112,38 @@ ITEMS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(items=ITEMS)
 def test_every_row_crosses_to_its_microbatch_and_its_gradient_comes_back(items: list[Item]) -> None:
+    """Round after round: the first of two microbatches, and one of a single one."""
     everyone = range(RANKS)
     boxes: dict[tuple[int, int], deque[Tensor]] = {}
     found = [ends(boxes, rank) for rank in everyone]
+    items = [item for item in items if item[1] // ROUND == item[3] // ROUND]
     targets = [[view(items, slice(2, 4), (rank, k)) for k in range(MICROBATCHES)] for rank in everyone]
     for (_, inlet), views in zip(found, targets, strict=True):
-        inlet.begin_step(lambda views=views: views)  # type: ignore[arg-type, misc]
-    sent = {}
-    for rank, (outlet, _) in enumerate(found):
-        for k in range(MICROBATCHES):
-            source = view(items, slice(0, 2), (rank, k))
-            sent[rank, k] = outlet.send(source, made(items, (rank, k)))  # type: ignore[arg-type]
-    for rank, (_, inlet) in enumerate(found):
-        for k, batch in enumerate(targets[rank]):
-            own = [i for i, item in enumerate(items) if item[2:4] == (rank, k)]
-            rows, shipment = inlet.receive(batch, sum(items[i][4] for i in own), WIDTH)  # type: ignore[arg-type]
-            wanted = [float(i) + r / 8 for i in own for r in range(items[i][4])]
-            assert rows.values[:, 0].tolist() == wanted
-            assert rows.valid.tolist() == [items[i][5] for i in own]
-            assert rows.offsets is not None
-            assert rows.offsets.diff().tolist() == [items[i][4] for i in own]
-            inlet.give_back(shipment, rows.values * 2)
-    for (rank, k), shipment in sent.items():
-        gradient = found[rank][0].gradient(shipment)
-        assert torch.equal(gradient, made(items, (rank, k)).values * 2)
-    assert not any(boxes.values())
+        inlet.begin_step(lambda first, views=views: [views[k] for k in views[first].round])  # type: ignore[arg-type, misc]
+    for first in range(0, MICROBATCHES, ROUND):
+        microbatches, sent = targets[0][first].round, {}
+        for rank, (outlet, _) in enumerate(found):
+            for k in microbatches:
+                source = view(items, slice(0, 2), (rank, k))
+                sent[rank, k] = outlet.send(source, made(items, (rank, k)))  # type: ignore[arg-type]
+        for rank, (_, inlet) in enumerate(found):
+            for batch in [targets[rank][k] for k in microbatches]:
+                own = [i for i, item in enumerate(items) if item[2:4] == (rank, batch.microbatch)]
+                rows, shipment = inlet.receive(batch, sum(items[i][4] for i in own), WIDTH)  # type: ignore[arg-type]
+                wanted = [float(i) + r / 8 for i in own for r in range(items[i][4])]
+                assert rows.values[:, 0].tolist() == wanted
+                assert rows.valid.tolist() == [items[i][5] for i in own]
+                assert rows.offsets is not None
+                assert rows.offsets.diff().tolist() == [items[i][4] for i in own]
+                inlet.give_back(shipment, rows.values * 2)
+        for (rank, k), shipment in sent.items():
+            gradient = found[rank][0].gradient(shipment)
+            assert torch.equal(gradient, made(items, (rank, k)).values * 2)
+        assert not any(boxes.values())
 
 
 def one_step(items: list[Item], outlet: PhaseOutlet, rows: Rows) -> None:
-    for k in range(MICROBATCHES):
+    for k in range(ROUND):
         outlet.send(view(items, slice(0, 2), (0, k)), rows if k == 0 else made(items, (0, k)))  # type: ignore[arg-type]
 
 
@@ -145,7 +152,7 @@ ONE: list[Item] = [(0, 0, 0, 1, 2, True)]
 
 def test_rows_that_routings_do_not_cover_are_refused() -> None:
     outlet, inlet = ends({}, 0)
-    inlet.begin_step(lambda: [view(ONE, slice(2, 4), (0, k)) for k in range(MICROBATCHES)])  # type: ignore[arg-type, return-value]
+    inlet.begin_step(lambda _: [view(ONE, slice(2, 4), (0, k)) for k in range(ROUND)])  # type: ignore[arg-type, return-value]
     offsets, valid = torch.tensor([0, 3]), torch.ones(1, dtype=torch.bool)
     with pytest.raises(RoutingError, match="covers 2 rows of embeddings where the view has 3"):
         one_step(ONE, outlet, Rows(torch.zeros(3, WIDTH), valid, offsets))
@@ -160,9 +167,9 @@ def test_a_module_that_waits_for_other_rows_than_are_routed_is_refused() -> None
     boxes: dict[tuple[int, int], deque[Tensor]] = {}
     found = [ends(boxes, rank) for rank in range(RANKS)]
     for rank, (outlet, inlet) in enumerate(found):
-        views = [view(ONE, slice(2, 4), (rank, k)) for k in range(MICROBATCHES)]
-        inlet.begin_step(lambda views=views: views)  # type: ignore[arg-type, misc]
-        for k in range(MICROBATCHES):
+        views = [view(ONE, slice(2, 4), (rank, k)) for k in range(ROUND)]
+        inlet.begin_step(lambda _, views=views: views)  # type: ignore[arg-type, misc]
+        for k in range(ROUND):
             outlet.send(view(ONE, slice(0, 2), (rank, k)), made(ONE, (rank, k)))  # type: ignore[arg-type]
     with pytest.raises(RoutingError, match="cover 2 rows of embeddings of microbatch 1 where the view has 5"):
         found[0][1].receive(view(ONE, slice(2, 4), (0, 1)), 5, WIDTH)  # type: ignore[arg-type]
@@ -172,9 +179,9 @@ def test_another_plan_is_found_out_also_where_no_rows_cross() -> None:
     boxes: dict[tuple[int, int], deque[Tensor]] = {}
     found = [ends(boxes, rank) for rank in range(RANKS)]
     for rank, (outlet, inlet) in enumerate(found):
-        views = [view([], slice(2, 4), (rank, k)) for k in range(MICROBATCHES)]
-        inlet.begin_step(lambda views=views: views)  # type: ignore[arg-type, misc]
-        for k in range(MICROBATCHES):
+        views = [view([], slice(2, 4), (rank, k)) for k in range(ROUND)]
+        inlet.begin_step(lambda _, views=views: views)  # type: ignore[arg-type, misc]
+        for k in range(ROUND):
             batch = view([], slice(0, 2), (rank, k))
             batch.plan_hash = bytes(32) if rank else batch.plan_hash
             outlet.send(batch, made([], (rank, k)))  # type: ignore[arg-type]

@@ -67,6 +67,8 @@ class Degrees:
     """Names of modules that compute their blocks again."""
     colocated: bool = False
     """Whether all ranks run all modules."""
+    kept: tuple[int, int] = (0, 0)
+    """Of these, the patches of each encoder and the tokens of the backbone that a rank keeps at once; 0: all."""
     peers: tuple[int, int, int] = (1, 1, 1)
     """Tensor-parallel degrees of encoder, backbone and generator."""
     group: int = 0
@@ -93,6 +95,7 @@ class Degrees:
             f"{self.generator}{seconds if self.second_encoder or self.second_generator else ''}"
             f"{', frozen ' + ' and '.join(self.frozen) if self.frozen else ''}"
             f"{', colocated' if self.colocated else ''}"
+            f"{f', kept {self.kept}' if any(self.kept) else ''}"
             f"{', again ' + ' and '.join(self.recompute) if self.recompute else ''}"
             f"{', peers ' + ' '.join(map(str, self.peers)) if max(self.peers) > 1 else ''}"
             f"{f', groups to {self.group}' if self.group else ''}"
@@ -143,6 +146,9 @@ def job_data(
     }
     tp = dict(zip(("vit", "llm", "dit"), degrees.peers, strict=True))
     modules = [m | {"tp": tp[m["name"]]} if tp.get(m["name"], 1) > 1 else m for m in modules]
+    for kind, kept in zip(("encoder", "backbone"), degrees.kept, strict=True):
+        memory = {"room_bytes": min(kept, fields["seq_len"]), "unit_bytes": 1, "step_bytes": kept}
+        modules = [m | {"memory": memory} if kept and m["kind"] == kind else m for m in modules]
     if degrees.group:
         memory = {"room_bytes": units, "unit_bytes": 1}
         modules = [m | {"memory": memory} if m["kind"] == "backbone" else m for m in modules]

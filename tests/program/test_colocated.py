@@ -42,6 +42,7 @@ def check_gradients(fleet: Fleet, pool: Pool, folder: Path, degrees: Degrees, **
     [
         together(2, second_encoder=True, second_generator=True),
         together(2, frozen=("vit",)),
+        together(2, second_encoder=True, second_generator=True, kept=(64, 192)),
         pytest.param(together(4), marks=pytest.mark.slow),
         pytest.param(together(2, frozen=("llm",)), marks=pytest.mark.long),
         pytest.param(together(4, second_encoder=True, second_generator=True), marks=pytest.mark.long),
@@ -117,6 +118,8 @@ HOPS = {
         (together(2, frozen=("vit",)), HOPS),
         (together(2, frozen=("vit", "llm"), second_encoder=True), HOPS),
         (together(2, frozen=("llm",)), HOPS),
+        (together(2, second_encoder=True, second_generator=True, kept=(64, 192)), HOPS),
+        (together(2, generator=0, kept=(64, 0)), {"generation": {"ratio": "0"}, "transfers": HOPS["transfers"][:1]}),
     ],
     ids=str,
 )
@@ -126,13 +129,15 @@ def test_the_executed_step_is_the_simulated_one(fleet: Fleet, degrees: Degrees, 
     plan = JobPlanner(job, datasets).plan(0)
     planned = layout_of(job.spec.execution).timeline(job.spec, plan)
     case = Case("virtual", fleet.address, job.spec.model_dump(mode="json"))
-    executed = execute(case, job, planned, phase_hops(job.spec.execution, plan.routings))
+    executed = execute(case, job, planned, phase_hops(job.spec.execution, plan))
     listed = list(Operations.of(planned.pipeline.operations[0]))
     for rank, found in enumerate(executed):
         assert [e.operation for e in found] == listed
         assert [e.start_ns for e in found] == planned.timeline.start_ns[rank].tolist()
         assert [e.end_ns for e in found] == planned.timeline.end_ns[rank].tolist()
     assert max(e.end_ns for found in executed for e in found) == planned.makespan_ns > 0
+    rounds = plan.num_microbatches // (plan.schedules[0].drain_every or plan.num_microbatches)
+    assert rounds == 1 if not any(degrees.kept) else rounds > 1
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dataserver.planning.identity import Job
 from dataserver.planning.layout import PlannedTimeline
+from dataserver.planning.samples import I64
 from dataserver.planning.simulation import Operations
 from trainclient.client import Batch
 from trainclient.exchange.peers import shared_ways
@@ -70,8 +71,10 @@ class ThreadCollective:
     boxes: Together
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    def all_to_all(self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int]) -> "Arriving":
-        del way
+    def all_to_all(
+        self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int], microbatch: int = 0
+    ) -> "Arriving":
+        del way, microbatch
         for peer, message in enumerate(messages):
             self.boxes[self.rank, peer].put(message)
         return Arriving(self, num_bytes)
@@ -153,7 +156,7 @@ class ThreadPeers:
 
 
 def execute(
-    case: Case, job: Job, planned: PlannedTimeline, hop_ns: Mapping[str, int] | None = None
+    case: Case, job: Job, planned: PlannedTimeline, hop_ns: Mapping[str, I64] | None = None
 ) -> list[list[Executed]]:
     """What every process of step 0 executes, in the order of the global ranks."""
     topology = Topology.of(job.spec)

@@ -21,9 +21,11 @@ class GroupCollective:
         self.size = group.size()
         self._group = group
 
-    def all_to_all(self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int]) -> Arrival:
+    def all_to_all(
+        self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int], microbatch: int = 0
+    ) -> Arrival:
         """See `Collective`."""
-        del way
+        del way, microbatch
         with contact("other ranks"):
             sent = torch.cat(list(messages))
             return _Arrival(*begin(sent, [len(m) for m in messages], num_bytes, self._group), sent, num_bytes)

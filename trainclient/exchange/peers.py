@@ -148,9 +148,12 @@ class PeerCollective:
         self._collective = collective
         self._peers = peers
 
-    def all_to_all(self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int]) -> Arrival:
+    def all_to_all(
+        self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int], microbatch: int = 0
+    ) -> Arrival:
         """See `Collective`; the messages of the first peer count."""
-        arrival = None if self._collective is None else self._collective.all_to_all(way, messages, num_bytes)
+        own = self._collective
+        arrival = None if own is None else own.all_to_all(way, messages, num_bytes, microbatch)
         return _HandedAll(arrival, num_bytes, self._peers)
 
 

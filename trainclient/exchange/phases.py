@@ -3,7 +3,7 @@
 Modules that run one after the other on the same ranks are arranged each for itself, so a microbatch of one has rows of
 many microbatches of another. The rows of a rank's microbatches are numbered one after the other; by these numbers both
 sides know from their views which rows go where, and one collective takes them from the arrangement of one module
-straight into that of the next (OrchMLLM, arXiv 2503.23830, "Rearrangement Composition").
+straight into that of the next (OrchMLLM, arXiv 2503.23830, "Rearrangement Composition"). Rounds cross one by one.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ from trainclient.exchange.messages import Header, Lane, Stamp, join, make_header
 from trainclient.exchange.rows import Rows
 from trainclient.exchange.transport import Arrival, Collective
 
-Views = Callable[[], Sequence[Batch]]
-"""Reads all microbatches of a module's step."""
+Views = Callable[[int], Sequence[Batch]]
+"""Reads all microbatches of a module's round that begins with a microbatch."""
 Parcels = tuple[Parcel, ...]
 """For each rank what it gets, or gives."""
 _START_BITS = 32
@@ -33,8 +33,10 @@ _START_BITS = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbered:
-    """The rows of all microbatches of a rank, one after the other, on one side of a module."""
+    """The rows of a round's microbatches of a rank, one after the other, on one side of a module."""
 
+    first: int
+    """Microbatch with which the round begins."""
     base: I64
     """int64 [microbatches + 1]: first row of each microbatch, and the end."""
     offsets: I64
@@ -44,11 +46,13 @@ class Numbered:
 
     def rows(self, microbatch: int) -> slice:
         """Those of a microbatch."""
-        return slice(*self.base[microbatch : microbatch + 2].tolist())
+        number = microbatch - self.first
+        return slice(*self.base[number : number + 2].tolist())
 
     def items(self, microbatch: int) -> slice:
         """Those of a microbatch."""
-        return slice(*np.searchsorted(self.offsets[:-1], self.base[microbatch : microbatch + 2]).tolist())
+        rows = self.rows(microbatch)
+        return slice(*np.searchsorted(self.offsets[:-1], [rows.start, rows.stop]).tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +84,7 @@ class Crossing:
         self.returns = returns
         self._collective = collective
         self._lanes = lanes
-        self._expected: Callable[[], Parcels] | None = None
+        self._expected: Callable[[int], Parcels] | None = None
         self._sides: tuple[Parcels, Parcels] = (), ()
         self._flight: _Flight | None = None
 
@@ -94,15 +98,18 @@ class Crossing:
         """Of each module."""
         return self._collective.size
 
-    def expect(self, parcels: Callable[[], Parcels]) -> None:
-        """Let the target say, when it is asked, what it will get."""
+    def expect(self, parcels: Callable[[int], Parcels]) -> None:
+        """Let the target say, when it is asked, what it will get in the round that begins with a microbatch."""
         self._expected = parcels
 
     def forward(self, stamp: Stamp, parcels: Parcels, values: Tensor, valid: Tensor) -> None:
-        """Send off rows [n, width] and the validity of their items, bool [k] on the CPU."""
+        """Send off rows [n, width] and the validity of their items, bool [k] on the CPU.
+
+        The stamp is that of the first microbatch of the round, here and on the way back.
+        """
         if self._expected is None:
             raise RuntimeError(f"rows leave {self.way[0]} before {self.way[1]} has begun the step")
-        self._sides = parcels, self._expected()
+        self._sides = parcels, self._expected(stamp.microbatch)
         self._flight = self._begin(self._lanes[0], stamp, self._sides, values, valid)
 
     def backward(self, stamp: Stamp, gradient: Tensor) -> None:
@@ -141,7 +148,8 @@ class Crossing:
             rows = values if parcel.rows is None else values.index_select(0, parcel.rows)
             messages.append(join(header(parcel, rank, peer), bits, rows))
         headers = tuple(header(parcel, peer, rank) for peer, parcel in enumerate(arriving))
-        arrival = self._collective.all_to_all(self.way, messages, [h.message_bytes for h in headers])
+        num_bytes = [h.message_bytes for h in headers]
+        arrival = self._collective.all_to_all(self.way, messages, num_bytes, stamp.microbatch)
         return _Flight(arrival, headers, arriving, values.shape[1], values.dtype)
 
 
@@ -163,20 +171,20 @@ class PhaseInlet:
         return any(crossing.returns for crossing in self._crossings)
 
     def begin_step(self, views: Views) -> None:
-        """Learn how to read the views of the step, which are asked for when the rows leave."""
+        """Learn how to read the views of the step, which are asked for when the rows of their round leave."""
         self._views = views
         for position, crossing in enumerate(self._crossings):
-            crossing.expect(lambda position=position: self._number().parcels[position])  # type: ignore[misc]
+            crossing.expect(lambda first, position=position: self._number(first).parcels[position])  # type: ignore[misc]
 
     def receive(self, batch: Batch, num_rows: int, width: int) -> tuple[Rows, Shipment]:
-        """The rows [num_rows, width] of a microbatch; the first one waits for those of all.
+        """The rows [num_rows, width] of a microbatch; the first one of a round waits for those of all.
 
         Raises:
             RoutingError: the views' routings do not cover these rows.
             BrokerMismatchError: a rank runs something else.
             PeerLostError: a rank is gone.
         """
-        numbered = self._number()
+        numbered = self._number(batch.round.start)
         if self._arrived is None:
             values = torch.empty(int(numbered.base[-1]), width, dtype=self._dtype, device=self._device)
             self._arrived = values, torch.ones(len(numbered.offsets) - 1, dtype=torch.bool)
@@ -194,30 +202,34 @@ class PhaseInlet:
         return found, Shipment(stamp_of(batch), (), num_rows, width)
 
     def give_back(self, shipment: Shipment, gradient: Tensor) -> None:
-        """Take the gradient of a microbatch's rows; those of all leave with the last one."""
+        """Take the gradient of a microbatch's rows; those of a round leave with its last one."""
+        numbered = self._numbered
+        if numbered is None:
+            raise RuntimeError("gradients go back before the rows have arrived")
         self._gradients.append(gradient)
-        if len(self._gradients) == len(self._number().base) - 1:
+        if len(self._gradients) == len(numbered.base) - 1:
             together = torch.cat(self._gradients)
             for crossing in self._crossings:
                 if crossing.returns:
-                    crossing.backward(replace(shipment.stamp, microbatch=0), together)
+                    crossing.backward(replace(shipment.stamp, microbatch=numbered.first), together)
             self._gradients.clear()
 
     def end_step(self) -> None:
         """Forget the step."""
         self._views = self._numbered = self._arrived = None
 
-    def _number(self) -> Numbered:
-        if self._numbered is None:
+    def _number(self, first: int) -> Numbered:
+        """Number the rows of the round that begins with a microbatch, and forget those of the round before."""
+        if self._numbered is None or self._numbered.first != first:
             if self._views is None:
                 raise RuntimeError("rows arrive before the step has begun")
-            batches = self._views()
+            batches, self._arrived = self._views(first), None
             routings = [[routing_of(b.routings, *c.way) for b in batches] for c in self._crossings]
             counts = np.array([[int(r.rows.sum()) for r in found] for found in routings]).sum(axis=0)
             base = np.append(0, counts.cumsum())
             blocks = [_shifted(found, RowBlocks.arriving, base) for found in routings]
             offsets = covering(blocks, int(base[-1]), self._crossings[0].what)
-            self._numbered = _numbered(self._crossings, blocks, base, offsets, self._device)
+            self._numbered = _numbered(self._crossings, blocks, first, base, offsets, self._device)
         return self._numbered
 
 
@@ -233,7 +245,7 @@ class PhaseOutlet:
         self._gradient: Tensor | None = None
 
     def send(self, batch: Batch, rows: Rows) -> Shipment:
-        """Take the rows of a microbatch; those of all leave with the last one.
+        """Take the rows of a microbatch; those of a round leave with its last one.
 
         Raises:
             RoutingError: the views' routings do not cover these rows, or cut them within an item.
@@ -242,12 +254,12 @@ class PhaseOutlet:
             what = self._crossings[0].what
             raise RoutingError(f"the module hands on {what} without saying where its items begin; give offsets")
         self._kept.append((batch, replace(rows, values=rows.values.detach())))
-        if batch.last_of_step:
+        if batch.microbatch == batch.round[-1]:
             self._depart()
         return Shipment(stamp_of(batch), (), len(rows.values), rows.values.shape[1])
 
     def gradient(self, shipment: Shipment) -> Tensor:
-        """The gradient of a microbatch's rows, [n, width]; the first one waits for those of all.
+        """The gradient of a microbatch's rows, [n, width]; the first one of a round waits for those of all.
 
         Raises:
             BrokerMismatchError: a rank runs something else.
@@ -269,16 +281,17 @@ class PhaseOutlet:
     def _depart(self) -> None:
         batches, several = zip(*self._kept, strict=True)
         self._kept.clear()
+        self._gradient, first = None, batches[0].microbatch
         values, valid = torch.cat([rows.values for rows in several]), torch.cat([rows.valid for rows in several])
         base = np.append(0, np.cumsum([len(rows.values) for rows in several]))
-        offsets = [rows.offsets.numpy()[:-1] + first for rows, first in zip(several, base, strict=False)]
+        offsets = [rows.offsets.numpy()[:-1] + before for rows, before in zip(several, base, strict=False)]
         found = [[routing_of(b.routings, *c.way) for b in batches] for c in self._crossings]
         blocks = [_shifted(routings, RowBlocks.leaving, base) for routings in found]
         covering(blocks, len(values), self._crossings[0].what)
         ends = np.concatenate([*offsets, base[-1:]]).astype(np.int64)
-        self._numbered = _numbered(self._crossings, blocks, base, ends, self._device)
+        self._numbered = _numbered(self._crossings, blocks, first, base, ends, self._device)
         for crossing, parcels in zip(self._crossings, self._numbered.parcels, strict=True):
-            crossing.forward(replace(stamp_of(batches[0]), microbatch=0), parcels, values, valid)
+            crossing.forward(stamp_of(batches[0]), parcels, values, valid)
 
 
 def _shifted(routings: Sequence[Routing], side: Callable[[Routing], RowBlocks], base: I64) -> RowBlocks:
@@ -294,14 +307,19 @@ def _shifted(routings: Sequence[Routing], side: Callable[[Routing], RowBlocks], 
 
 
 def _numbered(
-    crossings: Sequence[Crossing], several: Sequence[RowBlocks], base: I64, offsets: I64, device: torch.device
+    crossings: Sequence[Crossing],
+    several: Sequence[RowBlocks],
+    first: int,
+    base: I64,
+    offsets: I64,
+    device: torch.device,
 ) -> Numbered:
     found = []
     for crossing, blocks in zip(crossings, several, strict=True):
         blocks.check_peers(crossing.num_ranks, crossing.what)
         items, entries = items_of(blocks, offsets, crossing.what), dict(blocks.by_peer())
         found.append(tuple(_parcel(blocks, items, entries, peer, device) for peer in range(crossing.num_ranks)))
-    return Numbered(base, offsets, tuple(found))
+    return Numbered(first, base, offsets, tuple(found))
 
 
 def _parcel(blocks: RowBlocks, items: I64, entries: dict[int, I64], peer: int, device: torch.device) -> Parcel:

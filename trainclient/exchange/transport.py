@@ -106,13 +106,16 @@ class Collective(Protocol):
     def device(self) -> torch.device:
         """Where messages lie."""
 
-    def all_to_all(self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int]) -> Arrival:
+    def all_to_all(
+        self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int], microbatch: int = 0
+    ) -> Arrival:
         """Begin to hand a message, uint8 [any], to each rank, and to take `num_bytes` of each.
 
         Args:
             way: the modules between which the rows cross, as rows go forward.
             messages: one for each rank, on the device of the computation.
             num_bytes: of the message from each rank.
+            microbatch: with which the round begins, where rows of rounds cross.
         """
 
 

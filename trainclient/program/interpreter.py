@@ -168,7 +168,7 @@ class Interpreter:
         for chunk, runner in zip(self._place.chunks, self._runners, strict=True):
             runner.begin_step()
             if isinstance(runner.inlet, PhaseInlet):
-                runner.inlet.begin_step(views[chunk.module.name].all)
+                runner.inlet.begin_step(views[chunk.module.name].round)
             elif runner.inlet is not None:
                 runner.inlet.begin_step([programs.taken(way) for way in self._topology.into(chunk)])
 
@@ -214,11 +214,14 @@ class _Views:
             self._kept[microbatch] = batch, left - 1
         return batch
 
-    def all(self) -> list[Batch]:
-        """All microbatches, before the first forward; StreamError if the stream does not bring them."""
-        while not self._read or self._read < self._kept[0][0].num_microbatches:
+    def round(self, first: int) -> list[Batch]:
+        """The microbatches of a round, before the first forward; StreamError if the stream does not bring them."""
+        while self._read <= first:
             self._read_next()
-        return [batch for batch, _ in self._kept.values()]
+        found = self._kept[first][0].round
+        while self._read < found.stop:
+            self._read_next()
+        return [self._kept[microbatch][0] for microbatch in found]
 
     def _read_next(self) -> None:
         self._kept[self._read] = self._next(), self._passes

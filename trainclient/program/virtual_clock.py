@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dataserver.planning.layout import PlannedTimeline
+from dataserver.planning.samples import I64
 from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.exchange.transport import (
     Arrival,
@@ -33,13 +34,14 @@ TIME_BYTES = 8
 class PlannedTimes:
     """What the simulator was told that operations and transfers take."""
 
-    def __init__(self, planned: PlannedTimeline, topology: Topology, hop_ns: Mapping[str, int] | None = None) -> None:
+    def __init__(self, planned: PlannedTimeline, topology: Topology, hop_ns: Mapping[str, I64] | None = None) -> None:
         """Find the nodes of a planned step among the processes of a topology.
 
         Args:
             planned: the step.
             topology: of its job.
-            hop_ns: where modules are colocated, what rows take between each encoder or generator and the backbone.
+            hop_ns: where modules are colocated, what rows take between each encoder or generator and the backbone,
+                int64 [rounds].
         """
         self._hop_ns = hop_ns or {}
         nodes = {(node.modules, node.rank, node.stage): i for i, node in enumerate(planned.nodes)}
@@ -52,6 +54,7 @@ class PlannedTimes:
         """Global ranks that begin each operation together."""
         pipeline = planned.pipeline
         self._chunks = pipeline.num_chunks
+        self._num_microbatches = pipeline.forward_ns.shape[1]
         self._ns = {
             OperationKind.FORWARD: pipeline.forward_ns,
             OperationKind.BACKWARD: pipeline.backward_ns,
@@ -71,9 +74,10 @@ class PlannedTimes:
         """What rows, or their gradients, take between two global ranks of which the first sends forward."""
         return int(self._transfer_ns[microbatch, self.node[source], self.node[target]])
 
-    def hop_ns(self, way: tuple[str, str]) -> int:
-        """What all rows of a phase, or their gradients, take between two modules."""
-        return sum(self._hop_ns.get(module, 0) for module in way)
+    def hop_ns(self, way: tuple[str, str], microbatch: int) -> int:
+        """What all rows of a phase, or their gradients, take between two modules in the round of a microbatch."""
+        of_rounds = [self._hop_ns[module] for module in way if module in self._hop_ns]
+        return sum(int(ns[microbatch * len(ns) // self._num_microbatches]) for ns in of_rounds)
 
 
 class VirtualClock:
@@ -143,7 +147,9 @@ class VirtualClock:
 class TimedCollective:
     """A collective whose messages end with the time at which they leave."""
 
-    def __init__(self, collective: Collective, clock: VirtualClock, hop_ns: Callable[[tuple[str, str]], int]) -> None:
+    def __init__(
+        self, collective: Collective, clock: VirtualClock, hop_ns: Callable[[tuple[str, str], int], int]
+    ) -> None:
         """Cross through a collective; `hop_ns` is what that takes between two modules, once all ranks take part."""
         self.rank = collective.rank
         self.size = collective.size
@@ -152,11 +158,13 @@ class TimedCollective:
         self._clock = clock
         self._hop_ns = hop_ns
 
-    def all_to_all(self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int]) -> Arrival:
+    def all_to_all(
+        self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int], microbatch: int = 0
+    ) -> Arrival:
         """See `Collective`."""
         timed = [torch.cat([message, self._clock.stamp(self.device)]) for message in messages]
-        arrival = self._collective.all_to_all(way, timed, [n + TIME_BYTES for n in num_bytes])
-        return _TimedArrival(arrival, self._clock, self._hop_ns(way))
+        arrival = self._collective.all_to_all(way, timed, [n + TIME_BYTES for n in num_bytes], microbatch)
+        return _TimedArrival(arrival, self._clock, self._hop_ns(way, microbatch))
 
 
 class _TimedArrival:

@@ -139,6 +139,13 @@ class Microbatch(Generic[TensorT]):
         """Whether the step ends with it."""
         return self.microbatch + 1 == self.num_microbatches
 
+    @property
+    def round(self) -> range:
+        """Microbatches of its round: those that all modules run before any goes on, where modules run in phases."""
+        size = max((s.drain_every for s in self.schedules), default=0) or self.num_microbatches
+        first = self.microbatch // size * size
+        return range(first, min(first + size, self.num_microbatches))
+
     def with_tensors(self, tensors: Mapping[str, OtherT]) -> "Microbatch[OtherT]":
         """The same microbatch with other tensors."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -20,8 +20,8 @@ class ColocatedOptions(BackboneOptions):
     """Every rank runs every module, one phase after the other, each with an arrangement of its own (OrchMLLM).
 
     The `memory` of a module bounds each of its microbatches. What encoders (and, before generators, the backbone) keep
-    of all their microbatches until their backward phase is bounded by `step_bytes`; without it, it is to be computed
-    again, or left out of `room_bytes`.
+    of all their microbatches until their backward phase is bounded by `step_bytes`, for which a step is cut into rounds
+    of all phases; without it, it is to be computed again, or left out of `room_bytes`.
     """
 
     kind: Literal["colocated"]

@@ -8,17 +8,19 @@ from dataserver.planning.colocated.options import ColocatedOptions
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.plan import ModuleSchedule
+from dataserver.planning.samples import I64
 from dataserver.planning.simulation import BACKWARD, FORWARD, Operations, Program
 
 
-def programs(
-    execution: Execution,
-    schedules: Sequence[ModuleSchedule],  # noqa: ARG001 (what a rank holds follows from the phases)
-    num_microbatches: int,
-) -> tuple[Program, ...]:
+def programs(execution: Execution, schedules: Sequence[ModuleSchedule], num_microbatches: int) -> tuple[Program, ...]:
     """The program that all ranks run; `Program.modules` are the modules by depth."""
-    operations = joined(step_phases(execution, num_microbatches))
+    operations = joined(step_phases(execution, num_microbatches, round_size(schedules, num_microbatches)))
     return (Program(tuple(m.name for m in execution.by_depth), 0, operations),)
+
+
+def round_size(schedules: Sequence[ModuleSchedule], num_microbatches: int) -> int:
+    """Microbatches of a round: all of the step, unless the plan drains the ranks before."""
+    return schedules[0].drain_every or num_microbatches
 
 
 def joined(phases: Sequence[Operations]) -> Operations:
@@ -26,18 +28,33 @@ def joined(phases: Sequence[Operations]) -> Operations:
     return sum(phases[1:], phases[0])
 
 
-def step_phases(execution: Execution, num_microbatches: int) -> list[Operations]:
+def step_phases(execution: Execution, num_microbatches: int, size: int) -> list[Operations]:
+    """The phases of all rounds of `size` microbatches, one round after the other (`_round_phases`).
+
+    Behind each of them all ranks meet. Where a round ends with the module with which the next one begins, both are one
+    phase: no rows cross between them. An operation's chunk is the module's place in `Execution.by_depth`.
+    """
+    found = list[Operations]()
+    for first in range(0, num_microbatches, size):
+        begin, *others = _round_phases(execution, np.arange(first, min(first + size, num_microbatches), dtype=np.int64))
+        if found and found[-1].chunk[0] == begin.chunk[0]:
+            begin = found.pop() + begin
+        found += [begin, *others]
+    return found
+
+
+def _round_phases(execution: Execution, microbatches: I64) -> list[Operations]:
     """Encoders forward, backbone forward, generators forward and backward, backbone backward, encoders backward.
 
-    Behind each of them all ranks meet. Without a generator the backbone goes backward right after each forward, in one
-    phase. Modules that cost no backward run none. An operation's chunk is the module's place in `Execution.by_depth`.
+    Without a generator the backbone goes backward right after each forward, in one phase. Modules that cost no backward
+    run none.
     """
-    modules, microbatch = execution.by_depth, np.arange(num_microbatches, dtype=np.int64)
+    modules = execution.by_depth
     encoders, generators = (execution.of_kind(kind) for kind in (ModuleKind.ENCODER, ModuleKind.GENERATOR))
 
     def phase(module: ModuleSpec, *kinds: int) -> Operations:
         done = [k for k in kinds if k == FORWARD or module.cost.backward_percent]
-        kind, number = np.tile(np.array(done, np.int64), num_microbatches), microbatch.repeat(len(done))
+        kind, number = np.tile(np.array(done, np.int64), len(microbatches)), microbatches.repeat(len(done))
         return Operations(kind, number, np.full(len(kind), modules.index(module), np.int64))
 
     found = [
@@ -50,10 +67,10 @@ def step_phases(execution: Execution, num_microbatches: int) -> list[Operations]
     return [operations for operations in found if len(operations)]
 
 
-def schedules(execution: Execution, microbatches: int) -> tuple[ModuleSchedule, ...]:
-    """Microbatches that each module holds between forward and backward: all where another phase comes between."""
-    layout = execution.options(ColocatedOptions)
+def schedules(execution: Execution, num_microbatches: int, size: int) -> tuple[ModuleSchedule, ...]:
+    """Microbatches that each module holds between forward and backward: a round where another phase comes between."""
+    layout, drain_every = execution.options(ColocatedOptions), 0 if size == num_microbatches else size
     return tuple(
-        ModuleSchedule(m.name, np.array([microbatches if layout.keeps_step(execution, m) else 1], np.int64))
+        ModuleSchedule(m.name, np.array([size if layout.keeps_step(execution, m) else 1], np.int64), drain_every)
         for m in execution.modules
     )

@@ -1,4 +1,4 @@
-"""What the memory of ranks holds of a whole step (`jobspec.Memory.step_bytes`)."""
+"""What the memory of ranks holds of a step at once (`jobspec.Memory.step_bytes`)."""
 
 from dataserver.planning.balancing import BALANCERS, BinRoom, BinRoomError, bin_totals
 from dataserver.planning.colocated.items import ModuleItems
@@ -6,22 +6,32 @@ from dataserver.planning.naming import counted, unit_of
 from dataserver.planning.samples import I64
 
 
-def check_total(items: ModuleItems) -> None:
-    """Refuse a step that all ranks together cannot keep, or images that no way was found to spread within memory.
+class StepRoomError(BinRoomError):
+    """Ranks would keep more than their memory holds, in however many microbatches."""
+
+
+def check_total(items: ModuleItems, rounds: int) -> None:
+    """Refuse what all ranks together cannot keep, or images that no way was found to spread within memory.
+
+    The items are those of one of so many rounds.
 
     Raises:
-        BinRoomError: names the module, what is needed and what there is.
+        StepRoomError: names the module, what is needed and what there is.
     """
     module, room, total = items.module, items.step_room(items.sizes), int(items.sizes.sum())
     if room is None or _spreads(items, room):
         return
     together = module.dp * room.cap
     problem = "" if total > together else ", and no way was found to spread them"
-    raise BinRoomError(
-        f"module {module.name} keeps the {total} {unit_of(module)} of this step until its backward phase, but "
+    raise StepRoomError(
+        f"module {module.name} keeps the {total} {unit_of(module)} of {_of(rounds)} until its backward phase, but "
         f"memory.step_bytes holds {room.cap} on each of {counted(module.dp, 'rank')}, {together} together{problem}; "
-        "raise memory.step_bytes or dp, or lower stream.global_batch"
+        "raise memory.step_bytes or dp, or leave such samples out"
     )
+
+
+def _of(rounds: int) -> str:
+    return "this step" if rounds == 1 else f"one of {rounds} rounds"
 
 
 def _spreads(items: ModuleItems, room: BinRoom) -> bool:
@@ -36,19 +46,19 @@ def _spreads(items: ModuleItems, room: BinRoom) -> bool:
 
 
 def check_ranks(items: ModuleItems, rank: I64, microbatch: I64, microbatches: int) -> None:
-    """Refuse ranks that would keep more of the step than their memory holds.
+    """Refuse ranks that would keep more at once than their memory holds.
 
     Rank and microbatch of each of a module's k items are int64 [k]; there are `microbatches` of each rank.
 
     Raises:
-        BinRoomError: names the module, what is needed and what there is.
+        StepRoomError: names the module, what is needed and what there is.
     """
     module, count = items.module, items.module.dp * microbatches
     held = bin_totals(items.sizes, rank * microbatches + microbatch, count, padded=module.padded)
     kept = held.reshape(module.dp, microbatches).sum(axis=1)
     room = items.step_room(kept)
     if room is not None and kept.max() > room.cap:
-        raise BinRoomError(
-            f"module {module.name}: rank {kept.argmax()} would keep {kept.max()} {unit_of(module)} of the step, but "
-            f"memory.step_bytes holds {room.cap}; raise it, or take a balance other than none"
+        raise StepRoomError(
+            f"module {module.name}: rank {kept.argmax()} would keep {kept.max()} {unit_of(module)} until its backward "
+            f"phase, but memory.step_bytes holds {room.cap}; raise it, or take a balance other than none"
         )

@@ -17,6 +17,7 @@ from dataserver.planning.balancing import (
     in_runs,
 )
 from dataserver.planning.colocated.items import ModuleItems
+from dataserver.planning.colocated.rooms import StepRoomError
 from dataserver.planning.jobspec import BalancePolicy, ModuleSpec
 from dataserver.planning.pacing import pace
 from dataserver.planning.packing import number_by_first
@@ -45,6 +46,7 @@ def spread_items(items: ModuleItems, num_sequences: int, microbatches: int) -> t
         The spread; and int64 [ranks], forward nanoseconds of each rank in that order.
 
     Raises:
+        StepRoomError: what a rank may keep does not hold the items, in however many microbatches.
         BinRoomError: the memory of so many microbatches does not hold the items, or no way to fit them was found.
     """
     if items.module.balance is BalancePolicy.EVEN:
@@ -76,22 +78,34 @@ def _naming(module: ModuleSpec) -> Iterator[None]:
     try:
         yield
     except BinRoomError as error:
-        raise BinRoomError(f"module {module.name}: {error}") from error
+        raise type(error)(f"module {module.name}: {error}") from error
 
 
 def _spread(items: ModuleItems, home: I64, microbatches: int) -> tuple[Spread, I64]:
     """By the module's policy, or by `home`, int64 [k], where that is faster and fits the memory."""
-    ranks, policy, room = items.module.dp, items.module.balance, items.room(microbatches)
-    batch, at_home = home, bin_loads(items.loads, home, ranks)
-    keeps = fits(items.sizes, home, ranks, room, padded=False)
-    if not policy.keeps_order:
-        capacity = None if items.slots is None else items.slots * microbatches
-        planned = BALANCERS[policy.value](items.loads, ranks, capacity, room)
-        if not keeps or at_home.max() >= bin_loads(items.loads, planned, ranks).max():
-            batch = planned
-    elif not keeps:
-        raise BinRoomError("the items of a rank in canonical order exceed its memory")
+    at_home = bin_loads(items.loads, home, items.module.dp)
+    try:
+        batch = _batches(items, home, at_home, microbatches)
+    except BinRoomError as error:
+        room, step = items.room(microbatches), items.step_room(items.sizes)
+        if room is not None and step is not None and room.cap == step.cap:
+            raise StepRoomError(str(error)) from error
+        raise
     return Spread(batch, _microbatch(items, batch, microbatches)), at_home
+
+
+def _batches(items: ModuleItems, home: I64, at_home: I64, microbatches: int) -> I64:
+    """The batch of each item, int64 [k]."""
+    ranks, policy, room = items.module.dp, items.module.balance, items.room(microbatches)
+    keeps = fits(items.sizes, home, ranks, room, padded=False)
+    if policy.keeps_order:
+        if not keeps:
+            raise BinRoomError("the items of a rank in canonical order exceed its memory")
+        return home
+    capacity = None if items.slots is None else items.slots * microbatches
+    planned = BALANCERS[policy.value](items.loads, ranks, capacity, room)
+    slower = at_home.max() < bin_loads(items.loads, planned, ranks).max()
+    return home if keeps and slower else planned
 
 
 def _spread_padded(items: ModuleItems, home: I64, microbatches: int) -> tuple[Spread, I64]:
@@ -103,18 +117,18 @@ def _spread_padded(items: ModuleItems, home: I64, microbatches: int) -> tuple[Sp
         even, policy = np.empty_like(canonical), BALANCERS[module.balance.value]
         even[np.argsort(-items.loads, kind="stable")] = in_runs(len(even), count)
         ways = [(BALANCERS["padded"](items.loads, count, items.slots, items.room()), policy), (even, policy), *ways]
-    found, lacking = [], "its microbatches in canonical order exceed its memory"
+    found, lacking = [], BinRoomError("its microbatches in canonical order exceed its memory")
     for microbatch, balancer in ways:
         if fits(items.sizes, microbatch, count, items.room(), padded=True):
             times, held = (bin_totals(v, microbatch, count, padded=True) for v in (items.loads, items.sizes))
             try:
                 batch = balancer(times, ranks, microbatches, items.step_room(held))
             except BinRoomError:  # another way may need less padding
-                lacking = "its microbatches exceed what a rank holds of a step"
+                lacking = StepRoomError("its microbatches exceed what a rank holds of a step")
             else:
                 found.append((int(bin_loads(times, batch, ranks).max()), microbatch, batch))
     if not found:
-        raise BinRoomError(lacking)
+        raise lacking
     _, microbatch, batch = min(found, key=lambda way: way[0])
     number = np.empty(count, np.int64)  # every batch has as many microbatches
     number[np.argsort(batch, kind="stable")] = np.arange(count) % microbatches

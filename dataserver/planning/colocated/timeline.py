@@ -7,7 +7,7 @@ import numpy as np
 from dataserver.planning.balancing import bin_totals, lower_bound, padded
 from dataserver.planning.colocated.hops import hops_before, phase_hops
 from dataserver.planning.colocated.items import ModuleItems, module_items
-from dataserver.planning.colocated.programs import joined, programs, step_phases
+from dataserver.planning.colocated.programs import joined, programs, round_size, step_phases
 from dataserver.planning.costs import backward_ns
 from dataserver.planning.expectation import held_units, microbatch_loads
 from dataserver.planning.identity import Job
@@ -28,7 +28,8 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
     """
     execution = spec.execution
     modules = execution.by_depth
-    phases = step_phases(execution, plan.num_microbatches)
+    size = round_size(plan.schedules, plan.num_microbatches)
+    phases = step_phases(execution, plan.num_microbatches, size)
     (program,) = programs(execution, plan.schedules, plan.num_microbatches)
     forward = np.stack([microbatch_loads(m, plan) for m in modules], axis=1)
     backward = np.stack([backward_ns(m.cost, forward[:, c]) for c, m in enumerate(modules)], axis=1)
@@ -46,7 +47,7 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
         activation_bytes=held.reshape(shape),
     )
     nodes = tuple(Node(tuple(m.name for m in modules), r, 0) for r in range(ranks))
-    hops = hops_before(execution, phases, phase_hops(execution, plan.routings))
+    hops = hops_before(execution, phases, size, phase_hops(execution, plan))
     return PlannedTimeline(nodes, pipeline, run_phases(phases, forward, backward, held, hops))
 
 
@@ -90,13 +91,13 @@ def run_phases(
 
 
 def bound_ns(job: Job, plan: StepPlan) -> int:
-    """A time that no arrangement of the plan's sequences in as many microbatches can beat.
+    """A time that no arrangement of the plan's sequences in as many microbatches and rounds can beat.
 
     Since all ranks meet at the end of every phase, the least times of the phases and of the hops add up.
     """
     execution, count = job.spec.execution, plan.num_microbatches
-    sequence = sequence_of_samples(plan, execution.backbone.name)
-    hops = hops_before(execution, step_phases(execution, count), phase_hops(execution, plan.routings, least=True))
+    sequence, size = sequence_of_samples(plan, execution.backbone.name), round_size(plan.schedules, count)
+    hops = hops_before(execution, step_phases(execution, count, size), size, phase_hops(execution, plan, least=True))
     return int(hops.sum()) + sum(_bound(items, count) for items in module_items(job.spec, plan.samples, sequence))
 
 

@@ -52,9 +52,9 @@ class Memory(SpecModel):
     """What one patch (encoder, generator, image tower) or token (backbone, text tower) holds on a device of a stage
     from its forward to its backward; with `recompute`, what the inputs of blocks take."""
     step_bytes: Positive | None = None
-    """What all microbatches of a step together may hold on a device; at least `room_bytes`. Of modules that keep every
-    microbatch until their backward phase: colocated encoders, and a colocated backbone before generators; others leave
-    it out."""
+    """What microbatches may hold together on a device; at least `room_bytes`. A step that would hold more is cut into
+    rounds. Of modules that keep every microbatch until their backward phase: colocated encoders, and a colocated
+    backbone before generators; others leave it out."""
 
     @property
     def units(self) -> int:
@@ -63,7 +63,7 @@ class Memory(SpecModel):
 
     @property
     def step_units(self) -> int | None:
-        """Patches or tokens of a whole step that a device holds; None where the job does not say."""
+        """Patches or tokens of a step that a device holds at once; None where the job does not say."""
         return None if self.step_bytes is None else self.step_bytes // self.unit_bytes
 
     @model_validator(mode="after")

@@ -401,8 +401,8 @@ class ModuleSchedule(_message.Message):
     """Name of the module."""
     drain_every: _builtins.int
     """Microbatches after which a stage runs all the backwards that are left before it goes on with the next forward: those
-    of a contrastive batch, where contrastive batches do not overlap (batch_sync). 0 where only the end of the step
-    drains a stage.
+    of a contrastive batch, where contrastive batches do not overlap (batch_sync); those of a round, where colocated
+    modules run in rounds, and then the same of all modules. 0 where only the end of the step drains a stage.
     """
     chunks: _builtins.int
     """Model chunks of each stage, at least 1; with several, in_flight counts passes."""

@@ -26,7 +26,9 @@ By execution.layout.kind:
                         each generator, forward and backward of each microbatch in turn; the backbone backward; each
                         encoder backward, the last encoder first. Without a generator the backbone runs forward and
                         backward of each microbatch in turn. Modules whose cost.backward_percent is 0 run no backward.
-                        All ranks meet between the phases.
+                        All ranks meet between the phases. With drain_every d > 0 all this is done for d microbatches
+                        at a time, a round; rows stay within their round. Between the last phase of a round and the
+                        first of the next, if both are of one module, ranks do not meet.
 """
 
 from collections import abc as _abc

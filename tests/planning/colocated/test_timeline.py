@@ -32,29 +32,40 @@ def modules(*kinds: str, frozen: str = "") -> list[dict[str, object]]:
     return found
 
 
-def drawn(job: Job, microbatches: int) -> list[str]:
+def drawn(job: Job, microbatches: int, size: int = 0) -> list[str]:
     """Phases as text: F0 is a forward of the first module of the pipeline."""
     short = {FORWARD: "F", BACKWARD: "B"}
-    phases = step_phases(job.spec.execution, microbatches)
+    phases = step_phases(job.spec.execution, microbatches, size or microbatches)
     return [" ".join(f"{short[o.kind]}{o.chunk}.{o.microbatch}" for o in phase) for phase in phases]
 
 
 def test_phases_in_their_order() -> None:
     job = colocated_job(modules("encoder", "backbone", "generator"), generation={"ratio": "0.5"})
     assert drawn(job, 2) == ["F0.0 F0.1", "F1.0 F1.1", "F2.0 B2.0 F2.1 B2.1", "B1.0 B1.1", "B0.0 B0.1"]
-    assert [s.in_flight.tolist() for s in schedules(job.spec.execution, 2)] == [[2], [2], [1]]
+    assert [s.in_flight.tolist() for s in schedules(job.spec.execution, 2, 2)] == [[2], [2], [1]]
 
 
 def test_without_a_generator_the_backbone_goes_backward_at_once() -> None:
     job = colocated_job(modules("backbone", "encoder", "encoder"))
     assert drawn(job, 2) == ["F0.0 F0.1", "F1.0 F1.1", "F2.0 B2.0 F2.1 B2.1", "B1.0 B1.1", "B0.0 B0.1"]
-    assert [s.in_flight.tolist() for s in schedules(job.spec.execution, 2)] == [[1], [2], [2]]
+    assert [s.in_flight.tolist() for s in schedules(job.spec.execution, 2, 2)] == [[1], [2], [2]]
 
 
 def test_a_frozen_encoder_has_no_backward_phase() -> None:
     job = colocated_job(modules("encoder", "backbone", frozen="vit"))
     assert drawn(job, 1) == ["F0.0", "F1.0 B1.0"]
-    assert [s.in_flight.tolist() for s in schedules(job.spec.execution, 5)] == [[1], [1]]
+    assert [s.in_flight.tolist() for s in schedules(job.spec.execution, 5, 5)] == [[1], [1]]
+
+
+def test_rounds_follow_each_other() -> None:
+    """The last phase of a round and the first of the next are one, where they are of one module."""
+    job = colocated_job(modules("encoder", "backbone", "encoder"))
+    expected = ["F0.0 F0.1", "F1.0 F1.1", "F2.0 B2.0 F2.1 B2.1", "B1.0 B1.1", "B0.0 B0.1 F0.2", "F1.2", "F2.2 B2.2"]
+    assert drawn(job, 3, 2) == [*expected, "B1.2", "B0.2"]
+    held = [(s.in_flight.tolist(), s.drain_every) for s in schedules(job.spec.execution, 4, 2)]
+    assert held == [([2], 2), ([1], 2), ([2], 2)]
+    frozen = colocated_job(modules("encoder", "backbone", frozen="vit"))
+    assert drawn(frozen, 2, 1) == ["F0.0", "F1.0 B1.0", "F0.1", "F1.1 B1.1"]
 
 
 def test_ranks_wait_at_every_barrier() -> None:
@@ -63,7 +74,7 @@ def test_ranks_wait_at_every_barrier() -> None:
     rank 0  F F F . . f f f f b b b b b b b b B B B B B B . . . .
     rank 1  F F F F F f f b b b b . . . . . . B B B B B B B B B B
     """
-    phases = step_phases(colocated_job(modules("encoder", "backbone")).spec.execution, 1)
+    phases = step_phases(colocated_job(modules("encoder", "backbone")).spec.execution, 1, 1)
     forward = np.array([[[3], [4]], [[5], [2]]])
     held = np.array([[[10], [100]], [[20], [50]]])
     found = run_phases(phases, forward, 2 * forward, held)
@@ -80,7 +91,7 @@ def test_what_a_generator_holds_comes_on_top_of_encoder_and_backbone() -> None:
     job = colocated_job(modules("encoder", "backbone", "generator", frozen="vit"), generation={"ratio": "0.5"})
     times = np.ones((1, 3, 2), np.int64)
     held = np.array([[[1_000, 9_000], [10, 20], [3, 4]]])
-    phases = step_phases(job.spec.execution, 2)
+    phases = step_phases(job.spec.execution, 2, 2)
     assert run_phases(phases, times, times, held).peak_bytes.tolist() == [9_000]
     held[0, 0] = 1
     assert run_phases(phases, times, times, held).peak_bytes.tolist() == [34]
@@ -123,7 +134,7 @@ def test_timelines_agree_with_a_slow_reference(step: tuple[Job, StepSamples]) ->
     plan = plan_step(job, 0, samples)
     found = timeline(job.spec, plan)
     execution = job.spec.execution
-    phases = [list(phase) for phase in step_phases(execution, plan.num_microbatches)]
+    phases = [list(phase) for phase in step_phases(execution, plan.num_microbatches, plan.num_microbatches)]
     names = found.nodes[0].modules
     order = [execution.module(name) for name in names]
     assert [m.kind for m in order] == sorted((m.kind for m in order), key=list(ModuleKind).index)
