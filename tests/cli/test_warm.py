@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli.server_process import command, serving
+from planning.test_warmup import plan_and_say
 from serving.harness import index
 from shards import write_pairs
 
@@ -48,6 +49,9 @@ def test_a_cold_server_compiles_for_all_and_then_listens(cold: Path, tmp_path: P
     again = subprocess.run(command("warm"), capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     assert again.stdout.startswith("0 loops compiled in ")
     assert again.stderr == "warm: looking for compiled loops\n"
+    compiled, planned = plan_and_say(cold)
+    assert not compiled
+    assert "compiling" not in planned
 
 
 LEFT_OUT = """

@@ -15,7 +15,7 @@ from dataserver.planning.grouped.baselines import homogeneous_plan
 from dataserver.planning.grouped.batch import Batch
 from dataserver.planning.grouped.compositions import group_compositions
 from dataserver.planning.grouped.costs import GroupCosts
-from dataserver.planning.grouped.search import Budget, chunk_bounds, search
+from dataserver.planning.grouped.search import UNLIMITED, Budget, _Cuts, chunk_bounds, search
 from dataserver.planning.pacing import paced
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=9)
@@ -121,3 +121,15 @@ def test_sequences_that_no_group_holds_are_refused_with_the_longest() -> None:
         search(batch, Budget())
     with pytest.raises(ValueError, match="2 sequences cannot be cut into 0 chunks"):
         chunk_bounds(np.array([2, 1]), 0)
+
+
+def test_a_kept_microbatch_counts_below_a_limit_as_one_that_is_found_does() -> None:
+    batch = Batch(np.array([40, 30, 20, 10]), GroupCosts("toy", 2, (1, 2), 100, 1_000_000, (1_000,) * 2, 0))
+    cuts = _Cuts(batch, Budget())
+    kept = cuts._chunk(0, 3, UNLIMITED)
+    assert kept is not None
+    for at_hand in (cuts, _Cuts(batch, Budget())):
+        assert at_hand._chunk(0, 3, kept.time_ns) is None
+        found = at_hand._chunk(0, 3, kept.time_ns + 1)
+        assert found is not None
+        assert found.time_ns == kept.time_ns
