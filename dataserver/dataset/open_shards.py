@@ -51,10 +51,10 @@ class OpenShards:
             ShardReadError: storage failed, or gave fewer bytes; says nothing about the sample.
             StaleIndexError: the shard has another content than the one that was indexed.
         """
-        path = self._shards[position].file.path
+        file = self._shards[position].file  # its path is made where it is wanted: that takes as long as the reading
         try:
             for _ in range(2):
-                descriptor = self._descriptors.get(position, lambda: Descriptor(path))
+                descriptor = self._descriptors.get(position, lambda: Descriptor(file.path))
                 data = os.pread(descriptor.number, length, offset)
                 stamp = Stamp.of(os.fstat(descriptor.number))  # after the read: it was so all the time
                 if stamp == self._stamps[position]:
@@ -62,12 +62,14 @@ class OpenShards:
                 self._descriptors.drop(position)
                 self._check(position)
             else:
-                raise ShardReadError(f"{path} changes while it is read; index it again when it is complete")
+                raise ShardReadError(f"{file.path} changes while it is read; index it again when it is complete")
         except OSError as error:
             self._descriptors.drop(position)
-            raise ShardReadError(f"cannot read {path}: {error}; check the storage") from error
+            raise ShardReadError(f"cannot read {file.path}: {error}; check the storage") from error
         if len(data) != length:
-            raise ShardReadError(f"{path} gave {len(data)} of {length} bytes at {offset}; was it cut? index it again")
+            raise ShardReadError(
+                f"{file.path} gave {len(data)} of {length} bytes at {offset}; was it cut? index it again"
+            )
         return data
 
     def _check(self, position: int) -> None:

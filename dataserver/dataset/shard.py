@@ -214,7 +214,7 @@ class Shard:
         """
         self.check_row(row)
         rows = self._rows()
-        first, end = (int(o) for o in rows.sizes.image_offsets[row : row + 2])
+        first, end = rows.sizes.image_offsets[row : row + 2].tolist()
         if not 0 <= i < end - first:
             raise IndexError(f"row {row} of shard {self.name} has {end - first} images, image {i} was asked for")
         at = first + i

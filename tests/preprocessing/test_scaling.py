@@ -50,7 +50,8 @@ def test_weights_are_rounded_as_running_sums_and_rows_once(old: int, new: int, s
     """To the bit: running sums of the exact weights to the nearest 1/256, halves up, and so is each row."""
     pixels = np.random.default_rng(seed).integers(0, 256, (old, 6), np.uint8)
     out = np.zeros((new, 6), np.uint8)
-    scale_rows(pixels, 8 * old, np.zeros(old + 2, np.int64), np.zeros(6, np.uint16), out)
+    room = np.zeros(old + 2, np.int64), np.zeros(old + 4, np.uint16), np.zeros(6, np.uint16)
+    scale_rows(pixels, 8 * old, *room, out)
     for y, row in enumerate(triangle(old, new, Fraction(old))):
         sums = [floor(256 * sum(row[: k + 1]) + Fraction(1, 2)) for k in range(old)]
         weights = np.diff([0, *sums])

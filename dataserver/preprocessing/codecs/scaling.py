@@ -43,6 +43,6 @@ def _with_rows(pixels: U8, extent: int, out: U8) -> U8:
 
     height, new_height = pixels.shape[0], out.shape[0]
     weights = np.empty(2 * -(-height // new_height) + 3, np.int64)
-    sums = np.empty(pixels[0].size, np.uint16)
-    scale_rows(pixels.reshape(height, -1), extent, weights, sums, out.reshape(new_height, -1))
+    taps, sums = np.empty(len(weights), np.uint16), np.empty(pixels[0].size, np.uint16)
+    scale_rows(pixels.reshape(height, -1), extent, weights, taps, sums, out.reshape(new_height, -1))
     return out
