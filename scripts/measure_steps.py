@@ -74,7 +74,7 @@ def _fetch(
 ) -> Iterator[list[list[Batch]]]:
     """The microbatches of each module of this process, step by step."""
     with Streams.open(servers, job, groups.place, tensors) as streams:
-        several = streams.batches(groups.peers)
+        several = streams.batches(groups)
         while streams.step < min(steps, streams.num_steps):
             yield [_step(batches) for batches in several]
 

@@ -11,7 +11,7 @@ Everything but the tensors is in `trainclient.stream`, which does not import tor
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ class DataClient(ViewClient[torch.Tensor]):
         *,
         tensors: Sequence[str] | None = None,
         compress: bool = False,
+        share_fetch: bool = False,
         pin_memory: bool = False,
         start_step: int = 0,
         prefetch_bytes: int = PREFETCH_BYTES,
@@ -51,8 +52,8 @@ class DataClient(ViewClient[torch.Tensor]):
         """See `ViewClient`.
 
         Args:
-            addresses, job, module, rank, tensors, compress, start_step, prefetch_bytes, max_microbatch_bytes, timeouts:
-                see there.
+            addresses, job, module, rank, tensors, compress, share_fetch, start_step, prefetch_bytes,
+                max_microbatch_bytes, timeouts: see there.
             pin_memory: page-locked memory, so that copies to a GPU may be asynchronous. It is torch's own, which waits
                 for copies under way before it is used again.
 
@@ -67,6 +68,7 @@ class DataClient(ViewClient[torch.Tensor]):
             rank,
             tensors=tensors,
             compress=compress,
+            share_fetch=share_fetch,
             start_step=start_step,
             prefetch_bytes=prefetch_bytes,
             max_microbatch_bytes=max_microbatch_bytes,
@@ -107,10 +109,15 @@ def as_torch(microbatch: Microbatch[Array]) -> Batch:
 
 def batch_with_room(header: bytes, *, pin_memory: bool) -> Batch:
     """The microbatch of a header that another process has received and checked; its tensors are yet to be filled."""
-    parsed, buffers = MicrobatchHeader.FromString(header), TorchBuffers(pin_memory=pin_memory)
-    table = read_table(parsed, _ANY_SIZE)
+    parsed = MicrobatchHeader.FromString(header)
+    return with_room(read_header(parsed, read_table(parsed, _ANY_SIZE)), pin_memory=pin_memory)
+
+
+def with_room(microbatch: Microbatch[Any], *, pin_memory: bool) -> Batch:
+    """A microbatch with room for its tensors, which another process has received."""
+    buffers, table = TorchBuffers(pin_memory=pin_memory), read_table(microbatch.header, _ANY_SIZE)
     arrays = {e.name: buffers.take(e.raw_bytes).view(e.dtype).reshape(e.shape) for e in table.entries}
-    return as_torch(read_header(parsed, table).with_tensors(arrays))
+    return as_torch(microbatch.with_tensors(arrays))
 
 
 def _tensor(array: Array, bfloat16: bool) -> torch.Tensor:

@@ -106,10 +106,22 @@ class RankGroups:
 
     def holder(self, module: str, rank: int, microbatch: int) -> int:
         """The rank that the arrangement names for a rank of a module: the first of its group, or itself."""
-        if module != self.module:
-            return rank
-        first_ranks = self.first_rank[self.of(microbatch)]
-        return int(first_ranks[np.searchsorted(first_ranks, rank, side="right") - 1])
+        return rank if module != self.module else int(self.first_rank[self._of_rank(rank, microbatch)])
+
+    def reader(self, module: str, rank: int, step: int, microbatch: int) -> int:
+        """The rank that fetches the view of a rank of a module, where one does for all of its group; or itself."""
+        return rank if module != self.module else int(self.readers(step)[self._of_rank(rank, microbatch)])
+
+    def readers(self, step: int) -> I64:
+        """int64 [g]: the rank of each group that fetches its view where one does for all; they take turns."""
+        readers: I64 = self.first_rank + (step + self.microbatch) % self.degree
+        return readers
+
+    def _of_rank(self, rank: int, microbatch: int) -> int:
+        """The group of a rank."""
+        here = self.of(microbatch)
+        before: int = here.start
+        return before + int(np.searchsorted(self.first_rank[here], rank, side="right")) - 1
 
 
 NO_GROUPS = RankGroups("", *(np.zeros(0, np.int64) for _ in range(3)))

@@ -105,7 +105,7 @@ def prepare_view(
         plan: the step.
         view: the view.
         datasets: the datasets of the job, in its order.
-        tensors: those of the view that are wanted (`view_tensors`).
+        tensors: those of the view that are wanted (`view_tensors`); without any, the validity of its items alone.
         buffer: writable uint8 [total_bytes(tensors)]; its content does not matter.
 
     Raises:
@@ -123,7 +123,7 @@ def prepare_view(
     by_name = {tensor.name: tensor.of(buffer) for tensor in tensors}
     arrays: dict[str, NDArray[np.int32]]
     if view.holds_samples:
-        arrays = _sequences(spec, plan, view, datasets)
+        arrays = _sequences(spec, plan, view, datasets) if tensors else {}
         counts = np.diff(plan.samples.image_offsets)[view.items]
     else:
         arrays = _offsets(spec, plan, view)

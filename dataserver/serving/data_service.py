@@ -96,6 +96,7 @@ class DataService:
             rank=request.rank,
             tensors=_checked_names(tuple(request.tensors)),
             zstd_level=self._zstd_level(request.accepted_codecs),
+            share_fetch=request.share_fetch,
         )
         return self._streams.open(source, request.start_step, request.start_microbatch, context.cancel)
 

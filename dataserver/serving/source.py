@@ -18,7 +18,18 @@ class MicrobatchSpec:
     plan: StepPlan
     view: ViewPlan
     tensors: tuple[TensorSpec, ...]
-    num_bytes: int
+    withheld: bool
+    """Whether another rank gets the tensors, and this one the header alone."""
+
+    @property
+    def made(self) -> tuple[TensorSpec, ...]:
+        """The tensors that are sent."""
+        return () if self.withheld else self.tensors
+
+    @property
+    def num_bytes(self) -> int:
+        """Of these."""
+        return total_bytes(self.made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,8 @@ class ViewSource:
     """Names of the tensors wanted, all if empty."""
     zstd_level: int | None
     """Compression level; None for raw tensors."""
+    share_fetch: bool = False
+    """Whether one rank of each sequence-parallel group gets the tensors for all."""
 
     @property
     def num_steps(self) -> int:
@@ -51,7 +64,8 @@ class ViewSource:
         spec = self.served.job.spec
         view = view_plan(spec, plan, self.module, self.rank, microbatch)
         tensors = view_tensors(spec, plan, view, self.tensors)
-        return MicrobatchSpec(plan, view, tensors, total_bytes(tensors))
+        reader = plan.groups.reader(self.module, self.rank, plan.step, microbatch)
+        return MicrobatchSpec(plan, view, tensors, withheld=self.share_fetch and reader != self.rank)
 
     def prepare(self, wanted: MicrobatchSpec, buffer: Buffer) -> PreparedView:
         """Fill in everything but the images, which are left as tasks.
@@ -61,11 +75,18 @@ class ViewSource:
             buffer: uint8 [wanted.num_bytes].
         """
         served = self.served
-        return prepare_view(served.job.spec, wanted.plan, wanted.view, served.datasets, wanted.tensors, buffer)
+        return prepare_view(served.job.spec, wanted.plan, wanted.view, served.datasets, wanted.made, buffer)
 
     def encode(self, wanted: MicrobatchSpec, prepared: PreparedView) -> EncodedMicrobatch:
         """Encode a view whose tasks have all run."""
         compressor = None if self.zstd_level is None else zstd_compressor(self.zstd_level)
         return encode_microbatch(
-            self.served.job, wanted.plan, wanted.view, wanted.tensors, prepared.buffer, prepared.validity, compressor
+            self.served.job,
+            wanted.plan,
+            wanted.view,
+            wanted.tensors,
+            prepared.buffer,
+            prepared.validity,
+            compressor,
+            withheld=wanted.withheld,
         )

@@ -16,7 +16,7 @@ from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.plan import Routing, StepPlan
 from dataserver.planning.views import ViewPlan, aligned
-from dataserver.preprocessing import TensorSpec
+from dataserver.preprocessing import TensorSpec, total_bytes
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 from dataserver.serving.memory import Buffer
@@ -76,6 +76,8 @@ def encode_microbatch(
     raw: Buffer,
     validity: Buffer,
     compressor: Compressor | None,
+    *,
+    withheld: bool = False,
 ) -> EncodedMicrobatch:
     """Encode the tensors that lie in `raw` as `tensors` says, in place, and describe them.
 
@@ -87,11 +89,12 @@ def encode_microbatch(
         raw: uint8 [total bytes]; holds the encoded bytes afterwards.
         validity: uint8 [items of the view], numbers of the proto.
         compressor: applied to each tensor that it makes smaller.
+        withheld: whether another rank gets them: they are only described, and `raw` is empty.
 
     Raises:
         DataServiceError: MICROBATCH_TOO_LARGE, the header alone exceeds what a message may hold.
     """
-    table, total = _encode_in_place(tensors, raw, compressor)
+    table, total = _as_they_lie(tensors) if withheld else _encode_in_place(tensors, raw, compressor)
     payload = raw[:total]
     header = microbatch_pb2.MicrobatchHeader(
         job_id=job.job_id,
@@ -111,6 +114,7 @@ def encode_microbatch(
         tensors=table,
         total_bytes=total,
         crc32c=google_crc32c.value(payload),
+        withheld=withheld,
     )
     message = data_service_pb2.StreamMicrobatchesResponse(header=header).SerializeToString()
     if len(message) > MAX_MESSAGE_BYTES:
@@ -144,12 +148,17 @@ def schedules(plan: StepPlan) -> list[microbatch_pb2.ModuleSchedule]:
 
 
 def _groups(plan: StepPlan, view: ViewPlan) -> list[microbatch_pb2.SequenceParallelGroup]:
-    here = plan.groups.of(view.microbatch)
-    pairs = zip(plan.groups.first_rank[here].tolist(), plan.groups.degree[here].tolist(), strict=True)
+    groups, here = plan.groups, plan.groups.of(view.microbatch)
+    found = (values[here].tolist() for values in (groups.first_rank, groups.degree, groups.readers(plan.step)))
     return [
-        microbatch_pb2.SequenceParallelGroup(id=i, degree=degree, ranks=range(first, first + degree))
-        for i, (first, degree) in enumerate(pairs)
+        microbatch_pb2.SequenceParallelGroup(id=i, degree=degree, ranks=range(first, first + degree), reader=reader)
+        for i, (first, degree, reader) in enumerate(zip(*found, strict=True))
     ]
+
+
+def _as_they_lie(tensors: Sequence[TensorSpec]) -> tuple[list[microbatch_pb2.Tensor], int]:
+    """The table of tensors that are not encoded, and their length."""
+    return [_entry(spec, spec.offset, spec.num_bytes, compressed=False) for spec in tensors], total_bytes(tensors)
 
 
 def _encode_in_place(
@@ -171,18 +180,20 @@ def _encode_in_place(
         elif start != spec.offset:
             raw[start : start + size] = source
         end = start + size
-        table.append(
-            microbatch_pb2.Tensor(
-                name=spec.name,
-                dtype=_DTYPES[spec.dtype],
-                shape=spec.shape,
-                offset=start,
-                encoded_bytes=size,
-                raw_bytes=raw_bytes,
-                codec=microbatch_pb2.CODEC_ZSTD if smaller else microbatch_pb2.CODEC_RAW,
-            )
-        )
+        table.append(_entry(spec, start, size, compressed=smaller))
     return table, end
+
+
+def _entry(spec: TensorSpec, offset: int, encoded_bytes: int, *, compressed: bool) -> microbatch_pb2.Tensor:
+    return microbatch_pb2.Tensor(
+        name=spec.name,
+        dtype=_DTYPES[spec.dtype],
+        shape=spec.shape,
+        offset=offset,
+        encoded_bytes=encoded_bytes,
+        raw_bytes=spec.num_bytes,
+        codec=microbatch_pb2.CODEC_ZSTD if compressed else microbatch_pb2.CODEC_RAW,
+    )
 
 
 def _items(plan: StepPlan, view: ViewPlan, validity: Buffer) -> microbatch_pb2.Items:

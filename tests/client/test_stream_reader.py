@@ -280,6 +280,7 @@ class Odd(FakeServer):
         ),
         ("stream_id", "x", r"it sent a microbatch of .* \('\w{64}', 'x', 2\), asked was \('\w{64}', '\w{64}', 2\)"),
         ("content_version", 1, r"it sent a microbatch of .* \('\w{64}', '\w{64}', 1\), asked was \('\w"),
+        ("withheld", True, "it withheld the tensors of a microbatch that this client shares with no other"),
         ("reason", 99, "it ended the stream for the unknown reason 99"),
     ],
 )

@@ -22,12 +22,11 @@ from typing import Any, NoReturn, TextIO
 
 import torch
 from builders.jobs import compose, module
-from sleeping_modules import Listed
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from dataserver.planning.identity import Job, parse_job
-from trainclient.client import Batch, DataClient
+from trainclient.client import Batch, DataClient, as_torch
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
 from trainclient.program.runner import LossWeights
@@ -327,11 +326,12 @@ def run_cases() -> None:
             clock = Stopwatch(groups.device)
             weights = LossWeights(case.text_weight, case.image_weight)
             machine = assemble(spec, layout, place, modules, groups.channels, weights, clock)
-            streams = [case.batches(m.name, place.rank, machine.tensors[m.name]) for m in place.modules]
-            if groups.rank == case.other_plan_rank:
-                streams = [(replace(b, plan_hash=bytes(32)) for b in batches) for batches in streams]
             holding.begin_step()
-            assert machine.interpreter.run([Listed(batches) for batches in streams]) is not None
+            with Streams.open(case.servers, case.parsed, place, machine.tensors) as streams:
+                if groups.rank == case.other_plan_rank:
+                    for client in streams.clients.values():
+                        client._handed_out = lambda found: replace(as_torch(found), plan_hash=bytes(32))
+                assert machine.interpreter.run(streams.batches(groups)) is not None
             found = {name: _whole(holding, name, value) for name, value in holding.end_step().items()}
             sharded = [m for site, m in modules if models.sharding(site.module) is not Sharding.NONE]
             assert all(isinstance(p, DTensor) for m in sharded for p in m.network.parameters()), "not gathered any more"

@@ -84,6 +84,19 @@ def test_an_image_that_cannot_be_decoded(fleet: Fleet, pool: Pool, tmp_path: Pat
     assert_close(pool.run([case], tmp_path)["broken"], expected, BOUNDS["float64"])
 
 
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_view_of_another_plan_ends_all_ranks(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    """The rank that fetches for its group is told of a plan that the others are not."""
+    ours, _ = fleet.pair_of_jobs(ALONE, **TEXTS)
+    outcomes = pool.outcomes([Case("other", fleet.address, ours, modules={"llm": HEADS}, other_plan_rank=0)], tmp_path)
+    errors = [line for outcome in outcomes if outcome is not None for line in outcome.splitlines()]
+    assert None not in outcomes, errors
+    mismatches = [line for line in errors if "BrokerMismatchError: " in line]
+    assert mismatches
+    assert all(f"rank 0 has fetched microbatch 0 of step 0 of plan {'0' * 16}" in line for line in mismatches)
+
+
 HOPS = {
     "transfers": [
         {"source": "vit", "target": "llm", "latency_ns": 1_000, "bytes_per_ns": "0.01", "row_bytes": 70},

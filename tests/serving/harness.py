@@ -143,7 +143,7 @@ def receive(messages: Any, count: int | None = None) -> Received:
             assert header is not None
             assert 0 < len(message.chunk) <= 1 << 20
             body += message.chunk
-        if len(body) == header.total_bytes:
+        if len(body) == (0 if header.withheld else header.total_bytes):
             assert google_crc32c.value(bytes(body)) == header.crc32c
             found.microbatches.append((header, bytes(body)))
             header = None

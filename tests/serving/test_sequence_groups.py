@@ -8,6 +8,7 @@ import grpc
 import numpy as np
 import pytest
 from disttrain.v1 import data_service_pb2 as pb
+from disttrain.v1.microbatch_pb2 import MicrobatchHeader
 from serving.harness import TIMEOUT_S, Received, job_data, reason_of, running, tensors
 
 STEPS, RANKS = 3, 8
@@ -46,6 +47,10 @@ class Served:
             self.of: dict[tuple[str, int], Received] = {
                 (name, r): server.read(job_id, name, r) for name, dp in degrees.items() for r in range(dp)
             }
+            names = ["labels", "token_ids"]
+            self.of_some = server.read(job_id, "llm", 0, tensors=names)
+            self.shared = [server.read(job_id, "llm", r, share_fetch=True, tensors=names) for r in range(RANKS)]
+            self.alone = server.read(job_id, "vit", share_fetch=True)
             self.plans = [
                 server.stub.GetPlan(pb.GetPlanRequest(job_id=job_id, step=step), timeout=TIMEOUT_S).plan
                 for step in range(STEPS)
@@ -84,6 +89,28 @@ def test_peers_receive_the_same_bytes_and_idle_ranks_empty_views(served: Served)
                 assert all(not routing.rows for routing in mine.routings)
     assert shared
     assert idle
+
+
+def test_ranks_of_a_group_share_one_fetch(served: Served) -> None:
+    """They take turns; the others get the same header but for the checksum, and no chunk."""
+    assert served.alone.blob() == served.of["vit", 0].blob()
+    turns, withheld = set(), 0
+    for number, (whole, body) in enumerate(served.of_some.microbatches):
+        views = [served.shared[r].microbatches[number] for r in range(RANKS)]
+        for group in whole.sequence_parallel_groups:
+            assert group.reader == group.ranks[(whole.step + whole.microbatch) % group.degree]
+            turns.add(group.reader - group.ranks[0])
+            for rank in group.ranks:
+                header, mine = views[rank][0], views[group.reader][0]
+                assert header.withheld == (rank != group.reader)
+                same = MicrobatchHeader.FromString(header.SerializeToString())
+                same.withheld, same.crc32c = False, mine.crc32c
+                assert same == mine
+                withheld += header.withheld
+        first = whole.sequence_parallel_groups[0]
+        assert views[first.reader] == (whole, body)
+    assert turns == {0, 1}
+    assert withheld
 
 
 def test_all_ranks_have_the_same_microbatches_and_every_sample_is_served_once(served: Served) -> None:

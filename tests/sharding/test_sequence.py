@@ -94,7 +94,7 @@ def test_a_group_that_the_job_has_not_is_refused() -> None:
     shared = SharedSequences(2, {(2, 3): peers, (0, 1, 2, 3): peers})
 
     def of(*several: tuple[int, ...]) -> object:
-        groups = tuple(SequenceParallelGroup(i, len(ranks), ranks) for i, ranks in enumerate(several))
+        groups = tuple(SequenceParallelGroup(i, len(ranks), ranks, ranks[0]) for i, ranks in enumerate(several))
         batch: Any = SimpleNamespace(sequence_parallel_groups=groups, step=3, microbatch=1)
         return shared.of(batch)
 

@@ -7,14 +7,12 @@ one's are sent.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainclient.client import Batch, DataClient, batch_with_room
 from trainclient.exchange.all_to_all import exchanged
 from trainclient.exchange.sharing import Peers
 from trainclient.exchange.transport import (
@@ -64,50 +62,6 @@ class GroupPeers:
         """See `Peers`."""
         with contact("peers"):
             dist.broadcast(message, group_src=0, group=self.group if message.device == self.device else self.control)
-
-
-class PeerBatches:
-    """The microbatches that the first peer's client reads, handed on as their headers came, and their tensors.
-
-    The clients of the others read nothing, and follow.
-    """
-
-    ready = False
-    """Peers read at the same moments, whatever has come to the first one."""
-
-    def __init__(self, client: DataClient, peers: GroupPeers) -> None:
-        self._client = client
-        self._peers = peers
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Batch:
-        batch = self._handed_on(next(self._client, None) if self._peers.leads else None)
-        if batch is None:
-            raise StopIteration
-        if not self._peers.leads:
-            self._client.follow(batch)
-        return batch
-
-    def _handed_on(self, batch: Batch | None) -> Batch | None:
-        """The first peer's microbatch; None at the end of the stream."""
-        header = b"" if batch is None else batch.header.SerializeToString()
-        with contact("peers"):
-            length = torch.tensor([len(header)])
-            self._broadcast(length)
-            if not length:
-                return None
-            told = torch.frombuffer(bytearray(header or int(length)), dtype=torch.uint8)
-            self._broadcast(told)
-            if batch is None:
-                batch = batch_with_room(told.numpy().tobytes(), pin_memory=self._peers.device.type == "cuda")
-            for tensor in batch.tensors.values():
-                self._broadcast(tensor.view(-1).view(torch.uint8))
-        return batch
-
-    def _broadcast(self, tensor: Tensor) -> None:
-        dist.broadcast(tensor, group_src=0, group=self._peers.control)
 
 
 class PeerChannel:

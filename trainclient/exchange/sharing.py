@@ -59,18 +59,21 @@ class SharedSequences:
     """By their ranks."""
 
     def of(self, batch: Batch) -> Sharers | None:
-        """Those of a microbatch; None where the rank has its sequences alone.
+        """Those of a microbatch; None where the rank has its sequences alone. Errors as in `ranks`."""
+        ranks = self.ranks(batch)
+        return None if len(ranks) == 1 else self.pool[ranks]
+
+    def ranks(self, batch: Batch) -> tuple[int, ...]:
+        """All ranks that share the sequences of a microbatch with this one, itself among them.
 
         Raises:
             BrokerMismatchError: the plan has a group that no layout of the job has.
         """
         ranks = next((g.ranks for g in batch.sequence_parallel_groups if self.rank in g.ranks), (self.rank,))
-        if len(ranks) == 1:
-            return None
-        if ranks not in self.pool:
+        if len(ranks) > 1 and ranks not in self.pool:
             raise BrokerMismatchError(
                 f"the plan of step {batch.step} has rank {self.rank} share microbatch {batch.microbatch} with ranks "
                 f"{list(ranks)}; groups of this job are runs of {sorted({len(found) for found in self.pool})} ranks "
                 "that begin at a multiple of that: all ranks must be started with the job that the servers plan"
             )
-        return self.pool[ranks]
+        return ranks

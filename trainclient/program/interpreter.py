@@ -210,6 +210,10 @@ class _Views:
         while microbatch not in self._kept and microbatch >= self._read:
             self._read_next()
         batch, left = self._kept.pop(microbatch)
+        if batch.arriving is not None:
+            begun = time.perf_counter()
+            batch.arriving.wait()
+            self.seen.data_wait_s += time.perf_counter() - begun
         if left > 1:
             self._kept[microbatch] = batch, left - 1
         return batch

@@ -50,6 +50,7 @@ class ViewClient(Generic[TensorT]):
         *,
         tensors: Sequence[str] | None = None,
         compress: bool = False,
+        share_fetch: bool = False,
         start_step: int = 0,
         prefetch_bytes: int = PREFETCH_BYTES,
         max_microbatch_bytes: int = MAX_MICROBATCH_BYTES,
@@ -67,6 +68,8 @@ class ViewClient(Generic[TensorT]):
             rank: data-parallel rank within the module.
             tensors: names of the tensors wanted; all by default.
             compress: let the servers compress tensors; worth it only where the network is the limit.
+            share_fetch: of ranks that share sequences, only one of each group gets the tensors of a microbatch, and is
+                to hand them on (`SequenceParallelGroup.reader`); the others get it `withheld`.
             start_step: first step.
             prefetch_bytes: received and not yet asked for; one microbatch always may be.
             max_microbatch_bytes: a larger one is refused before memory is taken for it.
@@ -87,7 +90,7 @@ class ViewClient(Generic[TensorT]):
         self._buffers = buffers or BufferPool(prefetch_bytes)
         try:
             self.job = resolve_job(source, self.fleet)
-            self._view = _view_request(self.job, module, rank, tensors, compress)
+            self._view = _view_request(self.job, module, rank, tensors, compress, share_fetch)
             self.num_steps = self.fleet.register(self.job)
             self._cursor = self._start_at(start_step)
         except BaseException:
@@ -278,7 +281,9 @@ class ArrayClient(ViewClient[Array]):
         return microbatch
 
 
-def _view_request(job: Job, module: str, rank: int, tensors: Sequence[str] | None, compress: bool) -> ViewRequest:
+def _view_request(
+    job: Job, module: str, rank: int, tensors: Sequence[str] | None, compress: bool, share_fetch: bool
+) -> ViewRequest:
     found = job.spec.execution.module(module)
     if not 0 <= rank < found.dp:
         raise ValueError(
@@ -286,7 +291,7 @@ def _view_request(job: Job, module: str, rank: int, tensors: Sequence[str] | Non
         )
     if tensors is not None and not tensors:
         raise ValueError("found an empty list of tensors; name at least one, or leave `tensors` out to get all")
-    return ViewRequest(module, rank, tuple(tensors or ()), compress)
+    return ViewRequest(module, rank, tuple(tensors or ()), compress, share_fetch)
 
 
 def _spread_key(job: Job | dict[str, Any], module: str, rank: int) -> str:

@@ -39,6 +39,8 @@ class ViewRequest:
     """Names of the tensors wanted; empty for all."""
     compress: bool = False
     """Whether the server may compress tensors; worth it only where the network is the limit."""
+    share_fetch: bool = False
+    """Whether ranks that share sequences share one fetch: microbatches of the others are withheld."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,10 @@ class Follower:
         microbatch = read_header(header, table)
         self._check(microbatch, server)
         self._handoff.admit(microbatch.nbytes)
+        if microbatch.withheld:
+            if not self._view.share_fetch:
+                raise ProtocolError("it withheld the tensors of a microbatch that this client shares with no other")
+            return microbatch
         return microbatch.with_tensors(receive_tensors(messages, table, self._buffers))
 
     def _request(self) -> StreamMicrobatchesRequest:
@@ -160,6 +166,7 @@ class Follower:
             start_microbatch=self._cursor.microbatch,
             tensors=self._view.tensors,
             accepted_codecs=[CODEC_ZSTD] if self._view.compress else [],
+            share_fetch=self._view.share_fetch,
         )
 
     def _check(self, microbatch: Microbatch[Array], server: str) -> None:

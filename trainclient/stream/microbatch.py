@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from disttrain.v1 import microbatch_pb2 as pb
@@ -91,6 +91,15 @@ class SequenceParallelGroup:
     id: int
     degree: int
     ranks: tuple[int, ...]
+    reader: int
+    """The rank that gets the tensors where they share one fetch."""
+
+
+class Arriving(Protocol):
+    """Tensors on their way."""
+
+    def wait(self) -> None:
+        """Wait until they are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +137,8 @@ class Microbatch(Generic[TensorT]):
     """Bytes of all tensors."""
     wait_s: float
     """Seconds that the caller waited for it."""
+    arriving: Arriving | None = None
+    """Tensors that another process hands on; what they hold is not there before these have been waited for."""
 
     @property
     def cursor(self) -> Cursor:
@@ -145,6 +156,11 @@ class Microbatch(Generic[TensorT]):
         size = max((s.drain_every for s in self.schedules), default=0) or self.num_microbatches
         first = self.microbatch // size * size
         return range(first, min(first + size, self.num_microbatches))
+
+    @property
+    def withheld(self) -> bool:
+        """Whether another rank of the group has received the tensors, which are not here."""
+        return self.header.withheld
 
     def with_tensors(self, tensors: Mapping[str, OtherT]) -> "Microbatch[OtherT]":
         """The same microbatch with other tensors."""
@@ -293,12 +309,12 @@ def read_header(header: pb.MicrobatchHeader, table: TensorTable) -> Microbatch[A
         sequence_valid=np.array(header.sequence_valid, np.bool_),
         routings=tuple(read_routing(r) for r in header.routings),
         sequence_parallel_groups=tuple(
-            SequenceParallelGroup(g.id, g.degree, tuple(g.ranks)) for g in header.sequence_parallel_groups
+            SequenceParallelGroup(g.id, g.degree, tuple(g.ranks), g.reader) for g in header.sequence_parallel_groups
         ),
         schedules=read_schedules(header),
         tensors=MappingProxyType({}),
         bfloat16=frozenset(t.name for t in header.tensors if t.dtype == pb.DATA_TYPE_BFLOAT16),
-        nbytes=table.raw_bytes,
+        nbytes=0 if header.withheld else table.raw_bytes,
         wait_s=0.0,
     )
 

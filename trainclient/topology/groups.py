@@ -39,6 +39,8 @@ class Groups:
     saving: ProcessGroup
     """The same, for checkpoints alone: a thread writes them while the next steps run."""
     channels: Channels
+    fetching: Mapping[tuple[int, ...], ProcessGroup]
+    """Over gloo, by the ranks of the groups that this process may share sequences in: their views alone."""
 
 
 @contextmanager
@@ -75,6 +77,7 @@ def process_groups(
     together = world if len(meeting) == len(topology.places) else dist.new_group(meeting, timeout=timeout)
     if topology.colocated and peers is not None:
         together = data_parallel
+    shared, fetching = _shared_sequences(topology, rank, device, timeout)
     groups = Groups(
         rank=rank,
         place=topology.places[rank],
@@ -88,8 +91,9 @@ def process_groups(
         channels=Channels(
             ways if peers is None else shared_ways(ways, peers),
             _collective(topology, GroupCollective(together, device) if rank in meeting else None, peers),
-            _shared_sequences(topology, rank, device, timeout),
+            shared,
         ),
+        fetching=fetching,
     )
     with contact("other ranks"):
         connect(topology, ways, rank)
@@ -130,15 +134,18 @@ def _mesh(
 
 def _shared_sequences(
     topology: Topology, rank: int, device: torch.device, timeout: timedelta
-) -> SharedSequences | None:
-    """The groups that this process may share sequences in; all processes make all groups, in the same order."""
-    members, pool = topology.in_step, {}
+) -> tuple[SharedSequences | None, dict[tuple[int, ...], ProcessGroup]]:
+    """The groups that this process may share sequences in, and those over which it shares their views.
+
+    All processes make all groups, in the same order.
+    """
+    members, pool, fetching = topology.in_step, {}, {}
     for group in topology.sequence_groups:
         ranks = [members[i] for i in group]
-        made, control = (dist.new_group(ranks, timeout=timeout, backend=backend) for backend in (None, "gloo"))
+        made, control, views = (dist.new_group(ranks, timeout=timeout, backend=b) for b in (None, "gloo", "gloo"))
         if rank in ranks:
-            pool[group] = GroupPeers(ranks[0], device, made, control)
-    return SharedSequences(topology.places[rank].rank, pool) if rank in members else None
+            pool[group], fetching[group] = GroupPeers(ranks[0], device, made, control), views
+    return SharedSequences(topology.places[rank].rank, pool) if rank in members else None, fetching
 
 
 def _ways(

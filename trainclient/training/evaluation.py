@@ -208,7 +208,7 @@ class Evaluation:
         ):
             with contact("other ranks"):
                 self._holding.begin_step()
-            batches = streams.batches(self._groups.peers)
+            batches = streams.batches(self._groups)
             for _ in range(evaluated_steps(self._config, self._held_out, streams.num_steps)):
                 record = self._machine.interpreter.run(batches)
                 if record is None:

@@ -127,7 +127,7 @@ class Trainer:
         """
         end = min(streams.num_steps, self._config.steps or streams.num_steps)
         saved, stopping = streams.step, False
-        batches = streams.batches(self._groups.peers)
+        batches = streams.batches(self._groups)
         self._lap()
         with self._saving.completed(), ExitStack() as entered:
             reporters = self._reporters(streams, entered)

@@ -7,9 +7,10 @@ from typing import Any, Self
 
 from dataserver.planning.identity import Job
 from trainclient.client import DataClient
-from trainclient.exchange.peers import GroupPeers, PeerBatches
+from trainclient.exchange.fetching import PeerBatches, SharedBatches
 from trainclient.program.interpreter import Batches
 from trainclient.stream.endpoint import Timeouts
+from trainclient.topology.groups import Groups
 from trainclient.topology.places import Place
 
 
@@ -57,6 +58,7 @@ class Streams:
                         tensors=tensors[m.name],
                         timeouts=timeouts,
                         pin_memory=pin_memory,
+                        share_fetch=True,
                     )
                 )
                 for m in place.modules
@@ -79,10 +81,15 @@ class Streams:
         """Of the job."""
         return self.first.num_steps
 
-    def batches(self, peers: GroupPeers | None) -> list[Batches]:
-        """What the interpreter reads, one iterator for each module; tensor-parallel peers share one fetch."""
-        clients = self.clients.values()
-        return [*clients] if peers is None else [PeerBatches(client, peers) for client in clients]
+    def batches(self, groups: Groups) -> list[Batches]:
+        """What the interpreter reads, one iterator for each module; who works on the same view shares one fetch."""
+        clients, peers, shared = self.clients.values(), groups.peers, groups.channels.shared
+        if peers is not None:
+            return [PeerBatches(client, peers) for client in clients]
+        if shared is not None:
+            pin = groups.device.type == "cuda"
+            return [SharedBatches(client, shared, groups.fetching, pin=pin) for client in clients]
+        return [*clients]
 
     def state_dict(self) -> dict[str, Any]:
         """As `DataClient.state_dict`, which does not depend on the module."""

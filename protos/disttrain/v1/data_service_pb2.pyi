@@ -155,6 +155,7 @@ class StreamMicrobatchesRequest(_message.Message):
     START_MICROBATCH_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     ACCEPTED_CODECS_FIELD_NUMBER: _builtins.int
+    SHARE_FETCH_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Job to read, as GetOrCreateJob names it; JOB_UNKNOWN where this server does not know it."""
     module: _builtins.str
@@ -166,6 +167,11 @@ class StreamMicrobatchesRequest(_message.Message):
     start_microbatch: _builtins.int
     """First microbatch of that step to send; later steps start at 0. A start at (number of steps, 0) is permitted, and
     ends at once with REASON_END_OF_JOB.
+    """
+    share_fetch: _builtins.bool
+    """Whether ranks that share sequences share the fetch of their view too: of each group of several one rank gets the chunks,
+    the others the header alone (`withheld`), and take the tensors from that rank (SequenceParallelGroup, reader). All ranks
+    of the module must ask for the same. It changes nothing where no ranks share sequences.
     """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -188,10 +194,11 @@ class StreamMicrobatchesRequest(_message.Message):
         start_microbatch: _builtins.int = ...,
         tensors: _abc.Iterable[_builtins.str] | None = ...,
         accepted_codecs: _abc.Iterable[_microbatch_pb2.Codec.ValueType] | None = ...,
+        share_fetch: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_codecs", b"accepted_codecs", "job_id", b"job_id", "module", b"module", "rank", b"rank", "start_microbatch", b"start_microbatch", "start_step", b"start_step", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_codecs", b"accepted_codecs", "job_id", b"job_id", "module", b"module", "rank", b"rank", "share_fetch", b"share_fetch", "start_microbatch", b"start_microbatch", "start_step", b"start_step", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -362,10 +362,15 @@ class SequenceParallelGroup(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     DEGREE_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    READER_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Number within the microbatch, by first rank."""
     degree: _builtins.int
     """Ranks of the group."""
+    reader: _builtins.int
+    """The rank that gets the chunks of the group's view where its ranks share one fetch (`share_fetch` of the request), and
+    hands them on to the others. They take turns: ranks[(step + microbatch) % degree].
+    """
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ranks, consecutive."""
@@ -376,10 +381,11 @@ class SequenceParallelGroup(_message.Message):
         id: _builtins.int = ...,
         degree: _builtins.int = ...,
         ranks: _abc.Iterable[_builtins.int] | None = ...,
+        reader: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["degree", b"degree", "id", b"id", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degree", b"degree", "id", b"id", "ranks", b"ranks", "reader", b"reader"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -475,6 +481,7 @@ class MicrobatchHeader(_message.Message):
     CRC32C_FIELD_NUMBER: _builtins.int
     SCHEDULES_FIELD_NUMBER: _builtins.int
     IMAGES_ON_SOME_RANKS_FIELD_NUMBER: _builtins.int
+    WITHHELD_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Job."""
     stream_id: _builtins.str
@@ -493,13 +500,18 @@ class MicrobatchHeader(_message.Message):
     num_microbatches: _builtins.int
     """Microbatches of this step, equal for all ranks of all modules; it may differ from step to step."""
     total_bytes: _builtins.int
-    """Bytes of all chunks of this microbatch; 0 where no chunk follows."""
+    """Bytes of all chunks of this microbatch; 0 where the view has none."""
     crc32c: _builtins.int
     """CRC-32C (Castagnoli, as in iSCSI and RFC 3720) of the concatenated chunks as sent, padding included; 0 for no bytes."""
     images_on_some_ranks: _builtins.bool
     """Whether only some backbone ranks have images in this microbatch, although the job asks that all have some or none
     (`execution.modality_parity`): the samples of the step left no other way. It is the same in the views of all ranks, so
     that all of them can stop, or run what the others wait for. Always false where the job does not ask.
+    """
+    withheld: _builtins.bool
+    """Whether no chunk follows although the view has tensors, since another rank of the group gets them (`reader`), and the
+    request says that it hands them on. The table describes them as raw, and crc32c is 0. Never true unless the request has
+    `share_fetch`.
     """
     @_builtins.property
     def denominators(self) -> Global___Denominators:
@@ -549,10 +561,11 @@ class MicrobatchHeader(_message.Message):
         crc32c: _builtins.int = ...,
         schedules: _abc.Iterable[Global___ModuleSchedule] | None = ...,
         images_on_some_ranks: _builtins.bool = ...,
+        withheld: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["denominators", b"denominators", "items", b"items"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_version", b"content_version", "crc32c", b"crc32c", "denominators", b"denominators", "images_on_some_ranks", b"images_on_some_ranks", "items", b"items", "job_id", b"job_id", "microbatch", b"microbatch", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "routings", b"routings", "schedules", b"schedules", "sequence_parallel_groups", b"sequence_parallel_groups", "sequence_valid", b"sequence_valid", "step", b"step", "stream_id", b"stream_id", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_version", b"content_version", "crc32c", b"crc32c", "denominators", b"denominators", "images_on_some_ranks", b"images_on_some_ranks", "items", b"items", "job_id", b"job_id", "microbatch", b"microbatch", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "routings", b"routings", "schedules", b"schedules", "sequence_parallel_groups", b"sequence_parallel_groups", "sequence_valid", b"sequence_valid", "step", b"step", "stream_id", b"stream_id", "tensors", b"tensors", "total_bytes", b"total_bytes", "withheld", b"withheld"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,149 @@
+"""One fetch of a view for all ranks that work on it: one of them receives it from the servers and hands it on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from trainclient.client import Batch, DataClient, batch_with_room, with_room
+from trainclient.exchange.messages import BrokerMismatchError
+from trainclient.exchange.peers import GroupPeers
+from trainclient.exchange.sharing import SharedSequences
+from trainclient.exchange.transport import contact
+
+
+class PeerBatches:
+    """The microbatches that the first peer's client reads, handed on as their headers came, and their tensors.
+
+    The clients of the others read nothing, and follow.
+    """
+
+    ready = False
+    """Peers read at the same moments, whatever has come to the first one."""
+
+    def __init__(self, client: DataClient, peers: GroupPeers) -> None:
+        self._client = client
+        self._peers = peers
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = self._handed_on(next(self._client, None) if self._peers.leads else None)
+        if batch is None:
+            raise StopIteration
+        if not self._peers.leads:
+            self._client.follow(batch)
+        return batch
+
+    def _handed_on(self, batch: Batch | None) -> Batch | None:
+        """The first peer's microbatch; None at the end of the stream."""
+        header = b"" if batch is None else batch.header.SerializeToString()
+        with contact("peers"):
+            length = torch.tensor([len(header)])
+            self._broadcast(length)
+            if not length:
+                return None
+            told = torch.frombuffer(bytearray(header or int(length)), dtype=torch.uint8)
+            self._broadcast(told)
+            if batch is None:
+                batch = batch_with_room(told.numpy().tobytes(), pin_memory=self._peers.device.type == "cuda")
+            for tensor in batch.tensors.values():
+                self._broadcast(tensor.view(-1).view(torch.uint8))
+        return batch
+
+    def _broadcast(self, tensor: Tensor) -> None:
+        dist.broadcast(tensor, group_src=0, group=self._peers.control)
+
+
+class SharedBatches:
+    """The microbatches of a rank that shares sequences; of each group one rank has fetched the tensors for all.
+
+    They are handed on beside what the ranks compute, so that each may read ahead whatever the others have read.
+    """
+
+    def __init__(
+        self, client: DataClient, shared: SharedSequences, groups: Mapping[tuple[int, ...], ProcessGroup], *, pin: bool
+    ) -> None:
+        """Hand on, and take, what a client leaves out.
+
+        Args:
+            client: of this rank, with `share_fetch`.
+            shared: with whom it may share.
+            groups: over gloo, by their ranks. Nothing else uses them: all ranks of one begin the same views in the same
+                order, at whatever moments.
+            pin: whether to take into page-locked memory.
+        """
+        self._client = client
+        self._shared = shared
+        self._groups = groups
+        self._pin = pin
+
+    @property
+    def ready(self) -> bool:
+        """See `Batches`; the tensors may still be on their way."""
+        return self._client.ready
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = next(self._client)
+        ranks = self._shared.ranks(batch)
+        if len(ranks) == 1:
+            return batch
+        if batch.withheld:
+            batch = with_room(batch, pin_memory=self._pin)
+        return replace(batch, arriving=_Arriving.of(batch, ranks, self._groups[ranks]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Arriving:
+    """A view on its way through its group."""
+
+    batch: Batch
+    reader: int
+    plan_hash: Tensor
+    """Of the reader's view, uint8 [32]."""
+    works: Sequence[dist.Work]
+    """Of the hash, then of the tensors."""
+
+    @classmethod
+    def of(cls, batch: Batch, ranks: tuple[int, ...], group: ProcessGroup) -> Self:
+        """Begin to hand on the tensors of a microbatch, or to take them."""
+        reader = next(found.reader for found in batch.sequence_parallel_groups if found.ranks == ranks)
+        if reader not in ranks:
+            raise BrokerMismatchError(
+                f"the header of step {batch.step}, microbatch {batch.microbatch} has rank {reader} fetch the view of "
+                f"ranks {list(ranks)}, of which it is none; the servers must run the release of this trainer"
+            )
+        plan_hash = torch.frombuffer(bytearray(batch.plan_hash), dtype=torch.uint8)
+        several = [plan_hash, *(t.view(-1).view(torch.uint8) for t in batch.tensors.values() if t.numel())]
+        with contact("the ranks of its group"):
+            source = ranks.index(reader)
+            works = [dist.broadcast(t, group_src=source, group=group, async_op=True) for t in several]
+        return cls(batch, reader, plan_hash, works)
+
+    def wait(self) -> None:
+        """See `Arriving`.
+
+        Raises:
+            BrokerMismatchError: the reader has a view of another plan.
+            PeerLostError: a rank of the group is gone.
+        """
+        with contact(f"rank {self.reader} of its module"):
+            self.works[0].wait()
+        found, batch = self.plan_hash.numpy().tobytes(), self.batch
+        if found != batch.plan_hash:
+            raise BrokerMismatchError(
+                f"rank {self.reader} has fetched microbatch {batch.microbatch} of step {batch.step} of plan "
+                f"{found.hex()[:16]} for a group that was told of plan {batch.plan_hash.hex()[:16]}; all ranks must "
+                "read the same job from servers of one fleet, and resume from the same checkpoint"
+            )
+        with contact(f"rank {self.reader} of its module"):
+            for work in self.works[1:]:
+                work.wait()
