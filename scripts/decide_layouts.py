@@ -18,7 +18,7 @@ from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem
 from trainclient.orchestrate.cluster import Cluster, cluster
 from trainclient.orchestrate.networks import Network, read_network
 from trainclient.orchestrate.rescoring import simulated_ns
-from trainclient.orchestrate.solving import SOLVERS
+from trainclient.orchestrate.solving import solvers_of
 from trainclient.orchestrate.workload import SampleSize, Stream, workload
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "layouts.md"
@@ -29,6 +29,7 @@ CLUSTERS: Final[Mapping[str, Cluster]] = {
     "64 H100, 400 Gb/s for each GPU": cluster("h100", 64),
     "128 A800, 100 Gb/s for each GPU": cluster("a800", 128),
 }
+COLUMNS: Final = ("pipelined", "colocated", "grouped", "contrastive", "monolithic")
 SMALL: Final = ModelSize(28, 3072, 8192, 24, 8, 128_256)
 """A backbone of 3B (Llama 3.2's sizes)."""
 SIZES: Final[Mapping[str, tuple[tuple[SampleSize, ...], Stream]]] = {
@@ -44,12 +45,21 @@ SIZES: Final[Mapping[str, tuple[tuple[SampleSize, ...], Stream]]] = {
     "long texts, unpacked, up to 131,072": (
         tuple(SampleSize(1 << (7 - p), 1000 << p, ()) for p in range(8)), Stream(256, 131_072, packed=False),
     ),
+    "pairs: towers of images and of texts, contrastive batches of 4,200": (
+        (SampleSize(1, 40, (256,)),), Stream(4200, 77, packed=False, contrastive_batch=4200),
+    ),
 }  # fmt: skip
 
 
 def problem(devices: Cluster, sizes: tuple[SampleSize, ...], stream: Stream) -> Problem:
-    """ViT-H and a backbone of 3B; a generator where pictures are generated, and no encoder of texts alone."""
+    """ViT-H and a backbone of 3B; a generator where pictures are generated, and no encoder of texts alone.
+
+    Of pairs ViT-H and the tower of texts that OpenCLIP has beside it.
+    """
     networks: list[Network] = []
+    if stream.contrastive_batch is not None:
+        towers = read_network("tower", "vit-h", "image", "image"), read_network("tower", "clip-text-h", "text", "text")
+        return Problem(towers, devices, workload(sizes, stream))
     if any(s.patches for s in sizes):
         networks.append(read_network("encoder", "vit-h"))
     networks.append(Network("backbone", "backbone", SMALL, input_gradient=bool(networks)))
@@ -61,8 +71,7 @@ def problem(devices: Cluster, sizes: tuple[SampleSize, ...], stream: Stream) -> 
 
 def table() -> str:
     """The table as Markdown."""
-    names = [*SOLVERS]
-    lines = ["| samples | cluster | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]
+    lines = ["| samples | cluster | " + " | ".join(COLUMNS) + " |", "|---|---|" + "---|" * len(COLUMNS)]
     for about, (sizes, stream) in SIZES.items():
         for where, devices in CLUSTERS.items():
             print(f"{about}, {where}", file=sys.stderr, flush=True)
@@ -73,14 +82,16 @@ def table() -> str:
 def _cells(one: Problem) -> list[str]:
     """Of each layout the time of its best choice over the fastest; of the fastest in bold its time and MFU."""
     found: dict[str, tuple[Choice, float]] = {}
-    for name, solver in SOLVERS.items():
+    solvers = solvers_of(one)
+    for name, solver in solvers.items():
         try:
             choice = solver(one)[0]
         except NoLayoutError:
             continue
         found[name] = choice, simulated_ns(one, choice, execution_block(one, choice), 1)
     best = min((time for _, time in found.values()), default=0.0)
-    return [_cell(one, *found[name], best) if name in found else "does not fit" for name in SOLVERS]
+    missing = {name: "does not fit" if name in solvers else "-" for name in COLUMNS}
+    return [_cell(one, *found[name], best) if name in found else missing[name] for name in COLUMNS]
 
 
 def _cell(one: Problem, choice: Choice, time: float, best: float) -> str:

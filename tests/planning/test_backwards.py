@@ -9,6 +9,7 @@ import pytest
 from builders.contrastive import contrastive_job, contrastive_samples, tower
 from builders.jobs import job_data, module
 from builders.samples import make_samples
+from builders.transfers import with_transfers
 
 from dataserver.planning.identity import Job, JobSpecError, identify, parse_job
 from dataserver.planning.layout import layout_of
@@ -131,18 +132,30 @@ def test_there_must_be_a_backward_to_compute_again_in() -> None:
         parse_job(job_data(execution={"modules": [module("encoder", recompute=True, cost=cost), module("backbone")]}))
 
 
-@pytest.mark.parametrize("kind", ["grouped", "contrastive"])
-def test_other_layouts_name_what_they_cannot_freeze(kind: str) -> None:
-    if kind == "grouped":
-        modules = [module("encoder", frozen=True), module("backbone", memory={"room_bytes": 9999, "unit_bytes": 1})]
-        data = job_data(execution={"modules": modules, "layout": {"kind": "grouped", "max_degree": 1}})
-    else:
-        modules = [{"name": name, "kind": "tower", "modality": name} for name in ("image", "text")]
-        modules[0]["frozen"] = True  # type: ignore[assignment]
-        stream = {"global_batch": 8, "contrastive_batch": 4, "packing": {"enabled": False}}
-        data = job_data(stream=stream, execution={"modules": modules, "layout": {"kind": "contrastive"}})
-    with pytest.raises(JobSpecError, match=rf"(vit|image) are to be frozen, which a {kind} layout cannot plan yet"):
+def test_a_grouped_layout_names_what_it_cannot_freeze() -> None:
+    modules = [module("encoder", frozen=True), module("backbone", memory={"room_bytes": 9999, "unit_bytes": 1})]
+    data = job_data(execution={"modules": modules, "layout": {"kind": "grouped", "max_degree": 1}})
+    with pytest.raises(JobSpecError, match="vit are to be frozen, which a grouped layout cannot plan yet"):
         parse_job(data)
+
+
+@pytest.mark.parametrize("schedule", ["batch_sync", "distmm_pipe"])
+@pytest.mark.parametrize("frozen", ["image", "text"])
+def test_a_frozen_tower_beside_a_trained_one_runs_forwards_and_interactions_alone(frozen: str, schedule: str) -> None:
+    towers = [tower(name, name, pp=2, cost=COST, frozen=name == frozen) for name in ("image", "text")]
+    job = contrastive_job(towers, batch=4, microbatches=2, interaction_ns=5, schedule=schedule)
+    hop = {"source": frozen, "target": frozen, "latency_ns": 10**6, "bytes_per_ns": "1", "row_bytes": 1}
+    job = with_transfers(json.loads(job.text), hop)
+    samples = contrastive_samples(job)
+    plan = plan_step(job, 0, samples)
+    simulated = timeline(job.spec, plan)
+    for program in layout_of(job.spec.execution).programs(job.spec.execution, plan.schedules, plan.num_microbatches):
+        kinds = program.operations.kind.tolist()
+        assert kinds.count(BACKWARD) == (0 if program.modules == (frozen,) else plan.num_microbatches)
+        assert kinds.count(INTERACTION) == (2 if program.stage == 1 else 0)
+    assert layout_of(job.spec.execution).lower_bound_ns(job, plan) <= simulated.makespan_ns
+    whole = identify(job.spec.forward_only)
+    assert timeline(whole.spec, plan_step(whole, 0, samples)).makespan_ns < simulated.makespan_ns
 
 
 @pytest.mark.parametrize("schedule", ["batch_sync", "distmm_pipe"])

@@ -1,6 +1,6 @@
 """Contrastive jobs of the tests' server, and their loss in one process, which shares no code with the trainer's."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, permutations
 from typing import Any
 
@@ -24,14 +24,17 @@ COSTS = {
 SINGLE = {"image": (1, 1), "text": (1, 1)}
 
 
-def tower_data(towers: Mapping[str, tuple[int, ...]], *, dataset: str = "pairs", **layout: Any) -> dict[str, Any]:
+def tower_data(
+    towers: Mapping[str, tuple[int, ...]], *, dataset: str = "pairs", frozen: Sequence[str] = (), **layout: Any
+) -> dict[str, Any]:
     """A job of towers with these degrees, dp, pp and tp each; those whose names begin with `text` read texts."""
     modules = []
     for name, degrees in towers.items():
         modality = "text" if name.startswith("text") else "image"
         fields = {**dict(zip(("dp", "pp", "tp"), degrees, strict=False)), "cost": COSTS[modality]}
         balance = "lpt" if towers != SINGLE else "none"
-        modules.append(module("tower", name, modality=modality, balance=balance, **fields))
+        marked = {"frozen": True} if name in frozen else {}
+        modules.append(module("tower", name, modality=modality, balance=balance, **fields, **marked))
     execution = {key: layout.pop(key) for key in ("transfers",) if key in layout}
     return compose(
         modules,

@@ -16,9 +16,9 @@ from dataserver.planning.layout import PlannedTimeline
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import Operations
 from trainclient.client import Batch
-from trainclient.exchange.peers import shared_ways
+from trainclient.exchange.peers import PeerCollective, shared_ways
 from trainclient.exchange.sharing import SharedSequences
-from trainclient.exchange.transport import Channels, Directions, Message
+from trainclient.exchange.transport import Channels, Collective, Directions, Message
 from trainclient.modules import Site
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Executed
@@ -127,6 +127,7 @@ class ThreadPeers:
     row: tuple[int, ...]
     """Global ranks of all of them."""
     boxes: Together
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def leader(self) -> int:
@@ -155,6 +156,15 @@ class ThreadPeers:
             message.copy_(self.boxes[self.leader, self.rank].get(timeout=DEADLINE_S))
 
 
+def meeting_of(ranks: Sequence[int], peers: ThreadPeers, boxes: Together) -> Collective | None:
+    """Where a process, or the first of its peers, meets others."""
+    if peers.leader not in ranks:
+        return None
+    place = ranks.index(peers.leader), len(ranks)
+    own = ThreadCollective(*place, boxes) if peers.leads else None
+    return own if peers.size == 1 else PeerCollective(own, *place, peers)
+
+
 def execute(
     case: Case, job: Job, planned: PlannedTimeline, hop_ns: Mapping[str, I64] | None = None
 ) -> list[list[Executed]]:
@@ -170,9 +180,9 @@ def execute(
     def run(rank: int, streams: Sequence[Sequence[Batch]]) -> list[Executed]:
         place, clock = topology.places[rank], VirtualClock(times, rank)
         ends = {way: Directions(*(ThreadChannel(rank, way, back, boxes) for back in (False, True))) for way in ways}
-        ends = shared_ways(ends, ThreadPeers(rank, rows[rank], handed_on))
-        meeting = topology.together
-        met = ThreadCollective(meeting.index(rank), len(meeting), together) if rank in meeting else None
+        peers = ThreadPeers(rank, rows[rank], handed_on)
+        ends = shared_ways(ends, peers)
+        met = meeting_of(topology.together, peers, together)
         members = {group: tuple(topology.in_step[i] for i in group) for group in topology.sequence_groups}
         pool = {group: ThreadPeers(rank, row, handed_on) for group, row in members.items() if rank in row}
         shared = SharedSequences(place.rank, pool) if rank in topology.in_step else None

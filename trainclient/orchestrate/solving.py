@@ -22,6 +22,11 @@ OF_TOWERS: Final[Mapping[str, Solver]] = MappingProxyType({"contrastive": contra
 """Of towers; monolithic is contrastive with the same degrees for all."""
 
 
+def solvers_of(problem: Problem) -> Mapping[str, Solver]:
+    """The layouts that the modules of a problem can have."""
+    return OF_TOWERS if problem.network("tower") else SOLVERS
+
+
 class ScoringError(ValueError):
     """Choices cannot be scored on this machine."""
 
@@ -72,8 +77,7 @@ def solve(problem: Problem, steps: int = 0) -> Solution:
     started = time.perf_counter()
     found: list[Choice] = []
     refused = {}
-    solvers = OF_TOWERS if problem.network("tower") else SOLVERS
-    for name, solver in solvers.items():
+    for name, solver in solvers_of(problem).items():
         try:
             found += solver(problem)
         except NoLayoutError as error:

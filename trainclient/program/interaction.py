@@ -37,6 +37,7 @@ class Interaction:
         self._pairs = spec.stream.contrastive_batch or 1
         self._planned = spec.stream.global_batch
         self._learns = any(tower.runs_backward for tower in spec.execution.modules)
+        self._returns = spec.execution.module(gathering.tower).runs_backward
         self._gathering = gathering
         self._retrieval = retrieval
         self._clock = clock
@@ -72,6 +73,8 @@ class Interaction:
             if not self._learns:
                 return loss
             values, slope = self._gradients_of(stamp, found, rows, halves)
+        if not self._returns:
+            return loss
         parts = torch.split((values / self._planned).to(own.features.dtype), [len(f.values) for _, f in made])
         for part, (of, _) in zip(parts, made, strict=True):
             counted = self._gathering.is_first and of is batch

@@ -16,7 +16,6 @@ from dataserver.planning.jobspec import (
     Natural,
     Stream,
     most_forward_ns,
-    refuse_frozen,
 )
 
 
@@ -66,9 +65,7 @@ class ContrastiveOptions(LayoutOptions):
             yield Extreme(f"nanoseconds of a contrastive batch of {tower.name} x ranks", 1000 * forward * tower.dp)
 
     def check_modules(self, execution: ExecutionParts) -> None:
-        """Refuse modules other than towers, and towers of which some are frozen: all of them are evaluated."""
-        if not all(m.frozen for m in execution.modules):
-            refuse_frozen(execution, self.kind)
+        """Refuse modules other than towers."""
         kinds = [m.kind for m in execution.modules]
         if kinds.count(ModuleKind.TOWER) < max(2, len(kinds)) or execution.microbatch != 1:
             raise ValueError(

@@ -129,5 +129,5 @@ def _tower_bound_ns(execution: Execution, tower: ModuleSpec, plan: StepPlan) -> 
     backward = max((forward * percent - 99 * count) // 100, 0)
     least = (int(loads[: len(loads) // count].sum()) + tower.cost.microbatch_ns) // tower.pp
     hop = int(hop_ns(execution.transfer(tower.name, tower.name), sizes[: len(sizes) // count].sum()))
-    way = (tower.pp - 1) * (least + least * percent // 100 + 2 * hop)
+    way = (tower.pp - 1) * (least + least * percent // 100 + (2 if tower.runs_backward else 1) * hop)
     return -(-(forward + backward) // tower.dp) + way
