@@ -12,10 +12,13 @@ from dataserver.planning.gathering import Window
 from dataserver.planning.identity import Job
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import ShardTable
+from dataserver.planning.slices import Slices
 
 KEPT_BYTES: Final = 768 << 20
 """A third each for tables, windows and plans. A sample takes some 80 bytes in a table, and 100 in a window: the windows
 of 256 MiB are 2.5 million samples, or thirty times eight shards of 10,000."""
+CUTS_BYTES: Final = 8 << 20
+"""Where windows are cut into slices, besides: some thousand windows, or a hundred of as many slices as there may be."""
 
 
 class Kept:
@@ -34,7 +37,9 @@ class Kept:
         """By stream, dataset and shard."""
         self.window_bytes = third
         self.windows = LruCache[Window](third, memory_of)
-        """By stream, dataset, pass and shards."""
+        """By stream, dataset, pass, shards and slice."""
+        self.cuts = LruCache[Slices](CUTS_BYTES, memory_of)
+        """By stream, dataset, pass and shards: how each window is cut into slices, most into one."""
         self.plans = OnceCache[tuple[str, int], StepPlan](num_bytes - 2 * third, memory_of)
         """By job and step."""
         self.making = OnceCache[tuple[str, int], StepPlan](0, memory_of)
@@ -47,7 +52,7 @@ class Kept:
         for job in jobs:
             job_ids.add(job.job_id)
             stream_ids.add(job.stream_id)
-        for cache in (self.tables, self.windows):
+        for cache in (self.tables, self.windows, self.cuts):
             cache.drop_where(lambda key: key[0] not in stream_ids)
         for plans in (self.plans, self.making):
             plans.drop(lambda key: key[0] not in job_ids)

@@ -1,6 +1,6 @@
 """A job over open datasets: from the indexes to the plans of its steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import TypeVar
 
@@ -137,10 +137,10 @@ class JobPlanner:
         Raises:
             StepOutOfRangeError: the job ends before.
         """
-        return gather_step(self.job.stream, self._order, step, self._window, self._most)
+        return gather_step(self.job.stream, self._order, step, self._windows, self._most)
 
-    def _window(self, span: Span) -> Window:
-        return self._tables.window(self._order, span)
+    def _windows(self, span: Span) -> Iterator[Window]:
+        return self._tables.windows(self._order, span)
 
     def _lay_out(self, measures: Sequence[Measure]) -> StreamOrder:
         limits = layout_of(self.job.spec.execution).limits(self.job.spec)

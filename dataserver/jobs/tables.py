@@ -1,7 +1,8 @@
 """Sized tables of the shards of a job's datasets, made when they are asked for."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from dataserver.dataset import Dataset, Filter, FilterError, compile_filter
 from dataserver.jobs.kept import Kept
@@ -12,6 +13,10 @@ from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import DatasetSpec
 from dataserver.planning.order import Span, StreamOrder
 from dataserver.planning.samples import ShardTable
+from dataserver.planning.slices import Slices, Table, cut, gather_slice, whole
+
+KEPT_SLICES: Final = 4
+"""Slices of a window that is too large to be kept: so many fit what is kept of windows."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,25 +49,50 @@ class ShardTables:
         """
         return self._kept.tables.get((self._stream_id, dataset, shard), lambda: self._load(dataset, shard))
 
-    def window(self, order: StreamOrder, span: Span) -> Window:
-        """The shuffle window in which a span lies. All steps within it are cut from the same one.
+    def windows(self, order: StreamOrder, span: Span) -> Iterator[Window]:
+        """The shuffle window in which a span lies, or those slices of it; all steps are cut from the same ones.
 
         Raises:
             TokensMissingError, SampleTooLargeError: as for `table`.
         """
 
-        def gather() -> Window:
-            window = gather_window(order, span, [self.table(span.dataset, shard) for shard in span.shards])
-            if (size := memory_of(window)) > self._kept.window_bytes and not self._warned:
-                self._warned = True
-                _log.warning(
-                    "a window of %d samples takes %d bytes and is sorted anew for every step, because at most %d are "
-                    "kept: lower stream.shuffle_window (now %d) in new jobs, or raise the server's job_bytes",
-                    *(len(window.sample), size, self._kept.window_bytes, self._stream.shuffle_window),
-                )
-            return window
+        def table(shard: int) -> ShardTable:
+            return self.table(span.dataset, shard)
 
-        return self._kept.windows.get((self._stream_id, span.dataset, span.pass_, span.shards), gather)
+        key = self._stream_id, span.dataset, span.pass_, span.shards
+        slices = self._kept.cuts.get(key, lambda: self._cut(order, span, table))
+        for number in slices.of(span):
+            yield self._kept.windows.get(
+                (*key, number),
+                lambda number=number: (  # type: ignore[misc]
+                    gather_slice(order, span, table, slices, number)
+                    if len(slices) > 1
+                    else gather_window(order, span, [table(shard) for shard in span.shards])
+                ),
+            )
+
+    def _cut(self, order: StreamOrder, span: Span, table: Table) -> Slices:
+        """One slice where the window can be kept, else several of which a few can be kept together.
+
+        A window takes at most half as much again as the tables of its shards.
+        """
+        most, taken = self._kept.window_bytes, 0
+        for shard in span.shards:
+            taken += memory_of(table(shard))
+            if taken > most * 2 // 3:
+                break
+        else:
+            return whole(span)
+        slices = cut(order, span, table, max(1, most // KEPT_SLICES))
+        if len(slices) > 1 and not self._warned:
+            self._warned = True
+            _log.warning(
+                "a window of %d shards takes more than the %d bytes that are kept of windows, and is sorted in %d "
+                "slices, for each of which all its shards are looked at: lower stream.shuffle_window (now %d) in new "
+                "jobs, or raise the server's job_bytes",
+                *(len(span.shards), most, len(slices), self._stream.shuffle_window),
+            )
+        return slices
 
     def where(self, dataset: int, shard: int) -> str:
         """Names a shard in messages."""

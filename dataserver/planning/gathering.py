@@ -1,6 +1,6 @@
 """From the columns of shards to the samples of a step: rows picked out and put in order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> Sh
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The n samples of a shuffle window of one pass, in canonical order: what the steps within it are cut from."""
+    """The n samples of a shuffle window of one pass, or of a slice of it, in canonical order: what steps consist of."""
 
     sample: U64
     """uint64 [n]: shard << ROW_BITS | row."""
@@ -88,18 +88,19 @@ def gather_window(order: StreamOrder, span: Span, tables: Sequence[ShardTable]) 
 
 
 def gather_step(
-    stream: Stream, order: StreamOrder, step: int, window: Callable[[Span], Window], most: PlanLimits
+    stream: Stream, order: StreamOrder, step: int, windows: Callable[[Span], Iterable[Window]], most: PlanLimits
 ) -> StepSamples:
-    """The samples of one step in canonical order; `window` gives the one in which a span lies.
+    """The samples of one step in canonical order; `windows` gives the window in which a span lies, or its parts.
 
     Raises:
         StepOutOfRangeError: the job ends before.
         MicrobatchTooLargeError: the step has `SINGLE_STEP` times as many samples or images as `most` says of the mean.
     """
     parts, samples, images = list[StepSamples](), 0, 0
-    for span in order.spans(step):
+    pieces = ((span, window) for span in order.spans(step) for window in windows(span))
+    for of, window in pieces:
         pace()
-        numbers, picked = window(span).part(span)
+        numbers, picked = window.part(of)
         samples, images = samples + len(numbers), images + len(picked.image_rows)
         if samples > most.step_samples * SINGLE_STEP or images > most.step_images * SINGLE_STEP:
             raise MicrobatchTooLargeError(
@@ -108,7 +109,7 @@ def gather_step(
                 "(step_samples, step_images): lower stream.global_batch, or raise shuffle_window, which mixes short "
                 "samples with long ones"
             )
-        parts.append(size_samples(stream, span.dataset, span.pass_, numbers, picked))
+        parts.append(size_samples(stream, of.dataset, of.pass_, numbers, picked))
     return concatenate(parts)
 
 

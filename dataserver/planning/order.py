@@ -61,7 +61,7 @@ class StreamOrder:
             DatasetEmptyError: a dataset with a positive weight has no unit, or nothing fills a step.
             ValueError: the job would take more steps than JSON can count.
         """
-        self._stream = stream
+        self.stream = stream
         self._totals = [np.asarray(t, np.int64) for t in shard_totals]
         # The steps of one pass follow each other; a small dataset may begin several passes in one step.
         self._pass = lru_cache(2 * len(self._totals))(self._lay_out)
@@ -119,22 +119,25 @@ class StreamOrder:
             uint64 [n] numbers of the samples in canonical order, int64 [n] the first unit of each, from the start of
             the pass, int64 [n] which of the tables each is in, and int64 [n] its position in that table.
         """
-        sample = np.concatenate(
-            [
-                (np.uint64(s) << np.uint64(ROW_BITS)) | t.row.astype(np.uint64)
-                for s, t in zip(span.shards, tables, strict=True)
-            ]
-        )
-        units = np.concatenate([units_of(self._stream, t) for t in tables])
+        sample = np.concatenate([self.numbers(s, t) for s, t in zip(span.shards, tables, strict=True)])
+        units = np.concatenate([units_of(self.stream, t) for t in tables])
         table = np.repeat(np.arange(len(tables)), [len(t.row) for t in tables])
         position = np.concatenate([np.arange(len(t.row)) for t in tables])
-        key = dataset_key(self._stream.datasets[span.dataset].name)
-        words = draw(self._stream.seed, Operator.SAMPLE_ORDER, key, span.pass_, sample)
+        words = self.draws(span, sample)
         order = np.argsort(words)  # four times as fast as `lexsort`, which is needed only where two words are equal
         if (words[order][1:] == words[order][:-1]).any():
             order = np.lexsort((sample, words))
         first = span.window_start + np.cumsum(units[order]) - units[order]
         return sample[order], first, table[order], position[order]
+
+    def numbers(self, shard: int, table: ShardTable) -> U64:
+        """The numbers of the samples of a shard, uint64 [n]: shard << ROW_BITS | row."""
+        return (np.uint64(shard) << np.uint64(ROW_BITS)) | table.row.astype(np.uint64)
+
+    def draws(self, span: Span, sample: U64) -> U64:
+        """The words by which samples of the window in which a span lies are sorted, uint64 [n]."""
+        key = dataset_key(self.stream.datasets[span.dataset].name)
+        return draw(self.stream.seed, Operator.SAMPLE_ORDER, key, span.pass_, sample)
 
     def _spans_of(self, dataset: int, first: int, last: int) -> list[Span]:
         """The windows that [first, last) of a dataset's axis touches."""
@@ -150,7 +153,7 @@ class StreamOrder:
     def _windows(self, dataset: int, pass_: int, first: int, last: int) -> list[Span]:
         """The windows that [first, last) of one pass touches."""
         shards, sums = self._pass(dataset, pass_)
-        size = self._stream.shuffle_window
+        size = self.stream.shuffle_window
         begin, end = np.searchsorted(sums, first, side="right") - 1, np.searchsorted(sums, last, side="left")
         return [
             Span(dataset, pass_, tuple(int(s) for s in shards[w * size : (w + 1) * size]), int(sums[w]), first, last)
@@ -161,15 +164,15 @@ class StreamOrder:
         """Int64 [shards] the shards in the order of a pass, and int64 [windows + 1] where each window starts."""
         totals = self._totals[dataset]
         numbers = np.arange(len(totals), dtype=np.uint64)
-        key = dataset_key(self._stream.datasets[dataset].name)
-        words = draw(self._stream.seed, Operator.SHARD_ORDER, key, pass_, numbers)
+        key = dataset_key(self.stream.datasets[dataset].name)
+        words = draw(self.stream.seed, Operator.SHARD_ORDER, key, pass_, numbers)
         shards = np.lexsort((numbers, words)).astype(np.int64)
-        lengths = np.add.reduceat(totals[shards], np.arange(0, len(shards), self._stream.shuffle_window))
+        lengths = np.add.reduceat(totals[shards], np.arange(0, len(shards), self.stream.shuffle_window))
         return shards, np.concatenate([[0], np.cumsum(lengths)])
 
     def _bounds(self, step: int) -> list[int]:
         """Where a step starts on each dataset's axis (design law 2)."""
-        stream = self._stream
+        stream = self.stream
         if stream.packing.enabled:
             tokens = step * Fraction(stream.packing.fill) * stream.global_batch * stream.seq_len
             return [floor(share * tokens) for share in self._shares]
@@ -182,7 +185,7 @@ class StreamOrder:
         by no more than a batch, so no bound ever falls, and the sum is exact in every step.
         """
         scale = lcm(*(share.denominator for share in self._shares))
-        left, weight_left = step * self._stream.global_batch, scale
+        left, weight_left = step * self.stream.global_batch, scale
         bounds = []
         for share in self._shares:
             weight = share.numerator * (scale // share.denominator)

@@ -74,9 +74,9 @@ class SyntheticDatasets:
             found += [(span.dataset, span.pass_, number) for number in self.numbers(span)]
         return found
 
-    def window(self, span: Span) -> Window:
+    def windows(self, span: Span) -> tuple[Window]:
         """The window in which a span lies."""
-        return gather_window(self.order, span, [self.tables[span.dataset][s] for s in span.shards])
+        return (gather_window(self.order, span, [self.tables[span.dataset][s] for s in span.shards]),)
 
     def numbers(self, span: Span) -> list[int]:
         """The numbers of the samples of a span in canonical order."""

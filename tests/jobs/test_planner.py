@@ -25,6 +25,7 @@ from dataserver.planning.order import DatasetEmptyError, Span, StepOutOfRangeErr
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import ROW_BITS, ShardTable, Task
 from dataserver.planning.sizing import SampleTooLargeError, patch_grid
+from dataserver.planning.slices import Slices, Table, gather_slice
 from dataserver.preprocessing.tokens import load_tokenizer, tokenizer_spec
 
 BYTES = load_tokenizer("bytes", None)
@@ -251,14 +252,27 @@ def test_a_window_is_sorted_once_for_its_steps(
     assert not caplog.records
 
 
-def test_windows_larger_than_what_is_kept_are_named_once(pairs: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_window_larger_than_what_is_kept_is_sorted_in_slices_and_named_once(
+    pairs: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each slice is gathered once for its steps, however many there are, and nothing larger is ever held."""
+    gathered: list[int] = []
+
+    def counted(order: StreamOrder, span: Span, table: Table, slices: Slices, number: int) -> Window:
+        gathered.append(number)
+        window = gather_slice(order, span, table, slices, number)
+        assert len(window.sample) < 40
+        return window
+
+    monkeypatch.setattr(tables, "gather_slice", counted)
     dataset = Dataset.open(pairs)
     jobs = planner(dataset)
-    tight = JobPlanner(jobs.job, [dataset], Kept(6_000))
+    tight = JobPlanner(jobs.job, [dataset], Kept(9_000))
     assert ids(every_plan(tight)) == ids(every_plan(jobs))
+    assert gathered == sorted(set(gathered))
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert "a window of 40 samples takes" in warning
-    assert "at most 2000 are kept" in warning
+    assert "a window of 3 shards takes more than the 3000 bytes that are kept of windows" in warning
+    assert f"sorted in {len(gathered)} slices" in warning
     assert "lower stream.shuffle_window (now 8)" in warning
 
 

@@ -9,9 +9,12 @@ import pytest
 from builders.jobs import TWO_DATASETS, make_job
 from builders.samples import SyntheticDatasets, make_table, pick
 
-from dataserver.planning.gathering import ShardColumns, gather_step, pick_rows, size_rows
+from dataserver.planning.gathering import ShardColumns, Window, gather_step, pick_rows, size_rows
 from dataserver.planning.jobspec import PLAN_LIMITS, SINGLE_STEP
+from dataserver.planning.order import Span
+from dataserver.planning.samples import ShardTable
 from dataserver.planning.sizing import MicrobatchTooLargeError
+from dataserver.planning.slices import cut, gather_slice
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -36,9 +39,39 @@ def test_a_step_is_gathered_from_the_shards_that_it_needs() -> None:
     rng = np.random.default_rng(5)
     datasets = SyntheticDatasets(job, [[make_table(job, rng, 20, max_images=2) for _ in range(5)]])
     for step in range(datasets.order.num_steps):
-        found = gather_step(job.stream, datasets.order, step, datasets.window, PLAN_LIMITS[1])
+        found = gather_step(job.stream, datasets.order, step, datasets.windows, PLAN_LIMITS[1])
         assert_same(found, datasets.samples(step))
         assert len(found)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("slice_bytes", [1, 300, 2_000, 100_000])
+def test_slices_of_a_window_are_the_window(packed: bool, slice_bytes: int) -> None:
+    """One after the other, from tables that are asked for one by one; and every span finds the slices it lies in."""
+    stream = {"seed": 3, "seq_len": 4096, "global_batch": 4, "shuffle_window": 3, "packing": {"enabled": packed}}
+    job = make_job(stream=stream, execution={"end": {"passes": 2}})
+    rng = np.random.default_rng(5)
+    datasets = SyntheticDatasets(job, [[make_table(job, rng, 30, max_images=2) for _ in range(5)]])
+
+    def table(shard: int) -> ShardTable:
+        return datasets.tables[0][shard]
+
+    def sliced(span: Span) -> list[Window]:
+        slices = cut(datasets.order, span, table, slice_bytes)
+        parts = [gather_slice(datasets.order, span, table, slices, number) for number in range(len(slices))]
+        (window,) = datasets.windows(span)
+        np.testing.assert_array_equal(np.concatenate([part.sample for part in parts]), window.sample)
+        np.testing.assert_array_equal(np.concatenate([part.first for part in parts]), window.first)
+        assert all(48 * len(part.sample) <= slice_bytes + 256 for part in parts), "a 4,096th of the window more"
+        assert len(parts) == 1 or slice_bytes < 100_000
+        held = {number for number, part in enumerate(parts) if len(part.part(span)[0])}
+        assert held <= set(slices.of(span))
+        assert len(slices.of(span)) <= len(held) + 1, "the last sample of a slice may reach into the span"
+        return [parts[number] for number in slices.of(span)]
+
+    for step in range(datasets.order.num_steps):
+        found = gather_step(job.stream, datasets.order, step, sliced, PLAN_LIMITS[1])
+        assert_same(found, datasets.samples(step))
 
 
 def test_kept_rows_are_sized_by_their_own_texts_and_images() -> None:
@@ -69,11 +102,11 @@ def test_a_step_may_have_so_many_samples_and_images_in_all_its_datasets_together
     assert samples != images
     here = PLAN_LIMITS[1]
     just = replace(here, step_samples=-(-samples // SINGLE_STEP), step_images=-(-images // SINGLE_STEP))
-    assert_same(gather_step(job.stream, datasets.order, 1, datasets.window, just), found)
+    assert_same(gather_step(job.stream, datasets.order, 1, datasets.windows, just), found)
     for less in (
         replace(just, step_samples=(samples - 1) // SINGLE_STEP),
         replace(just, step_images=(images - 1) // SINGLE_STEP),
     ):
         said = f"step 1 has more than {4 * less.step_samples:,} samples or {4 * less.step_images:,} images, 4 times"
         with pytest.raises(MicrobatchTooLargeError, match=said):
-            gather_step(job.stream, datasets.order, 1, datasets.window, less)
+            gather_step(job.stream, datasets.order, 1, datasets.windows, less)

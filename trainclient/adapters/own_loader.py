@@ -124,7 +124,7 @@ class LoaderPlanner:
         """The plan of a step; StepOutOfRangeError if the job ends before."""
         if self._last is None or self._last.step != step:
             stream = self.job.spec.stream
-            self._last = plan_step(self.job, step, gather_step(stream, self._order, step, self._window, self._most))
+            self._last = plan_step(self.job, step, gather_step(stream, self._order, step, self._windows_of, self._most))
         return self._last
 
     def batches(self, step: int, rank: int) -> list[list[int]]:
@@ -163,13 +163,13 @@ class LoaderPlanner:
             raise StateError(f"the state begins with step {step!r}; this job has 0 to {self.num_steps}")
         return step
 
-    def _window(self, span: Span) -> Window:
+    def _windows_of(self, span: Span) -> tuple[Window]:
         """The window of a span; the last two are kept, since a step may begin in one and end in the next."""
         key = span.pass_, span.shards
         if key not in self._windows:
             window = gather_window(self._order, span, [self._tables[shard] for shard in span.shards])
             self._windows = dict([*self._windows.items(), (key, window)][-2:])
-        return self._windows[key]
+        return (self._windows[key],)
 
 
 class PlannedBatches:
