@@ -11,7 +11,7 @@ from shards import write_pairs
 ROOT = Path(__file__).parents[1]
 HEAVY = (
     "torch", "numba", "llvmlite", "scipy", "pyarrow", "pyarrow.parquet", "matplotlib", "prometheus_client",
-    "http.server", "tyro", "rich", "grpc", "numpy", "pydantic", "PIL", "cv2", "yaml",
+    "http.server", "tokenizers", "tyro", "rich", "grpc", "numpy", "pydantic", "PIL", "cv2", "yaml",
 )  # fmt: skip
 """What takes longest to load of all that any part of this imports; some belong to one part, some to none."""
 SERVING = {"grpc", "numpy", "pydantic", "PIL", "cv2", "yaml"}

@@ -11,7 +11,6 @@ from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer as HuggingFaceModel
 
 from dataserver.planning.jobspec import SPECIAL_TOKENS, TokenizerSpec
 from dataserver.preprocessing.limits import MAX_TEXT_BATCH_BYTES, MAX_TOKENIZER_BYTES
@@ -70,6 +69,8 @@ class HuggingFaceTokenizer:
         Raises:
             TokenizerError: it cannot be read, or is not such a file.
         """
+        from tokenizers import Tokenizer as HuggingFaceModel  # most servers have none
+
         self.name: Final = name
         data = _read_bounded(path)
         self.digest: Final = hashlib.sha256(data).hexdigest()

@@ -23,7 +23,7 @@ class ConfigError(ValueError):
 class Worker(BaseModel):
     """Which of the processes that serve one address a process is; its parent sets it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     number: Annotated[int, Field(ge=0, lt=MAX_WORKERS)]
     """From 0 on. The first one has the metrics endpoint."""
