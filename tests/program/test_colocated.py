@@ -1,16 +1,19 @@
 """Colocated modules: gradients are those of one process, and what is executed is what the simulator scored."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
+import torch
 from program.conftest import Fleet
 from program.reference import reference_gradients
 from program.runtime_cases import Case, Degrees, Pool
 from program.test_gradients import BOUNDS, KINDS, WEIGHTS, assert_close
-from program.virtual import execute
+from program.virtual import Arriving, ThreadCollective, execute
+from sleeping_modules import Listed
 
 from dataserver.dataset import Dataset
 from dataserver.jobs import JobPlanner
@@ -18,6 +21,12 @@ from dataserver.planning.colocated.hops import phase_hops
 from dataserver.planning.identity import Job, identify
 from dataserver.planning.layout import layout_of
 from dataserver.planning.simulation import Operations
+from trainclient.exchange.transport import Channels
+from trainclient.program.assembly import assemble
+from trainclient.program.clock import Stopwatch
+from trainclient.program.runner import LossWeights
+from trainclient.topology.places import Topology
+from trainclient.training.models import Models
 
 
 def together(ranks: int, **more: Any) -> Degrees:
@@ -138,6 +147,37 @@ def test_the_executed_step_is_the_simulated_one(fleet: Fleet, degrees: Degrees, 
     assert max(e.end_ns for found in executed for e in found) == planned.makespan_ns > 0
     rounds = plan.num_microbatches // (plan.schedules[0].drain_every or plan.num_microbatches)
     assert rounds == 1 if not any(degrees.kept) else rounds > 1
+
+
+@dataclass
+class Watched(ThreadCollective):
+    """One rank alone, which notes when it waits for rows."""
+
+    seen: list[str] = field(default_factory=list)
+
+    def all_to_all(self, *args: Any) -> Arriving:
+        found = super().all_to_all(*args)
+        whole = found.wait
+        found.wait = lambda: [self.seen.append(" to ".join(args[0])), *whole()][1:]  # type: ignore[method-assign]
+        return found
+
+
+def test_text_is_embedded_while_rows_are_on_their_way(fleet: Fleet) -> None:
+    job = fleet.job(together(1))
+    topology, case = Topology.of(job.spec), Case("one", fleet.address, job.spec.model_dump(mode="json"))
+    (place,) = topology.places
+    modules = Models.of(case.config, job.spec).build(place, torch.device("cpu"))
+    rank = Watched(0, 1, {(0, 0): Queue()})
+    (embed,) = (m.network.get_submodule("embed") for site, m in modules if site.module.name == "llm")
+    embed.register_forward_hook(lambda *_: rank.seen.append("text"))
+    weights, clock = LossWeights(), Stopwatch(torch.device("cpu"))
+    machine = assemble(job.spec, topology, place, modules, Channels({}, rank), weights, clock)
+    streams = [Listed(case.batches(m.name, 0, machine.tensors[m.name])) for m in place.modules]
+    record = machine.interpreter.run(streams)
+    assert record is not None
+    backbone = [seen for seen in rank.seen if seen in ("text", "vit to llm")]
+    texts = ["text"] * (record.num_microbatches - 1)
+    assert backbone == ["text", "vit to llm", *texts, "vit to llm"]
 
 
 @pytest.mark.long

@@ -157,8 +157,20 @@ class BackboneStage(nn.Module):
             self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
             self.head = nn.Linear(config.width, config.vocab_size, bias=False)
 
+    def embed_text(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [T, width] of integers [T], in the first stage: all that it does before it needs images."""
+        found: Tensor = self.embed(
+            checked_index("token_ids", token_ids, self.config.vocab_size, self.embed.weight.device)
+        )
+        return found
+
     def forward(
-        self, batch: BackboneBatch, *, hidden: Tensor | None = None, embeddings: Tensor | None = None
+        self,
+        batch: BackboneBatch,
+        *,
+        hidden: Tensor | None = None,
+        embeddings: Tensor | None = None,
+        text: Tensor | None = None,
     ) -> StageOutput:
         """Run the stage.
 
@@ -166,6 +178,7 @@ class BackboneStage(nn.Module):
             batch: the view.
             hidden: [T, width] from the stage before; the first stage takes none.
             embeddings: [E, width] from the encoder, for the first stage; None where the view holds no image.
+            text: what `embed_text` made of the batch, if it did before.
 
         Returns:
             The hidden states, or from the last stage the conditions and the loss.
@@ -175,7 +188,7 @@ class BackboneStage(nn.Module):
         """
         if self.is_first == (hidden is not None):
             raise ValueError("the first stage takes no hidden states, and every other stage needs them")
-        x = self._embed(batch, embeddings) if hidden is None else hidden
+        x = self._embed(batch, embeddings, text) if hidden is None else hidden
         x = self._run_layers(x, batch)
         if not self.is_last:
             return StageOutput(x, None, None)
@@ -183,12 +196,12 @@ class BackboneStage(nn.Module):
         slots = self._checked_condition_slots(batch, x)
         return StageOutput(None, x.index_select(0, slots), self._loss(x, batch.labels))
 
-    def _embed(self, batch: BackboneBatch, embeddings: Tensor | None) -> Tensor:
+    def _embed(self, batch: BackboneBatch, embeddings: Tensor | None, text: Tensor | None) -> Tensor:
         """Token embeddings, with those of images and queries in their slots."""
         if batch.token_ids is None or batch.embedding_slots is None:
             raise ValueError("the first stage needs token_ids and embedding_slots; request them in the view")
-        device = self.embed.weight.device
-        x: Tensor = self.embed(checked_index("token_ids", batch.token_ids, self.config.vocab_size, device))
+        x = self.embed_text(batch.token_ids) if text is None else text
+        device = x.device
         slots = checked_index("embedding_slots", batch.embedding_slots, len(x), device)
         if embeddings is None:
             embeddings = x.new_zeros(0, self.config.width)

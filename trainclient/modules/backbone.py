@@ -47,6 +47,12 @@ class Backbone(TrainedModule):
             return 0
         return len(tensors["embedding_slots"]) if self._stage.is_first else int(tensors["cu_lengths"][-1])
 
+    def prepare(self, view: View) -> Tensor | None:
+        """See `TrainedModule`: the embeddings of the text; not of a view of which this rank takes a part."""
+        if not self._stage.is_first or view.sharers is not None:
+            return None
+        return self._stage.embed_text(view.tensors["token_ids"])
+
     def forward(self, view: View, rows: Rows | None) -> Output:
         """See `TrainedModule`."""
         if view.sharers is not None:
@@ -54,7 +60,10 @@ class Backbone(TrainedModule):
         first, values = self._stage.is_first, None if rows is None else rows.values
         valid = self._sample_validity(view, rows)
         output: StageOutput = self._stage(
-            self._batch(view, valid), embeddings=values if first else None, hidden=None if first else values
+            self._batch(view, valid),
+            embeddings=values if first else None,
+            hidden=None if first else values,
+            text=view.prepared,
         )
         if output.hidden is not None:
             return Output(Rows(output.hidden, valid, view.tensors["cu_lengths"].to(torch.int64)))

@@ -61,6 +61,8 @@ class View:
     sharers: Sharers | None = None
     """Of a backbone: the ranks that have the same view and share its tokens, if others have; rows of other modules
     arrive at the first of them and leave from it."""
+    prepared: Tensor | None = None
+    """What the module has made of it before its rows came (`TrainedModule.prepare`), with its graph."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,6 +126,8 @@ class TrainedModule(ABC):
         self.network = network
         self.computes_in: torch.dtype | None = None
         """Type in which it computes, where its parameters are stored in another one."""
+        self.prepares = True
+        """Whether it may compute outside of `forward`; not where its parameters are gathered for that alone."""
 
     @property
     def device(self) -> torch.device:
@@ -147,6 +151,11 @@ class TrainedModule(ABC):
         Raises:
             ValueError: the view and the rows do not fit each other.
         """
+
+    def prepare(self, view: View) -> Tensor | None:
+        """Compute what takes no rows of others, while these are on their way; `forward` gets it as `view.prepared`."""
+        del view
+        return None
 
     def num_tokens(self, view: View) -> int:
         """Tokens of a view, for metrics; 0 for a module of images."""
