@@ -46,8 +46,16 @@ COMMANDS: Final = {
     "towers": ["towers", "--job", "/nothing-here"],
     "sizes": ["sizes", "/nothing-here", "--output", "/nothing-here"],
     "serve": ["serve", "--dataset", "d=/nothing-here"],
+    "top": ["top", "127.0.0.1:1"],
+    "bench": ["bench", "/nothing-here"],
     "warm": ["warm"],
+    "train": ["train", "--job", "/nothing-here"],
+    "export": ["export", "--checkpoint", "/nothing-here"],
+    "orchestrate": ["orchestrate"],
+    "profile": ["profile"],
 }
+"""Of both programs."""
+TRAINCLIENT: Final = ("train", "export", "orchestrate", "profile")
 FIRST_WORD_S: Final = 1.0
 
 T = TypeVar("T")
@@ -94,7 +102,8 @@ def planned_cpu_s(layout: str) -> float:
 
 def first_word_s(arguments: list[str]) -> float:
     """Time until a command has written a line."""
-    line = [sys.executable, "-m", "dataserver", *arguments]
+    program = "trainclient" if arguments[0] in TRAINCLIENT else "dataserver"
+    line = [sys.executable, "-m", program, *arguments]
     started = time.perf_counter()
     with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=ROOT) as process:
         assert process.stderr is not None

@@ -91,7 +91,7 @@ def _training_table(figures: Mapping[str, Any]) -> Table:
 def _planning_table(figures: Mapping[str, Any]) -> Table:
     """Simulated figures in all steps, and measured ones beside them in those that were measured."""
     measured = figures["measured"]
-    table = _table("Planning, before (canonical order) and after")
+    table = _table("Planning, before (canonical order) and after: simulated, but where measured * is said")
     for side in SIDES:
         table.add_column(side, justify="right", no_wrap=True)
 

@@ -20,7 +20,7 @@ Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, _SAYS_ITSELF]
 MaybePath = Annotated[Path | None, _SAYS_ITSELF]
 MaybeLogFormat = Annotated[LogFormat | None, _SAYS_ITSELF]
 MaybeInt = Annotated[int | None, _SAYS_ITSELF]
-MaybeWorkers = Annotated[int | Literal["auto"] | None, tyro.conf.arg(metavar="N|auto", help_behavior_hint="")]
+MaybeWorkers = Annotated[int | Literal["auto"] | None, tyro.conf.arg(metavar="1..256|auto", help_behavior_hint="")]
 Address = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint="")]
 Addresses = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT,...", help_behavior_hint="")]
 

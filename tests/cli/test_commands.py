@@ -109,7 +109,7 @@ def test_lint_as_json_says_what_becomes_of_each_sample(tmp_path: Path) -> None:
 def test_plan_shows_a_step(indexed: Path, job_file: Path) -> None:
     shown = run("plan", "--job", job_file, "--step", "1", "--dataset", f"d={indexed}")
     assert shown.returncode == 0, shown.stderr
-    for expected in ("step 1 of 3", "max / mean", "bubble %", "makespan ms", "understanding"):
+    for expected in ("step 1 of 3", "max / mean", "bubble %", "makespan ms", "understanding", "+ balanced packing"):
         assert expected in shown.stdout
 
 

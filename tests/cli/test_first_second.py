@@ -10,21 +10,40 @@ from pathlib import Path
 import pytest
 from cli.server_process import command, run
 
+import dataserver.cli
+import trainclient.__main__
 from dataserver.planning.compiled import COMPILING
+from dataserver.serving.config import ServerConfig
 
 ROOT = Path(__file__).parents[2]
+TRAINCLIENT = [sys.executable, "-m", "trainclient"]
 COMMANDS = {
     "serve": command("serve", "--dataset", "d=/nothing-here"),
     "simulate": command("simulate", "--job", "no.yaml"),
     "index": command("index", "/nothing-here"),
+    "lint": command("lint", "/nothing-here"),
+    "plan": command("plan", "--job", "no.yaml", "--step", "0"),
+    "fit": command("fit", "--job", "no.yaml", "--server", "127.0.0.1:1"),
+    "towers": command("towers", "--job", "no.yaml"),
+    "sizes": command("sizes", "/nothing-here", "--output", "/nothing-here/sizes.json"),
+    "top": command("top", "127.0.0.1:1"),
+    "bench": command("bench", "/nothing-here"),
     "warm": command("warm"),
-    "orchestrate": [sys.executable, "-m", "trainclient", "orchestrate"],
-    "train": [sys.executable, "-m", "trainclient", "train", "--job", "no.yaml", "--servers", "127.0.0.1:1"],
+    "train": [*TRAINCLIENT, "train", "--job", "no.yaml", "--servers", "127.0.0.1:1"],
+    "export": [*TRAINCLIENT, "export", "--checkpoint", "/nothing-here", "--module", "m", "--output", "/nothing-here"],
+    "orchestrate": [*TRAINCLIENT, "orchestrate"],
+    "profile": [*TRAINCLIENT, "profile", "--backbone", "llama3-7b", "--output", "/nothing-here/profile.json"],
 }
+MOMENTS_S = (0.0, 0.05, 0.2, 0.5)
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.2, 0.5])
-@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_among_them() -> None:
+    assert COMMANDS.keys() == dataserver.cli.COMMANDS.keys() | trainclient.__main__.SAYS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "delay_s"), [(name, d) for i, name in enumerate(COMMANDS) for d in MOMENTS_S[i % 2 :: 2]]
+)
 def test_ctrl_c_ends_in_one_line(name: str, delay_s: float, tmp_path: Path) -> None:
     """Counted from the first line that the command says: before it, Python itself is starting."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
@@ -37,7 +56,7 @@ def test_ctrl_c_ends_in_one_line(name: str, delay_s: float, tmp_path: Path) -> N
         rest = process.stderr.read()
         process.wait(60)
     assert "Traceback" not in rest
-    program = "trainclient" if name in ("train", "orchestrate") else "dataserver"
+    program = "dataserver" if name in dataserver.cli.COMMANDS else "trainclient"
     last = rest.strip().splitlines()[-1]
     assert last.startswith(f"{program}: ")
     # To a shell a process that its signal ended has status 130 as well; Python ends so where it had left signals alone.
@@ -103,8 +122,13 @@ def test_what_is_mistyped_is_named_with_what_is_nearest() -> None:
 
 def test_help_of_serve_shows_the_ranges_of_its_numbers() -> None:
     shown = run("serve", "--help").stdout
-    assert "1..4096" in shown
-    assert "-7..19" in shown
+    ranges = {}
+    for name, field in ServerConfig.model_json_schema()["properties"].items():
+        limits = field.get("anyOf", [field])[0]
+        if "minimum" in limits:
+            ranges[name] = f"--{name.replace('_', '-')} {limits['minimum']}..{limits['maximum']}"
+    assert len(ranges) == 10
+    assert [name for name, range_ in ranges.items() if range_ not in shown] == []
 
 
 @pytest.mark.parametrize(

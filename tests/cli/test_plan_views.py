@@ -170,6 +170,7 @@ def test_a_page_holds_tables_and_picture_and_fetches_nothing(
         assert f"{int(plan[key]) / 1e6:.3f}" in page.cells
     assert {"vit", "llm", "dit"} <= set(page.cells)
     assert {candidate["name"] for candidate in plan["candidates"]} <= set(page.cells)
+    assert {"best fit, canonical order", "+ balanced packing", "+ order searched"} <= set(page.cells)
     assert plan["job_id"] in text
     ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
 
@@ -184,7 +185,14 @@ def test_pictures_outline_the_critical_path(
     assert outlined > path  # that of the planned step and that of the step before planning
     bars = len(re.findall(r'style="fill: #[0-9a-f]{6}(?:; [a-z-]*opacity: [0-9.]+)?; stroke: #ffffff', text))
     assert bars == 2 * len(complete(trace))
-    for title in ("before: canonical order", "after: planned", f"{int(plan['makespan_after_ns']) / 1e6:.1f} ms"):
+    after = f"{int(plan['makespan_after_ns']) / 1e6:.1f} ms"
+    for title in (
+        "before: canonical order",
+        "after: planned",
+        after,
+        "+ balanced packing",
+        f"+ order searched {after}",
+    ):
         assert title in text
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli.server_process import command, serving
+from cli.server_process import command, refused, serving
 from planning.test_warmup import plan_and_say
 from serving.harness import index
 from shards import write_pairs
@@ -81,6 +81,15 @@ def test_commands_start_no_second_process_that_compiles(cold: Path, monkeypatch:
     with warm._turn(folder, lambda _: None):
         warm.compile_behind()
     assert len(started) == 1
+
+
+def test_index_has_a_process_compile_behind_it_and_lint_does_not(cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(warm.subprocess, "Popen", lambda line, **_: started.append(line))
+    assert "nothing-here" in refused("lint", "/nothing-here")
+    assert started == []
+    assert "nothing-here" in refused("index", "/nothing-here")
+    assert started == [command("warm")]
 
 
 def test_nothing_is_compiled_where_the_compiler_is_off(cold: Path) -> None:

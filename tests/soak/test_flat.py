@@ -144,19 +144,20 @@ def odd_requests(server: Server, numbers: range) -> None:
 @pytest.mark.parametrize("size", [pytest.param(10, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("load", "times"),
-    [(jobs, 10_000), (unread_streams, 2_000), (odd_requests, 20_000)],
+    ("load", "times", "each_kib"),
+    [(jobs, 10_000, 10), (unread_streams, 2_000, 120), (odd_requests, 20_000, 12)],
     ids=lambda v: getattr(v, "__name__", ""),
 )
 def test_a_server_stays_as_large_as_it_was(
-    server: Server, load: Callable[[Server, range], None], times: int, size: int
+    server: Server, load: Callable[[Server, range], None], times: int, each_kib: int, size: int
 ) -> None:
+    """Where few come, each may leave so many KiB: a job once left 20, which is less than may differ by chance."""
     count = times // size
     warm = count // 4  # until then what is kept of odd requests and jobs still fills its bounds
     load(server, range(warm))
     before = server.usage()
     load(server, range(warm, warm + count))
     after = server.usage()
-    assert after.rss - before.rss < SPARE_MIB * MIB
+    assert after.rss - before.rss < min(SPARE_MIB * MIB, count * each_kib << 10)
     assert after.threads - before.threads <= SPARE_THREADS
     assert after.files - before.files <= SPARE_FILES
