@@ -51,7 +51,7 @@ def published_job(policy: str = "search", backward_percent: int = 100, **argumen
 
 @st.composite
 def grouped_steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
-    """A grouped job, and the samples of one of its steps, from none to a batch and more."""
+    """A grouped job, maybe with frozen modules, and the samples of one of its steps, from none to a batch and more."""
     most = draw(st.sampled_from([1, 2, 4, 8]))
     least = draw(st.sampled_from([d for d in (1, 2) if d <= most]))
     dp, batch = most * draw(st.integers(1, 3)), draw(st.integers(1, 24))
@@ -82,9 +82,12 @@ def grouped_steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
         encoder=draw(st.integers(1, 3)),
         generator=generator,
     )
+    frozen = draw(st.booleans())
     for module in data["execution"]["modules"]:
         if module["kind"] != "backbone" and draw(st.booleans()):
             module["memory"] = {"room_bytes": 4 * draw(st.integers(1024, 8192)), "unit_bytes": 4}
+        if draw(st.booleans()) and frozen:
+            module["frozen"] = True
         if module["kind"] == "backbone":
             module["packing"] = draw(st.sampled_from(["balanced", "best_fit", "first_fit"]))
     job = parse_job(data)

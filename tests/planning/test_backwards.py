@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.contrastive import contrastive_job, contrastive_samples, tower
+from builders.grouped import grouped_data
 from builders.jobs import job_data, module
 from builders.samples import make_samples
 from builders.transfers import with_transfers
 
+from dataserver.planning.grouped.sequences import group_costs
 from dataserver.planning.identity import Job, JobSpecError, identify, parse_job
 from dataserver.planning.layout import layout_of
 from dataserver.planning.planner import plan_step, timeline
@@ -132,11 +134,12 @@ def test_there_must_be_a_backward_to_compute_again_in() -> None:
         parse_job(job_data(execution={"modules": [module("encoder", recompute=True, cost=cost), module("backbone")]}))
 
 
-def test_a_grouped_layout_names_what_it_cannot_freeze() -> None:
-    modules = [module("encoder", frozen=True), module("backbone", memory={"room_bytes": 9999, "unit_bytes": 1})]
-    data = job_data(execution={"modules": modules, "layout": {"kind": "grouped", "max_degree": 1}})
-    with pytest.raises(JobSpecError, match="vit are to be frozen, which a grouped layout cannot plan yet"):
-        parse_job(data)
+def test_groups_exchange_half_as_much_where_the_backbone_runs_no_backward() -> None:
+    cost = {"linear_ps": 50, "quadratic_fs": 0, "backward_percent": 200}
+    trained = parse_job(grouped_data(2, 600, {"max_degree": 2}, cost, encoder=1))
+    exchanged = 2 * 400_000  # `grouped_data`
+    assert group_costs(trained.spec.execution).token_ps == (150, 150 + exchanged)
+    assert group_costs(trained.spec.forward_only.execution).token_ps == (50, 50 + exchanged // 2)
 
 
 @pytest.mark.parametrize("schedule", ["batch_sync", "distmm_pipe"])

@@ -96,14 +96,29 @@ def test_losses_of_a_held_out_stream_that_training_does_not_notice(fleet: Fleet,
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_colocated_modules_are_evaluated_too(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
-    """The losses of a held-out step are those of training on it; here the backbone has adapters."""
-    degrees, adapters = Degrees(2, 2, 1, 2, colocated=True), {"backbone": {"lora": {"rank": 2}}}
-    trained, still = (
-        run(fleet, tmp_path, name, 1, degrees, optimizer=NO_CHANGE, **adapters) for name in ("trained", "still")
-    )
-    trained = replace(trained, job=fleet.job(degrees, **HELD_OUT).spec.model_dump(mode="json"))
-    pool.run([trained, evaluated(fleet, still, degrees=degrees, every=1, steps=1)], tmp_path)
-    (evaluation,), (step,) = (metrics(tmp_path, name) for name in ("still", "trained"))
+@pytest.mark.parametrize(
+    ("degrees", "backbone"),
+    [
+        (Degrees(2, 2, 1, 2, colocated=True), {"lora": {"rank": 2}}),
+        (Degrees(1, 2, 1, 1, group=2), {"sharding": "zero3"}),
+    ],
+    ids=str,
+)
+def test_other_layouts_are_evaluated_too(
+    fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees, backbone: dict[str, Any]
+) -> None:
+    """The losses of a held-out step are those of training on it, and those that a pipeline finds."""
+    pipelined = Degrees(1, 2, 1, 1)
+
+    def still(name: str, degrees: Degrees) -> Case:
+        return run(fleet, tmp_path, name, 1, degrees, optimizer=NO_CHANGE, backbone=backbone)
+
+    trained = replace(still("trained", degrees), job=fleet.job(degrees, **HELD_OUT).spec.model_dump(mode="json"))
+    pool.run([trained, evaluated(fleet, still("ours", degrees), degrees=degrees, every=1, steps=1)], tmp_path)
+    pool.run([evaluated(fleet, still("pipelined", pipelined), degrees=pipelined, every=1, steps=1)], tmp_path)
+    (ours,), (theirs,), (step,) = (metrics(tmp_path, name) for name in ("ours", "pipelined", "trained"))
     for name in ("text_loss", "image_loss"):
-        assert evaluation["evaluation"][name] == pytest.approx(step[name], rel=1e-12)
+        assert ours["evaluation"][name] == pytest.approx(step[name], rel=1e-12)
+        assert ours["evaluation"][name] == pytest.approx(theirs["evaluation"][name], rel=1e-12)
+    for name in ("samples", "sample_digest", "images"):
+        assert ours["evaluation"][name] == theirs["evaluation"][name]

@@ -46,11 +46,13 @@ def test_other_modules_or_models_are_refused(
         prepare(validate_config(config))
 
 
-def test_groups_are_not_evaluated(fleet: Fleet, tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
-    file.write_text(yaml.safe_dump(job_data(Degrees(1, 2, 1, 1, group=2))))
-    with pytest.raises(ConfigError, match="grouped jobs are not evaluated yet; leave evaluation out"):
-        prepare(validate_config({"job": file, "servers": fleet.address, "evaluation": {"job": file}}))
+def test_groups_that_the_run_does_not_have_are_refused(fleet: Fleet, tmp_path: Path) -> None:
+    files = {"job": tmp_path / "job.yaml", "held": tmp_path / "held.yaml"}
+    for file, most in zip(files.values(), (1, 2), strict=True):
+        file.write_text(yaml.safe_dump(job_data(Degrees(1, 2, 1, 1, group=most), units=200)))
+    config = {"job": files["job"], "servers": fleet.address, "evaluation": {"job": files["held"]}}
+    with pytest.raises(JobSpecError, match=r"groups of degrees \(1, 2\), the training job \(1,\); both run"):
+        prepare(validate_config(config))
 
 
 def test_the_held_out_job_is_one_of_forwards_that_servers_take(fleet: Fleet, tmp_path: Path) -> None:

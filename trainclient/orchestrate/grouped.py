@@ -52,9 +52,6 @@ def grouped(problem: Problem) -> list[Choice]:
             f"grouped: servers plan groups of at most {most} sequences, global-batch is "
             f"{problem.workload.stream.global_batch}; lower it"
         )
-    frozen = [n.name for n in problem.networks if n.frozen]
-    if frozen:
-        raise NoLayoutError(f"grouped: servers do not plan groups beside frozen modules yet ({', '.join(frozen)})")
     found: list[Choice] = []
     kinds = side_options(problem)
     bounded = sorted(_all(problem, len(kinds)), key=lambda g: (g.spine.least_ns, g.ranks, -g.largest))
@@ -159,10 +156,11 @@ def _groups(
         return None  # fewer sequences than groups
     total, longest = 0.0, 0.0
     both = (100 + option.cost.backward_percent) / 100
+    exchanged = 1.0 if option.network.gradient_passes else 0.5  # forward alone
     for weight, n, squares in lengths:
         degree = max(smallest, needed, _power(n / tokens))
         time = both * (option.cost.linear_ps * n / 1e3 + option.cost.quadratic_fs * squares / 1e6)
-        time += exchange_ps(problem, option, degree) * n / 1e3
+        time += exchanged * exchange_ps(problem, option, degree) * n / 1e3
         total += weight * time * stream.global_batch
         longest = max(longest, time / largest)
     computing = option.fixed_ns + max(total / (ranks * waves), longest)

@@ -29,6 +29,7 @@ from trainclient.stream.fleet import Fleet
 from trainclient.stream.jobs import resolve_job
 from trainclient.topology.groups import Groups
 from trainclient.topology.places import Place, Topology
+from trainclient.topology.support import group_degrees
 from trainclient.training.config import ConfigError, TrainConfig
 from trainclient.training.holding import Holding
 from trainclient.training.metrics import (
@@ -83,6 +84,7 @@ def _places(job: Job, training: Job) -> Iterator[tuple[str, object, object]]:
             yield f"module {here.name} with {field}", _shown(here, field), _shown(there, field)
     yield "layout.kind", ours.layout.kind, theirs.layout.kind
     yield "chunks", ours.layout.num_chunks, theirs.layout.num_chunks
+    yield "groups of degrees", group_degrees(ours), group_degrees(theirs)
 
 
 def _shown(module: ModuleSpec, field: str) -> str:

@@ -51,8 +51,6 @@ def prepare(config: TrainConfig) -> tuple[Jobs, Topology]:
             raise ConfigError("all modules of the job are frozen, so nothing would be trained; leave out frozen of one")
         if config.evaluation.job is None:
             return Jobs(job), topology
-        if topology.group_degrees:
-            raise ConfigError("evaluation.job is given, but grouped jobs are not evaluated yet; leave evaluation out")
         from trainclient.training.evaluation import held_out_job  # it compares models
 
         return Jobs(job, held_out_job(config, config.evaluation.job, fleet, job)), topology

@@ -47,10 +47,11 @@ def bound_ns(job: Job, plan: StepPlan) -> int:
 
 
 def _away_ns(job: Job, module: ModuleSpec, samples: StepSamples, images: I64) -> int:
-    """Hops, there and back, that none of a module's images goes without; shared by the largest of groups."""
+    """Hops, there and back to who runs a backward, that no image goes without; shared by the largest groups."""
     execution = job.spec.execution
-    ends = execution.backbone.name, module.name
-    transfer = execution.transfer(*(ends if module.kind is ModuleKind.GENERATOR else ends[::-1]))
+    ends = (execution.backbone, module) if module.kind is ModuleKind.GENERATOR else (module, execution.backbone)
+    transfer = execution.transfer(*(end.name for end in ends))
     rows = image_rows(job.stream, samples, images, TASK_OF[module.kind])
     least = -(-rows // execution.options(GroupedOptions).max_degree)
-    return 2 * int(hop_ns(transfer, least).min()) if len(images) else 0
+    hops = 2 if ends[0].runs_backward else 1
+    return hops * int(hop_ns(transfer, least).min()) if len(images) else 0

@@ -18,7 +18,6 @@ from dataserver.planning.jobspec import (
     SpecModel,
     Stream,
     WaveOptions,
-    refuse_frozen,
 )
 
 
@@ -39,7 +38,7 @@ class Exchange(SpecModel):
     degree: Annotated[int, Field(ge=2, le=65536)]
     """Ranks of the group, a power of two."""
     unit_ps: Natural
-    """Picoseconds for each token of a rank, forward and backward together."""
+    """Picoseconds for each token of a rank, forward and backward together. Half of them where no backward is run."""
 
 
 class GroupedOptions(WaveOptions):
@@ -113,7 +112,6 @@ class GroupedOptions(WaveOptions):
     def check_modules(self, execution: ExecutionParts) -> None:
         """Refuse a backbone whose ranks cannot form the groups."""
         super().check_modules(execution)
-        refuse_frozen(execution, self.kind)
         backbone = next(m for m in execution.modules if m.kind is ModuleKind.BACKBONE)
         if execution.microbatch != 1:
             raise ValueError(

@@ -75,9 +75,10 @@ def _chain(execution: Execution, seed: CandidatePlan) -> Pipeline:
     stages = [np.array([k is kind for k in kinds]) for kind in ModuleKind if kind in kinds]
     held = [min(seed.plan.in_flight(m.name)[0] for m in execution.of_kind(k)) for k in ModuleKind if k in kinds]
     times = [(pipeline.forward_ns[here].max(axis=0), pipeline.backward_ns[here].max(axis=0)) for here in stages]
+    returns = [any(m.runs_backward for m in execution.of_kind(k)) for k in ModuleKind if k in kinds]
     if pipeline.transfer_ns is None:
-        return chain(times, np.array(held))
+        return chain(times, np.array(held), returns=returns)
     microbatch, source, _ = pipeline.edges.T
     slowest = np.zeros((len(stages) - 1, pipeline.forward_ns.shape[1]), np.int64)
     np.maximum.at(slowest, (np.array(stages).argmax(axis=0)[source], microbatch), pipeline.transfer_ns)
-    return chain(times, np.array(held), slowest.sum(axis=1) // slowest.shape[1])
+    return chain(times, np.array(held), slowest.sum(axis=1) // slowest.shape[1], returns)

@@ -20,7 +20,8 @@ def group_costs(execution: Execution) -> GroupCosts:
     if module.memory is None:
         raise TypeError(f"module {module.name} has no memory, without which no grouped job is accepted")
     degrees = tuple(1 << p for p in range(groups.min_degree.bit_length() - 1, groups.max_degree.bit_length()))
-    exchange = {1: 0} | {e.degree: e.unit_ps for e in groups.exchange}
+    passes = 2 if module.runs_backward else 1
+    exchange = {1: 0} | {e.degree: e.unit_ps * passes // 2 for e in groups.exchange}
     cost, linear_ps = module.cost, _both(module.cost, module.cost.linear_ps)
     return GroupCosts(
         name=f"module {module.name}",

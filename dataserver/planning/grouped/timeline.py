@@ -117,10 +117,10 @@ def _in_step(pipeline: Pipeline, first: int, dp: int) -> Timeline:
 
 
 def _durations(pipeline: Pipeline) -> I64:
-    """Duration of each operation of each node. int64 [nodes, operations]."""
-    durations = np.zeros((len(pipeline.stage), 2 * pipeline.forward_ns.shape[1]), np.int64)
+    """Duration of each operation of each node, 0 after a shorter list. int64 [nodes, operations]."""
+    durations = np.zeros((len(pipeline.stage), max(len(listed) for listed in pipeline.operations)), np.int64)
     for stage, operations in enumerate(pipeline.operations):
         here, listed = np.flatnonzero(pipeline.stage == stage), Operations.of(operations)
         both = (times[here][:, listed.microbatch] for times in (pipeline.forward_ns, pipeline.backward_ns))
-        durations[here] = np.where(listed.kind == FORWARD, *both)
+        durations[here, : len(listed)] = np.where(listed.kind == FORWARD, *both)
     return durations

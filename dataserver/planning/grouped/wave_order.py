@@ -1,5 +1,7 @@
 """The order of microbatches that all ranks of a backbone run together, beside encoders and generators."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dataserver.planning.samples import I64
@@ -9,6 +11,7 @@ from dataserver.planning.simulation import (
     Pipeline,
     chain_edges,
     disttrain_order,
+    forwards,
     stage_operations,
 )
 
@@ -44,17 +47,22 @@ def searched_order(pipeline: Pipeline) -> list[int]:
     return [int(k) for k in best]
 
 
-def chain(stages: list[tuple[I64, I64]], in_flight: I64, hops_ns: I64 | None = None) -> Pipeline:
+def chain(
+    stages: list[tuple[I64, I64]], in_flight: I64, hops_ns: I64 | None = None, returns: Sequence[bool] = ()
+) -> Pipeline:
     """A pipeline of one node for each stage.
 
     Args:
         stages: forward and backward, int64 [microbatches] each.
         in_flight: int64 [stages].
         hops_ns: int64 [stages - 1], from each stage to the next, the same for all microbatches; without it 0.
+        returns: which stages run backwards; without it all of them.
     """
     forward, backward = (np.stack(times) for times in zip(*stages, strict=True))
     edges = chain_edges(len(stages), forward.shape[1])
     operations = [stage_operations(held, forward.shape[1]) for held in in_flight.tolist()]
+    if returns:
+        operations = [made if back else forwards(made) for made, back in zip(operations, returns, strict=True)]
     transfer = None if hops_ns is None else np.tile(hops_ns, forward.shape[1])
     return Pipeline(len(stages), np.arange(len(stages)), forward, backward, edges, operations, transfer_ns=transfer)
 

@@ -27,7 +27,6 @@ from dataserver.planning.jobspec.layout import (
     OrderPolicy,
     Schedule,
     WaveOptions,
-    refuse_frozen,
 )
 from dataserver.planning.jobspec.modules import BalancePolicy, Memory, ModuleSpec, PackingPolicy, beside_sequences
 from dataserver.planning.jobspec.plan_limits import PLAN_LIMITS, REMEDIES, SINGLE_STEP, Extreme, PlanLimits
@@ -113,7 +112,6 @@ __all__ = [
     "pair_flops",
     "parse_json",
     "parse_yaml",
-    "refuse_frozen",
     "required",
     "value_at",
     "with_backwards",

@@ -132,20 +132,6 @@ class LayoutOptions(SpecModel):
         return False
 
 
-def refuse_frozen(execution: ExecutionParts, kind: str) -> None:
-    """Refuse frozen modules in a layout whose plans would give them backwards all the same.
-
-    Raises:
-        ValueError: names the modules.
-    """
-    frozen = [m.name for m in execution.modules if m.frozen]
-    if frozen:
-        raise ValueError(
-            f"{' and '.join(frozen)} are to be frozen, which a {kind} layout cannot plan yet; pipelined and colocated "
-            "layouts can: take one of these, or leave frozen out"
-        )
-
-
 class BackboneOptions(LayoutOptions):
     """Options of a layout with one backbone, any number of encoders and generators, and no tower."""
 
