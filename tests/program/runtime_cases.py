@@ -250,6 +250,8 @@ class Pool:
     def close(self) -> None:
         """End the processes: those that wait for cases by themselves, others by force."""
         for rank in self._ranks.values():
+            rank.talk.close()  # so that they end beside each other
+        for rank in self._ranks.values():
             rank.end()
         self._ranks.clear()
         if self._mother is not None:
