@@ -52,6 +52,9 @@ class BackboneLimits:
                 clear &= largest == 0
                 continue
             clear &= fit_units(module, largest, 1)
+            kept = most_kept(module)
+            if kept is not None and others:
+                clear &= measure.together <= kept
             if self.in_waves and others:
                 together = largest_images(stream, measure) * measure.several if module.padded else measure.together
                 clear &= fit_units(module, together, 1)
@@ -70,6 +73,7 @@ class BackboneLimits:
                 _check_unhandled(spec.stream.datasets[dataset].name, kind, table, samples, where)
                 continue
             check_images(module, table, samples, where)
+            _check_kept(module, table, samples, where)
             if self.in_waves:
                 _check_together(module, spec.execution.backbone.dp, table, samples, where)
         backbone, tokens = spec.execution.backbone, most_tokens(spec.stream, table)
@@ -124,6 +128,36 @@ def check_images(module: ModuleSpec, table: ShardTable, samples: Bool, where: st
     patches = table.image_rows[images].astype(np.int64) * table.image_columns[images]
     rows = table.row[sample[images]]
     check_units(module, rows, patches, "patches of an image", 1, "lower stream.sizing.max_patches", where)
+
+
+def most_kept(module: ModuleSpec) -> int | None:
+    """Patches of one sample's images that the ranks of a module keep at once; None where the job does not say.
+
+    With the balance `none` all of them are on one rank.
+    """
+    units = None if module.memory is None else module.memory.step_units
+    return None if units is None else units * (1 if module.balance is BalancePolicy.NONE else module.dp)
+
+
+def not_kept(module: ModuleSpec, sample: str, patches: int) -> str:
+    """Why a sample cannot be planned whose images have more patches than `most_kept`."""
+    return (
+        f"{sample}: its images have {patches} patches, which module {module.name} keeps until its backward phase, but "
+        f"memory.step_bytes holds {most_kept(module)} of a sample ({module.balance} balance, "
+        f"{counted(module.dp, 'rank')}); raise memory.step_bytes or dp, or leave such samples out"
+    )
+
+
+def _check_kept(module: ModuleSpec, table: ShardTable, samples: Bool, where: str) -> None:
+    """Refuse samples whose images no round of a step holds."""
+    kept = most_kept(module)
+    if kept is None:
+        return
+    before = np.concatenate([[0], np.cumsum(table.image_rows.astype(np.int64) * table.image_columns)])
+    patches = np.where(samples, np.diff(before[table.image_offsets]), 0)
+    if patches.max(initial=0) > kept:
+        i = int(patches.argmax())
+        raise SampleTooLargeError(not_kept(module, f"{where}, row {table.row[i]}", int(patches[i])))
 
 
 def _check_together(module: ModuleSpec, backbone_dp: int, table: ShardTable, samples: Bool, where: str) -> None:

@@ -172,6 +172,18 @@ def test_colocated_images_of_a_sample_may_be_apart() -> None:
         assert "row 10: it has 104 patches of an image" in refused(job, (5, [104]))
 
 
+@pytest.mark.parametrize(("balance", "kept"), [("lpt", 300), ("none", 150)])
+def test_the_images_of_a_colocated_sample_must_fit_what_its_ranks_keep(balance: str, kept: int) -> None:
+    room = {"memory": {"room_bytes": 1000, "unit_bytes": 10, "step_bytes": 1500}}
+    vit = {"name": "vit", "kind": "encoder", "dp": 2, "balance": balance, **room}
+    execution = {"modules": [vit, {"name": "llm", "kind": "backbone", "dp": 2}], "layout": {"kind": "colocated"}}
+    job = make_job(stream={"seq_len": 2048, "global_batch": 2}, execution=execution)
+    fits, beyond = [kept // 4 // 4 * 4] * 4, [100] * (kept // 100) + [52]
+    check(job, (5, fits), (5, [100]))
+    expected = f"row 20: its images have {sum(beyond)} patches, which module vit keeps until its backward phase, but"
+    assert f"{expected} memory.step_bytes holds {kept} of a sample" in refused(job, (5, fits), (5, beyond))
+
+
 def contrastive(**changes: dict[str, Any]) -> Job:
     towers = [{"name": m, "kind": "tower", "modality": m, **changes.get(m, {})} for m in ("image", "text")]
     return make_job(

@@ -124,9 +124,10 @@ LAYOUTS: list[dict[str, Any]] = [
     st.sampled_from(["0", "0.4", "1"]),
     st.sampled_from([None, 40, 300, 1500, 9000]),
     st.booleans(),
+    st.booleans(),
 )
 def test_what_a_measure_clears_is_never_refused(
-    found: list[Found], modules: dict[str, Any], ratio: str, room: int | None, padded: bool
+    found: list[Found], modules: dict[str, Any], ratio: str, room: int | None, padded: bool, colocated: bool
 ) -> None:
     ratio = ratio if modules["generator"] else "0"
     data = job_data(
@@ -139,6 +140,12 @@ def test_what_a_measure_clears_is_never_refused(
             module["memory"] = {"room_bytes": room, "unit_bytes": 1}
         if padded and module["kind"] != "backbone":
             module["padded"] = True
+        if colocated:
+            module["dp"] = 2
+            if room is not None and module["kind"] == "encoder":
+                module["memory"]["step_bytes"] = room
+    if colocated:
+        data["execution"]["layout"] = {"kind": "colocated"}
     job = parse_job(data)
     limits = layout_of(job.spec.execution).limits(job.spec)
     parts = [columns(seed, kind, count) for seed, kind, count, _ in found]

@@ -16,7 +16,8 @@ from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind
 from dataserver.planning.layout import PlannedTimeline
-from dataserver.planning.naming import counted, sample_name
+from dataserver.planning.limits import most_kept, not_kept
+from dataserver.planning.naming import sample_name
 from dataserver.planning.placement import in_order
 from dataserver.planning.plan import ArrangedStep, Arrangement, Routing, StepPlan, make_plan
 from dataserver.planning.samples import StepSamples
@@ -85,16 +86,10 @@ def _check_room(spec: JobSpec, samples: StepSamples) -> None:
                 f"{sample_name(spec.stream, samples, i)}: {sizes.max()} {unit}, but the memory of module {module.name} "
                 f"holds {module.memory.units}; raise its room_bytes, or leave such samples out"
             )
-        together = bin_loads(sizes, sample, len(samples))
-        room = module.memory.step_units
-        if room is not None and together.max(initial=0) > module.dp * room:
+        together, kept = bin_loads(sizes, sample, len(samples)), most_kept(module)
+        if kept is not None and not module.holds_samples and together.max(initial=0) > kept:
             i = int(together.argmax())
-            raise SampleTooLargeError(
-                f"{sample_name(spec.stream, samples, i)}: {together[i]} {unit.removesuffix(' of an image')}, which "
-                f"module {module.name} keeps until its backward phase, but memory.step_bytes holds {room} on each of "
-                f"{counted(module.dp, 'rank')}, {module.dp * room} together; raise memory.step_bytes or dp, or leave "
-                "such samples out"
-            )
+            raise SampleTooLargeError(not_kept(module, sample_name(spec.stream, samples, i), int(together[i])))
 
 
 def _candidate(job: Job, name: str, samples: StepSamples, rounds: StepRounds) -> _CandidatePlan:

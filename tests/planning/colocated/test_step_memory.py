@@ -200,8 +200,8 @@ def three_images(dp: int, vit: dict[str, int], per_sample: int = 1) -> tuple[Job
         (
             290,
             SampleTooLargeError,
-            "dataset laion, shard 0, row 0: 588 patches, which module vit keeps until its backward phase, but "
-            "memory.step_bytes holds 290 on each of 2 ranks, 580 together; raise memory.step_bytes or dp, or leave",
+            "dataset laion, shard 0, row 0: its images have 588 patches, which module vit keeps until its backward "
+            "phase, but memory.step_bytes holds 580 of a sample (lpt balance, 2 ranks); raise memory.step_bytes or dp",
         ),
         (
             300,
