@@ -1,17 +1,23 @@
 """Compiled blocks: the gradients of those that are not, and nothing is compiled again for other numbers of rows."""
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import DeviceMesh
 
 from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
 from trainclient.models.compiling import compile_blocks, require_compiler
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
+from trainclient.models.lora import LowRank, adapt
 from trainclient.models.parameters import initialise
+from trainclient.sharding.parts import local
+from trainclient.sharding.tensor import split
 
 WIDTH, VOCAB, PATCH = 32, 50, 2
 WARM_UP: tuple[tuple[int, ...], ...] = ((5, 7), (9,))
@@ -66,6 +72,19 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Run]] = {
 }
 
 
+def adapted_backbone() -> nn.Module:
+    network = BackboneStage(BackboneConfig(3, WIDTH, 48, 4, 2, 1e4, VOCAB, 0))
+    adapt(network, LowRank(3, 6.0, ["query", "down"]))
+    return network
+
+
+SPLIT = {
+    "backbone": NETWORKS["backbone"],
+    "backbone, adapted": (adapted_backbone, backbone),
+    "generator": NETWORKS["generator"],
+}
+
+
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """What other tests have compiled does not count."""
@@ -78,7 +97,7 @@ def forgotten() -> Iterator[None]:
 def gradients(network: nn.Module, run: Run, lengths: tuple[int, ...]) -> dict[str, Tensor]:
     network.zero_grad()
     run(network, lengths, torch.Generator().manual_seed(7)).backward()
-    return {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
+    return {name: local(p.grad).clone() for name, p in network.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.slow
@@ -92,12 +111,41 @@ def gradients(network: nn.Module, run: Run, lengths: tuple[int, ...]) -> dict[st
 )
 def test_gradients_are_those_of_eager_blocks_and_nothing_is_compiled_again(name: str) -> None:
     make, run = NETWORKS[name]
+    hold_against_eager(*pair(make), run)
+
+
+@pytest.fixture
+def peer() -> Iterator[DeviceMesh]:
+    """The mesh of a process that is its only peer: what is split is made of the same tensors and collectives."""
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield DeviceMesh("cpu", [0], mesh_dim_names=("tp",))
+    dist.destroy_process_group()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SPLIT)
+def test_nor_are_blocks_of_tensor_parallel_peers(peer: DeviceMesh, name: str) -> None:
+    make, run = SPLIT[name]
+    networks = pair(make)
+    for network in networks:
+        split(network, "module", peer)
+    hold_against_eager(*networks, run)
+
+
+def pair(make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
+    """A network with values, as it is and compiled."""
     plain, compiled = make(), make()
     for network in (plain, compiled):
-        initialise(network, 3, name)
+        initialise(network, 3, "module")
     names = [key for key, _ in compiled.named_parameters()]
     compile_blocks(compiled)
     assert [key for key, _ in compiled.named_parameters()] == names
+    return plain, compiled
+
+
+def hold_against_eager(plain: nn.Module, compiled: nn.Module, run: Run) -> None:
     warm = 0
     for i, lengths in enumerate((*WARM_UP, *LATER)):
         expected, found = gradients(plain, run, lengths), gradients(compiled, run, lengths)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from program.conftest import Fleet
 from program.runtime_cases import Case, Degrees, Pool
+from torch import Tensor
 from training.runs import stored
 
 from trainclient.checkpoint.export import ExportConfig, export
@@ -62,28 +63,49 @@ def test_adapters_are_trained_saved_and_exported(fleet: Fleet, pool: Pool, tmp_p
     assert all(flops)
 
 
+ONE = Degrees(1, 1, 1, 1, frozen=("vit",))
+SHARED: dict[str, list[tuple[Degrees, str]]] = {
+    "zero2": [(Degrees(1, 2, 1, 1, frozen=("vit",)), "zero2")],
+    "zero3": [(Degrees(1, 2, 1, 1, frozen=("vit",)), "zero3")],
+    "peers": [(Degrees(1, 1, 1, 1, frozen=("vit",), peers=(1, 2, 1)), "none")],
+    "peers, shares": [(Degrees(1, 2, 1, 1, frozen=("vit",), peers=(1, 2, 1)), "zero2")],
+    "peers, shares of shares": [(Degrees(1, 2, 1, 1, frozen=("vit",), peers=(1, 2, 1)), "zero3")],
+    "peers, then none": [(Degrees(1, 1, 2, 1, frozen=("vit",), peers=(1, 2, 1)), "none"), (ONE, "none")],
+    "none, then peers": [(ONE, "none"), (Degrees(1, 1, 1, 1, frozen=("vit",), peers=(1, 2, 1)), "none")],
+}
+"""Who trains the steps, in turn."""
+
+
+@pytest.fixture(scope="module")
+def alone(fleet: Fleet, pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """What a run of three steps with one process for each module saves, optimizer and all."""
+    folder = tmp_path_factory.mktemp("alone")
+    pool.run([case(fleet, ONE, folder, 3, "float64")], folder)
+    return stored(folder / "step-00000003")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
-def test_shares_of_adapters_become_what_whole_ones_do(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
-    found = {}
-    for sharding in ("none", "zero2", "zero3"):
-        folder = tmp_path / sharding
-        folder.mkdir()
-        pool.run([case(fleet, Degrees(2, 2, 1, 1, frozen=("vit",)), folder, 2, "float64", sharding)], folder)
-        found[sharding] = stored(folder / "step-00000002")
-    assert any(is_adapter(name) and tensor.any() for name, tensor in found["none"].items())
-    for sharding in ("zero2", "zero3"):
-        assert found[sharding].keys() == found["none"].keys()
-        for name, tensor in found["none"].items():
-            torch.testing.assert_close(found[sharding][name], tensor, rtol=1e-9, atol=1e-12, msg=name)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == "peers, shares of shares" else pytest.mark.long) for n in SHARED]
+)
+def test_shares_and_parts_of_adapters_become_what_whole_ones_do(
+    fleet: Fleet, pool: Pool, tmp_path: Path, alone: dict[str, Tensor], name: str
+) -> None:
+    for steps, (degrees, sharding) in zip((3,) if len(SHARED[name]) == 1 else (2, 3), SHARED[name], strict=True):
+        pool.run([case(fleet, degrees, tmp_path, steps, "float64", sharding)], tmp_path)
+    assert all(tensor.any() for key, tensor in alone.items() if is_adapter(key))
+    found = stored(tmp_path / "step-00000003")
+    assert found.keys() == alone.keys()
+    for key, tensor in alone.items():
+        assert (found[key] - tensor).norm() <= 1e-9 * tensor.norm(), key
 
 
 @pytest.mark.parametrize(
     ("degrees", "config", "message"),
     [
         (Degrees(frozen=("llm",)), {"backbone": {"lora": LORA}}, "llm has lora adapters, but is frozen; leave frozen"),
-        (Degrees(peers=(1, 2, 1)), {"backbone": {"lora": LORA}}, "llm has lora adapters, but has tp 2, and their"),
         (
             Degrees(),
             {"modules": {"vit": {"lora": LORA}}},

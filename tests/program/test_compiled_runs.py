@@ -1,25 +1,45 @@
-"""Runs whose blocks are compiled, recomputed and sharded, beside those whose blocks are not compiled."""
+"""Runs whose blocks are compiled, recomputed, sharded and split, beside those whose blocks are not compiled."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from program.conftest import Fleet
 from program.runtime_cases import Case, Degrees, Pool
 
+LORA = {"lora": {"rank": 2, "targets": ["query", "down"]}}
+Options = dict[str, Any]
+
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_compiled_run_has_the_losses_of_one_that_is_not(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
-    job = fleet.job(Degrees(2, 2, 1, 1, recompute=("llm", "dit"))).spec.model_dump(mode="json")
-    training = {"steps": 3, "optimizer": {"lr": 0.01}}
-    plain = Case("plain", fleet.address, job, dtype="float32", training=training)
-    compiled = replace(plain, name="compiled", sharding={"encoder": "zero3", "backbone": "zero2"})
+@pytest.mark.parametrize(
+    ("degrees", "plain", "compiled"),
+    [
+        (
+            Degrees(2, 2, 1, 1, recompute=("llm", "dit")),
+            {},
+            {"encoder": {"sharding": "zero3"}, "backbone": {"sharding": "zero2"}},
+        ),
+        (Degrees(1, 1, 1, 1, peers=(2, 2, 2), recompute=("dit",)), {}, {}),
+        (
+            Degrees(1, 2, 1, 1, peers=(1, 2, 1), recompute=("llm",)),
+            {"backbone": LORA},
+            {"backbone": {**LORA, "sharding": "zero3"}},
+        ),
+    ],
+    ids=["shares", "peers", "shares of peers' adapters"],
+)
+def test_a_compiled_run_has_the_losses_of_one_that_is_not(
+    fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees, plain: Options, compiled: Options
+) -> None:
+    job = fleet.job(degrees).spec.model_dump(mode="json")
     found = []
-    for case, options in ((plain, {}), (compiled, {"compile": True})):
-        metrics = tmp_path / f"{case.name}.jsonl"
-        pool.run([replace(case, training={**training, **options, "metrics": str(metrics)})], tmp_path)
+    for name, options in (("plain", plain), ("compiled", {**compiled, "compile": True})):
+        metrics = tmp_path / f"{name}.jsonl"
+        training = {"steps": 3, "optimizer": {"lr": 0.01}, "metrics": str(metrics), **options}
+        pool.run([Case(name, fleet.address, job, dtype="float32", training=training)], tmp_path)
         found.append([json.loads(line) for line in metrics.read_text().splitlines()])
     for ours, theirs in zip(*found, strict=True):
         for name in ("text_loss", "image_loss", "grad_norm"):

@@ -67,7 +67,6 @@ def padded() -> Data:
             {"modules": {"audio": {}}},
             r"modules names \['audio'\], which are not in the job; it has \['im",
         ),
-        (of(1, 1, 2), {"compile": True}, "compile is given, and module image has tp 2"),
     ],
 )
 def test_one_clear_sentence(fleet: Fleet, tmp_path: Path, job: Callable[[], Data], config: Data, message: str) -> None:

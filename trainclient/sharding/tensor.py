@@ -3,17 +3,25 @@
 As in Megatron-LM (arXiv 1909.08053, section 3), by torch's DTensor: of the first projections of a layer each peer has
 some of the columns of the result, of the last one the rows that take them, and what comes out is summed. So a layer
 costs one sum over the peers forward, and one backward. Everything else is whole on all peers, and the same.
+
+Of the low-rank adapter of a projection peers have the same part as of the projection: of what it gives, or of what it
+takes. What lies between its two thin layers is whole, and costs one sum of few columns.
 """
 
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from trainclient.models.layers import SplitLayer
+from trainclient.models.lora import AdaptedLinear
+
+_OUTPUTS: Final = 0
+_INPUTS: Final = 1
+"""Dimensions of a linear layer's weight."""
 
 
 def split(network: nn.Module, name: str, mesh: DeviceMesh) -> None:
@@ -34,12 +42,9 @@ def split(network: nn.Module, name: str, mesh: DeviceMesh) -> None:
             "split; derive its layers from that, or set tp to 1"
         )
     for path, layer in layers.items():
-        for projection in (*layer.columns, *layer.rows):
-            _require_parts(f"{name}.{path}.{projection}", layer.get_submodule(projection), mesh.size(), layer.rows)
-        styles = {**{p: ColwiseParallel() for p in layer.columns}, **{p: RowwiseParallel() for p in layer.rows}}
-        parallelize_module(layer, mesh, styles, src_data_rank=None)
-        for projection in (*layer.columns, *layer.rows):
-            _own_memory(layer.get_submodule(projection))
+        for dim, paths in ((_OUTPUTS, layer.columns), (_INPUTS, layer.rows)):
+            for own_path in paths:
+                _split(_linear(f"{name}.{path}.{own_path}", layer.get_submodule(own_path), mesh.size(), dim), mesh, dim)
         layer.register_forward_pre_hook(partial(_alike, mesh))
 
 
@@ -51,16 +56,44 @@ def _alike(mesh: DeviceMesh, _layer: nn.Module, inputs: tuple[Any, ...]) -> tupl
     )
 
 
-def _require_parts(path: str, projection: nn.Module, peers: int, rows: tuple[str, ...]) -> None:
+def _linear(path: str, projection: nn.Module, peers: int, dim: int) -> nn.Linear:
+    """A projection that has equal parts for all peers."""
     if not isinstance(projection, nn.Linear):
         raise ValueError(f"{path} is a {type(projection).__name__}; a Linear is required, or tp 1")
-    by_rows = path.rpartition(".")[2] in rows
-    size, what = (projection.in_features, "inputs") if by_rows else (projection.out_features, "outputs")
+    size, what = projection.weight.shape[dim], ("outputs", "inputs")[dim]
     if size % peers:
         raise ValueError(f"{path} has {size} {what} to split, which is no multiple of tp {peers}; set another tp")
+    return projection
 
 
-def _own_memory(projection: nn.Module) -> None:
-    """Keep this process's parts alone: those that torch makes may be views of the whole."""
-    for key, parameter in list(projection.named_parameters()):
-        setattr(projection, key, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
+def _split(projection: nn.Linear, mesh: DeviceMesh, dim: int) -> None:
+    """Leave this process its part of a projection's outputs or inputs, and have it take and give plain tensors."""
+    for linear, key, parameter, along in list(_parts(projection, dim)):
+        placement = Replicate() if along is None else Shard(along)
+        part = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
+        own = part.clone()  # parts that torch makes may be views of the whole
+        linear.register_parameter(key, nn.Parameter(own, parameter.requires_grad))
+    if isinstance(projection, AdaptedLinear):
+        projection.lora_up.register_forward_pre_hook(lambda _, inputs: (_to(inputs[0], Replicate()),))
+    arriving, leaving = (Replicate(), Shard(-1)) if dim == _OUTPUTS else (Shard(-1), Replicate())
+    projection.register_forward_pre_hook(lambda _, inputs: (_dealt(inputs[0], mesh, arriving),))
+    projection.register_forward_hook(lambda _, __, output: _to(output, leaving).to_local())
+
+
+def _parts(projection: nn.Linear, dim: int) -> Iterator[tuple[nn.Module, str, nn.Parameter, int | None]]:
+    """A projection's parameters, also its adapter's: whose each is, its name there, and along which dimension peers
+    have parts of it; None where all have the whole."""
+    ends = (projection.lora_up, projection.lora_down) if isinstance(projection, AdaptedLinear) else (projection,) * 2
+    for linear in projection.modules():
+        for key, parameter in linear.named_parameters(recurse=False):
+            shared = linear in (projection, ends[dim]) and dim < parameter.dim()
+            yield linear, key, parameter, dim if shared else None
+
+
+def _dealt(x: Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
+    return x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [placement], run_check=False)
+
+
+def _to(x: DTensor, placement: Placement) -> DTensor:
+    """Also its gradients are dealt so."""
+    return x.redistribute(placements=[placement], async_op=True)

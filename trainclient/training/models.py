@@ -66,11 +66,6 @@ class Models:
                 _require_shared_heads(m, found[m.name], max(group_degrees(job.execution), default=1))
             if m.name in found and m.tp > 1:
                 _require_parts(m, found[m.name])
-                if config.compile:
-                    raise ConfigError(
-                        f"compile is given, and module {m.name} has tp {m.tp}; blocks that peers share are not "
-                        "compiled, leave compile out or set tp to 1"
-                    )
         return cls(config, job, between, found)
 
     def describe(self) -> dict[str, Any]:
@@ -148,7 +143,6 @@ def _require_adaptable(config: TrainConfig, module: ModuleSpec) -> None:
     reasons = {
         f"is of kind {module.kind}, and backbones alone have them": module.kind is not ModuleKind.BACKBONE,
         "is frozen; leave frozen out, since adapters freeze its weights": module.frozen,
-        f"has tp {module.tp}, and their weights cannot be split; set tp to 1": module.tp > 1,
     }
     for reason in (reason for reason, holds in reasons.items() if holds):
         raise ConfigError(f"module {module.name} has lora adapters, but {reason}")
