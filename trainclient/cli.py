@@ -24,17 +24,21 @@ COMMANDS = """usage: trainclient train --job JOB.yaml --servers HOST:PORT,... [O
        trainclient export --checkpoint FOLDER --module NAME --output FOLDER [OPTIONS]
        trainclient orchestrate --backbone MODEL --gpus N --sizes FILE [OPTIONS]
        trainclient profile --backbone MODEL --output FILE [OPTIONS]
+       trainclient memory --memory-gb N --job JOB.yaml --servers HOST:PORT,... [OPTIONS]
 
 train        runs beside the GPUs: trains the modules of a job on what its data servers send
 export       writes a module of a checkpoint as a folder that transformers loads
 orchestrate  chooses the layout and the degrees of a job for a model, a cluster and sizes of samples
 profile      measures what the modules of a model cost on the GPU at hand, for orchestrate
+memory       prints what the modules of a job take of a device: the fields `memory` of the job
 `trainclient COMMAND --help` lists the options.
 """
 DESCRIPTION = """Train a job. Without torchrun, all its processes start on this machine; under torchrun, as many must
 be started as the job's modules have ranks and stages in all. Training resumes from the newest checkpoint in
 --checkpoint.directory. --config FILE.yaml gives the same options in a file; flags overrule it."""
 
+MEMORY = """Print what each module of a job takes of a device: the fields `memory` to put into the job. Takes the
+options of `train`, and --memory-gb: what modules may use of a device, in 10^9 bytes."""
 EXPORT = """Write an encoder or a backbone of a checkpoint as config.json and safetensors, which transformers loads."""
 
 
@@ -45,9 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given or given[0] in ("-h", "--help"):
         sys.stdout.write(COMMANDS)
         return 0 if given else USER_ERROR
-    commands = {"train": _train, "export": _export, "orchestrate": _orchestrate, "profile": _profile}
+    commands = {
+        "train": _train,
+        "export": _export,
+        "orchestrate": _orchestrate,
+        "profile": _profile,
+        "memory": _memory,
+    }
     if given[0] not in commands:
-        problem = ValueError(f"there is no command {given[0]!r}; use train, export, orchestrate or profile")
+        problem = ValueError(f"there is no command {given[0]!r}; use train, export, orchestrate, profile or memory")
         return report("trainclient", problem, USER_ERROR)
     try:
         return commands[given[0]](given[1:])
@@ -84,14 +94,34 @@ def _train(arguments: Sequence[str]) -> int:
     return launch(config, jobs, topology, ["train", *arguments])
 
 
+def _memory(arguments: Sequence[str]) -> int:
+    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    files.add_argument("--memory-gb")
+    found, others = files.parse_known_args(arguments)
+    config = _parse(others, "memory", MEMORY)
+    try:
+        memory_bytes = int(float(found.memory_gb) * 1e9)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(
+            f"--memory-gb is {found.memory_gb}; the memory of a device that modules may use, in 10^9 bytes, is required"
+        ) from None
+    jobs, topology = prepare(config)
+    from trainclient.training.memory import as_yaml, needs
+    from trainclient.training.models import Models
+
+    _imports_are_over()
+    sys.stdout.write(as_yaml(needs(Models.of(config, jobs.training.spec), topology, memory_bytes)))
+    return 0
+
+
 def _imports_are_over() -> None:
     """From here on Ctrl-C is an exception, so that commands clean up."""
     if callable(signal.getsignal(signal.SIGINT)):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _parse(arguments: Sequence[str]) -> TrainConfig:
-    """The configuration from `--config` and the flags."""
+def _parse(arguments: Sequence[str], command: str = "train", about: str = DESCRIPTION) -> TrainConfig:
+    """The configuration of a run from `--config` and the flags."""
     files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     files.add_argument("--config", type=Path)
     found, flags = files.parse_known_args(arguments)
@@ -100,14 +130,14 @@ def _parse(arguments: Sequence[str]) -> TrainConfig:
         found_config: TrainConfig = parse(
             lambda given: tyro.cli(
                 TrainConfig,
-                prog="trainclient train",
-                description=DESCRIPTION,
+                prog=f"trainclient {command}",
+                description=about,
                 args=given,
                 default=default,
                 config=(tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone),
             ),
             flags,
-            "trainclient train",
+            f"trainclient {command}",
         )
         return checked(found_config)
     except ValidationError as error:

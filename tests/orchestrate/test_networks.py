@@ -14,7 +14,8 @@ from trainclient.models.encoder import ImageEncoder
 from trainclient.models.generator import ImageGenerator
 from trainclient.models.presets import backbone_config, encoder_config, generator_config
 from trainclient.orchestrate.cluster import cluster
-from trainclient.orchestrate.costs import analytic_cost, block_bytes, options
+from trainclient.orchestrate.costs import analytic_cost, options
+from trainclient.orchestrate.memory import block_bytes
 from trainclient.orchestrate.networks import Network, NetworkError, read_network
 from trainclient.orchestrate.workload import Load
 
@@ -116,5 +117,5 @@ def test_narrow_shares_and_sums_cost() -> None:
 def test_activations_are_those_of_the_paper() -> None:
     """Korthikanti et al. 2022, section 4.2, without matrices of probabilities and dropout: 34 x the width, divided."""
     network = read_network("encoder", "vit-h")
-    assert block_bytes(network, 1) == 34 * 1280
-    assert block_bytes(network, 8) == (10 + 24 / 8) * 1280
+    assert block_bytes("encoder", network.size, 1) == 34 * 1280
+    assert block_bytes("encoder", network.size, 8) == (10 + 24 / 8) * 1280

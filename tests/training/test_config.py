@@ -52,7 +52,7 @@ def test_required_inputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "trainclient: there is no command 'trian'; use train, export, orchestrate or profile\n"),
+        (["trian"], "trainclient: there is no command 'trian'; use train, export, orchestrate, profile or memory\n"),
         (["train"], "trainclient: no job is given; add --job JOB.yaml"),
         (["train", "--servres", "a:1"], "trainclient: --servres is unknown; did you mean --servers?"),
         (["train", "--config", "none.yaml"], "trainclient: the configuration none.yaml cannot be read"),

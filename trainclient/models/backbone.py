@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dataserver.planning.jobspec import ModelSize
 from trainclient.models.attention import HeadSharing, Segments
 from trainclient.models.checks import checked_index, require_shape
 from trainclient.models.layers import (
@@ -52,6 +53,11 @@ class BackboneConfig:
 
     def __post_init__(self) -> None:
         require_heads("a backbone", self.width, self.heads, self.groups, axes=1, head_dim=self.head_dim)
+
+    @property
+    def size(self) -> ModelSize:
+        """What operations and memory depend on."""
+        return ModelSize(self.layers, self.width, self.mlp_width, self.heads, self.groups, self.vocab_size)
 
     @property
     def head_size(self) -> int:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dataserver.planning.jobspec import ModelSize
 from trainclient.models.attention import Segments
 from trainclient.models.layers import ACTIVATIONS, Mlp, Rotation, SelfAttention, require_heads, run_block
 from trainclient.models.patches import PIXELS, normalise, patch_positions
@@ -49,6 +50,11 @@ class EncoderConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; one of {', '.join(known)} is required")
         if self.class_token and not self.position_grid:
             raise ValueError("class_token goes with learned positions; give position_grid as well")
+
+    @property
+    def size(self) -> ModelSize:
+        """What operations and memory depend on."""
+        return ModelSize(self.layers, self.width, self.mlp_width, self.heads, self.heads)
 
 
 class EncoderBlock(nn.Module):

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dataserver.planning.jobspec import ModelSize
 from trainclient.models.attention import Segments
 from trainclient.models.checks import require_shape
 from trainclient.models.layers import (
@@ -46,6 +47,11 @@ class GeneratorConfig:
 
     def __post_init__(self) -> None:
         require_heads("a generator", self.width, self.heads, self.heads, axes=2)
+
+    @property
+    def size(self) -> ModelSize:
+        """What operations and memory depend on."""
+        return ModelSize(self.layers, self.width, self.mlp_width, self.heads, self.heads)
 
     @property
     def patch_dim(self) -> int:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dataserver.planning.jobspec import ModelSize
 from trainclient.models.attention import Segments
 from trainclient.models.backbone import BackboneBlock, BackboneConfig, stage_layers
 from trainclient.models.checks import checked_index, require_shape
@@ -34,6 +35,11 @@ class TextTowerConfig(BackboneConfig):
     """Width of its features."""
     loss: ContrastiveLoss = ContrastiveLoss.CLIP
     """What its features are for."""
+
+    @property
+    def size(self) -> ModelSize:
+        """What operations and memory depend on: it has no head."""
+        return ModelSize(self.layers, self.width, self.mlp_width, self.heads, self.groups)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

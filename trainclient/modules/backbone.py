@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from dataserver.planning.jobspec import ModelSize
 from trainclient.exchange.rows import Rows
 from trainclient.models.backbone import IGNORED_LABEL, BackboneBatch, BackboneStage, StageOutput
 from trainclient.modules.protocol import Output, Target, TrainedModule, View
@@ -36,9 +35,7 @@ class Backbone(TrainedModule):
 
     def forward_flops(self, view: View) -> int:
         """See `TrainedModule`."""
-        c = self._stage.config
-        size = ModelSize(c.layers, c.width, c.mlp_width, c.heads, c.groups, c.vocab_size)
-        return forward_flops("backbone", size, view.tensors["cu_lengths"])
+        return forward_flops("backbone", self._stage.config.size, view.tensors["cu_lengths"])
 
     def num_rows(self, view: View) -> int:
         """Embeddings, or tokens; none where another rank takes them for all that share the view."""

@@ -2,7 +2,6 @@
 
 import torch
 
-from dataserver.planning.jobspec import ModelSize
 from trainclient.exchange.rows import Rows
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.modules.protocol import Output, TrainedModule, View
@@ -21,8 +20,7 @@ class Encoder(TrainedModule):
     def forward_flops(self, view: View) -> int:
         """See `TrainedModule`."""
         c: EncoderConfig = self._encoder.config
-        size = ModelSize(c.layers, c.width, c.mlp_width, c.heads, c.heads)
-        return forward_flops("encoder", size, view.tensors["cu_patches"])
+        return forward_flops("encoder", c.size, view.tensors["cu_patches"])
 
     def forward(self, view: View, rows: Rows | None = None) -> Output:
         """See `TrainedModule`."""

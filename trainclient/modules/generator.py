@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dataserver.planning.jobspec import ModelSize
 from dataserver.planning.randomness import Operator
 from trainclient.exchange.rows import Rows
 from trainclient.models.generator import ImageGenerator
@@ -26,8 +25,7 @@ class Generator(TrainedModule):
     def forward_flops(self, view: View) -> int:
         """See `TrainedModule`."""
         c = self._generator.config
-        size = ModelSize(c.layers, c.width, c.mlp_width, c.heads, c.heads)
-        return forward_flops("generator", size, view.tensors["cu_patches"])
+        return forward_flops("generator", c.size, view.tensors["cu_patches"])
 
     def num_rows(self, view: View) -> int:
         """Conditions of all target images."""

@@ -33,6 +33,8 @@ class Family:
 
     rows: Kind
     """What it hands to other modules."""
+    blocks: str
+    """Of which kind of module its blocks are, as far as memory goes: encoder, backbone or generator."""
     sizes: Callable[[str, JobSpec, int], Sizes]
     """Sizes of a preset in a job, given the backbone's width (of which a backbone's own do not depend), or the width of
     features."""
@@ -134,10 +136,10 @@ def _tower(kind: type[ImageTower] | type[TextTower], site: Site, sizes: Any) -> 
 
 _FAMILIES: Final[Mapping[ModuleKind | Modality, Family]] = MappingProxyType(
     {
-        ModuleKind.ENCODER: Family(Kind.EMBEDDINGS, _encoder_sizes, _encoder),
-        ModuleKind.BACKBONE: Family(Kind.CONDITIONS, _backbone_sizes, _backbone),
-        ModuleKind.GENERATOR: Family(Kind.CONDITIONS, _generator_sizes, _generator),
-        Modality.IMAGE: Family(Kind.ACTIVATIONS, _image_tower_sizes, partial(_tower, ImageTower)),
-        Modality.TEXT: Family(Kind.ACTIVATIONS, _text_tower_sizes, partial(_tower, TextTower)),
+        ModuleKind.ENCODER: Family(Kind.EMBEDDINGS, "encoder", _encoder_sizes, _encoder),
+        ModuleKind.BACKBONE: Family(Kind.CONDITIONS, "backbone", _backbone_sizes, _backbone),
+        ModuleKind.GENERATOR: Family(Kind.CONDITIONS, "generator", _generator_sizes, _generator),
+        Modality.IMAGE: Family(Kind.ACTIVATIONS, "encoder", _image_tower_sizes, partial(_tower, ImageTower)),
+        Modality.TEXT: Family(Kind.ACTIVATIONS, "backbone", _text_tower_sizes, partial(_tower, TextTower)),
     }
 )

@@ -2,10 +2,10 @@
 
 import torch
 
-from dataserver.planning.jobspec import Modality, ModelSize
+from dataserver.planning.jobspec import Modality
 from trainclient.exchange.rows import Rows
 from trainclient.models.contrastive import SCORES
-from trainclient.models.towers import ImageTower, TextTower, TextTowerConfig
+from trainclient.models.towers import ImageTower, TextTower
 from trainclient.modules.protocol import Features, Output, Target, TrainedModule, View
 from trainclient.modules.work import forward_flops
 
@@ -33,10 +33,8 @@ class Tower(TrainedModule):
 
     def forward_flops(self, view: View) -> int:
         """See `TrainedModule`; without the features, and for texts without a head."""
-        c = self._stage.config
-        groups = c.groups if isinstance(c, TextTowerConfig) else c.heads
-        size = ModelSize(c.layers, c.width, c.mlp_width, c.heads, groups)
-        return forward_flops("backbone" if self._is_text else "encoder", size, view.tensors[self.tensors[-1]])
+        kind = "backbone" if self._is_text else "encoder"
+        return forward_flops(kind, self._stage.config.size, view.tensors[self.tensors[-1]])
 
     def num_rows(self, view: View) -> int:
         """Patches or tokens."""

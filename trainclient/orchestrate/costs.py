@@ -10,6 +10,7 @@ from typing import Final
 
 from dataserver.planning.jobspec import LAYER_NS, Cost
 from trainclient.orchestrate.cluster import Cluster
+from trainclient.orchestrate.memory import BFLOAT16, Parameters, block_bytes, gathered_at_once, kept_bytes, logit_bytes
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.workload import Load
 
@@ -24,12 +25,6 @@ ATTENTION: Final = 0.65
 """Share of a module's efficiency that attention reaches: 0.53 to 0.72 by the same constants."""
 REDUCTION_NS: Final = 15_000
 """Latency of a sum over the peers of tensor parallelism."""
-WEIGHT_BYTES: Final = 2
-GRADIENT_BYTES: Final = 4
-"""Sums of gradients are float32."""
-OPTIMIZER_BYTES: Final = 12
-"""A float32 copy and two moments."""
-LOGIT_BYTES: Final = 4
 
 CostTable = Mapping[tuple[str, int], Cost]
 """Measured costs, by module and degree, without what is computed again."""
@@ -52,7 +47,7 @@ class Option:
     unit_bytes: int
     """A patch or token of a microbatch in flight, on each of the `tp` devices of a module in one stage."""
     work_bytes: float
-    """What computing a row takes besides: a block's activations that are computed again, and logits."""
+    """What computing a row takes besides: a block's activations that are computed again."""
 
     @property
     def sequence_bytes(self) -> float:
@@ -60,18 +55,27 @@ class Option:
         return self.load.rows * self.unit_bytes
 
     def static_bytes(self, stages: int) -> float:
-        """Weights and gradients on each device of the largest of so many stages."""
-        each = WEIGHT_BYTES + (0 if self.network.frozen else GRADIENT_BYTES)
-        return self.stage_parameters(stages) / self.tp * each
+        """Weights, gradients and logits on each device of the largest of so many stages."""
+        return self.parameters(stages).static_bytes() + logit_bytes(self.network.size.vocab_size)
 
     def optimizer_bytes(self, stages: int) -> float:
         """The optimizer's states of the largest stage, to be divided between data-parallel ranks."""
-        return 0 if self.network.frozen else self.stage_parameters(stages) / self.tp * OPTIMIZER_BYTES
+        return self.parameters(stages).optimizer_bytes()
 
-    def stage_parameters(self, stages: int) -> float:
-        """Of the largest of so many stages: the first has the embedding, the last the head."""
-        ends = self.network.end_parameters * (2 if stages == 1 else 1)
-        return self.network.block_parameters / stages + ends
+    def parameters(self, stages: int) -> Parameters:
+        """On each device of the largest of so many stages: the first has the embedding, the last the head."""
+        return self.blocks(stages) + self.ends(2 if stages == 1 else 1)
+
+    def blocks(self, stages: int = 1) -> Parameters:
+        """Those of blocks."""
+        return self._counted(self.network.block_parameters / stages / self.tp)
+
+    def ends(self, count: int = 1) -> Parameters:
+        """Those of so many ends, of which each peer has the whole."""
+        return self._counted(self.network.end_parameters * count)
+
+    def _counted(self, number: float) -> Parameters:
+        return Parameters(frozen=number) if self.network.frozen else Parameters(trained=number)
 
     def sync_ns(self, ranks: int, stages: int, cluster: Cluster) -> float:
         """The sum of gradients over data-parallel ranks and the gathering of weights, once a step.
@@ -80,8 +84,7 @@ class Option:
         """
         if ranks == 1 or self.network.frozen:
             return 0
-        sent = (GRADIENT_BYTES + WEIGHT_BYTES) * self.stage_parameters(stages) / self.tp
-        return sent / cluster.bandwidth(ranks * self.tp)
+        return self.parameters(stages).static_bytes() / cluster.bandwidth(ranks * self.tp)
 
 
 def shard_bytes(option: Option, ranks: int, whole: bool) -> float:
@@ -90,12 +93,11 @@ def shard_bytes(option: Option, ranks: int, whole: bool) -> float:
     With `whole`, weights and gradients are whole and the optimizer's states are shared (zero2); else all are (zero3),
     and two blocks, and an end of a backbone, are gathered at a time.
     """
+    own, logits = option.parameters(1), logit_bytes(option.network.size.vocab_size)
     if whole:
-        return option.static_bytes(1) + option.optimizer_bytes(1) / ranks
-    network = option.network
-    gathered = 2 * network.block_parameters / network.size.layers + network.end_parameters
-    each = option.static_bytes(1) / option.stage_parameters(1)
-    return (option.static_bytes(1) + option.optimizer_bytes(1)) / ranks + gathered * each
+        return own.state_bytes(ranks) + logits
+    gathered = gathered_at_once(option.blocks(), option.network.size.layers, option.ends())
+    return own.dealt_bytes(ranks, gathered) + logits
 
 
 def gathering_ns(option: Option, ranks: int, cluster: Cluster) -> float:
@@ -103,8 +105,9 @@ def gathering_ns(option: Option, ranks: int, cluster: Cluster) -> float:
     if ranks == 1:
         return 0.0
     network = option.network
-    each = WEIGHT_BYTES * (2 if network.gradient_passes else 1) + (0 if network.frozen else GRADIENT_BYTES)
-    return each * network.parameters / option.tp / cluster.bandwidth(ranks * option.tp)
+    each = BFLOAT16.weight * (2 if network.gradient_passes else 1) + (0 if network.frozen else BFLOAT16.gradient)
+    number = network.block_parameters / option.tp + 2 * network.end_parameters
+    return each * number / cluster.bandwidth(ranks * option.tp)
 
 
 def options(
@@ -175,25 +178,11 @@ def _option(network: Network, load: Load, tp: int, recompute: bool, plain: Cost)
     cost = plain.model_copy(update={"backward_percent": percent})
     both = (100 + percent) / 100
     work = load.rows * cost.linear_ps / 1e3 + load.squares * cost.quadratic_fs / 1e6
-    block = block_bytes(network, tp)
-    inputs = 2 * network.size.width
-    logits = LOGIT_BYTES * network.size.vocab_size / tp if network.kind == "backbone" else 0
-    held = inputs * network.size.layers if recompute else block * network.size.layers
+    block = block_bytes(network.kind, network.size, tp)
+    held = kept_bytes(network.kind, network.size, tp, recompute)
     if not network.gradient_passes:
         held = block  # of the block that is computed
     return Option(
         network, load, tp, recompute, cost, both * cost.microbatch_ns, both * work, max(1, round(held)),
-        logits + (block if recompute else 0),
+        block if recompute else 0,
     )  # fmt: skip
-
-
-def block_bytes(network: Network, tp: int) -> float:
-    """Activations that a block keeps of a row for its backward, bf16, attention without a matrix of probabilities.
-
-    Inputs of norms, of attention and of the MLP are whole on every peer; queries, keys, values and what is inside the
-    MLP are divided (Korthikanti et al. 2022, section 4.2: 10 + 24 / t times the width for an MLP of 4 times the width).
-    """
-    size = network.size
-    keys = size.width // size.heads * size.groups
-    inside = (3 if network.kind == "backbone" else 2) * size.mlp_width
-    return 2 * (5 * size.width + (2 * size.width + 2 * keys + inside) / tp)

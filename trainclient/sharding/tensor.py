@@ -48,6 +48,19 @@ def split(network: nn.Module, name: str, mesh: DeviceMesh) -> None:
         layer.register_forward_pre_hook(partial(_alike, mesh))
 
 
+def shared_by_peers(network: nn.Module) -> set[nn.Parameter]:
+    """The parameters of a whole network of which tensor-parallel peers have a part each; others are whole."""
+    return {
+        parameter
+        for layer in network.modules()
+        if isinstance(layer, SplitLayer)
+        for dim, paths in ((_OUTPUTS, layer.columns), (_INPUTS, layer.rows))
+        for path in paths
+        for _, _, parameter, along in _parts(layer.get_submodule(path), dim)
+        if along is not None
+    }
+
+
 def _alike(mesh: DeviceMesh, _layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """The inputs of a layer as tensors that are the same on all peers: so their gradients are summed over the peers
     once for the layer, not once for each projection."""
@@ -80,7 +93,7 @@ def _split(projection: nn.Linear, mesh: DeviceMesh, dim: int) -> None:
     projection.register_forward_hook(lambda _, __, output: _to(output, leaving).to_local())
 
 
-def _parts(projection: nn.Linear, dim: int) -> Iterator[tuple[nn.Module, str, nn.Parameter, int | None]]:
+def _parts(projection: nn.Module, dim: int) -> Iterator[tuple[nn.Module, str, nn.Parameter, int | None]]:
     """A projection's parameters, also its adapter's: whose each is, its name there, and along which dimension peers
     have parts of it; None where all have the whole."""
     ends = (projection.lora_up, projection.lora_down) if isinstance(projection, AdaptedLinear) else (projection,) * 2

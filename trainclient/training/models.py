@@ -97,6 +97,26 @@ class Models:
 
     def _build(self, chunk: Chunk, device: torch.device) -> tuple[Site, TrainedModule]:
         config, module = self.config, chunk.module
+        site, made = self.shaped(chunk)
+        made.network.to(config.dtype.torch)
+        if _own(config, module):
+            made.network.to(device)
+        else:
+            made.network.to_empty(device=device)
+            if config.compile:
+                compile_blocks(made.network)
+        initialise(made.network, config.seed, module.name)
+        weights = _model(config, module).weights
+        if weights is not None:
+            load_pretrained_into(made.network, weights)
+        if module.frozen:
+            made.network.eval()
+        return site, made
+
+    def shaped(self, chunk: Chunk) -> tuple[Site, TrainedModule]:
+        """A chunk whose parameters have shapes, and are marked as trained or not, but have no memory or values yet;
+        those of the user's own have what they come with."""
+        config, module = self.config, chunk.module
         width = self.sizes[module.name].width if module.kind is ModuleKind.TOWER else self.row_width
         site = Site(self.job, module, width, chunk.number, chunk.count)
         named = config.modules.get(module.name)
@@ -107,7 +127,6 @@ class Models:
                     f"the job has module {module.name} compute its blocks again (recompute), which {named.use} cannot; "
                     "leave recompute out, or see to it (site.module.recompute) and set its recomputes to True"
                 )
-            made.network.to(device, config.dtype.torch)
         else:
             with torch.device("meta"):
                 made = family_of(module).make(site, self.sizes[module.name])
@@ -115,16 +134,8 @@ class Models:
                 if adapters is not None:
                     adapt(made.network, adapters)
                     made.trains_weights = False
-            made.network.to(config.dtype.torch)
-            made.network.to_empty(device=device)
-            if config.compile:
-                compile_blocks(made.network)
-        initialise(made.network, config.seed, module.name)
-        weights = _model(config, module).weights
-        if weights is not None:
-            load_pretrained_into(made.network, weights)
         if module.frozen:
-            made.network.requires_grad_(requires_grad=False).eval()
+            made.network.requires_grad_(requires_grad=False)
         return site, made
 
 
