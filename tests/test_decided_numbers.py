@@ -135,6 +135,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "dataserver/serving/stream.py": {"MAX_AHEAD": 8},
     "dataserver/serving/streams.py": {"MAKING_AT_ONCE": 4},
     "dataserver/serving/workers.py": {"CORES_PER_WORKER": 8, "LEAST_JOB_BYTES": 64 * MIB},
+    "trainclient/stream/buffers.py": {"MAPPED_BYTES": MIB, "SPARE_TAKES": 32},
     "trainclient/stream/handoff.py": {"MAX_READY": 16},
     "trainclient/stream/reader.py": {"PREFETCH_BYTES": 128 * MIB},
     "trainclient/stream/receiver.py": {"MAX_WINDOW_BYTES": 128 * MIB},

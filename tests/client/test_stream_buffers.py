@@ -1,7 +1,10 @@
 """Recycled memory: never while anything looks at it, and always afterwards."""
 
 import gc
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainclient.stream.buffers import ALIGNMENT, BufferPool, aligned_block, size_class
+from trainclient.stream.buffers import ALIGNMENT, SPARE_TAKES, BufferPool, aligned_block, size_class
 
 KEEP = 1 << 20
 
@@ -94,6 +97,50 @@ def test_idle_memory_is_bounded() -> None:
     held = [large.take(1_000_000) for _ in range(4)]
     held.clear()
     assert large.idle_bytes == 2 * size_class(1_000_000)
+
+
+def test_a_smaller_block_makes_room_for_a_larger_one() -> None:
+    pool = BufferPool(KEEP)
+    held = [pool.take(nbytes) for nbytes in (8192, 16384, 8192)]
+    held.clear()
+    larger = pool.take(12288)
+    assert pool.idle_bytes == 2 * 8192, "16,384 bytes fit"
+    del larger
+    larger = pool.take(40_000)
+    assert pool.idle_bytes == 16384 + 8192
+    del larger
+    held = [pool.take(30_000), pool.take(30_000)]
+    assert pool.idle_bytes == 16384
+
+
+def test_blocks_that_no_take_needed_are_dropped() -> None:
+    """A queue that was full once leaves nothing behind but what goes on being used."""
+    pool = BufferPool(100 << 20)
+    held = [pool.take(2 << 20) for _ in range(10)]
+    held.clear()
+    assert pool.idle_bytes == 20 << 20
+    for _ in range(2 * SPARE_TAKES):
+        both = pool.take(2 << 20), pool.take(2 << 20)
+        del both
+    assert pool.idle_bytes == 2 * (2 << 20)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is counted in /proc")
+def test_dropped_blocks_go_back_to_the_system_whatever_the_allocator_keeps() -> None:
+    line = (
+        "from trainclient.allocator import keep_freed_memory; keep_freed_memory()\n"
+        "from trainclient.stream.buffers import BufferPool\n"
+        "def resident(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
+        "pool, before = BufferPool(0), resident()\n"
+        "held = [pool.take(16 << 20) for _ in range(8)]\n"
+        "for lease in held: lease[:] = 1\n"
+        "del lease; full = resident(); held.clear(); pool.idle_bytes\n"
+        "print(full - before, resident() - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    full, left = map(int, done.stdout.split())
+    assert full >= 8 * (16 << 20)
+    assert left <= 3 * (16 << 20)
 
 
 def test_a_large_block_is_not_spent_on_a_small_microbatch() -> None:

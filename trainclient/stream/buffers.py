@@ -7,10 +7,12 @@ numpy array, the lease, whose base is a memoryview of the block. numpy keeps the
 memoryviews keep the array they were made from. When the lease dies, its finalizer gives the block back.
 """
 
+import mmap
+import sys
 import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,11 @@ from numpy.typing import NDArray
 from dataserver.planning.views import ALIGNMENT
 
 Bytes = NDArray[np.uint8]
+MAPPED_BYTES: Final = 1 << 20
+"""Blocks from this size on are mappings of their own, so that dropped ones go back to the system, whatever is kept of
+the heap (`allocator.py`)."""
+SPARE_TAKES: Final = 32
+"""Blocks that this many takes had no need of are dropped."""
 
 
 class Buffers(Protocol):
@@ -31,7 +38,8 @@ class BufferPool:
     """Recycles blocks. Not thread-safe: one thread takes; any thread may drop what was taken.
 
     What is handed out is not bounded here (a consumer that keeps microbatches must not stop the stream that brings it
-    the next one); what lies idle is bounded by `keep_bytes`, or two blocks where these are larger.
+    the next one). What lies idle is bounded by `keep_bytes`, or two blocks where these are larger, and by what the last
+    microbatches took: a queue that was full once, and has been short since, leaves no blocks behind.
     """
 
     def __init__(self, keep_bytes: int, allocate: Callable[[int], Bytes] | None = None) -> None:
@@ -40,6 +48,10 @@ class BufferPool:
         self._keep_bytes = keep_bytes
         self._allocate = allocate or aligned_block
         self._idle: list[Bytes] = []
+        """Those idle for longest come first."""
+        self._takes = 0
+        self._spare = 0
+        """Fewest blocks that were left idle by any take since the spare ones were dropped last."""
         # A finalizer may run at any allocation of any thread, also within `take`: SimpleQueue.put is reentrant.
         self._returned: SimpleQueue[Bytes] = SimpleQueue()
 
@@ -51,7 +63,11 @@ class BufferPool:
             block = min(fitting, key=lambda b: b.nbytes)
             self._idle = [b for b in self._idle if b is not block]
         else:
+            # In place of a smaller one: where sizes keep changing, all blocks are soon large enough.
+            small = next((i for i, b in enumerate(self._idle) if b.nbytes < nbytes), len(self._idle))
+            del self._idle[small : small + 1]
             block = self._allocate(size_class(nbytes))
+        self._drop_spare()
         # The finalizer holds the block, so that it outlives the lease, and nothing else does while it is out.
         lease = np.frombuffer(block.data, np.uint8, nbytes)
         weakref.finalize(lease, self._returned.put, block).atexit = False
@@ -73,6 +89,13 @@ class BufferPool:
         while len(self._idle) > 2 and sum(b.nbytes for b in self._idle) > self._keep_bytes:
             self._idle.pop(0)
 
+    def _drop_spare(self) -> None:
+        self._spare = min(self._spare, len(self._idle))
+        self._takes += 1
+        if self._takes % SPARE_TAKES == 0:
+            del self._idle[: self._spare]
+            self._spare = len(self._idle)
+
 
 def size_class(nbytes: int) -> int:
     """The next of eight sizes per power of two, at least 4 KiB: similar microbatches share blocks, 1/8 is wasted."""
@@ -84,6 +107,10 @@ def size_class(nbytes: int) -> int:
 
 def aligned_block(nbytes: int) -> Bytes:
     """Fresh uint8 [nbytes], aligned to ALIGNMENT."""
+    if nbytes >= MAPPED_BYTES and sys.platform == "linux":
+        mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapped.madvise(mmap.MADV_HUGEPAGE)  # as numpy does: one page fault for 2 MiB
+        return np.frombuffer(mapped, np.uint8)
     block = np.empty(nbytes + ALIGNMENT, np.uint8)
     skip = -block.ctypes.data % ALIGNMENT
     return block[skip : skip + nbytes]
