@@ -141,9 +141,9 @@ def test_what_a_measure_clears_is_never_refused(
         if padded and module["kind"] != "backbone":
             module["padded"] = True
         if colocated:
-            module["dp"] = 2
-            if room is not None and module["kind"] == "encoder":
-                module["memory"]["step_bytes"] = room
+            module["dp"], memory = 2, module.pop("memory", None)
+            if memory is not None and module["kind"] == "encoder":
+                module["memory"] = {**memory, "step_bytes": room}
     if colocated:
         data["execution"]["layout"] = {"kind": "colocated"}
     job = parse_job(data)

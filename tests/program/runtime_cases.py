@@ -147,7 +147,8 @@ def job_data(
     modules = [m | {"tp": tp[m["name"]]} if tp.get(m["name"], 1) > 1 else m for m in modules]
     for kind, kept in zip(("encoder", "backbone"), degrees.kept, strict=True):
         memory = {"room_bytes": min(kept, fields["seq_len"]), "unit_bytes": 1, "step_bytes": kept}
-        modules = [m | {"memory": memory} if kept and m["kind"] == kind else m for m in modules]
+        of = [m["name"] for m in modules if kept and m["kind"] == kind and m["name"] not in degrees.frozen]
+        modules = [m | {"memory": memory} if m["name"] in of else m for m in modules]
     if degrees.group:
         memory = {"room_bytes": units, "unit_bytes": 1}
         modules = [m | {"memory": memory} if m["kind"] == "backbone" else m for m in modules]

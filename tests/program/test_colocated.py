@@ -56,6 +56,9 @@ def check_gradients(fleet: Fleet, pool: Pool, folder: Path, degrees: Degrees, **
         pytest.param(together(2, frozen=("llm",)), marks=pytest.mark.long),
         pytest.param(together(4, second_encoder=True, second_generator=True), marks=pytest.mark.long),
         pytest.param(together(1), marks=pytest.mark.long),
+        pytest.param(together(4, kept=(64, 192)), marks=pytest.mark.long),
+        pytest.param(together(2, second_encoder=True, frozen=("vit",), kept=(64, 0)), marks=pytest.mark.long),
+        pytest.param(together(2, frozen=("dit",), recompute=("vit",), kept=(64, 0)), marks=pytest.mark.long),
         pytest.param(together(2, second_encoder=True, frozen=("vit", "llm")), marks=pytest.mark.long),
         pytest.param(together(2, frozen=("dit",), recompute=("vit", "llm")), marks=pytest.mark.long),
     ],
@@ -76,7 +79,8 @@ def test_gradients_equal_the_reference(fleet: Fleet, pool: Pool, tmp_path: Path,
     ids=" ".join,
 )
 def test_shares_over_all_ranks(fleet: Fleet, pool: Pool, tmp_path: Path, shares: tuple[str, ...]) -> None:
-    check_gradients(fleet, pool, tmp_path, together(2), sharding=dict(zip(KINDS, shares, strict=True)))
+    """In rounds."""
+    check_gradients(fleet, pool, tmp_path, together(2, kept=(64, 192)), sharding=dict(zip(KINDS, shares, strict=True)))
 
 
 @pytest.mark.long
