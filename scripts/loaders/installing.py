@@ -7,6 +7,15 @@ from pathlib import Path
 from typing import Final
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "build" / "loaders"
+SITE: Final = "{site}"
+"""Stands for the folder of the environment's packages, which pip wants to know for those of another Python."""
+_LATER_PYTHON: Final = (
+    "--no-deps",
+    "--ignore-requires-python",
+    "--python-version=3.12",
+    "--only-binary=:all:",
+    f"--target={SITE}",
+)
 _DECODING: Final = ("simplejpeg==1.9.0", "opencv-python-headless==5.0.0.93", "pillow==13.0.0")
 ENVIRONMENTS: Final = {
     # Its torch first: what resolves it beside torchvision may choose a build for GPUs.
@@ -17,8 +26,8 @@ ENVIRONMENTS: Final = {
     "lightning": (("lightning==2.6.6",),),
     "grain": (("grain==0.2.18", "jax==0.10.2"),),
     "torchtitan": (("torchtitan==0.3.0",),),
-    # Its other requirements are for GPUs.
-    "megatron": (("--no-deps", "megatron-core==0.16.1"),),
+    # Meant for a later Python; what the tests call runs with 3.11.
+    "megatron": ((*_LATER_PYTHON, "megatron-core==0.19.2", "megatron-bridge==0.6.2"),),
 }
 """Packages of each environment, in the order in which they are installed."""
 _BESIDE_OURS: Final = frozenset({"lightning", "grain", "torchtitan", "megatron"})
@@ -44,14 +53,15 @@ def install(environment: str) -> None:
     home = FOLDER / environment
     print(f"installing {environment} into {home}, some minutes", flush=True)
     subprocess.run([sys.executable, "-m", "venv", home], check=True)
+    base = {"base": str(home), "platbase": str(home)}
+    site = Path(sysconfig.get_path("purelib", "venv", base))
     if environment in _BESIDE_OURS:
-        base = {"base": str(home), "platbase": str(home)}
-        site = Path(sysconfig.get_path("purelib", "venv", base))
         (site / "beside.pth").write_text(sysconfig.get_path("purelib"))
     log = home / "install.log"
     with log.open("w") as said:
         for packages in ENVIRONMENTS[environment]:
-            pip = [home / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", *packages]
+            pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install"]
+            pip += [package.replace(SITE, str(site)) for package in packages]
             if subprocess.run(pip, stdout=said, stderr=said, check=False).returncode:
                 raise SystemExit(f"{environment} could not be installed; see {log}")
     (home / _COMPLETE).write_text(_described(environment))

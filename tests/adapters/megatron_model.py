@@ -1,57 +1,21 @@
 """A tiny MimoModel of megatron-core on CPUs, through our iterators and sample by sample: megatron_model.py SERVER."""
 
 import sys
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from adapters.tiny_mimo import IMAGE, config, mimo
 from adapters.whole_jobs import one_pass
 from megatron.core import parallel_state
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.models.mimo.config.base_configs import MimoModelConfig
 from megatron.core.models.mimo.model.base import MimoModel
-from megatron.core.models.mimo.submodules.vision import VisionModalitySubmodules
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainclient.adapters.megatron import MegatronBatches, ServedIterator
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
 from trainclient.adapters.whole_rank import WholeRankStream
-
-IMAGE, WIDTH = 290, 32
-# megatron-core asks for GPUs where it needs none.
-torch.cuda.current_device = lambda: "cpu"
-CudaRNGStatesTracker.fork = lambda *_: nullcontext()
-
-
-class Vision(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(588, WIDTH)
-
-    def forward(self, x: Tensor, imgs_sizes: Tensor, packed_seq_params: PackedSeqParams) -> Tensor:
-        patches = (imgs_sizes // 14).prod(1).cumsum(0)
-        assert packed_seq_params.cu_seqlens_q.tolist() == [0, *patches.tolist()]
-        return self.linear(x[0]).unflatten(0, (-1, 4)).mean(1)
-
-
-def mimo() -> MimoModel:
-    torch.manual_seed(0)
-    config = TransformerConfig(
-        num_layers=2, hidden_size=WIDTH, num_attention_heads=4, use_cpu_initialization=True, hidden_dropout=0.0,
-        attention_dropout=0.0, bias_dropout_fusion=False, masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
-    )  # fmt: skip
-    text = {"config": config, "transformer_layer_spec": get_gpt_layer_local_spec(), "vocab_size": 320,
-            "max_sequence_length": 256, "position_embedding_type": "rope"}  # fmt: skip
-    vision = ModuleSpec(VisionModalitySubmodules, submodules={"encoders": {"vit": ModuleSpec(Vision)}})
-    return MimoModel(MimoModelConfig(ModuleSpec(GPTModel, text), {"images": vision}, {"images": IMAGE}))
 
 
 def gradients(model: MimoModel) -> dict[str, Tensor]:
@@ -115,7 +79,7 @@ def one_by_one(model: MimoModel, server: str) -> float:
 def main(server: str) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
-    model = mimo()
+    model = mimo(config())
     expected, wanted = one_by_one(model, server), gradients(model)
     for ranks in (1, 2):
         assert abs(served(model, server, ranks) / expected - 1) < 1e-5

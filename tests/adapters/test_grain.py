@@ -14,6 +14,7 @@ from trainclient.stream.errors import StateError
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_killed_and_resumed_twice_once_with_another_number_of_processes(
     server: str, tmp_path: Path, python_with: Callable[[str], Path]
 ) -> None:

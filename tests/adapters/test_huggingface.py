@@ -57,6 +57,7 @@ def test_sharded_models_train_as_one_where_some_ranks_lack_images(server: str, m
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_killed_and_resumed_twice_once_with_another_number_of_processes(
     server: str, model: Path, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ def parameters(run: ExampleRun) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_killed_and_resumed_twice_once_with_another_number_of_processes(
     server: str, model: Path, tmp_path: Path, python_with: Callable[[str], Path]
 ) -> None:

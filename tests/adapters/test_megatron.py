@@ -1,6 +1,5 @@
 """Megatron's external data iterators over the stream: their batches, and a MimoModel of megatron-core."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,20 +11,36 @@ from typing import Any
 
 import pytest
 import torch
+from adapters.examples import ExampleRun, calm_and_killed, variables
 from adapters.stubs import adapter_over
-from adapters.whole_jobs import one_pass
+from adapters.whole_jobs import one_pass, text_job
 
 from trainclient.adapters.whole_rank import WholeRankStream
 from trainclient.stream.errors import StateError
 
+LOOP = Path(__file__).with_name("megatron_loop.py")
+
 
 @pytest.mark.long
-def test_loss_and_gradients_are_those_of_each_sample_alone(server: str, python_with: Callable[[str], Path]) -> None:
-    """Of one step of a MimoModel, read by one rank and by two."""
+@pytest.mark.timeout(900)
+def test_killed_and_resumed_twice_once_with_another_number_of_processes(
+    server: str, tmp_path: Path, python_with: Callable[[str], Path]
+) -> None:
+    """Every sample of the pass once by Megatron-LM's own loop, and the parameters are those of a run left alone."""
+    python = python_with("megatron")
+    calm, killed = calm_and_killed(
+        lambda folder: ExampleRun(LOOP.read_text(), server, None, folder, one_pass, python), tmp_path, [0, 3, 5]
+    )
+    found, expected = (torch.load(run.out / "parameters.pt") for run in (killed, calm))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_loss_and_gradients_are_those_of_each_sample_alone(server: str) -> None:
+    """Of one step of a MimoModel, read by one rank and by two, in the megatron-core that is installed beside us."""
     script = Path(__file__).with_name("megatron_model.py")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    line = [python_with("megatron"), script, server]
-    found = subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    line = [sys.executable, script, server]
+    found = subprocess.run(line, env=variables(), capture_output=True, text=True, check=False, timeout=200)
     assert found.returncode == 0, found.stderr[-3000:]
     assert found.stdout.startswith("loss ")
 
@@ -97,10 +112,7 @@ def test_a_mask_keeps_samples_apart_where_attention_knows_no_packing(server: str
 
 
 def test_batches_of_an_llm(server: str, adapter: ModuleType) -> None:
-    job = one_pass(1)
-    del job["execution"]["modules"][0], job["execution"]["identity_routing"], job["stream"]["datasets"]
-    job["stream"] |= {"datasets": [{"name": "texts"}]}
-    with WholeRankStream(server, job, rank=0, world_size=1) as stream:
+    with WholeRankStream(server, text_job(), rank=0, world_size=1) as stream:
         batch = next(adapter.ServedIterator(stream, adapter.MegatronBatches(stream), num_microbatches=20))
         with pytest.raises(ValueError, match="encoder is None, and modality is images"):
             adapter.MegatronBatches(stream, modality="images")
@@ -111,14 +123,32 @@ def test_batches_of_an_llm(server: str, adapter: ModuleType) -> None:
     assert batch["max_seqlen"].tolist() == [int(ends.diff().max())]
 
 
-def test_iterators_begin_behind_the_updates_of_a_checkpoint(server: str, adapter: ModuleType) -> None:
+def test_iterators_begin_behind_the_updates_of_a_checkpoint(server: str, adapter: ModuleType, tmp_path: Path) -> None:
     with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
         batches = adapter.MegatronBatches(stream, modality="images")
-        every = adapter.ServedIterator(stream, batches, num_microbatches=10)
+        every = adapter.ServedIterator(stream, batches, num_microbatches=10, save=tmp_path)
         expected = [next(every)["input_ids"] for _ in range(11)][-1]
-        chunks = adapter.ServedIterator(stream, batches, num_microbatches=10, start_step=1).for_chunks(2)
-        assert [torch.equal(next(chunk)["input_ids"], expected) for chunk in chunks] == [True, True]
+        again = adapter.ServedIterator(stream, batches, num_microbatches=10, start_step=1, load=tmp_path)
+        assert [torch.equal(next(chunk)["input_ids"], expected) for chunk in again.for_chunks(2)] == [True, True]
         with pytest.raises(ValueError, match=r"microbatches, and Megatron updates behind 1: raise global_batch_size"):
             next(adapter.ServedIterator(stream, batches, num_microbatches=1))
         with pytest.raises(StateError, match="found 99 as the step"):
-            adapter.ServedIterator(stream, batches, num_microbatches=10, start_step=99)
+            adapter.ServedIterator(stream, batches, num_microbatches=10, start_step=99, load=tmp_path)
+
+
+def test_updates_over_another_stream_are_refused(server: str, adapter: ModuleType, tmp_path: Path) -> None:
+    with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
+        batches = adapter.MegatronBatches(stream, modality="images")
+        adapter.ServedIterator(stream, batches, num_microbatches=10, save=tmp_path / "ours")
+    other = one_pass(1)
+    other["stream"]["seed"] = 7
+    with WholeRankStream(server, other, rank=0, world_size=1) as stream:
+        batches = adapter.MegatronBatches(stream, modality="images")
+        for load, error, says in (
+            (tmp_path / "ours", StateError, r"differs in seed"),
+            (tmp_path / "none", ValueError, r"none says nothing of the stream"),
+            (None, ValueError, r"has made 3 updates.*as `load`"),
+        ):
+            with pytest.raises(error, match=says):
+                adapter.ServedIterator(stream, batches, num_microbatches=10, start_step=3, load=load, save=tmp_path)
+        assert not (tmp_path / "data_state.json").exists(), "what it would have gone on to"

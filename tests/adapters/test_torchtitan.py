@@ -15,20 +15,23 @@ from adapters.whole_jobs import mixed_job, one_pass, whole_job
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
 from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
 
-LOOP = Path(__file__).with_name("torchtitan_loop.py")
+LOOP = Path(__file__).with_name("torchtitan_trainer.py")
 TOKENIZER = SimpleNamespace(TOKEN_FIELDS=("image", "video"), image_id=290, video_id=291)
 SIZES = {"seq_len": 256, "local_batch_size": 1, "snapshot_every_n_steps": 5}
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_killed_and_resumed_twice_once_with_another_number_of_processes(
     server: str, tmp_path: Path, python_with: Callable[[str], Path]
 ) -> None:
-    """Every sample of the pass once, by torchtitan's generator of batches and torch's distributed checkpoints."""
+    """Every sample of the pass once by torchtitan's Trainer, and the parameters are those of a run left alone."""
     python = python_with("torchtitan")
-    calm_and_killed(
+    calm, killed = calm_and_killed(
         lambda folder: ExampleRun(LOOP.read_text(), server, None, folder, one_pass, python), tmp_path, [0, 3, 5]
     )
+    found, expected = (torch.load(run.out / "parameters.pt") for run in (killed, calm))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 class Loader(Base):
@@ -84,7 +87,20 @@ def test_batches_are_the_microbatches_and_padding(server: str, adapter: ModuleTy
     assert padded
 
 
-def test_later_releases_take_flat_batches(server: str, adapter: ModuleType) -> None:
+class LaterLoader(Base):
+    """The same since it moved to `components/data/loader.py`: nothing to configure, and an end."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        pass
+
+    def close(self) -> None:
+        raise AssertionError("the adapter has an end of its own")
+
+
+def test_later_releases_take_flat_batches(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = {"torchtitan.components.data.loader": {"BaseDataLoader": LaterLoader}}
+    adapter = adapter_over(monkeypatch, "torchtitan", {"torchtitan": "0.4.0"}, contents)
     sizes = {"seq_len": 256, "max_context_length": 256, "num_tokens_per_batch": 256}
     config = adapter.ServedDataLoader.Config(servers=server, job=one_pass(1), batches_per_step=10, mrope=True)
     served = adapter.ServedDataLoader(config, dp_world_size=1, dp_rank=0, tokenizer=TOKENIZER, **sizes)

@@ -35,6 +35,14 @@ def one_pass(ranks: int) -> dict[str, Any]:
     return job
 
 
+def text_job(seed: int = 0) -> dict[str, Any]:
+    """Texts alone, for one rank without an encoder."""
+    return {
+        "stream": {"datasets": [{"name": "texts"}], "seq_len": 256, "global_batch": 4, "seed": seed},
+        "execution": {"modules": [{"name": "llm", "kind": "backbone"}], "end": {"passes": 1}},
+    }
+
+
 def mixed_job(ranks: int, end: dict[str, int], **execution: Any) -> dict[str, Any]:
     """Samples of text alone among pairs, each a sequence of its own: no wave has parity by itself."""
     mixture = [{"name": "pairs", "weight": "0.6"}, {"name": "texts", "weight": "0.4"}]

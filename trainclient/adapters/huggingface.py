@@ -8,7 +8,6 @@ One batch of the Trainer is a step of this rank with all its microbatches, whose
 `gradient_accumulation_steps` stays 1, and nothing is left for accelerate to shard or to skip.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainclient.adapters.state_file import read_state, write_state
 from trainclient.adapters.versions import require
 from trainclient.adapters.whole_rank import Step, WholeMicrobatch, WholeRankStream
 
@@ -24,9 +24,6 @@ require("transformers", "5", "6")
 require("accelerate", "1.1", "2")
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments  # noqa: E402
 from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
-
-STATE_FILE = "data_state.json"
-"""Beside the Trainer's own files in each checkpoint."""
 
 Inputs = Callable[[WholeMicrobatch, torch.device], dict[str, Any]]
 """From a microbatch to the model's arguments on a device."""
@@ -77,7 +74,7 @@ class ServedTrainer(Trainer):
         if isinstance(checkpoint, bool):
             checkpoint = self._last_checkpoint() if checkpoint else None
         if checkpoint is not None:
-            self.stream.load_state_dict(_read_state(Path(checkpoint)))
+            self.stream.load_state_dict(read_state(Path(checkpoint)))
         return super().train(checkpoint, *args, **options)
 
     def get_train_dataloader(self) -> Any:
@@ -132,10 +129,7 @@ class _KeepsState(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, *_: TrainerControl, **__: Any) -> None:
         """Called on all ranks when a checkpoint has been written."""
         if state.is_world_process_zero:
-            path = Path(str(args.output_dir), f"checkpoint-{state.global_step}", STATE_FILE)
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps(self._stream.state_dict()))
-            part.replace(path)
+            write_state(Path(str(args.output_dir), f"checkpoint-{state.global_step}"), self._stream.state_dict())
 
 
 def _check_arguments(args: TrainingArguments, stream: WholeRankStream) -> None:
@@ -162,16 +156,3 @@ def _check_arguments(args: TrainingArguments, stream: WholeRankStream) -> None:
             f"{args.num_train_epochs}: set num_train_epochs to 1 or max_steps to at most {len(stream)}, and "
             "execution.end to train longer"
         )
-
-
-def _read_state(checkpoint: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((checkpoint / STATE_FILE).read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{checkpoint} says nothing of the stream ({STATE_FILE}: {error}); it was cut short, or written by another "
-            "Trainer: resume from an earlier one"
-        ) from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{checkpoint / STATE_FILE} holds {type(found).__name__}, a mapping is required")
-    return found

@@ -1,16 +1,20 @@
 """Megatron-LM's and Megatron-Bridge's external data iterators (`dataloader_type="external"`) over the stream.
 
     batches = MegatronBatches(stream, modality="images", encoder="vit", image_token=290)
-    iterator = ServedIterator(stream, batches, num_microbatches=get_num_microbatches(), start_step=train_state.step)
+    iterator = ServedIterator(
+        stream, batches, num_microbatches=get_num_microbatches(), start_step=args.iteration, load=folder, save=folder
+    )
 
 One batch is a microbatch of this rank as one packed sequence (thd) of constant length. Megatron updates behind a
 constant number of microbatches; a step of fewer ends with such that are nothing but padding. What a checkpoint needs is
-the number of updates, which Megatron keeps (`train_state.step`, `args.iteration`), whatever the number of ranks.
+the number of updates, which Megatron keeps (`train_state.step`, `args.iteration`), whatever the number of ranks. Of
+which stream they were, a file beside its checkpoints says.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import tee
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +23,7 @@ from torch import Tensor
 
 from trainclient.adapters.padded import PaddedShape
 from trainclient.adapters.qwen2_vl import MEAN, STD, Qwen2VLInputs
+from trainclient.adapters.state_file import read_state, write_state
 from trainclient.adapters.versions import require
 from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
 
@@ -124,6 +129,8 @@ class ServedIterator:
         *,
         num_microbatches: int,
         start_step: int = 0,
+        load: str | Path | None = None,
+        save: str | Path | None = None,
     ) -> None:
         """Begin behind `start_step` updates.
 
@@ -132,12 +139,18 @@ class ServedIterator:
             batches: makes a batch of each microbatch.
             num_microbatches: after which Megatron updates.
             start_step: updates that the checkpoint has seen, of whatever number of ranks.
+            load: folder of the checkpoints that Megatron goes on from, with the state of their stream.
+            save: folder of those that it will write; the first rank puts the state there at once.
 
         Raises:
-            StateError: the job has no such step.
+            StateError: the checkpoint has seen another stream, or the job has no such step.
+            ValueError: nothing says of which stream these updates were.
         """
         self._stream, self._batches, self._most = stream, batches, num_microbatches
-        stream.load_state_dict({**stream.state_dict(), "step": start_step})
+        state = _state_behind(start_step, load) if start_step else stream.state_dict()
+        stream.load_state_dict({**state, "step": start_step})
+        if save is not None and stream.rank == 0:
+            write_state(Path(save), stream.state_dict())
         self._found = self._all()
 
     def __iter__(self) -> "ServedIterator":
@@ -163,6 +176,15 @@ class ServedIterator:
                 yield self._batches(microbatch)
             for _ in range(self._most - step.num_microbatches):
                 yield self._batches.padding()
+
+
+def _state_behind(updates: int, load: str | Path | None) -> dict[str, Any]:
+    if load is None:
+        raise ValueError(
+            f"Megatron has made {updates} updates, and nothing says of which stream: pass the folder of their "
+            "checkpoints as `load`"
+        )
+    return read_state(Path(load))
 
 
 def _packing(ends: Any) -> dict[str, Any]:

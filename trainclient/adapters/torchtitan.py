@@ -17,8 +17,11 @@ from trainclient.adapters.qwen2_vl import MEAN, STD, Qwen2VLInputs, positions
 from trainclient.adapters.versions import require
 from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
 
-require("torchtitan", "0.3", "0.4")
-from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
+require("torchtitan", "0.3", "0.5")
+try:
+    from torchtitan.components.dataloader import BaseDataLoader
+except ModuleNotFoundError:  # moved since 0.3
+    from torchtitan.components.data.loader import BaseDataLoader
 
 Batch = tuple[dict[str, Any], Tensor]
 

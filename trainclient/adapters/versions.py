@@ -4,7 +4,12 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-_EXTRAS: Final = {"accelerate": "huggingface", "transformers": "huggingface", "megatron-core": "megatron"}
+_EXTRAS: Final = {
+    "accelerate": "huggingface",
+    "transformers": "huggingface",
+    "megatron-core": "megatron",
+    "megatron-bridge": "megatron",
+}
 """Of packages whose extra has another name."""
 
 

@@ -1,0 +1,30 @@
+"""The state of a stream in a file of its own, beside what a framework writes into a checkpoint."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+STATE_FILE = "data_state.json"
+
+
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Put a stream's state there, as a whole or not at all; the folder is made if it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{STATE_FILE}.part"
+    part.write_text(json.dumps(state))
+    part.replace(folder / STATE_FILE)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The state that was put there; ValueError if there is none."""
+    try:
+        found = json.loads((folder / STATE_FILE).read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{folder} says nothing of the stream ({STATE_FILE}: {error}); it was cut short, or written without this "
+            "adapter: resume from an earlier one"
+        ) from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{folder / STATE_FILE} holds {type(found).__name__}, a mapping is required")
+    return found
