@@ -15,7 +15,7 @@ from adapters.tiny_mimo import TOKENS, WIDTH, mimo  # noqa: E402
 from megatron.core.datasets import utils  # noqa: E402
 from megatron.core.enums import ModelType  # noqa: E402
 from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
-from megatron.training import get_args, pretrain  # noqa: E402
+from megatron.training import get_args, get_timers, pretrain  # noqa: E402
 from megatron.training.argument_utils import (  # noqa: E402
     core_transformer_config_from_args,
     pretrain_cfg_container_from_args,
@@ -65,6 +65,7 @@ def main(servers: str, job: str, out: Path) -> None:
 
     configuration = pretrain_cfg_container_from_args(parsed)
     pretrain(configuration, names["served"], ModelType.encoder_or_decoder, names["forward_step"], model_provider=model)
+    assert get_timers()("batch-generator").active_time() > 0, "it tells what ranks wait for data"
     if dist.get_rank() == 0:
         torch.save({name: p.detach() for name, p in models[0].named_parameters()}, out / "parameters.pt")
 
