@@ -68,7 +68,7 @@ FRAMEWORKS = (
     Framework("Grain", "grain", "grain", "source by number, 2 threads, first-fit packing", environment="grain"),
 )
 NOT_MEASURED = {
-    "torchtitan": "its Trainer wants an accelerator, and there is no loop of ours for its loader yet",
+    "torchtitan": "its own loader wants torchvision, of which package indexes have builds for GPUs alone",
     "Megatron": "no loop yet for its loader, Megatron-Energon, whose environment is not the adapter's",
 }
 
