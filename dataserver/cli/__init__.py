@@ -73,9 +73,11 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     from dataserver.serving.errors import DataServiceError
 
     gc.disable()  # what imports make stays: to look for garbage in it, again and again, took a seventh of their time
-    function = getattr(import_module(f"dataserver.cli.{name}"), command.function)
-    gc.freeze()
-    gc.enable()
+    try:
+        function = getattr(import_module(f"dataserver.cli.{name}"), command.function)
+    finally:
+        gc.freeze()
+        gc.enable()
     if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # imports are over: commands clean up
     try:

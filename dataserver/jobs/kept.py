@@ -18,7 +18,7 @@ KEPT_BYTES: Final = 768 << 20
 """A third each for tables, windows and plans. A sample takes some 80 bytes in a table, and 100 in a window: the windows
 of 256 MiB are 2.5 million samples, or thirty times eight shards of 10,000."""
 CUTS_BYTES: Final = 8 << 20
-"""Where windows are cut into slices, besides: some thousand windows, or a hundred of as many slices as there may be."""
+"""Where windows are cut into slices, besides: some 20,000 windows, or a hundred of as many slices as there may be."""
 
 
 class Kept:
@@ -37,9 +37,9 @@ class Kept:
         """By stream, dataset and shard."""
         self.window_bytes = third
         self.windows = LruCache[Window](third, memory_of)
-        """By stream, dataset, pass, shards and slice."""
+        """By stream, dataset, pass, the window's first shard, and slice. Keys are small: no budget counts them."""
         self.cuts = LruCache[Slices](CUTS_BYTES, memory_of)
-        """By stream, dataset, pass and shards: how each window is cut into slices, most into one."""
+        """By stream, dataset, pass and the window's first shard: how each window is cut into slices, most into one."""
         self.plans = OnceCache[tuple[str, int], StepPlan](num_bytes - 2 * third, memory_of)
         """By job and step."""
         self.making = OnceCache[tuple[str, int], StepPlan](0, memory_of)

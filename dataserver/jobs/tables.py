@@ -59,7 +59,7 @@ class ShardTables:
         def table(shard: int) -> ShardTable:
             return self.table(span.dataset, shard)
 
-        key = self._stream_id, span.dataset, span.pass_, span.shards
+        key = self._stream_id, span.dataset, span.pass_, span.shards[0]  # a shard of a pass is in one window
         slices = self._kept.cuts.get(key, lambda: self._cut(order, span, table))
         for number in slices.of(span):
             yield self._kept.windows.get(

@@ -10,6 +10,7 @@ from dataserver.planning.colocated.programs import round_size
 from dataserver.planning.costs import hop_ns
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind
+from dataserver.planning.pacing import pace
 from dataserver.planning.plan import ArrangedStep, Routing
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import FORWARD, Operations
@@ -49,6 +50,7 @@ def hops_before(execution: Execution, phases: Sequence[Operations], size: int, h
     """
     modules, found = execution.by_depth, np.zeros(len(phases), np.int64)
     for number, phase in enumerate(phases):
+        pace()
         module, forward = modules[int(phase.chunk[0])], bool(phase.kind[0] == FORWARD)
         hop = {name: int(of_rounds[phase.microbatch[0] // size]) for name, of_rounds in hops.items()}
         if module.kind is ModuleKind.BACKBONE:  # embeddings of all encoders, or gradients of all generators

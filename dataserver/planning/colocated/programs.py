@@ -7,6 +7,7 @@ import numpy as np
 from dataserver.planning.colocated.options import ColocatedOptions
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
+from dataserver.planning.pacing import pace
 from dataserver.planning.plan import ModuleSchedule
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import BACKWARD, FORWARD, Operations, Program
@@ -25,7 +26,8 @@ def round_size(schedules: Sequence[ModuleSchedule], num_microbatches: int) -> in
 
 def joined(phases: Sequence[Operations]) -> Operations:
     """The operations of several phases, one after the other."""
-    return sum(phases[1:], phases[0])
+    parts = zip(*((phase.kind, phase.microbatch, phase.chunk) for phase in phases), strict=True)
+    return Operations(*(np.concatenate(part) for part in parts))
 
 
 def step_phases(execution: Execution, num_microbatches: int, size: int) -> list[Operations]:
@@ -36,6 +38,7 @@ def step_phases(execution: Execution, num_microbatches: int, size: int) -> list[
     """
     found = list[Operations]()
     for first in range(0, num_microbatches, size):
+        pace()
         begin, *others = _round_phases(execution, np.arange(first, min(first + size, num_microbatches), dtype=np.int64))
         if found and found[-1].chunk[0] == begin.chunk[0]:
             begin = found.pop() + begin

@@ -26,7 +26,7 @@ def check_total(items: ModuleItems, rounds: int) -> None:
     raise StepRoomError(
         f"module {module.name} keeps the {total} {unit_of(module)} of {_of(rounds)} until its backward phase, but "
         f"memory.step_bytes holds {room.cap} on each of {counted(module.dp, 'rank')}, {together} together{problem}; "
-        "raise memory.step_bytes or dp, or leave such samples out"
+        "raise memory.step_bytes or dp, take balanced packing, or leave such samples out"
     )
 
 

@@ -146,9 +146,11 @@ def _cut(items: tuple[ModuleItems, ...], rounds: int, size: int) -> list[tuple[M
             kept += bin_loads(own.sizes, own.sequence, count) * _SHARE // (own.module.dp * room.cap)
     capacity = backbone.module.dp * size * (backbone.slots or 1)
     of_sequence = number_by_first(BALANCERS["lpt"](kept, rounds, capacity))
-    found = [tuple(_of_round(i, of_sequence, number) for i in items) for number in range(rounds)]
-    for of_round in found:
-        for own in of_round:
+    found = list[tuple[ModuleItems, ...]]()
+    for number in range(rounds):
+        pace()
+        found.append(tuple(_of_round(i, of_sequence, number) for i in items))
+        for own in found[-1]:
             check_total(own, rounds)
     return found
 
