@@ -1,6 +1,7 @@
 """Recycled memory: never while anything looks at it, and always afterwards."""
 
 import gc
+import mmap
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainclient.stream.buffers import ALIGNMENT, SPARE_TAKES, BufferPool, aligned_block, size_class
+from trainclient.stream.buffers import ALIGNMENT, MAPPED_BYTES, SPARE_TAKES, BufferPool, aligned_block, size_class
 
 KEEP = 1 << 20
 
@@ -162,6 +163,12 @@ def test_alignment(nbytes: int) -> None:
     assert len(lease) == nbytes
     assert lease.ctypes.data % ALIGNMENT == 0
     assert lease.flags.writeable
+
+
+def test_a_kernel_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses the advice, as any that it does not know."""
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9_999)
+    assert len(aligned_block(MAPPED_BYTES)) == MAPPED_BYTES
 
 
 def test_blocks_come_from_the_allocator() -> None:

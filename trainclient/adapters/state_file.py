@@ -1,6 +1,7 @@
 """The state of a stream in a file of its own, beside what a framework writes into a checkpoint."""
 
 import json
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ STATE_FILE = "data_state.json"
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Put a stream's state there, as a whole or not at all; the folder is made if it is missing."""
+    """Put a stream's state there, as a whole or not at all; the folder is made if it is missing.
+
+    Several processes may do so at once: with Megatron each that reads as the first data-parallel rank.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{STATE_FILE}.part"
+    part = folder / f"{STATE_FILE}.{uuid.uuid4().hex}.part"
     part.write_text(json.dumps(state))
     part.replace(folder / STATE_FILE)
 

@@ -11,6 +11,7 @@ import mmap
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol
 
@@ -109,7 +110,8 @@ def aligned_block(nbytes: int) -> Bytes:
     """Fresh uint8 [nbytes], aligned to ALIGNMENT."""
     if nbytes >= MAPPED_BYTES and sys.platform == "linux":
         mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        mapped.madvise(mmap.MADV_HUGEPAGE)  # as numpy does: one page fault for 2 MiB
+        with suppress(OSError):  # a kernel may be built without them
+            mapped.madvise(mmap.MADV_HUGEPAGE)  # as numpy does: one page fault for 2 MiB
         return np.frombuffer(mapped, np.uint8)
     block = np.empty(nbytes + ALIGNMENT, np.uint8)
     skip = -block.ctypes.data % ALIGNMENT

@@ -134,7 +134,7 @@ class Microbatch(Generic[TensorT]):
     bfloat16: frozenset[str]
     """Tensors of type bfloat16, which numpy shows as uint16."""
     nbytes: int
-    """Bytes of all tensors."""
+    """Bytes of all tensors that were received; 0 where they were withheld."""
     wait_s: float
     """Seconds that the caller waited for it."""
     arriving: Arriving | None = None

@@ -120,13 +120,12 @@ class _Stage:
         kept = kept_bytes(kind, size, module.tp, again, precision)
         share = sum(1 for network in networks for _ in units(network)) / size.layers
         longest = models.job.execution.microbatch * models.job.stream.seq_len if size.vocab_size else None
-        is_last = place.chunks[-1].number == place.chunks[-1].count - 1
         return cls(
             count,
             states,
-            kept * share if module.cost.backward_percent else block,
+            kept * share if module.runs_backward else block,
             block if again else 0,
-            logit_bytes(size.vocab_size, longest or 0, precision) if is_last else 0,
+            logit_bytes(size.vocab_size, longest or 0, precision) if place.chunks[-1].is_last else 0,
             longest,
         )
 
