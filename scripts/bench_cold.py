@@ -53,9 +53,10 @@ COMMANDS: Final = {
     "export": ["export", "--checkpoint", "/nothing-here"],
     "orchestrate": ["orchestrate"],
     "profile": ["profile"],
+    "memory": ["memory"],
 }
 """Of both programs."""
-TRAINCLIENT: Final = ("train", "export", "orchestrate", "profile")
+TRAINCLIENT: Final = ("train", "export", "orchestrate", "profile", "memory")
 FIRST_WORD_S: Final = 1.0
 
 T = TypeVar("T")

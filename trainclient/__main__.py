@@ -13,6 +13,7 @@ SAYS = {
     "export": "loading torch",
     "orchestrate": "solving each layout, then planning and simulating the best choices",
     "profile": "loading torch",
+    "memory": "asking the servers for the job, then loading torch",
 }
 """What a command does first."""
 

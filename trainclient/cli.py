@@ -1,4 +1,4 @@
-"""The command line: `trainclient train` and `trainclient export`.
+"""The command line: `trainclient train | export | orchestrate | profile | memory`.
 
 Torch is loaded where nothing is left to refuse without it.
 """

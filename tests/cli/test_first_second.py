@@ -33,6 +33,7 @@ COMMANDS = {
     "export": [*TRAINCLIENT, "export", "--checkpoint", "/nothing-here", "--module", "m", "--output", "/nothing-here"],
     "orchestrate": [*TRAINCLIENT, "orchestrate"],
     "profile": [*TRAINCLIENT, "profile", "--backbone", "llama3-7b", "--output", "/nothing-here/profile.json"],
+    "memory": [*TRAINCLIENT, "memory", "--memory-gb", "1", "--job", "no.yaml", "--servers", "127.0.0.1:1"],
 }
 MOMENTS_S = (0.0, 0.05, 0.2, 0.5)
 
