@@ -32,6 +32,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "dataserver/planning/balancing/assignment.py": {"PAIRS_AT_ONCE": 1_048_576},
     "dataserver/planning/balancing/search.py": {"CLOSE": 16},
     "dataserver/planning/colocated/assignment.py": {"ROUNDS": 8},
+    "dataserver/planning/colocated/rounds.py": {"_SHARE": 4_294_967_296},
     "dataserver/planning/costs/fitting.py": {
         "UNITS": {"microbatch_ns": 1, "linear_ps": 1_000, "quadratic_fs": 1_000_000},
         "LEAST_SHARE_PPM": 10,
@@ -108,6 +109,8 @@ KEPT: dict[str, dict[str, Any]] = {
         "TEXTS_CACHE_BYTES": 64 * MIB,
         "TOKEN_IDS_CACHE_BYTES": 32 * MIB,
     },
+    "dataserver/jobs/kept.py": {"KEPT_BYTES": 768 * MIB, "CUTS_BYTES": 8 * MIB},
+    "dataserver/jobs/tables.py": {"KEPT_SLICES": 4},
     "dataserver/planning/compiled.py": {"KEPT": 8},
     "dataserver/planning/jobspec/problems.py": {"_MOST_SHOWN": 8, "_MOST_CHARS": 64},
     "dataserver/planning/kernels/peaks.py": {"LOOKS_AT_ONCE": 131_072},

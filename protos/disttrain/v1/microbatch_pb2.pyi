@@ -500,7 +500,9 @@ class MicrobatchHeader(_message.Message):
     num_microbatches: _builtins.int
     """Microbatches of this step, equal for all ranks of all modules; it may differ from step to step."""
     total_bytes: _builtins.int
-    """Bytes of all chunks of this microbatch; 0 where the view has none."""
+    """Bytes of all chunks of this microbatch, or, where it is withheld, of the tensors as the table describes them. 0 where
+    the view has none.
+    """
     crc32c: _builtins.int
     """CRC-32C (Castagnoli, as in iSCSI and RFC 3720) of the concatenated chunks as sent, padding included; 0 for no bytes."""
     images_on_some_ranks: _builtins.bool
