@@ -96,9 +96,29 @@ class SharedBatches:
         ranks = self._shared.ranks(batch)
         if len(ranks) == 1:
             return batch
-        if batch.withheld:
-            batch = with_room(batch, pin_memory=self._pin)
-        return replace(batch, arriving=_Arriving.of(batch, ranks, self._groups[ranks]))
+        reader = _reader(batch, ranks)
+        if batch.withheld != (reader != self._shared.rank):
+            raise BrokerMismatchError(
+                f"the header of step {batch.step}, microbatch {batch.microbatch} has rank {reader} fetch the view of "
+                f"ranks {list(ranks)}, but rank {self._shared.rank} was {'not ' if batch.withheld else ''}sent its "
+                "tensors; the servers must run the release of this trainer"
+            )
+        if not batch.withheld:
+            _Arriving.of(batch, ranks, reader, self._groups[ranks])  # which keeps the tensors until they are sent
+            return batch
+        batch = with_room(batch, pin_memory=self._pin)
+        return replace(batch, arriving=_Arriving.of(batch, ranks, reader, self._groups[ranks]))
+
+
+def _reader(batch: Batch, ranks: tuple[int, ...]) -> int:
+    """The rank that fetches the view of a group."""
+    reader = next(found.reader for found in batch.sequence_parallel_groups if found.ranks == ranks)
+    if reader not in ranks:
+        raise BrokerMismatchError(
+            f"the header of step {batch.step}, microbatch {batch.microbatch} has rank {reader} fetch the view of ranks "
+            f"{list(ranks)}, of which it is none; the servers must run the release of this trainer"
+        )
+    return reader
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,14 +133,8 @@ class _Arriving:
     """Of the hash, then of the tensors."""
 
     @classmethod
-    def of(cls, batch: Batch, ranks: tuple[int, ...], group: ProcessGroup) -> Self:
+    def of(cls, batch: Batch, ranks: tuple[int, ...], reader: int, group: ProcessGroup) -> Self:
         """Begin to hand on the tensors of a microbatch, or to take them."""
-        reader = next(found.reader for found in batch.sequence_parallel_groups if found.ranks == ranks)
-        if reader not in ranks:
-            raise BrokerMismatchError(
-                f"the header of step {batch.step}, microbatch {batch.microbatch} has rank {reader} fetch the view of "
-                f"ranks {list(ranks)}, of which it is none; the servers must run the release of this trainer"
-            )
         plan_hash = torch.frombuffer(bytearray(batch.plan_hash), dtype=torch.uint8)
         several = [plan_hash, *(t.view(-1).view(torch.uint8) for t in batch.tensors.values() if t.numel())]
         with contact("the ranks of its group"):
