@@ -99,12 +99,7 @@ def _memory(arguments: Sequence[str]) -> int:
     files.add_argument("--memory-gb")
     found, others = files.parse_known_args(arguments)
     config = _parse(others, "memory", MEMORY)
-    try:
-        memory_bytes = int(float(found.memory_gb) * 1e9)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(
-            f"--memory-gb is {found.memory_gb}; the memory of a device that modules may use, in 10^9 bytes, is required"
-        ) from None
+    memory_bytes = _bytes_of(found.memory_gb)
     jobs, topology = prepare(config)
     from trainclient.training.memory import as_yaml, needs
     from trainclient.training.models import Models
@@ -112,6 +107,19 @@ def _memory(arguments: Sequence[str]) -> int:
     _imports_are_over()
     sys.stdout.write(as_yaml(needs(Models.of(config, jobs.training.spec), topology, memory_bytes)))
     return 0
+
+
+def _bytes_of(gigabytes: str | None) -> int:
+    try:
+        found = int(float(gigabytes or "") * 1e9)
+    except (ValueError, OverflowError):
+        found = 0
+    if found <= 0:
+        raise ValueError(
+            f"--memory-gb is {gigabytes or 'missing'}; the memory of a device that modules may use, in 10^9 bytes, is "
+            "required"
+        )
+    return found
 
 
 def _imports_are_over() -> None:

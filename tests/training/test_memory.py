@@ -139,7 +139,7 @@ def test_the_command_prints_what_servers_take(fleet: Fleet, tmp_path: Path, caps
     job.write_text(yaml.safe_dump(data))
     command = ["memory", "--job", str(job), "--servers", fleet.address, "--backbone.sharding", "zero2"]
     assert main(command) == 2
-    assert "--memory-gb is None; the memory of a device" in capsys.readouterr().err
+    assert "--memory-gb is missing; the memory of a device" in capsys.readouterr().err
     assert main([*command, "--memory-gb", "0.1"]) == 0
     found = yaml.safe_load(capsys.readouterr().out)["modules"]
     for module, needed in zip(data["execution"]["modules"], found, strict=True):
