@@ -50,7 +50,7 @@ def test_few_descriptors_are_open(folder: Path, monkeypatch: pytest.MonkeyPatch)
     def descriptors() -> list[str]:
         gc.collect()
         files = (Path(f"/proc/self/fd/{number}").resolve() for number in range(256))
-        return sorted(file.name for file in files if file.suffix == ".tar")
+        return sorted(file.name for file in files if file.parent == folder.resolve() and file.suffix == ".tar")
 
     for position, held in ((0, [0]), (0, [0]), (1, [0, 1]), (0, [0, 1]), (2, [0, 2]), (1, [1, 2])):
         shards.read(position, 0, 1)

@@ -117,7 +117,7 @@ def test_ctrl_c_while_pip_runs_ends_it_with_one_line(clone: Path, script: str, n
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
     assert errors == "scripts/setup: interrupted; run it again, it goes on with what is there\n"
-    assert not survivors(clone)
+    until(lambda: not survivors(clone))  # members of a group that was killed may need a moment
 
 
 def test_ctrl_c_while_loops_are_compiled_ends_that_with_one_line(clone: Path) -> None:
@@ -132,7 +132,7 @@ def test_ctrl_c_while_loops_are_compiled_ends_that_with_one_line(clone: Path) ->
         130,
         "scripts/setup: interrupted; run it again, it goes on with what is there\n",
     )
-    assert not survivors(clone)
+    until(lambda: not survivors(clone))  # members of a group that was killed may need a moment
 
 
 def test_ctrl_c_before_python_listens_ends_the_demo_with_one_line(clone: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_pipeline_stage_reads_its_own_parameters(num_stages: int, tmp_path: Pa
         assert set(found.state) == names
         assert load_into(module, found.state) == []
         with torch.no_grad():
-            x = module._embed(our_batch(IDS), None) if hidden is None else hidden
+            x = module._embed(our_batch(IDS), None, None) if hidden is None else hidden
             hidden = module._run_layers(x, our_batch(IDS))
     torch.testing.assert_close(
         module.head(module.norm(hidden)).view(*IDS.shape, -1), their_logits(theirs), rtol=1e-5, atol=1e-5

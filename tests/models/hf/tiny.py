@@ -137,7 +137,7 @@ def our_batch(ids: Tensor) -> BackboneBatch:
 def our_logits(model: BackboneStage, ids: Tensor) -> Tensor:
     """Logits [n, length, vocabulary]."""
     batch = our_batch(ids)
-    hidden = model._run_layers(model._embed(batch, None), batch)
+    hidden = model._run_layers(model._embed(batch, None, None), batch)
     logits: Tensor = model.head(model.norm(hidden))
     return logits.view(*ids.shape, -1)
 
