@@ -1,6 +1,7 @@
 """What a command says of an error, and its exit code."""
 
 import logging
+import os
 import sys
 from typing import Final
 
@@ -16,3 +17,9 @@ def report(name: str, error: Exception, code: int) -> int:
     _log.debug("failed", exc_info=error)
     sys.stderr.write(f"{name}: {' '.join(str(error).split())}\n")
     return code
+
+
+def seen_enough() -> int:
+    """Drop what is left of stdout, whose reader, such as `head`, is gone; returns the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return FAILURE

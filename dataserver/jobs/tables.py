@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from dataserver.dataset import Dataset, Filter, FilterError, compile_filter
@@ -62,14 +63,7 @@ class ShardTables:
         key = self._stream_id, span.dataset, span.pass_, span.shards[0]  # a shard of a pass is in one window
         slices = self._kept.cuts.get(key, lambda: self._cut(order, span, table))
         for number in slices.of(span):
-            yield self._kept.windows.get(
-                (*key, number),
-                lambda number=number: (  # type: ignore[misc]
-                    gather_slice(order, span, table, slices, number)
-                    if len(slices) > 1
-                    else gather_window(order, span, [table(shard) for shard in span.shards])
-                ),
-            )
+            yield self._kept.windows.get((*key, number), partial(_gathered, order, span, table, slices, number))
 
     def _cut(self, order: StreamOrder, span: Span, table: Table) -> Slices:
         """One slice where the window can be kept, else several of which a few can be kept together.
@@ -111,6 +105,13 @@ class ShardTables:
         spec, opened = self._stream.datasets[dataset], self._datasets[dataset]
         quarantine = opened.quarantine if spec.quarantine else None
         return Rules(self._stream.tokenizer.digest, self._stream.sizing, spec.filter, quarantine)
+
+
+def _gathered(order: StreamOrder, span: Span, table: Table, slices: Slices, number: int) -> Window:
+    """A slice of the window of a span, or the whole of it where there is only one."""
+    if len(slices) > 1:
+        return gather_slice(order, span, table, slices, number)
+    return gather_window(order, span, [table(shard) for shard in span.shards])
 
 
 def _compile(spec: DatasetSpec, dataset: Dataset) -> Filter | None:

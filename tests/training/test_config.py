@@ -89,3 +89,13 @@ def test_a_server_that_never_comes_is_waited_for_and_then_one_error(tmp_path: Pa
     for line in waiting:
         assert re.search(r"no server could be reached for \d+ s of 8 s: 127\.0\.0\.1:1: failed with UNAVAILABLE", line)
     assert error.startswith("trainclient: no server could be reached for 8 s; check the addresses")
+
+
+def test_help_that_nobody_reads_to_its_end_is_no_failure_to_explain() -> None:
+    command = [sys.executable, "-m", "trainclient", "train", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == 1

@@ -104,7 +104,7 @@ class SharedBatches:
                 "tensors; the servers must run the release of this trainer"
             )
         if not batch.withheld:
-            _Arriving.of(batch, ranks, reader, self._groups[ranks])  # which keeps the tensors until they are sent
+            _Arriving.of(batch, ranks, reader, self._groups[ranks])  # gloo keeps the tensors until they are sent
             return batch
         batch = with_room(batch, pin_memory=self._pin)
         return replace(batch, arriving=_Arriving.of(batch, ranks, reader, self._groups[ranks]))
