@@ -85,7 +85,7 @@ def _problem(case: Case, seed: int) -> PlacementProblem:
     held = one_f_one_b_in_flight(case.stages + 1)
     none, percent = np.zeros(2, np.int64), np.full(2, 200)
     return PlacementProblem(
-        case.dp, case.microbatches, case.slots, case.dp, case.stages, 1, held, own, own[:, :-1], none, percent
+        case.dp, case.microbatches, case.slots, case.dp, case.stages, 1, held, own, own[:, :-1], none, percent, 1
     )
 
 

@@ -86,6 +86,7 @@ def instance(scenario: Scenario, variation: float, extra: int, seed: int) -> Pla
         own=nanoseconds,
         way=nanoseconds[:, :-1],
         base=np.zeros(3, np.int64),
+        chunks=1,
         percent=np.full(3, 200),
     )
 

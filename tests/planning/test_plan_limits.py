@@ -109,6 +109,14 @@ def test_memory_does_not_ask_for_more_microbatches_than_can_be_planned() -> None
         plan_step(job, 0, texts(np.full(1200, 512)))
 
 
+def test_memory_does_not_ask_for_more_microbatches_of_groups_than_can_be_planned() -> None:
+    """A device holds 16 tokens."""
+    data = grouped(1)
+    data["execution"]["modules"][1]["memory"] = {"room_bytes": 16, "unit_bytes": 1}
+    with pytest.raises(MicrobatchTooLargeError, match=r"memory asks for 16,385 microbatches .* takes at most 16,384"):
+        plan_step(parse_job(data), 0, texts(np.full(16_385, 16)))
+
+
 @pytest.mark.parametrize("data", [grouped(64), job_data(stream={"global_batch": 64}), colocated(64)])
 def test_times_beyond_int64_are_refused_with_what_to_lower(data: Data) -> None:
     """A wave of 100 days, which a cost may say, has no percentage in int64."""

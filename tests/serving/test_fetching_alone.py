@@ -211,6 +211,12 @@ def test_bytes_that_are_no_numbers_of_items(size: int) -> None:
     assert str(caught.value) == f"it has {size} bytes for the slots of {count} items; 1, 2 or 4 each are required"
 
 
+def test_a_plan_of_another_build_is_refused_by_the_begin_of_its_name() -> None:
+    message = pb.FetchPlanResponse(job_id=JOB.job_id, step=5, build="x" * 70)
+    with pytest.raises(UnfitPlanError, match=f"made by build '{'x' * 64}', and this server is b"):
+        plan_places.plan_from_message(JOB, 5, None, "b", message)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("candidates", "decisions"), [(4096, 0), (0, 4096), (4000, 97), (4097, 0)])
 def test_a_plan_has_as_many_texts_as_planning_could_make(
     monkeypatch: pytest.MonkeyPatch, candidates: int, decisions: int

@@ -131,6 +131,27 @@ def test_a_microbatch_that_the_machine_has_no_memory_for_ends_its_stream(
         next(stream.messages())
 
 
+def test_a_consumer_that_waits_for_a_plan_is_woken_when_its_stream_is_closed(shared: Shared) -> None:
+    asked, planned = threading.Event(), threading.Event()
+
+    class Late(Source):
+        def plan(self, step: int, unwanted: Any) -> Any:
+            asked.set()
+            assert planned.wait(TIMEOUT_S)
+            return super().plan(step, unwanted)
+
+    stream, received = opened(shared, Late()), list[bytes]()
+    consumer = threading.Thread(target=lambda: received.extend(stream.messages()), daemon=True)
+    consumer.start()
+    assert asked.wait(TIMEOUT_S)
+    until(lambda: bool(stream._condition._waiters))  # type: ignore[attr-defined]
+    stream.close()
+    consumer.join(TIMEOUT_S)
+    assert not consumer.is_alive()
+    assert received == []
+    planned.set()
+
+
 def test_a_plan_that_comes_after_the_end_is_not_kept(shared: Shared) -> None:
     asked, closed = threading.Event(), threading.Event()
 

@@ -148,6 +148,14 @@ def with_execution(**changes: Any) -> dict[str, Any]:
     return data
 
 
+def whole_ranks() -> dict[str, Any]:
+    """Of trainers whose ranks run an encoder and the backbone."""
+    data = with_execution(identity_routing=True)
+    data["execution"]["modules"] = [m for m in data["execution"]["modules"] if m["kind"] != "generator"]
+    data["stream"]["generation"] = {"ratio": "0"}
+    return data
+
+
 def with_modules(*added: dict[str, Any], **changes: dict[str, Any]) -> dict[str, Any]:
     """A job with further modules, and changed fields of those that it has."""
     data = job_data(Degrees(1, 1, 1, 1))
@@ -184,6 +192,7 @@ def test_ranks_of_a_backbone_may_share_sequences_in_aligned_groups() -> None:
     [
         (with_modules(vit={"padded": True}), "module vit is padded; this trainer does not pad items, leave padded out"),
         (grouped(4, 4, tp=2), "module llm has tp 2; the layers of a grouped backbone are not split, set tp to 1"),
+        (whole_ranks(), "gives each module processes of its own: leave identity_routing out"),
     ],
 )
 def test_what_servers_plan_and_this_trainer_does_not_run_is_refused(data: dict[str, Any], message: str) -> None:

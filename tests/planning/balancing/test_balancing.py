@@ -90,6 +90,7 @@ def test_places_are_distinct_slots(policy: BalancePolicy, dp: int, waves: int, m
         own=own,
         way=own[:, :-1],
         base=np.zeros(1, np.int64),
+        chunks=1,
         percent=np.full(1, 200),
     )
     balanced = placing.balanced(problem, policy)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from planning.kernels.interpreted import interpreted
 
 from dataserver.planning.balancing import (
     BALANCERS,
@@ -248,3 +249,10 @@ def test_peaks_in_digits() -> None:
     assert peak_between_nodes(traffic, np.zeros(3, np.int64), np.zeros(3, np.int64), stay) == 0
     assert lower_peaks(stay, [], node, 0).tolist() == [0, 1, 2]
     assert lower_peaks(np.array([2, 0, 1]), [(traffic, node)], node, 0).tolist() == [2, 0, 1]
+
+
+def test_only_swaps_with_the_heaviest_node_of_a_hop_are_looked_at() -> None:
+    is_peak = interpreted("kernels.peaks")._is_peak
+    heaviest = np.array([[4, 0, 1], [2, 4, -1]])
+    assert [node for node in range(5) if is_peak(heaviest, node)] == [2, 4]
+    assert not is_peak(heaviest[:0], 0)

@@ -142,8 +142,8 @@ def test_extremes() -> None:
         homogeneous_plan(np.array([128]), A100, 3)
     with pytest.raises(ValueError, match=r"sequence 1 has 20000 tokens.*use degree 4"):
         homogeneous_plan(np.array([128, 20_000]), A100, 2)
-    with pytest.raises(ValueError, match="take longer than int64 nanoseconds"):
-        plan_groups(np.array([128]), GroupCosts("x", 1, (1,), 1_000, 0, (1 << 61,), 0))
+    with pytest.raises(ValueError, match="2 sequences with up to 128 tokens take longer than int64 nanoseconds"):
+        plan_groups(np.array([128, 64]), GroupCosts("x", 1, (1,), 1_000, 0, (1 << 61,), 0))
 
 
 def digest(plan: SequencePlan) -> str:

@@ -99,6 +99,8 @@ def test_extremes_in_digits() -> None:
     assert times == [u * 3 + u * n * 2 for u, n in zip(units, (1024, 512, 1024, 1024), strict=True)]
     alone = parse_job(data | {"stream": data["stream"] | {"packing": {"enabled": False}}}).spec
     assert most_units(alone.stream, generator, 3) == 3 * 1024
+    just = parse_job(data | {"stream": data["stream"] | {"seq_len": 7 * 66 - 1}}).spec  # one token less than for seven
+    assert most_units(just.stream, generator, 3) == 3 * 6 * 1024
     short = parse_job(data | {"stream": data["stream"] | {"seq_len": 8}}).spec
     assert [most_units(short.stream, m, 3) for m in (padded, generator)] == [3 * 2 * 1024, 3 * 1024]
     assert forward_ns(backbone.cost, np.array([0, 1, 10])).tolist() == [0, 5, 230]

@@ -221,6 +221,10 @@ BAD_JOBS = [
         r"modules have \(dp, tp, sp, pp\) .*'vit': \(2, 1, 1, 1\).*; colocated modules need the same degrees and pp 1",
     ),
     (
+        of_modules({"name": "llm-2", "kind": "backbone"}, layout={"kind": "colocated"}),
+        r"kinds .*'backbone', 'backbone'.*; a layout other than contrastive has one backbone",
+    ),
+    (
         job_data(backbone=(1, 2), encoder=0, execution={"layout": {"kind": "colocated"}}),
         r"modules have \(dp, tp, sp, pp\) \{'llm': \(1, 1, 1, 2\)\}; colocated modules need the same degrees and pp 1",
     ),

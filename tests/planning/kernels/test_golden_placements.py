@@ -46,6 +46,7 @@ def problem_of(seed: int, *, padded: bool = False, limited: bool = False) -> tup
         own=own,
         way=own[:, :-1],
         base=numbers(seed + 4, (rows,), 0, 20),
+        chunks=1,
         percent=numbers(seed + 5, (rows,), 0, 300),
         items=np.append(numbers(seed + 6, (count,), 1, 3), 0) if padded else None,
         rooms=Rooms(need, room, window) if limited else None,

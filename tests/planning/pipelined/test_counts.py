@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.jobs import job_data, make_job
-from builders.samples import make_samples
+from builders.samples import make_samples, texts
 
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.pipelined.attempts import _spreads
@@ -58,6 +58,16 @@ def test_a_plan_that_lacks_no_memory_is_no_one_s_fault() -> None:
     for module in (None, job.spec.execution.backbone):
         with pytest.raises(RuntimeError, match="a step has no plan although no module lacks memory"):
             _too_large(job, make_samples(job, 2), module, 1)
+
+
+def test_what_memory_does_not_hold_is_said_of_the_largest_sample() -> None:
+    data = job_data(encoder=0)
+    data["execution"]["modules"][0]["memory"] = {"room_bytes": 80, "unit_bytes": 1}
+    job = parse_job(data)
+    said = str(_too_large(job, texts(np.array([10, 90, 40])), job.spec.execution.backbone, 3))
+    assert said.startswith(
+        "dataset laion, shard 0, row 1: the sample has 90 tokens, the most in module llm. Even in 3 "
+    )
 
 
 def tight_job(seed: int, packing: str, interleaved: bool) -> tuple[Job, StepSamples]:

@@ -262,7 +262,7 @@ def test_orders_heed_backward_times_to_the_percent() -> None:
         own = np.append(random.integers(1_000, 60_000, (2, 16)), [[0], [0]], axis=1)
         problem = PlacementProblem(
             dp=1, num_waves=16, slots=1, islands=1, num_stages=3, num_encoders=0, in_flight=np.array([4, 3, 2, 1]),
-            own=own, way=own[:, :-1].copy(), base=np.array([0, 0]), percent=np.array([200, 300]),
+            own=own, way=own[:, :-1].copy(), base=np.array([0, 0]), chunks=1, percent=np.array([200, 300]),
         )  # fmt: skip
         placed = placing.balanced(problem, BalancePolicy.NONE)
         assert rows_of(placing.in_disttrain_order(problem, placed)) == reordered(
@@ -336,7 +336,7 @@ def one_rank(waves: int, rooms: Rooms | None = None) -> PlacementProblem:
     own = np.array([[*range(10, 10 * waves + 1, 10), 0], [7] * waves + [0]])
     return PlacementProblem(
         dp=1, num_waves=waves, slots=1, islands=1, num_stages=2, num_encoders=1, in_flight=np.array([3, 2, 1]), own=own,
-        way=own[:, :-1].copy(), base=np.array([1, 2]), percent=np.array([200, 100]), rooms=rooms,
+        way=own[:, :-1].copy(), base=np.array([1, 2]), chunks=1, percent=np.array([200, 100]), rooms=rooms,
     )  # fmt: skip
 
 
@@ -394,7 +394,7 @@ def crowded(seed: int, memory: bool = False) -> PlacementProblem:
     rooms = Rooms(need, np.maximum(room, need.max(axis=1)), np.ones(3, np.int64)) if memory else None
     return PlacementProblem(
         dp=4, num_waves=6, slots=2, islands=2, num_stages=2, num_encoders=1, in_flight=np.array([4, 3, 2, 1]), own=own,
-        way=own[:, :-1].copy(), base=np.array([1, 2, 3]), percent=np.array([200, 200, 100]), rooms=rooms,
+        way=own[:, :-1].copy(), base=np.array([1, 2, 3]), chunks=1, percent=np.array([200, 200, 100]), rooms=rooms,
     )  # fmt: skip
 
 

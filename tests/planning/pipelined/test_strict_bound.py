@@ -57,6 +57,7 @@ def problems(draw: st.DrawFn, slots_in_all: int, times: int) -> PlacementProblem
         own=own,
         way=own[:, :-1],
         base=base,
+        chunks=1,
         percent=np.array([draw(st.sampled_from([0, 50, 133, 200])) for _ in range(3)], np.int64),
     )
 
@@ -100,6 +101,7 @@ def wide(seed: int, extra: int) -> PlacementProblem:
         own=np.concatenate([own, np.zeros((3, 1), np.int64)], axis=1),
         way=own,
         base=np.zeros(3, np.int64),
+        chunks=1,
         percent=np.full(3, 200),
     )
 
@@ -139,6 +141,7 @@ def one_island(
         own=np.array([[0] * (len(stage) + 1), [*stage, 0], [*generator, 0]]),
         way=np.array([[0] * len(stage), stage, generator]),
         base=np.array([0, *base]),
+        chunks=1,
         percent=np.array([0, *percent]),
     )
 

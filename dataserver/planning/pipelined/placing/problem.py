@@ -58,12 +58,12 @@ class PlacementProblem:
     """int64 [rows]: forward nanoseconds of a microbatch beside its sequences."""
     percent: I64
     """int64 [rows]: backward time in percent of the forward time."""
+    chunks: int
+    """Model chunks of a backbone stage; `own`, `way` and `base` of the backbone are multiples of it."""
     items: I64 | None = None
     """int64 [s + 1]: samples of each sequence, where the backbone pads them to the largest of their microbatch."""
     rooms: Rooms | None = None
     """Memory, where a module states it."""
-    chunks: int = 1
-    """Model chunks of a backbone stage; `own`, `way` and `base` of the backbone are multiples of it."""
     hops: Hops | None = None
     """How long rows take from row to row, where the job has transfers."""
     returns: Bool | None = None
