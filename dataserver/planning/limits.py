@@ -4,7 +4,7 @@ A sample that fits alone can be planned: memory that does not hold a whole wave 
 to one sample in a wave, with empty waves between where interleaved chunks hold several waves at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,8 +30,6 @@ class BackboneLimits:
     """The `layout.Limits` of layouts with a backbone."""
 
     spec: JobSpec
-    in_waves: bool = True
-    """Whether all images of a sample belong to one wave, so that the ranks of a module must hold them together."""
     degree: int = 1
     """Backbone ranks that share a sample, at most."""
     remedy: str = "lower stream.seq_len"
@@ -52,12 +50,8 @@ class BackboneLimits:
                 clear &= largest == 0
                 continue
             clear &= fit_units(module, largest, 1)
-            kept = most_kept(module)
-            if kept is not None and others:
-                clear &= measure.together <= kept
-            if self.in_waves and others:
-                together = largest_images(stream, measure) * measure.several if module.padded else measure.together
-                clear &= fit_units(module, together, 1)
+            if others:
+                clear &= self.clear_together(module, measure)
         return clear
 
     def add(self, dataset: int, table: ShardTable, where: str) -> None:
@@ -73,14 +67,35 @@ class BackboneLimits:
                 _check_unhandled(spec.stream.datasets[dataset].name, kind, table, samples, where)
                 continue
             check_images(module, table, samples, where)
-            _check_kept(module, table, samples, where)
-            if self.in_waves:
-                _check_together(module, spec.execution.backbone.dp, table, samples, where)
+            self.check_together(module, table, samples, where)
         backbone, tokens = spec.execution.backbone, most_tokens(spec.stream, table)
         check_units(backbone, table.row, tokens, "tokens", self.degree, self.remedy, where)
 
     def check(self, repeats: Sequence[int]) -> None:
         """Samples that fit alone never have to be held together."""
+
+    def clear_together(self, module: ModuleSpec, measure: Measure) -> Bool:
+        """Say which shards have no sample of which the images are too much together. bool [s]."""
+        largest = largest_images(self.spec.stream, measure)
+        return fit_units(module, largest * measure.several if module.padded else measure.together, 1)
+
+    def check_together(self, module: ModuleSpec, table: ShardTable, samples: Bool, where: str) -> None:
+        """Refuse samples whose images the ranks of a module cannot hold together: they belong to one wave."""
+        if module.memory is None:
+            return
+        for i, sizes in together(module, table, samples, module.memory.units):
+            zeros = np.zeros_like(sizes)
+            try:
+                spread_images(module, sizes, zeros, zeros, self.spec.execution.backbone.dp, 1)
+            except WaveTooLargeError as error:
+                ranks = 1 if module.balance is BalancePolicy.NONE else module.dp
+                raise SampleTooLargeError(
+                    f"{where}, row {table.row[i]}: its {len(sizes)} images, which belong to one wave, have "
+                    f"{sizes.sum()} patches{' before padding' if module.padded else ''}, but {counted(ranks, 'rank')} "
+                    f"of module {module.name} with memory for {module.memory.units} each cannot hold them; raise "
+                    "memory.room_bytes or dp of the module, lower stream.sizing.max_patches, or leave such samples "
+                    "out with a filter or a quarantine list"
+                ) from error
 
 
 def largest_pair_images(stream: Stream, measure: Measure) -> I64:
@@ -130,58 +145,15 @@ def check_images(module: ModuleSpec, table: ShardTable, samples: Bool, where: st
     check_units(module, rows, patches, "patches of an image", 1, "lower stream.sizing.max_patches", where)
 
 
-def most_kept(module: ModuleSpec) -> int | None:
-    """Patches of one sample's images that the ranks of a module keep at once; None where the job does not say.
-
-    With the balance `none` all of them are on one rank.
-    """
-    units = None if module.memory is None else module.memory.step_units
-    return None if units is None else units * (1 if module.balance is BalancePolicy.NONE else module.dp)
-
-
-def not_kept(module: ModuleSpec, sample: str, patches: int) -> str:
-    """Why a sample cannot be planned whose images have more patches than `most_kept`."""
-    return (
-        f"{sample}: its images have {patches} patches, which module {module.name} keeps until its backward phase, but "
-        f"memory.step_bytes holds {most_kept(module)} of a sample ({module.balance} balance, "
-        f"{counted(module.dp, 'rank')}); raise memory.step_bytes or dp, or leave such samples out"
-    )
-
-
-def _check_kept(module: ModuleSpec, table: ShardTable, samples: Bool, where: str) -> None:
-    """Refuse samples whose images no round of a step holds."""
-    kept = most_kept(module)
-    if kept is None:
-        return
-    before = np.concatenate([[0], np.cumsum(table.image_rows.astype(np.int64) * table.image_columns)])
-    patches = np.where(samples, np.diff(before[table.image_offsets]), 0)
-    if patches.max(initial=0) > kept:
-        i = int(patches.argmax())
-        raise SampleTooLargeError(not_kept(module, f"{where}, row {table.row[i]}", int(patches[i])))
-
-
-def _check_together(module: ModuleSpec, backbone_dp: int, table: ShardTable, samples: Bool, where: str) -> None:
-    """Refuse samples whose images the ranks of a module cannot hold together: they belong to one wave."""
-    if module.memory is None:
-        return
+def together(module: ModuleSpec, table: ShardTable, samples: Bool, units: int) -> Iterator[tuple[int, I64]]:
+    """Of some samples those with several images that a rank of `units` may not hold: number, and patches int64 [k]."""
     patches = table.image_rows.astype(np.int64) * table.image_columns
     first, last = table.image_offsets[:-1], table.image_offsets[1:]
     before = np.concatenate([[0], np.cumsum(patches)])
     most = int(patches.max(initial=0)) * (last - first) if module.padded else before[last] - before[first]
-    for i in np.flatnonzero(samples & (last - first > 1) & (most > module.memory.units)).tolist():
+    for i in np.flatnonzero(samples & (last - first > 1) & (most > units)).tolist():
         pace()
-        sizes = patches[first[i] : last[i]]
-        try:
-            spread_images(module, sizes, np.zeros_like(sizes), np.zeros_like(sizes), backbone_dp, 1)
-        except WaveTooLargeError as error:
-            ranks = 1 if module.balance is BalancePolicy.NONE else module.dp
-            raise SampleTooLargeError(
-                f"{where}, row {table.row[i]}: its {len(sizes)} images, which belong to one wave, have {sizes.sum()} "
-                f"patches{' before padding' if module.padded else ''}, but {counted(ranks, 'rank')} of module "
-                f"{module.name} with memory for {module.memory.units} each cannot hold them; raise memory.room_bytes "
-                "or dp of the module, lower stream.sizing.max_patches, or leave such samples out with a filter or a "
-                "quarantine list"
-            ) from error
+        yield i, patches[first[i] : last[i]]
 
 
 def check_units(module: ModuleSpec, row: I64, units: I64, name: str, degree: int, remedy: str, where: str) -> None:

@@ -4,6 +4,7 @@ A plan is made from metadata alone. All views of a step are cut from one plan an
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -83,6 +84,11 @@ class ModuleSchedule:
     under batch_sync, or of a round of colocated modules. 0: only the end of the step drains it."""
     chunks: int = 1
     """Model chunks of each stage; with several, `in_flight` counts passes of a microbatch through one chunk."""
+
+
+def round_size(schedules: Sequence[ModuleSchedule], num_microbatches: int) -> int:
+    """Microbatches of a round, after which all stages are drained: all of the step, unless the schedules drain them."""
+    return max((s.drain_every for s in schedules), default=0) or num_microbatches
 
 
 @dataclass(frozen=True, slots=True)

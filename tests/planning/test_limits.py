@@ -172,16 +172,31 @@ def test_colocated_images_of_a_sample_may_be_apart() -> None:
         assert "row 10: it has 104 patches of an image" in refused(job, (5, [104]))
 
 
+def keeping(balance: str, units: int, **changes: Any) -> Job:
+    """Two colocated ranks that keep so many patches each."""
+    room = {"memory": {"room_bytes": 1000, "unit_bytes": 10, "step_bytes": 10 * units}}
+    vit = {"name": "vit", "kind": "encoder", "dp": 2, "balance": balance, **room, **changes}
+    execution = {"modules": [vit, {"name": "llm", "kind": "backbone", "dp": 2}], "layout": {"kind": "colocated"}}
+    return make_job(stream={"seq_len": 2048, "global_batch": 2}, execution=execution)
+
+
 @pytest.mark.parametrize(("balance", "kept"), [("lpt", 300), ("none", 150)])
 def test_the_images_of_a_colocated_sample_must_fit_what_its_ranks_keep(balance: str, kept: int) -> None:
-    room = {"memory": {"room_bytes": 1000, "unit_bytes": 10, "step_bytes": 1500}}
-    vit = {"name": "vit", "kind": "encoder", "dp": 2, "balance": balance, **room}
-    execution = {"modules": [vit, {"name": "llm", "kind": "backbone", "dp": 2}], "layout": {"kind": "colocated"}}
-    job = make_job(stream={"seq_len": 2048, "global_batch": 2}, execution=execution)
-    fits, beyond = [kept // 4 // 4 * 4] * 4, [100] * (kept // 100) + [52]
+    job = keeping(balance, 150)
+    fits, beyond = [kept // 6 // 4 * 4] * 6, [100] * (kept // 100) + [52]
     check(job, (5, fits), (5, [100]))
     expected = f"row 20: its images have {sum(beyond)} patches, which module vit keeps until its backward phase, but"
     assert f"{expected} memory.step_bytes holds {kept} of a sample" in refused(job, (5, fits), (5, beyond))
+
+
+@pytest.mark.parametrize("balance", ["lpt", "karmarkar_karp_search", "even"])
+def test_the_images_of_a_colocated_sample_must_also_spread(balance: str) -> None:
+    """Of three of 80 patches no rank of 150 keeps two, though two ranks hold 300; padding takes nothing more."""
+    for padded in (False, True):
+        job = keeping(balance, 150, padded=padded)
+        check(job, (5, [100, 40]), (5, [4, 100, 40, 100]))
+        assert "of a sample" in (message := refused(job, (5, [80, 80]), (5, [80, 80, 80])))
+        assert f"({balance} balance, 2 ranks), and no way was found to spread them; raise" in message
 
 
 def contrastive(**changes: dict[str, Any]) -> Job:

@@ -10,7 +10,7 @@ import numpy as np
 from disttrain.v1 import microbatch_pb2 as pb
 from numpy.typing import NDArray
 
-from dataserver.planning.plan import ModuleSchedule, Routing
+from dataserver.planning.plan import ModuleSchedule, Routing, round_size
 from dataserver.planning.samples import I64, U64, Bool
 from dataserver.planning.views import ALIGNMENT, aligned
 from trainclient.stream.buffers import Bytes
@@ -98,8 +98,8 @@ class SequenceParallelGroup:
 class Arriving(Protocol):
     """Tensors on their way."""
 
-    def wait(self) -> None:
-        """Wait until they are there."""
+    def wait(self) -> float:
+        """Wait until they are there. Seconds of it in which the other process waited for a server itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Microbatch(Generic[TensorT]):
     @property
     def round(self) -> range:
         """Microbatches of its round: those that all modules run before any goes on, where modules run in phases."""
-        size = max((s.drain_every for s in self.schedules), default=0) or self.num_microbatches
+        size = round_size(self.schedules, self.num_microbatches)
         first = self.microbatch // size * size
         return range(first, min(first + size, self.num_microbatches))
 

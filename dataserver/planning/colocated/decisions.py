@@ -37,9 +37,12 @@ def _of_memory(
     limited = [m.name for m in modules if m.memory is not None]
     keeping = [m for m in modules if m.memory is not None and m.memory.step_units is not None]
     if several:
-        names = ", ".join(m.name for m in keeping)
-        reason = f"in fewer, {names} would keep more than memory.step_bytes holds until their backward phase"
+        names, their = ", ".join(rounds.asked_by), "their" if len(rounds.asked_by) > 1 else "its"
+        reason = f"in fewer, {names} would keep more than memory.step_bytes holds until {their} backward phase"
         said.append(Decision("step", f"{len(rounds.items)} rounds, one after the other", reason))
+    if rounds.taken_apart:
+        reason = "as packed, the images of some are more than a round holds"
+        said.append(Decision("step", "sequences taken apart", reason))
     if plan.num_microbatches > fewest:
         reason = f"{fewest} hold the sequences, but not within the memory of {', '.join(limited)}"
         said.append(Decision("step", f"{plan.num_microbatches} microbatches of each rank", reason))

@@ -6,12 +6,11 @@ import numpy as np
 
 from dataserver.planning.balancing import bin_loads
 from dataserver.planning.colocated.options import ColocatedOptions
-from dataserver.planning.colocated.programs import round_size
 from dataserver.planning.costs import hop_ns
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind
 from dataserver.planning.pacing import pace
-from dataserver.planning.plan import ArrangedStep, Routing
+from dataserver.planning.plan import ArrangedStep, Routing, round_size
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import FORWARD, Operations
 

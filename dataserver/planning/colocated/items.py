@@ -1,6 +1,6 @@
 """What the modules of a colocated job handle in a step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from dataserver.planning.balancing import BinRoom, bin_loads
 from dataserver.planning.costs import forward_ns
 from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
-from dataserver.planning.samples import I64, StepSamples
+from dataserver.planning.samples import I64, Bool, StepSamples
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,11 @@ class ModuleItems:
     """int64 [k]: embeddings or conditions that pass between image and sequence; of a sequence 0."""
     slots: int | None
     """Items that a microbatch holds at most."""
+
+    def taken(self, which: Bool, sequence: I64) -> "ModuleItems":
+        """Some of them, bool [k], with other numbers of their sequences, int64 [k]."""
+        parts = {name: getattr(self, name)[which] for name in ("index", "sizes", "loads", "rows")}
+        return replace(self, sequence=sequence[which], **parts)
 
     def room(self, microbatches: int = 1) -> BinRoom | None:
         """What the items need of the memory of so many microbatches of a rank."""

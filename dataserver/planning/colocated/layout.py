@@ -1,8 +1,7 @@
 """The colocated layout."""
 
-from functools import partial
-
 from dataserver.planning.colocated.alternatives import alternatives
+from dataserver.planning.colocated.limits import ColocatedLimits
 from dataserver.planning.colocated.options import ColocatedOptions
 from dataserver.planning.colocated.planner import plan
 from dataserver.planning.colocated.programs import programs
@@ -11,7 +10,6 @@ from dataserver.planning.colocated.timeline import bound_ns, timeline
 from dataserver.planning.expectation import loads
 from dataserver.planning.identity import Job
 from dataserver.planning.layout import Layout
-from dataserver.planning.limits import BackboneLimits
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.sequences import empty_percent, fill_percent
 
@@ -32,7 +30,7 @@ LAYOUT = Layout(
     timeline=timeline,
     lower_bound_ns=bound_ns,
     loads=loads,
-    limits=partial(BackboneLimits, in_waves=False),
+    limits=ColocatedLimits,
     alternatives=alternatives,
     figures=_figures,
 )

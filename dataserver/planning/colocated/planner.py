@@ -9,6 +9,7 @@ from dataserver.planning.balancing import BinRoomError, bin_loads
 from dataserver.planning.candidates import ranked, shown
 from dataserver.planning.colocated.decisions import decisions
 from dataserver.planning.colocated.items import ModuleItems
+from dataserver.planning.colocated.limits import most_kept, not_kept
 from dataserver.planning.colocated.programs import schedules
 from dataserver.planning.colocated.rounds import StepRounds, arrange_step
 from dataserver.planning.colocated.timeline import timeline
@@ -16,7 +17,6 @@ from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import BalancePolicy, ModuleKind
 from dataserver.planning.layout import PlannedTimeline
-from dataserver.planning.limits import most_kept, not_kept
 from dataserver.planning.naming import sample_name
 from dataserver.planning.placement import in_order
 from dataserver.planning.plan import ArrangedStep, Arrangement, Routing, StepPlan, make_plan
@@ -89,7 +89,7 @@ def _check_room(spec: JobSpec, samples: StepSamples) -> None:
         together, kept = bin_loads(sizes, sample, len(samples)), most_kept(module)
         if kept is not None and not module.holds_samples and together.max(initial=0) > kept:
             i = int(together.argmax())
-            raise SampleTooLargeError(not_kept(module, sample_name(spec.stream, samples, i), int(together[i])))
+            raise SampleTooLargeError(not_kept(module, sample_name(spec.stream, samples, i), sizes[sample == i]))
 
 
 def _candidate(job: Job, name: str, samples: StepSamples, rounds: StepRounds) -> _CandidatePlan:

@@ -8,7 +8,7 @@ from dataserver.planning.colocated.options import ColocatedOptions
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.pacing import pace
-from dataserver.planning.plan import ModuleSchedule
+from dataserver.planning.plan import ModuleSchedule, round_size
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import BACKWARD, FORWARD, Operations, Program
 
@@ -17,11 +17,6 @@ def programs(execution: Execution, schedules: Sequence[ModuleSchedule], num_micr
     """The program that all ranks run; `Program.modules` are the modules by depth."""
     operations = joined(step_phases(execution, num_microbatches, round_size(schedules, num_microbatches)))
     return (Program(tuple(m.name for m in execution.by_depth), 0, operations),)
-
-
-def round_size(schedules: Sequence[ModuleSchedule], num_microbatches: int) -> int:
-    """Microbatches of a round: all of the step, unless the plan drains the ranks before."""
-    return schedules[0].drain_every or num_microbatches
 
 
 def joined(phases: Sequence[Operations]) -> Operations:

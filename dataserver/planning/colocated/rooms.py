@@ -9,6 +9,11 @@ from dataserver.planning.samples import I64
 class StepRoomError(BinRoomError):
     """Ranks would keep more than their memory holds, in however many microbatches."""
 
+    def __init__(self, message: str, module: str) -> None:
+        super().__init__(message)
+        self.module = module
+        """Whose memory that is."""
+
 
 def check_total(items: ModuleItems, rounds: int) -> None:
     """Refuse what all ranks together cannot keep, or images that no way was found to spread within memory.
@@ -26,7 +31,8 @@ def check_total(items: ModuleItems, rounds: int) -> None:
     raise StepRoomError(
         f"module {module.name} keeps the {total} {unit_of(module)} of {_of(rounds)} until its backward phase, but "
         f"memory.step_bytes holds {room.cap} on each of {counted(module.dp, 'rank')}, {together} together{problem}; "
-        "raise memory.step_bytes or dp, take balanced packing, or leave such samples out"
+        "raise memory.step_bytes or dp, take balanced packing, or leave such samples out",
+        module.name,
     )
 
 
@@ -60,5 +66,6 @@ def check_ranks(items: ModuleItems, rank: I64, microbatch: I64, microbatches: in
     if room is not None and kept.max() > room.cap:
         raise StepRoomError(
             f"module {module.name}: rank {kept.argmax()} would keep {kept.max()} {unit_of(module)} until its backward "
-            f"phase, but memory.step_bytes holds {room.cap}; raise it, or take a balance other than none"
+            f"phase, but memory.step_bytes holds {room.cap}; raise it, or take a balance other than none",
+            module.name,
         )

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from dataserver.planning.balancing import BALANCERS, BinRoomError, bin_loads
+from dataserver.planning.colocated.apart import Pack, pack_apart, taken_apart
 from dataserver.planning.colocated.arranging import ArrangedRound, arrange
 from dataserver.planning.colocated.items import ModuleItems, module_items
 from dataserver.planning.colocated.rooms import StepRoomError, check_total
@@ -33,6 +35,10 @@ class StepRounds:
     """Of each round; `ModuleItems.sequence` counts those of the round from 0."""
     arranged: Sequence[ArrangedRound]
     """For each round."""
+    asked_by: Sequence[str] = ()
+    """Modules that fewer rounds are known to be too few for."""
+    taken_apart: bool = False
+    """Whether sequences, as packed, had more images than a round holds."""
 
     @property
     def num_microbatches(self) -> int:
@@ -59,7 +65,8 @@ class StepRounds:
 def arrange_step(job: Job, samples: StepSamples) -> tuple[StepRounds, int]:
     """Arrange the items of a step in the fewest rounds, and then the fewest microbatches, that memory holds.
 
-    From 16 rounds, as from 16 microbatches, what is tried next is an eighth more.
+    From 16 rounds, as from 16 microbatches, what is tried next is an eighth more. Sequences that no round holds are
+    taken apart where nothing else helps.
 
     Returns:
         The rounds; and the microbatches of each rank that hold the sequences.
@@ -67,25 +74,45 @@ def arrange_step(job: Job, samples: StepSamples) -> tuple[StepRounds, int]:
     Raises:
         BinRoomError: no way was found to fit the memory of a module, however many rounds and microbatches.
     """
-    sequence, fewest = pack_step(job, samples)
+    try:
+        return _in_fewest_rounds(job, samples, partial(pack_step, job, samples))
+    except BinRoomError:
+        packed, _ = pack_step(job, samples)
+        if np.array_equal(packed, taken_apart(job.spec, samples, packed)):
+            raise
+        rounds, fewest = _in_fewest_rounds(job, samples, pack_apart(job, samples))
+        return replace(rounds, taken_apart=True), fewest
+
+
+def _in_fewest_rounds(job: Job, samples: StepSamples, pack: Pack) -> tuple[StepRounds, int]:
+    sequence, fewest = pack(0)
     items = module_items(job.spec, samples, sequence)
-    rounds, most = max(_fewest_rounds(i) for i in items), 1
+    alone = [_fewest_rounds(i) for i in items]
+    rounds, most = max(alone), 1
+    asked_by = [i.module.name for i, number in zip(items, alone, strict=True) if number == rounds and _bounds_step(i)]
     if any(_bounds_step(i) for i in items):
         most = max(1, len(samples))
     while True:
         try:
-            return _in_rounds(job, samples, items, sequence, fewest, rounds), fewest
-        except BinRoomError:
+            found = _in_rounds(job, samples, pack, (sequence, fewest), rounds, last=rounds >= most)
+            return replace(found, asked_by=asked_by), fewest
+        except BinRoomError as error:
             if rounds >= most:
                 raise
+            if isinstance(error, StepRoomError):
+                asked_by = [error.module]
             rounds = min(most, rounds + max(1, rounds // 8))
 
 
 def _in_rounds(
-    job: Job, samples: StepSamples, items: tuple[ModuleItems, ...], sequence: I64, fewest: int, rounds: int
+    job: Job, samples: StepSamples, pack: Pack, packed: tuple[I64, int], rounds: int, *, last: bool
 ) -> StepRounds:
-    """The step in so many rounds of the fewest microbatches; BinRoomError if no number of them fits."""
-    execution = job.spec.execution
+    """The step in so many rounds of the fewest microbatches; BinRoomError if no number of them fits.
+
+    `packed` are the sequences and microbatches of `pack`; with the `last` number of rounds only microbatches help.
+    """
+    execution, (sequence, fewest) = job.spec.execution, packed
+    items = module_items(job.spec, samples, sequence)
     if rounds == 1:
         for whole in items:
             check_total(whole, 1)
@@ -94,14 +121,15 @@ def _in_rounds(
         pace()
         check_microbatches(execution, rounds * size)
         if rounds * size > fewest:  # there are more slots to pack into
-            sequence, _ = pack_step(job, samples, rounds * size)
+            sequence, needed = pack(rounds * size)
+            size = -(-needed // rounds)
             items = module_items(job.spec, samples, sequence)
         found = _cut(items, rounds, size)
         try:
             return StepRounds(sequence, size, found, [arrange(execution, of_round, size) for of_round in found])
         except StepRoomError:
             # Rounds help sooner than microbatches, of which more pack a whole step otherwise, and may so make it fit.
-            if rounds > 1 or _is_spread_out(found, size):
+            if (rounds > 1 and not last) or _is_spread_out(found, size):
                 raise
         except BinRoomError:
             if _is_spread_out(found, size):
@@ -158,6 +186,4 @@ def _cut(items: tuple[ModuleItems, ...], rounds: int, size: int) -> list[tuple[M
 def _of_round(items: ModuleItems, of_sequence: I64, number: int) -> ModuleItems:
     """Those of a round; `of_sequence` is int64 [sequences], the round of each."""
     mine = of_sequence == number
-    own = mine[items.sequence]
-    parts = {name: getattr(items, name)[own] for name in ("index", "sizes", "loads", "rows")}
-    return replace(items, sequence=(np.cumsum(mine) - 1)[items.sequence[own]], **parts)
+    return items.taken(mine[items.sequence], (np.cumsum(mine) - 1)[items.sequence])

@@ -49,13 +49,23 @@ def spread_items(items: ModuleItems, num_sequences: int, microbatches: int) -> t
         StepRoomError: what a rank may keep does not hold the items, in however many microbatches.
         BinRoomError: the memory of so many microbatches does not hold the items, or no way to fit them was found.
     """
-    if items.module.balance is BalancePolicy.EVEN:
-        home = in_runs(len(items.index), items.module.dp)
-    else:
-        home = in_runs(num_sequences, items.module.dp)[items.sequence]
+    home = _home(items, num_sequences)
     with _naming(items.module):
         spread, at_home = (_spread_padded if items.module.padded else _spread)(items, home, microbatches)
     return spread, microbatches * items.module.cost.microbatch_ns + at_home
+
+
+def check_alone(items: ModuleItems) -> None:
+    """Refuse items of one sequence that ranks cannot keep at once, in however many microbatches.
+
+    Raises:
+        BinRoomError: no way to fit them was found.
+    """
+    home, count = _home(items, 1), len(items.index)
+    if items.module.padded:
+        _spread_padded(items, home, count)
+    else:
+        _batches(items, home, bin_loads(items.loads, home, items.module.dp), count)
 
 
 def spread_beside(items: ModuleItems, backbone: Spread, microbatches: int) -> Spread:
@@ -72,13 +82,23 @@ def spread_beside(items: ModuleItems, backbone: Spread, microbatches: int) -> Sp
     return Spread(batch, microbatch)
 
 
+def _home(items: ModuleItems, num_sequences: int) -> I64:
+    """The batch of each item in the sampling layout, int64 [k]."""
+    if items.module.balance is BalancePolicy.EVEN:
+        return in_runs(len(items.index), items.module.dp)
+    home: I64 = in_runs(num_sequences, items.module.dp)[items.sequence]
+    return home
+
+
 @contextmanager
 def _naming(module: ModuleSpec) -> Iterator[None]:
     """Errors say whose memory is too small."""
     try:
         yield
+    except StepRoomError as error:
+        raise StepRoomError(f"module {module.name}: {error}", module.name) from error
     except BinRoomError as error:
-        raise type(error)(f"module {module.name}: {error}") from error
+        raise BinRoomError(f"module {module.name}: {error}") from error
 
 
 def _spread(items: ModuleItems, home: I64, microbatches: int) -> tuple[Spread, I64]:
@@ -89,7 +109,7 @@ def _spread(items: ModuleItems, home: I64, microbatches: int) -> tuple[Spread, I
     except BinRoomError as error:
         room, step = items.room(microbatches), items.step_room(items.sizes)
         if room is not None and step is not None and room.cap == step.cap:
-            raise StepRoomError(str(error)) from error
+            raise StepRoomError(str(error), items.module.name) from error
         raise
     return Spread(batch, _microbatch(items, batch, microbatches)), at_home
 
@@ -124,7 +144,7 @@ def _spread_padded(items: ModuleItems, home: I64, microbatches: int) -> tuple[Sp
             try:
                 batch = balancer(times, ranks, microbatches, items.step_room(held))
             except BinRoomError:  # another way may need less padding
-                lacking = StepRoomError("its microbatches exceed what a rank holds of a step")
+                lacking = StepRoomError("its microbatches exceed what a rank holds of a step", module.name)
             else:
                 found.append((int(bin_loads(times, batch, ranks).max()), microbatch, batch))
     if not found:

@@ -7,13 +7,13 @@ import numpy as np
 from dataserver.planning.balancing import bin_totals, lower_bound, padded
 from dataserver.planning.colocated.hops import hops_before, phase_hops
 from dataserver.planning.colocated.items import ModuleItems, module_items
-from dataserver.planning.colocated.programs import joined, programs, round_size, step_phases
+from dataserver.planning.colocated.programs import joined, programs, step_phases
 from dataserver.planning.costs import backward_ns
 from dataserver.planning.expectation import held_units, microbatch_loads
 from dataserver.planning.identity import Job
 from dataserver.planning.job import JobSpec
 from dataserver.planning.layout import Node, PlannedTimeline
-from dataserver.planning.plan import ArrangedStep, StepPlan
+from dataserver.planning.plan import ArrangedStep, StepPlan, round_size
 from dataserver.planning.samples import I64
 from dataserver.planning.sequences import sequence_of_samples
 from dataserver.planning.simulation import FORWARD, Operations, Pipeline, Timeline, held_bytes

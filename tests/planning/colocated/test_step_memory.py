@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.jobs import changed, job_data
-from builders.samples import make_samples
+from builders.samples import make_samples, make_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +18,7 @@ from dataserver.planning.layout import layout_of
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import plan_step, timeline
 from dataserver.planning.samples import StepSamples
-from dataserver.planning.sizing import SampleTooLargeError, shard_table, size_samples
+from dataserver.planning.sizing import SampleTooLargeError, concatenate, shard_table, size_samples
 
 UNIT_BYTES = 10
 ENCODER, BACKBONE, GENERATOR = range(3)
@@ -215,6 +215,65 @@ def test_a_sample_that_no_round_holds(units: int, error: type[ValueError], messa
     job, samples = three_images(2, memory(256, units), per_sample=3)
     with pytest.raises(error, match=re.escape(message)):
         plan_step(job, 0, samples)
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "first_fit", "balanced"])
+def test_sequences_that_no_round_holds_are_taken_apart(packing: str) -> None:
+    """Packed, the five samples share one sequence with 5 x 196 patches, where two ranks keep one of 196 each."""
+    data = colocated_data(2, vit={"memory": memory(256, 300)}, llm={"packing": packing}, batch=2)
+    job = parse_job(data)
+    table = shard_table(job.stream, np.arange(5), np.full(5, 9), np.arange(6), *np.full((2, 5), 196, np.int32))
+    samples = size_samples(job.stream, 0, 0, table.row.astype(np.uint64), table)
+    plan = plan_step(job, 0, samples)
+    assert_rounds_keep_little(job, plan)
+    assert num_rounds(plan) == 3
+    said = [d.chosen for d in plan.decisions if d.subject == "step"]
+    assert ("sequences taken apart" in said) == (packing != "balanced"), said
+
+
+def test_padded_images_of_a_sample_get_microbatches_of_their_own() -> None:
+    """Beside one of 256 patches small ones would count as many."""
+    job = parse_job(colocated_data(1, batch=2, vit={"padded": True, "memory": memory(256, 300)}))
+    sides = np.array([[224, 224, 28, 28, 28]] * 2, np.int32)
+    table = shard_table(job.stream, np.arange(2), np.full(2, 9), np.array([0, 1, 5]), *sides)
+    layout_of(job.spec.execution).limits(job.spec).add(0, table, "shard")
+    plan = plan_step(job, 0, size_samples(job.stream, 0, 0, table.row.astype(np.uint64), table))
+    assert_rounds_keep_little(job, plan)
+
+
+def test_rounds_name_only_the_modules_that_ask_for_them() -> None:
+    data = colocated_data(generator=True, vit={"memory": memory(256, 900)}, llm={"memory": memory(4000, 400_000)})
+    plan = plan_step(parse_job(data), 0, make_samples(parse_job(data), 128, 3, 2))
+    (reason,) = (d.reason for d in plan.decisions if "rounds" in d.chosen)
+    assert reason == "in fewer, vit would keep more than memory.step_bytes holds until its backward phase"
+
+
+@st.composite
+def barely_accepted(draw: st.DrawFn) -> tuple[Job, StepSamples]:
+    """Any policies, with memory for little more than an image; those of some samples that limits accept."""
+    dp, balance = draw(st.integers(1, 5)), st.sampled_from(["lpt", "lpt_search", "karmarkar_karp", "even", "none"])
+    room = memory(256, draw(st.integers(256, 900)))
+    vit = {"balance": draw(balance), "padded": draw(st.booleans()), "memory": room, "cost": QUADRATIC}
+    llm = {"packing": draw(st.sampled_from(["best_fit", "first_fit", "balanced"]))}
+    job = parse_job(colocated_data(dp, batch=dp * draw(st.integers(1, 3)), max_patches=256, vit=vit, llm=llm))
+    rng, kept = np.random.default_rng(draw(st.integers(0, 999))), list[StepSamples]()
+    for _ in range(draw(st.integers(1, 25))):
+        table = make_table(job, rng, 1, 6)
+        try:
+            layout_of(job.spec.execution).limits(job.spec).add(0, table, "shard")
+        except SampleTooLargeError:
+            continue
+        kept.append(size_samples(job.stream, 0, 0, table.row.astype(np.uint64), table))
+    return job, concatenate(kept) if kept else make_samples(job, 0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(barely_accepted())
+def test_what_a_job_accepts_when_it_is_created_is_planned(drawn: tuple[Job, StepSamples]) -> None:
+    job, samples = drawn
+    plan = plan_step(job, 0, samples)
+    assert_rounds_keep_little(job, plan)
+    assert sorted(plan.arrangement("llm").item.tolist()) == list(range(len(samples)))
 
 
 def test_images_beside_their_sequences_that_a_rank_cannot_keep() -> None:
