@@ -1,11 +1,12 @@
 """The dispatcher: balanced arrangements, and rows that move with their gradients between ranks over gloo."""
 
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from builders.gloo_threads import in_threads
 
 from trainclient.dispatch import Arrangement, arrange
 from trainclient.dispatch.dispatcher import Dispatcher
@@ -55,12 +56,27 @@ def test_batches_go_where_fewest_bytes_leave_their_node() -> None:
     [
         ({"policy": "best"}, "there is no policy 'best'; choose one of lpt, karmarkar_karp"),
         ({"at_most": 2}, "9 items"),
+        ({"ranks_per_node": 0}, "3 ranks, 0 of them on a node; at least 1 each is required"),
         ({"ranks_per_node": 2, "num_bytes": [[1], [], []]}, "num_bytes has 1 items and loads 9; give both"),
     ],
 )
 def test_what_cannot_be_arranged_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         arrange(LENGTHS, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("loads", "message"),
+    [
+        ([], "0 ranks, 2 of them on a node"),
+        ([[1], [2, 1.5]], r"rank 1 has numbers of shape \[2\] and type float64; one integer for each of its items"),
+        ([[[1, 2]]], r"rank 0 has numbers of shape \[1, 2\] and type int64"),
+        ([["a"]], "one integer for each"),
+    ],
+)
+def test_loads_are_an_integer_for_each_item(loads: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        arrange(loads, ranks_per_node=2)
 
 
 def test_without_processes_there_is_nothing_to_move_in() -> None:
@@ -70,12 +86,11 @@ def test_without_processes_there_is_nothing_to_move_in() -> None:
 
 def test_rows_move_and_their_gradients_return() -> None:
     """Out to one arrangement, on to another, and home: values and gradients are those of one process."""
-    store = dist.HashStore()
     balanced, other = arrange(LENGTHS), arrange(LAYERS, policy="karmarkar_karp")
     assert all((found.home != found.rank).any() for found in (balanced, other))
 
-    def process(rank: int) -> None:
-        dispatcher = Dispatcher(group(store, rank))
+    def process(group: dist.ProcessGroup, rank: int) -> None:
+        dispatcher = Dispatcher(group)
         assert dispatcher.gather(LENGTHS[rank]) == LENGTHS
         before = sum(map(sum, LENGTHS[:rank]))
         values = torch.arange(before, before + sum(LENGTHS[rank]), dtype=torch.float64).requires_grad_()
@@ -93,16 +108,7 @@ def test_rows_move_and_their_gradients_return() -> None:
         with pytest.raises(ValueError, match=f"rank {rank} has {len(values) + 1} rows, but its items should have"):
             dispatcher.move(torch.zeros(len(values) + 1), LENGTHS, to=balanced)
 
-    with ThreadPoolExecutor(RANKS) as threads:
-        list(threads.map(process, range(RANKS)))
-
-
-def group(store: dist.Store, rank: int) -> dist.ProcessGroup:
-    """A group of threads; only the whole of a group, not its backend, has this collective."""
-    found, kind = dist.ProcessGroup(store, rank, RANKS), dist.ProcessGroup.BackendType.GLOO
-    found._set_default_backend(kind)
-    found._register_backend(torch.device("cpu"), kind, dist.ProcessGroupGloo(store, rank, RANKS))
-    return found
+    in_threads(RANKS, process)
 
 
 def expected(found: Arrangement, rank: int) -> list[float]:

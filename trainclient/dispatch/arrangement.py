@@ -65,9 +65,11 @@ def arrange(
         num_bytes: of each item, where they are not in proportion to the loads.
 
     Raises:
-        ValueError: an unknown policy, loads out of range, more items than `at_most` lets ranks hold, or sizes and loads
-            of different numbers of items.
+        ValueError: an unknown policy, loads out of range or no integers, more items than `at_most` lets ranks hold, or
+            sizes and loads of different numbers of items.
     """
+    if not len(loads) or (ranks_per_node is not None and ranks_per_node < 1):
+        raise ValueError(f"{len(loads)} ranks, {ranks_per_node} of them on a node; at least 1 each is required")
     if policy not in BALANCERS:
         raise ValueError(f"there is no policy {policy!r}; choose one of {', '.join(BALANCERS)}")
     ranks, flat = len(loads), joined(loads)
@@ -86,8 +88,21 @@ def arrange(
 
 
 def joined(several: Sequence[Sequence[int]]) -> I64:
-    """What all ranks have, one after the other, int64 [n]."""
-    return np.concatenate([np.zeros(0, np.int64), *(np.asarray(found, np.int64) for found in several)])
+    """What all ranks have, one after the other, int64 [n]; errors as in `integers`."""
+    return np.concatenate(
+        [np.zeros(0, np.int64), *(integers(f"rank {rank}", found) for rank, found in enumerate(several))]
+    )
+
+
+def integers(owner: str, found: Sequence[int]) -> I64:
+    """The same as int64 [k]; ValueError unless it is one integer for each of the owner's items."""
+    array = np.asarray(found)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise ValueError(
+            f"{owner} has numbers of shape {list(array.shape)} and type {array.dtype}; one integer for each of its "
+            "items is required"
+        )
+    return array.astype(np.int64)
 
 
 def _fits(arrangement: Arrangement, at_most: int | None) -> bool:

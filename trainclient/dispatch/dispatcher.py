@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from dataserver.planning.samples import I64
-from trainclient.dispatch.arrangement import Arrangement, joined
+from trainclient.dispatch.arrangement import Arrangement, integers, joined
 from trainclient.exchange.all_to_all import exchanged
 from trainclient.exchange.transport import contact
 
@@ -37,15 +37,20 @@ class Dispatcher:
         Args:
             numbers: integers of this rank's items.
             device: where the group's tensors live: the GPU for NCCL.
+
+        Raises:
+            ValueError: something else than one integer for each item.
+            PeerLostError: another rank is gone.
         """
-        own = torch.as_tensor(numbers, dtype=torch.int64, device=device)
+        found = integers("this rank", numbers.tolist() if isinstance(numbers, Tensor) else numbers)
+        own = torch.from_numpy(found).to(device)
         with contact("other ranks"):
             counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self._group.size())]
             dist.all_gather(counts, own.new_tensor([len(own)]), group=self._group)
             most = max(int(count) for count in counts)
             padded = [own.new_zeros(most) for _ in counts]
             dist.all_gather(padded, torch.nn.functional.pad(own, (0, most - len(own))), group=self._group)
-        return [found[: int(count)].tolist() for found, count in zip(padded, counts, strict=True)]
+        return [rows[: int(count)].tolist() for rows, count in zip(padded, counts, strict=True)]
 
     def move(
         self,
