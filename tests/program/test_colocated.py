@@ -110,7 +110,8 @@ def test_another_plan_ends_all_ranks(fleet: Fleet, pool: Pool, tmp_path: Path) -
     errors = [line for outcome in outcomes if outcome is not None for line in outcome.splitlines()]
     assert None not in outcomes, errors
     mismatches = [line for line in errors if "BrokerMismatchError: " in line]
-    assert any("rank 1 waited for embeddings from rank 0" in line for line in mismatches), errors
+    assert any("this rank was sent step 0 of plan" in line for line in mismatches), errors
+    assert any(f"and rank 0 step 0 of plan {'0' * 16}; all ranks must read" in line for line in mismatches), errors
 
 
 HOPS = {

@@ -1,18 +1,24 @@
 """Rows that ranks share: who has which, and what they hand each other."""
 
+import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Queue
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
+import torch.distributed as dist
+from builders.gloo_threads import in_threads
 from torch import Tensor
 
 from trainclient.exchange.messages import BrokerMismatchError
+from trainclient.exchange.peers import GroupPeers
 from trainclient.exchange.sharing import SharedSequences
+from trainclient.models.attention import Segments
+from trainclient.models.layers import Rotation, SelfAttention
 from trainclient.sharding.sequence import SharedRows
 from trainclient.stream.microbatch import SequenceParallelGroup
 
@@ -33,17 +39,21 @@ class Threads:
     def leads(self) -> bool:
         return self.position == 0
 
-    def exchange(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Tensor:
+    def begin(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Callable[[], Tensor]:
         for peer, rows in enumerate(torch.split(values, list(leaving))):
             self.boxes[self.position, peer].put(rows)
-        found = [self.boxes[peer, self.position].get(timeout=DEADLINE_S) for peer in range(self.size)]
-        assert [len(rows) for rows in found] == list(arriving)
-        return torch.cat(found)
+
+        def arrived() -> Tensor:
+            found = [self.boxes[peer, self.position].get(timeout=DEADLINE_S) for peer in range(self.size)]
+            assert [len(rows) for rows in found] == list(arriving)
+            return torch.cat(found)
+
+        return arrived
 
     def hand_on(self, message: Tensor) -> None:
         counts = [len(message) if self.leads else 0] * self.size
         came = [len(message), *[0] * (self.size - 1)]
-        message.copy_(self.exchange(message.repeat(self.size) if self.leads else message[:0], counts, came))
+        message.copy_(self.begin(message.repeat(self.size) if self.leads else message[:0], counts, came)())
 
 
 def together(size: int, num_rows: int, run: Callable[[SharedRows, int], Found]) -> list[Found]:
@@ -60,7 +70,8 @@ def test_heads_and_rows(size: int, num_rows: int) -> None:
     query, key = torch.randn(num_rows, 8, 2), torch.randn(num_rows, 4, 2)
 
     def run(shared: SharedRows, rank: int) -> Tensor:
-        q, k, v = shared.to_heads(query[shared.own], key[shared.own], -key[shared.own])
+        begun = [shared.to_heads(rows[shared.own]) for rows in (query, key, -key)]
+        q, k, v = (arrived() for arrived in begun)
         heads, groups = (slice(rank * n // size, (rank + 1) * n // size) for n in (8, 4))
         assert torch.equal(q, query[:, heads])
         assert torch.equal(k, key[:, groups])
@@ -70,6 +81,55 @@ def test_heads_and_rows(size: int, num_rows: int) -> None:
     found = together(size, num_rows, run)
     assert torch.equal(torch.cat(found), query)
     assert {len(rows) for rows in found} <= {num_rows // size, -(-num_rows // size)}
+
+
+class Noting(GroupPeers):
+    """Peers that note what is begun, and what has been waited for."""
+
+    notes: ClassVar[dict[int, list[str]]] = {}
+
+    def begin(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Callable[[], Tensor]:
+        notes, arrived = self.notes.setdefault(self.position, []), super().begin(values, leaving, arriving)
+        notes.append("begun")
+
+        def waited() -> Tensor:
+            notes.append("waited")
+            return arrived()
+
+        return waited
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_attention_of_rows_that_ranks_share(size: int) -> None:
+    """Outputs and gradients are those of one process; queries and keys are on their way while values are computed."""
+    torch.manual_seed(size)
+    alone = SelfAttention(16, 8, 4, bias=True, causal=True).double()
+    several = [copy.deepcopy(alone) for _ in range(size)]
+    x, offsets = torch.randn(21, 16, dtype=torch.float64, requires_grad=True), torch.tensor([0, 9, 9, 10, 21])
+    rotation = Rotation.of(torch.arange(21)[:, None], 2, 1e4, torch.float64)
+    cpu = torch.device("cpu")
+    expected = alone(x, Segments.from_offsets("x", offsets, 21, cpu), rotation)
+    torch.autograd.backward(expected, expected.detach().cos())
+
+    def run(group: dist.ProcessGroup, rank: int) -> tuple[Tensor, Tensor | None]:
+        peers = Noting(0, cpu, group, group)
+        shared, own = SharedRows(peers, 21), several[rank]
+        peers.notes[rank] = []
+        own.value.register_forward_hook(lambda *_: peers.notes[rank].append("values"))
+        mine, segments = x.detach()[shared.own].requires_grad_(), Segments.from_offsets("x", offsets, 21, cpu, shared)
+        found = own(mine, segments, Rotation(rotation.cosine[shared.own], rotation.sine[shared.own]))
+        torch.autograd.backward(found, found.detach().cos())
+        return found.detach(), mine.grad
+
+    found, order = in_threads(size, run), ["begun", "begun", "values", "begun", *["waited"] * 3, "begun", "waited"]
+    assert [Noting.notes[rank] for rank in range(size)] == [order] * size
+    assert torch.allclose(torch.cat([rows for rows, _ in found]), expected, rtol=0, atol=1e-13)
+    assert x.grad is not None
+    assert torch.allclose(torch.cat([g for _, g in found if g is not None]), x.grad, rtol=0, atol=1e-13)
+    for name, parameter in alone.named_parameters():
+        gradients = [own.get_parameter(name).grad for own in several]
+        total = torch.stack([g for g in gradients if g is not None]).sum(dim=0)
+        assert torch.allclose(total, parameter.grad if parameter.grad is not None else total[:0], rtol=0, atol=1e-12)
 
 
 def test_what_the_first_rank_has_goes_to_the_rows_and_back() -> None:

@@ -1,6 +1,6 @@
 """What every rank hands to every other at once: rows that cross between phases, or within one with their gradients."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,35 +59,80 @@ def begin(
     return received, work
 
 
-def exchanged(values: Tensor, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup) -> Tensor:
-    """`begin` to its end, through which gradients go back: all ranks also run the backward together.
+def begin_exchange(
+    values: Tensor, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup
+) -> Callable[[], Tensor]:
+    """`begin`, through which gradients go back: all ranks also run the backward together.
+
+    Several may be under way at once, so that what lies between them is computed meanwhile, forward and backward; all
+    ranks begin them in the same order, in which autograd goes back by itself.
 
     Returns:
-        What arrives, [sum(arriving), ...].
-
-    Raises:
-        PeerLostError: another rank is gone.
+        What waits, and gives what has arrived, [sum(arriving), ...]; PeerLostError if another rank is gone.
     """
-    found: Tensor = _Exchange.apply(values, leaving, arriving, group)  # type: ignore[no-untyped-call]
-    return found
+    flight = _Flight(leaving, arriving, group)
+    on_its_way: Tensor = _Begin.apply(values, flight)  # type: ignore[no-untyped-call]
+
+    def arrived() -> Tensor:
+        found: Tensor = _Wait.apply(on_its_way, flight)  # type: ignore[no-untyped-call]
+        return found
+
+    return arrived
 
 
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, values: Tensor, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup
-    ) -> Tensor:
-        ctx.way = arriving, leaving, group
-        return _wait(values, leaving, arriving, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return _wait(gradients[0], *ctx.way), None, None, None
+def exchanged(values: Tensor, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup) -> Tensor:
+    """`begin_exchange` to its end."""
+    return begin_exchange(values, leaving, arriving, group)()
 
 
-def _wait(values: Tensor, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup) -> Tensor:
-    with contact("other ranks"):
-        received, work = begin(values.contiguous(), leaving, arriving, group)
+class _Flight:
+    """Rows on their way, or their gradients on the way back."""
+
+    def __init__(self, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup) -> None:
+        self._way = leaving, arriving
+        self._group = group
+        self._under_way: tuple[Tensor, Tensor, dist.Work | None] | None = None
+        """What leaves, in use until it has left; what arrives."""
+
+    def begin(self, values: Tensor, *, back: bool) -> Tensor:
+        """Memory of what arrives, to be read after `wait`."""
+        values, way = values.contiguous(), self._way[::-1] if back else self._way
+        with contact("other ranks"):
+            received, work = begin(values, *way, self._group)
+        self._under_way = values, received, work
+        return received
+
+    def wait(self) -> Tensor:
+        """What has arrived."""
+        if self._under_way is None:
+            raise RuntimeError("rows are waited for that have not been sent off")
+        _, received, work = self._under_way
         if work is not None:
-            work.wait()
-    return received
+            with contact("other ranks"):
+                work.wait()
+        self._under_way = None
+        return received
+
+
+class _Begin(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, flight: _Flight) -> Tensor:
+        ctx.flight = flight
+        return flight.begin(values, back=False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        del gradients  # those of the rows that arrived, which are on their way back
+        return ctx.flight.wait(), None
+
+
+class _Wait(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, on_its_way: Tensor, flight: _Flight) -> Tensor:
+        ctx.flight = flight
+        return flight.wait().view_as(on_its_way)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.flight.begin(gradients[0], back=True)
+        return gradients[0], None

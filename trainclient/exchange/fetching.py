@@ -1,8 +1,9 @@
 """One fetch of a view for all ranks that work on it: one of them receives it from the servers and hands it on."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,18 @@ from trainclient.exchange.messages import BrokerMismatchError
 from trainclient.exchange.peers import GroupPeers
 from trainclient.exchange.sharing import SharedSequences
 from trainclient.exchange.transport import contact
+
+
+class Batches(Protocol):
+    """Microbatches in plan order, as `DataClient` has them."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __next__(self) -> Batch: ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next one is there already."""
 
 
 class PeerBatches:
@@ -67,18 +80,18 @@ class SharedBatches:
     """
 
     def __init__(
-        self, client: DataClient, shared: SharedSequences, groups: Mapping[tuple[int, ...], ProcessGroup], *, pin: bool
+        self, batches: Batches, shared: SharedSequences, groups: Mapping[tuple[int, ...], ProcessGroup], *, pin: bool
     ) -> None:
         """Hand on, and take, what a client leaves out.
 
         Args:
-            client: of this rank, with `share_fetch`.
+            batches: of this rank's client, with `share_fetch`; all ranks have agreed on their plan (`agreement`).
             shared: with whom it may share.
             groups: over gloo, by their ranks. Nothing else uses them: all ranks of one begin the same views in the same
                 order, at whatever moments.
             pin: whether to take into page-locked memory.
         """
-        self._client = client
+        self._batches = batches
         self._shared = shared
         self._groups = groups
         self._pin = pin
@@ -86,13 +99,13 @@ class SharedBatches:
     @property
     def ready(self) -> bool:
         """See `Batches`; the tensors may still be on their way."""
-        return self._client.ready
+        return self._batches.ready
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:
-        batch = next(self._client)
+        batch = next(self._batches)
         ranks = self._shared.ranks(batch)
         if len(ranks) == 1:
             return batch
@@ -125,39 +138,26 @@ def _reader(batch: Batch, ranks: tuple[int, ...]) -> int:
 class _Arriving:
     """A view on its way through its group."""
 
-    batch: Batch
     reader: int
-    plan_hash: Tensor
-    """Of the reader's view, uint8 [32]."""
+    wait_s: Tensor
+    """float64 [1]: how long the reader waited for it."""
     works: Sequence[dist.Work]
-    """Of the hash, then of the tensors."""
+    """Of that, and of the tensors."""
 
     @classmethod
     def of(cls, batch: Batch, ranks: tuple[int, ...], reader: int, group: ProcessGroup) -> Self:
         """Begin to hand on the tensors of a microbatch, or to take them."""
-        plan_hash = torch.frombuffer(bytearray(batch.plan_hash), dtype=torch.uint8)
-        several = [plan_hash, *(t.view(-1).view(torch.uint8) for t in batch.tensors.values() if t.numel())]
+        wait_s = torch.tensor([batch.wait_s], dtype=torch.float64)
+        several = [wait_s, *(t.view(-1).view(torch.uint8) for t in batch.tensors.values() if t.numel())]
         with contact("the ranks of its group"):
             source = ranks.index(reader)
             works = [dist.broadcast(t, group_src=source, group=group, async_op=True) for t in several]
-        return cls(batch, reader, plan_hash, works)
+        return cls(reader, wait_s, works)
 
-    def wait(self) -> None:
-        """See `Arriving`.
-
-        Raises:
-            BrokerMismatchError: the reader has a view of another plan.
-            PeerLostError: a rank of the group is gone.
-        """
+    def wait(self) -> float:
+        """See `Arriving`; PeerLostError if a rank of the group is gone."""
+        begun = time.perf_counter()
         with contact(f"rank {self.reader} of its module"):
-            self.works[0].wait()
-        found, batch = self.plan_hash.numpy().tobytes(), self.batch
-        if found != batch.plan_hash:
-            raise BrokerMismatchError(
-                f"rank {self.reader} has fetched microbatch {batch.microbatch} of step {batch.step} of plan "
-                f"{found.hex()[:16]} for a group that was told of plan {batch.plan_hash.hex()[:16]}; all ranks must "
-                "read the same job from servers of one fleet, and resume from the same checkpoint"
-            )
-        with contact(f"rank {self.reader} of its module"):
-            for work in self.works[1:]:
+            for work in self.works:
                 work.wait()
+        return min(time.perf_counter() - begun, self.wait_s.item())

@@ -5,7 +5,7 @@ the others get the same. Of rows that leave, and of gradients that go back, all 
 one's are sent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainclient.exchange.all_to_all import exchanged
+from trainclient.exchange.all_to_all import begin_exchange
 from trainclient.exchange.sharing import Peers
 from trainclient.exchange.transport import (
     Arrival,
@@ -54,9 +54,9 @@ class GroupPeers:
         """See `Sharers`."""
         return self.group.rank()
 
-    def exchange(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Tensor:
+    def begin(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Callable[[], Tensor]:
         """See `Sharers`."""
-        return exchanged(values, leaving, arriving, self.group)
+        return begin_exchange(values, leaving, arriving, self.group)
 
     def hand_on(self, message: Tensor) -> None:
         """See `Peers`."""

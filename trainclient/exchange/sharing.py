@@ -1,6 +1,6 @@
 """What processes are to each other that work on the same view."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,8 +36,10 @@ class Sharers(Peers, Protocol):
     def position(self) -> int:
         """Of this process among them."""
 
-    def exchange(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Tensor:
-        """Hand rows to all peers and take theirs; their gradients go the other way. All peers call this together.
+    def begin(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Callable[[], Tensor]:
+        """Hand rows to all peers, and take theirs; their gradients go the other way.
+
+        All peers call this together, also again before what was begun has been waited for.
 
         Args:
             values: [n, ...], first those for the first peer.
@@ -45,7 +47,7 @@ class Sharers(Peers, Protocol):
             arriving: how many rows each peer has for this one.
 
         Returns:
-            [m, ...], first those of the first peer.
+            What waits for theirs, [m, ...], first those of the first peer.
         """
 
 

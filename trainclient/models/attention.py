@@ -1,6 +1,7 @@
 """Attention over packed segments: many sequences or images back to back, none of which sees another."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, Self, cast
 
@@ -17,8 +18,11 @@ class HeadSharing(Protocol):
     num_rows: int
     """Of all ranks together."""
 
-    def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From this rank's rows of all heads, [rows, heads, head_dim] each, to all rows of its heads."""
+    def to_heads(self, rows: Tensor) -> Callable[[], Tensor]:
+        """Begin to hand on this rank's rows of all heads, [rows, heads, head_dim]; what waits for all rows of its own.
+
+        Others may begin before it has been waited for.
+        """
 
     def to_rows(self, mixed: Tensor) -> Tensor:
         """From all rows of this rank's heads, [num_rows, heads, head_dim], to its rows of all heads."""
@@ -84,8 +88,7 @@ def packed_attention(
     """Scaled dot product attention of each segment's queries to the same segment's keys.
 
     Half precision on CUDA runs as one variable-length flash attention call; everything else (CPU, float32, float64)
-    runs segment by segment, so that a segment's result cannot depend on its neighbours. Where ranks share the rows of
-    `segments`, T and S count those of this rank, and all ranks call this together.
+    runs segment by segment, so that a segment's result cannot depend on its neighbours.
 
     Args:
         query: [T, heads, head_dim].
@@ -103,9 +106,6 @@ def packed_attention(
     """
     if causal and key_segments is not None:
         raise ValueError("causal attention with key_segments is not defined; leave one of them out")
-    if segments.sharing is not None:
-        sharing, here = segments.sharing, replace(segments, sharing=None)
-        return sharing.to_rows(packed_attention(*sharing.to_heads(query, key, value), here, causal=causal))
     keys = segments if key_segments is None else key_segments
     if len(keys) != len(segments):
         raise ValueError(f"{len(segments)} query segments meet {len(keys)} key segments; the counts must agree")
@@ -117,6 +117,22 @@ def packed_attention(
     partitions = ((query, segments), (key, keys), (value, keys))
     parts = zip(*(torch.split(rows, list(by.lengths)) for rows, by in partitions), strict=True)
     return torch.cat([_one_segment(q, k, v, causal=causal) for q, k, v in parts])
+
+
+def shared_attention(heads: Iterable[Tensor], segments: Segments, sharing: HeadSharing, *, causal: bool) -> Tensor:
+    """`packed_attention` where ranks share the rows of the segments; all of them call this together.
+
+    Args:
+        heads: query, key and value of this rank's rows. Each is on its way to the others before the next is asked for.
+        segments: partition of the rows of all ranks.
+        sharing: the ranks.
+        causal: as in `packed_attention`.
+
+    Returns:
+        Of this rank's rows, [rows, heads, head_dim].
+    """
+    query, key, value = [sharing.to_heads(rows) for rows in heads]
+    return sharing.to_rows(packed_attention(query(), key(), value(), segments, causal=causal))
 
 
 def _one_segment(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from trainclient.models.attention import Segments, packed_attention
+from trainclient.models.attention import Segments, packed_attention, shared_attention
 
 MODULATION_STD = 0.02
 """Initial standard deviation of what modulates a normalised activation: close to no modulation, but not zero."""
@@ -130,11 +130,18 @@ class SelfAttention(SplitLayer):
 
     def forward(self, x: Tensor, segments: Segments, rotation: Rotation | None) -> Tensor:
         """Attend: [rows, width] -> [rows, width]."""
-        query, key, value = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.query, self.key, self.value))
-        if rotation is not None:
-            query, key = rotation(query), rotation(key)
-        mixed = self.attend(query, key, value, segments, causal=self.causal)
+        turned = (self.query, rotation), (self.key, rotation), (self.value, None)
+        heads = (self._heads(projection, x, turn) for projection, turn in turned)
+        if segments.sharing is not None:
+            mixed = shared_attention(heads, segments, segments.sharing, causal=self.causal)
+        else:
+            query, key, value = heads
+            mixed = self.attend(query, key, value, segments, causal=self.causal)
         return cast(Tensor, self.output(mixed.flatten(1)))
+
+    def _heads(self, projection: nn.Module, x: Tensor, turn: Rotation | None) -> Tensor:
+        heads: Tensor = projection(x).unflatten(-1, (-1, self.head_dim))
+        return heads if turn is None else turn(heads)
 
 
 class CrossAttention(SplitLayer):

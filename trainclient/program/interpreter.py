@@ -1,9 +1,8 @@
 """One step of one process: the operations of its stage, in the order that the planner's simulator scored."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 from torch.profiler import record_function
@@ -11,6 +10,7 @@ from torch.profiler import record_function
 from dataserver.planning.job import Execution
 from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.client import Batch
+from trainclient.exchange.fetching import Batches
 from trainclient.exchange.phases import PhaseInlet
 from trainclient.exchange.sharing import SharedSequences
 from trainclient.program.clock import Clock
@@ -18,18 +18,6 @@ from trainclient.program.listing import StepPrograms, StreamError
 from trainclient.program.postings import Posting, postings
 from trainclient.program.runner import ChunkRunner
 from trainclient.topology.places import Place, Topology
-
-
-class Batches(Protocol):
-    """Microbatches in plan order, as `DataClient` has them."""
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-    def __next__(self) -> Batch: ...
-
-    @property
-    def ready(self) -> bool:
-        """Whether the next one is there already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +199,7 @@ class _Views:
             self._read_next()
         batch, left = self._kept.pop(microbatch)
         if batch.arriving is not None:
-            begun = time.perf_counter()
-            batch.arriving.wait()
-            self.seen.data_wait_s += time.perf_counter() - begun
+            self.seen.data_wait_s += batch.arriving.wait()
         if left > 1:
             self._kept[microbatch] = batch, left - 1
         return batch

@@ -1,11 +1,11 @@
 """Sequence parallelism: ranks that share the rows of packed sequences, each with a run of them and a part of the heads.
 
 As in DeepSpeed-Ulysses (arXiv 2309.14509), with sequences packed and groups of any degree (FlexSP, arXiv 2412.01523):
-each rank computes everything but attention for its own rows. For attention an all-to-all hands it all rows of some of
-the heads, and another one brings its rows back.
+each rank computes everything but attention for its own rows. For attention all-to-alls hand it all rows of some of the
+heads, queries while keys are computed and keys while values are, and another one brings its rows back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,20 +27,16 @@ class SharedRows:
         self._bounds = torch.tensor(bounds)
         self._lengths = self._bounds.diff().tolist()
 
-    def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def to_heads(self, rows: Tensor) -> Callable[[], Tensor]:
         """See `models.attention.HeadSharing`."""
-        ranks, here = self._peers.size, len(query)
-        counts = [rows.shape[1] // ranks for rows in (query, key, value)]
-        heads = zip((query, key, value), counts, strict=True)
-        several = [rows.view(here, ranks, count, query.shape[2]) for rows, count in heads]
-        sent = torch.cat(several, dim=2).transpose(0, 1).flatten(0, 1)
-        q, k, v = torch.split(self._peers.exchange(sent, [here] * ranks, self._lengths), counts, dim=1)
-        return q, k, v
+        ranks, (here, heads, size) = self._peers.size, rows.shape
+        sent = rows.view(here, ranks, heads // ranks, size).transpose(0, 1).flatten(0, 1)
+        return self._peers.begin(sent, [here] * ranks, self._lengths)
 
     def to_rows(self, mixed: Tensor) -> Tensor:
         """See `models.attention.HeadSharing`."""
         ranks, here = self._peers.size, self._lengths[self._peers.position]
-        found = self._peers.exchange(mixed, self._lengths, [here] * ranks)
+        found = self._peers.begin(mixed, self._lengths, [here] * ranks)()
         return found.view(ranks, here, *mixed.shape[1:]).transpose(0, 1).flatten(1, 2)
 
     def batch(self, whole: BackboneBatch, query_tokens: int) -> BackboneBatch:
@@ -71,16 +67,16 @@ class SharedRows:
         mine = counts[self._peers.position]
         arriving = [mine, *[0] * (self._peers.size - 1)]
         if not self._peers.leads:
-            return self._peers.exchange(values, [0] * self._peers.size, arriving)
-        return self._peers.exchange(values.index_select(0, order.to(values.device)), counts, arriving)
+            return self._peers.begin(values, [0] * self._peers.size, arriving)()
+        return self._peers.begin(values.index_select(0, order.to(values.device)), counts, arriving)()
 
     def collect(self, values: Tensor, slots: Tensor) -> Tensor:
         """Hand the first rank what all have: the reverse of `deal`."""
         order, counts = self._by_rank(slots)
         leaving = [len(values), *[0] * (self._peers.size - 1)]
         if not self._peers.leads:
-            return self._peers.exchange(values, leaving, [0] * self._peers.size)
-        return self._peers.exchange(values, leaving, counts).index_select(0, order.argsort().to(values.device))
+            return self._peers.begin(values, leaving, [0] * self._peers.size)()
+        return self._peers.begin(values, leaving, counts)().index_select(0, order.argsort().to(values.device))
 
     def told(self, flags: Tensor) -> Tensor:
         """The first rank's flags, bool [n] on the CPU, of which all have as many."""

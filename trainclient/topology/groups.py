@@ -39,6 +39,8 @@ class Groups:
     saving: ProcessGroup
     """The same, for checkpoints alone: a thread writes them while the next steps run."""
     channels: Channels
+    agreeing: ProcessGroup | None
+    """Over gloo: processes that exchange rows by collectives within a step; None elsewhere."""
     fetching: Mapping[tuple[int, ...], ProcessGroup]
     """Over gloo, by the ranks of the groups that this process may share sequences in: their views alone."""
 
@@ -78,6 +80,8 @@ def process_groups(
     if topology.colocated and peers is not None:
         together = data_parallel
     shared, fetching = _shared_sequences(topology, rank, device, timeout)
+    control = dist.new_group(backend="gloo", timeout=timeout)
+    in_step = dist.new_group(topology.in_step, backend="gloo", timeout=timeout) if topology.in_step else None
     groups = Groups(
         rank=rank,
         place=topology.places[rank],
@@ -86,13 +90,14 @@ def process_groups(
         mesh=mesh,
         data_parallel=data_parallel,
         peers=peers,
-        control=dist.new_group(backend="gloo", timeout=timeout),
+        control=control,
         saving=dist.new_group(backend="gloo", timeout=timeout),
         channels=Channels(
             ways if peers is None else shared_ways(ways, peers),
             _collective(topology, GroupCollective(together, device) if rank in meeting else None, peers),
             shared,
         ),
+        agreeing=control if topology.colocated else in_step if rank in topology.in_step else None,
         fetching=fetching,
     )
     with contact("other ranks"):

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from dataserver.planning.identity import Job
 from trainclient.checkpoint.folder import TrainerState, module_of
+from trainclient.exchange.fetching import Batches
 from trainclient.exchange.transport import contact
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
-from trainclient.program.interpreter import Batches, StepRecord
+from trainclient.program.interpreter import StepRecord
 from trainclient.program.runner import LossWeights
 from trainclient.timeline.recorder import TimelineRecorder
 from trainclient.topology.groups import Groups

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from dataserver.planning.identity import Job
 from trainclient.client import DataClient
-from trainclient.exchange.fetching import PeerBatches, SharedBatches
-from trainclient.program.interpreter import Batches
+from trainclient.exchange.agreement import AgreedBatches
+from trainclient.exchange.fetching import Batches, PeerBatches, SharedBatches
 from trainclient.stream.endpoint import Timeouts
 from trainclient.topology.groups import Groups
 from trainclient.topology.places import Place
@@ -82,14 +82,20 @@ class Streams:
         return self.first.num_steps
 
     def batches(self, groups: Groups) -> list[Batches]:
-        """What the interpreter reads, one iterator for each module; who works on the same view shares one fetch."""
-        clients, peers, shared = self.clients.values(), groups.peers, groups.channels.shared
+        """What the interpreter reads, one iterator for each module; who works on the same view shares one fetch.
+
+        Ranks that exchange by collectives agree on the plan of each step first.
+        """
+        peers, shared, agreeing = groups.peers, groups.channels.shared, groups.agreeing
+        found: list[Batches] = [*self.clients.values()]
         if peers is not None:
-            return [PeerBatches(client, peers) for client in clients]
+            found = [PeerBatches(client, peers) for client in self.clients.values()]
+        if agreeing is not None:
+            found[0] = AgreedBatches(found[0], agreeing)
         if shared is not None:
             pin = groups.device.type == "cuda"
-            return [SharedBatches(client, shared, groups.fetching, pin=pin) for client in clients]
-        return [*clients]
+            found = [SharedBatches(batches, shared, groups.fetching, pin=pin) for batches in found]
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """As `DataClient.state_dict`, which does not depend on the module."""
