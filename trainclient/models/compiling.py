@@ -31,12 +31,16 @@ def compile_blocks(network: nn.Module) -> None:
 
     Attention stays as it is: it goes segment by segment, or into a kernel that no compiler betters, and the number of
     its segments may not enter the code. So a block is what lies between: norms, projections with rotary positions, MLP.
+    Where ranks share rows, projections are part of the attention, since they are on their way one after the other.
     """
     for block in units(network):
         block.forward = _compiled(block.forward)  # not the call: hooks around it stay as they are
         for module in block.modules():
             if isinstance(module, SelfAttention | CrossAttention):
                 module.attend = torch.compiler.disable(module.attend)  # type: ignore[no-untyped-call]
+            if isinstance(module, SelfAttention):
+                together = torch.compiler.disable(module.attend_together)  # type: ignore[no-untyped-call]
+                module.attend_together = together  # type: ignore[method-assign]
 
 
 def _compiled(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:

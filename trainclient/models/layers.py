@@ -1,6 +1,6 @@
 """The layers that the encoder, the backbone and the generator share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import pi
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from trainclient.models.attention import Segments, packed_attention, shared_attention
+from trainclient.models.attention import HeadSharing, Segments, packed_attention, shared_attention
 
 MODULATION_STD = 0.02
 """Initial standard deviation of what modulates a normalised activation: close to no modulation, but not zero."""
@@ -130,18 +130,22 @@ class SelfAttention(SplitLayer):
 
     def forward(self, x: Tensor, segments: Segments, rotation: Rotation | None) -> Tensor:
         """Attend: [rows, width] -> [rows, width]."""
-        turned = (self.query, rotation), (self.key, rotation), (self.value, None)
-        heads = (self._heads(projection, x, turn) for projection, turn in turned)
         if segments.sharing is not None:
-            mixed = shared_attention(heads, segments, segments.sharing, causal=self.causal)
+            mixed = self.attend_together(x, segments, segments.sharing, rotation)
         else:
-            query, key, value = heads
+            query, key, value = self._heads(x, rotation)
             mixed = self.attend(query, key, value, segments, causal=self.causal)
         return cast(Tensor, self.output(mixed.flatten(1)))
 
-    def _heads(self, projection: nn.Module, x: Tensor, turn: Rotation | None) -> Tensor:
-        heads: Tensor = projection(x).unflatten(-1, (-1, self.head_dim))
-        return heads if turn is None else turn(heads)
+    def attend_together(self, x: Tensor, segments: Segments, sharing: HeadSharing, rotation: Rotation | None) -> Tensor:
+        """Attend with ranks that share the rows, each of which has some: [rows, width] -> [rows, heads, head_dim]."""
+        return shared_attention(self._heads(x, rotation), segments, sharing, causal=self.causal)
+
+    def _heads(self, x: Tensor, rotation: Rotation | None) -> Iterator[Tensor]:
+        """Queries, keys and values, each computed when it is asked for."""
+        for projection, turn in ((self.query, rotation), (self.key, rotation), (self.value, None)):
+            heads: Tensor = projection(x).unflatten(-1, (-1, self.head_dim))
+            yield heads if turn is None else turn(heads)
 
 
 class CrossAttention(SplitLayer):
