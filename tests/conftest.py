@@ -32,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fuzzing")
     group.addoption("--fuzz-seconds", type=float, default=60.0, help="seconds for requests, and for each kind of file")
     group.addoption("--fuzz-seed", type=int, default=0, help="another seed tries other inputs")
+    group.addoption("--fuzz-blob", default="", help="try only the input of a @reproduce_failure that a test printed")
     parser.addoption("--install", action="store_true", help="install frameworks that the tests of adapters want")
 
 

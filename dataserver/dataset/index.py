@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dataserver.dataset.errors import DatasetError, Oddity, OddityReport, StaleIndexError
+from dataserver.dataset.errors import DatasetError, Oddity, OddityReport, StaleIndexError, printable
 from dataserver.dataset.kinds import KINDS
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _open(path: Path) -> Iterator[tuple[Any, Any]]:
             check_schema(reader.schema, META_PREFIX)
             yield source, reader
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StaleIndexError(f"{path} cannot be read ({error}); remove it and index again") from error
+        raise StaleIndexError(f"{path} cannot be read ({printable(str(error))}); remove it and index again") from error
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from dataserver.dataset.arrays import Array, ArraysError, read_arrays, write_arrays
-from dataserver.dataset.errors import DatasetError
+from dataserver.dataset.errors import DatasetError, printable
 from dataserver.dataset.index import FORMAT_VERSION, IndexHeader
 
 SUMMARY_NAME: Final = "disttrain.summary"
@@ -57,7 +57,9 @@ class Summary:
             return cls({}, 0)
         except (ArraysError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             _log.warning(
-                "%s cannot be used (%s); each index is read instead, dataserver index makes it again", path, error
+                "%s cannot be used (%s); each index is read instead, dataserver index makes it again",
+                path,
+                printable(str(error)),
             )
             return cls({}, 0)
 

@@ -15,7 +15,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from dataserver.dataset.errors import DatasetError, TokensMissingError
+from dataserver.dataset.errors import DatasetError, TokensMissingError, printable
 from dataserver.dataset.files import ShardFile, find_shards, read_fresh_index
 from dataserver.dataset.index import BATCH_ROWS, IndexHeader, atomic_writer, read_batch
 
@@ -130,7 +130,7 @@ def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) ->
         id_type = ID_TYPES[metadata.get(IDS_TYPE_KEY, b"").decode()]
         found = TokenCounts(counts, id_type, int(metadata[IDS_CRC_KEY], 16))
     except (OSError, pa.ArrowException, ValueError, KeyError) as error:
-        raise _missing(shard, tokenizer_digest, f"cannot be read ({error})") from error
+        raise _missing(shard, tokenizer_digest, f"cannot be read ({printable(str(error))})") from error
     if not fresh or not same:
         raise _missing(shard, tokenizer_digest, "was counted from another index or tokenizer")
     return found

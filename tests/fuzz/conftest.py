@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from fuzz.mutation import Fuzzing
+from fuzz.search import Search
 
-ROOM_S = 240.0
-"""For what a test does before and after it tries inputs."""
+ROOM_S = 600.0
+"""For what a test does before and after it tries inputs; making one that fails small takes up to five minutes."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -18,6 +18,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def fuzzing(request: pytest.FixtureRequest) -> Fuzzing:
-    """Time and seed, as the options say. What fails is kept (`keep`), so no seed is needed to try it again."""
-    return Fuzzing(request.config.getoption("fuzz_seconds"), request.config.getoption("fuzz_seed"))
+def search(request: pytest.FixtureRequest) -> Search:
+    """Time and seed, as the options say."""
+    option = request.config.getoption
+    return Search(option("fuzz_seconds"), option("fuzz_seed"), option("fuzz_blob"))

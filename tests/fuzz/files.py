@@ -1,20 +1,22 @@
-"""What is tried on files, and the process that tries it: little memory, little time, and only our own errors.
-
-Started as `python -m fuzz.files TARGET FOLDER SECONDS SEED [INPUT...]`. Tries the inputs, and then mutations of the
-target's seeds for that long. What is being tried lies in FOLDER/trying, so that it is known where the process dies.
-"""
+"""What is tried on files, and the process that tries it: little memory, little time, and only our own errors."""
 
 import resource
 import signal
-import sys
+import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from fuzz.mutation import Fuzzing, mutated
+from fuzz.odd_bytes import harmed, headers, odd_tars
+from fuzz.odd_values import odd_arrays, odd_arrows, odd_json, odd_lines, odd_parquets
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 from odd_shards.images import IMAGES
 from odd_shards.samples import SAMPLES
 from odd_shards.shards import SHARDS, make_shard
@@ -35,6 +37,7 @@ ATTEMPT_S: Final = 60
 """For one input, on a machine that has other things to do."""
 MAX_SEED_BYTES: Final = 100_000
 
+QUARANTINE: Final = b'["0.tar", "0"]\n["a/1.tar", "\\u00e4"]\n'
 SIZINGS: Final = (Sizing(patch=4, merge=1, max_patches=64), Sizing(patch=14, merge=2, max_patches=64))
 
 
@@ -46,6 +49,13 @@ class Target:
     """Makes known inputs, in an empty folder."""
     attempt: Callable[[Path, bytes], None]
     """Tries one, in an empty folder; raises what no user may see."""
+    odd: Callable[[bytes], SearchStrategy[bytes]] = lambda _: st.nothing()
+    """What is odd in the words of its format, made of a known input."""
+
+    def inputs(self, folder: Path) -> SearchStrategy[bytes]:
+        """Known inputs, which are made in an empty folder, changed in the words of their format or harmed."""
+        known = [data for data in self.seeds(folder) if len(data) <= MAX_SEED_BYTES]
+        return st.one_of([self.odd(data) for data in known]) | harmed(known)
 
 
 def _use(folder: Path) -> None:
@@ -84,15 +94,14 @@ def _read(folder: Path) -> None:
 
 def _tar(folder: Path, data: bytes) -> None:
     """As it is, and with the checksums of its headers put right, without which little of it is read."""
-    headers = [at for at in range(0, len(data) - BLOCK + 1, BLOCK) if data[at + 257 : at + 262] == b"ustar"]
-    for shard in (data, b"".join(_mended(data, headers))):
+    for shard in (data, b"".join(_mended(data))):
         (folder / "0.tar").write_bytes(shard)
         _use(folder)
 
 
-def _mended(data: bytes, headers: list[int]) -> Iterator[bytes]:
+def _mended(data: bytes) -> Iterator[bytes]:
     end = 0
-    for at in headers:
+    for at in headers(data):
         yield data[end:at]
         yield mended(data[at : at + BLOCK])
         end = at + BLOCK
@@ -134,7 +143,11 @@ def _image(_folder: Path, data: bytes) -> None:
         assert reason is None or not out.any()
 
 
-def _index(name: str) -> Callable[[Path, bytes], None]:
+def _files(name: str) -> Callable[[Path], list[bytes]]:
+    return lambda folder: [next(_indexed(folder).glob(name)).read_bytes()]
+
+
+def _file(name: str) -> Callable[[Path, bytes], None]:
     """Tries a file beside the shard of `_indexed`."""
 
     def attempt(folder: Path, data: bytes) -> None:
@@ -186,46 +199,61 @@ def _parquets(folder: Path) -> list[bytes]:
 
 
 TARGETS: Final = {
-    "tar": Target(_tars, _tar),
-    "parquet": Target(_parquets, _parquet),
-    "json": Target(_members("json"), _member("json")),
+    "tar": Target(_tars, _tar, odd_tars),
+    "parquet": Target(_parquets, _parquet, odd_parquets),
+    "json": Target(_members("json"), _member("json"), odd_json),
     "txt": Target(_members("txt"), _member("txt")),
     "image": Target(_images, _image),
     "image member": Target(_images, _member("jpg")),
-    "index": Target(lambda folder: [next(_indexed(folder).glob("*.index")).read_bytes()], _index("*.index")),
-    "tokens": Target(lambda folder: [next(_indexed(folder).glob("*.tokens-*")).read_bytes()], _index("*.tokens-*")),
-    "quarantine": Target(lambda _: [b'["0.tar", "0"]\n["a/1.tar", "\\u00e4"]\n'], _quarantine),
+    "index": Target(_files("*.index"), _file("*.index"), odd_arrows),
+    "tokens": Target(_files("*.tokens-*"), _file("*.tokens-*"), odd_arrows),
+    "summary": Target(_files("*.summary"), _file("*.summary"), odd_arrays),
+    "quarantine": Target(lambda _: [QUARANTINE], _quarantine, odd_lines),
 }
 
 
-def main(target: str, folder: Path, seconds: float, seed: int, inputs: list[Path]) -> None:
-    """Try the inputs, and then mutations; ends with an exception, or by a signal, at what should not be."""
+class Worker:
+    """A process with little memory that tries files; another one when it dies."""
+
+    def __init__(self, folder: Path) -> None:
+        """Work in a folder of its own."""
+        self._folder = folder
+        self._pool = self._started()
+
+    def attempt(self, target: str, data: bytes) -> None:
+        """Try a file; raises what no user may see, or AssertionError where the process dies of it."""
+        try:
+            self._pool.submit(_try, target, self._folder, data).result()
+        except BrokenProcessPool:
+            self._pool = self._started()
+            raise AssertionError(f"ends the process: a crash, or over {ATTEMPT_S} s") from None
+
+    def close(self) -> None:
+        """End the process."""
+        self._pool.shutdown()
+
+    def _started(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, get_context("spawn"), _limit)
+
+
+def _limit() -> None:
+    """What numpy warns of would be a wrong number: it is an error here."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    warnings.simplefilter("error", RuntimeWarning)
     silence_pillow_warnings()
-    tried = TARGETS[target]
-    for file in inputs:
-        _try(tried, folder, file.read_bytes())
-    seeds = [data for data in tried.seeds(_emptied(folder / "seeds")) if len(data) <= MAX_SEED_BYTES]
-    count = 0
-    for numbers in Fuzzing(seconds, seed).numbers():
-        _try(tried, folder, mutated(numbers.choice(seeds), seeds, numbers))
-        count += 1
-    sys.stdout.write(str(count))
 
 
-def _try(target: Target, folder: Path, data: bytes) -> None:
-    (folder / "trying").write_bytes(data)
+def _try(target: str, folder: Path, data: bytes) -> None:
     signal.alarm(ATTEMPT_S)
-    target.attempt(_emptied(folder / "attempt"), data)
-    signal.alarm(0)
+    try:
+        TARGETS[target].attempt(emptied(folder), data)
+    finally:
+        signal.alarm(0)
 
 
-def _emptied(folder: Path) -> Path:
+def emptied(folder: Path) -> Path:
+    """The folder, made if need be, without its files."""
     folder.mkdir(exist_ok=True)
     for path in folder.iterdir():
         path.unlink()
     return folder
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), [Path(name) for name in sys.argv[5:]])

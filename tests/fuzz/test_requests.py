@@ -13,8 +13,8 @@ from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from disttrain.v1.peer_service_pb2 import FetchPlanRequest
 from faults.processes import Member
-from fuzz.mutation import CORPUS, Fuzzing, keep, kept
-from fuzz.requests import METHODS, TIMEOUT_S, Request, odd, problem
+from fuzz.requests import METHODS, TIMEOUT_S, Request, changed_requests, problem
+from fuzz.search import Search, kept
 from serving.harness import index, job_data
 from shards import write_pairs
 
@@ -27,9 +27,22 @@ TARGET = "requests"
 class Target:
     """A server in another process, and a job that it knows."""
 
+    server: Member
     channel: grpc.Channel
-    log: Path
     job_text: str
+    read: int = 0
+    """Characters of the log that earlier requests wrote."""
+
+    def attempt(self, request: Request) -> None:
+        """Send a request; raises what is wrong with the answer, or the log, and has a server again that serves."""
+        wrong = problem(self.channel, request)
+        log = self.server.log.read_text()[self.read :]
+        self.read += len(log)
+        if self.server.process.poll() is not None:
+            self.server.start()
+            self.digest()
+        assert wrong is None
+        assert "Traceback" not in log, log
 
     def digest(self) -> str:
         """Of a stream of the job, which the server may have forgotten meanwhile."""
@@ -67,7 +80,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     with closing(Member(["--dataset", f"pairs={folder}"], log)) as server:
         with grpc.insecure_channel(server.address) as channel:
             text = json.dumps(job_data(datasets=[{"name": "pairs"}], end={"steps": 2}))
-            target = Target(channel, log, text)
+            target = Target(server, channel, text)
             digest = target.digest()
             yield target
             assert target.digest() == digest, "the server serves what it served before"
@@ -78,21 +91,12 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @pytest.mark.parametrize("path", kept(TARGET), ids=lambda path: path.name)
 def test_kept_requests(target: Target, path: Path) -> None:
-    assert problem(target.channel, Request.of(path.read_bytes())) is None
-    assert "Traceback" not in target.log.read_text()
+    target.attempt(Request.of(path.read_bytes()))
 
 
 @pytest.mark.slow
-def test_no_request_is_answered_by_a_defect(target: Target, fuzzing: Fuzzing) -> None:
+def test_no_request_is_answered_by_a_defect(target: Target, search: Search) -> None:
     seeds = target.seeds()
-    assert [problem(target.channel, seed) for seed in seeds] == [None] * len(seeds)
-    others = [seed.body for seed in seeds]
-    for numbers in fuzzing.numbers():
-        request = odd(numbers.choice(seeds), others, numbers)
-        wrong = problem(target.channel, request)
-        if wrong is None and "Traceback" in target.log.read_text():
-            wrong = "a traceback in the log"
-        if wrong is not None:
-            name = hashlib.sha256(request.data).hexdigest()[:16]
-            path = keep(TARGET, name, request.data)
-            pytest.fail(f"{wrong}; the request is kept in {path.relative_to(CORPUS.parent)}")
+    for seed in seeds:
+        target.attempt(seed)
+    assert search.run(TARGET, changed_requests(seeds), target.attempt) > 0

@@ -5,16 +5,19 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import grpc
+import hypothesis
 import psutil
 import pytest
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from faults.processes import Member
-from fuzz.requests import METHODS, TIMEOUT_S, Request, odd, problem
+from fuzz.requests import METHODS, TIMEOUT_S, Request, changed_requests, problem
+from fuzz.search import ROUND
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from serving.harness import FIXED_WINDOW, index, job_data, reason_of
 from shards import write_pairs
 
@@ -23,7 +26,8 @@ from dataserver.planning.warmup import warm_up
 MIB = 1 << 20
 PLACES = 16
 SPARE_MIB = 24
-"""What the memory may differ by chance: arenas of the allocator, buffers that are kept for reuse."""
+"""What the memory may differ by chance: arenas of the allocator, buffers that are kept for reuse, streams that were
+cancelled and still prepare. Over 60,000 odd requests it went up and down by as much as 17 MiB, and did not grow."""
 SPARE_THREADS = 2 * PLACES + 32
 """Pools make their threads as they need them: one for each place, each idle stream, and each of 32 other calls."""
 SPARE_FILES = 8
@@ -131,14 +135,17 @@ def odd_requests(server: Server, numbers: range) -> None:
             Request(name, known[method.name].SerializeToString() if method.name in known else b"")
             for name, method in METHODS.items()
         ]
-        others = [seed.body for seed in seeds]
-        for number in numbers:
-            source = Random(number)
-            request = odd(source.choice(seeds), others, source)
-            if number % 10 == 0:
+
+        @hypothesis.seed(numbers.start)
+        @settings(ROUND, max_examples=len(numbers))
+        @given(changed_requests(seeds), st.integers(0, 9))
+        def send(request: Request, draw: int) -> None:
+            if draw == 0:
                 channel.unary_unary(f"/{request.method}").future(request.body, timeout=TIMEOUT_S).cancel()
             else:
                 assert problem(channel, request) is None
+
+        send()
 
 
 @pytest.mark.parametrize("size", [pytest.param(10, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)])
