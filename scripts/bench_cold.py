@@ -3,7 +3,7 @@
 Every process begins with an empty cache of compiled loops. A plan's row is the CPU time of a whole process and its
 children, imports included. Times are scaled to the reference machine (`benchmarks.calibration`), by the loops before
 and behind each process; the least of a few runs counts, since other programs only add to it. The exit code is 1 if a
-row misses its target. Takes about three minutes.
+row misses its target. Takes about five minutes.
 """
 
 import os
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, TypeVar
@@ -36,6 +37,9 @@ JOBS: Final[dict[str, tuple[float, list[Fields], Fields, Fields]]] = {
     "contrastive": (12, TOWERS, {"kind": "contrastive"}, {"contrastive_batch": 8, "packing": {"enabled": False}}),
 }
 """By layout: target in CPU seconds, modules, layout, and fields of the stream."""
+
+SIZES: Final = (1, 4)
+"""Of the jobs: as they are, and their sisters."""
 
 COMMANDS: Final = {
     "index": ["index", "/nothing-here"],
@@ -65,16 +69,17 @@ T = TypeVar("T")
 def main() -> int:
     """Measure and print."""
     if len(sys.argv) > 1:
-        plan(sys.argv[1])
+        plan(sys.argv[1], int(sys.argv[2]))
         return 0
     return report([*plan_rows(), *word_rows()])
 
 
 def plan_rows() -> Iterator[Row]:
     """The cold first plan of each layout."""
-    for layout, (target_s, *_) in JOBS.items():
-        cpu_s = min(cold(planned_cpu_s, layout) for _ in range(RUNS))
-        yield Row(f"first plan, {layout}", f"{cpu_s:.1f} CPU-s", f"<= {target_s} CPU-s", cpu_s <= target_s)
+    for (layout, (target_s, *_)), size in product(JOBS.items(), SIZES):
+        cpu_s = min(cold(planned_cpu_s, (layout, size)) for _ in range(RUNS))
+        name = f"first plan, {layout}, {size} x the samples and ranks"
+        yield Row(name, f"{cpu_s:.1f} CPU-s", f"<= {target_s} CPU-s", cpu_s <= target_s)
 
 
 def word_rows() -> Iterator[Row]:
@@ -93,10 +98,13 @@ def cold(measure: Callable[[T], float], what: T) -> float:
     return found / fmean((before, slowdown()))
 
 
-def planned_cpu_s(layout: str) -> float:
+def planned_cpu_s(job: tuple[str, int]) -> float:
     """CPU time of a process that plans one step."""
+    layout, size = job
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, __file__, layout], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+    subprocess.run(
+        [sys.executable, __file__, layout, str(size)], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -114,8 +122,8 @@ def first_word_s(arguments: list[str]) -> float:
     return passed
 
 
-def plan(layout: str) -> None:
-    """Plan one small step of a made-up job."""
+def plan(layout: str, size: int) -> None:
+    """Plan one small step of a made-up job, with so many times its samples and data-parallel ranks."""
     import numpy as np
 
     from dataserver.planning.identity import parse_job
@@ -132,14 +140,19 @@ def plan(layout: str) -> None:
                 "datasets": [{"name": "made-up", "fingerprint": "0" * 64}],
                 "tokenizer": {"name": "none", "digest": "0" * 64, "vocab_size": 1, **ids},
                 "seq_len": 512,
-                "global_batch": 16,
+                "global_batch": 16 * size,
+                "seed": size,
                 **generation,
                 **fields,
             },
-            "execution": {"modules": modules, "layout": options, "end": {"steps": 1}},
+            "execution": {
+                "modules": [{**module, "dp": module["dp"] * size} for module in modules],
+                "layout": options,
+                "end": {"steps": 1},
+            },
         }
     )
-    row = np.arange(48 if generation else 16, dtype=np.int64)
+    row = np.arange((48 if generation else 16) * size, dtype=np.int64)
     images = row[:0] if modules is ALONE else row
     side = (28 * (1 + images % 5)).astype(np.int32)
     offsets = np.minimum(np.arange(len(row) + 1, dtype=np.int64), len(images))

@@ -7,6 +7,8 @@ neighbour waits for a microbatch: the first of a stream, which takes a plan, and
 
 Before, each odd job is planned here, without a server: the longest stretch without a call of `pace`, in CPU time, which
 others on the machine change less than waits. While it lasts nobody else has a turn.
+
+--sister takes other shards, another neighbour, and odd jobs that are half as large.
 """
 
 import argparse
@@ -55,14 +57,15 @@ def job(modules: list[Data], layout: Data | None = None, microbatch: int = 1, **
     return {"stream": {"datasets": [{"name": "pairs"}], "seq_len": 512, **stream}, "execution": execution}
 
 
-def neighbour() -> Data:
+def neighbour(sister: bool) -> Data:
     """An ordinary job: a step of a few dozen samples."""
     modules: list[Data] = [{"name": "vit", "kind": "encoder"}, {"name": "llm", "kind": "backbone", "dp": 2, "pp": 2}]
-    return job(modules, global_batch=16)
+    return job(modules, global_batch=24, seed=1) if sister else job(modules, global_batch=16)
 
 
-def odd_jobs() -> dict[str, Data]:
+def odd_jobs(sister: bool) -> dict[str, Data]:
     """The most that a job of each layout may ask for, or near it: many ranks, many microbatches, little memory."""
+    part = 2 if sister else 1
     encoder: Data = {"name": "vit", "kind": "encoder"}
     backbone: Data = {"name": "llm", "kind": "backbone"}
     memory: Data = {"memory": {"room_bytes": 2048, "unit_bytes": 1}}
@@ -70,24 +73,26 @@ def odd_jobs() -> dict[str, Data]:
     towers = [{"name": "vision", "modality": "image", **tower}, {"name": "text", "modality": "text", **tower}]
     exchange = [{"degree": 1 << p, "unit_ps": 1000} for p in range(1, 5)]
     return {
-        "many ranks": job([encoder, {**backbone, "dp": 16384}], global_batch=65_536),
-        "many microbatches": job([encoder, {**backbone, "dp": 8, "pp": 4}], global_batch=32_768),
-        "little memory": job([{**encoder, **memory, "dp": 16}, {**backbone, **memory, "dp": 64}], global_batch=32_768),
+        "many ranks": job([encoder, {**backbone, "dp": 16384 // part}], global_batch=65_536 // part),
+        "many microbatches": job([encoder, {**backbone, "dp": 8 * part, "pp": 4}], global_batch=32_768),
+        "little memory": job(
+            [{**encoder, **memory, "dp": 16}, {**backbone, **memory, "dp": 64 // part}], global_batch=32_768 // part
+        ),
         "colocated": job(
-            [{**encoder, "dp": 2048}, {**backbone, "dp": 2048}],
+            [{**encoder, "dp": 2048 // part}, {**backbone, "dp": 2048 // part}],
             {"kind": "colocated", "ranks_per_node": 8},
-            global_batch=32_768,
+            global_batch=32_768 // part,
         ),
         "grouped": job(
-            [{**encoder, "dp": 8}, {**backbone, "dp": 64, **memory}],
+            [{**encoder, "dp": 8}, {**backbone, "dp": 64 // part, **memory}],
             {"kind": "grouped", "max_degree": 16, "exchange": exchange},
-            global_batch=8192,
+            global_batch=8192 // part,
         ),
         "contrastive": job(
             towers,
-            {"kind": "contrastive", "microbatches": 64},
-            global_batch=65_536,
-            contrastive_batch=32_768,
+            {"kind": "contrastive", "microbatches": 64 // part},
+            global_batch=65_536 // part,
+            contrastive_batch=32_768 // part,
             packing={"enabled": False},
         ),
     }
@@ -105,9 +110,9 @@ def request_of(job_id: str, data: Data, step: int) -> pb.StreamMicrobatchesReque
     return pb.StreamMicrobatchesRequest(job_id=job_id, module=module, rank=0, start_step=step)
 
 
-def be_odd(address: str, name: str, number: int) -> None:
+def be_odd(address: str, name: str, number: int, sister: bool) -> None:
     """Bring one job after the other, open streams at several steps and cancel them, for ever."""
-    data = odd_jobs()[name]
+    data = odd_jobs(sister)[name]
     with grpc.insecure_channel(address) as channel:
         stub = DataServiceStub(channel)
         for seed in itertools.count(number << 20):
@@ -129,7 +134,7 @@ def be_odd(address: str, name: str, number: int) -> None:
 def waits(stub: DataServiceStub, job_id: str, steps: Iterator[int], count: int) -> tuple[list[float], list[float]]:
     """Seconds until the first microbatch of `count` new streams, and between those that follow in the step."""
     first, others = list[float](), list[float]()
-    data = neighbour()
+    data = neighbour(sister=False)  # its modules are those of the sister
     for step in itertools.islice(steps, count):
         before = time.perf_counter()
         stream, found = stub.StreamMicrobatches(request_of(job_id, data, step), timeout=TIMEOUT_S), first
@@ -151,22 +156,23 @@ def waits(stub: DataServiceStub, job_id: str, steps: Iterator[int], count: int) 
 def measure(folder: Path, processes: Processes, arguments: argparse.Namespace) -> list[Row]:
     """The rows."""
     shards = folder / "shards"
-    make = [sys.executable, HERE / "make_demo_shards.py", shards, "--samples", 512, "--shards", 4]
+    drawn = ["--samples", 512, "--shards", 4, "--seed", int(arguments.sister)]
+    make = [sys.executable, HERE / "make_demo_shards.py", shards, *drawn]
     processes.run([processes.start("making shards", make)], print)
     processes.run([processes.start("indexing", [*SERVER, "index", shards])], print)
     serve = [*SERVER, "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}"]
     address = processes.address(processes.start("server", serve))
-    rows, steps = list(stretches(shards, arguments.odd)), itertools.count()
+    rows, steps = list(stretches(shards, arguments.odd, arguments.sister)), itertools.count()
     with grpc.insecure_channel(address) as channel:
         stub = DataServiceStub(channel)
-        job_id = create(stub, neighbour())
+        job_id = create(stub, neighbour(arguments.sister))
         waits(stub, job_id, steps, 3)
         alone = waits(stub, job_id, steps, arguments.streams)
         rows.append(Row("alone", shown(*alone), "", None))
         for name in arguments.odd:
             with ExitStack() as stack:
                 for number in range(arguments.clients):
-                    start_odd(stack, address, name, number)
+                    start_odd(stack, address, name, number, arguments.sister)
                 time.sleep(ODD_S)
                 beside = waits(stub, job_id, steps, arguments.streams)
             ratio = p99(beside) / p99(alone)
@@ -175,11 +181,11 @@ def measure(folder: Path, processes: Processes, arguments: argparse.Namespace) -
     return rows
 
 
-def stretches(shards: Path, names: Sequence[str]) -> Iterator[Row]:
+def stretches(shards: Path, names: Sequence[str], sister: bool) -> Iterator[Row]:
     """Rows of the longest stretch that planning a step of each odd job keeps its turn for."""
     for name in names:
         file = shards.parent / "odd.json"
-        file.write_text(json.dumps(odd_jobs()[name]))
+        file.write_text(json.dumps(odd_jobs(sister)[name]))
         planner = open_job(file, (f"pairs={shards}",), (), (), (), None)
         plan_step(planner.job, 0, planner.samples(0))  # loads the loops
         ended: list[float] = []
@@ -194,9 +200,9 @@ def stretches(shards: Path, names: Sequence[str]) -> Iterator[Row]:
         yield Row(f"longest stretch: {name}", text, f"<= {STRETCH_MS:.0f} ms", longest <= STRETCH_MS)
 
 
-def start_odd(stack: ExitStack, address: str, name: str, number: int) -> None:
+def start_odd(stack: ExitStack, address: str, name: str, number: int, sister: bool) -> None:
     """An odd client in a process of its own, until the stack ends."""
-    command = [sys.executable, __file__, "--be-odd", address, name, str(number)]
+    command = [sys.executable, __file__, "--be-odd", address, name, str(number), *["--sister"] * sister]
     process = stack.enter_context(subprocess.Popen(command))
     stack.callback(process.kill)
 
@@ -223,12 +229,14 @@ def main() -> int:
         "--streams", type=int, default=60, help="streams that the neighbour opens in each round (default 60)"
     )
     parser.add_argument("--clients", type=int, default=3, help="odd clients at once (default 3)")
-    parser.add_argument("--odd", nargs="+", choices=odd_jobs(), default=list(odd_jobs()), help="odd jobs (default all)")
+    names = list(odd_jobs(sister=False))
+    parser.add_argument("--odd", nargs="+", choices=names, default=names, help="odd jobs (default all)")
+    parser.add_argument("--sister", action="store_true", help="other shards and jobs of other sizes")
     parser.add_argument("--be-odd", nargs=3, metavar=("ADDRESS", "JOB", "NUMBER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.be_odd:
         address, name, number = arguments.be_odd
-        be_odd(address, name, int(number))
+        be_odd(address, name, int(number), arguments.sister)
         return 0
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
         rows = measure(Path(folder), processes, arguments)

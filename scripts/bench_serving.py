@@ -6,7 +6,8 @@ All read the same shards and make the same batches, and all but ours and TensorF
 servers and consumer, between a warm-up and the end. Ratios are to the floor: as many serial loops at once as there are
 cores, since busy cores slow each other down. A first batch is counted from the start of the programs, but for the rows
 of this service's start, whose client runs already. Some rivals want packages of their own: --install puts them under
-build/loaders, and those that are not there are named. The exit code is 1 if a target is missed.
+build/loaders, and those that are not there are named. --seed 1 --median 256 is its sister. The exit code is 1 if a
+target is missed.
 """
 
 import argparse
@@ -273,6 +274,8 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=1500, help="in the shards (default 1500)")
     parser.add_argument("--count", type=int, default=3000, help="images of a run (default 3000)")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
+    parser.add_argument("--seed", type=int, default=0, help="of the images")
+    parser.add_argument("--median", type=int, default=512, help="their width in pixels (default 512)")
     parser.add_argument("--install", action="store_true", help="install the rivals that want packages of their own")
     arguments = parser.parse_args()
     if arguments.install:
@@ -282,7 +285,8 @@ def main() -> int:
     found: dict[str, list[Measured]] = {contender.name: [] for contender in contenders}
     with tempfile.TemporaryDirectory() as folder:
         shards = Path(folder) / "shards"
-        options = ["--samples", str(arguments.images), "--shards", "6"]
+        drawn = ["--seed", str(arguments.seed), "--median", str(arguments.median)]
+        options = ["--samples", str(arguments.images), "--shards", "6", *drawn]
         make = [sys.executable, str(HERE / "make_demo_shards.py"), str(shards), *options]
         subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
         subprocess.run(

@@ -39,9 +39,12 @@ SCHEMA = pa.schema(
 )
 
 
-def draw_size(rng: np.random.Generator) -> tuple[int, int]:
-    """Width and height in pixels, log-normal, aspect ratio around 4:3."""
-    width = np.clip(512 * np.exp(rng.normal(0.05, 0.6)), 96, 3000)
+MEDIAN_WIDTH = 512
+
+
+def draw_size(rng: np.random.Generator, median: int) -> tuple[int, int]:
+    """Width and height in pixels, log-normal around the median width, aspect ratio around 4:3."""
+    width = np.clip(median * np.exp(rng.normal(0.05, 0.6)), 96, 3000)
     height = np.clip(width / np.exp(rng.normal(0.2, 0.35)), 96, 3000)
     return int(width), int(height)
 
@@ -66,10 +69,12 @@ def draw_jpeg(rng: np.random.Generator, photograph: Image.Image, size: tuple[int
     return buffer.getvalue()
 
 
-def make_sample(rng: np.random.Generator, key: str, photographs: list[Image.Image]) -> tuple[bytes, dict[str, Any]]:
+def make_sample(
+    rng: np.random.Generator, key: str, photographs: list[Image.Image], median: int
+) -> tuple[bytes, dict[str, Any]]:
     """One photograph as JPEG, and its metadata row."""
     which = int(rng.integers(len(photographs)))
-    width, height = draw_size(rng)
+    width, height = draw_size(rng, median)
     image = draw_jpeg(rng, photographs[which], (width, height))
     row = {
         "caption": draw_caption(rng, SUBJECTS[which]),
@@ -87,14 +92,14 @@ def make_sample(rng: np.random.Generator, key: str, photographs: list[Image.Imag
     return image, row
 
 
-def write_shard(folder: Path, shard: int, count: int, seed: int, photographs: list[Image.Image]) -> None:
+def write_shard(folder: Path, shard: int, count: int, seed: int, photographs: list[Image.Image], median: int) -> None:
     """One tar, its parquet and its statistics, as img2dataset writes them."""
     rng = np.random.default_rng((seed, shard))
     rows = []
     with webdataset.TarWriter(str(folder / f"{shard:05d}.tar"), mtime=0) as tar:
         for number in range(count):
             key = f"{shard:05d}{number:04d}"
-            image, row = make_sample(rng, key, photographs)
+            image, row = make_sample(rng, key, photographs, median)
             tar.write({"__key__": key, "jpg": image, "json": json.dumps(row, indent=4), "txt": row["caption"]})
             rows.append(row)
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), folder / f"{shard:05d}.parquet")
@@ -102,15 +107,17 @@ def write_shard(folder: Path, shard: int, count: int, seed: int, photographs: li
     (folder / f"{shard:05d}_stats.json").write_text(json.dumps(stats, indent=4))
 
 
-def make_shards(folder: Path, num_samples: int = 600, num_shards: int = 6, seed: int = 0) -> Path:
-    """Write `num_samples` over `num_shards` shards below `folder`."""
+def make_shards(
+    folder: Path, num_samples: int = 600, num_shards: int = 6, seed: int = 0, median: int = MEDIAN_WIDTH
+) -> Path:
+    """Write `num_samples` over `num_shards` shards below `folder`, of images with that median width in pixels."""
     source = Path(skimage.__file__).parent / "data"
     photographs = [Image.open(source / name).convert("RGB") for name in PHOTOGRAPHS]
     folder.mkdir(parents=True, exist_ok=True)
     for shard in range(num_shards):
         print(f"shard {shard + 1} of {num_shards}", flush=True)
         count = num_samples // num_shards + (shard < num_samples % num_shards)
-        write_shard(folder, shard, count, seed, photographs)
+        write_shard(folder, shard, count, seed, photographs, median)
     return folder
 
 
@@ -121,8 +128,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=600)
     parser.add_argument("--shards", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--median", type=int, default=MEDIAN_WIDTH, help="width of an image in pixels (default 512)")
     arguments = parser.parse_args()
-    make_shards(arguments.folder, arguments.samples, arguments.shards, arguments.seed)
+    make_shards(arguments.folder, arguments.samples, arguments.shards, arguments.seed, arguments.median)
     print(f"{arguments.samples} samples in {arguments.shards} shards below {arguments.folder}")
 
 

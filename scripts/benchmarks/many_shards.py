@@ -24,6 +24,7 @@ from dataserver.preprocessing import load_tokenizer
 
 IMAGE_BYTES: Final = 60_000
 """Of a sample, as in LAION at 512 pixels."""
+MEDIAN_WIDTH: Final = 512
 TICK_S: Final = 0.05
 """Longer than file systems take to count the next time."""
 WORDS: Final = (
@@ -33,7 +34,16 @@ WORDS: Final = (
 Step = Callable[[str], object]
 
 
-def make_dataset(folder: Path, shards: int, samples: int, distinct: int, say: Step = lambda _: None) -> Path:
+def make_dataset(
+    folder: Path,
+    shards: int,
+    samples: int,
+    distinct: int,
+    say: Step = lambda _: None,
+    *,
+    seed: int = 0,
+    median: int = MEDIAN_WIDTH,
+) -> Path:
     """Make `shards` shards of `samples` image-text pairs each, of which `distinct` differ.
 
     Args:
@@ -42,6 +52,8 @@ def make_dataset(folder: Path, shards: int, samples: int, distinct: int, say: St
         samples: of each shard.
         distinct: how many indexes are made.
         say: told what is done now.
+        seed: of all that is drawn.
+        median: width of an image, in pixels.
     """
     originals = folder.with_name(f"{folder.name}-distinct")
     originals.mkdir(parents=True)
@@ -54,7 +66,7 @@ def make_dataset(folder: Path, shards: int, samples: int, distinct: int, say: St
     time.sleep(TICK_S)
     for number in range(distinct):
         say(f"index {number + 1} of {distinct}")
-        _write_index(originals / f"{number:06d}.tar", samples, number)
+        _write_index(originals / f"{number:06d}.tar", samples, number + distinct * seed, median)
     say("token ids")
     count_tokens(originals, load_tokenizer("bytes"))
     say("links")
@@ -68,10 +80,10 @@ def make_dataset(folder: Path, shards: int, samples: int, distinct: int, say: St
     return folder
 
 
-def _write_index(tar: Path, samples: int, seed: int) -> None:
-    """The index of a tar of pairs: sizes log-normal around 512 pixels, captions of 2 to 300 words."""
+def _write_index(tar: Path, samples: int, seed: int, median: int) -> None:
+    """The index of a tar of pairs: widths log-normal around the median, captions of 2 to 300 words."""
     rng = np.random.default_rng(seed)
-    width = np.clip(512 * np.exp(rng.normal(0.05, 0.6, samples)), 96, 3000).astype(np.int32)
+    width = np.clip(median * np.exp(rng.normal(0.05, 0.6, samples)), 96, 3000).astype(np.int32)
     height = np.clip(width / np.exp(rng.normal(0.2, 0.35, samples)), 96, 3000).astype(np.int32)
     words = np.clip(np.exp(rng.normal(2.4, 0.9, samples)), 2, 300).astype(int)
     vocabulary = np.array(WORDS)
@@ -103,7 +115,7 @@ def _write_index(tar: Path, samples: int, seed: int) -> None:
         sidecar_bytes=NO_SIDECAR,
         sha256=hashlib.sha256(b"a tar without content").hexdigest(),
         sidecar_sha256="",
-        columns_digest=hashlib.sha256(f"{seed} {samples}".encode()).hexdigest(),
+        columns_digest=hashlib.sha256(f"{seed} {samples} {median}".encode()).hexdigest(),
         num_samples=samples,
     )
     batches = [_compact(core.slice(start, BATCH_ROWS)) for start in range(0, samples, BATCH_ROWS)]
