@@ -117,7 +117,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "dataserver/planning/kernels/packing.py": {"MOVES_AT_ONCE": 4_194_304},
     "dataserver/planning/pipelined/placing/search.py": {"OPERATIONS_AT_ONCE": 2_097_152, "LOOKS_AT_ONCE": 16_384},
     "dataserver/preprocessing/limits.py": {"DECODER_BYTES_PER_PIXEL": 16},
-    "dataserver/preprocessing/views.py": {"IMAGES_PER_TASK": 8},
+    "dataserver/preprocessing/views.py": {"IMAGES_PER_TASK": 8, "READ_AT_ONCE_BYTES": 4 * MIB},
     "dataserver/serving/allocator.py": {
         "KEPT_BYTES": 256 * MIB,
         "LARGEST_BYTES": 32 * MIB,

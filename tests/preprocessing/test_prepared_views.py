@@ -1,16 +1,17 @@
 """Views of real shards: layout, bytes, validity, determinism."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from preprocessing.pictures import decode
 from shards import write_interleaved, write_pairs, write_texts
 
-from dataserver.dataset import Dataset, ShardReadError, build_index, count_tokens
+from dataserver.dataset import Dataset, ImageRef, Shard, ShardReadError, build_index, count_tokens
 from dataserver.jobs import JobPlanner
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.jobspec import ModuleKind
@@ -27,6 +28,7 @@ from dataserver.preprocessing import (
     tokenizer_spec,
     total_bytes,
     view_tensors,
+    views,
 )
 
 TOKENIZER = ByteTokenizer()
@@ -302,3 +304,40 @@ def test_storage_trouble_is_no_verdict_on_the_image(tmp_path: Path) -> None:
         task()
     prepared.finish()
     assert (prepared.validity == Validity.VALID).all()
+
+
+@dataclass
+class Watched:
+    """A dataset that notes how many images were decoded before each read."""
+
+    dataset: Dataset
+    num_decoded: Callable[[], int]
+    seen: list[int]
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        return self.dataset.shards
+
+    def read(self, ref: ImageRef) -> bytes:
+        self.seen.append(self.num_decoded())
+        return self.dataset.read(ref)
+
+
+@pytest.mark.parametrize("limit", [0, views.READ_AT_ONCE_BYTES])
+def test_small_images_of_a_task_are_read_before_any_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(views, "READ_AT_ONCE_BYTES", limit)
+    run = open_run([write_pairs(tmp_path, num_samples=8, shard_size=8)], steps=1, ratio="0")
+    plan, view = next((p, v) for p, v in run.views(ModuleKind.ENCODER) if v.num_items > 1)
+    expected = run.prepare(plan, view).buffer
+    tensors = view_tensors(run.job.spec, plan, view)
+    watched = Watched(run.datasets[0], lambda: int(prepared.images.valid.sum()), [])
+    buffer = np.zeros(total_bytes(tensors), np.uint8)
+    prepared = prepare_view(run.job.spec, plan, view, [cast(Dataset, watched)], tensors, buffer)
+    read = sum(task() for task in prepared.tasks)
+    per_task = views.IMAGES_PER_TASK if limit else 1
+    assert watched.seen == [i // per_task * per_task for i in range(view.num_items)]
+    assert read == sum(len(image_of(run, plan, item)[0]) for item in view.items.tolist())
+    prepared.finish()
+    assert np.array_equal(buffer, expected)
