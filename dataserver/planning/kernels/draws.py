@@ -1,4 +1,4 @@
-"""Kernel for keyed draws of many samples."""
+"""Kernels for keyed draws: the first words of many samples, and many words of one."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,13 @@ def first_words(seed: int, operator: int, dataset: int, pass_: int, samples: U64
     return words
 
 
+def words_of(seed: int, operator: int, dataset: int, pass_: int, sample: int, count: int) -> U64:
+    """The first words of one sample's stream, as `randomness.draws` says. uint64 [count]."""
+    blocks = np.empty((-(-count // 4), 4), np.uint64)
+    _words_of(np.array([seed, operator, dataset, pass_, sample], np.uint64), blocks)
+    return blocks.reshape(-1)[:count]
+
+
 @inlined_part
 def _high(a: np.uint64, b: np.uint64) -> np.uint64:
     """High word of the 128-bit product."""
@@ -33,14 +40,28 @@ def _high(a: np.uint64, b: np.uint64) -> np.uint64:
     return a_high * b_high + (middle >> _SHIFT_32) + (carry >> _SHIFT_32)
 
 
+@inlined_part
+def _philox(
+    x0: np.uint64, x1: np.uint64, x2: np.uint64, x3: np.uint64, key_0: np.uint64, key_1: np.uint64
+) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+    """Philox 4x64-10 at a counter, least significant word first."""
+    for _ in range(_ROUNDS):
+        high_0, high_1 = _high(x0, _MULTIPLIER_0), _high(x2, _MULTIPLIER_1)
+        x0, x1, x2, x3 = high_1 ^ x1 ^ key_0, x2 * _MULTIPLIER_1, high_0 ^ x3 ^ key_1, x0 * _MULTIPLIER_0
+        key_0, key_1 = key_0 + _WEYL_0, key_1 + _WEYL_1
+    return x0, x1, x2, x3
+
+
 @kernel
 def _first_words(numbers: U64, samples: U64, words: U64) -> None:
-    """Fill in `words`. Philox 4x64-10 at (0, sample, pass, dataset) under (seed, operator)."""
+    """Fill in `words`: those at (0, sample, pass, dataset) under (seed, operator)."""
     for i in range(len(samples)):
-        x0, x1, x2, x3 = _ZERO, samples[i], numbers[3], numbers[2]
-        key_0, key_1 = numbers[0], numbers[1]
-        for _ in range(_ROUNDS):
-            high_0, high_1 = _high(x0, _MULTIPLIER_0), _high(x2, _MULTIPLIER_1)
-            x0, x1, x2, x3 = high_1 ^ x1 ^ key_0, x2 * _MULTIPLIER_1, high_0 ^ x3 ^ key_1, x0 * _MULTIPLIER_0
-            key_0, key_1 = key_0 + _WEYL_0, key_1 + _WEYL_1
-        words[i] = x0
+        words[i], _, _, _ = _philox(_ZERO, samples[i], numbers[3], numbers[2], numbers[0], numbers[1])
+
+
+@kernel
+def _words_of(numbers: U64, blocks: U64) -> None:
+    """Fill in `blocks`, [n, 4]: those at (block, sample, pass, dataset) under (seed, operator)."""
+    for i in range(len(blocks)):
+        found = _philox(np.uint64(i), numbers[4], numbers[3], numbers[2], numbers[0], numbers[1])
+        blocks[i, 0], blocks[i, 1], blocks[i, 2], blocks[i, 3] = found
