@@ -4,8 +4,9 @@
 Two ranks train a model of one weight, in whose place a sleep takes as long as what it is handed would cost (scripts/
 adapter_loops). Images are patches in uint8 everywhere; the CPU time counted is that of the processes that train and of
 those that they start: ours leaves out the data server, which is what it is for. Imbalance is that of costs without
-padding, most over mean of a step. Every framework's own loader is judged as its users run it, with Pillow; what it
-takes with the faster decoder of scripts/loaders, and with other options of its own, is told beside it. In every round
+padding, most over mean of a step. Every framework's own loader is judged as its users run it, decoding with Pillow
+(`plain`); what it takes with the faster decoder of scripts/loaders, and with other options of its own, is told beside
+it. In every round
 each runs once, in another order, over the same shards; times are shown as measured. Frameworks that are not installed
 are named: --install puts them under build/loaders. The exit code is 1 if a target is missed.
 """
@@ -17,9 +18,9 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.metadata import distributions
 from pathlib import Path
 
 from adapter_loops.job import SERVED
@@ -40,7 +41,7 @@ class Framework:
     name: str
     program: str
     needs: str
-    """What it imports."""
+    """The package that its own loader is in."""
     own: str
     """Its loader, in words."""
     others: tuple[str, ...] = ("fast",)
@@ -52,7 +53,7 @@ class Framework:
         """What runs it; None if it is not installed."""
         if self.environment is not None and (python := python_of(self.environment)) is not None:
             return python
-        return Path(sys.executable) if find_spec(self.needs) is not None else None
+        return Path(sys.executable) if any(distributions(name=self.needs)) else None
 
 
 JUDGED = "plain"
@@ -66,11 +67,22 @@ FRAMEWORKS = (
     ),
     Framework("Lightning", "lightning", "lightning", "webdataset, 2 workers", environment="lightning"),
     Framework("Grain", "grain", "grain", "source by number, 2 threads, first-fit packing", environment="grain"),
+    Framework(
+        "torchtitan",
+        "torchtitan",
+        "torchtitan",
+        "its loader of image-text shards, 2 workers",
+        ("packed",),
+        environment="torchtitan",
+    ),
+    Framework(
+        "Megatron",
+        "megatron",
+        "megatron-energon",
+        "Megatron-Energon, 2 workers, packing",
+        environment="megatron-energon",
+    ),
 )
-NOT_MEASURED = {
-    "torchtitan": "its own loader wants torchvision, of which package indexes have builds for GPUs alone",
-    "Megatron": "no loop yet for its loader, Megatron-Energon, whose environment is not the adapter's",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,23 +137,24 @@ def run(framework: Framework, loader: str, shards: Path, out: Path, server: str,
     return Measured.of([RankReport(**json.loads((out / f"{rank}.json").read_text())) for rank in range(RANKS)])
 
 
-def rows(found: Found, frameworks: Sequence[Framework] = FRAMEWORKS) -> Iterator[Row]:
-    """Ratios are medians over rounds of ratios within a round."""
+def rows(
+    found: Found, frameworks: Sequence[Framework] = FRAMEWORKS, failed: Mapping[str, str] | None = None
+) -> Iterator[Row]:
+    """Ratios are medians over rounds of ratios within a round; `failed` says of frameworks why they are missing."""
     for framework in frameworks:
         name = framework.name
         if (name, SERVED) not in found:
-            yield Row(name, "not installed: --install does", "", None)
+            why = (failed or {}).get(name, "it is not installed; --install does that")
+            yield Row(name, f"not measured: {why}", "", None)
             continue
         for loader in (JUDGED, *framework.others, SERVED):
-            title = "ours" if loader == SERVED else f"{framework.own}, decoder {loader}"
+            title = "ours" if loader == SERVED else f"{framework.own}, {loader}"
             yield Row(f"{name}: {title}", _told(found[name, loader]), "", None)
         yield _judged(f"{name}: CPU, ours over its own", found, name, "cpu_ms", CPU)
         for other in framework.others:
             yield _judged(f"{name}: CPU, ours over its own with {other}", found, name, "cpu_ms", None, other)
         yield _judged(f"{name}: padding", found, name, "padding", 1)
         yield _judged(f"{name}: imbalance, what is above 1", found, name, "excess", 1)
-    for name, why in NOT_MEASURED.items():
-        yield Row(name, f"not measured: {why}", "", None)
 
 
 def _told(runs: list[Measured]) -> str:
@@ -190,16 +203,20 @@ def main() -> int:
     parser.add_argument("--install", action="store_true", help="install the frameworks that want environments")
     given = parser.parse_args()
     wanted = [f for f in FRAMEWORKS if given.only in (None, f.program)]
+    failed: dict[str, str] = {}
     for framework in wanted:
         if given.install and framework.environment is not None:
-            install(framework.environment)
+            try:
+                install(framework.environment)
+            except SystemExit as error:
+                failed[framework.name] = str(error)
     there = [framework for framework in wanted if framework.python is not None]
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
         try:
             found = measure(there, given.samples, given.rounds, processes, Path(folder))
         except FailedError as error:
             sys.exit(str(error))
-    return report(rows(found, wanted))
+    return report(rows(found, wanted, failed))
 
 
 if __name__ == "__main__":

@@ -25,12 +25,18 @@ ENVIRONMENTS: Final = {
     "tensorflow": (("tensorflow-cpu==2.21.0", *_DECODING),),
     "lightning": (("lightning==2.6.6",),),
     "grain": (("grain==0.2.18", "jax==0.10.2"),),
-    "torchtitan": (("torchtitan==0.3.0",),),
+    # Of torchvision its Python alone runs beside a torch for CPUs, which is all that torchtitan's loader calls.
+    "torchtitan": (("torchtitan==0.3.0",), ("--no-deps", "torchvision==0.28.0")),
     # Meant for a later Python; what the tests call runs with 3.11.
     "megatron": ((*_LATER_PYTHON, "megatron-core==0.19.2", "megatron-bridge==0.6.2"),),
+    # Beside our megatron-core.
+    "megatron-energon": (
+        ("--no-deps", "megatron-energon==7.4.1"),
+        ("filetype==1.2.0", "mfusepy==3.1.1", "multi-storage-client==1.3.1", "rapidyaml==0.15.2"),
+    ),
 }
 """Packages of each environment, in the order in which they are installed."""
-_BESIDE_OURS: Final = frozenset({"lightning", "grain", "torchtitan", "megatron"})
+_BESIDE_OURS: Final = frozenset({"lightning", "grain", "torchtitan", "megatron", "megatron-energon"})
 """Environments of adapters, which find what is not theirs where our own packages are: torch, above all."""
 _COMPLETE: Final = ".complete"
 

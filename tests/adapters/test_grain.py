@@ -59,8 +59,3 @@ def test_sharing_out_once_more(server: str, adapter: ModuleType) -> None:
     dataset = adapter.ServedDataset(server, one_pass(1), rank=0, world_size=1)
     with pytest.raises(ValueError, match=r"share the stream out once more \(slice.*leave mp_prefetch out"):
         dataset.set_slice(slice(0, None, 2))
-
-
-def test_another_grain(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ImportError, match=r"found grain 0\.1\.0.*from 0\.2\.12 to before 0\.3: pip install"):
-        adapter_over(monkeypatch, "grain", {"grain": "0.1.0"}, {})

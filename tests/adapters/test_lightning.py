@@ -9,9 +9,9 @@ import pytest
 import torch
 from adapters.examples import ExampleRun, calm_and_killed, example
 from adapters.stubs import Base, adapter_over
-from adapters.whole_jobs import one_pass, tiny_model, whole_job
+from adapters.whole_jobs import one_pass, text_job, tiny_model, whole_job
 
-from trainclient.adapters.whole_rank import WholeRankStream
+from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
 
 
 @pytest.fixture
@@ -76,6 +76,23 @@ def test_trainers_that_contradict_the_job(server: str, adapter: ModuleType, chan
             data.setup("fit")
 
 
-def test_another_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ImportError, match=r"found lightning 1\.9\.5.*from 2\.5 to before 3: pip install"):
-        adapter_over(monkeypatch, "lightning", {"lightning": "1.9.5"}, {})
+def test_a_step_is_run_whole_and_says_what_the_rank_waited(server: str, adapter: ModuleType) -> None:
+    logged, shares = dict[str, float](), list[float]()
+
+    class Module(adapter.ServedModule):  # type: ignore[misc, name-defined]
+        trainer, device = SimpleNamespace(world_size=1), torch.device("cpu")
+
+        def log(self, name: str, value: float) -> None:
+            logged[name] = value
+
+        def manual_backward(self, loss: torch.Tensor) -> None:
+            shares.append(float(loss))
+
+        def loss_of(self, microbatch: WholeMicrobatch, text_tokens: int) -> torch.Tensor:
+            return torch.tensor((microbatch.tensors["labels"] >= 0).sum() / text_tokens)
+
+    with WholeRankStream(server, text_job(), rank=0, world_size=1) as stream:
+        step, module = next(iter(stream)), Module()
+        assert float(module.run_step(step)) == pytest.approx(1.0)
+        assert len(shares) == step.num_microbatches
+        assert logged == {"data_wait_s": pytest.approx(stream.wait_s)}

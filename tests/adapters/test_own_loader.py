@@ -2,10 +2,14 @@
 
 from collections import Counter
 from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
+from adapters.examples import example
 from adapters.whole_jobs import whole_job
 from torch.utils.data import DataLoader, Dataset
 
@@ -53,6 +57,19 @@ def test_loaders_of_all_ranks_hold_every_sample_of_a_pass_once(count: int) -> No
         found.update(chain.from_iterable(batches))
     assert found == Counter(range(count))
     assert len(lengths) == 1, "no rank runs dry alone"
+
+
+def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(yaml.safe_dump(own_job(2, {"passes": 1})))
+    draw = np.random.default_rng(0)
+    samples = [([number] * 9, [SimpleNamespace(size=(*draw.integers(28, 200, 2).tolist(),))]) for number in range(100)]
+    found = Counter[int]()
+    for rank in range(2):
+        names: dict[str, Any] = {"samples": samples, "rank": rank, "start_step": 0, "collate": list}
+        exec(example("SampleSizes.of"), names)
+        found.update(ids[0] for batch in names["loader"] for ids, _ in batch)
+    assert found == Counter(range(100))
 
 
 def test_batches_are_balanced() -> None:

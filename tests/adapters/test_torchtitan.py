@@ -1,6 +1,5 @@
-"""torchtitan's data loader over the stream: batches, refusals, and with the real package, its loop and checkpoints."""
+"""torchtitan's data loader over the stream: batches and refusals. Its own loop is in test_killed_loops."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -8,30 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from adapters.examples import ExampleRun, calm_and_killed
 from adapters.stubs import Base, adapter_over
 from adapters.whole_jobs import mixed_job, one_pass, whole_job
 
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
 from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
 
-LOOP = Path(__file__).with_name("torchtitan_trainer.py")
 TOKENIZER = SimpleNamespace(TOKEN_FIELDS=("image", "video"), image_id=290, video_id=291)
 SIZES = {"seq_len": 256, "local_batch_size": 1, "snapshot_every_n_steps": 5}
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_killed_and_resumed_twice_once_with_another_number_of_processes(
-    server: str, tmp_path: Path, python_with: Callable[[str], Path]
-) -> None:
-    """Every sample of the pass once by torchtitan's Trainer, and the parameters are those of a run left alone."""
-    python = python_with("torchtitan")
-    calm, killed = calm_and_killed(
-        lambda folder: ExampleRun(LOOP.read_text(), server, None, folder, one_pass, python), tmp_path, [0, 3, 5]
-    )
-    found, expected = (torch.load(run.out / "parameters.pt") for run in (killed, calm))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 class Loader(Base):
@@ -99,7 +82,8 @@ class LaterLoader(Base):
 
 
 def test_later_releases_take_flat_batches(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    contents = {"torchtitan.components.data.loader": {"BaseDataLoader": LaterLoader}}
+    contents: dict[str, dict[str, Any]] = {"torchtitan": {}, "torchtitan.components": {}}
+    contents["torchtitan.components.data.loader"] = {"BaseDataLoader": LaterLoader}
     adapter = adapter_over(monkeypatch, "torchtitan", {"torchtitan": "0.4.0"}, contents)
     sizes = {"seq_len": 256, "max_context_length": 256, "num_tokens_per_batch": 256}
     config = adapter.ServedDataLoader.Config(servers=server, job=one_pass(1), batches_per_step=10, mrope=True)
@@ -107,6 +91,13 @@ def test_later_releases_take_flat_batches(server: str, monkeypatch: pytest.Monke
     inputs, labels = next(iter(served))
     served.close()
     assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (256,)
+
+
+def test_a_package_that_torchtitan_misses_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "dataloader.py").write_text("import tyro_that_is_not_there")
+    contents: dict[str, dict[str, Any]] = {"torchtitan": {}, "torchtitan.components": {"__path__": [str(tmp_path)]}}
+    with pytest.raises(ModuleNotFoundError, match="tyro_that_is_not_there"):
+        adapter_over(monkeypatch, "torchtitan", {"torchtitan": "0.3.0"}, contents)
 
 
 def test_an_empty_image_stands_in_the_padding_where_other_ranks_have_images(

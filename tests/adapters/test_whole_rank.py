@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from accelerate import Accelerator
 from adapters.conftest import BROKEN
 from adapters.whole_jobs import mixed_job, whole_job
+from torch.utils.data import DataLoader
 
 from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
 from trainclient.stream.errors import StateError
@@ -125,6 +127,15 @@ def test_a_loop_that_leaves_microbatches_out(server: str, read: int) -> None:
             ValueError, match=rf"{read} of the 9 microbatches of step 0 were read.*without a DataLoader"
         ):
             list(steps)
+
+
+@pytest.mark.parametrize("prepare", [lambda loader: loader, lambda loader: Accelerator().prepare(loader)])
+def test_a_data_loader_around_the_stream(server: str, prepare: Callable[[Any], Any]) -> None:
+    """Which accelerate would shard once more."""
+    with WholeRankStream(server, whole_job(1, {"steps": 3}), rank=0, world_size=1) as stream:
+        loader = prepare(DataLoader(stream, batch_size=None))
+        with pytest.raises(ValueError, match=r"asked for by its number.*without a DataLoader.*without accelerate's"):
+            next(iter(loader))
 
 
 def test_another_process_or_rank_than_the_streams(server: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,12 @@ Its model of images needs kernels for GPUs, so a Llama trains on the texts of th
 
 import os
 import sys
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import torch
+from adapter_loops import torchtitan_on_cpu  # noqa: F401  before torchtitan
 from adapters.examples import example
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -19,31 +18,16 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention.flex_attention import create_mask
 from torch.nn.functional import scaled_dot_product_attention
-
-torch._dynamo.config.disable = True
-torch._utils._get_available_device_type = lambda: "cpu"
-torch.cpu.memory_stats = lambda *_: Counter()
-torch.cpu.get_device_properties = lambda *_: SimpleNamespace(total_memory=1)
-for name in ("empty_cache", "reset_peak_memory_stats"):
-    setattr(torch.cpu, name, lambda: None)
-torch.cpu.current_device = lambda: 0
-torch.cpu.get_device_name = lambda *_: "CPU"
-torch.distributed.set_timeout = lambda *_: None  # of a later torch
-sys.modules["torchtitan.distributed.minimal_async_ep.kernels"] = MagicMock()  # in triton
-from torchtitan.components.checkpoint import CheckpointManager  # noqa: E402
-from torchtitan.components.loss import CrossEntropyLoss  # noqa: E402
-from torchtitan.components.metrics import MetricsProcessor  # noqa: E402
-from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw  # noqa: E402
-from torchtitan.components.tokenizer import MultiModalTokenizer  # noqa: E402
-from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig  # noqa: E402
-from torchtitan.models.common.attention import FlexAttention  # noqa: E402
-from torchtitan.models.llama3 import model_registry  # noqa: E402
-from torchtitan.trainer import Trainer  # noqa: E402
-
-# No build for CPUs is on package indexes. torchtitan's collator imports it, and what is called here needs none of it.
-PARTS = ("", ".io", ".transforms", ".transforms.v2", ".transforms.v2.functional")
-sys.modules |= {f"torchvision{part}": MagicMock() for part in PARTS}
-from torchtitan.hf_datasets.multimodal.mm_collator import MultiModalCollator  # noqa: E402
+from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+from torchtitan.components.tokenizer import MultiModalTokenizer
+from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.hf_datasets.multimodal.mm_collator import MultiModalCollator
+from torchtitan.models.common.attention import FlexAttention
+from torchtitan.models.llama3 import model_registry
+from torchtitan.trainer import Trainer
 
 
 def attend(

@@ -7,7 +7,7 @@ import bench_adapters
 import pytest
 from adapter_loops.job import SERVED, job
 from adapter_loops.measuring import MEASURED, PATCH_COST, ROWS, STEPS, TOKEN_COST, WARM, Load, Meter, code_lines
-from bench_adapters import FRAMEWORKS, JUDGED, NOT_MEASURED, Measured, RankReport
+from bench_adapters import FRAMEWORKS, JUDGED, Measured, RankReport
 from make_demo_shards import make_shards
 
 from dataserver.planning.job import Execution
@@ -39,9 +39,10 @@ def test_each_target_is_judged(served: list[Measured], missed: list[str]) -> Non
     assert [row.name.split(": ")[1].split(",")[0].split()[0] for row in judged if not row.reached] == missed
 
 
-def test_frameworks_that_were_not_measured_are_named_and_judged_by_nobody() -> None:
-    rows = {row.name: row for row in bench_adapters.rows({})}
-    assert set(rows) == {f.name for f in FRAMEWORKS} | set(NOT_MEASURED)
+def test_frameworks_that_were_not_measured_are_named_with_the_reason_and_judged_by_nobody() -> None:
+    rows = {row.name: row for row in bench_adapters.rows({}, failed={"Grain": "no such release"})}
+    assert rows["Grain"].measured == "not measured: no such release"
+    assert set(rows) == {f.name for f in FRAMEWORKS}
     assert all(row.reached is None and row.measured.startswith("not ") for row in rows.values())
 
 

@@ -60,7 +60,7 @@ class ServedTrainer(Trainer):
             )
         self.stream = stream
         self._inputs = inputs
-        self._step_flops = 0
+        self._step_flops, self._told_wait_s = 0, stream.wait_s
         self.add_callback(_KeepsState(stream))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
@@ -74,7 +74,7 @@ class ServedTrainer(Trainer):
         if isinstance(checkpoint, bool):
             checkpoint = self._last_checkpoint() if checkpoint else None
         if checkpoint is not None:
-            self.stream.load_state_dict(read_state(Path(checkpoint)))
+            self.stream.load_state_dict(read_state(Path(checkpoint), "resume from an earlier one"))
         return super().train(checkpoint, *args, **options)
 
     def get_train_dataloader(self) -> Any:
@@ -106,6 +106,13 @@ class ServedTrainer(Trainer):
                 loss += super().training_step(model, batch, num_items_in_batch)
             self._step_flops += super().floating_point_ops(batch)
         return loss
+
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+        """See Trainer; with a loss goes `data_wait_s`, seconds that this rank waited for data since the last one."""
+        if "loss" in logs:
+            wait_s = self.stream.wait_s
+            logs, self._told_wait_s = {**logs, "data_wait_s": wait_s - self._told_wait_s}, wait_s
+        super().log(logs, *args, **options)
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Of a step that was trained on, or of a batch of evaluation."""
@@ -141,6 +148,12 @@ def _check_arguments(args: TrainingArguments, stream: WholeRankStream) -> None:
     if not args.average_tokens_across_devices:
         raise ValueError(
             "average_tokens_across_devices is False; the denominator counts the targets of all ranks: leave it at True"
+        )
+    sharing: Any = args.accelerator_config
+    if sharing.dispatch_batches or sharing.split_batches:
+        raise ValueError(
+            "accelerator_config has dispatch_batches or split_batches, by which one rank would read and share out what "
+            "all have their own of, in unequal shapes: leave both out"
         )
     if args.deepspeed:
         raise ValueError("deepspeed was never tried with this adapter: shard the model with fsdp, or not at all")

@@ -184,7 +184,7 @@ def _state_behind(updates: int, load: str | Path | None) -> dict[str, Any]:
             f"Megatron has made {updates} updates, and nothing says of which stream: pass the folder of their "
             "checkpoints as `load`"
         )
-    return read_state(Path(load))
+    return read_state(Path(load), f"load checkpoints that it wrote, or begin without their {updates} updates")
 
 
 def _packing(ends: Any) -> dict[str, Any]:

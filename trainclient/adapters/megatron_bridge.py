@@ -7,6 +7,7 @@ Bridge tells its providers of data neither which update a run begins with nor wh
 know both. The state of the stream is not given to its checkpoints, which refuse it on another number of ranks.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -63,15 +64,15 @@ class ServedProvider(DatasetProvider):
         groups, checkpoints = context.pg_collection, self._state.cfg.checkpoint
         if groups.pp.rank() not in (0, groups.pp.size() - 1):
             return None, None, None
-        stream = WholeRankStream(self.servers, self.job, rank=groups.dp.rank(), world_size=groups.dp.size())
-        try:
+        place = {"rank": groups.dp.rank(), "world_size": groups.dp.size()}
+        with ExitStack() as failing:
+            stream = failing.enter_context(WholeRankStream(self.servers, self.job, **place))
             batches = MegatronBatches(stream, self.modality, self.encoder, self.image_token, self.dense_mask)
-            places = {"load": checkpoints.load, "save": checkpoints.save}
+            folders = {"load": checkpoints.load, "save": checkpoints.save}
             done, count = self._state.train_state.step, get_num_microbatches()
-            return ServedIterator(stream, batches, num_microbatches=count, start_step=done, **places), None, None
-        except BaseException:
-            stream.close()
-            raise
+            iterator = ServedIterator(stream, batches, num_microbatches=count, start_step=done, **folders)
+            failing.pop_all()  # the stream is the iterator's now
+        return iterator, None, None
 
 
 class _Begins(Callback):

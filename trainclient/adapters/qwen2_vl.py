@@ -82,9 +82,11 @@ class Qwen2VLInputs:
 
     def pixels(self, patches: Tensor) -> Tensor:
         """Float32 [P, channels * frames * patch * patch] of patches of the stream, uint8 [P, patch * patch * 3]."""
-        mean, std = (torch.tensor(values, device=patches.device)[:, None] for values in (self.mean, self.std))
-        pixels = (patches.view(len(patches), -1, len(mean)).transpose(1, 2) / 255 - mean) / std
-        return pixels[:, :, None].expand(-1, -1, self.frames, -1).reshape(len(patches), -1)
+        count, channels, device = len(patches), len(self.mean), patches.device
+        mean, std = (255 * torch.tensor(values, device=device)[:, None, None] for values in (self.mean, self.std))
+        found = torch.empty(count, channels, self.frames, patches.shape[1] // channels, device=device)
+        found[:] = patches.view(count, -1, channels).transpose(1, 2)[:, :, None]
+        return found.sub_(mean).div_(std).flatten(1)  # in place, since some trainers have this done by their CPUs
 
 
 def positions(microbatch: WholeMicrobatch) -> Array:

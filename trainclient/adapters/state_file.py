@@ -20,14 +20,14 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     part.replace(folder / STATE_FILE)
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """The state that was put there; ValueError if there is none."""
+def read_state(folder: Path, otherwise: str) -> dict[str, Any]:
+    """The state that was put there; ValueError if there is none, which says what to do otherwise."""
     try:
         found = json.loads((folder / STATE_FILE).read_text())
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{folder} says nothing of the stream ({STATE_FILE}: {error}); it was cut short, or written without this "
-            "adapter: resume from an earlier one"
+            f"adapter: {otherwise}"
         ) from None
     if not isinstance(found, dict):
         raise ValueError(f"{folder / STATE_FILE} holds {type(found).__name__}, a mapping is required")

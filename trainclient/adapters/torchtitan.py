@@ -20,7 +20,10 @@ from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, Whol
 require("torchtitan", "0.3", "0.5")
 try:
     from torchtitan.components.dataloader import BaseDataLoader
-except ModuleNotFoundError:  # moved since 0.3
+except ModuleNotFoundError as error:
+    if error.name != "torchtitan.components.dataloader":  # but a package that torchtitan wants
+        raise
+    # moved since 0.3
     from torchtitan.components.data.loader import BaseDataLoader
 
 Batch = tuple[dict[str, Any], Tensor]

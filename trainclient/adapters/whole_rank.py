@@ -171,6 +171,14 @@ class WholeRankStream:
             yield step
             step.require_read()
 
+    def __getitem__(self, number: Any) -> Step:
+        """Asked for by torch's DataLoader, and with it by accelerate's prepare(); refused with ValueError."""
+        raise ValueError(
+            f"step {number} was asked for by its number, as a DataLoader does, which would share out to ranks and "
+            "processes what is one rank's already: hand the loop the stream as it is, without a DataLoader around it "
+            "and without accelerate's prepare()"
+        )
+
     def require_place(self, rank: int, world_size: int) -> None:
         """Raise ValueError unless the trainer runs this process as the rank that the stream is of."""
         if (rank, world_size) != (self.rank, self.world_size):
