@@ -13,7 +13,14 @@ from planning.kernels.interpreted import interpreted
 from dataserver.planning.identity import parse_job
 from dataserver.planning.jobspec import BalancePolicy
 from dataserver.planning.pipelined.image_sequences import even_images
-from dataserver.planning.pipelined.placing import balanced, fitted, placement_problem, with_parity
+from dataserver.planning.pipelined.placing import (
+    Placement,
+    PlacementProblem,
+    balanced,
+    fitted,
+    placement_problem,
+    with_parity,
+)
 from dataserver.planning.placement import in_slots
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import plan_step
@@ -89,6 +96,30 @@ def test_making_room_keeps_parity(step: Step, data: st.DataObject) -> None:
     has = np.append(samples_with_images(samples), False)
     before, after = (has[in_slots(problem.shape, p)].any(axis=2).tolist() for p in (placement, found))
     assert before == after
+
+
+def test_sequences_stay_on_their_ranks_where_these_have_others_to_exchange() -> None:
+    """Two ranks have images in the first wave and two in the second, where the costlier one meets a cheap text."""
+    images, costs = np.array([1, 0, 1, 0, 0, 1, 0, 1, 0]), np.array([9, 9, 9, 9, 50, 10, 1, 20, 0])
+    problem = PlacementProblem(
+        dp=4,
+        num_waves=2,
+        slots=1,
+        islands=4,
+        num_stages=1,
+        num_encoders=0,
+        in_flight=np.ones(1, np.int64),
+        own=costs[None],
+        way=costs[None, :-1],
+        base=np.zeros(1, np.int64),
+        percent=np.full(1, 200),
+        chunks=1,
+        images=images,
+    )
+    rank, wave = np.divmod(np.arange(8), 2)
+    found = with_parity(problem, Placement(rank, wave, np.zeros(8, np.int64)))
+    assert found.rank.tolist() == rank.tolist()
+    assert found.wave.tolist() == [0, 1, 0, 1, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("dp", [2, 4, 8])
