@@ -18,6 +18,7 @@ from dataserver.planning.packing import number_by_first
 from dataserver.planning.plan_limits import check_microbatches
 from dataserver.planning.samples import I64, StepSamples
 from dataserver.planning.sequences import pack_step
+from dataserver.planning.sizing import MicrobatchTooLargeError
 
 _SHARE = 1 << 32
 """Parts in which the memory of a module is counted, so that those of several modules add up."""
@@ -76,7 +77,7 @@ def arrange_step(job: Job, samples: StepSamples) -> tuple[StepRounds, int]:
     """
     try:
         return _in_fewest_rounds(job, samples, partial(pack_step, job, samples))
-    except BinRoomError:
+    except (BinRoomError, MicrobatchTooLargeError):
         packed, _ = pack_step(job, samples)
         if np.array_equal(packed, taken_apart(job.spec, samples, packed)):
             raise

@@ -1,6 +1,7 @@
 """What colocated modules keep of a whole step, within `memory.step_bytes`."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ from builders.samples import make_samples, make_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataserver.planning import plan_limits
 from dataserver.planning.arranging import module_images
 from dataserver.planning.balancing import BinRoomError
 from dataserver.planning.expectation import held_units
 from dataserver.planning.identity import Job, JobSpecError, canonical_json, parse_job
+from dataserver.planning.jobspec import PLAN_LIMITS
 from dataserver.planning.layout import layout_of
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import plan_step, timeline
@@ -217,9 +220,16 @@ def test_a_sample_that_no_round_holds(units: int, error: type[ValueError], messa
         plan_step(job, 0, samples)
 
 
+@pytest.mark.parametrize("microbatches", [1 << 14, 4])
 @pytest.mark.parametrize("packing", ["best_fit", "first_fit", "balanced"])
-def test_sequences_that_no_round_holds_are_taken_apart(packing: str) -> None:
-    """Packed, the five samples share one sequence with 5 x 196 patches, where two ranks keep one of 196 each."""
+def test_sequences_that_no_round_holds_are_taken_apart(
+    monkeypatch: pytest.MonkeyPatch, packing: str, microbatches: int
+) -> None:
+    """Packed, the five samples share one sequence with 5 x 196 patches, where two ranks keep one of 196 each.
+
+    Also where plans have fewer microbatches than samples.
+    """
+    monkeypatch.setattr(plan_limits, "PLAN_LIMITS", {1: replace(PLAN_LIMITS[1], step_microbatches=microbatches)})
     data = colocated_data(2, vit={"memory": memory(256, 300)}, llm={"packing": packing}, batch=2)
     job = parse_job(data)
     table = shard_table(job.stream, np.arange(5), np.full(5, 9), np.arange(6), *np.full((2, 5), 196, np.int32))
