@@ -49,49 +49,76 @@ def test_choices_are_planned_and_take_about_as_long_as_solved(layout: str) -> No
         assert simulated_ns(problem, choice, block, 1) == pytest.approx(choice.step_ns, rel=0.35)
 
 
-def test_colocated_equals_all_ways_one_by_one() -> None:
-    checked = 0
-    for seed in range(12):
-        problem = random_problem(seed, 16)
-        best = float("inf")
-        stream, devices = problem.workload.stream, problem.cluster
-        for chosen in product(*(problem.options(n) for n in problem.networks)):
-            if len({o.tp for o in chosen}) > 1:
+def all_colocated(problem: Problem) -> float:
+    """The best colocated step by trying all ways; inf where none fits."""
+    best, stream, devices = float("inf"), problem.workload.stream, problem.cluster
+    for chosen in product(*(problem.options(n) for n in problem.networks)):
+        if len({o.tp for o in chosen}) > 1:
+            continue
+        generates = chosen[-1].network.kind == "generator"
+        width = next(o.network.size.width for o in chosen if o.network.kind == "backbone")
+        for dp, microbatch, whole in product(range(1, devices.gpus // chosen[0].tp + 1), (1, 2, 4, 8), (True, False)):
+            if stream.global_batch % (dp * microbatch):
                 continue
-            generates = chosen[-1].network.kind == "generator"
-            for dp, microbatch, whole in product(
-                range(1, devices.gpus // chosen[0].tp + 1), (1, 2, 4, 8), (True, False)
-            ):
-                if stream.global_batch % (dp * microbatch):
-                    continue
-                waves = stream.global_batch // (dp * microbatch)
+            fewest = stream.global_batch // (dp * microbatch)
+            for rounds in range(1, fewest + 1):  # the first that memory holds
+                waves = rounds * ceil(fewest / rounds)
                 held, work, step, hops = 0.0, 0.0, 0.0, 0.0
-                width = next(o.network.size.width for o in chosen if o.network.kind == "backbone")
                 for o in chosen:
                     kind = o.network.kind
                     largest = stream.seq_len if kind == "backbone" else o.load.largest
                     rows = max(microbatch * o.load.rows, largest)
                     kept = kind == "encoder" or (kind == "backbone" and generates)
                     if kept and o.network.gradient_passes:
-                        held += (1.05 * waves * microbatch * o.load.rows + largest) * o.unit_bytes
+                        held += (1.05 * fewest / rounds * microbatch * o.load.rows + largest) * o.unit_bytes
                     else:
                         held += rows * o.unit_bytes
                     work = max(work, rows * o.work_bytes)
-                    wave = o.fixed_ns + microbatch * o.sequence_ns
+                    wave = o.fixed_ns + stream.global_batch / dp / waves * o.sequence_ns
                     step += waves * (wave if whole else max(wave, gathering_ns(o, dp, devices)))
                     step += o.sync_ns(dp, 1, devices) if whole else 0
                     moved = {"encoder": o.load.rows / 4, "generator": o.load.items * 64}.get(kind, 0)
                     hops += 4 * width * moved * stream.global_batch / dp
-                step += hops / devices.bandwidth(dp * chosen[0].tp)
                 if held + work + sum(shard_bytes(o, dp, whole) for o in chosen) <= devices.memory_bytes:
-                    best = min(best, step)
-        if best == float("inf"):
+                    best = min(best, step + hops / devices.bandwidth(dp * chosen[0].tp))
+                    break
+    return best
+
+
+def test_colocated_equals_all_ways_one_by_one() -> None:
+    checked = in_rounds = 0
+    for seed in range(12):
+        problem = random_problem(seed, 16)
+        if all_colocated(problem) == float("inf"):
             with pytest.raises(NoLayoutError):
                 colocated(problem)
-        else:
-            checked += 1
-            assert colocated(problem)[0].step_ns == pytest.approx(best, rel=1e-9)
-    assert checked > 4
+            continue
+        found = colocated(problem)
+        less = replace(problem.cluster, memory_bytes=int(0.7 * min(c.memory_bytes for c in found)))
+        for one in (problem, replace(problem, cluster=less)):
+            best = all_colocated(one)
+            if best < float("inf"):
+                checked += 1
+                found = colocated(one)
+                assert found[0].step_ns == pytest.approx(best, rel=1e-9)
+                in_rounds += found[0].rounds > 1
+    assert checked > 8
+    assert in_rounds
+
+
+def test_a_step_that_memory_does_not_hold_goes_in_rounds() -> None:
+    def problem(memory_gb: float) -> Problem:
+        return replace(paper_problem("llama3-7b", 16, 64, 512), cluster=cluster("a800", 16, memory_gb=memory_gb))
+
+    found = [colocated(problem(memory_gb))[0] for memory_gb in (72, 28)]
+    assert [c.rounds > 1 for c in found] == [False, True]
+    one, several = found
+    assert several.waves % several.rounds == 0
+    assert several.step_ns > one.step_ns
+    block = execution_block(problem(28), several)
+    assert simulated_ns(problem(28), several, block, 1) == pytest.approx(several.step_ns, rel=0.1)
+    with pytest.raises(NoLayoutError, match=r"GB too little, with no more than a microbatch of each rank in a round"):
+        colocated(problem(10))
 
 
 def test_groups_are_as_servers_plan_them() -> None:

@@ -72,7 +72,7 @@ class Placed:
     room_bytes: float | None = None
     """What its activations may take where several modules share a device; else all that is left."""
     step_bytes: float | None = None
-    """The same of all its microbatches of a step, where it keeps them."""
+    """The same of all its microbatches of a step or round, where it keeps them."""
 
     @property
     def gpus(self) -> int:
@@ -99,6 +99,8 @@ class Choice:
     """What data-parallel ranks share: states of the optimizer (zero2), all states (zero3), or none."""
     extras: Mapping[str, int | str] = field(default_factory=dict)
     """Options of the layout."""
+    rounds: int = 1
+    """Colocated: times that a step goes through all phases, since memory does not hold it at once."""
     exchange: tuple[tuple[int, int], ...] = ()
     """Grouped: picoseconds of the all-to-alls of each degree, for each token of a rank."""
 

@@ -6,7 +6,7 @@ from heapq import nsmallest
 from itertools import product
 from typing import Final
 
-from trainclient.orchestrate.choice import KEPT, MICROBATCHES, Choice, NoLayoutError, Placed, Problem, divisors
+from trainclient.orchestrate.choice import KEPT, MICROBATCHES, Choice, NoLayoutError, Placed, Problem, at_least, divisors
 from trainclient.orchestrate.costs import Option, gathering_ns, shard_bytes
 from trainclient.orchestrate.lacking import too_large
 
@@ -18,7 +18,8 @@ def colocated(problem: Problem) -> list[Choice]:
     """The best of all degrees, microbatches, and modules that compute activations again.
 
     States are shared in one of two ways: zero2 gathers weights once a step and keeps them whole; zero3 gathers them
-    block by block for every microbatch, beside computing.
+    block by block for every microbatch, beside computing. A step that memory does not hold goes through its phases in
+    as few rounds as it holds, as servers plan it.
 
     Raises:
         NoLayoutError: nothing fits.
@@ -35,8 +36,8 @@ def colocated(problem: Problem) -> list[Choice]:
         f"colocated: a device has to hold at least {least.memory_bytes / 1e9:.1f} GB, on {least.gpus} GPUs, of which "
         f"{least.states / 1e9:.1f} are weights, gradients and optimizer states, and has "
         f"{problem.cluster.memory_bytes / 1e9:.1f}: {(least.memory_bytes - problem.cluster.memory_bytes) / 1e9:.1f} GB "
-        "too little, since modules with phases of others behind them keep a whole step: use more GPUs, or lower "
-        "global-batch"
+        "too little, with no more than a microbatch of each rank in a round: use more GPUs or such with more memory, "
+        "lower seq-len or the patches of images, or freeze a module"
     )
 
 
@@ -47,10 +48,12 @@ class _Run:
     options: tuple[Option, ...]
     dp: int
     microbatch: int
+    rounds: int
     waves: int
+    """Microbatches of each rank, in all rounds."""
     sharding: str
     keeps: tuple[bool, ...]
-    """Whether a module keeps all its microbatches of a step."""
+    """Whether a module keeps all its microbatches of a round."""
     states: float
     held: tuple[float, ...]
     """Bytes of activations of each module."""
@@ -88,27 +91,30 @@ def _runs(problem: Problem) -> Iterator[_Run]:
 
 
 def _run(problem: Problem, chosen: tuple[Option, ...], dp: int, microbatch: int, sharding: str, hops: float) -> _Run:
-    cluster, waves, whole = (
-        problem.cluster,
-        problem.workload.stream.global_batch // (dp * microbatch),
-        sharding == "zero2",
-    )
+    cluster, batch, whole = problem.cluster, problem.workload.stream.global_batch, sharding == "zero2"
     keeps = tuple(o.network.gradient_passes > 0 and _is_left(o, chosen) for o in chosen)
     rows = [max(microbatch * o.load.rows, _largest(problem, o)) for o in chosen]
-    computing = tuple(o.fixed_ns + microbatch * o.sequence_ns for o in chosen)
+    states = sum(shard_bytes(o, dp, whole) for o in chosen)
+    work = max(n * o.work_bytes for n, o in zip(rows, chosen, strict=True))
+    # Of the microbatches of a round, and beside them.
+    kept = [SPREAD * batch / dp * o.sequence_bytes * keep for o, keep in zip(chosen, keeps, strict=True)]
+    beside = [o.unit_bytes * (_largest(problem, o) if keep else n)
+              for n, o, keep in zip(rows, chosen, keeps, strict=True)]  # fmt: skip
+    fewest = batch // (dp * microbatch)
+    rounds = min(fewest, at_least(sum(kept), cluster.memory_bytes - states - work - sum(beside))) if any(kept) else 1
+    waves = rounds * -(-fewest // rounds)
+    computing = tuple(o.fixed_ns + batch / (dp * waves) * o.sequence_ns for o in chosen)
     return _Run(
         options=chosen,
         dp=dp,
         microbatch=microbatch,
+        rounds=rounds,
         waves=waves,
         sharding=sharding,
         keeps=keeps,
-        states=sum(shard_bytes(o, dp, whole) for o in chosen),
-        held=tuple(
-            o.unit_bytes * (SPREAD * waves * microbatch * o.load.rows + _largest(problem, o) if keep else n)
-            for n, o, keep in zip(rows, chosen, keeps, strict=True)
-        ),
-        work=max(n * o.work_bytes for n, o in zip(rows, chosen, strict=True)),
+        states=states,
+        held=tuple(k / rounds + b for k, b in zip(kept, beside, strict=True)),
+        work=work,
         computing=computing,
         waiting=tuple(
             0.0 if whole else max(0.0, gathering_ns(o, dp, cluster) - c) for o, c in zip(chosen, computing, strict=True)
@@ -139,7 +145,9 @@ def _choice(problem: Problem, run: _Run) -> Choice:
         "rows between phases": run.hops,
         "gradients": run.sync,
     }
-    return Choice("colocated", modules, run.gpus, run.microbatch, run.waves, run.step_ns, parts, run.sharding)
+    return Choice(
+        "colocated", modules, run.gpus, run.microbatch, run.waves, run.step_ns, parts, run.sharding, rounds=run.rounds
+    )
 
 
 def _largest(problem: Problem, option: Option) -> int:

@@ -26,7 +26,8 @@ def _row(solution: Solution, scored: Scored) -> list[str]:
     simulated = "-" if scored.simulated_ns is None else f"{scored.simulated_ns / 1e9:.3f}"
     return [
         choice.layout + ("" if scored.not_run is None else " *"), str(choice.gpus),
-        ", ".join(degrees(m) for m in choice.modules), str(choice.microbatch), str(choice.waves),
+        ", ".join(degrees(m) for m in choice.modules), str(choice.microbatch),
+        str(choice.waves) + (f" in {choice.rounds} rounds" if choice.rounds > 1 else ""),
         f"{choice.step_ns / 1e9:.3f}", simulated, f"{mfu(solution, scored):.1f}",
         f"{choice.memory_bytes / 1e9:.1f}", f"{100 * choice.bubble:.1f}",
     ]  # fmt: skip
@@ -127,6 +128,7 @@ def _choice_json(solution: Solution, scored: Scored) -> dict[str, Any]:
         "modules": {m.option.network.name: _module_json(m) for m in choice.modules},
         "microbatch": choice.microbatch,
         "waves": choice.waves,
+        "rounds": choice.rounds,
         "sharding": choice.sharding,
         "step_ns": round(choice.step_ns),
         "simulated_ns": None if scored.simulated_ns is None else round(scored.simulated_ns),
