@@ -7,7 +7,8 @@ run in three orders each: random (as the shuffled stream comes), DistTrain's Alg
 colocated modules as the stream comes, with images dealt out evenly, and as planned; contrastive towers as the stream
 comes, and spread over ranks, with one contrastive batch after the other and with DISTMM-Pipe; sequence-parallel groups
 of the largest degree as the stream comes, the same balanced and in order, and of unequal degrees. Printed is the
-measured time of a step over the simulated one, the median of some steps, and the orders of merit.
+measured time of a step over the simulated one, the median of some steps, what that is for each operation of a process
+(an encoder's, backbone's or generator's pass of one microbatch), and the orders of merit.
 """
 
 import argparse
@@ -27,12 +28,19 @@ from slept_steps import slept_steps
 
 from dataserver.cli.jobs import open_job
 from dataserver.planning.planner import explain
+from trainclient.topology.places import Topology
 
 Data = dict[str, Any]
 WITHIN = 0.03
 """How far a measured step may be from the simulated one."""
-MEASURED_MS = 4000
-"""Steps in random order sleep about so long, so that the trainer's own work is small beside it."""
+MEASURED_MS = 8000
+"""Steps in random order sleep about so long, in every layout.
+
+A process sleeps for its operations one by one, so that its own work comes on top of each on the step's longest path:
+Python, messages and waking up take 1 to 3 ms with more processes than cores, and some 7 where four ranks meet at both
+ends of a pass. A device computes meanwhile. Of colocated modules 96 operations follow one another, which makes that 3
+to 4 % of a step of 4 s and says nothing of what was simulated; so operations sleep 65 ms at least on average.
+"""
 ORDERS: Mapping[str, Mapping[str, Any]] = {
     "random": {"layout": {"order": "none"}, "balance": {"encoder": "even", "backbone": "none", "generator": "even"}},
     "algorithm_2": {"layout": {"order": "disttrain"}, "balance": {}},
@@ -110,11 +118,14 @@ def job(shape: Mapping[str, Any], order: Mapping[str, Any], steps: int) -> Data:
     return spec
 
 
-def simulate(file: Path, located: tuple[str, str], steps: int) -> list[float]:
-    """Simulated milliseconds of each step of a job; the file is filled in."""
+def simulate(file: Path, located: tuple[str, str], steps: int) -> tuple[list[float], float]:
+    """Simulated milliseconds of each step of a job, and operations of a process in it; the file is filled in."""
     planner = open_job(file, (located[0],), (located[1],), (), (), None)
     file.write_text(planner.job.text)
-    return [explain(planner.job, planner.plan(step)).after.makespan_ns / 1e6 for step in range(steps)]
+    found = [explain(planner.job, planner.plan(step)).after for step in range(steps)]
+    operations = statistics.fmean(2 * after.pipeline.forward_ns.size for after in found)
+    processes = Topology.of(planner.job.spec).world_size
+    return [after.makespan_ns / 1e6 for after in found], operations / processes
 
 
 def measure_shape(
@@ -125,7 +136,8 @@ def measure_shape(
     files = {order: folder / f"{order}.json" for order in orders}
     for order, file in files.items():
         file.write_text(json.dumps(job(SHAPES[name], orders[order], steps)))
-    simulated = {order: simulate(file, located, steps) for order, file in files.items()}
+    found = {order: simulate(file, located, steps) for order, file in files.items()}
+    simulated = {order: times for order, (times, _) in found.items()}
     scale = max(1, ceil(MEASURED_MS / statistics.fmean(simulated["random"])))
     measured = slept_steps(
         processes,
@@ -143,9 +155,13 @@ def measure_shape(
         for order in orders
     }
     for order, ratio in ratios.items():
-        shown = f"{ratio:.3f} x simulated ({statistics.fmean(simulated[order]):.1f} ms, {scale} x slower)"
+        mean, operations = statistics.fmean(simulated[order]), found[order][1]
+        over = (ratio - 1) * mean * scale / operations
+        shown = (
+            f"{ratio:.3f} x simulated ({mean:.1f} ms, {scale} x slower), {over:+.1f} ms x {operations:.0f} operations"
+        )
         yield Row(f"{name}: {order}", shown, f"within {WITHIN:.0%}", abs(ratio - 1) <= WITHIN)
-    merit = [sorted(orders, key=lambda o: statistics.fmean(found[o])) for found in (simulated, measured)]
+    merit = [sorted(orders, key=lambda o: statistics.fmean(times[o])) for times in (simulated, measured)]
     yield Row(f"{name}: fastest first", " < ".join(merit[1]), " < ".join(merit[0]), merit[0] == merit[1])
 
 

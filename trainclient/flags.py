@@ -38,5 +38,6 @@ def parse(parsed: Callable[[list[str]], Any], arguments: list[str], prog: str) -
         reason = f"{word} is unknown" + (f"; did you mean {near[0]}?" if near else "")
     elif found := re.fullmatch(r"Error parsing (\S+): \d+ validation errors? for \w+ (.*)", reason):  # of pydantic
         problems = re.findall(r"(\S+) (.+?) \[type=.+?\] For further information visit \S+", found[2])
-        reason = "; ".join(f"{found[1]}.{field}: {problem}" for field, problem in problems) or reason
+        within = "" if found[1][:1].isupper() else f"{found[1].removeprefix('--')}."  # of a class: options of its own
+        reason = "; ".join(f"--{within}{field.replace('_', '-')}: {problem}" for field, problem in problems) or reason
     raise ValueError(f"{reason}; `{prog} --help` lists the options")

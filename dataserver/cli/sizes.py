@@ -9,7 +9,7 @@ import tyro
 from dataserver.cli.arguments import MaybePath, tokenizer_files
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import Dataset
-from dataserver.jobs import Rules, size_histogram
+from dataserver.jobs import Rules, size_histogram, thinned
 from dataserver.planning.jobspec import Sizing
 from dataserver.preprocessing import BYTES, load_tokenizer
 
@@ -27,7 +27,8 @@ def sizes(
 ) -> None:
     """Write how many samples of a dataset have which size, for `trainclient orchestrate --sizes`.
 
-    Reads the dataset's index; no image is decoded. Texts are counted with those of nearly as many tokens.
+    Reads the dataset's index; no image is decoded. Texts are counted with those of nearly as many tokens, and
+    of more than 20,000 sizes some stand for those around them.
 
     Args:
         path: Folder of shards.
@@ -49,11 +50,13 @@ def sizes(
     dataset = Dataset.open(path, index_dir, quarantine)
     rules = Rules(digest, Sizing(patch=patch, merge=merge, max_patches=max_patches), filter, dataset.quarantine)
     with progress_bar("counting sizes") as report:
-        found = size_histogram(dataset, rules, report)
+        counted = size_histogram(dataset, rules, report)
+    found = thinned(counted)
     samples = [
         {"count": count, "text_tokens": tokens, "patches": list(patches)}
         for (tokens, patches), count in sorted(found.items())
         if tokens or patches
     ]
     output.write_text(json.dumps({"samples": samples}) + "\n")
-    print(f"{sum(found.values())} samples of {len(samples)} sizes are in {output}")
+    of = "" if len(found) == len(counted) else f", which stand for {len(counted)}"
+    print(f"{sum(found.values())} samples of {len(samples)} sizes{of} are in {output}")

@@ -9,7 +9,7 @@ from dataserver.jobs.errors import (
     TokenizerUnknownError,
 )
 from dataserver.jobs.filling import fill_job
-from dataserver.jobs.histogram import size_histogram
+from dataserver.jobs.histogram import size_histogram, thinned
 from dataserver.jobs.kept import Kept
 from dataserver.jobs.measures import keep_measure
 from dataserver.jobs.measuring import Rules
@@ -36,4 +36,5 @@ __all__ = [
     "keep_measure",
     "quarantine_digest",
     "size_histogram",
+    "thinned",
 ]

@@ -14,6 +14,9 @@ from dataserver.planning.sizing import patch_grids
 TEXT_BITS: Final = 5
 """Texts are counted with those whose tokens agree in so many leading binary digits, so within some percent."""
 
+MOST_SIZES: Final = 20_000
+"""Sizes that are told apart: more make the choice of a layout no better, and slower."""
+
 Size = tuple[int, tuple[int, ...]]
 """Text tokens of a sample, and the patches of each of its images."""
 
@@ -36,6 +39,26 @@ def size_histogram(dataset: Dataset, rules: Rules, progress: Callable[[int, int]
             found[_leading(texts[row]), tuple(patches[offsets[row] : offsets[row + 1]])] += 1
         progress(number, len(dataset.shards))
     return found
+
+
+def thinned(found: Counter[Size], most: int = MOST_SIZES) -> Counter[Size]:
+    """As many samples of at most so many sizes: some in the order of sizes stand for those around them.
+
+    Those with the longest text, the largest image and the most patches stay, since memory goes by them.
+    """
+    if len(found) <= most:
+        return found
+    sizes = sorted(found)
+    largest = {max(sizes, key=lambda s: s[0]), max(sizes, key=lambda s: max(s[1], default=0)),
+               max(sizes, key=lambda s: sum(s[1]))}  # fmt: skip
+    ends, number = np.cumsum([found[s] for s in sizes]), most - len(largest)
+    total = int(ends[-1]) - len(largest)
+    bounds = np.arange(number + 1) * total // number
+    chosen = np.searchsorted(ends, (bounds[:-1] + bounds[1:]) // 2, side="right")
+    kept = Counter(largest)
+    for at, count in zip(chosen.tolist(), np.diff(bounds).tolist(), strict=True):
+        kept[sizes[at]] += count
+    return kept
 
 
 def _leading(tokens: int) -> int:

@@ -5,11 +5,12 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 from cli.server_process import refused, run
 from shards import write_pairs
 
 from dataserver.dataset import Dataset
-from dataserver.jobs.histogram import _leading
+from dataserver.jobs.histogram import _leading, thinned
 from dataserver.planning.jobspec import Sizing
 from dataserver.planning.sizing import patch_grid
 from dataserver.preprocessing import load_tokenizer
@@ -38,6 +39,22 @@ def test_texts_keep_their_leading_digits() -> None:
     for tokens in [*range(70), 1000, 65_535]:
         assert abs(_leading(tokens) - tokens) <= tokens / 16
         assert np.binary_repr(_leading(tokens)).rstrip("0").__len__() <= 5
+
+
+def test_of_many_sizes_some_stand_for_those_around_them() -> None:
+    random = np.random.default_rng(7)
+    drawn = zip(random.geometric(0.02, 5000).tolist(), random.integers(1, 300, (5000, 2)).tolist(), strict=True)
+    found = Counter({(tokens, tuple(4 * p for p in patches)): int(tokens) for tokens, patches in drawn})
+    assert thinned(found, len(found)) == found
+    less = thinned(found, 400)
+    assert len(less) <= 400
+    assert less.keys() <= found.keys()
+    assert sum(less.values()) == sum(found.values())
+    for size in (lambda s: s[0], lambda s: sum(s[1])):
+        means = [sum(size(s) * count for s, count in f.items()) / sum(f.values()) for f in (found, less)]
+        assert means[1] == pytest.approx(means[0], rel=0.03)
+    for most in (lambda s: s[0], lambda s: max(s[1]), lambda s: sum(s[1])):
+        assert max(map(most, less)) == max(map(most, found))
 
 
 def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def all_colocated(problem: Problem) -> float:
 
 def test_colocated_equals_all_ways_one_by_one() -> None:
     checked = in_rounds = 0
-    for seed in range(12):
+    for seed in range(8):
         problem = random_problem(seed, 16)
         if all_colocated(problem) == float("inf"):
             with pytest.raises(NoLayoutError):
@@ -102,7 +102,7 @@ def test_colocated_equals_all_ways_one_by_one() -> None:
                 found = colocated(one)
                 assert found[0].step_ns == pytest.approx(best, rel=1e-9)
                 in_rounds += found[0].rounds > 1
-    assert checked > 8
+    assert checked > 6
     assert in_rounds
 
 
@@ -159,6 +159,11 @@ def test_towers_with_degrees_of_their_own_beat_equal_ones() -> None:
     assert "idle" in reason(equal, best) or "compute" in reason(equal, best) or "GPUs" in reason(equal, best)
     block = execution_block(problem, best)
     assert simulated_ns(problem, best, block, 1) == pytest.approx(best.step_ns, rel=0.35)
+    frozen = replace(problem, networks=(replace(problem.networks[0], frozen=True), problem.networks[1]))
+    less = contrastive(frozen)[0]
+    assert less.step_ns < best.step_ns
+    assert execution_block(frozen, less)["modules"][0]["frozen"]
+    assert simulated_ns(frozen, less, execution_block(frozen, less), 1) == pytest.approx(less.step_ns, rel=0.35)
     with pytest.raises(NoLayoutError, match="fits no device"):
         contrastive(towers(memory_gb=2))
 

@@ -58,8 +58,30 @@ def test_a_config_of_hugging_face_is_read(tmp_path: Path) -> None:
     assert read_network("backbone", str(file)).size == wanted
     assert read_network("encoder", str(file)).size == ModelSize(27, 1152, 4304, 16, 16)
     qwen = {"model_type": "qwen2_vl", "depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4}
-    file.write_text(json.dumps({"model_type": "qwen2_vl", "vision_config": qwen}))
+    file.write_text(json.dumps({**LLAMA, "head_dim": None, "model_type": "qwen2_vl", "vision_config": qwen}))
     assert read_network("encoder", str(file)).size == MODELS["encoder"]["vit-h"]
+    assert read_network("backbone", str(file)).size == wanted
+    for ratio in ("4", float("inf"), float("nan"), 0, True):
+        file.write_text(json.dumps({"model_type": "qwen2_vl", "vision_config": qwen | {"mlp_ratio": ratio}}))
+        with pytest.raises(NetworkError, match=r"mlp_ratio is .*; a number above 0 is required"):
+            read_network("encoder", str(file))
+
+
+def test_towers_are_read_from_one_config(tmp_path: Path) -> None:
+    file, text = tmp_path / "config.json", {**SIGLIP, "num_hidden_layers": 12}
+    for family in ("siglip", "clip"):
+        named = [
+            {**sizes, "model_type": f"{family}_{kind}_model"} for kind, sizes in (("vision", SIGLIP), ("text", text))
+        ]
+        whole = {"model_type": family, "vision_config": named[0], "text_config": named[1]}
+        for towers in (
+            {},
+            {"vision_config": SIGLIP | {"model_type": family}, "text_config": text | {"model_type": family}},
+        ):
+            file.write_text(json.dumps(whole | towers))
+            assert read_network("tower", str(file), "image", "image").size == ModelSize(27, 1152, 4304, 16, 16)
+            assert read_network("tower", str(file), "text", "text").size == ModelSize(12, 1152, 4304, 16, 16)
+        assert read_network("encoder", str(file)).size.layers == 27
 
 
 def test_sizes_in_yaml_are_read(tmp_path: Path) -> None:
@@ -71,10 +93,11 @@ def test_sizes_in_yaml_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model_type": "mamba"}, "model_type is 'mamba'; for a module of kind backbone one of llama, mistral, qwen2"),
+        ({"model_type": "mamba"}, "model_type is 'mamba'; of backbones llama, mistral, qwen2"),
         ({"head_dim": 128}, "head_dim is 128"),
-        ({"num_attention_heads": 30}, "heads must divide the width"),
-        ({"hidden_size": "2048"}, "width is '2048'; an integer"),
+        ({"num_attention_heads": 30, "num_key_value_heads": None}, "heads must divide the width"),
+        ({"hidden_size": "2048"}, "hidden_size is '2048'; integers"),
+        ({"hidden_size": None}, "hidden_size of backbone 'llama' are missing"),
         ({"num_hidden_layers": 0}, "layers is 0; an integer"),
     ],
 )
@@ -101,6 +124,12 @@ def test_degrees_divide_heads_and_groups() -> None:
     assert {o.tp for o in options(odd, load, devices)} == {1}
     assert {o.tp for o in options(network, load, devices, 1)} == {1}
     assert {o.recompute for o in options(replace(network, frozen=True), load, devices)} == {False}
+
+
+def test_a_model_whose_times_no_job_can_say_is_refused() -> None:
+    huge = Network("backbone", "backbone", ModelSize(1 << 20, 1 << 20, 1 << 20, 64, 64, 1000))
+    with pytest.raises(ValueError, match=r"module backbone has [\d,]+B parameters in 1048576 layers.*check its sizes"):
+        options(huge, Load(1, 100, 10_000, 100), cluster("h100", 8))
 
 
 def test_narrow_shares_and_sums_cost() -> None:

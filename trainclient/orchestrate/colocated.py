@@ -6,7 +6,16 @@ from heapq import nsmallest
 from itertools import product
 from typing import Final
 
-from trainclient.orchestrate.choice import KEPT, MICROBATCHES, Choice, NoLayoutError, Placed, Problem, at_least, divisors
+from trainclient.orchestrate.choice import (
+    KEPT,
+    MICROBATCHES,
+    Choice,
+    NoLayoutError,
+    Placed,
+    Problem,
+    at_least,
+    divisors,
+)
 from trainclient.orchestrate.costs import Option, gathering_ns, shard_bytes
 from trainclient.orchestrate.lacking import too_large
 

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, parse_yaml
+from dataserver.planning.jobspec import Stream as JobStream
+from dataserver.planning.jobspec import describe as describe_job
 from trainclient.flags import parse
 from trainclient.orchestrate.choice import Problem
 from trainclient.orchestrate.cluster import cluster
@@ -23,6 +25,7 @@ from trainclient.orchestrate.networks import Network, read_network
 from trainclient.orchestrate.picture import SUFFIXES, draw
 from trainclient.orchestrate.profile import costs_of, read_profile
 from trainclient.orchestrate.report import HEADINGS, advice, as_json, reasons, rows
+from trainclient.orchestrate.rescoring import stream_block
 from trainclient.orchestrate.solving import Solution, solve
 from trainclient.orchestrate.workload import Stream, read_sizes, workload
 from trainclient.training.config import describe
@@ -62,7 +65,7 @@ class Orchestrate(Options):
     contrastive_batch: MaybeInt = None
     """Contrastive training: samples that one loss couples; by default all of the global batch."""
     frozen: tuple[str, ...] = ()
-    """Modules that are not trained, by their names: encoder, backbone, generator."""
+    """Modules that are not trained, by their names: encoder, backbone, generator; image, text."""
     gpu: str = "h100"
     """Kind of GPU: a800, h100 or h200."""
     gpus: Annotated[int, Field(ge=1)] = 8
@@ -177,6 +180,11 @@ def problem(options: Orchestrate) -> Problem:
     )
     table = None if options.profile is None else costs_of(read_profile(options.profile), models, devices)
     found = Problem(models, devices, workload(read_sizes(options.sizes), stream), table, options.max_tp)
+    data = stream_block(found)
+    try:
+        JobStream.model_validate(data)
+    except ValidationError as error:
+        raise OrchestrateError(f"no job has such a stream: {describe_job(error, data, JobStream)}") from None
     for network in found.networks:
         if not found.workload.load(network).rows:
             raise OrchestrateError(
@@ -214,16 +222,23 @@ def _stream(options: Orchestrate) -> Stream:
 
 
 def _towers(options: Orchestrate) -> tuple[Network, ...]:
-    others = [k for k in ("encoder", "backbone", "generator") if getattr(options, k) is not None]
-    if options.image_tower is None or options.text_tower is None or others or options.frozen:
-        raise OrchestrateError(
-            "contrastive training has --image-tower and --text-tower, and neither other modules nor frozen ones; given "
-            f"are {[*others, *('frozen' for _ in options.frozen[:1])]} besides"
-        )
-    return (
-        read_network("tower", options.image_tower, "image", "image"),
-        read_network("tower", options.text_tower, "text", "text"),
-    )
+    others = [f"--{k}" for k in ("encoder", "backbone", "generator") if getattr(options, k) is not None]
+    if options.image_tower is None or options.text_tower is None:
+        raise OrchestrateError("contrastive training has two towers, --image-tower and --text-tower; give both")
+    if others:
+        raise OrchestrateError(f"contrastive training has no modules beside the towers; leave {', '.join(others)} out")
+    towers = {"image": options.image_tower, "text": options.text_tower}
+    _check_frozen(options, list(towers))
+    read = (read_network("tower", model, name, name) for name, model in towers.items())
+    return tuple(replace(n, frozen=n.name in options.frozen) for n in read)
+
+
+def _check_frozen(options: Orchestrate, modules: Sequence[str]) -> None:
+    unknown = sorted(set(options.frozen) - set(modules))
+    if unknown:
+        raise OrchestrateError(f"--frozen names {unknown}; the model has {list(modules)}")
+    if set(modules) <= set(options.frozen):
+        raise OrchestrateError("--frozen names all modules, so nothing would be trained; leave one out")
 
 
 def networks(options: Orchestrate) -> tuple[Network, ...]:
@@ -233,11 +248,7 @@ def networks(options: Orchestrate) -> tuple[Network, ...]:
     given = {"encoder": options.encoder, "backbone": options.backbone, "generator": options.generator}
     if options.backbone is None:
         raise OrchestrateError("--backbone is missing: a preset, a config.json, or a .yaml file of sizes")
-    unknown = sorted(set(options.frozen) - {kind for kind, value in given.items() if value is not None})
-    if unknown:
-        raise OrchestrateError(
-            f"--frozen names {unknown}; the model has {[k for k, v in given.items() if v is not None]}"
-        )
+    _check_frozen(options, [kind for kind, value in given.items() if value is not None])
     found: list[Network] = []
     for kind, value in given.items():
         if value is not None:
@@ -249,8 +260,6 @@ def networks(options: Orchestrate) -> tuple[Network, ...]:
                     condition_width=width,
                 )
             )  # fmt: skip
-    if all(n.frozen for n in found):
-        raise OrchestrateError("--frozen names all modules, so nothing would be trained; leave one out")
     return tuple(found)
 
 

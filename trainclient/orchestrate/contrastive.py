@@ -39,19 +39,19 @@ def _placed(problem: Problem, layout: str) -> list[Choice]:
     cluster, stream = problem.cluster, problem.workload.stream
     batch = stream.contrastive_batch or stream.global_batch
     devices = TowerCluster(cluster.gpus, cluster.gpus_per_node, cluster.memory_bytes)
-    options = {(n.name, o.tp, o.recompute): o for n in problem.networks for o in problem.options(n)}
     best: Choice | None = None
     refusal = ""
     for recompute in (False, True):
-        profiles = [_profile(problem, [o for o in options.values() if o.network is n and o.recompute is recompute])
-                    for n in problem.networks]  # fmt: skip
+        options = {(n.name, o.tp): o for n in problem.networks for o in problem.options(n)
+                   if o.recompute is (recompute and n.gradient_passes > 0)}  # fmt: skip
+        profiles = [_profile(problem, [o for o in options.values() if o.network is n]) for n in problem.networks]
         place = place_in_parallel if layout == "contrastive" else place_equally
         try:
             plan = place(profiles, devices, batch)
         except ValueError as error:
             refusal = refusal or str(error)
             continue
-        made = _choice(problem, layout, plan, options, recompute, batch)
+        made = _choice(problem, layout, plan, options, batch)
         if best is None or made.step_ns < best.step_ns:
             best = made
     if best is None:
@@ -77,23 +77,23 @@ def _choice(
     problem: Problem,
     layout: str,
     plan: TowerPlan,
-    options: dict[tuple[str, int, bool], Option],
-    recompute: bool,
+    options: dict[tuple[str, int], Option],
     batch: int,
 ) -> Choice:
     count = problem.workload.stream.global_batch // batch
     modules = []
     for found in plan.towers:
-        option = options[found.name, found.tp, recompute]
+        option = options[found.name, found.tp]
         states = option.static_bytes(1) + option.optimizer_bytes(1)
         work = found.batch * option.load.rows * option.work_bytes
         wave = option.fixed_ns + found.batch * option.sequence_ns
         modules.append(Placed(option, found.replicas, 1, found.device_bytes, states, work, wave))
     gpus = sum(m.gpus for m in modules)
     interaction = _interaction_ns(problem, batch, gpus)
-    slowest = max(m.wave_ns for m in modules)
+    forwards = [m.wave_ns * 100 / (100 + m.option.cost.backward_percent) for m in modules]
+    slowest = max(forwards) + max(m.wave_ns - f for m, f in zip(modules, forwards, strict=True))
     parts = {
-        "waves": count * slowest,
+        "waves": count * slowest,  # all towers meet between forwards and backwards
         "interactions": count * interaction,
         "gradients": max(m.option.sync_ns(m.dp, 1, problem.cluster) for m in modules),
     }

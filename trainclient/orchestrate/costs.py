@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic import ValidationError
+
 from dataserver.planning.jobspec import LAYER_NS, Cost
 from trainclient.orchestrate.cluster import Cluster
 from trainclient.orchestrate.memory import BFLOAT16, Parameters, block_bytes, gathered_at_once, kept_bytes, logit_bytes
@@ -146,15 +148,25 @@ def analytic_cost(network: Network, tp: int, cluster: Cluster) -> Cost:
 
 
 def computed_cost(network: Network, tp: int, peak_flops_ns: float) -> Cost:
-    """What computing a device's share takes, without the sums over its peers."""
+    """What computing a device's share takes, without the sums over its peers.
+
+    Raises:
+        ValueError: the module is larger than jobs can say.
+    """
     share = EFFICIENCY * (network.size.width / tp) / (network.size.width / tp + HALF_WIDTH)
     rate = peak_flops_ns * share * tp
-    return Cost(
-        microbatch_ns=network.size.layers * LAYER_NS,
-        linear_ps=round(1_000 * network.row_flops / rate),
-        quadratic_fs=round(1_000_000 * network.pair_flops / (rate * ATTENTION)),
-        backward_percent=100 * network.gradient_passes,
-    )
+    try:
+        return Cost(
+            microbatch_ns=network.size.layers * LAYER_NS,
+            linear_ps=round(1_000 * network.row_flops / rate),
+            quadratic_fs=round(1_000_000 * network.pair_flops / (rate * ATTENTION)),
+            backward_percent=100 * network.gradient_passes,
+        )
+    except ValidationError:
+        raise ValueError(
+            f"module {network.name} has {network.parameters / 1e9:,.0f}B parameters in {network.size.layers} layers of "
+            f"width {network.size.width}; its times are beyond what a job can say: check its sizes"
+        ) from None
 
 
 def with_reductions(network: Network, tp: int, cluster: Cluster, computed: Cost) -> Cost:

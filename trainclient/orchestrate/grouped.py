@@ -7,6 +7,8 @@ from itertools import product
 from math import ceil
 from typing import Final
 
+import numpy as np
+
 from dataserver.planning.grouped.compositions import MAX_COMPOSITIONS, check_compositions
 from dataserver.planning.jobspec import PLAN_LIMITS
 from trainclient.orchestrate.choice import KEPT, Choice, NoLayoutError, Placed, Problem, insert
@@ -148,21 +150,19 @@ def _groups(
     if tokens * largest < stream.seq_len:
         return None
     work = tokens * option.work_bytes
-    lengths = problem.workload.lengths()
-    mean = sum(w * n for w, n, _ in lengths)
+    share, lengths, squares = problem.workload.lengths
+    mean = float(share @ lengths)
     waves = finer * max(1, ceil(stream.global_batch * mean / (ranks * tokens)))
     needed = _power(ranks * waves / stream.global_batch)
     if needed > largest:
         return None  # fewer sequences than groups
-    total, longest = 0.0, 0.0
     both = (100 + option.cost.backward_percent) / 100
     exchanged = 1.0 if option.network.gradient_passes else 0.5  # forward alone
-    for weight, n, squares in lengths:
-        degree = max(smallest, needed, _power(n / tokens))
-        time = both * (option.cost.linear_ps * n / 1e3 + option.cost.quadratic_fs * squares / 1e6)
-        time += exchanged * exchange_ps(problem, option, degree) * n / 1e3
-        total += weight * time * stream.global_batch
-        longest = max(longest, time / largest)
+    times = both * (option.cost.linear_ps * lengths / 1e3 + option.cost.quadratic_fs * squares / 1e6)
+    own = np.ceil(np.log2(np.maximum(max(smallest, needed), np.ceil(lengths / tokens - 1e-9)))).astype(np.int64)
+    token_ps = np.array([exchange_ps(problem, option, 1 << p) for p in range(largest.bit_length())])
+    times += exchanged * token_ps[own] * lengths / 1e3
+    total, longest = stream.global_batch * float(share @ times), float(times.max()) / largest
     computing = option.fixed_ns + max(total / (ranks * waves), longest)
     waiting = 0.0 if whole else gathering_ns(option, ranks, cluster)
     stage = computing + waiting

@@ -27,17 +27,26 @@ _LLAMA: Final = {
     "vocab_size": "vocab_size",
 }
 _SQUARE: Final = {name: _LLAMA[name] for name in ("layers", "width", "mlp_width", "heads")}
-_FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
-    "llama": ("backbone", _LLAMA),
-    "qwen2": ("backbone", _LLAMA),
-    "mistral": ("backbone", _LLAMA),
-    "clip_vision_model": ("encoder", _SQUARE),
-    "siglip_vision_model": ("encoder", _SQUARE),
-    "qwen2_vl": ("encoder", {"layers": "depth", "width": "embed_dim", "heads": "num_heads"}),
+_DEEP: Final = {"layers": "depth", "width": "hidden_size", "mlp_width": "intermediate_size", "heads": "num_heads"}
+_QWEN2_VL: Final = {"layers": "depth", "width": "embed_dim", "heads": "num_heads"}
+_LLAMAS: Final = ("llama", "mistral", "qwen2", "qwen3", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text",
+                  "qwen3_vl_text")  # fmt: skip
+_SQUARES: Final = ("clip_vision_model", "idefics3_vision", "siglip_vision_model", "siglip2_vision_model")
+_TEXTS: Final = ("clip_text_model", "siglip_text_model", "siglip2_text_model")
+_FAMILIES: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = {
+    "backbone": dict.fromkeys(_LLAMAS, _LLAMA),
+    "encoder": {**dict.fromkeys(_SQUARES, _SQUARE), "qwen2_vl": _QWEN2_VL, "qwen2_vl_vision": _QWEN2_VL,
+                "qwen3_vl_vision": _DEEP},
+    "text tower": dict.fromkeys(_TEXTS, _SQUARE),
+}  # fmt: skip
+"""By what a module is, each `model_type` whose blocks cost as ours do, and what it calls the fields of `ModelSize`."""
+_PARTS: Final = {"encoder": "vision_config", "backbone": "text_config", "text tower": "text_config"}
+"""Where the `config.json` of a model of several modules has that of one; without a `model_type` it is the whole's."""
+_WHOLE: Final = {
+    "clip": {"encoder": "clip_vision_model", "text tower": "clip_text_model"},
+    "siglip": {"encoder": "siglip_vision_model", "text tower": "siglip_text_model"},
+    "siglip2": {"encoder": "siglip2_vision_model", "text tower": "siglip2_text_model"},
 }
-"""By `model_type`: the kind of module, and what the fields of `ModelSize` are called."""
-_PARTS: Final = {"encoder": "vision_config", "backbone": "text_config"}
-"""Where the `config.json` of a model of several modules has that of a kind."""
 
 
 class NetworkError(ValueError):
@@ -121,7 +130,8 @@ def read_network(kind: str, given: str, name: str | None = None, modality: str |
     if given in MODELS[kind]:
         size = MODELS[kind][given]
     elif path.is_dir() or path.suffix == ".json":
-        size = _from_config(kind, path / "config.json" if path.is_dir() else path)
+        what = {"image": "encoder", "text": "text tower"}.get(modality or "", kind)
+        size = _from_config(what, path / "config.json" if path.is_dir() else path)
     elif path.suffix in (".yaml", ".yml"):
         size = _from_sizes(path, _read(path))
     else:
@@ -146,29 +156,38 @@ def _read(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _from_config(kind: str, path: Path) -> ModelSize:
+def _from_config(what: str, path: Path) -> ModelSize:
     whole = _read(path)
-    part = whole.get(_PARTS.get(kind, ""))
+    part = whole.get(_PARTS.get(what, ""))
     data = part if isinstance(part, dict) else whole
-    model_type = str(data.get("model_type", whole.get("model_type")))
-    names = {"siglip": "siglip_vision_model", "clip": "clip_vision_model"}
-    found_kind, keys = _FAMILIES.get(names.get(model_type, model_type), ("", {}))
-    wanted = "encoder" if kind == "tower" else kind
-    if found_kind != wanted:
-        known = sorted(name for name, (of, _) in _FAMILIES.items() if of == wanted)
+    given = str(data.get("model_type", whole.get("model_type")))
+    known = _FAMILIES.get(what, {})
+    keys = known.get(_WHOLE.get(given, {}).get(what, given))
+    if keys is None:
         raise NetworkError(
-            f"{path}: model_type is {model_type!r}; for a module of kind {kind} one of {', '.join(known) or 'none'} is "
-            "understood: give its sizes in a .yaml file instead (layers, width, mlp_width, heads, groups)"
+            f"{path}: model_type is {given[:80]!r}; of {what}s {', '.join(sorted(known)) or 'none'} are understood: "
+            "give the sizes in a .yaml file instead (layers, width, mlp_width, heads, groups, vocab_size)"
         )
-    sizes = {ours: data[theirs] for ours, theirs in keys.items() if theirs in data}
-    if "mlp_ratio" in data and "mlp_width" not in sizes and isinstance(sizes.get("width"), int):
-        sizes["mlp_width"] = int(sizes["width"] * data["mlp_ratio"])
-    size = _from_sizes(path, sizes)
-    head = data.get("head_dim", size.width // size.heads)
-    if head != size.width // size.heads:
+    sizes = {ours: data[theirs] for ours, theirs in keys.items() if data.get(theirs) is not None}
+    missing = [keys[name] for name in ("layers", "width", "heads") if name not in sizes]
+    if missing:
         raise NetworkError(
-            f"{path}: head_dim is {head!r}; hidden_size / num_attention_heads = {size.width // size.heads} is needed, "
-            "since times are those of heads that make up the width"
+            f"{path}: {', '.join(missing)} of {what} {given[:80]!r} are missing; give a whole config.json"
+        )
+    wrong = [f"{keys[name]} is {value!r:.40}" for name, value in sizes.items() if type(value) is not int]
+    if wrong:
+        raise NetworkError(f"{path}: {', '.join(wrong)}; integers are required")
+    if "mlp_width" not in keys:
+        ratio = data.get("mlp_ratio", 4)
+        if type(ratio) not in (int, float) or not 0 < ratio <= MAX_SIZE:
+            raise NetworkError(f"{path}: mlp_ratio is {ratio!r:.40}; a number above 0 is required")
+        sizes["mlp_width"] = int(sizes["width"] * ratio)
+    size = _from_sizes(path, sizes)
+    head = data.get("head_dim")
+    if head not in (None, size.width // size.heads):
+        raise NetworkError(
+            f"{path}: head_dim is {head!r:.40}; hidden_size / num_attention_heads = {size.width // size.heads} is "
+            "needed, since times are those of heads that make up the width"
         )
     return size
 
@@ -181,7 +200,7 @@ def _from_sizes(path: Path, data: Mapping[str, Any]) -> ModelSize:
         raise NetworkError(f"{path}: lacks {missing}, has the unknown {unknown}; {sorted(known)} are required")
     for name, value in values.items():
         if type(value) is not int or not (0 if name == "vocab_size" else 1) <= value <= MAX_SIZE:
-            raise NetworkError(f"{path}: {name} is {value!r}; an integer from 1 to {MAX_SIZE} is required")
+            raise NetworkError(f"{path}: {name} is {value!r:.40}; an integer from 1 to {MAX_SIZE} is required")
     size = ModelSize(**values)
     if size.width % size.heads or size.heads % size.groups:
         raise NetworkError(

@@ -3,11 +3,17 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dataserver.planning.jobspec import TextError, parse_yaml
 from trainclient.orchestrate.networks import Network
+
+F64 = NDArray[np.float64]
 
 MARKS: Final = 2
 """BOS and EOS of a sample, BOI and EOI of an image, BOS and BOI before an image to generate (`planning.sizing`)."""
@@ -60,14 +66,14 @@ class Load:
     """Rows of the largest item that there is."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Workload:
-    """Samples and the stream that they make up."""
+    """Samples and the stream that they make up; what follows from many sizes is found once."""
 
     sizes: tuple[SampleSize, ...]
     stream: Stream
 
-    @property
+    @cached_property
     def samples_per_sequence(self) -> float:
         """Of those that are packed."""
         if not self.stream.packed:
@@ -78,6 +84,16 @@ class Workload:
 
     def load(self, network: Network) -> Load:
         """What a sequence holds for a module."""
+        kind = network.kind, network.modality
+        if kind not in self._loads:
+            self._loads[kind] = self._load(network)
+        return self._loads[kind]
+
+    @cached_property
+    def _loads(self) -> dict[tuple[str, str | None], Load]:
+        return {}
+
+    def _load(self, network: Network) -> Load:
         total, each = sum(s.count for s in self.sizes), self.samples_per_sequence
         items = rows = squares = 0.0
         largest = 0
@@ -90,16 +106,21 @@ class Workload:
                 largest = max(largest, *parts) if share and parts else largest
         return Load(items, rows, squares, largest)
 
-    def lengths(self) -> list[tuple[float, int, int]]:
-        """Of sequences: share of all of them, tokens, and the sum of the squares of their samples' tokens."""
+    @cached_property
+    def lengths(self) -> F64:
+        """Of sequences: share of all of them, tokens, and the sum of the squares of their samples' tokens.
+
+        float64 [3, lengths].
+        """
         if self.stream.packed:
             load = self.load(Network("backbone", "backbone", _NO_SIZE))
-            return [(1.0, round(load.rows), round(load.squares))]
-        total, found = sum(s.count for s in self.sizes), []
+            return np.array([[1.0], [round(load.rows)], [round(load.squares)]])
+        total, shares = sum(s.count for s in self.sizes), dict[int, float]()
         for size in self.sizes:
             for weight, (tokens,) in self._sequences(size):
-                found.append((weight * size.count / total, tokens, tokens * tokens))
-        return found
+                shares[tokens] = shares.get(tokens, 0.0) + weight * size.count / total
+        tokens = np.array(sorted(shares), np.float64)
+        return np.array([[shares[n] for n in sorted(shares)], tokens, tokens * tokens])
 
     def _generated(self, size: SampleSize) -> float:
         return self.stream.generation if len(size.patches) == 1 and size.text_tokens else 0.0
