@@ -69,7 +69,7 @@ def gain(case: Case, assumed: Assumption | None = None) -> Gain:
     case = assumed.case(case)
     problem = assumed.problem(paper_problem(case.backbone, case.gpus, case.batch, case.pixels))
     best = pipelined(assumed.ours(problem))[0]
-    wide = _wide(problem, assumed.stages and assumed.stages[case.backbone])
+    wide = _wide(problem, None if assumed.stages is None else assumed.stages[case.backbone])
     uniform = monolithic(problem)[0]
     return Gain(wide.step_ns / best.step_ns, uniform.step_ns / best.step_ns, 100 * best.mfu(problem))
 

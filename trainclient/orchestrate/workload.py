@@ -119,8 +119,8 @@ class Workload:
         for size in self.sizes:
             for weight, (tokens,) in self._sequences(size):
                 shares[tokens] = shares.get(tokens, 0.0) + weight * size.count / total
-        tokens = np.array(sorted(shares), np.float64)
-        return np.array([[shares[n] for n in sorted(shares)], tokens, tokens * tokens])
+        found = sorted(shares)
+        return np.array([[shares[n] for n in found], found, [n * n for n in found]], np.float64)
 
     def _generated(self, size: SampleSize) -> float:
         return self.stream.generation if len(size.patches) == 1 and size.text_tokens else 0.0
