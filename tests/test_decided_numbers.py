@@ -119,6 +119,10 @@ KEPT: dict[str, dict[str, Any]] = {
     "dataserver/preprocessing/limits.py": {"DECODER_BYTES_PER_PIXEL": 16},
     "dataserver/preprocessing/views.py": {"IMAGES_PER_TASK": 8, "READ_AT_ONCE_BYTES": 4 * MIB},
     "dataserver/serving/allocator.py": {
+        "M_TRIM_THRESHOLD": -1,
+        "M_TOP_PAD": -2,
+        "M_MMAP_THRESHOLD": -3,
+        "M_ARENA_MAX": -8,
         "KEPT_BYTES": 256 * MIB,
         "LARGEST_BYTES": 32 * MIB,
         "PADDING_BYTES": 64 * MIB,

@@ -10,6 +10,7 @@ from builders.jobs import job_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataserver.planning.contrastive.limits import TowerLimits
 from dataserver.planning.gathering import ShardColumns, size_rows
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.layout import layout_of
@@ -169,3 +170,16 @@ def test_a_golden_measure() -> None:
             digest.update(array.astype("<i8").tobytes())
     assert found.samples.tolist() == [300] * 5
     assert digest.hexdigest() == "6c9cba0678aab4d0bb0d80af8d7dec57758af68cf63d6924e3c08bef473aa329"
+
+
+@pytest.mark.parametrize(("batch", "known"), [(LISTED // 2, True), (LISTED, True), (2 * LISTED, False)])
+def test_a_shard_is_not_clear_if_more_texts_meet_than_its_measure_lists(batch: int, known: bool) -> None:
+    towers = [{"name": m, "kind": "tower", "modality": m} for m in ("image", "text")]
+    towers[1] |= {"memory": {"room_bytes": 2**40, "unit_bytes": 1}}
+    data = job_data(
+        stream={"global_batch": batch, "contrastive_batch": batch, "packing": {"enabled": False}},
+        execution={"modules": towers, "layout": {"kind": "contrastive"}},
+    )
+    spec, shard = parse_job(data).spec, columns(1, "pairs", 10 * LISTED)
+    measure = measure_rows(spec.stream.sizing, shard, np.flatnonzero(shard.text_tokens))
+    assert TowerLimits(spec).add_measured(0, measure).tolist() == [known]
