@@ -24,7 +24,12 @@ TEXTS: Final = (
     | st.decimals().map(str)
     | st.sampled_from(("../../etc/passwd", "%s%n", "{}", "\u017f\u202e\U0001f600"))
 )
-LEAVES: Final = st.none() | st.booleans() | st.integers(-(1 << 65), 1 << 65) | st.floats() | TEXTS
+EDGES: Final = sorted(
+    sign * (1 << bits) + more for sign in (-1, 1) for bits in (15, 31, 32, 53, 63, 64) for more in (-1, 0)
+)
+"""Integers where types end."""
+INTEGERS: Final = st.sampled_from(EDGES) | st.integers(-(1 << 65), 1 << 65)
+LEAVES: Final = INTEGERS | st.none() | st.booleans() | st.floats() | TEXTS
 VALUES: Final = LEAVES | st.lists(LEAVES, max_size=3) | st.dictionaries(TEXTS, LEAVES, max_size=3)
 NUMBERS: Final = {
     FieldDescriptor.CPPTYPE_INT32: st.integers(-(1 << 31), (1 << 31) - 1),
