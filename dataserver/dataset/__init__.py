@@ -19,9 +19,10 @@ from dataserver.dataset.filters import Filter, compile_filter
 from dataserver.dataset.headers import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, TRANSPOSED, sniff_format
 from dataserver.dataset.kinds import KINDS, Effect
 from dataserver.dataset.lint import Finding, LintReport, lint
+from dataserver.dataset.numeric import ShardSizes
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.samples import IMAGE, TEXT, Scalar
-from dataserver.dataset.shard import DocumentParts, ImageRef, Shard, ShardSizes, TokenizedDocument
+from dataserver.dataset.shard import DocumentParts, ImageRef, Shard, TokenizedDocument
 from dataserver.dataset.tokens import TextTokenizer, TokensReport, count_tokens
 from dataserver.dataset.workers import in_processes
 

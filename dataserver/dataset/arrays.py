@@ -1,8 +1,8 @@
 """Files of named arrays: what can be made again at any time, kept because that takes time.
 
 One line of text, `disttrain arrays 1 SHA-256`, then one of JSON that describes the rest: what the file is about, and
-name, type and shape of each array; then the bytes of all arrays. The digest covers all that follows the first line, so
-that a file which is cut, damaged or half written is never taken for a whole one.
+name, type and shape of each array; then the bytes of all arrays, the widest numbers first. The digest covers all that
+follows the first line, so that a file which is cut, damaged or half written is never taken for a whole one.
 """
 
 import hashlib
@@ -24,6 +24,8 @@ MAX_FILE_BYTES: Final = 4 << 30
 """Of a file that is read, which all is in memory then."""
 _MAGIC: Final = b"disttrain arrays 1 "
 _FIRST_LINE: Final = len(_MAGIC) + 64 + 1
+_ALIGNED: Final = 64
+"""Bytes at a multiple of which the arrays begin: numpy takes twice as long where numbers are not aligned."""
 _TYPES: Final = frozenset({"|u1", "<i4", "<i8"})
 
 
@@ -42,12 +44,12 @@ def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, Arra
     Raises:
         DatasetError: it cannot be written.
     """
-    stored = {name: a.astype(a.dtype.newbyteorder("<"), copy=False) for name, a in arrays.items()}
+    widest_first = sorted(arrays.items(), key=lambda item: -item[1].itemsize)  # so that all are aligned
+    stored = {name: a.astype(a.dtype.newbyteorder("<"), copy=False) for name, a in widest_first}
     shapes = [[name, a.dtype.str, list(a.shape)] for name, a in stored.items()]
-    parts = [
-        json.dumps({"about": about, "arrays": shapes}).encode("ascii") + b"\n",
-        *(a.tobytes() for a in stored.values()),
-    ]
+    content = json.dumps({"about": about, "arrays": shapes}).encode("ascii")
+    padding = b" " * (-(_FIRST_LINE + len(content) + 1) % _ALIGNED)
+    parts = [content + padding + b"\n", *(a.tobytes() for a in stored.values())]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)

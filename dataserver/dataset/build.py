@@ -13,6 +13,7 @@ from pathlib import Path
 from dataserver.dataset.errors import DatasetError, StaleIndexError
 from dataserver.dataset.files import ShardFile, find_shards, index_folder, read_fresh_index, read_index
 from dataserver.dataset.index import read_oddities
+from dataserver.dataset.numeric import numeric_path, write_numeric
 from dataserver.dataset.summary import Summary, write_summary
 from dataserver.dataset.workers import in_processes
 
@@ -79,9 +80,9 @@ def build_index(
 
 
 def _is_older(shard: ShardFile, summary: Summary) -> bool:
-    """Say whether a shard has an index and did not change since, as far as the files' times tell."""
+    """Say whether a shard has both files of its index and did not change since, as far as the files' times tell."""
     try:
-        return not read_index(shard, summary).younger
+        return not read_index(shard, summary).younger and numeric_path(shard.index_path).exists()
     except StaleIndexError:
         return False
 
@@ -94,6 +95,8 @@ def _refresh(shard: ShardFile) -> bool:
     """
     try:
         indexed = read_fresh_index(shard)
+        if not numeric_path(shard.index_path).exists():  # of an earlier release, or removed
+            write_numeric(shard.index_path, indexed.header)
         with contextlib.suppress(OSError):  # a read-only index is as good, only slower to open
             os.utime(shard.index_path)
         if indexed.stamps == shard.stamps():

@@ -23,6 +23,7 @@ from dataserver.dataset.index import (
     canonical,
 )
 from dataserver.dataset.kinds import LOST_IMAGE
+from dataserver.dataset.numeric import numeric_path, write_numeric
 from dataserver.dataset.samples import ImagePart, Sample, Scalar, read_samples
 from dataserver.dataset.sidecar import promised_images, read_sidecar
 from dataserver.dataset.stamps import digest_file
@@ -89,7 +90,7 @@ def digest_columns(core_digest: str, meta: pa.Table) -> str:
 def write_index(
     path: Path, header: IndexHeader, oddities: Oddities, batches: Sequence[pa.RecordBatch], meta: pa.Table
 ) -> None:
-    """Write an index atomically."""
+    """Write an index atomically, and its numeric columns once more beside it."""
     details = [[o.key, o.kind, o.detail] for o in oddities.details]
     metadata = {
         HEADER_KEY: canonical(asdict(header)),
@@ -99,11 +100,13 @@ def write_index(
     schema = pa.schema([*CORE_SCHEMA, *fields], metadata)
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with atomic_writer(path) as temp, pa.ipc.new_file(str(temp), schema, options=options) as writer:
+        numeric_path(path).unlink(missing_ok=True)  # of the index before: a build that is killed would leave it
         start = 0
         for batch in batches:
             columns = [c.combine_chunks() for c in meta.slice(start, batch.num_rows).columns]
             writer.write_batch(pa.record_batch([*batch.columns, *columns], schema=schema))
             start += batch.num_rows
+    write_numeric(path, header)
 
 
 def index_shard(shard: ShardFile) -> None:

@@ -19,6 +19,7 @@ from dataserver.dataset.index import (
     read_columns,
     read_oddities,
 )
+from dataserver.dataset.numeric import NumericColumns, ShardSizes, read_numeric
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.token_ids import TokenIds
 from dataserver.dataset.tokens import I32, TokenCounts, read_counts
@@ -33,24 +34,6 @@ TOKEN_IDS_CACHE_BYTES: Final = 32 << 20
 
 IMAGE_COLUMNS: Final = ("width", "height")
 """Filter columns that fall back to the true size of a sample's first image where there is no such sidecar column."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ShardSizes:
-    """What is known of a shard's n samples before decoding: t text parts, m images, all in row and document order."""
-
-    text_offsets: npt.NDArray[np.int64]
-    """int64[n + 1]: row r has the text parts text_offsets[r] .. text_offsets[r + 1]."""
-    image_offsets: npt.NDArray[np.int64]
-    """int64[n + 1]: row r has the images image_offsets[r] .. image_offsets[r + 1]."""
-    kinds: npt.NDArray[np.uint8]
-    """uint8[t + m]: 0 text, 1 image; row r starts at text_offsets[r] + image_offsets[r]."""
-    image_width: npt.NDArray[np.int32]
-    """int32[m], pixels, upright."""
-    image_height: npt.NDArray[np.int32]
-    """int32[m], pixels, upright."""
-    text_bytes: npt.NDArray[np.int32]
-    """int32[t], UTF-8 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +65,6 @@ class TokenizedDocument:
     """0 text, 1 image."""
     texts: tuple[I32, ...]
     """Tokens of each text part, int32 [tokens]."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NumericColumns:
-    """The numeric columns of one shard."""
-
-    sizes: ShardSizes
-    image_offset: npt.NDArray[np.int64]
-    image_length: npt.NDArray[np.int64]
-    orientation: npt.NDArray[np.uint8]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all arrays."""
-        s = self.sizes
-        arrays = (s.text_offsets, s.image_offsets, s.kinds, s.image_width, s.image_height, s.text_bytes)
-        return sum(a.nbytes for a in (*arrays, self.image_offset, self.image_length, self.orientation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +128,7 @@ class Shard:
 
     def sizes(self) -> ShardSizes:
         """Return the sizes of all samples; the texts are not touched."""
-        return self._rows().sizes
+        return self._rows()
 
     def token_counts(self, tokenizer_digest: str) -> npt.NDArray[np.int32]:
         """Return int32[text parts] in the order of `sizes().text_bytes`.
@@ -214,7 +180,7 @@ class Shard:
         """
         self.check_row(row)
         rows = self._rows()
-        first, end = rows.sizes.image_offsets[row : row + 2].tolist()
+        first, end = rows.image_offsets[row : row + 2].tolist()
         if not 0 <= i < end - first:
             raise IndexError(f"row {row} of shard {self.name} has {end - first} images, image {i} was asked for")
         at = first + i
@@ -222,8 +188,8 @@ class Shard:
             shard=self.position,
             offset=int(rows.image_offset[at]),
             length=int(rows.image_length[at]),
-            width=int(rows.sizes.image_width[at]),
-            height=int(rows.sizes.image_height[at]),
+            width=int(rows.image_width[at]),
+            height=int(rows.image_height[at]),
             orientation=int(rows.orientation[at]),
         )
 
@@ -239,7 +205,7 @@ class Shard:
             return self._read(META_PREFIX + name)
         if name not in IMAGE_COLUMNS:
             raise KeyError(name)
-        sizes = self._rows().sizes
+        sizes = self._rows()
         values = sizes.image_width if name == "width" else sizes.image_height
         has_image = np.diff(sizes.image_offsets) > 0
         first = np.zeros(self.num_samples, np.int64)
@@ -267,29 +233,4 @@ class Shard:
         return read_columns(self.file.index_path, self.header, [column]).column(column)
 
     def _rows(self) -> NumericColumns:
-        return self.caches.rows.get(self.position, self._load_rows)
-
-    def _load_rows(self) -> NumericColumns:
-        names = ("kinds", "text_bytes", "images")
-        kinds, texts, images = map(read_columns(self.file.index_path, self.header, names).column, names)
-        flat = images.flatten()
-
-        def field(name: str) -> npt.NDArray[Any]:
-            values: npt.NDArray[Any] = flat.field(name).to_numpy(zero_copy_only=False)
-            return values
-
-        sizes = ShardSizes(
-            text_offsets=_offsets(texts),
-            image_offsets=_offsets(images),
-            kinds=kinds.flatten().to_numpy(zero_copy_only=False),
-            image_width=field("width"),
-            image_height=field("height"),
-            text_bytes=texts.flatten().to_numpy(zero_copy_only=False),
-        )
-        return NumericColumns(sizes, field("offset"), field("length"), field("orientation"))
-
-
-def _offsets(lists: "pa.ListArray") -> npt.NDArray[np.int64]:
-    offsets = np.zeros(len(lists) + 1, np.int64)
-    np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False), out=offsets[1:])
-    return offsets
+        return self.caches.rows.get(self.position, lambda: read_numeric(self.file.index_path, self.header))

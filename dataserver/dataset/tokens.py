@@ -113,22 +113,21 @@ def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) ->
     import pyarrow as pa
 
     path = shard.tokens_path(tokenizer_digest)
-    if not path.exists():
-        raise _missing(shard, tokenizer_digest, "is not counted")
     try:
-        with pa.memory_map(str(path)) as source:
-            table = pa.ipc.open_file(source).read_all()
+        table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()  # to map so small a file takes longer
         metadata = table.schema.metadata or {}
         fresh = metadata.get(COLUMNS_KEY) == header.columns_digest.encode()
         same = metadata.get(TOKENIZER_KEY) == tokenizer_digest.encode()
         column = table.column("tokens")
         if column.type != pa.int32() or column.null_count:
             raise ValueError(f"its counts are {column.type} with {column.null_count} missing, not int32")
-        counts: I32 = np.array(column, dtype=np.int32)
-        if (counts < 0).any():
+        counts: I32 = column.to_numpy().astype(np.int32, copy=False)
+        if counts.min(initial=0) < 0:
             raise ValueError("it holds a negative count")
         id_type = ID_TYPES[metadata.get(IDS_TYPE_KEY, b"").decode()]
         found = TokenCounts(counts, id_type, int(metadata[IDS_CRC_KEY], 16))
+    except FileNotFoundError as error:
+        raise _missing(shard, tokenizer_digest, "is not counted") from error
     except (OSError, pa.ArrowException, ValueError, KeyError) as error:
         raise _missing(shard, tokenizer_digest, f"cannot be read ({printable(str(error))})") from error
     if not fresh or not same:

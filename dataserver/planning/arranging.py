@@ -13,7 +13,7 @@ from dataserver.planning.jobspec import BalancePolicy, ModuleKind, ModuleSpec, S
 from dataserver.planning.naming import counted
 from dataserver.planning.placement import Placement
 from dataserver.planning.plan import Arrangement, Routing
-from dataserver.planning.samples import I64, Bool, StepSamples, Task, ranges
+from dataserver.planning.samples import I64, Bool, StepSamples, Task
 from dataserver.planning.sizing import MicrobatchTooLargeError
 
 TASK_OF: Mapping[ModuleKind, Task] = MappingProxyType(
@@ -56,14 +56,16 @@ def arrange_items(module: ModuleSpec, rows: I64, rank: I64, microbatch: I64) -> 
 def in_order_of(*keys: I64) -> I64:
     """The stable order by several keys of small non-negative numbers, the first one most significant. int64 [k].
 
-    What numpy sorts of 16 bits at a time takes a fifth of the time of its `lexsort`.
+    Counted 16 bits at a time, which takes a tenth of the time of numpy's `lexsort`.
     """
+    from dataserver.planning.kernels.placed import order_of_places
+
     joined = keys[0]
     for key in keys[1:]:
         joined = joined * (int(key.max(initial=0)) + 1) + key
-    order = np.argsort(joined.astype(np.uint16), kind="stable")
+    order = order_of_places(joined & 0xFFFF)
     for shift in range(16, int(joined.max(initial=0)).bit_length(), 16):
-        order = order[np.argsort((joined[order] >> shift).astype(np.uint16), kind="stable")]
+        order = order[order_of_places((joined[order] >> shift) & 0xFFFF)]
     return order
 
 
@@ -181,12 +183,9 @@ def _check_memory(module: ModuleSpec, sizes: I64, rank: I64, wave: I64) -> None:
 
 
 def _rows_before(rank: I64, microbatch: I64, rows: I64) -> I64:
-    """Sum of the rows before each item among those of its rank's microbatch, which stand together. int64 [k]."""
-    before = np.cumsum(rows) - rows
-    first = np.ones(len(rows), np.bool_)
-    first[1:] = (rank[1:] != rank[:-1]) | (microbatch[1:] != microbatch[:-1])
-    base = before[first][np.cumsum(first) - 1] if len(rows) else before
-    return (before - base).astype(np.int64)
+    from dataserver.planning.kernels.placed import rows_before
+
+    return rows_before(rank, microbatch, rows)
 
 
 def module_images(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> I64:
@@ -195,9 +194,14 @@ def module_images(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> I6
     Returns:
         int64 [k], ascending indices into the step's images.
     """
+    return np.flatnonzero(np.repeat(_handled(spec, module, samples), np.diff(samples.image_offsets)))
+
+
+def _handled(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> Bool:
+    """The samples whose images an encoder or generator handles. bool [n]."""
     datasets = np.array([m is not None and m.name == module.name for m in spec.module_of_dataset(module.kind)])
     handled: Bool = (samples.task == TASK_OF[module.kind]) & datasets[samples.dataset]
-    return np.flatnonzero(np.repeat(handled, np.diff(samples.image_offsets)))
+    return handled
 
 
 def image_rows(stream: Stream, samples: StepSamples, images: I64, task: Task) -> I64:
@@ -224,16 +228,14 @@ def images_beside(spec: JobSpec, module: ModuleSpec, samples: StepSamples, backb
     """The images of an encoder or generator and their places in the backbone."""
     task = TASK_OF[module.kind]
     counts = np.where(samples.task == task, np.diff(samples.image_offsets), 0)[backbone.item]
-    image = ranges(samples.image_offsets[backbone.item], counts)
-    rank, microbatch = np.repeat(backbone.rank, counts), np.repeat(backbone.microbatch, counts)
+    item = np.repeat(np.arange(len(counts)), counts)  # of each image: once, since numpy is slow at it
+    image = np.arange(len(item)) + (samples.image_offsets[backbone.item] - (np.cumsum(counts) - counts))[item]
+    rank, microbatch = backbone.rank[item], backbone.microbatch[item]
     rows = image_rows(spec.stream, samples, image, task)
     start = _rows_before(rank, microbatch, rows)
-    images = module_images(spec, module, samples)
-    if len(images) == len(image):  # no other module of the kind handles any
+    mine = _handled(spec, module, samples)[backbone.item][item]
+    if mine.all():  # no other module of the kind handles any
         return BesideBackbone(image, rank, microbatch, start, rows)
-    handled = np.zeros(len(samples.image_rows), np.bool_)
-    handled[images] = True
-    mine = handled[image]
     return BesideBackbone(*(a[mine] for a in (image, rank, microbatch, start, rows)))
 
 
@@ -258,5 +260,5 @@ def arrange_and_route(
     if module.kind is ModuleKind.GENERATOR:
         ends.reverse()
     (source, first), (target, then) = ends
-    by_source = in_order_of(*first)
+    by_source = in_order_of(*first[:2])  # within them the images are in the order of their first rows already
     return arrangement, Routing(source, target, *(a[by_source] for a in (*first, *then, beside.rows)))

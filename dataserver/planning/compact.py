@@ -1,5 +1,6 @@
 """A plan without what follows from it: from the places of a step's items, arrangements and routings are made again."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -89,10 +90,11 @@ def expand(job: Job, step: int, samples: StepSamples, found: CompactPlan) -> Ste
     _check_count("sequence slots", found.sequences_per_microbatch, 0, max(execution.microbatch, len(samples)))
     _require(len(found.places) == len(execution.modules), f"it has places for {len(found.places)} modules")
     _check_schedules(job, found)
+    items = {module.name: items_of(job, module, samples) for module in execution.modules}
     for module, places in zip(execution.modules, found.places, strict=True):
-        _check_places(job, module, places, samples, found)
+        _check_places(job, module, places, len(items[module.name]), samples, found)
     _check_groups(job, found)
-    arrangements, routings = _arranged(job, samples, found)
+    arrangements, routings = _arranged(job, samples, items, found)
     arranged = ArrangedStep(
         samples=samples,
         num_microbatches=found.num_microbatches,
@@ -119,7 +121,7 @@ def _places(module: ModuleSpec, arrangement: Arrangement) -> Places:
 
 
 def _arranged(
-    job: Job, samples: StepSamples, found: CompactPlan
+    job: Job, samples: StepSamples, items: Mapping[str, I64], found: CompactPlan
 ) -> tuple[tuple[Arrangement, ...], tuple[Routing, ...]]:
     """Arrangements in the order of the job's modules, and routings in the same order."""
     execution, routings = job.spec.execution, list[Routing]()
@@ -136,15 +138,17 @@ def _arranged(
             here, backbone = places[module.name], made[execution.backbone.name]
             beside = images_beside(job.spec, module, samples, backbone)
             number = np.empty(len(samples.image_rows), np.int64)
-            number[items_of(job, module, samples)] = np.arange(len(beside.image))
+            number[items[module.name]] = np.arange(len(beside.image))
             at = number[beside.image]
             made[module.name], routing = arrange_and_route(module, backbone, beside, here.rank[at], here.microbatch[at])
             routings.append(routing)
     return tuple(made[m.name] for m in execution.modules), tuple(routings)
 
 
-def _check_places(job: Job, module: ModuleSpec, places: Places, samples: StepSamples, found: CompactPlan) -> None:
-    count, name = len(items_of(job, module, samples)), f"of module {module.name}"
+def _check_places(
+    job: Job, module: ModuleSpec, places: Places, count: int, samples: StepSamples, found: CompactPlan
+) -> None:
+    name = f"of module {module.name}"
     _require(
         len(places.rank) == len(places.microbatch) == count, f"it places {len(places.rank)} items {name}, not {count}"
     )

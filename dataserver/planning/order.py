@@ -125,7 +125,8 @@ class StreamOrder:
         position = np.concatenate([np.arange(len(t.row)) for t in tables])
         words = self.draws(span, sample)
         order = np.argsort(words)  # four times as fast as `lexsort`, which is needed only where two words are equal
-        if (words[order][1:] == words[order][:-1]).any():
+        ordered = words[order]
+        if (ordered[1:] == ordered[:-1]).any():
             order = np.lexsort((sample, words))
         first = span.window_start + np.cumsum(units[order]) - units[order]
         return sample[order], first, table[order], position[order]

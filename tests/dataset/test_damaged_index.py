@@ -24,6 +24,7 @@ from dataserver.dataset.index import (
     read_oddities,
     read_schema,
 )
+from dataserver.dataset.numeric import numeric_path
 
 
 @pytest.fixture
@@ -43,6 +44,7 @@ def rewrite(path: Path, change: Callable[[pa.RecordBatch], pa.RecordBatch], oddi
     if oddities is not None:
         metadata[ODDITIES_KEY] = oddities.encode()
     batches[-1] = change(batches[-1])
+    numeric_path(path).unlink(missing_ok=True)
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_file(str(path), batches[0].schema.with_metadata(metadata), options=options) as writer:
         for batch in batches:
@@ -140,6 +142,7 @@ def documents(tmp_path: Path) -> tuple[Path, pa.Table]:
 
 def write(folder: Path, table: pa.Table) -> None:
     (shard,) = find_shards(folder)
+    numeric_path(shard.index_path).unlink(missing_ok=True)
     with pa.ipc.new_file(str(shard.index_path), table.schema) as writer:
         writer.write_table(table)
 

@@ -51,6 +51,12 @@ def inlined_part(function: _Function) -> _Function:
     return function
 
 
+def high_word(function: _Function) -> _Function:
+    """A function of two uint64 that is the high word of their product: its kernels do not call it, but multiply."""
+    PARTS[function] = {"intrinsic": "high_word"}
+    return function
+
+
 def not_compiled() -> list[str]:
     """The kernels, of all modules of this package, that the next process would have to compile."""
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):

@@ -24,6 +24,21 @@ _DATA, _SHAPE, _STRIDES = _HEAD, _HEAD + 16, _HEAD + 24
 _dispatchers: dict[Callable[..., Any], Any] = {}
 
 
+@numba.extending.intrinsic  # type: ignore[untyped-decorator]
+def _high_word(_context: Any, a: Any, b: Any) -> Any:
+    """The high word of the product of two uint64: of 128 bits, and a fourth of the time of four products of halves."""
+
+    def multiply(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(*(builder.zext(word, wide) for word in given))
+        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), _WORD)
+
+    return numba.uint64(a, b), multiply
+
+
+_INTRINSICS: Final = {"high_word": _high_word}
+
+
 @global_compiler_lock  # type: ignore[untyped-decorator]
 def machine_code(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
     """The object file of a kernel for arguments like these, behind a line of JSON that says how it is called.
@@ -60,6 +75,8 @@ def _for_numba(function: Callable[..., Any], options: dict[str, str]) -> Any:
     """The function as numba takes it: the parts that it calls are numba's in its copy of the module's names."""
     if function in _dispatchers:
         return _dispatchers[function]
+    if "intrinsic" in options:
+        return _INTRINSICS[options["intrinsic"]]
     names = dict(function.__globals__)
     for name in function.__code__.co_names:
         value = names.get(name)

@@ -1,0 +1,113 @@
+"""The second file of an index, which holds its numeric columns: it never says anything else than the index does."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shards import write_interleaved, write_pairs, write_tar, write_texts
+
+from dataserver.dataset import Dataset, build_index, numeric
+from dataserver.dataset.arrays import read_arrays, write_arrays
+from dataserver.dataset.index import read_columns
+from dataserver.dataset.numeric import NumericColumns, read_numeric
+
+SUFFIX = ".tar.numeric"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Pairs, documents, texts, and a shard without a sample, indexed."""
+    folder = write_pairs(tmp_path / "data", 6, 3, median_size=24)
+    write_interleaved(folder / "documents", 4, 4, median_size=24)
+    write_texts(folder / "texts", 300, 300)
+    write_tar(folder / "none.tar", [])
+    build_index(folder, workers=1)
+    return folder
+
+
+def read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[NumericColumns], list[str]]:
+    """The columns of all shards, and the indexes that were read for them."""
+    asked: list[str] = []
+    monkeypatch.setattr(
+        numeric, "read_columns", lambda path, *of: (asked.append(path.name), read_columns(path, *of))[1]
+    )
+    try:
+        return [read_numeric(s.file.index_path, s.header) for s in Dataset.open(folder).shards], asked
+    finally:
+        monkeypatch.undo()
+
+
+def assert_equal(found: list[NumericColumns], expected: list[NumericColumns]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        for field in fields(NumericColumns):
+            values, others = getattr(one, field.name), getattr(other, field.name)
+            np.testing.assert_array_equal(values, others, field.name)
+            assert values.dtype == others.dtype, field.name
+            assert values.flags.aligned, field.name
+
+
+def test_it_says_what_the_index_says_and_spares_reading_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, asked = read(folder, monkeypatch)
+    assert asked == []
+    assert [len(columns.text_bytes) for columns in found][-2:] == [0, 300]
+    for file in folder.rglob(f"*{SUFFIX}"):
+        file.unlink()
+    expected, asked = read(folder, monkeypatch)
+    assert len(asked) == len(found) == 5
+    assert_equal(found, expected)
+    assert build_index(folder, workers=1).num_built == 0, "nothing but what is missing is made again"
+    again, asked = read(folder, monkeypatch)
+    assert asked == []
+    assert_equal(again, expected)
+
+
+@pytest.mark.parametrize("change", ["damaged", "of another index", "of another release", "without a column"])
+def test_one_that_does_not_fit_is_named_and_the_index_read(
+    folder: Path, change: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = read(folder, monkeypatch)
+    path, other = folder / f"00000{SUFFIX}", folder / f"00001{SUFFIX}"
+    about, arrays = read_arrays(path)
+    if change == "damaged":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif change == "of another index":
+        path.write_bytes(other.read_bytes())
+    elif change == "of another release":
+        write_arrays(path, {**about, "numeric": 0}, arrays)
+    else:
+        write_arrays(path, about, {name: array for name, array in arrays.items() if name != "orientation"})
+    caplog.clear()
+    found, asked = read(folder, monkeypatch)
+    assert asked == ["00000.tar.index"]
+    assert_equal(found, expected)
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert f"{path} is not used" in warning
+    path.unlink()
+    build_index(folder, workers=1)
+    assert read(folder, monkeypatch)[1] == []
+
+
+def test_a_shard_that_changed_leaves_none_of_its_old_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where indexing ends between the two files."""
+    shard = folder / "00001.tar"
+    shard.write_bytes(shard.read_bytes().replace(b"bigdata", b"bigDATA"))
+    monkeypatch.setattr("dataserver.dataset.indexing.write_numeric", lambda *_: None)
+    assert build_index(folder, workers=1).num_built == 1
+    assert not (folder / f"00001{SUFFIX}").exists()
+    monkeypatch.undo()
+    assert build_index(folder, workers=1).num_built == 0
+    assert read(folder, monkeypatch)[1] == []
+
+
+def test_one_that_cannot_be_written_costs_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = folder / f"00000{SUFFIX}"
+    path.unlink()
+    path.mkdir()
+    (path / "something").touch()
+    shard = Dataset.open(folder).shards[0]
+    numeric.write_numeric(shard.file.index_path, shard.header)
+    assert len(shard.sizes().text_bytes) == 3
+    messages = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert [str(path) in message for message in messages] == [True, True]
+    assert "servers read the shard more slowly without it" in messages[0]
