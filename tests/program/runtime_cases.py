@@ -16,12 +16,13 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import torch
+import torch.distributed as dist
 from builders.jobs import compose, module
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
@@ -312,6 +313,24 @@ class Rank:
         os.close(self.pidfd)
 
 
+@contextmanager
+def as_nccl_takes_it() -> Iterator[None]:
+    """Refuse what would wait for ever beside NCCL: a process that makes a group which it is not in splits NCCL's
+    communicator, for which it needs all processes; but those that are in a group over gloo split none."""
+    new_group = dist.new_group
+
+    def checked(ranks: list[int] | None = None, *rest: Any, **named: Any) -> Any:
+        by_members_alone = named.get("use_local_synchronization", False)
+        assert ranks is None or named.get("backend") is None or by_members_alone, f"{ranks} {named}"
+        return new_group(ranks, *rest, **named)
+
+    dist.new_group = checked
+    try:
+        yield
+    finally:
+        dist.new_group = new_group
+
+
 def run_cases() -> None:
     """One step of each of the cases that the environment names."""
     script = Path(os.environ["CASES"])
@@ -319,7 +338,7 @@ def run_cases() -> None:
     layout = Topology.of(cases[0].parsed.spec)
     layout.require_world_size(int(os.environ["WORLD_SIZE"]))
     _clear_sharding_prop_cache()  # DTensors take a mesh of the same ranks for the one before, whose groups are gone
-    with process_groups(layout, torch.device("cpu"), timeout_s=60) as groups:
+    with as_nccl_takes_it(), process_groups(layout, torch.device("cpu"), timeout_s=60) as groups:
         for case in cases:
             if case.training:
                 train(case, layout, groups, script.parent)
@@ -355,7 +374,7 @@ def train(case: Case, layout: Topology, groups: Groups, folder: Path) -> None:
     trainer = Trainer(config, job, layout, groups, None if case.held_out is None else parse_job(case.held_out))
     with Streams.open(case.servers, job, place, trainer.tensors) as streams, StopSignals(CLOSE_TIMEOUT_S) as stop:
         trainer.resume(streams)
-        with closing(_writer(config, groups.rank, trainer.run_name, streams)) as writer:
+        with closing(_writer(config, groups.rank, trainer, streams)) as writer:
             trainer.run(streams, stop, writer)
     state = {name: tensor for name, tensor in trainer._optimizer.tensors().items() if "/exp_" in name}
     size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())

@@ -1,6 +1,6 @@
 """Process groups of one process, made once and passed on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -119,13 +119,13 @@ def _mesh(
 ) -> tuple[DeviceMesh, ProcessGroup, GroupPeers | None]:
     """The mesh of a process and its dimensions. All processes make all groups, in the same order."""
 
-    def own(several: Sequence[Sequence[int]], backend: str | None = None) -> ProcessGroup | None:
-        made = [(ranks, dist.new_group(ranks, timeout=timeout, backend=backend)) for ranks in several]
+    def own(several: Sequence[Sequence[int]], new_group: Callable[..., ProcessGroup | None]) -> ProcessGroup | None:
+        made = [(ranks, new_group(ranks, timeout=timeout)) for ranks in several]
         return next((group for ranks, group in made if rank in ranks), None)
 
     rows = [row for stage in topology.stages for row in stage if len(row) > 1]
-    data_parallel = own([column for stage in topology.stages for column in zip(*stage, strict=True)])
-    tensor_parallel, control = own(rows), own(rows, backend="gloo")
+    data_parallel = own([column for stage in topology.stages for column in zip(*stage, strict=True)], dist.new_group)
+    tensor_parallel, control = own(rows, dist.new_group), own(rows, _on_cpus)
     if data_parallel is None:
         raise RuntimeError(f"global rank {rank} is in no stage of the job")
     if tensor_parallel is None or control is None:
@@ -135,6 +135,17 @@ def _mesh(
     mesh = DeviceMesh.from_group(both, device.type, torch.tensor(stage), mesh_dim_names=("dp", "tp"))
     leader = next(row[0] for row in stage if rank in row)
     return mesh, data_parallel, GroupPeers(leader, device, tensor_parallel, control)
+
+
+def _on_cpus(ranks: Sequence[int], timeout: timedelta) -> ProcessGroup | None:
+    """A group over gloo, which its members make alone; None on others.
+
+    These would split NCCL's communicator in vain: for that they need all processes, and the members take no part.
+    """
+    group: ProcessGroup | None = dist.new_group(
+        list(ranks), timeout=timeout, backend="gloo", use_local_synchronization=True
+    )
+    return group
 
 
 def _shared_sequences(
@@ -147,8 +158,9 @@ def _shared_sequences(
     members, pool, fetching = topology.in_step, {}, {}
     for group in topology.sequence_groups:
         ranks = [members[i] for i in group]
-        made, control, views = (dist.new_group(ranks, timeout=timeout, backend=b) for b in (None, "gloo", "gloo"))
-        if rank in ranks:
+        made = dist.new_group(ranks, timeout=timeout)
+        control, views = _on_cpus(ranks, timeout), _on_cpus(ranks, timeout)
+        if control is not None and views is not None:
             pool[group], fetching[group] = GroupPeers(ranks[0], device, made, control), views
     return SharedSequences(topology.places[rank].rank, pool) if rank in members else None, fetching
 
