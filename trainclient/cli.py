@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from trainclient.flags import parse
 from trainclient.report import INTERRUPTED, USER_ERROR, report
 from trainclient.stream.errors import ClientError
-from trainclient.training.config import TrainConfig, checked, describe, load_config, validate_config
+from trainclient.training.config import Config, TrainConfig, checked, describe, load_config, validated
 from trainclient.training.preparing import prepare
 
 COMMANDS = """usage: trainclient train --job JOB.yaml --servers HOST:PORT,... [OPTIONS]
@@ -37,8 +37,9 @@ DESCRIPTION = """Train a job. Without torchrun, all its processes start on this 
 be started as the job's modules have ranks and stages in all. Training resumes from the newest checkpoint in
 --checkpoint.directory. --config FILE.yaml gives the same options in a file; flags overrule it."""
 
-MEMORY = """Print what each module of a job takes of a device: the fields `memory` to put into the job. Takes the
-options of `train`, and --memory-gb: what modules may use of a device, in 10^9 bytes."""
+MEMORY = """Print what each module of a job takes of a device: the fields `memory` to put into the job. Takes all
+options of `train`, so that those of a run can be given as they are; below are the ones that memory depends on.
+--config FILE.yaml gives the same options in a file; flags overrule it."""
 EXPORT = """Write an encoder or a backbone of a checkpoint as config.json and safetensors, which transformers loads."""
 
 
@@ -81,7 +82,7 @@ def _profile(arguments: Sequence[str]) -> int:
 
 
 def _train(arguments: Sequence[str]) -> int:
-    config = _parse(arguments)
+    config = _parse(arguments, TrainConfig, TrainConfig, "train", DESCRIPTION)
     if "RANK" in os.environ:
         from trainclient.training.worker import run_worker
 
@@ -95,11 +96,10 @@ def _train(arguments: Sequence[str]) -> int:
 
 
 def _memory(arguments: Sequence[str]) -> int:
-    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    files.add_argument("--memory-gb")
-    found, others = files.parse_known_args(arguments)
-    config = _parse(others, "memory", MEMORY)
-    memory_bytes = _bytes_of(found.memory_gb)
+    from trainclient.training.memory_config import SHOWN, MemoryConfig
+
+    config = _parse(arguments, MemoryConfig, SHOWN, "memory", MEMORY)
+    memory_bytes = config.memory_bytes
     jobs, topology = prepare(config)
     from trainclient.training.memory import as_yaml, needs
     from trainclient.training.models import Models
@@ -109,44 +109,38 @@ def _memory(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _bytes_of(gigabytes: str | None) -> int:
-    try:
-        found = int(float(gigabytes or "") * 1e9)
-    except (ValueError, OverflowError):
-        found = 0
-    if found <= 0:
-        raise ValueError(
-            f"--memory-gb is {gigabytes or 'missing'}; the memory of a device that modules may use, in 10^9 bytes, is "
-            "required"
-        )
-    return found
-
-
 def _imports_are_over() -> None:
     """From here on Ctrl-C is an exception, so that commands clean up."""
     if callable(signal.getsignal(signal.SIGINT)):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _parse(arguments: Sequence[str], command: str = "train", about: str = DESCRIPTION) -> TrainConfig:
-    """The configuration of a run from `--config` and the flags."""
+def _parse(
+    arguments: Sequence[str],
+    kind: type[Config],
+    shown: type[Config],
+    command: str,
+    about: str,
+) -> Config:
+    """The configuration of a run from `--config` and the flags; help lists the options of `shown`."""
     files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     files.add_argument("--config", type=Path)
     found, flags = files.parse_known_args(arguments)
-    default = validate_config(load_config(found.config)) if found.config is not None else TrainConfig()
-    try:
-        found_config: TrainConfig = parse(
-            lambda given: tyro.cli(
-                TrainConfig,
-                prog=f"trainclient {command}",
-                description=about,
-                args=given,
-                default=default,
-                config=(tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone),
-            ),
-            flags,
-            f"trainclient {command}",
+    default = kind() if found.config is None else validated(load_config(found.config), kind)
+
+    def parsed(given: list[str]) -> Config:
+        helps = not {"-h", "--help"}.isdisjoint(given)
+        return tyro.cli(
+            shown if helps else kind,
+            prog=f"trainclient {command}",
+            description=about,
+            args=given,
+            default=shown.model_validate(dict(default)) if helps else default,
+            config=(tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone),
         )
+
+    try:
+        found_config: Config = parse(parsed, flags, f"trainclient {command}")
         return checked(found_config)
     except ValidationError as error:
         raise ValueError(describe(error)) from None

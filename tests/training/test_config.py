@@ -76,6 +76,24 @@ def test_help_says_what_holds_without_a_flag(capsys: pytest.CaptureFixture[str])
     assert "None" not in shown
 
 
+def test_help_of_memory_lists_what_memory_depends_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other options of a run are taken as well, but not listed."""
+    with pytest.raises(SystemExit):
+        main(["memory", "--help"])
+    shown = set(re.findall(r"--[a-z][\w.-]*", capsys.readouterr().out))
+    assert {"--memory-gb", "--job", "--dtype", "--backbone.sharding", "--config"} < shown
+    assert not [option for option in shown if re.match("--(metrics|optimizer|checkpoint|compile|steps)", option)]
+    file = tmp_path / "run.yaml"
+    file.write_text("metrics: lines.jsonl\nmemory_gb: 72\n")
+    monkeypatch.delenv("RANK", raising=False)
+    assert main(["memory", "--config", str(file), "--optimizer.lr", "0.1"]) == 2
+    assert "no job is given" in capsys.readouterr().err
+    assert main(["memory", "--memory-gb", "0", "--config", str(file)]) == 2
+    assert "memory_gb" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_server_that_never_comes_is_waited_for_and_then_one_error(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"

@@ -5,7 +5,7 @@ What is wrong with it is said before torch is loaded, which takes longer than al
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import tyro
 from pydantic import Field, ValidationError
@@ -228,15 +228,15 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
-_REQUIRED = tyro.conf.arg(help_behavior_hint="(required)")
+REQUIRED = tyro.conf.arg(help_behavior_hint="(required)")
 
 
 class TrainConfig(Options):
     """A training run."""
 
-    job: Annotated[Path | None, _REQUIRED] = None
+    job: Annotated[Path | None, REQUIRED] = None
     """Job specification, YAML or JSON."""
-    servers: Annotated[str, _REQUIRED] = ""
+    servers: Annotated[str, REQUIRED] = ""
     """Data servers as HOST:PORT,HOST:PORT."""
     encoder: ImageModuleModel = ImageModuleModel()
     """Sizes of the encoder, and of image towers."""
@@ -312,6 +312,9 @@ class TrainConfig(Options):
         return self.job, self.servers
 
 
+Config = TypeVar("Config", bound=TrainConfig)
+
+
 def load_config(path: Path) -> dict[str, Any]:
     """The values of a YAML file.
 
@@ -332,13 +335,18 @@ def load_config(path: Path) -> dict[str, Any]:
 
 def validate_config(data: dict[str, Any]) -> TrainConfig:
     """A configuration from parsed YAML; ConfigError names every field that is wrong."""
+    return validated(data, TrainConfig)
+
+
+def validated(data: dict[str, Any], kind: type[Config]) -> Config:
+    """`validate_config` for a command that has further options."""
     try:
-        return TrainConfig.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
         raise ConfigError(describe(error)) from None
 
 
-def checked(config: TrainConfig) -> TrainConfig:
+def checked(config: Config) -> Config:
     """A configuration whose file and flags are put together; ConfigError names fields that do not fit each other."""
     problems = [f"optimizer.{problem}" for problem in config.optimizer.problems()]
     if problems:
