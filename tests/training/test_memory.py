@@ -20,13 +20,23 @@ from trainclient.models import backbone as backbones
 from trainclient.models.backbone import BackboneConfig, BackboneStage
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
-from trainclient.orchestrate.memory import MAX_LOGITS, PRECISIONS, Parameters, block_bytes, kept_bytes
+from trainclient.orchestrate.memory import (
+    ENCODER_BLOCK,
+    GATED_BLOCK,
+    GENERATOR_BLOCK,
+    MAX_LOGITS,
+    PRECISIONS,
+    Parameters,
+    block_bytes,
+    kept_bytes,
+)
 from trainclient.topology.places import Topology
 from trainclient.training.config import ConfigError, TrainConfig
 from trainclient.training.memory import Need, as_yaml, needs
 from trainclient.training.models import Models
 
 WIDTH, LENGTHS = 32, (16, 16)
+BLOCKS = {"encoder": ENCODER_BLOCK, "backbone": GATED_BLOCK, "generator": GENERATOR_BLOCK}
 Make = Callable[[int, bool], nn.Module]
 Run = Callable[[nn.Module, tuple[int, ...], torch.Generator], Tensor]
 NETWORKS: dict[str, tuple[Make, Run, int]] = {
@@ -68,7 +78,7 @@ def test_blocks_keep_of_a_row_what_is_derived(kind: str, recompute: bool) -> Non
     found = (saved_bytes(three, run) - saved_bytes(one, run)) / 2 / (sum(LENGTHS) * scale)
     beside = 4 * 2 * WIDTH if kind == "backbone" and not recompute else 0
     size = one.config.size
-    expected = kept_bytes(kind, size, 1, recompute, PRECISIONS["float32"])
+    expected = kept_bytes(BLOCKS[kind], size, 1, recompute, PRECISIONS["float32"])
     assert found - beside == pytest.approx(expected, rel=0.03)
 
 
@@ -131,7 +141,7 @@ def test_states_and_a_block_that_are_counted_by_hand() -> None:
     held = Parameters(trained=100, frozen=10)
     assert held.state_bytes(4) == 110 * 2 + 100 * 4 + 100 * 12 / 4
     assert held.dealt_bytes(4, Parameters(trained=5)) == (110 * 2 + 100 * 16) / 4 + 5 * 6
-    assert block_bytes("encoder", EncoderConfig(1, 1280, 16, 5120, 14, 2, 1).size, 1) == 34 * 1280
+    assert block_bytes(ENCODER_BLOCK, EncoderConfig(1, 1280, 16, 5120, 14, 2, 1).size, 1) == 34 * 1280
 
 
 def test_the_command_prints_what_servers_take(fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

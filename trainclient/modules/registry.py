@@ -23,6 +23,7 @@ from trainclient.modules.encoder import Encoder
 from trainclient.modules.generator import Generator
 from trainclient.modules.protocol import Site, TrainedModule
 from trainclient.modules.tower import Tower
+from trainclient.orchestrate.memory import ENCODER_BLOCK, GATED_BLOCK, GENERATOR_BLOCK, Block
 
 Sizes = EncoderConfig | BackboneConfig | GeneratorConfig
 
@@ -33,8 +34,8 @@ class Family:
 
     rows: Kind
     """What it hands to other modules."""
-    blocks: str
-    """Of which kind of module its blocks are, as far as memory goes: encoder, backbone or generator."""
+    block: Block
+    """What its blocks keep of a row."""
     sizes: Callable[[str, JobSpec, int], Sizes]
     """Sizes of a preset in a job, given the backbone's width (of which a backbone's own do not depend), or the width of
     features."""
@@ -136,10 +137,10 @@ def _tower(kind: type[ImageTower] | type[TextTower], site: Site, sizes: Any) -> 
 
 _FAMILIES: Final[Mapping[ModuleKind | Modality, Family]] = MappingProxyType(
     {
-        ModuleKind.ENCODER: Family(Kind.EMBEDDINGS, "encoder", _encoder_sizes, _encoder),
-        ModuleKind.BACKBONE: Family(Kind.CONDITIONS, "backbone", _backbone_sizes, _backbone),
-        ModuleKind.GENERATOR: Family(Kind.CONDITIONS, "generator", _generator_sizes, _generator),
-        Modality.IMAGE: Family(Kind.ACTIVATIONS, "encoder", _image_tower_sizes, partial(_tower, ImageTower)),
-        Modality.TEXT: Family(Kind.ACTIVATIONS, "backbone", _text_tower_sizes, partial(_tower, TextTower)),
+        ModuleKind.ENCODER: Family(Kind.EMBEDDINGS, ENCODER_BLOCK, _encoder_sizes, _encoder),
+        ModuleKind.BACKBONE: Family(Kind.CONDITIONS, GATED_BLOCK, _backbone_sizes, _backbone),
+        ModuleKind.GENERATOR: Family(Kind.CONDITIONS, GENERATOR_BLOCK, _generator_sizes, _generator),
+        Modality.IMAGE: Family(Kind.ACTIVATIONS, ENCODER_BLOCK, _image_tower_sizes, partial(_tower, ImageTower)),
+        Modality.TEXT: Family(Kind.ACTIVATIONS, GATED_BLOCK, _text_tower_sizes, partial(_tower, TextTower)),
     }
 )

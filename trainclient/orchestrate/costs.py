@@ -190,8 +190,8 @@ def _option(network: Network, load: Load, tp: int, recompute: bool, plain: Cost)
     cost = plain.model_copy(update={"backward_percent": percent})
     both = (100 + percent) / 100
     work = load.rows * cost.linear_ps / 1e3 + load.squares * cost.quadratic_fs / 1e6
-    block = block_bytes(network.kind, network.size, tp)
-    held = kept_bytes(network.kind, network.size, tp, recompute)
+    block = block_bytes(network.block, network.size, tp)
+    held = kept_bytes(network.block, network.size, tp, recompute)
     if not network.gradient_passes:
         held = block  # of the block that is computed
     return Option(

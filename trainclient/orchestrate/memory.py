@@ -74,22 +74,39 @@ def logit_bytes(vocab_size: int, rows: int = MAX_LOGITS, precision: Precision = 
     return min(MAX_LOGITS, rows * vocab_size) * (precision.weight + 2 * precision.gradient)
 
 
-def block_bytes(kind: str, size: ModelSize, tp: int, precision: Precision = BFLOAT16) -> float:
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a kind of block keeps of a row, beside queries, keys and values."""
+
+    whole: int
+    """Times the width, on every tensor-parallel peer: what goes into norms and comes out of them."""
+    divided: int
+    """Times the width, divided between peers: queries, and what attention gives."""
+    inside: int
+    """Times the width inside the MLP, also divided."""
+
+
+ENCODER_BLOCK: Final = Block(whole=5, divided=2, inside=2)
+GATED_BLOCK: Final = Block(whole=5, divided=2, inside=4)
+"""Of a backbone, whose MLP has a gate."""
+GENERATOR_BLOCK: Final = Block(whole=16, divided=4, inside=2)
+"""It keeps what its modulation multiplies, and has a second attention."""
+
+
+def block_bytes(block: Block, size: ModelSize, tp: int, precision: Precision = BFLOAT16) -> float:
     """Activations that a block keeps of a row for its backward, attention without a matrix of probabilities.
 
     What goes into norms and comes out of them is whole on every peer; queries, keys, values, what attention gives and
     what is inside the MLP are divided (Korthikanti et al. 2022, section 4.2). What attention gives counts once more, as
-    where it goes segment by segment. A generator keeps what its modulation multiplies, and has a second attention.
+    where it goes segment by segment.
     """
-    width, keys = size.width, size.width // size.heads * size.groups
-    whole, divided = 5 * width, 2 * width + 2 * keys + (4 if kind == "backbone" else 2) * size.mlp_width
-    if kind == "generator":
-        whole, divided = 16 * width, divided + 2 * width
-    return precision.weight * (whole + divided / tp)
+    keys = size.width // size.heads * size.groups
+    divided = block.divided * size.width + 2 * keys + block.inside * size.mlp_width
+    return precision.weight * (block.whole * size.width + divided / tp)
 
 
-def kept_bytes(kind: str, size: ModelSize, tp: int, recompute: bool, precision: Precision = BFLOAT16) -> float:
+def kept_bytes(block: Block, size: ModelSize, tp: int, recompute: bool, precision: Precision = BFLOAT16) -> float:
     """What all blocks of a module keep of a row from its forward to its backward: their inputs, if they compute the
     rest again."""
-    block = precision.weight * size.width if recompute else block_bytes(kind, size, tp, precision)
-    return size.layers * block
+    kept = precision.weight * size.width if recompute else block_bytes(block, size, tp, precision)
+    return size.layers * kept

@@ -15,6 +15,7 @@ from dataserver.planning.jobspec import (
     pair_flops,
     parse_yaml,
 )
+from trainclient.orchestrate.memory import ENCODER_BLOCK, GATED_BLOCK, GENERATOR_BLOCK, Block
 
 MAX_SIZE: Final = 1 << 20
 """Of a width, a vocabulary, a number of layers."""
@@ -47,6 +48,12 @@ _WHOLE: Final = {
     "siglip": {"encoder": "siglip_vision_model", "text tower": "siglip_text_model"},
     "siglip2": {"encoder": "siglip2_vision_model", "text tower": "siglip2_text_model"},
 }
+_BLOCKS: Final[Mapping[str, Block]] = {
+    "encoder": ENCODER_BLOCK,
+    "backbone": GATED_BLOCK,
+    "generator": GENERATOR_BLOCK,
+    "tower": ENCODER_BLOCK,
+}
 
 
 class NetworkError(ValueError):
@@ -74,6 +81,11 @@ class Network:
     def reads_images(self) -> bool:
         """Whether its rows are patches; else they are tokens."""
         return self.kind in ("encoder", "generator") or self.modality == "image"
+
+    @property
+    def block(self) -> Block:
+        """What its blocks keep of a row."""
+        return _BLOCKS[self.kind]
 
     @property
     def row_flops(self) -> int:

@@ -115,7 +115,7 @@ class _Stage:
         states = _state_bytes(models, module, networks, precision)
         if module.name not in models.sizes:
             return cls(count, states)
-        size, kind = models.sizes[module.name].size, family_of(module).blocks
+        size, kind = models.sizes[module.name].size, family_of(module).block
         block, again = block_bytes(kind, size, module.tp, precision), bool(module.recompute)
         kept = kept_bytes(kind, size, module.tp, again, precision)
         share = sum(1 for network in networks for _ in units(network)) / size.layers
