@@ -159,6 +159,7 @@ def test_signal_saves_and_ends(fleet: Fleet, tmp_path: Path, number: signal.Sign
 
 @pytest.mark.long
 def test_signal_ends_an_evaluation_after_the_step_in_hand(fleet: Fleet, tmp_path: Path) -> None:
+    """The run that resumes makes up for it."""
     degrees, run, held_out = Degrees(1, 1, 1, 1), Run(fleet.address, tmp_path), tmp_path / "held_out.yaml"
     held_out.write_text(yaml.safe_dump(job_data(degrees, dataset="more", end={"steps": 100_000})))
     process = run.start(run.command(degrees, "--evaluation.job", str(held_out), "--evaluation.every", "1"))
@@ -174,6 +175,23 @@ def test_signal_ends_an_evaluation_after_the_step_in_hand(fleet: Fleet, tmp_path
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert [(m["step"], m["evaluation"]) for m in run.metrics()] == [(0, None)]
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000001"]
+
+    evaluated = (
+        "--steps",
+        "2",
+        "--evaluation.job",
+        str(held_out),
+        "--evaluation.every",
+        "1",
+        "--evaluation.steps",
+        "2",
+    )
+    undisturbed = Run(fleet.address, tmp_path / "undisturbed")
+    for again in (run, undisturbed):
+        code, errors = again.train(degrees, *evaluated)
+        assert code == 0, errors
+    for ours, theirs in zip(run.metrics(), undisturbed.metrics(), strict=True):
+        assert ours["evaluation"] | {"seconds": 0} == theirs["evaluation"] | {"seconds": 0}
 
 
 def test_signal_while_ranks_are_started_leaves_none(fleet: Fleet, tmp_path: Path) -> None:

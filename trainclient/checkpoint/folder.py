@@ -74,6 +74,8 @@ class TrainerState:
     """Name of the run, which its metrics carry."""
     frozen: list[str] = field(default_factory=list)
     """Modules that were not trained in the last step: the tensors hold no state of an optimizer for them."""
+    unevaluated: dict[str, Any] | None = None
+    """Metrics of the last step, if the run was asked to stop before its evaluation had a result."""
 
     def readable(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those tensors that the checkpoint holds: where a module was frozen, its optimizer begins anew."""

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 
 from torch import Tensor
 
@@ -99,6 +100,7 @@ class Trainer:
         self._timeline = TimelineRecorder(timeline.directory, timeline.recorded, topology, groups, job.stream)
         self._saving = Saving(config.checkpoint, groups)
         self._evaluation = None if held_out is None else Evaluation(held_out, modules, self._holding, groups, config)
+        self._unevaluated: StepMetrics | None = None
 
     @property
     def doing(self) -> str:
@@ -110,6 +112,11 @@ class Trainer:
         """Names of the tensors that this process reads, by module."""
         return self._machine.tensors
 
+    @property
+    def owes_evaluation(self) -> bool:
+        """Whether the metrics of the step before come once more, with the evaluation that they lack."""
+        return self._unevaluated is not None
+
     def resume(self, streams: Streams) -> None:
         """Continue from the newest checkpoint, if there is one; errors as in `continue_from`."""
         state = self._saving.resume(streams, self._sizes, self._tensors())
@@ -118,6 +125,8 @@ class Trainer:
         self._optimizer.publish()
         self._images, self._invalid_images = state.images, state.invalid_images
         self.run_name = state.run or self.run_name
+        if self._evaluation is not None and state.unevaluated is not None:
+            self._unevaluated = StepMetrics(**state.unevaluated)
 
     def run(self, streams: Streams, stop: StopSignals, writer: MetricsWriter) -> None:
         """Train until the job or the configured steps end, or a signal comes; save at the end.
@@ -127,12 +136,13 @@ class Trainer:
             SaveError: a checkpoint cannot be written.
         """
         end = min(streams.num_steps, self._config.steps or streams.num_steps)
-        saved, stopping = streams.step, False
+        saved = streams.step
         batches = streams.batches(self._groups)
         self._lap()
         with self._saving.completed(), ExitStack() as entered:
             reporters = self._reporters(streams, entered)
             profiler = entered.enter_context(StepProfiler(self._config.profile, self._groups))
+            stopping = self._make_up(stop, writer)
             while streams.step < end and not stopping:
                 profiler.begin_step(streams.step)
                 stopping = self._step(streams, batches, stop, writer, reporters)
@@ -187,12 +197,13 @@ class Trainer:
             self._skip(record.step, gradients)
         self._holding.drop()
         rates = {name: rates.lr(record.step) for name, rates in self._rates.items() if name not in self._frozen}
-        due = not totals.stop and self._is_evaluated(record.step)
-        held_out = self._evaluate(record.step, stop) if due else None
+        due = self._is_evaluated(record.step)
+        held_out = self._evaluate(record.step, stop) if due and not totals.stop else None
         metrics = StepMetrics.of(
             record, totals, norm, rates, self._peak_flops, pairs=self._pairs, skipped=not finite, evaluation=held_out
         )
         writer.write(metrics)
+        self._unevaluated = metrics if due and held_out is None else None
         for reporter in reporters:
             reporter.report(record, seconds, self._clock)
         if recorded:
@@ -218,6 +229,17 @@ class Trainer:
         found = self._evaluation.run(lambda: stop.requested)
         self._lap_start += time.perf_counter() - begun
         return found
+
+    def _make_up(self, stop: StopSignals, writer: MetricsWriter) -> bool:
+        """Evaluate after the step before, if its metrics lack that. Returns whether any process was asked to stop."""
+        metrics = self._unevaluated
+        if metrics is None:
+            return False
+        held_out = self._evaluate(metrics.step, stop)
+        writer.write(replace(metrics, evaluation=held_out))
+        if held_out is not None:
+            self._unevaluated = None
+        return held_out is None
 
     def _lap(self) -> float:
         """Seconds since the last call: a step with the optimizer's part of the one before, without checkpoints."""
@@ -264,6 +286,9 @@ class Trainer:
         self._phase = f"saves the checkpoint of step {streams.step}"
         writer.sync()
         counts = self._images, self._invalid_images
-        state = TrainerState(streams.state_dict(), self._sizes, *counts, run=self.run_name, frozen=self._frozen)
+        owed = None if self._unevaluated is None else asdict(self._unevaluated)
+        state = TrainerState(
+            streams.state_dict(), self._sizes, *counts, run=self.run_name, frozen=self._frozen, unevaluated=owed
+        )
         self._saving.save(self._tensors(), state)
         return streams.step

@@ -173,7 +173,7 @@ def _train(
             trainer.resume(streams)
             if streams.step and groups.rank == 0:
                 sys.stderr.write(f"resumed: {streams.step} of {streams.num_steps} steps are done\n")
-            with closing(_writer(config, groups.rank, trainer.run_name, streams)) as writer:
+            with closing(_writer(config, groups.rank, trainer, streams)) as writer:
                 trainer.run(streams, stop, writer)
 
 
@@ -188,6 +188,9 @@ def choose_device(wanted: Device, local_rank: int) -> torch.device:
     Raises:
         ConfigError: there is no GPU, or there are fewer than processes on this machine.
     """
+    # With fewer queues than communicators, a transfer could stand behind a receive that waits in another one. Set
+    # before the driver is asked for anything, since it reads this once.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     _require(wanted)
     count = _gpus(wanted)
     if not count:
@@ -197,8 +200,6 @@ def choose_device(wanted: Device, local_rank: int) -> torch.device:
             f"this is process {local_rank} of its machine, which has {count} GPUs; start one process for each GPU, or "
             "use --device cpu"
         )
-    # With fewer queues than communicators, a transfer could stand behind a receive that waits in another one.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
@@ -209,15 +210,16 @@ def _require(device: Device) -> None:
         raise ConfigError("device is cuda but torch finds no GPU; use --device cpu or install a CUDA build of torch")
 
 
-def _writer(config: TrainConfig, rank: int, run: str, streams: Streams) -> MetricsWriter:
+def _writer(config: TrainConfig, rank: int, trainer: Trainer, streams: Streams) -> MetricsWriter:
     """Only global rank 0 writes; the others' writer writes nothing."""
     if rank != 0:
         return MetricsWriter()
     sinks: list[Sink] = []
+    run, first = trainer.run_name, streams.step - trainer.owes_evaluation
     if config.metrics is not None:
-        sinks.append(JsonLines(config.metrics, run, streams.step))
+        sinks.append(JsonLines(config.metrics, run, first))
     if config.tensorboard is not None:
-        sinks.append(TensorBoard(config.tensorboard, streams.step))
+        sinks.append(TensorBoard(config.tensorboard, first))
     if config.wandb is not None:
         shown = config.model_dump(mode="json") | {"job_id": streams.job.job_id}
         sinks.append(WeightsAndBiases(config.wandb, run, shown))
