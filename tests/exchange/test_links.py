@@ -15,7 +15,7 @@ from torch import Tensor
 from dataserver.planning.plan import Routing
 from trainclient.exchange.blocks import RoutingError
 from trainclient.exchange.ends import Inlet, Joint, Outlet
-from trainclient.exchange.links import Link, Parcel
+from trainclient.exchange.links import MAX_UNTAKEN, Link, Parcel
 from trainclient.exchange.messages import (
     HASH_BYTES,
     HEADER_BYTES,
@@ -224,6 +224,16 @@ def test_where_no_gradients_return_none_are_sent_and_what_has_left_is_released()
     assert not boxes[1]
     outlet.end_step()
     assert post.waited == [((10,), k) for k in range(4)]
+
+
+def test_a_source_without_gradients_waits_for_what_it_sent_long_before() -> None:
+    outlet = Outlet([joint("a", "t", 0, (10,), ({}, {}), peer=0, returns=False)], CPU, torch.float32)
+    post = outlet._joints[0].forward.channel
+    assert isinstance(post, Post)
+    rows = Rows(torch.ones(1, 3), torch.ones(1, dtype=torch.bool), None)
+    for microbatch in range(MAX_UNTAKEN + 3):
+        outlet.send(View([0], microbatch=microbatch), rows)  # type: ignore[arg-type]
+        assert post.waited == [((10,), k) for k in range(microbatch + 1 - MAX_UNTAKEN)]
 
 
 def test_what_was_sent_is_released_once_the_peer_has_answered() -> None:

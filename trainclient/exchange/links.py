@@ -9,6 +9,10 @@ from torch import Tensor
 from trainclient.exchange.messages import Header, Lane, Stamp, decode, encode, make_header
 from trainclient.exchange.transport import Channel, Departure, Message, Receipt
 
+MAX_UNTAKEN = 8
+"""Microbatches of which rows may wait for targets that return no gradients: far more than balanced stages are ahead of
+each other, so that nothing waits for it which the plan does not know."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parcel:
@@ -51,8 +55,8 @@ class _Posted:
 class Link:
     """Sends or receives what one direction of a way carries, in the order of microbatches.
 
-    Sends do not block: their memory is kept until all peers have answered, or the step ends; where no answers come,
-    until they have left.
+    Sends do not block: their memory is kept until all peers have answered, or the step ends. Where no answers come, it
+    is kept until they have left, and a send waits for one long before it.
     """
 
     def __init__(self, channel: Channel, peers: Sequence[int], lane: Lane, dtype: torch.dtype) -> None:
@@ -118,8 +122,9 @@ class Link:
         self._release([sent for sent in self._sent if not sent.unanswered])
 
     def release_left(self) -> None:
-        """Release what has left for peers that answer nothing, without waiting for the rest."""
+        """Release what has left for peers that answer nothing; wait only where too much has not."""
         self._release([sent for sent in self._sent if sent.departure.has_left()])
+        self._release(self._sent[:-MAX_UNTAKEN])
 
     def release_all(self) -> None:
         """Wait until all that was sent has left."""
