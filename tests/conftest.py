@@ -3,10 +3,12 @@
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from loaders.installing import install, python_of
 
 # No test asserts on time: machines are shared, and a first call may compile a kernel.
 settings.register_profile("disttrain", deadline=None)
@@ -33,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fuzz-seconds", type=float, default=60.0, help="seconds for requests, and for each kind of file")
     group.addoption("--fuzz-seed", type=int, default=0, help="another seed tries other inputs")
     group.addoption("--fuzz-blob", default="", help="try only the input of a @reproduce_failure that a test printed")
-    parser.addoption("--install", action="store_true", help="install frameworks that the tests of adapters want")
+    parser.addoption("--install", action="store_true", help="install frameworks that long tests want")
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +45,18 @@ def shared_data() -> Path:
     if missing:
         pytest.skip(f"{DATA} has no {', '.join(missing)}; set DISTTRAIN_TEST_DATA to the folder of the data sets")
     return DATA
+
+
+@pytest.fixture(scope="session")
+def python_with(request: pytest.FixtureRequest) -> Callable[[str], Path]:
+    """The interpreter of a framework's environment; skips where it is not installed and --install was not given."""
+
+    def found(environment: str) -> Path:
+        if request.config.getoption("--install"):
+            install(environment)
+        python = python_of(environment)
+        if python is None:
+            pytest.skip(f"the environment {environment} is not installed; --install does")
+        return python
+
+    return found

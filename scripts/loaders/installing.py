@@ -34,10 +34,11 @@ ENVIRONMENTS: Final = {
         ("--no-deps", "megatron-energon==7.4.1"),
         ("filetype==1.2.0", "mfusepy==3.1.1", "multi-storage-client==1.3.1", "rapidyaml==0.15.2"),
     ),
+    "peft": (("--no-deps", "peft==0.21.2"),),
 }
 """Packages of each environment, in the order in which they are installed."""
-_BESIDE_OURS: Final = frozenset({"lightning", "grain", "torchtitan", "megatron", "megatron-energon"})
-"""Environments of adapters, which find what is not theirs where our own packages are: torch, above all."""
+_BESIDE_OURS: Final = frozenset({"lightning", "grain", "torchtitan", "megatron", "megatron-energon", "peft"})
+"""Environments of frameworks, which find what is not theirs where our own packages are: torch, above all."""
 _COMPLETE: Final = ".complete"
 
 

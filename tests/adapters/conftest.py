@@ -1,12 +1,10 @@
 """A server of pairs, one of them with a broken image, of documents, and of texts."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from cli.server_process import serving
 from e2e.streams import dataset_flags
-from loaders.installing import install, python_of
 from serving.harness import index
 from shards import break_images, write_interleaved, write_pairs, write_texts
 
@@ -29,18 +27,3 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     index(folders["pairs"])
     with serving(*dataset_flags(folders)) as running:
         yield running.address
-
-
-@pytest.fixture(scope="session")
-def python_with(request: pytest.FixtureRequest) -> Callable[[str], Path]:
-    """The interpreter of a framework's environment; skips where it is not installed and --install was not given."""
-
-    def found(environment: str) -> Path:
-        if request.config.getoption("--install"):
-            install(environment)
-        python = python_of(environment)
-        if python is None:
-            pytest.skip(f"the environment {environment} is not installed; --install does")
-        return python
-
-    return found

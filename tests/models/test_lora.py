@@ -1,6 +1,8 @@
 """Low-rank adapters: what they change, what is trained, and that merged weights compute the same."""
 
 import json
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,28 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
-from trainclient.models.hf import PretrainedError, export_adapter
+from trainclient.models.hf import PretrainedError, export_adapter, export_pretrained
 from trainclient.models.lora import LowRank, adapt, is_adapter, merged
 from trainclient.models.parameters import initialise
 
 CONFIG = BackboneConfig(2, 32, 48, 4, 2, 1e4, 50, query_tokens=2)
 ADAPTERS = LowRank(3, 12.0, ["query", "value", "down"])
+WITH_PEFT = """
+import sys
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+base, adapter, merged = sys.argv[1:]
+plain, expected = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64) for folder in (base, merged))
+with torch.no_grad():
+    tokens = torch.arange(1, 13)[None]
+    before, expected = plain(tokens).logits, expected(tokens).logits
+    assert (before - expected).abs().max() > 0.01
+    found = PeftModel.from_pretrained(plain, adapter)(tokens).logits
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+"""
+"""Whether peft makes of a model and its adapters what merged weights are."""
 
 
 def batch() -> BackboneBatch:
@@ -91,3 +109,22 @@ def test_the_files_are_those_of_peft(tmp_path: Path) -> None:
     assert tensors["base_model.model.model.layers.0.mlp.down_proj.lora_B.weight"].shape == (32, 3)
     with pytest.raises(PretrainedError, match="is there already"):
         export_adapter(tmp_path / "a", CONFIG, state, ADAPTERS)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_peft_computes_what_merged_weights_do(tmp_path: Path, python_with: Callable[[str], Path]) -> None:
+    python = python_with("peft")
+    generator = torch.Generator().manual_seed(1)
+    state = {
+        name: torch.randn(p.shape, generator=generator, dtype=p.dtype) / 8 if is_adapter(name) else p.detach()
+        for name, p in backbone(ADAPTERS).named_parameters()
+    }
+    base, adapter, whole = (tmp_path / name for name in ("base", "adapter", "merged"))
+    export_pretrained(base, CONFIG, {name: value for name, value in state.items() if not is_adapter(name)})
+    export_adapter(adapter, CONFIG, state, ADAPTERS, base=base)
+    export_pretrained(whole, CONFIG, merged(state, ADAPTERS))
+    done = subprocess.run(
+        [python, "-c", WITH_PEFT, base, adapter, whole], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
