@@ -26,7 +26,7 @@ class Rows:
         The rows of the others leave as zeros, and their gradients are zero whatever comes back.
         """
         offsets = offsets.to(torch.int64)
-        row_valid = valid.repeat_interleave(offsets.diff())[:, None].to(values.device)
+        row_valid = valid.repeat_interleave(offsets.diff())[:, None].to(values.device, non_blocking=True)
         return cls(values.masked_fill(~row_valid, 0), valid, offsets)
 
     def valid_of(self, offsets: Tensor) -> Tensor:

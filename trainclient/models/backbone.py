@@ -217,7 +217,7 @@ class BackboneStage(nn.Module):
         if not self.config.query_tokens:
             return x
         if batch.query_ids is not None:
-            return x.index_copy(0, condition_slots, self.query(batch.query_ids.to(device)))
+            return x.index_copy(0, condition_slots, self.query(batch.query_ids.to(device, non_blocking=True)))
         images = len(condition_slots) // self.config.query_tokens
         return x.index_copy(0, condition_slots, self.query.weight.repeat(images, 1))
 
@@ -249,7 +249,7 @@ class BackboneStage(nn.Module):
         require_shape("labels", labels, len(x))
         rows = (labels != IGNORED_LABEL).nonzero().squeeze(1)
         targets = checked_index("labels", labels[rows], self.config.vocab_size, x.device)
-        return token_loss(x.index_select(0, rows.to(x.device)), targets, self.head.weight)
+        return token_loss(x.index_select(0, rows.to(x.device, non_blocking=True)), targets, self.head.weight)
 
 
 def token_loss(hidden: Tensor, targets: Tensor, weight: Tensor, max_logits: int = MAX_LOGITS) -> Tensor:

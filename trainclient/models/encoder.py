@@ -127,11 +127,12 @@ class ImageEncoder(nn.Module):
         if not config.class_token:
             return self._run(x, segments, None)
         offsets = cu_patches.cpu().to(torch.int64) + torch.arange(len(segments) + 1)
-        rows = torch.ones(int(offsets[-1]), dtype=torch.bool).index_fill(0, offsets[:-1], False).to(weight.device)
+        is_patch = torch.ones(int(offsets[-1]), dtype=torch.bool).index_fill(0, offsets[:-1], False)
+        rows = is_patch.nonzero().squeeze(1).to(weight.device, non_blocking=True)
         first = self.class_embed + self.position_embed.weight[0]
-        with_first = first.expand(len(rows), -1).index_copy(0, rows.nonzero().squeeze(1), x)
-        whole = Segments.from_offsets("cu_patches", offsets, len(rows), weight.device)
-        return self._run(self.input_norm(with_first), whole, None)[rows]
+        with_first = first.expand(len(is_patch), -1).index_copy(0, rows, x)
+        whole = Segments.from_offsets("cu_patches", offsets, len(is_patch), weight.device)
+        return self._run(self.input_norm(with_first), whole, None).index_select(0, rows)
 
     def _run(self, x: Tensor, segments: Segments, rotation: Rotation | None) -> Tensor:
         for layer in self.layers:

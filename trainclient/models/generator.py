@@ -161,7 +161,7 @@ class ImageGenerator(nn.Module):
         t = time.to(weight)[image_of_row, None]
         velocity = self.velocity((1 - t) * target + t * noise, grid, cu_patches, conditions, condition_offsets, time)
         error = (velocity - (noise - target)).to(at_least_float32(weight.dtype)).square().mean(1)
-        counted = loss_mask.to(weight.device)[image_of_row]
+        counted = loss_mask.to(weight.device, non_blocking=True)[image_of_row]
         return error.masked_fill(~counted, 0).sum()
 
     def velocity(

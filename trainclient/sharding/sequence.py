@@ -68,7 +68,8 @@ class SharedRows:
         arriving = [mine, *[0] * (self._peers.size - 1)]
         if not self._peers.leads:
             return self._peers.begin(values, [0] * self._peers.size, arriving)()
-        return self._peers.begin(values.index_select(0, order.to(values.device)), counts, arriving)()
+        dealt = values.index_select(0, order.to(values.device, non_blocking=True))
+        return self._peers.begin(dealt, counts, arriving)()
 
     def collect(self, values: Tensor, slots: Tensor) -> Tensor:
         """Hand the first rank what all have: the reverse of `deal`."""
@@ -76,7 +77,8 @@ class SharedRows:
         leaving = [len(values), *[0] * (self._peers.size - 1)]
         if not self._peers.leads:
             return self._peers.begin(values, leaving, [0] * self._peers.size)()
-        return self._peers.begin(values, leaving, counts)().index_select(0, order.argsort().to(values.device))
+        back = order.argsort().to(values.device, non_blocking=True)
+        return self._peers.begin(values, leaving, counts)().index_select(0, back)
 
     def told(self, flags: Tensor) -> Tensor:
         """The first rank's flags, bool [n] on the CPU, of which all have as many."""
