@@ -27,6 +27,8 @@ def contact(peers: str) -> Iterator[None]:
     """Turn what a backend raises when the other end is gone into PeerLostError."""
     try:
         yield
+    except torch.OutOfMemoryError:  # of this process alone
+        raise
     except RuntimeError as error:
         reason = _PLACE.sub("", str(error)).split(". ")[0].splitlines()
         raise PeerLostError(

@@ -4,6 +4,8 @@ import logging
 import os
 import sys
 
+import torch
+
 from trainclient.checkpoint.folder import SaveError
 from trainclient.exchange.transport import PeerLostError
 from trainclient.report import FAILURE, USER_ERROR, report
@@ -43,7 +45,18 @@ def _explain(error: Exception, rank: str, stop: StopSignals) -> int:
         return report("trainclient", error, FAILURE) if error.reports else FAILURE
     if isinstance(error, ValueError):
         return report(name, error, USER_ERROR)
+    if isinstance(error, torch.OutOfMemoryError):
+        return report(name, RuntimeError(_without_memory(error)), FAILURE)
     if isinstance(error, RuntimeError | OSError):
         return report(name, error, FAILURE)
     _log.critical("%s has a defect", name, exc_info=error)
     return FAILURE
+
+
+def _without_memory(error: torch.OutOfMemoryError) -> str:
+    """What torch could not allocate, and what to change."""
+    found = str(error).split(". If reserved")[0].splitlines()[0].rstrip(".")
+    return (
+        f"{found}; have plans keep within the device (`trainclient memory` prints the fields for the job), or give the "
+        "module recompute, sharding, or a higher tp or pp"
+    )

@@ -1,0 +1,27 @@
+"""What a process says of an error that ends it."""
+
+import pytest
+import torch
+
+from trainclient.exchange.transport import contact
+from trainclient.training.signals import StopSignals
+from trainclient.training.worker import _explain
+
+OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 3 has a total capacity of 79.10 GiB of which 3.00 GiB is "
+    "free. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but "
+    "unallocated. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True "
+    "to avoid it."
+)
+
+
+def test_a_device_without_memory_is_named_with_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where it runs out while others are waited for."""
+    with pytest.raises(torch.OutOfMemoryError) as caught, contact("other ranks"):
+        raise torch.OutOfMemoryError(OUT_OF_MEMORY)
+    with StopSignals(1.0) as stop:
+        assert _explain(caught.value, "3", stop) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("trainclient rank 3: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 3 has")
+    assert "`trainclient memory`" in line
+    assert "PYTORCH_ALLOC_CONF" not in line
