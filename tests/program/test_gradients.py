@@ -5,8 +5,11 @@ here, where the processes are.
 """
 
 import json
+import random
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +215,69 @@ def test_frozen_modules_in_shares(
     trained = {name: g for name, g in expected.items() if name.split(".")[0] not in frozen}
     assert found.keys() == trained.keys()
     assert_close(found, trained, BOUNDS["float64"])
+
+
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "encoder": (1, 2, 3),
+    "backbone": (1, 2),
+    "stages": (1, 2, 4),
+    "generator": (1, 2),
+    "chunks": (1, 2),
+    "peers": (1, 2),
+    "second_encoder": (0, 1),
+    "frozen": ((), ("vit",), ("llm",), ("vit", "llm"), ("dit",)),
+    "recompute": (False, True),
+    "extra": (0, 2),
+    "sharding": ("none", "zero2", "zero3"),
+}
+"""What the layouts of pipelines differ in."""
+PROCESSES = 10
+LAYERS = 4
+"""Of the backbone."""
+
+
+def fits(row: Mapping[str, Any]) -> bool:
+    """Whether a job may be so, with no more processes than fit a small machine."""
+    chunked = row["chunks"] > 1
+    llm = row["backbone"] * row["stages"] * row["peers"]
+    return not (
+        llm + row["encoder"] + row["generator"] + row["second_encoder"] > PROCESSES
+        or (chunked and (row["stages"] == 1 or row["stages"] * row["chunks"] > LAYERS or row["extra"]))
+    )
+
+
+def pairwise() -> list[dict[str, Any]]:
+    """Rows in which any two values of two factors meet, if they can."""
+    draws = random.Random(0)
+    candidates = [{name: draws.choice(values) for name, values in FACTORS.items()} for _ in range(6000)]
+    candidates = [row for row in candidates if fits(row)]
+    meetings = [frozenset(combinations(row.items(), 2)) for row in candidates]
+    left, rows = frozenset[Any]().union(*meetings), []
+    while left:
+        best = max(range(len(candidates)), key=lambda i: len(meetings[i] & left))
+        rows.append(candidates[best])
+        left -= meetings[best]
+    return rows
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_any_two_choices_go_together(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    """In float64 and in float32."""
+    for number, row in enumerate(pairwise()):
+        chosen = {name: value for name, value in row.items() if name not in ("peers", "recompute", "extra", "sharding")}
+        again = tuple(name for name in MODULES if row["recompute"] and name not in row["frozen"])
+        degrees, folder = Degrees(**chosen, recompute=again, peers=(1, row["peers"], 1)), tmp_path / str(number)
+        folder.mkdir()
+        sharding = dict.fromkeys(KINDS, row["sharding"])
+        ours, reference = fleet.pair_of_jobs(degrees, global_batch=12, extra_in_flight=row["extra"])
+        cases = [Case(dtype, fleet.address, ours, dtype=dtype, sharding=sharding, **WEIGHTS) for dtype in BOUNDS]
+        found = pool.run(cases, folder)
+        for case in cases:
+            expected = reference_gradients(replace(case, job=reference, sharding={}))
+            trained = {name: g for name, g in expected.items() if name.split(".")[0] not in degrees.frozen}
+            assert found[case.name].keys() == trained.keys(), row
+            assert_close(found[case.name], trained, BOUNDS[case.dtype])
 
 
 def test_an_encoder_of_ones_own_beside_another(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
