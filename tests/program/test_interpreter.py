@@ -30,6 +30,7 @@ class Recorded:
     taken: list[list[int]] = field(default_factory=list)
     posted: list[tuple[int, int]] = field(default_factory=list)
     """Of every receive how many calls came before it, and its microbatch."""
+    stamped_ns: int = 0
 
     def begin_step(self, taken: object = None) -> None:
         if taken is None:

@@ -25,8 +25,9 @@ FORWARD = Operation(OperationKind.FORWARD, 0)
 BACKWARD = Operation(OperationKind.BACKWARD, 0)
 
 
-def measured(*rows: tuple[int, int, int, int]) -> Measured:
-    return Measured(*np.array(rows, np.int64).T)
+def measured(*rows: tuple[int, ...]) -> Measured:
+    """Of start, end, done, data, and when the rows had been sent, by default at the start."""
+    return Measured(*np.array([row if len(row) > 4 else (*row, row[0]) for row in rows], np.int64).T)
 
 
 def lane(name: str, found: Measured) -> Lane:
@@ -40,25 +41,28 @@ def job() -> Job:
 
 
 def test_spans_and_clock_become_times_from_the_begin_of_the_step() -> None:
-    spans = [Span(FORWARD, 1000, 1050, 7), Span(BACKWARD, 1050, 1100, 0)]
+    spans = [Span(FORWARD, 1000, 1050, 7, stamped_ns=900), Span(BACKWARD, 1050, 1100, 0, stamped_ns=1054)]
     found = Measured.of(spans, [Executed(FORWARD, 1020, 1040), Executed(BACKWARD, 1060, 1090)], 990)
     assert found.start_ns.tolist() == [30, 70]
     assert found.end_ns.tolist() == [50, 100]
     assert found.done_ns.tolist() == [60, 110]
     assert found.data_ns.tolist() == [7, 0]
-    assert found.waited_ns.tolist() == [23, 10], "from the begin of the step, or from the end of the operation before"
+    assert found.moved_ns.tolist() == [0, 6], "stamps of an operation before say nothing"
+    assert found.waited_ns.tolist() == [23, 4], "from the begin of the step, or from the end of the operation before"
     assert found.sent_ns.tolist() == [10, 10]
+    busy = Measured.of(spans, [Executed(FORWARD, 1020, 1057), Executed(BACKWARD, 1060, 1090)], 990)
+    assert busy.moved_ns.tolist() == [0, 3], "of a device that still computes what the process has left"
     empty = Measured.of([], [], 990)
     assert empty.waited_ns.tolist() == empty.sent_ns.tolist() == []
 
 
 def test_the_parts_of_each_process_make_up_the_step() -> None:
     early = lane("early", measured((10, 40, 45, 8), (60, 90, 95, 0)))
-    late = lane("late", measured((0, 20, 20, 0), (100, 140, 150, 30)))
+    late = lane("late", measured((0, 20, 20, 0), (100, 140, 150, 30, 88)))
     rows = losses([early, late])
-    assert [(r.name, r.planned_ns, r.computed_ns, r.data_ns, r.waited_ns, r.sent_ns, r.idle_ns) for r in rows] == [
-        ("early", 60, 60, 8, 17, 10, 55),
-        ("late", 60, 60, 30, 50, 10, 0),
+    assert [(row.name, row.planned_ns, *row.spent) for row in rows] == [
+        ("early", 60, 60, 8, 17, 0, 10, 55),
+        ("late", 60, 60, 30, 38, 12, 10, 0),
     ]
 
 
@@ -71,7 +75,7 @@ def test_lanes_of_colocated_modules_name_the_module_of_an_operation() -> None:
     for rank in range(topology.world_size):
         (times,) = (t for t in message.timelines if t.rank == rank)
         start, end = np.array(times.start_ns), np.array(times.end_ns)
-        found.append(Measured(start, end, end, np.zeros(len(start), np.int64)))
+        found.append(Measured(start, end, end, np.zeros(len(start), np.int64), start))
     found[1].end_ns[-1] += 5_000_000_000
     lanes, text = lanes_of(message, topology, found), io.StringIO()
     assert [lane.holds for lane in lanes] == [" + ".join(m.name for m in topology.places[0].modules)] * 2
@@ -101,7 +105,7 @@ def test_lanes_are_those_of_the_plan_and_the_slowest_operation_is_named_with_its
     for place in topology.places:
         times = planned[(place.modules[0].name,), place.stage, place.rank]
         start, end = np.array(times.start_ns), np.array(times.end_ns)
-        found.append(Measured(start, end, end, np.zeros(len(start), np.int64)))
+        found.append(Measured(start, end, end, np.zeros(len(start), np.int64), start))
     slow = next(rank for rank, place in enumerate(topology.places) if str(place) == "llm rank 1 stage 1")
     found[slow].end_ns[3] += 5_000_000_000
     found[slow].done_ns[3] += 5_000_000_000
@@ -125,15 +129,18 @@ def test_lanes_are_those_of_the_plan_and_the_slowest_operation_is_named_with_its
 
 
 def test_a_trace_shows_what_an_operation_waited_for() -> None:
-    events = list(trace_events([lane("vit", measured((10_000, 40_000, 45_000, 8_000), (60_000, 90_000, 90_000, 0)))]))
+    events = list(
+        trace_events([lane("vit", measured((10_000, 40_000, 45_000, 8_000), (60_000, 90_000, 90_000, 0, 55_000)))])
+    )
     bars = [(e["tid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
     assert bars == [
         (0, "F 0", 0.0, 0.02),
         (0, "B 0", 0.05, 0.04),
         (1, "F 0: its microbatch", 0.0, 8.0),
-        (1, "F 0: rows", 8.0, 2.0),
+        (1, "F 0: peers", 8.0, 2.0),
         (1, "F 0", 10.0, 30.0),
         (1, "F 0: handing on", 40.0, 5.0),
-        (1, "B 0: rows", 45.0, 15.0),
+        (1, "B 0: peers", 45.0, 10.0),
+        (1, "B 0: rows", 55.0, 5.0),
         (1, "B 0", 60.0, 30.0),
     ]

@@ -72,6 +72,11 @@ class Inlet:
         """Whether any source takes gradients."""
         return any(joint.returns for joint in self._joints)
 
+    @property
+    def stamped_ns(self) -> int:
+        """When all stamps of the last rows were there, by `time.perf_counter_ns`."""
+        return max(joint.forward.stamped_ns for joint in self._joints)
+
     def begin_step(self, taken: Sequence[I64]) -> None:
         """Learn what the sources have done when they send.
 
@@ -144,6 +149,11 @@ class Outlet:
         self._joints = tuple(joints)
         self._device = device
         self._dtype = dtype
+
+    @property
+    def stamped_ns(self) -> int:
+        """When all stamps of the last gradients were there, by `time.perf_counter_ns`."""
+        return max(joint.backward.stamped_ns for joint in self._joints)
 
     def send(self, batch: Batch, rows: Rows) -> Shipment:
         """Send the rows of a microbatch to whom they belong, and post the receives of their gradients.

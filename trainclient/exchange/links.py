@@ -1,5 +1,6 @@
 """One process's end of the messages between two chunks, in one direction."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,6 +73,8 @@ class Link:
         self.peers = tuple(peers)
         self.lane = lane
         self.dtype = dtype
+        self.stamped_ns = 0
+        """When the last stamps were there, by `time.perf_counter_ns`: the rows had been sent."""
         self._sent: list[_Sent] = []
         self._posted: dict[int, _Posted] = {}
 
@@ -110,6 +113,8 @@ class Link:
         """
         posted = self._posted.pop(microbatch)
         posted.receipt.wait_stamps()
+        if posted.messages:
+            self.stamped_ns = time.perf_counter_ns()
         bits = [decode(m.stamp, header) for m, header in zip(posted.messages, posted.headers, strict=True)]
         posted.receipt.wait_rows()
         return [(valid, m.rows) for valid, m in zip(bits, posted.messages, strict=True)]

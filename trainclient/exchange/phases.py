@@ -156,6 +156,9 @@ class Crossing:
 class PhaseInlet:
     """Where rows arrive, and their gradients leave, to the sources that take any: an `Inlet` of phases."""
 
+    stamped_ns = 0
+    """Of a collective nothing says that all have sent, before it is over."""
+
     def __init__(self, crossings: Sequence[Crossing], device: torch.device, dtype: torch.dtype) -> None:
         self._crossings = tuple(crossings)
         self._device = device
@@ -235,6 +238,9 @@ class PhaseInlet:
 
 class PhaseOutlet:
     """Where rows leave, and their gradients arrive: an `Outlet` of phases."""
+
+    stamped_ns = 0
+    """Of a collective nothing says that all have sent, before it is over."""
 
     def __init__(self, crossings: Sequence[Crossing], device: torch.device, dtype: torch.dtype) -> None:
         self._crossings = tuple(crossings)

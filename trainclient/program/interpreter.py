@@ -29,6 +29,8 @@ class Span:
     end_ns: int
     data_ns: int
     """Part of it in which it waited for its microbatch from the servers."""
+    stamped_ns: int = 0
+    """When all rows that it takes were known to have been sent; before its begin if it takes none."""
 
 
 @dataclass(slots=True)
@@ -136,7 +138,8 @@ class Interpreter:
             with record_function(self.doing):
                 self._meaning[operation.kind](operation, views)
             data_ns = round((record.data_wait_s - waited) * 1e9)
-            record.spans.append(Span(operation, begun, time.perf_counter_ns(), data_ns))
+            stamped_ns = self._runners[operation.chunk].stamped_ns
+            record.spans.append(Span(operation, begun, time.perf_counter_ns(), data_ns, stamped_ns))
         for runner in self._runners:
             runner.end_step()
         return record

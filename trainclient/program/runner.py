@@ -109,6 +109,11 @@ class ChunkRunner:
         self._shared = shared
         self._kept: dict[int, Kept] = {}
 
+    @property
+    def stamped_ns(self) -> int:
+        """When all rows of its last operation that takes any were known to have been sent; of collectives 0."""
+        return max((end.stamped_ns for end in (self.inlet, self._outlet) if end is not None), default=0)
+
     def begin_step(self) -> None:
         """Forget the step before."""
         self.loss_sum.zero_()

@@ -11,7 +11,8 @@ from trainclient.timeline.lanes import Lane, MicrobatchSamples
 
 SHOWN_OPERATIONS = 10
 SHOWN_SAMPLES = 4
-WIDTH = 150
+WIDTH = 160
+SPENT = ("waited for data", "waited for peers", "transfers", "handed on", "done before")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,18 @@ class Loss:
     data_ns: int
     """Waited for microbatches from the servers."""
     waited_ns: int
-    """Waited for rows of other processes."""
+    """Waited for other processes to send rows."""
+    moved_ns: int
+    """Waited for rows that had been sent."""
     sent_ns: int
     """Handed rows on."""
     idle_ns: int
     """From its last operation to the end of the step."""
+
+    @property
+    def spent(self) -> tuple[int, ...]:
+        """What makes up the step as measured: computed, then as in `SPENT`."""
+        return self.computed_ns, self.data_ns, self.waited_ns, self.moved_ns, self.sent_ns, self.idle_ns
 
 
 def losses(lanes: Sequence[Lane]) -> list[Loss]:
@@ -41,6 +49,7 @@ def losses(lanes: Sequence[Lane]) -> list[Loss]:
         parts = {
             "computed_ns": int((own.end_ns - own.start_ns).sum()),
             "data_ns": int(own.data_ns.sum()),
+            "moved_ns": int(own.moved_ns.sum()),
             "sent_ns": int(own.sent_ns.sum()),
         }
         # What is left of its time, so that the parts make up the step.
@@ -54,7 +63,7 @@ def write_report(step: int, lanes: Sequence[Lane], samples: MicrobatchSamples, f
     """Write both tables as text."""
     planned = max((int(lane.planned_end_ns[-1]) for lane in lanes if len(lane.operations)), default=0)
     rows = losses(lanes)
-    measured = max((r.computed_ns + r.data_ns + r.waited_ns + r.sent_ns + r.idle_ns for r in rows), default=0)
+    measured = max((sum(row.spent) for row in rows), default=0)
     console = Console(file=file, width=WIDTH)
     console.print(f"Step {step}: planned {planned / 1e6:,.1f} ms, measured {measured / 1e6:,.1f} ms.")
     console.print(_by_process(rows, planned, measured))
@@ -64,11 +73,10 @@ def write_report(step: int, lanes: Sequence[Lane], samples: MicrobatchSamples, f
 def _by_process(rows: Sequence[Loss], planned: int, measured: int) -> Table:
     table = Table(title="Where the step was spent: ms, and % of the step as measured", title_justify="left")
     table.add_column("process")
-    for name in ("planned to compute", "computed", "waited for data", "waited for peers", "handed on", "done before"):
+    for name in ("planned to compute", "computed", *SPENT):
         table.add_column(name, justify="right")
     for row in rows:
-        spent = (row.computed_ns, row.data_ns, row.waited_ns, row.sent_ns, row.idle_ns)
-        shown = (f"{ns / 1e6:,.1f} ({_share(ns, measured)})" for ns in spent)
+        shown = (f"{ns / 1e6:,.1f} ({_share(ns, measured)})" for ns in row.spent)
         table.add_row(row.name, f"{row.planned_ns / 1e6:,.1f} ({_share(row.planned_ns, planned)})", *shown)
     return table
 

@@ -1,6 +1,6 @@
 """When every process ran its operations, brought together on the first one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -24,21 +24,34 @@ class Measured:
     """When its rows were handed on, and the next operation began."""
     data_ns: I64
     """How long it waited for its microbatch from the servers."""
+    stamped_ns: I64
+    """When its rows were known to have been sent; its start if it takes none."""
 
     @classmethod
     def of(cls, spans: list[Span], executed: list[Executed], origin_ns: int) -> "Measured":
         """From what an interpreter and a clock noted, by `time.perf_counter_ns`, whose `origin_ns` is the begin."""
         rows = [
-            (run.start_ns - origin_ns, run.end_ns - origin_ns, span.end_ns - origin_ns, span.data_ns)
+            (
+                run.start_ns - origin_ns,
+                run.end_ns - origin_ns,
+                max(span.end_ns, run.end_ns) - origin_ns,  # a device may still compute when its rows are on their way
+                span.data_ns,
+                (span.stamped_ns if span.stamped_ns >= span.begin_ns else run.start_ns) - origin_ns,
+            )
             for span, run in zip(spans, executed, strict=True)
         ]
-        return cls(*np.array(rows, np.int64).reshape(-1, 4).T)
+        return cls(*np.array(rows, np.int64).reshape(-1, len(fields(cls))).T)
+
+    @property
+    def moved_ns(self) -> I64:
+        """How long each operation waited for rows that had been sent."""
+        moved: I64 = np.maximum(self.start_ns - np.maximum(self.stamped_ns, self._free_ns + self.data_ns), 0)
+        return moved
 
     @property
     def waited_ns(self) -> I64:
-        """How long each operation waited for rows of other processes."""
-        free = np.concatenate([np.zeros(1, np.int64), self.done_ns])[:-1]
-        waited: I64 = np.maximum(self.start_ns - free - self.data_ns, 0)
+        """How long each operation waited for other processes to send their rows."""
+        waited: I64 = np.maximum(self.start_ns - self._free_ns - self.data_ns - self.moved_ns, 0)
         return waited
 
     @property
@@ -47,13 +60,18 @@ class Measured:
         sent: I64 = np.maximum(self.done_ns - self.end_ns, 0)
         return sent
 
+    @property
+    def _free_ns(self) -> I64:
+        """When the operation before was done."""
+        return np.concatenate([np.zeros(1, np.int64), self.done_ns])[:-1]
+
 
 def gather(own: Measured, groups: Groups) -> list[Measured]:
     """What all processes measured, by their global rank. All call this together."""
-    rows = torch.from_numpy(np.stack([own.start_ns, own.end_ns, own.done_ns, own.data_ns]))
+    rows = torch.from_numpy(np.stack([getattr(own, field.name) for field in fields(own)]))
     counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(groups.control))]
     dist.all_gather(counts, torch.tensor([rows.shape[1]]), group=groups.control)
     most = max(int(count) for count in counts)
-    padded = [torch.zeros(4, most, dtype=torch.int64) for _ in counts]
+    padded = [torch.zeros(len(rows), most, dtype=torch.int64) for _ in counts]
     dist.all_gather(padded, torch.nn.functional.pad(rows, (0, most - rows.shape[1])), group=groups.control)
     return [Measured(*found[:, : int(count)].numpy()) for found, count in zip(padded, counts, strict=True)]

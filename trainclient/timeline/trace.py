@@ -12,7 +12,7 @@ Event = dict[str, Any]
 def trace_events(lanes: Sequence[Lane]) -> Iterator[Event]:
     """The events of a step: a process for each module, two threads for each of its ranks and stages.
 
-    In measured threads each operation follows what it waited for: its microbatch, then rows of other processes.
+    In measured threads each operation follows what it waited for: its microbatch, peers that send, their rows.
     """
     modules = list(dict.fromkeys(lane.holds for lane in lanes))
     for number, module in enumerate(modules):
@@ -30,14 +30,17 @@ def trace_events(lanes: Sequence[Lane]) -> Iterator[Event]:
 
 def _measured(lane: Lane, process: int, thread: int) -> Iterator[Event]:
     found = lane.measured
-    columns = (found.start_ns, found.end_ns, found.done_ns, found.data_ns, found.waited_ns, lane.excess_ns)
+    waits = found.data_ns, found.waited_ns, found.moved_ns
+    columns = (found.start_ns, found.end_ns, found.done_ns, *waits, lane.excess_ns)
     for operation, *values in zip(lane.operations, *(c.tolist() for c in columns), strict=True):
-        start, end, done, data, waited, excess = values
-        name = _name(operation)
+        start, end, done, data, waited, moved, excess = values
+        name, sent = _name(operation), start - moved
         if data:
-            yield _bar(process, thread, f"{name}: its microbatch", "data", start - waited - data, start - waited)
+            yield _bar(process, thread, f"{name}: its microbatch", "data", sent - waited - data, sent - waited)
         if waited:
-            yield _bar(process, thread, f"{name}: rows", "peers", start - waited, start)
+            yield _bar(process, thread, f"{name}: peers", "peers", sent - waited, sent)
+        if moved:
+            yield _bar(process, thread, f"{name}: rows", "transfer", sent, start)
         about = {"microbatch": operation.microbatch, "longer_than_planned_us": excess / 1e3}
         yield {**_bar(process, thread, name, operation.kind, start, end), "args": about}
         if done > end:
