@@ -81,7 +81,7 @@ def process_groups(
         together = data_parallel
     shared, fetching = _shared_sequences(topology, rank, device, timeout)
     control = dist.new_group(backend="gloo", timeout=timeout)
-    in_step = dist.new_group(topology.in_step, backend="gloo", timeout=timeout) if topology.in_step else None
+    in_step = _on_cpus(topology.in_step, timeout) if topology.in_step else None
     groups = Groups(
         rank=rank,
         place=topology.places[rank],
