@@ -19,7 +19,7 @@ from mutation.trees import Tree
 MOST_TESTS = 120
 """Of one mutant."""
 MOST_SECONDS = 40.0
-"""As recorded, of all tests of one mutant but the first."""
+"""Of computing and sleeping, of all tests of one mutant but the first."""
 PATIENCE = 90.0, 6.0
 """A mutant hangs that takes so many seconds, and so many times the seconds recorded, of computing and sleeping."""
 MOST_BYTES = 16 << 30
@@ -44,47 +44,61 @@ class Verdict:
 def judge(mutant: Mutant, tree: Tree, covering: Covering, stopping: Event) -> Verdict | None:
     """Put the mutant into the tree, run its tests until one fails, and take it out again; None if stopped before.
 
+    Tests take less time than when coverage followed them on a busy machine. So where those pass that would have taken
+    `MOST_SECONDS` then, as many run after them as time is left for at the pace that was seen.
+
     Raises:
         RuntimeError: if pytest did not run the tests.
-
     """
-    effort = Effort(secrets.token_hex(8))
-    tests = _chosen(covering.tests(mutant), covering)
-    if not tests:
-        return Verdict(mutant, False, "no test runs this line", effort)
+    waiting = covering.tests(mutant)
+    if not waiting:
+        return Verdict(mutant, False, "no test runs this line", Effort(""))
     path = tree.folder / mutant.path
-    most_s = PATIENCE[0] + PATIENCE[1] * sum(map(covering.seconds, tests))
+    passed, effort = 0, Effort("")
     with tempfile.TemporaryDirectory() as compiled:
         # Elsewhere than the sound kernels, of which only the newest would be kept.
         folder = {"NUMBA_CACHE_DIR": compiled} if KERNELS in mutant.path else {}
         path.write_text(mutant.mutated)
         os.utime(path, (stamp := secrets.randbelow(1 << 31), stamp))  # bytecode of what was here before is not its own
         try:
-            environment = tree.environment(**folder, **{MARK: effort.mark})
-            code, output = _run(tests, tree.folder, environment, effort, most_s, stopping)
+            tests = _chosen(waiting, covering, MOST_TESTS, MOST_SECONDS) or waiting[:1]
+            while tests:
+                run, recorded_s = Effort(secrets.token_hex(8)), sum(map(covering.seconds, tests))
+                environment = tree.environment(**folder, **{MARK: run.mark})
+                most_s = PATIENCE[0] + PATIENCE[1] * recorded_s
+                code, output = _run(tests, tree.folder, environment, run, most_s, stopping)
+                effort = Effort("", effort.computed_s + run.computed_s, effort.asleep_s + run.asleep_s)
+                if stopping.is_set():
+                    return None
+                if code != 0:
+                    return Verdict(mutant, True, _killed_by(mutant, code, output), effort)
+                passed, waiting = passed + len(tests), [test for test in waiting if test not in tests]
+                pace = max(0.1, run.seconds / max(recorded_s, INTERVAL_S))
+                tests = _chosen(waiting, covering, MOST_TESTS - passed, (MOST_SECONDS - effort.seconds) / pace)
         finally:
             path.write_text(mutant.source)
-    if stopping.is_set():
-        return None
-    if code == 0:
-        return Verdict(mutant, False, f"{len(tests)} tests passed", effort)
-    if code is not None and code >= 0 and code not in FAILED and NOT_LOADED not in output:
-        raise RuntimeError(f"pytest ended with {code} for the mutant of {mutant.place}:\n{output[-3000:]}")
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    ended = "hung" if code is None else f"ended with {code}"
-    return Verdict(mutant, True, failed[1] if failed else ended, effort)
+    return Verdict(mutant, False, f"{passed} tests passed", effort)
 
 
-def _chosen(tests: list[str], covering: Covering) -> list[str]:
-    """As many of the first tests as there are places and time for."""
+def _chosen(tests: list[str], covering: Covering, most: int, most_s: float) -> list[str]:
+    """As many of the first tests as there are places and, as recorded, time for."""
     chosen: list[str] = []
     spent = 0.0
     for test in tests:
         seconds = covering.seconds(test)
-        if len(chosen) < MOST_TESTS and (not chosen or spent + seconds <= MOST_SECONDS):
+        if len(chosen) < most and spent + seconds <= most_s:
             chosen.append(test)
             spent += seconds
     return chosen
+
+
+def _killed_by(mutant: Mutant, code: int | None, output: str) -> str:
+    """The test that failed, or how the run ended."""
+    if code is not None and code >= 0 and code not in FAILED and NOT_LOADED not in output:
+        raise RuntimeError(f"pytest ended with {code} for the mutant of {mutant.place}:\n{output[-3000:]}")
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    ended = "hung" if code is None else f"ended with {code}"
+    return failed[1] if failed else ended
 
 
 def _run(

@@ -293,6 +293,33 @@ def test_survivors_are_named_and_fail_the_run(repository: Path) -> None:
     assert "Seed 1: 3 of 3 mutants killed, 100.0 %" in earlier.stdout
 
 
+TWICE_TESTED = """from dataserver.planning.code import grow, positive
+
+
+def test_a_call():
+    grow(1)
+
+
+def test_grow():
+    assert grow(1) == 2
+    assert not positive(0)
+"""
+
+
+@pytest.mark.long
+def test_tests_that_took_less_than_recorded_leave_time_for_more(repository: Path) -> None:
+    """Recorded as half a minute each, only one would fit."""
+    (repository / "tests/planning/test_code.py").write_text(TWICE_TESTED)
+    mutate(repository)
+    (times,) = repository.glob("build/mutants/record-*/times.json")
+    times.write_text(json.dumps(dict.fromkeys(json.loads(times.read_text()), 30.0)))
+    done = mutate(repository)
+    assert "Recording" not in done.stdout
+    killed = [line for line in done.stdout.splitlines() if " killed " in line and "in grow:" in line]
+    assert killed
+    assert all("::test_grow (" in line for line in killed)
+
+
 HANGING = """from threading import Lock
 
 
