@@ -78,7 +78,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
         return _parse(data, data.index(b"\n", _FIRST_LINE) + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ArraysError(str(error)) from error
 
 

@@ -3,8 +3,8 @@
 Arrow itself makes sure that a file can be read without harm. What it reads may still be anything.
 """
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +77,8 @@ def check_rows(rows: pa.RecordBatch, num_rows: int) -> None:
     if "text_bytes" in core and core["text_bytes"].flatten().to_numpy().min(initial=0) < 0:
         raise ValueError("it holds a text of a negative size")
     if "images" in core:
-        _check_images(core["images"].flatten())
+        images = core["images"].flatten()
+        check_images({name: images.field(name).to_numpy() for name in RANGES})
 
 
 def _parts(values: pa.Array) -> Iterator[pa.Array]:
@@ -107,10 +108,10 @@ def _counts_by_kind(kinds: pa.ListArray) -> tuple[npt.NDArray[np.int64], npt.NDA
     return lengths - images, images
 
 
-def _check_images(images: pa.StructArray) -> None:
-    fields = {name: images.field(name).to_numpy() for name in RANGES}
-    for name, (least, greatest) in RANGES.items():
-        found = fields[name]
+def check_images(fields: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Raise ValueError, which says what is wrong, if fields of images are beyond `RANGES`; int [images] each."""
+    for name, found in fields.items():
+        least, greatest = RANGES[name]
         if found.min(initial=least) < least or found.max(initial=greatest) > greatest:
             raise ValueError(f"it gives images a {name} of {found.min()}..{found.max()}, not of {least}..{greatest}")
     pixels = fields["width"].astype(np.int64) * fields["height"]

@@ -156,7 +156,7 @@ def read_schema(path: Path) -> tuple[IndexHeader, dict[str, str]]:
         header = IndexHeader(**fields)
         if any(type(fields[name]) is not kind for name, kind in IndexHeader.__annotations__.items()):
             raise ValueError(f"its header is {fields}")
-        if reader.num_record_batches != -(-header.num_samples // BATCH_ROWS):
+        if header.num_samples < 0 or reader.num_record_batches != -(-header.num_samples // BATCH_ROWS):
             raise ValueError(f"it holds {reader.num_record_batches} batches for {header.num_samples} samples")
         meta = [field for field in schema if field.name.startswith(META_PREFIX)]
         return header, {f.name.removeprefix(META_PREFIX): str(f.type) for f in meta}

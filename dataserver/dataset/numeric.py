@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataserver.dataset.arrays import ArraysError, read_arrays, write_arrays
-from dataserver.dataset.errors import DatasetError
+from dataserver.dataset.errors import DatasetError, printable
 from dataserver.dataset.index import IndexHeader, read_columns
 
 if TYPE_CHECKING:
@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 NUMERIC_SUFFIX: Final = ".numeric"
 _VERSION: Final = 1
 _COLUMNS: Final = ("kinds", "text_bytes", "images")
+
+_TYPES: Final = {
+    "text_offsets": np.int64,
+    "image_offsets": np.int64,
+    "kinds": np.uint8,
+    "image_width": np.int32,
+    "image_height": np.int32,
+    "text_bytes": np.int32,
+    "image_offset": np.int64,
+    "image_length": np.int64,
+    "orientation": np.uint8,
+}
+"""Of the columns, by name."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,11 +91,14 @@ def read_numeric(index: Path, header: IndexHeader) -> NumericColumns:
         about, arrays = read_arrays(path)
         if about != _about(header):
             raise ArraysError("it was written with another index, or by another release")
-        return NumericColumns(**arrays)
+        columns = NumericColumns(**arrays)
+        _check(columns, header.num_samples)
+        return columns
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except (ArraysError, TypeError) as error:
-        _log.warning("%s is not used (%s); the index is read instead: remove it and index again", path, error)
+    except (ValueError, TypeError) as error:
+        reason = printable(str(error))
+        _log.warning("%s is not used (%s); the index is read instead: remove it and index again", path, reason)
     return _columns(read_columns(index, header, _COLUMNS))
 
 
@@ -97,6 +113,37 @@ def write_numeric(index: Path, header: IndexHeader) -> None:
         write_arrays(numeric_path(index), _about(header), {f.name: getattr(columns, f.name) for f in fields(columns)})
     except DatasetError as error:
         _log.warning("%s; servers read the shard more slowly without it", error)
+
+
+def _check(found: NumericColumns, num_samples: int) -> None:
+    """Raise ValueError, which says what is wrong, if these are not columns of so many rows: as `columns.check_rows`."""
+    from dataserver.dataset.columns import check_images
+
+    texts, images = found.text_bytes.size, found.image_width.size
+    rows = num_samples + 1
+    lengths = {"text_offsets": rows, "image_offsets": rows, "kinds": texts + images, "text_bytes": texts}
+    for name, kind in _TYPES.items():
+        array, length = getattr(found, name), lengths.get(name, images)
+        if array.dtype != kind or array.shape != (length,):
+            raise ValueError(f"its {name} are {array.dtype}{[*array.shape]}, not {np.dtype(kind)}[{length}]")
+    for offsets, count in ((found.text_offsets, texts), (found.image_offsets, images)):
+        if offsets[0] != 0 or offsets[-1] != count or (offsets[1:] < offsets[:-1]).any():
+            raise ValueError(f"its rows do not have the {count} parts that it holds")
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(found.kinds, dtype=np.int64)])
+    counted = before[found.text_offsets + found.image_offsets]
+    if found.kinds.max(initial=0) > 1 or not np.array_equal(counted, found.image_offsets):
+        raise ValueError("its kinds are not those of the parts that its rows have")
+    if found.text_bytes.min(initial=0) < 0:
+        raise ValueError("it holds a text of a negative size")
+    check_images(
+        {
+            "offset": found.image_offset,
+            "length": found.image_length,
+            "width": found.image_width,
+            "height": found.image_height,
+            "orientation": found.orientation,
+        }
+    )
 
 
 def _columns(rows: "pa.RecordBatch") -> NumericColumns:

@@ -55,6 +55,7 @@ def test_no_changed_byte_and_no_cut_goes_unseen(path: Path, at: int, bit: int, c
         {},
         {"about": 1, "arrays": []},
         {"about": {}, "arrays": [["x", "<i8", [1 << 62]]]},
+        {"about": {}, "arrays": [["x", "<i8", [1 << 40, 1 << 40]]]},
         {"about": {}, "arrays": [["x", "|O", [1]]]},
         {"about": {}, "arrays": [["x", "<i8", [-1]]]},
         {"about": {}, "arrays": [["x", "<i8", [True]]]},

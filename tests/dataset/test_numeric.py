@@ -1,5 +1,6 @@
 """The second file of an index, which holds its numeric columns: it never says anything else than the index does."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -86,6 +87,40 @@ def test_one_that_does_not_fit_is_named_and_the_index_read(
     path.unlink()
     build_index(folder, workers=1)
     assert read(folder, monkeypatch)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("text_bytes", lambda a: a.astype(np.int64)),
+        ("text_bytes", lambda a: a[:-1]),
+        ("text_bytes", lambda a: -1 - a),
+        ("text_offsets", lambda a: a.reshape(1, -1)),
+        ("text_offsets", lambda a: a[:-1]),
+        ("text_offsets", lambda a: a + 1),
+        ("text_offsets", lambda a: np.append(a[:-1], 1 << 40)),
+        ("image_offsets", lambda a: np.concatenate([a[:1], [np.iinfo(a.dtype).max, np.iinfo(a.dtype).min], a[3:]])),
+        ("kinds", lambda a: a + 1),
+        ("kinds", lambda a: 1 - a),
+        ("image_width", lambda a: a * 0),
+        ("image_width", lambda a: a * 0 + (1 << 30)),
+        ("image_height", lambda a: a[:-1]),
+        ("image_offset", lambda a: -1 - a),
+        ("image_length", lambda a: a * 0 + (1 << 60)),
+        ("orientation", lambda a: a * 0 + 9),
+    ],
+)
+def test_one_with_other_values_than_an_index_may_have_is_not_used(
+    folder: Path, name: str, change: Callable[[np.ndarray], np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever writes into the folder can make a file whose digest is right."""
+    expected, _ = read(folder, monkeypatch)
+    path = folder / f"documents/00000{SUFFIX}"
+    about, arrays = read_arrays(path)
+    write_arrays(path, about, {**arrays, name: change(arrays[name])})
+    found, asked = read(folder, monkeypatch)
+    assert asked == ["00000.tar.index"]
+    assert_equal(found, expected)
 
 
 def test_a_shard_that_changed_leaves_none_of_its_old_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

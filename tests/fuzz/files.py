@@ -153,8 +153,8 @@ def _file(name: str) -> Callable[[Path, bytes], None]:
     def attempt(folder: Path, data: bytes) -> None:
         _indexed(folder)
         next(folder.glob(name)).write_bytes(data)
-        for numeric in folder.glob("*.numeric"):  # so that these columns are read from the index
-            numeric.unlink()
+        for other in {*folder.glob("*.numeric")} - {*folder.glob(name)}:  # so that the index's columns are read
+            other.unlink()
         _read(folder)
         with _only_our_errors():
             lint(folder)
@@ -208,6 +208,7 @@ TARGETS: Final = {
     "image": Target(_images, _image),
     "image member": Target(_images, _member("jpg")),
     "index": Target(_files("*.index"), _file("*.index"), odd_arrows),
+    "numeric": Target(_files("*.numeric"), _file("*.numeric"), odd_arrays),
     "tokens": Target(_files("*.tokens-*"), _file("*.tokens-*"), odd_arrows),
     "summary": Target(_files("*.summary"), _file("*.summary"), odd_arrays),
     "quarantine": Target(lambda _: [QUARANTINE], _quarantine, odd_lines),

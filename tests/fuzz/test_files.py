@@ -9,7 +9,12 @@ import pytest
 from fuzz.files import TARGETS, Worker
 from fuzz.search import Search, kept
 
-KINDS = (("tar",), ("parquet", "json", "txt"), ("image", "image member"), ("index", "tokens", "summary", "quarantine"))
+KINDS = (
+    ("tar",),
+    ("parquet", "json", "txt"),
+    ("image", "image member"),
+    ("index", "numeric", "tokens", "summary", "quarantine"),
+)
 """Tars, sidecars, images, and indexes with what lies beside them: each has all of the seconds."""
 SHARES = {target: 1 / len(kind) for kind in KINDS for target in kind}
 KEPT = [pytest.param(target, path, id=f"{target}-{path.name}") for target in TARGETS for path in kept(target)]
