@@ -1,7 +1,7 @@
 """The numeric columns of one shard: what planning and serving need of all its samples.
 
 They come from the index, and lie beside it once more in a file of arrays (`arrays.py`). An index has them in many small
-compressed buffers between the texts; to put these together and to check every value takes ten times as long, for every
+compressed buffers between the texts; to put these together and to check every value takes five times as long, for every
 shard of every shuffle window, on every server. Anybody may delete the second file.
 """
 
