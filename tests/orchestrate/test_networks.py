@@ -65,6 +65,9 @@ def test_a_config_of_hugging_face_is_read(tmp_path: Path) -> None:
         file.write_text(json.dumps({"model_type": "qwen2_vl", "vision_config": qwen | {"mlp_ratio": ratio}}))
         with pytest.raises(NetworkError, match=r"mlp_ratio is .*; a number above 0 is required"):
             read_network("encoder", str(file))
+    file.write_text(json.dumps({"model_type": "qwen2_vl", "vision_config": qwen | {"embed_dim": 10**400}}))
+    with pytest.raises(NetworkError, match=r"embed_dim is 10+; integers up to 1048576 are required"):
+        read_network("encoder", str(file))
 
 
 def test_towers_are_read_from_one_config(tmp_path: Path) -> None:

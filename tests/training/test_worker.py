@@ -25,3 +25,7 @@ def test_a_device_without_memory_is_named_with_what_helps(capsys: pytest.Capture
     assert line.startswith("trainclient rank 3: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 3 has")
     assert "`trainclient memory`" in line
     assert "PYTORCH_ALLOC_CONF" not in line
+    with StopSignals(1.0) as stop:
+        assert _explain(torch.OutOfMemoryError(), "3", stop) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("trainclient rank 3: out of memory; have plans keep within the device")

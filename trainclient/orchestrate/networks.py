@@ -186,9 +186,13 @@ def _from_config(what: str, path: Path) -> ModelSize:
         raise NetworkError(
             f"{path}: {', '.join(missing)} of {what} {given[:80]!r} are missing; give a whole config.json"
         )
-    wrong = [f"{keys[name]} is {value!r:.40}" for name, value in sizes.items() if type(value) is not int]
+    wrong = [
+        f"{keys[name]} is {value!r:.40}"
+        for name, value in sizes.items()
+        if type(value) is not int or abs(value) > MAX_SIZE
+    ]
     if wrong:
-        raise NetworkError(f"{path}: {', '.join(wrong)}; integers are required")
+        raise NetworkError(f"{path}: {', '.join(wrong)}; integers up to {MAX_SIZE} are required")
     if "mlp_width" not in keys:
         ratio = data.get("mlp_ratio", 4)
         if type(ratio) not in (int, float) or not 0 < ratio <= MAX_SIZE:

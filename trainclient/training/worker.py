@@ -55,7 +55,7 @@ def _explain(error: Exception, rank: str, stop: StopSignals) -> int:
 
 def _without_memory(error: torch.OutOfMemoryError) -> str:
     """What torch could not allocate, and what to change."""
-    found = str(error).split(". If reserved")[0].splitlines()[0].rstrip(".")
+    found = str(error).split(". If reserved")[0].partition("\n")[0].rstrip(".") or "out of memory"
     return (
         f"{found}; have plans keep within the device (`trainclient memory` prints the fields for the job), or give the "
         "module recompute, sharding, or a higher tp or pp"
