@@ -54,6 +54,7 @@ def test_runs_begin_behind_the_updates_of_their_checkpoint(server: str, adapter:
         iterator, *others = served.build_datasets(context())
         assert others == [None, None]
         found.append([next(iterator)["input_ids"].tolist() for _ in range(11 - 10 * step)])
+        iterator._stream.close()
         assert served.build_datasets(context(stage=1, stages=3))[0] is None, "between the first stage and the last"
     assert found[0][10] == found[1][0]
 
