@@ -13,7 +13,13 @@ import rfc8785
 from pydantic import ValidationError
 
 from dataserver.planning.job import SUPPORTED_PLAN_VERSIONS, JobSpec
-from dataserver.planning.jobspec import SUPPORTED_CONTENT_VERSIONS, SUPPORTED_ORDER_VERSIONS, Stream, describe
+from dataserver.planning.jobspec import (
+    MODELS,
+    SUPPORTED_CONTENT_VERSIONS,
+    SUPPORTED_ORDER_VERSIONS,
+    Stream,
+    describe,
+)
 from dataserver.planning.plan_limits import PlanLimitError, check_step
 
 
@@ -85,7 +91,19 @@ def parse_job(data: Any) -> Job:
         check_step(spec)
     except PlanLimitError as error:
         raise JobSpecError(str(error)) from None
+    _check_named(spec, data)
     return identify(spec)
+
+
+def _check_named(spec: JobSpec, data: Any) -> None:
+    """Ask the layout about the models that costs name: the specification has their times alone."""
+    for module, given in zip(spec.execution.modules, data["execution"]["modules"], strict=True):
+        name = (given.get("cost") or {}).get("model")
+        if name is not None:
+            try:
+                spec.execution.layout.check_model(module, name, MODELS[module.kind][name])
+            except ValueError as error:
+                raise JobSpecError(f"the job is not valid: {error}") from None
 
 
 def _json(data: Any) -> bytes:

@@ -146,6 +146,7 @@ def test_long_sequences_need_groups() -> None:
     problem = paper_problem("llama3-7b", 64, 64, 512, seq_len=131_072)
     choice = grouped(problem)[0]
     assert choice.extras["max_degree"] > 1
+    assert choice.extras["heads"] == 32, "so that servers refuse larger groups, whoever changes the block"
     smallest, largest = choice.extras["min_degree"], choice.extras["max_degree"]
     assert [d for d, _ in choice.exchange] == [2**p for p in range(1, 7) if smallest <= 2**p <= largest]
 

@@ -94,7 +94,7 @@ def _choice(problem: Problem, groups: Groups, sides: Sequence[Side], ranks: Sequ
     return Choice(
         "grouped", modules, sum(m.gpus for m in modules), 1, spine.waves, step_ns(spine, sides, ranks),
         parts(spine, sides, ranks), "zero2" if groups.whole else "zero3",
-        extras={"min_degree": groups.smallest, "max_degree": groups.largest},
+        extras={"min_degree": groups.smallest, "max_degree": groups.largest, "heads": option.network.size.groups},
         exchange=tuple((d, round(exchange_ps(problem, option, d))) for d in degrees),
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from dataserver.planning.jobspec import (
     BalancePolicy,
     ExecutionParts,
     Extreme,
+    ModelSize,
     ModuleKind,
     ModuleSpec,
     Natural,
@@ -56,7 +57,11 @@ class GroupedOptions(WaveOptions):
     """Ranks of the smallest group, a power of two. A job with more than 50,000 ways to group its ranks is refused, and
     needs larger ones: 128 ranks can have groups of 1 to 128, 256 ranks of 1 to 8, but not of 1 to 16."""
     max_degree: Annotated[int, Field(ge=1, le=65536)]
-    """Ranks of the largest group, a power of two that divides the backbone's `dp`."""
+    """Ranks of the largest group, a power of two that divides the backbone's `dp`, and its heads."""
+    heads: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """Heads of the backbone's keys and values, of which each rank of a group has an equal part; as many as of queries,
+    where these do not share them. By default those of the model that the backbone's cost names. A job that says
+    neither is taken as it is, and refused by a trainer whose model cannot be divided."""
     exchange: tuple[Exchange, ...] = ()
     """One for each power of two from `min_degree`, but at least 2, to `max_degree`."""
 
@@ -74,7 +79,17 @@ class GroupedOptions(WaveOptions):
                 f"exchange has degrees {degrees}; one entry for each of {wanted} is required: what the all-to-alls "
                 "of groups of so many ranks cost"
             )
+        if self.heads is not None:
+            self._check_heads(self.heads, "layout.heads is", "")
         return self
+
+    def _check_heads(self, heads: int, whose: str, otherwise: str) -> None:
+        """Refuse groups whose ranks cannot have equal parts of so many heads."""
+        if heads % self.max_degree:
+            raise ValueError(
+                f"{whose} {heads}, and groups have up to {self.max_degree} ranks, which cannot have equal parts of so "
+                f"many heads; lower layout.max_degree to {heads & -heads}{otherwise}"
+            )
 
     @model_validator(mode="after")
     def _check_grouped_schedule(self) -> Self:
@@ -134,6 +149,16 @@ class GroupedOptions(WaveOptions):
                 f"group must divide the ranks: change dp, or lower max_degree to {backbone.dp & -backbone.dp}"
             )
         check_compositions(backbone.dp, self.min_degree, self.max_degree)
+
+    def check_model(self, module: ModuleSpec, name: str, size: ModelSize) -> None:
+        """Refuse a backbone whose heads the ranks of a group cannot divide, unless the job itself says how many."""
+        if module.kind is ModuleKind.BACKBONE and self.heads is None:
+            otherwise = ", or give layout.heads if the model is another one"
+            self._check_heads(
+                size.groups,
+                f"the cost of module {module.name} names {name}, whose heads of keys and values are",
+                otherwise,
+            )
 
     def check_batch(self, stream: Stream, backbone: ModuleSpec, microbatch: int) -> None:
         """Groups divide any batch."""

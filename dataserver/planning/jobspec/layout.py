@@ -12,6 +12,7 @@ from typing import Annotated, Protocol, Self
 from pydantic import Field, model_validator
 
 from dataserver.planning.jobspec.end import End
+from dataserver.planning.jobspec.hardware import ModelSize
 from dataserver.planning.jobspec.modules import ModuleSpec
 from dataserver.planning.jobspec.plan_limits import Extreme
 from dataserver.planning.jobspec.stream import Stream
@@ -98,6 +99,13 @@ class LayoutOptions(SpecModel):
                 f"found {' and '.join(asked)}, which only a pipelined layout plans: leave layout out, which is "
                 f"pipelined then, or leave {' and '.join(asked)} out"
             )
+
+    def check_model(self, module: ModuleSpec, name: str, size: ModelSize) -> None:
+        """Refuse a model that a module's cost names, unless the module can be run so; by default all can.
+
+        Raises:
+            ValueError: what was found, and what to change.
+        """
 
     @property
     def num_chunks(self) -> int:

@@ -8,6 +8,7 @@ from builders.jobs import Data
 
 from dataserver.planning.grouped.options import GroupedOptions, GroupPolicy
 from dataserver.planning.identity import Job, JobSpecError, parse_job
+from dataserver.planning.jobspec import parse_json
 
 COST = {"microbatch_ns": 7_001, "linear_ps": 12_345, "quadratic_fs": 678_901, "backward_percent": 150}
 STREAM = {"seq_len": 1_003, "global_batch": 16}
@@ -120,3 +121,33 @@ def test_the_advice_for_ranks_that_do_not_divide() -> None:
         message = rf"dp {dp} and groups up to {most} ranks; .* lower max_degree to {advised}(?!\d)"
         with pytest.raises(JobSpecError, match=message):
             parse_job(grouped_data(dp, 2_000, {"max_degree": most}, encoder=0))
+
+
+@pytest.mark.parametrize(
+    ("most", "heads", "model", "message"),
+    [
+        (4, 2, None, r"layout\.heads is 2, and groups have up to 4 ranks, .* lower layout\.max_degree to 2$"),
+        (4, 6, None, r"layout\.heads is 6, .* to 2$"),
+        (4, 2, "llama3-7b", r"layout\.heads is 2, "),
+        (16, None, "llama3-70b", r"of module llm names llama3-70b, whose heads .* are 8, .* up to 16 .* to 8, or give"),
+        (4, 0, None, "greater than or equal to 1"),
+        (4, 4, None, None),
+        (16, 32, "llama3-70b", None),
+        (8, None, "llama3-70b", None),
+        (16, None, None, None),
+    ],
+)
+def test_heads_that_do_not_divide(most: int, heads: int | None, model: str | None, message: str | None) -> None:
+    """Those that the job gives, or else those of the model that the cost names; not those of the default cost."""
+    groups = {"max_degree": most} | ({} if heads is None else {"heads": heads})
+    data = grouped_data(16, 2_000, groups, encoder=1)
+    if model is not None:
+        backbone_of(data)["cost"] = {"model": model, "device": "h100", "efficiency": "0.4"}
+    if message is not None:
+        with pytest.raises(JobSpecError, match=message):
+            parse_job(data)
+        return
+    job = parse_job(data)
+    assert parse_job(parse_json(job.text)).job_id == job.job_id
+    assert options_of(job).heads == heads
+    assert ("heads" in job.text) == (heads is not None)
