@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from dataserver.planning.identity import Job, parse_job
 from trainclient.client import Batch, DataClient, as_torch
+from trainclient.models.parameters import units
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
 from trainclient.program.runner import LossWeights
@@ -182,6 +184,9 @@ class Case:
     """As in a trainer's configuration."""
     other_plan_rank: int = -1
     """Global rank whose views claim to be of another plan."""
+    late_for: str = ""
+    """The collective of its first forward or backward for which the second rank of the backbone is late: gather, sum;
+    leaves what the ranks of the backbone waited for, and the delay, in files of the case and rank."""
 
     @property
     def config(self) -> TrainConfig:
@@ -347,7 +352,9 @@ def run_cases() -> None:
             models = Models.of(case.config, spec)
             modules = models.build(place, groups.device)
             holding = hold(modules, models.shardings(place), groups, bucket_bytes=100_000)
-            clock = Stopwatch(groups.device)
+            clock = Stopwatch(groups.device, groups.waits)
+            if case.late_for and place.modules[0].name == "llm":
+                be_late(modules[0][1].network, case, groups, script.parent)
             weights = LossWeights(case.text_weight, case.image_weight)
             machine = assemble(spec, layout, place, modules, groups.channels, weights, clock)
             holding.begin_step()
@@ -356,10 +363,41 @@ def run_cases() -> None:
                     for client in streams.clients.values():
                         client._handed_out = lambda found: replace(as_torch(found), plan_hash=bytes(32))
                 assert machine.interpreter.run(streams.batches(groups)) is not None
+            waited = [(e.operation.kind, e.end_ns - e.start_ns, e.waited_ns) for e in clock.executed()]
+            (script.parent / f"{case.name}.{groups.rank}.waits").write_text(json.dumps(waited))
             found = {name: _whole(holding, name, value) for name, value in holding.end_step().items()}
             sharded = [m for site, m in modules if models.sharding(site.module) is not Sharding.NONE]
             assert all(isinstance(p, DTensor) for m in sharded for p in m.network.parameters()), "not gathered any more"
             torch.save(found, script.parent / f"{case.name}.{groups.rank}.pt")
+
+
+def be_late(network: torch.nn.Module, case: Case, groups: Groups, folder: Path) -> None:
+    """Have the second rank of a sharded network be late for a collective, until the first one waits for it and more."""
+    begin, begun, files = groups.waits.begin, 0, [folder / f"{case.name}.{rank}.begun" for rank in range(2)]
+    delay_file = folder / f"{case.name}.delay"
+
+    def announced() -> None:
+        nonlocal begun
+        begin()
+        begun += 1
+        files[groups.place.rank].write_text("w" * begun)
+
+    def delay(*_: Any) -> None:
+        if groups.place.rank == 0 or delay_file.exists():
+            return
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        while not files[0].exists() or len(files[0].read_text()) <= begun:  # the first rank does the same as this one
+            assert time.monotonic() < deadline
+        since = time.perf_counter_ns()
+        time.sleep(0.2)
+        delay_file.write_text(str(time.perf_counter_ns() - since))
+
+    groups.waits.begin = announced  # type: ignore[method-assign]
+    if case.late_for == "gather":
+        network.register_forward_pre_hook(delay, prepend=True)
+    else:
+        last = list(units(network))[-1]
+        last.register_forward_pre_hook(lambda _, inputs: inputs[0].register_hook(delay) and None)
 
 
 def _whole(holding: Holding, name: str, held: torch.Tensor) -> torch.Tensor:

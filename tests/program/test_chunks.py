@@ -9,8 +9,8 @@ import torch
 
 from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.exchange.rows import Rows
+from trainclient.exchange.waiting import Waits
 from trainclient.modules import Output, Target
-from trainclient.program import clock as clock_module
 from trainclient.program.assembly import Machine
 from trainclient.program.clock import Executed, Stopwatch
 from trainclient.program.listing import StepPrograms, StreamError
@@ -106,21 +106,28 @@ class Event:
 
 
 def test_on_cuda_events_are_read_once_the_last_one_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    times, waited = iter((0.5, 1.0, 1.5, 2.0, 4.0, 5.0, 5.25, 6.0)), []
-    monkeypatch.setattr(clock_module, "_event", lambda: Event(times, waited))
+    times, waited = iter((0.5, 0.6, 0.7, 1.0, 1.5, 2.0, 2.25, 3.0, 3.5, 3.75, 4.0, 5.0, 5.25, 6.0)), []
+    monkeypatch.setattr("torch.cuda.Event", lambda enable_timing: enable_timing and Event(times, waited))
     monkeypatch.setattr("time.perf_counter_ns", lambda: 7_000_000)
-    watch, forward, backward = Stopwatch(torch.device("cuda")), OperationKind.FORWARD, OperationKind.BACKWARD
+    cuda, forward, backward = torch.device("cuda"), OperationKind.FORWARD, OperationKind.BACKWARD
+    waits = Waits(cuda)
+    watch = Stopwatch(cuda, waits)
     watch.begin_step()
+    with waits.waiting():
+        pass  # before the first operation
     done = [Operation(forward, 1), Operation(backward, 1), Operation(forward, 1, 1)]
     for operation in done:
         with watch.running(operation):
             assert waited == [], "measuring waits for nothing"
+            for _ in range(2 if operation.kind is backward else 0):
+                with waits.waiting():
+                    pass
     assert watch.nanoseconds(forward, [0, 1]) == [750_000]
     assert [event.at for event in waited] == [5.25]
-    assert watch.nanoseconds(backward, [0]) == [2_000_000]
+    assert watch.nanoseconds(backward, [0]) == [1_000_000], "without what it waited"
     assert watch.executed() == [
         Executed(done[0], 7_500_000, 8_000_000),
-        Executed(done[1], 8_500_000, 10_500_000),
+        Executed(done[1], 8_500_000, 10_500_000, 1_000_000),
         Executed(done[2], 11_500_000, 11_750_000),
     ]
     assert len(waited) == 3

@@ -150,6 +150,20 @@ def test_sharded_modules(fleet: Fleet, pool: Pool, tmp_path: Path, sharding: str
         assert all(torch.equal(g, found["whole"][name]) for name, g in found["small"].items())
 
 
+@pytest.mark.timeout(400)
+def test_ranks_that_wait_for_shares_of_a_late_one_do_not_compute(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    job, _ = fleet.pair_of_jobs(Degrees(1, 2, 1, 1))
+    late_in = {"gather": "forward", "sum": "backward"}
+    shares = {"backbone": "zero3"}
+    pool.run([Case(name, fleet.address, job, sharding=shares, late_for=name) for name in late_in], tmp_path)
+    for name, late in late_in.items():
+        delay = int((tmp_path / f"{name}.delay").read_text())
+        for rank in (1, 2):
+            operations = json.loads((tmp_path / f"{name}.{rank}.waits").read_text())
+            assert all(waited < whole for _, whole, waited in operations)
+            assert rank == 2 or any(waited >= delay for kind, _, waited in operations if kind == late)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from trainclient.exchange.waiting import Waits
 from trainclient.sharding.fsdp import ShardedNetwork, store_precisely
 from trainclient.sharding.parts import like, local
 
@@ -46,7 +47,7 @@ def mesh() -> Iterator[DeviceMesh]:
 def dealt(network: Network, mesh: DeviceMesh, *, by_hand: bool) -> ShardedNetwork:
     dtype = network.embed.weight.dtype
     store_precisely(network)
-    return ShardedNetwork(network, "vit", mesh, dtype, by_hand=by_hand)
+    return ShardedNetwork(network, "vit", mesh, dtype, Waits(torch.device("cpu")), by_hand=by_hand)
 
 
 def data(dtype: torch.dtype) -> Tensor:

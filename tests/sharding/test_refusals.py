@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dataserver.planning.identity import parse_job
+from trainclient.exchange.waiting import Waits
 from trainclient.models.layers import SplitLayer
 from trainclient.sharding.fsdp import ShardedNetwork
 from trainclient.sharding.tensor import split
@@ -38,7 +39,7 @@ class Scaled(nn.Module):
 def test_networks_without_shares(network: nn.Module, message: str, by_hand: bool) -> None:
     mesh = DeviceMesh("cpu", [0, 1], mesh_dim_names=("dp",), _init_backend=False, _rank=0)
     with pytest.raises(ValueError, match=message):
-        ShardedNetwork(network, "vit", mesh, torch.float32, by_hand=by_hand)
+        ShardedNetwork(network, "vit", mesh, torch.float32, Waits(torch.device("cpu")), by_hand=by_hand)
 
 
 def test_a_module_of_ones_own_cannot_be_gathered_block_by_block() -> None:

@@ -1,10 +1,12 @@
 """Rows that ranks share: who has which, and what they hand each other."""
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Queue
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
@@ -14,11 +16,14 @@ import torch.distributed as dist
 from builders.gloo_threads import in_threads
 from torch import Tensor
 
+from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.exchange.messages import BrokerMismatchError
 from trainclient.exchange.peers import GroupPeers
 from trainclient.exchange.sharing import SharedSequences
+from trainclient.exchange.waiting import Waits
 from trainclient.models.attention import Segments
 from trainclient.models.layers import Rotation, SelfAttention
+from trainclient.program.clock import Executed, Stopwatch
 from trainclient.sharding.sequence import SharedRows
 from trainclient.stream.microbatch import SequenceParallelGroup
 
@@ -112,7 +117,7 @@ def test_attention_of_rows_that_ranks_share(size: int) -> None:
     torch.autograd.backward(expected, expected.detach().cos())
 
     def run(group: dist.ProcessGroup, rank: int) -> tuple[Tensor, Tensor | None]:
-        peers = Noting(0, cpu, group, group)
+        peers = Noting(0, cpu, group, group, Waits(cpu))
         shared, own = SharedRows(peers, 21), several[rank]
         peers.notes[rank] = []
         own.value.register_forward_hook(lambda *_: peers.notes[rank].append("values"))
@@ -147,6 +152,54 @@ def test_what_the_first_rank_has_goes_to_the_rows_and_back() -> None:
     assert [dealt for dealt, _, _ in found] == [[1, 4], [3], [5], [0, 2]]
     assert [collected for _, collected, _ in found] == [[10, 11, 12, 13, 14, 15], [], [], []]
     assert all(told == [True, False, True] for _, _, told in found)
+
+
+class Announced(Waits):
+    """Waits that others see begin."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.begun = Event()
+
+    def begin(self) -> None:
+        super().begin()
+        self.begun.set()
+
+
+@pytest.mark.parametrize("late_in", ["forward", "backward"])
+def test_what_a_rank_waits_for_a_late_peer_is_not_computed(late_in: str) -> None:
+    """Neither forward nor backward."""
+    cpu = torch.device("cpu")
+    waits, late = [Announced(cpu) for _ in range(2)], []
+
+    def delay() -> None:
+        """Of the second rank, until the first one waits for it and then some."""
+        assert waits[0].begun.wait(DEADLINE_S)
+        since = time.perf_counter_ns()
+        time.sleep(0.05)
+        late.append(time.perf_counter_ns() - since)
+
+    def run(group: dist.ProcessGroup, rank: int) -> list[Executed]:
+        shared = SharedRows(GroupPeers(0, cpu, group, group, waits[rank]), 8)
+        clock, rows = Stopwatch(cpu, waits[rank]), torch.ones(4, 2, 3, requires_grad=True)
+        if rank == 1 and late_in == "forward":
+            delay()
+        with clock.running(Operation(OperationKind.FORWARD, 0)):
+            mixed = shared.to_heads(rows)()
+        group.barrier().wait()
+        waits[0].begun.clear()
+        group.barrier().wait()
+        if rank == 1 and late_in == "backward":
+            delay()
+        with clock.running(Operation(OperationKind.BACKWARD, 0)):
+            mixed.sum().backward()
+        return clock.executed()
+
+    first, second = in_threads(2, run)
+    delayed, other = first if late_in == "forward" else first[::-1]
+    assert delayed.waited_ns >= late[0] > other.waited_ns
+    assert delayed.end_ns - delayed.start_ns - delayed.waited_ns < late[0]
+    assert all(e.waited_ns < late[0] for e in second)
 
 
 def test_a_group_that_the_job_has_not_is_refused() -> None:

@@ -26,8 +26,8 @@ BACKWARD = Operation(OperationKind.BACKWARD, 0)
 
 
 def measured(*rows: tuple[int, ...]) -> Measured:
-    """Of start, end, done, data, and when the rows had been sent, by default at the start."""
-    return Measured(*np.array([row if len(row) > 4 else (*row, row[0]) for row in rows], np.int64).T)
+    """Of start, end, done, data, when the rows had been sent, by default at the start, and waits within."""
+    return Measured(*np.array([(*row, *(row[0], 0)[len(row) - 4 :]) for row in rows], np.int64).T)
 
 
 def lane(name: str, found: Measured) -> Lane:
@@ -42,10 +42,11 @@ def job() -> Job:
 
 def test_spans_and_clock_become_times_from_the_begin_of_the_step() -> None:
     spans = [Span(FORWARD, 1000, 1050, 7, stamped_ns=900), Span(BACKWARD, 1050, 1100, 0, stamped_ns=1054)]
-    found = Measured.of(spans, [Executed(FORWARD, 1020, 1040), Executed(BACKWARD, 1060, 1090)], 990)
+    found = Measured.of(spans, [Executed(FORWARD, 1020, 1040), Executed(BACKWARD, 1060, 1090, 8)], 990)
     assert found.start_ns.tolist() == [30, 70]
     assert found.end_ns.tolist() == [50, 100]
     assert found.done_ns.tolist() == [60, 110]
+    assert found.computed_ns.tolist() == [20, 22]
     assert found.data_ns.tolist() == [7, 0]
     assert found.moved_ns.tolist() == [0, 6], "stamps of an operation before say nothing"
     assert found.waited_ns.tolist() == [23, 4], "from the begin of the step, or from the end of the operation before"
@@ -58,12 +59,13 @@ def test_spans_and_clock_become_times_from_the_begin_of_the_step() -> None:
 
 def test_the_parts_of_each_process_make_up_the_step() -> None:
     early = lane("early", measured((10, 40, 45, 8), (60, 90, 95, 0)))
-    late = lane("late", measured((0, 20, 20, 0), (100, 140, 150, 30, 88)))
+    late = lane("late", measured((0, 20, 20, 0), (100, 140, 150, 30, 88, 6)))
     rows = losses([early, late])
     assert [(row.name, row.planned_ns, *row.spent) for row in rows] == [
         ("early", 60, 60, 8, 17, 0, 10, 55),
-        ("late", 60, 60, 30, 38, 12, 10, 0),
+        ("late", 60, 54, 30, 44, 12, 10, 0),
     ]
+    assert late.excess_ns.tolist() == [0, -6]
 
 
 def test_lanes_of_colocated_modules_name_the_module_of_an_operation() -> None:
@@ -75,7 +77,7 @@ def test_lanes_of_colocated_modules_name_the_module_of_an_operation() -> None:
     for rank in range(topology.world_size):
         (times,) = (t for t in message.timelines if t.rank == rank)
         start, end = np.array(times.start_ns), np.array(times.end_ns)
-        found.append(Measured(start, end, end, np.zeros(len(start), np.int64), start))
+        found.append(Measured(start, end, end, start * 0, start, start * 0))
     found[1].end_ns[-1] += 5_000_000_000
     lanes, text = lanes_of(message, topology, found), io.StringIO()
     assert [lane.holds for lane in lanes] == [" + ".join(m.name for m in topology.places[0].modules)] * 2
@@ -105,7 +107,7 @@ def test_lanes_are_those_of_the_plan_and_the_slowest_operation_is_named_with_its
     for place in topology.places:
         times = planned[(place.modules[0].name,), place.stage, place.rank]
         start, end = np.array(times.start_ns), np.array(times.end_ns)
-        found.append(Measured(start, end, end, np.zeros(len(start), np.int64), start))
+        found.append(Measured(start, end, end, start * 0, start, start * 0))
     slow = next(rank for rank, place in enumerate(topology.places) if str(place) == "llm rank 1 stage 1")
     found[slow].end_ns[3] += 5_000_000_000
     found[slow].done_ns[3] += 5_000_000_000

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from trainclient.exchange.transport import Arrival, contact
+from trainclient.exchange.waiting import Waits
 
 
 class GroupCollective:
@@ -60,17 +61,17 @@ def begin(
 
 
 def begin_exchange(
-    values: Tensor, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup
+    values: Tensor, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup, waits: Waits
 ) -> Callable[[], Tensor]:
     """`begin`, through which gradients go back: all ranks also run the backward together.
 
     Several may be under way at once, so that what lies between them is computed meanwhile, forward and backward; all
-    ranks begin them in the same order, in which autograd goes back by itself.
+    ranks begin them in the same order, in which autograd goes back by itself. What then waits is noted in `waits`.
 
     Returns:
         What waits, and gives what has arrived, [sum(arriving), ...]; PeerLostError if another rank is gone.
     """
-    flight = _Flight(leaving, arriving, group)
+    flight = _Flight(leaving, arriving, group, waits)
     on_its_way: Tensor = _Begin.apply(values, flight)  # type: ignore[no-untyped-call]
 
     def arrived() -> Tensor:
@@ -82,15 +83,16 @@ def begin_exchange(
 
 def exchanged(values: Tensor, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup) -> Tensor:
     """`begin_exchange` to its end."""
-    return begin_exchange(values, leaving, arriving, group)()
+    return begin_exchange(values, leaving, arriving, group, Waits(values.device))()
 
 
 class _Flight:
     """Rows on their way, or their gradients on the way back."""
 
-    def __init__(self, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup) -> None:
+    def __init__(self, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup, waits: Waits) -> None:
         self._way = leaving, arriving
         self._group = group
+        self._waits = waits
         self._under_way: tuple[Tensor, Tensor, dist.Work | None] | None = None
         """What leaves, in use until it has left; what arrives."""
 
@@ -108,7 +110,7 @@ class _Flight:
             raise RuntimeError("rows are waited for that have not been sent off")
         _, received, work = self._under_way
         if work is not None:
-            with contact("other ranks"):
+            with contact("other ranks"), self._waits.waiting():
                 work.wait()
         self._under_way = None
         return received

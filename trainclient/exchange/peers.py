@@ -25,6 +25,7 @@ from trainclient.exchange.transport import (
     Receipt,
     contact,
 )
+from trainclient.exchange.waiting import Waits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +39,8 @@ class GroupPeers:
     """Of the backend that moves tensors of the device."""
     control: ProcessGroup
     """The same over gloo, for data on the CPU."""
+    waits: Waits
+    """Of this process."""
 
     @property
     def leads(self) -> bool:
@@ -56,11 +59,11 @@ class GroupPeers:
 
     def begin(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Callable[[], Tensor]:
         """See `Sharers`."""
-        return begin_exchange(values, leaving, arriving, self.group)
+        return begin_exchange(values, leaving, arriving, self.group, self.waits)
 
     def hand_on(self, message: Tensor) -> None:
         """See `Peers`."""
-        with contact("peers"):
+        with contact("peers"), self.waits.waiting():
             dist.broadcast(message, group_src=0, group=self.group if message.device == self.device else self.control)
 
 

@@ -1,14 +1,15 @@
 """Clocks: how long operations take, on the device that computes."""
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from dataserver.planning.simulation import Operation, OperationKind
+from trainclient.exchange.waiting import Waits, instants_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class Executed:
     operation: Operation
     start_ns: int
     end_ns: int
+    waited_ns: int = 0
+    """Part of it in which it waited for other processes: for their rows, or their shares of parameters."""
 
 
 class Clock(Protocol):
@@ -33,27 +36,37 @@ class Clock(Protocol):
         """The time of the body, which computes an operation when its inputs are there and before its outputs leave."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Lap:
+    """An operation, with instants of the device."""
+
+    operation: Operation
+    start: Any
+    end: Any
+    waits: Sequence[tuple[Any, Any]]
+    thread_ns: int
+
+
 class Stopwatch:
     """Measures operations: on CUDA by events, so that measuring does not wait for the device.
 
-    On a CPU it counts the time that the calling thread computes, which takes a full share of all work: what other
-    programs make it wait is not what a microbatch costs.
+    Waits for other processes within an operation are no part of the time that is reported. On a CPU that is the time
+    that the calling thread computes, which takes a full share of all work: what other programs make it wait is not
+    what a microbatch costs.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, waits: Waits | None = None) -> None:
+        """Measure what a device computes, whose waits for other processes are noted."""
         self._cuda = device.type == "cuda"
-        self._host: list[tuple[Executed, int]] = []
-        self._events: list[tuple[Operation, torch.cuda.Event, torch.cuda.Event]] = []
-        self._begin: tuple[int, torch.cuda.Event | None] = (0, None)
+        self._instants = instants_of(device)
+        self._waits = waits or Waits(device)
+        self._laps: list[_Lap] = []
+        self._begin: tuple[int, Any] = (0, 0)
 
     def begin_step(self) -> None:
         """See `Clock`."""
-        self._host.clear()
-        self._events.clear()
-        event = _event() if self._cuda else None
-        if event is not None:
-            event.record()
-        self._begin = time.perf_counter_ns(), event
+        self._laps.clear()
+        self._begin = time.perf_counter_ns(), self._instants.now()
 
     def next_phase(self) -> None:
         """See `Clock`; what is measured needs no barrier that rows do not ask for."""
@@ -61,46 +74,38 @@ class Stopwatch:
     @contextmanager
     def running(self, operation: Operation) -> Iterator[None]:
         """See `Clock`."""
-        if self._cuda:
-            start, end = _event(), _event()
-            start.record()
-            yield
-            end.record()
-            self._events.append((operation, start, end))
-        else:
-            start_ns, begun = time.perf_counter_ns(), time.thread_time_ns()
-            yield
-            computed = time.thread_time_ns() - begun
-            self._host.append((Executed(operation, start_ns, time.perf_counter_ns()), computed))
+        self._waits.take()
+        start, begun = self._instants.now(), time.thread_time_ns()
+        yield
+        thread_ns, end = time.thread_time_ns() - begun, self._instants.now()
+        self._laps.append(_Lap(operation, start, end, self._waits.take(), thread_ns))
 
     def executed(self) -> list[Executed]:
         """The operations of the step in their order, by `time.perf_counter_ns`; on CUDA waits for the last one.
 
         On CUDA they are counted from where the device was when the step began, as if it had been idle then.
         """
-        begin_ns, begin = self._begin
-        if begin is None:
-            return [executed for executed, _ in self._host]
-        if self._events:
-            self._events[-1][2].synchronize()
+        laps, (begin_ns, begin) = self._settled(), self._begin
 
-        def at(event: torch.cuda.Event) -> int:
-            return begin_ns + round(float(begin.elapsed_time(event)) * 1e6)
+        def at(instant: Any) -> int:
+            return begin_ns + self._instants.between(begin, instant)
 
-        return [Executed(operation, at(start), at(end)) for operation, start, end in self._events]
+        return [Executed(lap.operation, at(lap.start), at(lap.end), self._waited(lap)) for lap in laps]
 
     def nanoseconds(self, kind: OperationKind, chunks: Collection[int]) -> list[int]:
         """Time of every microbatch of the step in order, of these chunks together; on CUDA waits for the last one."""
-        laps = [(executed.operation, computed) for executed, computed in self._host]
-        if self._events:
-            self._events[-1][2].synchronize()
-            laps = [(operation, round(start.elapsed_time(end) * 1e6)) for operation, start, end in self._events]
         found: dict[int, int] = {}
-        for operation, lap in laps:
+        for lap in self._settled():
+            operation = lap.operation
             if operation.kind is kind and operation.chunk in chunks:
-                found[operation.microbatch] = found.get(operation.microbatch, 0) + lap
+                ns = self._instants.between(lap.start, lap.end) - self._waited(lap) if self._cuda else lap.thread_ns
+                found[operation.microbatch] = found.get(operation.microbatch, 0) + ns
         return [found[microbatch] for microbatch in sorted(found)]
 
+    def _settled(self) -> list[_Lap]:
+        if self._laps:
+            self._instants.settle(self._laps[-1].end)
+        return self._laps
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    def _waited(self, lap: _Lap) -> int:
+        return sum(self._instants.between(start, end) for start, end in lap.waits)

@@ -13,7 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, UnshardHandle, fully_shard
 from torch.distributed.tensor import DTensor
 
+from trainclient.exchange.waiting import Waits
 from trainclient.models.parameters import units
+from trainclient.sharding.waiting import note_waits
 
 MAX_GATHERS = 2
 """Units on their way while the next one is begun."""
@@ -22,7 +24,9 @@ MAX_GATHERS = 2
 class ShardedNetwork:
     """A network of which this process holds a share of each parameter."""
 
-    def __init__(self, network: nn.Module, name: str, mesh: DeviceMesh, dtype: torch.dtype, *, by_hand: bool):
+    def __init__(
+        self, network: nn.Module, name: str, mesh: DeviceMesh, dtype: torch.dtype, waits: Waits, *, by_hand: bool
+    ):
         """Shard a network, in place; all ranks of the group do so together.
 
         Args:
@@ -30,6 +34,7 @@ class ShardedNetwork:
             name: of its module, for errors.
             mesh: the data-parallel ranks. The shares move to their device.
             dtype: in which it computes.
+            waits: notes what units wait for in the middle of their passes.
             by_hand: whether `gather` and `release` alone move parameters, and nothing sums gradients. Otherwise each
                 unit gathers itself for its passes, and sums its gradients into shares after each backward pass.
 
@@ -51,6 +56,8 @@ class ShardedNetwork:
                 "sharded; put it into a module with a forward, or leave its sharding at none"
             )
         self._units = [_shard(unit, mesh, dtype, by_hand) for unit in (*units(network), network)][::-1]
+        for unit in () if by_hand else self._units:
+            note_waits(unit, mesh.device_type, waits)
         self.shards: dict[str, nn.Parameter] = {
             key: _sharded(parameter) for key, parameter in network.named_parameters()
         }

@@ -40,8 +40,7 @@ class Lane:
     @property
     def excess_ns(self) -> I64:
         """How much longer each operation computed than planned; int64 [n]."""
-        measured = self.measured.end_ns - self.measured.start_ns
-        return measured - (self.planned_end_ns - self.planned_start_ns)
+        return self.measured.computed_ns - (self.planned_end_ns - self.planned_start_ns)
 
 
 def lanes_of(plan: StepPlan, topology: Topology, measured: Sequence[Measured]) -> list[Lane]:

@@ -26,7 +26,7 @@ class Loss:
     data_ns: int
     """Waited for microbatches from the servers."""
     waited_ns: int
-    """Waited for other processes to send rows."""
+    """Waited for other processes to send rows, or to take part in an operation."""
     moved_ns: int
     """Waited for rows that had been sent."""
     sent_ns: int
@@ -47,7 +47,7 @@ def losses(lanes: Sequence[Lane]) -> list[Loss]:
     for lane in lanes:
         own, done = lane.measured, int(lane.measured.done_ns[-1]) if len(lane.operations) else 0
         parts = {
-            "computed_ns": int((own.end_ns - own.start_ns).sum()),
+            "computed_ns": int(own.computed_ns.sum()),
             "data_ns": int(own.data_ns.sum()),
             "moved_ns": int(own.moved_ns.sum()),
             "sent_ns": int(own.sent_ns.sum()),

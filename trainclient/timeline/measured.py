@@ -26,6 +26,8 @@ class Measured:
     """How long it waited for its microbatch from the servers."""
     stamped_ns: I64
     """When its rows were known to have been sent; its start if it takes none."""
+    within_ns: I64
+    """How long it waited for other processes between its start and its end."""
 
     @classmethod
     def of(cls, spans: list[Span], executed: list[Executed], origin_ns: int) -> "Measured":
@@ -37,10 +39,16 @@ class Measured:
                 max(span.end_ns, run.end_ns) - origin_ns,  # a device may still compute when its rows are on their way
                 span.data_ns,
                 (span.stamped_ns if span.stamped_ns >= span.begin_ns else run.start_ns) - origin_ns,
+                run.waited_ns,
             )
             for span, run in zip(spans, executed, strict=True)
         ]
         return cls(*np.array(rows, np.int64).reshape(-1, len(fields(cls))).T)
+
+    @property
+    def computed_ns(self) -> I64:
+        """How long each operation computed."""
+        return self.end_ns - self.start_ns - self.within_ns
 
     @property
     def moved_ns(self) -> I64:
@@ -50,7 +58,7 @@ class Measured:
 
     @property
     def waited_ns(self) -> I64:
-        """How long each operation waited for other processes to send their rows."""
+        """How long each operation waited for other processes to send their rows, before it began to compute."""
         waited: I64 = np.maximum(self.start_ns - self._free_ns - self.data_ns - self.moved_ns, 0)
         return waited
 

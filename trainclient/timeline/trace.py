@@ -31,9 +31,9 @@ def trace_events(lanes: Sequence[Lane]) -> Iterator[Event]:
 def _measured(lane: Lane, process: int, thread: int) -> Iterator[Event]:
     found = lane.measured
     waits = found.data_ns, found.waited_ns, found.moved_ns
-    columns = (found.start_ns, found.end_ns, found.done_ns, *waits, lane.excess_ns)
+    columns = (found.start_ns, found.end_ns, found.done_ns, *waits, lane.excess_ns, found.within_ns)
     for operation, *values in zip(lane.operations, *(c.tolist() for c in columns), strict=True):
-        start, end, done, data, waited, moved, excess = values
+        start, end, done, data, waited, moved, excess, within = values
         name, sent = _name(operation), start - moved
         if data:
             yield _bar(process, thread, f"{name}: its microbatch", "data", sent - waited - data, sent - waited)
@@ -41,7 +41,11 @@ def _measured(lane: Lane, process: int, thread: int) -> Iterator[Event]:
             yield _bar(process, thread, f"{name}: peers", "peers", sent - waited, sent)
         if moved:
             yield _bar(process, thread, f"{name}: rows", "transfer", sent, start)
-        about = {"microbatch": operation.microbatch, "longer_than_planned_us": excess / 1e3}
+        about = {
+            "microbatch": operation.microbatch,
+            "longer_than_planned_us": excess / 1e3,
+            "waited_for_peers_us": within / 1e3,
+        }
         yield {**_bar(process, thread, name, operation.kind, start, end), "args": about}
         if done > end:
             yield _bar(process, thread, f"{name}: handing on", "sending", end, done)

@@ -15,6 +15,7 @@ from trainclient.exchange.all_to_all import GroupCollective
 from trainclient.exchange.peers import GroupPeers, PeerCollective, shared_ways
 from trainclient.exchange.sharing import SharedSequences
 from trainclient.exchange.transport import Channel, Channels, Collective, Directions, GroupChannel, Message, contact
+from trainclient.exchange.waiting import Waits
 from trainclient.topology.places import Place, Topology
 
 
@@ -43,6 +44,8 @@ class Groups:
     """Over gloo: processes that exchange rows by collectives within a step; None elsewhere."""
     fetching: Mapping[tuple[int, ...], ProcessGroup]
     """Over gloo, by the ranks of the groups that this process may share sequences in: their views alone."""
+    waits: Waits
+    """For other processes, in the middle of what this one computes."""
 
 
 @contextmanager
@@ -73,13 +76,14 @@ def process_groups(
     rank, world = dist.get_rank(), dist.group.WORLD
     if world is None:
         raise RuntimeError("torch.distributed has no default process group right after it was made")
-    mesh, data_parallel, peers = _mesh(topology, rank, device, timeout)
+    waits = Waits(device)
+    mesh, data_parallel, peers = _mesh(topology, rank, device, timeout, waits)
     ways = _ways(topology, rank, device, timeout, rank if peers is None else peers.leader)
     meeting = topology.together
     together = world if len(meeting) == len(topology.places) else dist.new_group(meeting, timeout=timeout)
     if topology.colocated and peers is not None:
         together = data_parallel
-    shared, fetching = _shared_sequences(topology, rank, device, timeout)
+    shared, fetching = _shared_sequences(topology, rank, device, timeout, waits)
     control = dist.new_group(backend="gloo", timeout=timeout)
     in_step = _on_cpus(topology.in_step, timeout) if topology.in_step else None
     groups = Groups(
@@ -99,6 +103,7 @@ def process_groups(
         ),
         agreeing=control if topology.colocated else in_step if rank in topology.in_step else None,
         fetching=fetching,
+        waits=waits,
     )
     with contact("other ranks"):
         connect(topology, ways, rank)
@@ -115,7 +120,7 @@ def _collective(topology: Topology, own: Collective | None, peers: GroupPeers | 
 
 
 def _mesh(
-    topology: Topology, rank: int, device: torch.device, timeout: timedelta
+    topology: Topology, rank: int, device: torch.device, timeout: timedelta, waits: Waits
 ) -> tuple[DeviceMesh, ProcessGroup, GroupPeers | None]:
     """The mesh of a process and its dimensions. All processes make all groups, in the same order."""
 
@@ -134,7 +139,7 @@ def _mesh(
     both = [data_parallel, tensor_parallel]
     mesh = DeviceMesh.from_group(both, device.type, torch.tensor(stage), mesh_dim_names=("dp", "tp"))
     leader = next(row[0] for row in stage if rank in row)
-    return mesh, data_parallel, GroupPeers(leader, device, tensor_parallel, control)
+    return mesh, data_parallel, GroupPeers(leader, device, tensor_parallel, control, waits)
 
 
 def _on_cpus(ranks: Sequence[int], timeout: timedelta) -> ProcessGroup | None:
@@ -149,7 +154,7 @@ def _on_cpus(ranks: Sequence[int], timeout: timedelta) -> ProcessGroup | None:
 
 
 def _shared_sequences(
-    topology: Topology, rank: int, device: torch.device, timeout: timedelta
+    topology: Topology, rank: int, device: torch.device, timeout: timedelta, waits: Waits
 ) -> tuple[SharedSequences | None, dict[tuple[int, ...], ProcessGroup]]:
     """The groups that this process may share sequences in, and those over which it shares their views.
 
@@ -161,7 +166,7 @@ def _shared_sequences(
         made = dist.new_group(ranks, timeout=timeout)
         control, views = _on_cpus(ranks, timeout), _on_cpus(ranks, timeout)
         if control is not None and views is not None:
-            pool[group], fetching[group] = GroupPeers(ranks[0], device, made, control), views
+            pool[group], fetching[group] = GroupPeers(ranks[0], device, made, control, waits), views
     return SharedSequences(topology.places[rank].rank, pool) if rank in members else None, fetching
 
 

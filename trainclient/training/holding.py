@@ -104,8 +104,8 @@ def _hold(
     if sharding is Sharding.NONE:
         return _Whole(modules, mesh, bucket_bytes)
     networks = [
-        ShardedNetwork(module.network, site.module.name, mesh["dp"], module.dtype, by_hand=by_hand)
-        for site, module in modules
+        ShardedNetwork(m.network, site.module.name, mesh["dp"], m.dtype, groups.waits, by_hand=by_hand)
+        for site, m in modules
     ]
     return _Gathered(networks, mesh, bucket_bytes) if by_hand else _Sharded(networks, mesh)
 

@@ -82,7 +82,7 @@ class Trainer:
             for name, _ in module.network.named_parameters()
         }
         self._optimizer = Optimizer(self._holding.held, config.optimizer, rates)
-        self._clock = Stopwatch(groups.device)
+        self._clock = Stopwatch(groups.device, groups.waits)
         peak = peak_flops(config.peak_tflops, groups.device)
         self._peak_flops = None if peak is None else peak * groups.world.size()
         weights = LossWeights(config.text_weight, config.image_weight)
