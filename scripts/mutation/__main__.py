@@ -1,6 +1,7 @@
 """`scripts/mutate`: draws mutants, runs their tests, and prints what survived."""
 
 import argparse
+import os
 import random
 import signal
 import sys
@@ -30,6 +31,8 @@ FOLDERS = (
 )
 REACH = 90
 """Percent of the mutants that the tests must notice."""
+WORKERS = (os.cpu_count() or 1) + 1
+"""Tests of processes and sockets wait as long as they compute."""
 
 
 def main() -> int:
@@ -40,7 +43,7 @@ def main() -> int:
     parser.add_argument(
         "--seed", type=int, default=None, help="of the draw; the same tree and seed draw the same mutants"
     )
-    parser.add_argument("--workers", type=int, default=2, help="mutants at a time (default: 2)")
+    parser.add_argument("--workers", type=int, default=WORKERS, help=f"mutants at a time (default: {WORKERS})")
     parser.add_argument("--tests", nargs="+", default=["tests/"], help="folders or files of the tests; all by default")
     parser.add_argument("--earlier", action="store_true", help="record no test again because what it tests has changed")
     parser.add_argument("--only", type=int, nargs="+", help="judge these of the drawn mutants alone, counted from 1")

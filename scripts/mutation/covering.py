@@ -34,9 +34,10 @@ class Covering:
         """All tests that run the mutant's line, the most likely to notice first.
 
         First are those of files that name it, then those of the folder that mirrors the mutant's. Their paths share
-        most words with that of the mutant's file; of equals they run most of its lines, and then are the fastest.
-        Further cases of a test come after the other tests that stand with it. Last are the tests of files that start
-        processes in which the line runs.
+        most words with that of the mutant's file; of equals those come first that run its line themselves, then those
+        that run most of it, and then the fastest. The others start processes in which the line runs, or stand beside
+        such a test: of these only the file is known. Further cases of a test come after all other tests that stand
+        with it.
         """
         lines = self._kernel(mutant.path) if KERNELS in mutant.path else self._lines(mutant)
         found = self._running(lines)
@@ -44,21 +45,21 @@ class Covering:
         files = lines if KERNELS in mutant.path else [mutant.path]
         extent = self._running({path: set(self._contexts(path)) for path in files})
         words, mirror = _words(mutant.path), f"tests/{Path(*Path(mutant.path).parts[1:-1])}/"
-
-        def place(test: str) -> tuple[bool, int, int, float, str]:
-            shared = words & _words(test.partition("::")[0])
-            return test not in naming, -len(shared), -extent[test], self._seconds[test], test
-
         naming = self._naming(mutant)
-        own = sorted(found & self._seconds.keys() | naming, key=place)
+        own = found & self._seconds.keys() | naming
+        others = {test for file in found for test in self._tests_of.get(file, ())} - own
+
+        def place(test: str) -> tuple[bool, int, bool, int, float, str]:
+            shared = words & _words(test.partition("::")[0])
+            return test not in naming, -len(shared), test in others, -extent[test], self._seconds[test], test
+
         cases = Counter[str]()
         order: dict[str, tuple[bool, bool, int]] = {}
-        for test in own:
+        for test in sorted(own | others, key=place):
             function = test.partition("[")[0]
             order[test] = test not in naming, not test.startswith(mirror), cases[function]
             cases[function] += 1
-        others = {test for file in found for test in self._tests_of.get(file, ())} - order.keys()
-        return sorted(own, key=order.__getitem__) + sorted(others, key=lambda test: (self._seconds[test], test))
+        return sorted(order, key=order.__getitem__)
 
     def seconds(self, test: str) -> float:
         """How long the test took when it was recorded."""

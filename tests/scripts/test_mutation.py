@@ -178,21 +178,37 @@ def test_children_that_ended_count() -> None:
         assert effort.computed_s >= 1
 
 
+def covering(folder: Path, ran: dict[str, list[int]], tests: list[str], path: str) -> Covering:
+    """Of tests that took a second each, where those, or the processes of those files, ran these lines of a file."""
+    data = CoverageData(str(folder / "lines"))
+    for context, lines in ran.items():
+        data.set_context(context)
+        data.add_lines({path: lines})
+    data.write()
+    (folder / "digests.json").write_text("{}")
+    (folder / "times.json").write_text(json.dumps(dict.fromkeys(tests, 1.0)))
+    return Covering([(Record(folder), {test.partition("::")[0] for test in tests})])
+
+
 def test_all_cases_of_the_folder_that_mirrors_come_before_the_tests_of_others(tmp_path: Path) -> None:
     source = "def f(a):\n    return a + 1\n"
     mutant = Mutant("dataserver/planning/jobspec/code.py", 2, "f", source, source.replace("+", "-"))
     near, far = "tests/planning/jobspec/test_code.py", "tests/serving/test_jobspec_code.py"
     tests = [f"{file}::test_{name}[{case}]" for file in (near, far) for name in "ab" for case in range(3)]
-    data = CoverageData(str(tmp_path / "lines"))
-    for test in tests:
-        data.set_context(test)
-        data.add_lines({mutant.path: [2]})
-    data.write()
-    (tmp_path / "digests.json").write_text("{}")
-    (tmp_path / "times.json").write_text(json.dumps(dict.fromkeys(tests, 1.0)))
-    found = Covering([(Record(tmp_path), {near, far})]).tests(mutant)
+    found = covering(tmp_path, {test: [2] for test in tests}, tests, mutant.path).tests(mutant)
     cases = [f"{file}::test_{name}[{case}]" for file in (near, far) for case in range(3) for name in "ab"]
     assert found == cases
+
+
+def test_tests_whose_processes_run_the_line_stand_where_their_path_does(tmp_path: Path) -> None:
+    """Behind those of their words that run it themselves, however few lines of the file these run."""
+    source = "def f(a):\n    b = a + 1\n    return b\n"
+    mutant = Mutant("trainclient/program/code.py", 2, "f", source, source.replace("+", "-"))
+    files = [f"tests/{name}.py" for name in ("program/test_code", "program/test_run", "client/test_code")]
+    tests = [f"{file}::test_{name}" for file in files for name in "ab"]
+    started = {file: [1, 2, 3] for file in files}
+    found = covering(tmp_path, {**started, tests[1]: [2], tests[5]: [2]}, tests, mutant.path).tests(mutant)
+    assert found == [tests[n] for n in (1, 0, 2, 3, 5, 4)]
 
 
 CODE = """def positive(a):
