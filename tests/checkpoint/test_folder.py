@@ -1,8 +1,9 @@
 """Checkpoints on disk."""
 
+import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ import torch
 import torch.distributed as dist
 
 from trainclient.checkpoint.folder import (
+    STATE_VERSION,
     CheckpointError,
     Checkpoints,
     TrainerState,
     complete_checkpoints,
     read_state,
 )
+from trainclient.training.metrics import EvaluationMetrics, StepMetrics
 
 MODULES = {"vit": {"layers": 2}, "llm": {"layers": 4}}
 
@@ -106,7 +109,7 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
         state(1).require_modules({"dit": {"layers": 3}}, tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"cursor": {}, "modules": {}, "more": 1}'])
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"cursor": {}, "modules": {}, "more": 1, "version": 2}'])
 def test_unreadable_state_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "trainer.json").write_text(text)
     with pytest.raises(CheckpointError, match="cannot be read"):
@@ -115,9 +118,28 @@ def test_unreadable_state_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
     data = {"cursor": {"step": 1}, "modules": {}, "images": 0, "invalid_images": 0, "version": 9}
-    (tmp_path / "trainer.json").write_text(json.dumps(data))
-    with pytest.raises(CheckpointError, match="state version 9; this release reads 2"):
-        read_state(tmp_path)
+    for more in ({}, {"of_another_release": 1}):
+        (tmp_path / "trainer.json").write_text(json.dumps(data | more))
+        with pytest.raises(CheckpointError, match="state version 9; this release reads 2 and 3"):
+            read_state(tmp_path)
+
+
+def test_a_version_stands_for_fields() -> None:
+    """With another field under the same version, a build without it would not know why it cannot read a state."""
+    names = " ".join(f.name for kind in (TrainerState, StepMetrics, EvaluationMetrics) for f in fields(kind))
+    assert (STATE_VERSION, hashlib.sha256(names.encode()).hexdigest()[:12]) == (3, "c44270524768")
+
+
+def test_what_is_besides_tensors_may_change(checkpoints: Checkpoints) -> None:
+    checkpoints.save(tensors(1), replace(state(5), unevaluated={"step": 4}))
+    checkpoints.amend(state(5))
+    path = checkpoints.latest()
+    assert path is not None
+    assert read_state(path) == state(5)
+    found = tensors(0)
+    checkpoints.load(path, found)
+    assert float(found["vit.weight/step"]) == 1
+    assert not [p.name for p in path.iterdir() if "trainer.json" in p.name and p.name != "trainer.json"]
 
 
 @pytest.mark.parametrize("noise", [{"noise_version": 1}, {"noise_version": 3}, {}])

@@ -20,6 +20,8 @@ from program.conftest import Fleet
 from program.runtime_cases import Degrees, job_data
 from training.runs import TIMEOUT_S, Run, descendants, kill_tree, read_until, stored
 
+from trainclient.checkpoint.folder import read_state
+
 FIRST = Degrees(1, 1, 2, 1)
 SECOND = Degrees(2, 2, 1, 1)
 COLOCATED = Degrees(2, 2, 1, 2, colocated=True)
@@ -176,20 +178,13 @@ def test_signal_ends_an_evaluation_after_the_step_in_hand(fleet: Fleet, tmp_path
     assert [(m["step"], m["evaluation"]) for m in run.metrics()] == [(0, None)]
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000001"]
 
-    evaluated = (
-        "--steps",
-        "2",
-        "--evaluation.job",
-        str(held_out),
-        "--evaluation.every",
-        "1",
-        "--evaluation.steps",
-        "2",
-    )
+    evaluated = ("--evaluation.job", str(held_out), "--evaluation.every", "1", "--evaluation.steps", "2")
     undisturbed = Run(fleet.address, tmp_path / "undisturbed")
-    for again in (run, undisturbed):
-        code, errors = again.train(degrees, *evaluated)
+    for again, steps in ((run, "1"), (run, "2"), (undisturbed, "2")):
+        code, errors = again.train(degrees, "--steps", steps, *evaluated)
         assert code == 0, errors
+        if steps == "1":  # without a step that would save
+            assert read_state(run.checkpoints / "step-00000001").unevaluated is None
     for ours, theirs in zip(run.metrics(), undisturbed.metrics(), strict=True):
         assert ours["evaluation"] | {"seconds": 0} == theirs["evaluation"] | {"seconds": 0}
 

@@ -28,7 +28,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from trainclient.checkpoint.writer import PlainWriter
 from trainclient.models.noise import NOISE_VERSION
 
-STATE_VERSION = 2
+STATE_VERSION = 3
+"""Of the fields of `TrainerState`, and of the metrics within: another field takes another version."""
+_READ_VERSIONS = 2, STATE_VERSION
+"""Version 2 is without metrics that lack an evaluation."""
 _STATE_FILE = "trainer.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _TOLD_BYTES = 1024
@@ -137,10 +140,15 @@ class Checkpoints:
             raise SaveError(f"{failure} ({_reasons(error)}); {_REMEDY}") from error
         self._led(failure, lambda: self._complete(partial, target, state))
 
+    def amend(self, state: TrainerState) -> None:
+        """Replace what the checkpoint of a state's step holds besides tensors; errors as in `save`."""
+        target = self._directory / f"step-{state.step:08d}"
+        self._led(f"the checkpoint {target} cannot be written", lambda: _write_state(target, state))
+
     def _complete(self, partial: Path, target: Path, state: TrainerState) -> None:
         """Give what all have written its name."""
         try:
-            _write_durably(partial / _STATE_FILE, json.dumps(asdict(state), sort_keys=True, indent=1).encode())
+            _write_state(partial, state)
             _publish(partial, target)
         except OSError:
             shutil.rmtree(partial, ignore_errors=True)
@@ -215,16 +223,18 @@ def read_state(path: Path) -> TrainerState:
         CheckpointError: it cannot be read, or was written by another release.
     """
     try:
-        data = json.loads((path / _STATE_FILE).read_bytes())
-        state = TrainerState(**{"noise_version": 1, **data})
-    except (OSError, ValueError, TypeError) as error:
+        data = {"noise_version": 1, **json.loads((path / _STATE_FILE).read_bytes())}
+        version = data["version"]
+        state = TrainerState(**data) if version in _READ_VERSIONS else None
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
-            f"the checkpoint {path} cannot be read ({error}); remove it to resume from an older one"
+            f"the checkpoint {path} cannot be read ({type(error).__name__}: {error}); remove it to resume from an "
+            "older one"
         ) from None
-    if state.version != STATE_VERSION:
+    if state is None:
         raise CheckpointError(
-            f"the checkpoint {path} has state version {state.version}; this release reads {STATE_VERSION}: resume it "
-            "with the release that made it"
+            f"the checkpoint {path} has state version {version}; this release reads "
+            f"{' and '.join(map(str, _READ_VERSIONS))}: resume it with the release that made it"
         )
     if state.noise_version != NOISE_VERSION:
         raise CheckpointError(
@@ -274,12 +284,15 @@ def _make_room(directory: Path) -> None:
         shutil.rmtree(leftover)
 
 
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
+def _write_state(folder: Path, state: TrainerState) -> None:
+    """Write what a checkpoint holds besides tensors, durably and at once."""
+    new = folder / f".{_STATE_FILE}"
+    with new.open("wb") as file:
+        file.write(json.dumps(asdict(state), sort_keys=True, indent=1).encode())
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(path.parent)
+    new.rename(folder / _STATE_FILE)
+    _sync_folder(folder)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,10 +2,12 @@
 
 from trainclient.exchange.rows import Rows
 from trainclient.models.contrastive import Half, ScoreRows
+from trainclient.modules.beginning import WHAT, Sizes
 from trainclient.modules.protocol import Features, NoiseKey, Output, Site, Target, TrainedModule, View
-from trainclient.modules.registry import Sizes, family_of, own, query_tokens, rows_of, sizes_of
+from trainclient.modules.registry import family_of, own, rows_of
 
 __all__ = [
+    "WHAT",
     "Features",
     "Half",
     "NoiseKey",
@@ -19,7 +21,5 @@ __all__ = [
     "View",
     "family_of",
     "own",
-    "query_tokens",
     "rows_of",
-    "sizes_of",
 ]

@@ -5,7 +5,7 @@ A module of one's own is named by the configuration instead (`own`).
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -17,21 +17,31 @@ from trainclient.models.backbone import BackboneConfig, BackboneStage, stage_lay
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.presets import backbone_config, encoder_config, generator_config
-from trainclient.models.towers import ImageTower, ImageTowerConfig, TextTower, TextTowerConfig
+from trainclient.models.towers import IN_ENCODER, ImageTower, ImageTowerConfig, TextTower, TextTowerConfig
 from trainclient.modules.backbone import Backbone
+from trainclient.modules.beginning import (
+    Beginning,
+    Sizes,
+    backbone_beginning,
+    encoder_beginning,
+    image_tower_beginning,
+    query_tokens,
+    sizes_of,
+    text_tower_beginning,
+)
 from trainclient.modules.encoder import Encoder
 from trainclient.modules.generator import Generator
 from trainclient.modules.protocol import Site, TrainedModule
 from trainclient.modules.tower import Tower
 from trainclient.orchestrate.memory import ENCODER_BLOCK, GATED_BLOCK, GENERATOR_BLOCK, Block
 
-Sizes = EncoderConfig | BackboneConfig | GeneratorConfig
-
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """What the trainer knows of a kind of module."""
 
+    section: str
+    """Of a configuration, that says what all such modules are."""
     rows: Kind
     """What it hands to other modules."""
     block: Block
@@ -41,6 +51,12 @@ class Family:
     features."""
     make: Callable[[Site, Any], TrainedModule]
     """The module of these sizes."""
+    begins_as: Beginning | None = None
+    """How it can begin as a checkpoint."""
+    staged: bool = False
+    """Whether it may be cut into stages, and so cannot be of one's own."""
+    spine: bool = False
+    """Whether rows of all others have its width, ranks share its sequences, and it learns adapters."""
 
 
 def family_of(module: ModuleSpec) -> Family:
@@ -51,11 +67,6 @@ def family_of(module: ModuleSpec) -> Family:
 def rows_of(module: ModuleSpec) -> Kind:
     """What a module hands to others."""
     return family_of(module).rows
-
-
-def query_tokens(job: JobSpec) -> int:
-    """Learned query tokens of a job's backbone for each generated image."""
-    return job.stream.generation.query_tokens if job.execution.of_kind(ModuleKind.GENERATOR) else 0
 
 
 def own(reference: str, site: Site, options: Mapping[str, Any]) -> TrainedModule:
@@ -124,23 +135,41 @@ def _text_tower_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
     return TextTowerConfig(**sizes_of(backbone_config(preset, job.stream.tokenizer.vocab_size, 0)), output_dim=width)
 
 
-def sizes_of(sizes: EncoderConfig | BackboneConfig) -> dict[str, Any]:
-    """By their names."""
-    return {field.name: getattr(sizes, field.name) for field in fields(sizes)}
-
-
 def _tower(kind: type[ImageTower] | type[TextTower], site: Site, sizes: Any) -> TrainedModule:
     has_scale = site.module.name == site.job.execution.modules[0].name
     recompute = bool(site.module.recompute)
     return Tower(kind(sizes, site.chunk, site.num_chunks, has_scale=has_scale, checkpoint=recompute))
 
 
+_ENCODER: Final = Beginning(EncoderConfig, encoder_beginning)
+_BACKBONE: Final = Beginning(BackboneConfig, backbone_beginning)
+_IMAGE_TOWER: Final = Beginning(EncoderConfig, image_tower_beginning, IN_ENCODER)
+_TEXT_TOWER: Final = Beginning(BackboneConfig, text_tower_beginning)
+
 _FAMILIES: Final[Mapping[ModuleKind | Modality, Family]] = MappingProxyType(
     {
-        ModuleKind.ENCODER: Family(Kind.EMBEDDINGS, ENCODER_BLOCK, _encoder_sizes, _encoder),
-        ModuleKind.BACKBONE: Family(Kind.CONDITIONS, GATED_BLOCK, _backbone_sizes, _backbone),
-        ModuleKind.GENERATOR: Family(Kind.CONDITIONS, GENERATOR_BLOCK, _generator_sizes, _generator),
-        Modality.IMAGE: Family(Kind.ACTIVATIONS, ENCODER_BLOCK, _image_tower_sizes, partial(_tower, ImageTower)),
-        Modality.TEXT: Family(Kind.ACTIVATIONS, GATED_BLOCK, _text_tower_sizes, partial(_tower, TextTower)),
+        ModuleKind.ENCODER: Family("encoder", Kind.EMBEDDINGS, ENCODER_BLOCK, _encoder_sizes, _encoder, _ENCODER),
+        ModuleKind.BACKBONE: Family(
+            "backbone", Kind.CONDITIONS, GATED_BLOCK, _backbone_sizes, _backbone, _BACKBONE, staged=True, spine=True
+        ),
+        ModuleKind.GENERATOR: Family("generator", Kind.CONDITIONS, GENERATOR_BLOCK, _generator_sizes, _generator),
+        Modality.IMAGE: Family(
+            "encoder",
+            Kind.ACTIVATIONS,
+            ENCODER_BLOCK,
+            _image_tower_sizes,
+            partial(_tower, ImageTower),
+            _IMAGE_TOWER,
+            staged=True,
+        ),
+        Modality.TEXT: Family(
+            "backbone",
+            Kind.ACTIVATIONS,
+            GATED_BLOCK,
+            _text_tower_sizes,
+            partial(_tower, TextTower),
+            _TEXT_TOWER,
+            staged=True,
+        ),
     }
 )

@@ -16,7 +16,7 @@ from itertools import pairwise, product
 from typing import Self
 
 from dataserver.planning.job import Execution, JobSpec
-from dataserver.planning.jobspec import ModuleKind, ModuleSpec
+from dataserver.planning.jobspec import ModuleSpec
 from trainclient.topology.support import TopologyError, group_degrees, require_supported, shares_processes
 
 
@@ -128,14 +128,14 @@ class Topology:
         return tuple(
             rank
             for rank, place in enumerate(self.places)
-            if place.chunks[-1].module.kind is not ModuleKind.TOWER or (place.chunks[-1].is_last and place.tp == 0)
+            if not place.chunks[-1].module.makes_features or (place.chunks[-1].is_last and place.tp == 0)
         )
 
     @property
     def in_step(self) -> tuple[int, ...]:
         """Global ranks of a backbone whose ranks share sequences: each pass begins for all of them together, since they
         gather parameters for it. None elsewhere."""
-        of_backbone = (p.chunks[0].module.kind is ModuleKind.BACKBONE for p in self.places if self.group_degrees)
+        of_backbone = (p.chunks[0].module.holds_samples for p in self.places if self.group_degrees)
         return tuple(rank for rank, found in enumerate(of_backbone) if found)
 
     @property
@@ -206,8 +206,8 @@ def _together(modules: tuple[ModuleSpec, ...]) -> str:
 
 
 def _chunks(module: ModuleSpec, execution: Execution) -> tuple[Chunk, ...]:
-    """A module's chunks in their order; only a backbone's stages hold several."""
-    count = module.pp * (execution.layout.num_chunks if module.kind is ModuleKind.BACKBONE else 1)
+    """A module's chunks in their order; only stages that hold samples hold several."""
+    count = module.pp * (execution.layout.num_chunks if module.holds_samples else 1)
     return tuple(Chunk(module, number, count) for number in range(count))
 
 

@@ -301,6 +301,15 @@ class TrainConfig(Options):
         """Deadlines of all calls to data servers."""
         return Timeouts(first_answer=self.first_answer_s)
 
+    def of_section(self, section: str) -> ImageModuleModel | BackboneModel:
+        """What all modules of one of the sections encoder, backbone and generator are."""
+        of: dict[str, ImageModuleModel | BackboneModel] = {
+            "encoder": self.encoder,
+            "backbone": self.backbone,
+            "generator": self.generator,
+        }
+        return of[section]
+
     def require_inputs(self) -> tuple[Path, str]:
         """The job file and the servers; ConfigError if one is missing."""
         if self.job is None:

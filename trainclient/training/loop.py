@@ -142,7 +142,7 @@ class Trainer:
         with self._saving.completed(), ExitStack() as entered:
             reporters = self._reporters(streams, entered)
             profiler = entered.enter_context(StepProfiler(self._config.profile, self._groups))
-            stopping = self._make_up(stop, writer)
+            stopping = self._make_up(streams, stop, writer)
             while streams.step < end and not stopping:
                 profiler.begin_step(streams.step)
                 stopping = self._step(streams, batches, stop, writer, reporters)
@@ -230,7 +230,7 @@ class Trainer:
         self._lap_start += time.perf_counter() - begun
         return found
 
-    def _make_up(self, stop: StopSignals, writer: MetricsWriter) -> bool:
+    def _make_up(self, streams: Streams, stop: StopSignals, writer: MetricsWriter) -> bool:
         """Evaluate after the step before, if its metrics lack that. Returns whether any process was asked to stop."""
         metrics = self._unevaluated
         if metrics is None:
@@ -239,6 +239,8 @@ class Trainer:
         writer.write(replace(metrics, evaluation=held_out))
         if held_out is not None:
             self._unevaluated = None
+            writer.sync()
+            self._saving.amend(self._state(streams))
         return held_out is None
 
     def _lap(self) -> float:
@@ -285,10 +287,13 @@ class Trainer:
         """Write or begin a checkpoint, if there is a place for it; returns the first step that is not in it."""
         self._phase = f"saves the checkpoint of step {streams.step}"
         writer.sync()
+        self._saving.save(self._tensors(), self._state(streams))
+        return streams.step
+
+    def _state(self, streams: Streams) -> TrainerState:
+        """What a checkpoint holds besides tensors."""
         counts = self._images, self._invalid_images
         owed = None if self._unevaluated is None else asdict(self._unevaluated)
-        state = TrainerState(
+        return TrainerState(
             streams.state_dict(), self._sizes, *counts, run=self.run_name, frozen=self._frozen, unevaluated=owed
         )
-        self._saving.save(self._tensors(), state)
-        return streams.step

@@ -1,12 +1,13 @@
 """The models of a run: their sizes, and those that a process holds."""
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from dataserver.planning.job import JobSpec
-from dataserver.planning.jobspec import Modality, ModuleKind, ModuleSpec
+from dataserver.planning.jobspec import ModuleSpec
+from trainclient.exchange.messages import Kind
 from trainclient.models.backbone import stage_layers
 from trainclient.models.compiling import compile_blocks
 from trainclient.models.lora import LowRank, adapt
@@ -16,9 +17,6 @@ from trainclient.topology.places import Chunk, Place
 from trainclient.topology.support import group_degrees
 from trainclient.training.config import NOT_SIZES, BackboneModel, ConfigError, ImageModuleModel, Sharding, TrainConfig
 from trainclient.training.pretrained import load_pretrained_into, pretrained_sizes
-
-STAGED: Final = (ModuleKind.BACKBONE, ModuleKind.TOWER)
-"""Kinds of modules that may be cut into stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class Models:
             raise ConfigError(
                 f"modules names {sorted(unknown)}, which are not in the job; it has {[m.name for m in modules]}"
             )
-        staged = [m for m in modules if m.kind in STAGED]
+        staged = [m for m in modules if family_of(m).staged]
         for m in staged:
             if _own(config, m):
                 raise ConfigError(f"modules.{m.name}.use is given, but a {m.kind} of one's own cannot be used yet")
@@ -56,13 +54,13 @@ class Models:
                     "module of one's own nothing says that all run the same ones; zero2 is possible"
                 )
             _require_adaptable(config, m)
-        width = next((_sizes(config, job, m, 0).width for m in staged if m.kind is ModuleKind.BACKBONE), None)
+        width = next((_sizes(config, job, m, 0).width for m in staged if family_of(m).spine), None)
         between = width or config.contrastive.features
         found = {m.name: _sizes(config, job, m, between) for m in modules if not _own(config, m)}
         for m in staged:
             stage_layers(found[m.name].layers, 0, m.pp * job.execution.layout.num_chunks)
         for m in modules:
-            if m.kind is ModuleKind.BACKBONE:
+            if family_of(m).spine:
                 _require_shared_heads(m, found[m.name], max(group_degrees(job.execution), default=1))
             if m.name in found and m.tp > 1:
                 _require_parts(m, found[m.name])
@@ -108,7 +106,7 @@ class Models:
         initialise(made.network, config.seed, module.name)
         weights = _model(config, module).weights
         if weights is not None:
-            load_pretrained_into(made.network, weights)
+            load_pretrained_into(made.network, weights, module)
         if module.frozen:
             made.network.eval()
         return site, made
@@ -117,7 +115,8 @@ class Models:
         """A chunk whose parameters have shapes, and are marked as trained or not, but have no memory or values yet;
         those of the user's own have what they come with."""
         config, module = self.config, chunk.module
-        width = self.sizes[module.name].width if module.kind is ModuleKind.TOWER else self.row_width
+        inner = family_of(module).rows is Kind.ACTIVATIONS  # those between its own chunks
+        width = self.sizes[module.name].width if inner else self.row_width
         site = Site(self.job, module, width, chunk.number, chunk.count)
         named = config.modules.get(module.name)
         if named is not None and named.use is not None:
@@ -152,7 +151,7 @@ def _require_adaptable(config: TrainConfig, module: ModuleSpec) -> None:
     if low_rank(config, module) is None:
         return
     reasons = {
-        f"is of kind {module.kind}, and backbones alone have them": module.kind is not ModuleKind.BACKBONE,
+        f"is of kind {module.kind}, and backbones alone have them": not family_of(module).spine,
         "is frozen; leave frozen out, since adapters freeze its weights": module.frozen,
     }
     for reason in (reason for reason, holds in reasons.items() if holds):
@@ -189,21 +188,14 @@ def _own(config: TrainConfig, module: ModuleSpec) -> bool:
 
 def _model(config: TrainConfig, module: ModuleSpec) -> ImageModuleModel | BackboneModel:
     """What the configuration says of a module: by its name, or else of its kind."""
-    of_kind: dict[ModuleKind | Modality, ImageModuleModel | BackboneModel] = {
-        ModuleKind.ENCODER: config.encoder,
-        ModuleKind.BACKBONE: config.backbone,
-        ModuleKind.GENERATOR: config.generator,
-        Modality.IMAGE: config.encoder,
-        Modality.TEXT: config.backbone,
-    }
-    return config.modules.get(module.name, of_kind[module.modality or module.kind])
+    return config.modules.get(module.name, config.of_section(family_of(module).section))
 
 
 def _sizes(config: TrainConfig, job: JobSpec, module: ModuleSpec, width: int) -> Sizes:
     """The sizes of one module."""
     model = _model(config, module)
     given = model.model_dump(exclude=set(NOT_SIZES), exclude_none=True)
-    loss: dict[str, Any] = {"loss": config.contrastive.loss} if module.kind is ModuleKind.TOWER else {}
+    loss: dict[str, Any] = {"loss": config.contrastive.loss} if module.makes_features else {}
     if model.weights is not None:
         if given:
             raise ConfigError(f"module {module.name} has weights and {sorted(given)}; weights bring their own sizes")

@@ -85,10 +85,14 @@ class OptimizerConfig(Options):
     modules: Annotated[dict[str, GroupOptions], tyro.conf.Suppress] = Field(default_factory=dict)
     """By name, what single modules have of their own; only in a configuration file."""
 
+    @property
+    def of_kinds(self) -> dict[str, GroupOptions]:
+        """What modules of a kind have of their own."""
+        return {"encoder": self.encoder, "backbone": self.backbone, "generator": self.generator}
+
     def problems(self) -> list[str]:
         """What does not fit together, each beginning with the field."""
-        own = {"encoder": self.encoder, "backbone": self.backbone, "generator": self.generator}
-        own |= {f"modules.{name}": options for name, options in self.modules.items()}
+        own = self.of_kinds | {f"modules.{name}": options for name, options in self.modules.items()}
         found = [f"{name}.{problem}" for name, options in own.items() for problem in options.problems()]
         decays, waits = self.schedule is not Course.CONSTANT, self.schedule is Course.WSD
         if decays and self.decay_steps is None:

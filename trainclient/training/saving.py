@@ -65,6 +65,13 @@ class Saving:
             with contact("other ranks"):
                 self._saver.save(tensors, state)
 
+    def amend(self, state: TrainerState) -> None:
+        """Replace what the checkpoint of that step holds besides tensors; SaveError if it cannot be written."""
+        if self._checkpoints is not None:
+            self.wait()
+            with contact("other ranks"):
+                self._checkpoints.amend(state)
+
     @property
     def failed(self) -> bool:
         """Whether this process knows that the checkpoint under way cannot be written."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dataserver.planning.jobspec import ModuleKind, ModuleSpec
+from dataserver.planning.jobspec import ModuleSpec
 from trainclient.training.config import ConfigError
 from trainclient.training.optimizer_config import Course, GroupOptions, OptimizerConfig
 
@@ -67,21 +67,18 @@ def module_rates(config: OptimizerConfig, modules: Sequence[ModuleSpec]) -> dict
     Raises:
         ConfigError: options for modules that the job does not have.
     """
-    of_kind = {
-        ModuleKind.ENCODER: config.encoder,
-        ModuleKind.BACKBONE: config.backbone,
-        ModuleKind.GENERATOR: config.generator,
-    }
+    of_kind = config.of_kinds
     names = [m.name for m in modules]
     unknown = sorted(set(config.modules) - set(names))
     if unknown:
         raise ConfigError(f"optimizer.modules names {unknown}, which are not in the job; it has {names}")
-    kinds = {m.kind for m in modules}
+    kinds = {str(m.kind) for m in modules}
     for kind, options in of_kind.items():
         if kind not in kinds and options != GroupOptions():
             raise ConfigError(f"optimizer.{kind} is given, but the job has no {kind}; its modules are {names}")
     none = GroupOptions()
-    return {m.name: _rates(config, config.modules.get(m.name, none).over(of_kind.get(m.kind, none))) for m in modules}
+    own = {m.name: config.modules.get(m.name, none).over(of_kind.get(str(m.kind), none)) for m in modules}
+    return {name: _rates(config, options) for name, options in own.items()}
 
 
 def _rates(config: OptimizerConfig, own: GroupOptions) -> ModuleRates:

@@ -137,6 +137,11 @@ class ModuleSpec(SpecModel):
         return self.kind in (ModuleKind.ENCODER, ModuleKind.GENERATOR)
 
     @property
+    def makes_features(self) -> bool:
+        """Whether its last stage meets those of other modules, with a feature of each sample."""
+        return self.kind is ModuleKind.TOWER
+
+    @property
     def runs_backward(self) -> bool:
         """Whether it runs backwards; the module of an execution, whose costs are settled (`gradients`)."""
         return not self.frozen or self.cost.backward_percent > 0

@@ -1,0 +1,90 @@
+"""How modules begin as checkpoints: the sizes that those of a family bring, fitted to a job."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+from dataserver.planning.job import JobSpec
+from dataserver.planning.jobspec import ModuleKind
+from trainclient.models.backbone import BackboneConfig
+from trainclient.models.encoder import EncoderConfig
+from trainclient.models.generator import GeneratorConfig
+from trainclient.models.towers import ImageTowerConfig, TextTowerConfig
+
+Sizes = EncoderConfig | BackboneConfig | GeneratorConfig
+
+WHAT: Final = {EncoderConfig: "an encoder", BackboneConfig: "a backbone"}
+"""What checkpoints are of, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """How a kind of module begins as a checkpoint."""
+
+    source: type[EncoderConfig] | type[BackboneConfig]
+    """What the checkpoint is of."""
+    sizes: Callable[[Any, JobSpec, int], Sizes]
+    """Sizes of the module, given those of the checkpoint, the job and a width as in `Family.sizes`; ValueError says
+    what the weights have or lack, as the end of a sentence about them."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Its parameters that have other names in the checkpoint."""
+
+
+def encoder_beginning(found: EncoderConfig, job: JobSpec, width: int) -> Sizes:
+    """An encoder; a tower without a merger gets one that begins untrained."""
+    if found.position_grid:
+        found = replace(found, merge=job.stream.sizing.merge, output_dim=width)
+    return _fitting(found, job, width)
+
+
+def image_tower_beginning(found: EncoderConfig, job: JobSpec, width: int) -> Sizes:
+    """An image tower, whose projection begins untrained."""
+    if found.class_token:
+        raise ValueError("have a class token, as CLIP has, and image towers none; give it those of SigLIP or Qwen2-VL")
+    merge = job.stream.sizing.merge
+    return _fitting(ImageTowerConfig(**{**sizes_of(found), "merge": merge, "output_dim": width}), job, width)
+
+
+def backbone_beginning(found: BackboneConfig, job: JobSpec, width: int) -> Sizes:
+    """A backbone, whose query tokens are new."""
+    del width
+    _require_vocabulary(found, job)
+    return replace(found, query_tokens=query_tokens(job))
+
+
+def text_tower_beginning(found: BackboneConfig, job: JobSpec, width: int) -> Sizes:
+    """A text tower, whose projection begins untrained."""
+    _require_vocabulary(found, job)
+    return TextTowerConfig(**sizes_of(found), output_dim=width)
+
+
+def query_tokens(job: JobSpec) -> int:
+    """Learned query tokens of a job's backbone for each generated image."""
+    return job.stream.generation.query_tokens if job.execution.of_kind(ModuleKind.GENERATOR) else 0
+
+
+def sizes_of(sizes: EncoderConfig | BackboneConfig) -> dict[str, Any]:
+    """By their names."""
+    return {field.name: getattr(sizes, field.name) for field in fields(sizes)}
+
+
+def _require_vocabulary(found: BackboneConfig, job: JobSpec) -> None:
+    tokenizer = job.stream.tokenizer
+    if found.vocab_size < tokenizer.vocab_size:
+        raise ValueError(
+            f"know {found.vocab_size} tokens, and the job's tokenizer {tokenizer.name} has {tokenizer.vocab_size}; "
+            "give the job the tokenizer of the weights"
+        )
+
+
+def _fitting(found: EncoderConfig, job: JobSpec, width: int) -> Sizes:
+    sizing = job.stream.sizing
+    wanted = {"patch": sizing.patch, "merge": sizing.merge, "output_dim": width}
+    has = {key: getattr(found, key) for key in wanted}
+    different = [f"{key} {has[key]}, not {value}" for key, value in wanted.items() if has[key] != value]
+    if different:
+        raise ValueError(
+            f"have {', '.join(different)}; patch and merge are those of the job's sizing, output_dim is the width of "
+            "the backbone"
+        )
+    return found
