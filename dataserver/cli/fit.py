@@ -74,15 +74,8 @@ def fit_costs(
         raise ValueError("exactly one of --times and --server is required: a file of step times, or who has them")
     planner = open_job(job, dataset, index_dir, quarantine, tokenizer, config)
     reports = list(read_times(times) if times is not None else fetch_times(server or "", planner.job.job_id))
-    taken = [r for r in reports if r.step >= first_step]
-    measured = measurements(planner, taken)
-    shared = sorted({r.module for r in taken} - measured.keys())
-    refused = [
-        f"module {name}: its ranks share sequences, and times of groups do not tell computing from exchanging; fit the "
-        "times of a job with a pipelined layout"
-        for name in shared
-    ]
-    _show(Console(), planner.job.spec.execution.modules, measured, refused)
+    measured = measurements(planner, [r for r in reports if r.step >= first_step])
+    _show(Console(), planner.job.spec.execution.modules, measured)
 
 
 def read_times(file: Path) -> Iterator[StepTimes]:
@@ -131,8 +124,6 @@ def fetch_times(server: str, job_id: str) -> Iterable[StepTimes]:
 def measurements(planner: JobPlanner, reports: Iterable[StepTimes]) -> dict[str, Measurements]:
     """What was measured of each module that has reports, for each microbatch whose stages all reported it.
 
-    Modules whose ranks share sequences are left out.
-
     A later report of the same step, rank and stage replaces an earlier one (a step that was run again).
 
     Raises:
@@ -150,8 +141,6 @@ def measurements(planner: JobPlanner, reports: Iterable[StepTimes]) -> dict[str,
         for done, step in enumerate(steps, 1):
             plan = planner.plan(step)
             for name, taken in found.items():
-                if name == plan.groups.module:
-                    continue  # times of groups do not tell computing from exchanging
                 module = planner.job.spec.execution.module(name)
                 collected.setdefault(name, []).extend(_microbatches(plan, module, taken))
             progress(done, len(steps))
@@ -203,12 +192,10 @@ def _times(plan: StepPlan, report: StepTimes, module: ModuleSpec) -> I64:
     return np.array([forward, backward], np.int64)
 
 
-def _show(
-    console: Console, modules: Iterable[ModuleSpec], measured: dict[str, Measurements], refused: list[str]
-) -> None:
-    """Print the costs; ValueError, after the others are printed, for the modules that cannot be or were not fitted."""
+def _show(console: Console, modules: Iterable[ModuleSpec], measured: dict[str, Measurements]) -> None:
+    """Print the costs; ValueError, after the others are printed, for the modules that cannot be fitted."""
     fits: dict[str, Fit] = {}
-    refused = [*refused]
+    refused: list[str] = []
     for module in modules:
         if module.name not in measured:
             continue

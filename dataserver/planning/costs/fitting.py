@@ -71,12 +71,24 @@ class Fit:
 
 
 def microbatch_sizes(plan: StepPlan, module: ModuleSpec) -> tuple[I64, I64, I64]:
-    """Count, sum and sum of squares of the items of each microbatch of a module, int64 [dp, microbatches] each."""
+    """Count, sum and sum of squares of the items of each microbatch of a module, int64 [dp, microbatches] each.
+
+    Of sequences that ranks share each computes its part: an equal run of their tokens, and for attention all tokens of
+    an equal part of the heads. What it waits for the others meanwhile is no part of the times that are reported.
+    """
     arrangement = plan.arrangement(module.name)
     sizes = (plan.samples.tokens if module.holds_samples else plan.samples.patches)[arrangement.item]
     place = arrangement.rank * plan.num_microbatches + arrangement.microbatch
     values, places = (np.ones_like(sizes), sizes, sizes * sizes), module.dp * plan.num_microbatches
     count, total, squares = (bin_loads(v, place, places).reshape(module.dp, -1) for v in values)
+    if module.name == plan.groups.module:
+        groups = zip(plan.groups.microbatch, plan.groups.first_rank, plan.groups.degree, strict=True)
+        for microbatch, first, degree in groups:
+            ranks, tokens = np.arange(degree), int(total[first, microbatch])
+            where = first + ranks, microbatch
+            count[where] = count[first, microbatch]
+            total[where] = tokens * (ranks + 1) // degree - tokens * ranks // degree
+            squares[where] = squares[first, microbatch] // degree
     return count, total, squares
 
 
