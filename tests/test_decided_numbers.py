@@ -142,6 +142,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "dataserver/serving/stream.py": {"MAX_AHEAD": 8},
     "dataserver/serving/streams.py": {"MAKING_AT_ONCE": 4},
     "dataserver/serving/workers.py": {"CORES_PER_WORKER": 8, "LEAST_JOB_BYTES": 64 * MIB},
+    "trainclient/exchange/links.py": {"MAX_UNTAKEN": 8},
     "trainclient/stream/buffers.py": {"MAPPED_BYTES": MIB, "SPARE_TAKES": 32},
     "trainclient/stream/handoff.py": {"MAX_READY": 16},
     "trainclient/stream/reader.py": {"PREFETCH_BYTES": 128 * MIB},

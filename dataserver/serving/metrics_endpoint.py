@@ -45,7 +45,7 @@ class MetricsEndpoint:
         Raises:
             ConfigError: the address cannot be bound.
         """
-        registry = metrics_registry(metrics, processes)
+        registry = metrics_registry(metrics, processes=processes)
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._server = _HttpServer(family, (host, port), lambda: generate_latest(registry))

@@ -47,7 +47,7 @@ class ProcessesCollector(Collector):
             yield families[0]
 
 
-def metrics_registry(metrics: TakeMetrics, processes: bool = False) -> CollectorRegistry:
+def metrics_registry(metrics: TakeMetrics, *, processes: bool) -> CollectorRegistry:
     """A registry with the metrics of one server and of its process, or of all processes that its parent started."""
     registry = CollectorRegistry()
     registry.register(ServerCollector(metrics))

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from trainclient.exchange.all_to_all import _Arrival
 from trainclient.exchange.transport import GroupChannel, Message, PeerLostError, _Departure, _Works, contact
 
 CPU = torch.device("cpu")
@@ -36,6 +37,14 @@ def test_what_fails_names_its_peers() -> None:
         _Works(messages, [Work(), fails]).wait()
     with pytest.raises(PeerLostError, match=r"^lost contact to rank 7 or 9 \("):
         _Works(messages, [fails]).wait()
+
+
+def test_what_comes_from_all_is_waited_for() -> None:
+    received, sent = torch.arange(3, dtype=torch.uint8), torch.zeros(0, dtype=torch.uint8)
+    with pytest.raises(PeerLostError, match=r"^lost contact to other ranks \(closed by peer\)"):
+        _Arrival(received, Work(RuntimeError("closed by peer")), sent, [1, 2]).wait()
+    for over in (Work(), None):
+        assert [m.tolist() for m in _Arrival(received, over, sent, [1, 2]).wait()] == [[0], [1, 2]]
 
 
 def test_what_has_left_is_what_the_backend_says_of_rows() -> None:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from dataserver.planning.identity import Job
 from dataserver.planning.layout import layout_of
+from dataserver.planning.limits import together
+from dataserver.planning.pacing import paced
 from dataserver.planning.samples import ShardTable, Task
 from dataserver.planning.sizing import SampleTooLargeError, most_tokens, shard_table, size_samples
 
@@ -56,6 +58,15 @@ def with_module(number: int, changes: dict[str, Any], **arguments: Any) -> Job:
 
 def memory(units: int) -> dict[str, Any]:
     return {"memory": {"room_bytes": 10 * units + 9, "unit_bytes": 10}}
+
+
+def test_others_may_plan_between_samples_whose_images_may_not_fit_together() -> None:
+    found = table(make_job(), [(9, [16, 16]), (9, [48]), (9, [24, 24]), (9, [40, 8])])
+    turns: list[int] = []
+    with paced(lambda: turns.append(0)):
+        module = make_job().spec.execution.modules[0]
+        assert [i for i, _ in together(module, found, np.ones(4, np.bool_), 40)] == [2, 3]
+    assert len(turns) == 2
 
 
 def test_images_need_an_encoder_unless_all_are_targets() -> None:

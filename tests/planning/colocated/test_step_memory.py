@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dataserver.planning import plan_limits
 from dataserver.planning.arranging import module_images
 from dataserver.planning.balancing import BinRoomError
+from dataserver.planning.colocated.apart import pack_apart
 from dataserver.planning.expectation import held_units
 from dataserver.planning.identity import Job, JobSpecError, canonical_json, parse_job
 from dataserver.planning.jobspec import PLAN_LIMITS
@@ -21,6 +22,7 @@ from dataserver.planning.layout import layout_of
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import plan_step, timeline
 from dataserver.planning.samples import StepSamples
+from dataserver.planning.sequences import pack_step
 from dataserver.planning.sizing import SampleTooLargeError, concatenate, shard_table, size_samples
 
 UNIT_BYTES = 10
@@ -239,6 +241,18 @@ def test_sequences_that_no_round_holds_are_taken_apart(
     assert num_rounds(plan) == 3
     said = [d.chosen for d in plan.decisions if d.subject == "step"]
     assert ("sequences taken apart" in said) == (packing != "balanced"), said
+
+
+def test_sequences_taken_apart_get_as_many_microbatches_as_they_take() -> None:
+    """Packed, eight samples share one sequence; two ranks keep the images of two of them."""
+    vit, llm = {"memory": memory(256, 300)}, {"packing": "best_fit"}
+    job = parse_job(colocated_data(2, vit=vit, llm=llm, batch=2))
+    table = shard_table(job.stream, np.arange(8), np.full(8, 9), np.arange(9), *np.full((2, 8), 196, np.int32))
+    samples = size_samples(job.stream, 0, 0, table.row.astype(np.uint64), table)
+    packed, fewest = pack_step(job, samples, 1)
+    assert (packed.tolist(), fewest) == ([0] * 8, 1)
+    sequence, microbatches = pack_apart(job, samples)(1)
+    assert (sequence.tolist(), microbatches) == ([0, 0, 1, 1, 2, 2, 3, 3], 2)
 
 
 def test_padded_images_of_a_sample_get_microbatches_of_their_own() -> None:

@@ -193,6 +193,7 @@ def spreads(sequence: I64, has: Bool, dp: int, slots: int, most: int) -> bool:
     [
         ([0, 0, 1, 1, 2, 2], [0, 2, 4], [0, 1, 2, 2, 0, 1]),  # that of 10 tokens and a text of 12 change places
         ([0, 0, 0, 1, 1, 2], [0, 2], [0, 1, 1, 1, 0, 2]),  # of two in a sequence that of 30 and a text of 29 do
+        ([0, 1, 2, 1, 3, 1], [0, 2, 4], [0, 1, 2, 1, 0, 1]),  # alone, that of 10 tokens joins another, and no text
         ([0, 0, 0, 0, 0, 0], [0, 2], [0, 0, 1, 0, 0, 0]),  # without other sequences it gets one of its own
         ([0, 0, 0, 0, 0, 0], [0], None),  # a single one cannot be shared
     ],
