@@ -16,6 +16,8 @@ from preprocessing.pictures import ASTRONAUT, decode, encode, noise, png, png_ch
 
 from dataserver.planning.jobspec import Sizing
 from dataserver.preprocessing.codecs import ImageShape, decoding
+from dataserver.preprocessing.codecs.errors import InvalidImageError
+from dataserver.preprocessing.codecs.with_pillow import decode_with_pillow
 from dataserver.preprocessing.limits import MAX_ENCODED_BYTES, MAX_PIXELS, MAX_SCANNED_PIXELS
 
 SIZING = Sizing(patch=4, merge=2, max_patches=64)
@@ -77,6 +79,11 @@ def test_a_size_other_than_the_index_has_is_invalid(name: str, width: int, heigh
 @pytest.mark.parametrize("image_format", ["GIF", "BMP", "TIFF", "PPM", "ICO"])
 def test_other_formats_are_invalid(image_format: str) -> None:
     assert refused(encode(PICTURE.resize((32, 32)), image_format), ImageShape(32, 32, 1, 4, 6))
+
+
+def test_what_has_no_format_is_refused_by_its_name() -> None:
+    with pytest.raises(InvalidImageError, match=r"^neither JPEG, PNG nor WebP$"):
+        decode_with_pillow(encode(PICTURE, "GIF"), PICTURE.size, PICTURE.size)
 
 
 def bilevel(width: int, height: int) -> bytes:

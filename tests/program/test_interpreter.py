@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import pytest
 import torch
@@ -89,6 +90,31 @@ def test_a_stage_runs_its_list_and_nothing_else(fleet: Fleet, degrees: Degrees, 
     ends = len(runners)
     assert calls == ["begin"] * ends + list(program.operations) + ["end"] * ends
     assert len(program.operations) == 2 * ends * len(batches) > 4
+
+
+@dataclass
+class PhaseClock(Stopwatch):
+    """Notes among the calls of the runners where phases begin."""
+
+    calls: list[object]
+
+    def __post_init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+
+    def next_phase(self) -> None:
+        self.calls.append("phase")
+
+
+def test_a_phase_begins_with_another_module_also_behind_a_single_operation(fleet: Fleet) -> None:
+    job = fleet.job(Degrees(1, 1, 1, 1, colocated=True), global_batch=1, packing={"enabled": False})
+    case = Case("interpreter", fleet.address, job.spec.model_dump(mode="json"))
+    made, calls, _ = interpreter(case, "vit")
+    made._clock = PhaseClock(calls)
+    record = made.run([Listed(list(case.batches(name, 0))) for name in ("vit", "llm", "dit")])
+    assert record is not None
+    assert record.num_microbatches == 1
+    phases = [chunk for chunk, _ in groupby(call if call == "phase" else call.chunk for call in calls[3:-3])]  # type: ignore[attr-defined]
+    assert phases == [0, "phase", 1, "phase", 2, "phase", 1, "phase", 0]
 
 
 def test_a_target_knows_what_its_source_has_taken(fleet: Fleet) -> None:

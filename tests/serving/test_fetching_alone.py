@@ -211,7 +211,10 @@ def test_bytes_that_are_no_numbers_of_items(size: int) -> None:
     assert str(caught.value) == f"it has {size} bytes for the slots of {count} items; 1, 2 or 4 each are required"
 
 
-def test_a_plan_of_another_build_is_refused_by_the_begin_of_its_name() -> None:
+def test_a_plan_of_another_job_or_build_is_refused_by_the_begin_of_its_name() -> None:
+    message = pb.FetchPlanResponse(job_id="y" * 70, step=6)
+    with pytest.raises(UnfitPlanError, match=f"it is of job '{'y' * 64}', step 6$"):
+        plan_places.plan_from_message(JOB, 5, None, "b", message)  # type: ignore[arg-type]
     message = pb.FetchPlanResponse(job_id=JOB.job_id, step=5, build="x" * 70)
     with pytest.raises(UnfitPlanError, match=f"made by build '{'x' * 64}', and this server is b"):
         plan_places.plan_from_message(JOB, 5, None, "b", message)  # type: ignore[arg-type]
