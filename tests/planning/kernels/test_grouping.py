@@ -108,7 +108,7 @@ def test_exchanges_take_the_least_time_that_there_is_room_for() -> None:
 def test_bounds_of_compositions_are_sound_and_what_they_say() -> None:
     for number, case in enumerate(cases(60, most=4)):
         easiest = int((case.times[:, -1] * 1000 // case.lengths).argmin())
-        penalties = np.arange(case.times.shape[1]) * 500 * (number % 3)
+        penalties = np.arange(case.times.shape[1]) * 500_000 * (number % 3)
         for limit in (LONG, 30):
             scratch = grouping._scratch(len(case.lengths), case.compositions)
             grouping.composition_bounds(
