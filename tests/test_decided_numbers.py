@@ -139,7 +139,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "dataserver/serving/peers/service.py": {"KEPT_BYTES": 16 * MIB},
     "dataserver/serving/registry.py": {"REPORT_OVERHEAD_BYTES": 64, "JOBS_SHARE": 0.25},
     "dataserver/serving/server.py": {"UNARY_THREADS": 32, "WATCH_THREADS": 64, "PEER_THREADS": 256},
-    "dataserver/serving/stream.py": {"MAX_AHEAD": 8},
+    "dataserver/serving/stream.py": {"MAX_AHEAD": 8, "AHEAD_BYTES": 8 * MIB},
     "dataserver/serving/streams.py": {"MAKING_AT_ONCE": 4},
     "dataserver/serving/workers.py": {"CORES_PER_WORKER": 8, "LEAST_JOB_BYTES": 64 * MIB},
     "trainclient/exchange/links.py": {"MAX_UNTAKEN": 8},

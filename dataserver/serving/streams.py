@@ -13,7 +13,7 @@ from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics, Progress
 from dataserver.serving.places import Places
 from dataserver.serving.source import ViewSource
-from dataserver.serving.stream import MicrobatchStream, Shared
+from dataserver.serving.stream import AHEAD_BYTES, MicrobatchStream, Shared
 
 MAKING_AT_ONCE: Final = 4
 """Streams that read token ids and lay out views at once."""
@@ -25,6 +25,7 @@ class Streams:
     def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
         self.shared = Shared(
             stream_bytes=config.stream_bytes,
+            ahead_bytes=AHEAD_BYTES * config.decode_threads,
             budget=ByteBudget(config.prefetch_bytes),
             buffers=BufferPool(config.prefetch_bytes + config.stream_bytes),
             # Twice as many: the thread of a closed stream may still compute a plan that others wait for.

@@ -50,6 +50,7 @@ def shared() -> Iterator[Shared]:
     with ThreadPoolExecutor(8) as preparing, ThreadPoolExecutor(1) as decoding:
         yield Shared(
             stream_bytes=SIZE,
+            ahead_bytes=8 * SIZE,
             budget=ByteBudget(0),
             buffers=BufferPool(4 * SIZE),
             preparing=preparing,

@@ -66,10 +66,13 @@ class Source:
 class Desk:
     """What streams share, one stream, and its messages."""
 
-    def __init__(self, source: Source, budget: int = 1 << 30, start: tuple[int, int] = (0, 0)) -> None:
+    def __init__(
+        self, source: Source, budget: int = 1 << 30, start: tuple[int, int] = (0, 0), ahead_bytes: int = 1 << 30
+    ) -> None:
         self.closed: list[MicrobatchStream] = []
         self.shared = Shared(
             stream_bytes=SIZE,
+            ahead_bytes=ahead_bytes,
             budget=ByteBudget(budget),
             buffers=BufferPool(1 << 30),
             preparing=Inline(),  # type: ignore[arg-type]
@@ -105,11 +108,25 @@ NUMBERS = [10 * step + microbatch for step, microbatch in ALL]
 
 
 @pytest.mark.parametrize(
-    ("budget", "ahead"), [(0, 1), (SIZE - 1, 1), (SIZE, 2), (3 * SIZE, 4), (7 * SIZE, 8), (99 * SIZE, 8)]
+    ("budget", "ahead_bytes", "ahead"),
+    [
+        (0, 99 * SIZE, 1),
+        (SIZE - 1, 99 * SIZE, 1),
+        (SIZE, 99 * SIZE, 2),
+        (3 * SIZE, 99 * SIZE, 4),
+        (7 * SIZE, 99 * SIZE, 8),
+        (99 * SIZE, 99 * SIZE, 8),
+        (99 * SIZE, 7 * SIZE + 1, 8),
+        (99 * SIZE, 2 * SIZE + 1, 3),
+        (99 * SIZE, 2 * SIZE, 2),
+        (99 * SIZE, 1, 1),
+    ],
 )
-def test_a_stream_prepares_as_far_ahead_as_its_memory_and_its_limit_allow(budget: int, ahead: int) -> None:
+def test_a_stream_prepares_as_far_ahead_as_its_memory_and_its_limits_allow(
+    budget: int, ahead_bytes: int, ahead: int
+) -> None:
     """One microbatch lies in the stream's own room, the others in the budget. The one in hand keeps its memory."""
-    desk = Desk(Source(), budget)
+    desk = Desk(Source(), budget, ahead_bytes=ahead_bytes)
     numbers = []
     for taken in range(15):
         made = max(0, taken - 1) + ahead
@@ -119,7 +136,8 @@ def test_a_stream_prepares_as_far_ahead_as_its_memory_and_its_limit_allow(budget
     assert numbers == NUMBERS
     assert desk.source.plans == [0, 1, 2, 3, 4]
     assert desk.end() == (EndOfStream.REASON_END_OF_JOB, 5, 0)
-    assert desk.shared.buffers.free_bytes == (ahead + (ahead < 8)) * SIZE
+    refused = budget < ahead * SIZE and ahead < MAX_AHEAD  # it had a buffer, though no memory
+    assert desk.shared.buffers.free_bytes == (ahead + refused) * SIZE
     assert MAX_AHEAD == 8
 
 
