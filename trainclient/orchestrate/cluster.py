@@ -57,6 +57,10 @@ class Cluster:
         """Bytes a nanosecond that each of so many consecutive devices exchanges with the others."""
         return self.within_bytes_ns if devices <= self.gpus_per_node else self.between_bytes_ns
 
+    def whole(self, devices: int) -> int:
+        """The GPUs of the smallest such cluster that has so many: beyond one node whole nodes."""
+        return devices if devices <= self.gpus_per_node else -(-devices // self.gpus_per_node) * self.gpus_per_node
+
 
 def cluster(
     gpu: str,

@@ -27,8 +27,8 @@ def too_large(problem: Problem, layout: str) -> NoLayoutError:
     if total > cluster.gpus:
         return NoLayoutError(
             f"{layout}: the modules need {total} GPUs of {cluster.memory_bytes / 1e9:.0f} GB at least ({shown}), "
-            f"{cluster.gpus} are there: {total - cluster.gpus} too few. Use {total} or more, GPUs with more memory, or "
-            "freeze a module"
+            f"{cluster.gpus} are there: {total - cluster.gpus} too few. Use {cluster.whole(total)} or more, GPUs with "
+            "more memory, or freeze a module"
         )
     return NoLayoutError(
         f"{layout}: no degrees fit {cluster.gpus} GPUs of {cluster.memory_bytes / 1e9:.0f} GB with a global batch of "

@@ -202,6 +202,7 @@ def _options(tower: TowerProfile, cluster: TowerCluster, batch: int, microbatche
         raise ValueError(
             f"tower {tower.name} fits no device: degrees {[d.tp for d in tower.degrees]} of which {len(degrees)} "
             f"divide a node of {cluster.devices_per_node}; a batch of {batch} on {cluster.num_devices} devices takes "
-            f"at least {least} bytes of the {cluster.device_bytes} that each has"
+            f"at least {least} bytes of the {cluster.device_bytes} that each has: use more devices or such with more "
+            "memory, or a smaller contrastive batch"
         )
     return fitting
