@@ -8,7 +8,8 @@ colocated modules as the stream comes, with images dealt out evenly, and as plan
 comes, and spread over ranks, with one contrastive batch after the other and with DISTMM-Pipe; sequence-parallel groups
 of the largest degree as the stream comes, the same balanced and in order, and of unequal degrees. Printed is the
 measured time of a step over the simulated one, the median of some steps, what that is for each operation of a process
-(an encoder's, backbone's or generator's pass of one microbatch), and the orders of merit.
+(an encoder's, backbone's or generator's pass of one microbatch), what the last order gains over the one before it, and
+the orders of merit.
 """
 
 import argparse
@@ -33,6 +34,8 @@ from trainclient.topology.places import Topology
 Data = dict[str, Any]
 WITHIN = 0.03
 """How far a measured step may be from the simulated one."""
+GAIN_WITHIN = 0.05
+"""How far what a plan gains may be from what was simulated."""
 MEASURED_MS = 8000
 """Steps in random order sleep about so long, in every layout.
 
@@ -161,6 +164,10 @@ def measure_shape(
             f"{ratio:.3f} x simulated ({mean:.1f} ms, {scale} x slower), {over:+.1f} ms x {operations:.0f} operations"
         )
         yield Row(f"{name}: {order}", shown, f"within {WITHIN:.0%}", abs(ratio - 1) <= WITHIN)
+    *_, before, planned = orders
+    gains = [statistics.fmean(times[planned]) / statistics.fmean(times[before]) for times in (measured, simulated)]
+    shown, target = (f"{gains[0]:.3f} x", f"{gains[1]:.3f} x simulated, within {GAIN_WITHIN:.0%}")
+    yield Row(f"{name}: {planned} over {before}", shown, target, abs(gains[0] / gains[1] - 1) <= GAIN_WITHIN)
     merit = [sorted(orders, key=lambda o: statistics.fmean(times[o])) for times in (simulated, measured)]
     yield Row(f"{name}: fastest first", " < ".join(merit[1]), " < ".join(merit[0]), merit[0] == merit[1])
 

@@ -76,10 +76,7 @@ def test_the_demo_on_real_photographs(shared_data: Path, tmp_path: Path) -> None
     words = ("text loss", "image loss", "samples per second", "wait for data", "imbalance", "in flight", "bubble")
     for word in (*words, "step, simulated", "... measured", "speed and wait from step 3 on"):
         assert word in shown
-    with Image.open(output / "plan.png") as picture:
-        assert picture.format == "PNG"
-        picture.load()
-        assert len(set(picture.convert("L").resize((64, 64)).tobytes())) > 8, "the picture is blank"
+    check_picture(output)
     check_progress(errors.splitlines())
     check_next_commands(shown, output)
 
@@ -107,6 +104,7 @@ def test_the_demo_of_other_layouts(
     figures = json.loads(report.read_text())
     check_losses(figures, losses)
     check_planning(figures)
+    check_picture(output)
     assert [name.replace("_", " ") in shown for name in (*TEXT_AND_IMAGE, "contrastive_loss")] == [
         name in losses for name in (*TEXT_AND_IMAGE, "contrastive_loss")
     ]
@@ -140,6 +138,13 @@ def check_planning(figures: dict[str, Any]) -> None:
         found = measured[side]
         assert found["measured_ms"] >= found["simulated_ms"] > 0
         assert found["ratio"] == found["measured_ms"] / found["simulated_ms"]
+
+
+def check_picture(output: Path) -> None:
+    with Image.open(output / "plan.png") as picture:
+        assert picture.format == "PNG"
+        picture.load()
+        assert len(set(picture.convert("L").resize((64, 64)).tobytes())) > 8, "the picture is blank"
 
 
 def check_progress(lines: list[str]) -> None:
