@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from trainclient.exchange.waiting import Waits
 from trainclient.sharding.fsdp import ShardedNetwork, store_precisely
 from trainclient.sharding.parts import like, local
+from trainclient.training.gradients import Gradients
 
 
 class Network(nn.Module):
@@ -28,8 +29,8 @@ class Network(nn.Module):
             nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number))
         self.to(dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
+    def forward(self, x: Tensor, embedded: Tensor | None = None) -> Tensor:
+        x = self.embed(x) if embedded is None else embedded
         for layer in self.layers:
             x = self.activations[0](layer(x))
         found: Tensor = self.heads["one"](x)
@@ -100,6 +101,23 @@ def test_what_is_gathered_by_hand_is_whole_current_and_in_the_networks_type(
         for shard, theirs in zip(sharded.shards.values(), plain.parameters(), strict=True):
             with torch.no_grad():
                 local(shard).copy_(theirs + (step + 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_is_gathered_by_hand_computes_outside_of_the_forward_too(mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    """As a backbone embeds text before rows are there."""
+    plain, network = Network(dtype), Network(dtype)
+    sharded = dealt(network, mesh, by_hand=True)
+    sharded.gather()
+    ours, theirs = (Gradients(dict(n.named_parameters())) for n in (network, plain))
+    for microbatch in (1, 2, 3):
+        x = data(dtype) * microbatch
+        network(x, network.embed(x)).sum().backward()
+        plain(x).sum().backward()
+    expected = theirs.of_step()
+    assert float(expected["embed.weight"].abs().sum()) > 0
+    for name, gradient in ours.of_step().items():
+        assert torch.equal(gradient, expected[name]), name
 
 
 def test_what_belongs_to_a_share_is_dealt_like_it(mesh: DeviceMesh) -> None:

@@ -83,7 +83,7 @@ def hold(
     """
     for site, module in modules:
         module.computes_in = module.dtype
-        module.prepares = shardings[site.module.name] is Sharding.NONE
+        module.prepares = shardings[site.module.name] is not Sharding.ZERO3
         if shardings[site.module.name] is not Sharding.NONE:
             store_precisely(module.network)
         if groups.peers is not None:
