@@ -225,7 +225,10 @@ class Pool:
         self._ranks: dict[int, Rank] = {}
 
     def run(self, cases: Sequence[Case], folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-        """Run the cases, which share one layout; returns each case's gradients by their whole name."""
+        """Run the cases, which share one layout; returns each case's gradients by their whole name.
+
+        Modules that are trained in any case are trained in the first one, for which processes join each other.
+        """
         for errors in self.outcomes(cases, folder):
             assert errors is None, errors
         results: dict[str, dict[str, torch.Tensor]] = {case.name: {} for case in cases}
@@ -343,8 +346,10 @@ def run_cases() -> None:
     layout = Topology.of(cases[0].parsed.spec)
     layout.require_world_size(int(os.environ["WORLD_SIZE"]))
     _clear_sharding_prop_cache()  # DTensors take a mesh of the same ranks for the one before, whose groups are gone
-    with as_nccl_takes_it(), process_groups(layout, torch.device("cpu"), timeout_s=60) as groups:
+    with as_nccl_takes_it(), process_groups(layout, torch.device("cpu"), timeout_s=60) as made:
         for case in cases:
+            layout = Topology.of(case.parsed.spec)
+            groups = replace(made, place=layout.places[made.rank])
             if case.training:
                 train(case, layout, groups, script.parent)
                 continue

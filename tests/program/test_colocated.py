@@ -45,26 +45,24 @@ def check_gradients(fleet: Fleet, pool: Pool, folder: Path, degrees: Degrees, **
     assert_close(found, trained, BOUNDS["float64"])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "degrees",
     [
-        together(2, second_encoder=True, second_generator=True),
-        together(2, frozen=("vit",)),
+        together(1),
         together(2, second_encoder=True, second_generator=True, kept=(64, 192)),
-        pytest.param(together(4), marks=pytest.mark.slow),
-        pytest.param(together(2, frozen=("llm",)), marks=pytest.mark.long),
-        pytest.param(together(4, second_encoder=True, second_generator=True), marks=pytest.mark.long),
-        pytest.param(together(1), marks=pytest.mark.long),
-        pytest.param(together(4, kept=(64, 192)), marks=pytest.mark.long),
-        pytest.param(together(2, second_encoder=True, frozen=("vit",), kept=(64, 0)), marks=pytest.mark.long),
-        pytest.param(together(2, frozen=("dit",), recompute=("vit",), kept=(64, 0)), marks=pytest.mark.long),
-        pytest.param(together(2, second_encoder=True, frozen=("vit", "llm")), marks=pytest.mark.long),
-        pytest.param(together(2, frozen=("dit",), recompute=("vit", "llm")), marks=pytest.mark.long),
+        together(4, second_encoder=True, second_generator=True),
+        together(4, kept=(64, 192)),
+        together(2, second_encoder=True, frozen=("vit",), kept=(64, 0)),
+        together(2, frozen=("dit",), recompute=("vit",), kept=(64, 0)),
+        together(2, second_encoder=True, frozen=("vit", "llm")),
+        together(2, frozen=("dit",), recompute=("vit", "llm")),
     ],
     ids=str,
 )
 def test_gradients_equal_the_reference(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees) -> None:
+    """More than `test_covers.py` has."""
     check_gradients(fleet, pool, tmp_path, degrees)
 
 
@@ -72,9 +70,9 @@ def test_gradients_equal_the_reference(fleet: Fleet, pool: Pool, tmp_path: Path,
 @pytest.mark.parametrize(
     "shares",
     [
-        ("zero3", "zero3", "zero3"),
         pytest.param(("zero2", "none", "zero3"), marks=pytest.mark.slow),
         pytest.param(("zero2", "zero2", "zero2"), marks=pytest.mark.long),
+        pytest.param(("zero3", "zero3", "zero3"), marks=pytest.mark.long),
     ],
     ids=" ".join,
 )

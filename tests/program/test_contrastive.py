@@ -42,10 +42,10 @@ def case_of(fleet: Fleet, name: str, degrees: Degrees, loss: str, **options: Any
 @pytest.mark.parametrize(
     ("degrees", "options"),
     [
-        (SMALL, {}),
+        pytest.param(SMALL, {}, marks=pytest.mark.long),
         (STAGED, {"microbatches": 2}),
-        pytest.param(STAGED, {"microbatches": 2, "schedule": "batch_sync"}, marks=pytest.mark.slow),
-        (PEERS, {"microbatches": 2}),
+        pytest.param(STAGED, {"microbatches": 2, "schedule": "batch_sync"}, marks=pytest.mark.long),
+        pytest.param(PEERS, {"microbatches": 2}, marks=pytest.mark.long),
         (LOCKED, {"microbatches": 2, "frozen": ("image",)}),
         pytest.param(STAGED, {"microbatches": 2, "frozen": ("image",)}, marks=pytest.mark.long),
         pytest.param(SPLIT, {"microbatches": 2}, marks=pytest.mark.long),

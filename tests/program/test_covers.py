@@ -1,0 +1,131 @@
+"""Gradients of every layout where any two of its choices meet: covers of pairs instead of all that could be combined.
+
+Of each layout a few degrees, for which processes are started, and for each of these the rest of its choices.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program.conftest import Fleet
+from program.covers import Factors, Row, cover
+from program.reference import reference_gradients
+from program.runtime_cases import Case, Degrees, Pool
+from program.test_contrastive import PEERS, SMALL, STAGED, WIDE, case_of
+from program.test_gradients import BOUNDS, KINDS, MODULES, WEIGHTS, assert_close
+from program.test_grouped import HEADS, MIXED
+from program.towers import SINGLE, towers_in_one_process
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+FROZEN = ((), ("vit",), ("llm",), ("vit", "llm"), ("dit",))
+SHARDING = ("none", "zero2", "zero3")
+PIPELINED: Factors = {
+    "degrees": (
+        Degrees(1, 2, 2, 1),
+        Degrees(2, 2, 1, 2),
+        Degrees(1, 1, 2, 1, chunks=2, second_encoder=1),
+        Degrees(1, 2, 1, 1, peers=(1, 2, 2)),
+    ),
+    "frozen": FROZEN,
+    "recompute": (False, True),
+    "sharding": SHARDING,
+    "extra_in_flight": (0, 2),
+}
+COLOCATED: Factors = {
+    "degrees": (
+        Degrees(2, 2, 1, 2, colocated=True),
+        Degrees(2, 2, 1, 2, second_encoder=2, second_generator=2, colocated=True),
+        Degrees(4, 4, 1, 4, colocated=True),
+    ),
+    "frozen": FROZEN,
+    "recompute": (False, True),
+    "sharding": SHARDING,
+    "rounds": (False, True),
+}
+GROUPED: Factors = {
+    "degrees": (Degrees(1, 4, 1, 1, group=4), Degrees(2, 4, 1, 1, second_encoder=1, group=4)),
+    "frozen": FROZEN,
+    "recompute": (False, True),
+    "sharding": SHARDING,
+    "policy": ("search", "homogeneous", "static"),
+    "schedule": ("1f1b", "gpipe"),
+}
+TOWERS = {"image 2": SMALL, "stages": STAGED, "peers": PEERS, "image 2 x 2 and text 1 x 2": WIDE}
+CONTRASTIVE: Factors = {
+    "degrees": tuple(TOWERS),
+    "frozen": ((), ("image",), ("text",)),
+    "sharding": SHARDING,
+    "loss": ("clip", "siglip"),
+    "dataset": ("pairs", "understanding"),
+    "schedule": ("distmm_pipe", "batch_sync"),
+    "microbatches": (1, 2),
+}
+
+
+def fits(row: Row) -> bool:
+    """Whether a job may be so: interleaved chunks leave no choice of what is in flight."""
+    return not (row.get("extra_in_flight") and row["degrees"].chunks > 1)
+
+
+def rows_of(factors: Factors, degrees: Any) -> Iterator[tuple[str, Row]]:
+    """The rows of a cover with these degrees, each with its name; first one in which nothing is frozen."""
+    found = [row for row in cover(factors, fits) if row["degrees"] == degrees]
+    for number, row in enumerate(sorted(found, key=lambda row: len(row["frozen"]))):
+        yield f"row-{number}", row
+
+
+def check(fleet: Fleet, pool: Pool, folder: Path, factors: Factors, degrees: Degrees, **options: Any) -> None:
+    """Gradients of all rows with these degrees, in the same processes; the reference trains all modules."""
+    rows, reference, of_backbone = dict(rows_of(factors, degrees)), {}, options.pop("backbone", {})
+    cases = []
+    for name, row in rows.items():
+        again = tuple(m for m in MODULES if row["recompute"] and m not in row["frozen"])
+        kept = (64, 0 if {"llm", "dit"} & {*row["frozen"]} else 192) if row.get("rounds") else (0, 0)
+        marked = replace(degrees, frozen=row["frozen"], recompute=again, kept=kept)
+        layout = {key: row[key] for key in ("policy", "schedule", "extra_in_flight") if row.get(key)}
+        ours, reference = fleet.pair_of_jobs(marked, **options)
+        ours["execution"]["layout"] |= layout
+        modules = {"llm": {**of_backbone, "sharding": row["sharding"]}}
+        sharding = dict.fromkeys(KINDS, row["sharding"])
+        cases.append(Case(name, fleet.address, ours, sharding=sharding, modules=modules, **WEIGHTS))
+    found = pool.run(cases, folder)
+    alone = Case("alone", fleet.address, reference, modules={"llm": of_backbone} if of_backbone else {}, **WEIGHTS)
+    expected = reference_gradients(alone)
+    for name, row in rows.items():
+        trained = {key: g for key, g in expected.items() if key.split(".")[0] not in row["frozen"]}
+        assert found[name].keys() == trained.keys(), row
+        assert_close(found[name], trained, BOUNDS["float64"])
+
+
+@pytest.mark.parametrize("degrees", PIPELINED["degrees"], ids=str)
+def test_pipelined(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees) -> None:
+    check(fleet, pool, tmp_path, PIPELINED, degrees)
+
+
+@pytest.mark.parametrize("degrees", COLOCATED["degrees"], ids=str)
+def test_colocated(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees) -> None:
+    check(fleet, pool, tmp_path, COLOCATED, degrees)
+
+
+@pytest.mark.parametrize("degrees", GROUPED["degrees"], ids=str)
+def test_grouped(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees) -> None:
+    check(fleet, pool, tmp_path, GROUPED, degrees, backbone=HEADS, **MIXED)
+
+
+@pytest.mark.parametrize("degrees", TOWERS)
+def test_contrastive(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: str) -> None:
+    """With an image that cannot be decoded in `understanding`."""
+    cases = []
+    for name, row in (rows := dict(rows_of(CONTRASTIVE, degrees))).items():
+        options = {key: row[key] for key in ("dataset", "schedule", "microbatches", "frozen")}
+        case = case_of(fleet, name, TOWERS[degrees], row["loss"], **options)
+        cases.append(replace(case, sharding=dict.fromkeys(("encoder", "backbone"), row["sharding"])))
+    found = pool.run(cases, tmp_path)
+    for name, row in rows.items():
+        skip = frozenset({fleet.victims[row["dataset"]]} if row["dataset"] in fleet.victims else ())
+        _, expected = towers_in_one_process(case_of(fleet, "alone", SINGLE, row["loss"], dataset=row["dataset"]), skip)
+        trained = {key: g for key, g in expected.items() if key.split(".")[0] not in row["frozen"]}
+        assert found[name].keys() == trained.keys(), row
+        assert_close(found[name], trained, BOUNDS["float64"])
