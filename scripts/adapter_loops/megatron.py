@@ -158,7 +158,7 @@ def packed(samples: list[Sample]) -> dict[str, Any]:
 
 def served(stream: WholeRankStream) -> Iterator[dict[str, Any]]:
     """Batches of the adapter."""
-    batches = MegatronBatches(stream, modality="images", encoder="vit", image_token=IMAGE)
+    batches = MegatronBatches(stream, SEQ_LEN, modality="images", encoder="vit", image_token=IMAGE)
     return ServedIterator(stream, batches, num_microbatches=ROWS)
 
 

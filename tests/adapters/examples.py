@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 from adapters import recording
-from adapters.recording import Sample, num_ranks_in, recorded
+from adapters.recording import Sample, images_in, num_ranks_in, recorded
 from training.runs import kill_tree
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "adapters.md"
@@ -36,10 +36,13 @@ def variables() -> dict[str, str]:
 
 @dataclass
 class ExampleRun:
-    """A run of an example, which may be killed and started again. Its arguments: server, job, model if any, output."""
+    """A run of an example, which may be killed and started again.
+
+    Its arguments are the server if it has one, the job, the model if it has one, and where it writes.
+    """
 
     script: str
-    server: str
+    server: str | None
     model: Path | None
     folder: Path
     job: Callable[[int], dict[str, Any]]
@@ -62,8 +65,9 @@ class ExampleRun:
         job.write_text(yaml.safe_dump(self.job(ranks)))
         line = [str(self.python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         line += [recording.__file__, str(self.starts[-1]), str(last_step), str(script)]
+        given = [self.server, job, self.model, self.out]
         return subprocess.Popen(
-            [*line, self.server, str(job), *([str(self.model)] if self.model else []), str(self.out)],
+            [*line, *[str(argument) for argument in given if argument is not None]],
             cwd=self.folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -102,24 +106,39 @@ class ExampleRun:
             found = {step: found[step] for step in range(begin)} | recorded(folder)
         return found
 
+    def waves(self, start: int) -> list[list[bool]]:
+        """Which ranks of a start had images in each microbatch."""
+        return list(images_in(self.starts[start]).values())
+
     def total(self) -> Counter[Sample]:
         """How often the last checkpoint has seen each sample."""
         return sum(self.trained().values(), Counter[Sample]())
 
 
-def calm_and_killed(run_in: Callable[[Path], ExampleRun], folder: Path, begins: list[int]) -> list[ExampleRun]:
+def calm_and_killed(
+    run_in: Callable[[Path], ExampleRun], folder: Path, begins: list[int], samples: int = 90
+) -> list[ExampleRun]:
     """Two runs of a pass: one that nobody disturbs, and one killed in steps 3 and 5, between them on one rank.
+
+    In the first no microbatch has images on one rank alone.
 
     Args:
         run_in: a run that writes to a folder.
         folder: of both.
         begins: the first step of each start of the second, by how often it saves.
+        samples: of the first pass.
     """
     calm, killed = (run_in(folder / name) for name in ("calm", "killed"))
     calm.finish(2)
-    assert len([sample for sample in calm.total() if sample[1] == 0]) == 50
+    assert len([sample for sample in calm.total() if sample[1] == 0]) == samples
     assert set(calm.total().values()) == {1}
     assert len(calm.trained()) > 5
+    kinds = Counter[bool]()
+    for ranks in calm.waves(0):
+        assert len(ranks) == 2
+        assert len(set(ranks)) == 1, "both ranks have images, or none has"
+        kinds[ranks[0]] += 1
+    assert min(kinds[True], kinds[False]) > 5
     killed.kill_in(3, ranks=2)
     killed.kill_in(5, ranks=1)
     killed.finish(2)

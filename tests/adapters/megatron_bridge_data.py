@@ -3,19 +3,22 @@
 They fire callbacks, build data sets and iterators, and take batches apart for its step of GPT.
 """
 
+import inspect
 import sys
 from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 import torch.distributed as dist
 import transformers  # noqa: F401  before what stands for packages that it looks for
 from adapters import cuda_on_cpu, tiny_mimo  # noqa: F401
-from adapters.whole_jobs import text_job
+from adapters.whole_jobs import one_pass, text_job
 
 cuda_on_cpu.pretend()
 # Packages for GPUs and other data sets, which it imports and which nothing here needs.
@@ -41,12 +44,18 @@ for absent in ABSENT.split():
             stand_in(".".join(parts[:end]), MagicMock(), [])
 from megatron.bridge.data.loaders import build_train_valid_test_data_iterators  # noqa: E402
 from megatron.bridge.data.utils import get_dataset_provider  # noqa: E402
+from megatron.bridge.models.megatron_mimo.megatron_mimo_provider import MegatronMIMOInfra  # noqa: E402
 from megatron.bridge.training.callbacks import CallbackContext, CallbackManager  # noqa: E402
 from megatron.bridge.training.gpt_step import get_batch_from_iterator  # noqa: E402
 from megatron.bridge.training.state import TrainState  # noqa: E402
+from megatron.bridge.training.utils.train_utils import prepare_forward_step_func  # noqa: E402
+from megatron.core.models.mimo import MimoModel  # noqa: E402
+from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY  # noqa: E402
 from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator  # noqa: E402
+from megatron.core.timers import Timers  # noqa: E402
 
 from trainclient.adapters.megatron_bridge import ServedProvider  # noqa: E402
+from trainclient.adapters.megatron_mimo import ServedMimoProvider, forward_step  # noqa: E402
 from trainclient.stream.errors import StateError  # noqa: E402
 
 MICROBATCHES = 20
@@ -57,7 +66,7 @@ def start(server: str, folder: Path, step: int, seed: int) -> list[list[int]]:
     provider = ServedProvider(servers=server, job=text_job(seed))
     cfg = SimpleNamespace(
         dataset=provider,
-        model=SimpleNamespace(),
+        model=SimpleNamespace(seq_length=256),
         checkpoint=SimpleNamespace(load=str(folder), save=str(folder)),
         train=SimpleNamespace(
             train_samples=None, train_iters=3, global_batch_size=MICROBATCHES, micro_batch_size=1, num_epochs=None,
@@ -86,6 +95,63 @@ def start(server: str, folder: Path, step: int, seed: int) -> list[list[int]]:
     return found
 
 
+class Grid:
+    """Of the modules' data-parallel ranks; here all others' are missing."""
+
+    rank_offset, size = 0, 1
+
+    def get_pg(self, _: list[str]) -> SimpleNamespace:
+        return SimpleNamespace(rank=lambda: 1, size=lambda: 2)
+
+
+class Model(MimoModel):
+    """Notes what Bridge's step hands it, as one module of a MIMO model."""
+
+    def __init__(self, language: bool) -> None:
+        torch.nn.Module.__init__(self)
+        names = {} if language else {"images": None}
+        self.role = SimpleNamespace(
+            has_language_module=language, has_modality_modules=not language, modality_module_names=list(names),
+            is_first_stage=lambda _: True, is_last_stage=lambda _: True,
+        )  # fmt: skip
+        self.mimo_config = SimpleNamespace(module_to_grid_map={"any": Grid()})
+        self.batches: list[dict[str, Any]] = []
+
+    def forward(self, **batch: Any) -> Any:
+        inspect.signature(MimoModel.forward).bind(self, **batch)
+        self.batches.append(batch)
+        return torch.zeros(1, 256) if self.role.has_language_module else {"images": torch.zeros(1)}
+
+
+def mimo_step(server: str, folder: Path, module: str) -> list[dict[str, Any]]:
+    """What a module's model is handed in a microbatch or two."""
+    provider = ServedMimoProvider(
+        servers=server, job=one_pass(1), seq_length=256, modality="images", encoder="vit", image_token=290
+    )
+    groups = SimpleNamespace(dp=dist.group.WORLD, pp=dist.group.WORLD)
+    infra = MegatronMIMOInfra({}, {}, {module: groups}, [module])
+    assert "train_state" in inspect.signature(provider.iterators).parameters, "Bridge looks for it when it resumes"
+    cfg = SimpleNamespace(checkpoint=SimpleNamespace(load=None, save=str(folder / module)))
+    iterator, others = provider.iterators(cfg, infra)
+    assert others is None
+    state, model = SimpleNamespace(timers=Timers(2, "minmax")), Model(module == MIMO_LANGUAGE_MODULE_KEY)
+    step = prepare_forward_step_func(forward_step, state)
+    for _ in range(3):
+        step(iterator, model)
+    assert state.timers("batch-generator").active_time() > 0, "it tells what ranks wait for data"
+    provider.close()
+    return model.batches
+
+
+def check_mimo(server: str, folder: Path) -> None:
+    """Though Bridge's grids have two data-parallel ranks, no module's step takes a slice of a served batch."""
+    for text, images in zip(*(mimo_step(server, folder, m) for m in (MIMO_LANGUAGE_MODULE_KEY, "images")), strict=True):
+        assert text["modality_inputs"] is None
+        assert text["input_ids"].shape == text["labels"].shape == (1, 256)
+        inputs = images["modality_inputs"]["images"]["vit"]
+        assert (text["input_ids"] == 290).sum() == inputs["x"].shape[1] // 4 > 0
+
+
 def main(server: str, folder: Path) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     init_num_microbatches_calculator(0, None, MICROBATCHES, 1, 1)
@@ -93,6 +159,7 @@ def main(server: str, folder: Path) -> None:
     assert resumed == calm[MICROBATCHES:]
     with pytest.raises(StateError, match="differs in seed"):
         start(server, folder, 1, seed=7)
+    check_mimo(server, folder)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from megatron.training.argument_utils import (  # noqa: E402
 )
 from megatron.training.arguments import parse_and_validate_args  # noqa: E402
 
-UPDATES, MICROBATCHES = 6, 10
-"""Of a pass, and of a step on all ranks."""
+UPDATES, MICROBATCHES = 7, 10
+"""Of `pass_with_parity`, and of a step on all ranks."""
 OPTIONS = f"""--num-layers 2 --hidden-size {WIDTH} --num-attention-heads 4 --seq-length {TOKENS} --vocab-size 319
  --max-position-embeddings {TOKENS} --micro-batch-size 1 --global-batch-size {MICROBATCHES} --train-iters {UPDATES}
  --lr 1e-3 --adam-eps 1e-4 --lr-decay-style constant --hidden-dropout 0 --attention-dropout 0 --clip-grad 0

@@ -1,13 +1,14 @@
 """A tiny MimoModel of megatron-core on CPUs, through our iterators and sample by sample: megatron_model.py SERVER."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from adapters.tiny_mimo import IMAGE, config, mimo
-from adapters.whole_jobs import one_pass
+from adapters.tiny_mimo import IMAGE, TOKENS, config, mimo
+from adapters.whole_jobs import mixed_job, one_pass
 from megatron.core import parallel_state
 from megatron.core.models.mimo.model.base import MimoModel
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -16,6 +17,8 @@ from torch import Tensor
 from trainclient.adapters.megatron import MegatronBatches, ServedIterator
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
 from trainclient.adapters.whole_rank import WholeRankStream
+
+JobOf = Callable[[int], dict[str, Any]]
 
 
 def gradients(model: MimoModel) -> dict[str, Tensor]:
@@ -31,22 +34,35 @@ def train_on(model: MimoModel, batch: dict[str, Any], targets: int) -> float:
     return float(loss)
 
 
-def served(model: MimoModel, server: str, ranks: int) -> float:
+def lacking(ranks: int) -> dict[str, Any]:
+    """Five of its eight sequences have images: in a microbatch one of two ranks has a grey one in their place."""
+    job = mixed_job(ranks, {"steps": 1})
+    for dataset, weight in zip(job["stream"]["datasets"], ("0.65", "0.35"), strict=True):
+        dataset["weight"] = weight
+    return job
+
+
+def served(model: MimoModel, server: str, job_of: JobOf, ranks: int) -> float:
     """The loss of step 0, as Megatron's schedules read it on each rank."""
-    loss = 0.0
+    loss, lacks = 0.0, 0
     for rank in range(ranks):
-        with WholeRankStream(server, one_pass(ranks), rank=rank, world_size=ranks) as stream:
+        parallel_state.get_data_parallel_rank = lambda rank=rank: rank  # one process stands for all
+        parallel_state.get_data_parallel_world_size = lambda: ranks
+        with WholeRankStream(server, job_of(ranks), rank=rank, world_size=ranks) as stream:
             targets = next(iter(stream)).text_tokens
-            batches = MegatronBatches(stream, modality="images", encoder="vit", image_token=IMAGE, dense_mask=True)
+            batches = MegatronBatches(stream, TOKENS, "images", "vit", IMAGE, dense_mask=True)
             iterator = ServedIterator(stream, batches, num_microbatches=10)
-            loss += sum(train_on(model, next(iterator), targets) for _ in range(10))
+            read = [next(iterator) for _ in range(10)]
+            loss += sum(train_on(model, batch, targets) for batch in read)
+            lacks += sum(int(batch["input_ids"][0, -1]) == IMAGE for batch in read)
+    assert lacks == (job_of is lacking and ranks == 2)
     return loss
 
 
-def one_by_one(model: MimoModel, server: str) -> float:
+def one_by_one(model: MimoModel, server: str, job_of: JobOf) -> float:
     """The same of each sample alone, without packing, padding or adapter."""
     loss, pixels = 0.0, Qwen2VLInputs(IMAGE, 1).pixels
-    with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
+    with WholeRankStream(server, job_of(1), rank=0, world_size=1) as stream:
         step = next(iter(stream))
         for microbatch in step.microbatches:
             tensors = microbatch.tensors
@@ -80,12 +96,13 @@ def main(server: str) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     model = mimo(config())
-    expected, wanted = one_by_one(model, server), gradients(model)
-    for ranks in (1, 2):
-        assert abs(served(model, server, ranks) / expected - 1) < 1e-5
-        for name, found in gradients(model).items():
-            torch.testing.assert_close(found, wanted[name], rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-    assert all(float(g.abs().sum()) > 0 for g in wanted.values())
+    for job_of in (one_pass, lacking):
+        expected, wanted = one_by_one(model, server, job_of), gradients(model)
+        for ranks in (1, 2):
+            assert abs(served(model, server, job_of, ranks) / expected - 1) < 1e-5
+            for name, found in gradients(model).items():
+                torch.testing.assert_close(found, wanted[name], rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+        assert all(float(g.abs().sum()) > 0 for g in wanted.values())
     sys.stdout.write(f"loss {expected}\n")
 
 

@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from importlib import import_module, metadata
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Generic, Self, TypeVar
 
 import pytest
@@ -18,6 +19,8 @@ class Base:
 class GenericBase(Generic[T]):
     """One with a type parameter, and what Grain's have."""
 
+    _stats = SimpleNamespace(record_self_time=nullcontext)
+
     def __iter__(self) -> Self:
         return self
 
@@ -26,6 +29,16 @@ class GenericBase(Generic[T]):
 
     def close(self) -> None:
         self.closed = True
+
+
+def parallel_state(place: tuple[int, int] | None = None) -> SimpleNamespace:
+    """Megatron's: where it runs a process among its data-parallel ranks, if it was told."""
+    rank, ranks = place or (0, 1)
+    return SimpleNamespace(
+        model_parallel_is_initialized=lambda: place is not None,
+        get_data_parallel_rank=lambda: rank,
+        get_data_parallel_world_size=lambda: ranks,
+    )
 
 
 def adapter_over(

@@ -1,14 +1,15 @@
 """Grain's data sets over the stream: the example of the documentation, as it stands, with JAX in real processes."""
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
-from adapters.examples import ExampleRun, calm_and_killed, example
+from adapters.examples import ExampleRun, calm_and_killed, example, variables
 from adapters.stubs import GenericBase, adapter_over
-from adapters.whole_jobs import one_pass
+from adapters.whole_jobs import one_pass, pass_with_parity
 
 from trainclient.stream.errors import StateError
 
@@ -22,12 +23,20 @@ def test_killed_and_resumed_twice_once_with_another_number_of_processes(
     python = python_with("grain")
     script = example("ServedDataset(")
     calm, killed = calm_and_killed(
-        lambda folder: ExampleRun(script, server, None, folder, one_pass, python), tmp_path, [0, 3, 5]
+        lambda folder: ExampleRun(script, server, None, folder, pass_with_parity, python), tmp_path, [0, 3, 5]
     )
     with np.load(killed.out) as found, np.load(calm.out) as expected:
         assert str(found["state"]) == str(expected["state"])
         for name in ("text", "vision"):
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.long
+def test_among_grains_own_transformations(server: str, python_with: Callable[[str], Path]) -> None:
+    """Prefetched by threads; Grain tells what it waits for; sharing it out to processes is refused."""
+    line = [python_with("grain"), Path(__file__).with_name("grain_pipelines.py"), server]
+    found = subprocess.run(line, env=variables(), capture_output=True, text=True, check=False, timeout=200)
+    assert found.returncode == 0, found.stderr[-3000:]
 
 
 @pytest.fixture

@@ -5,14 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from adapters.examples import ExampleRun, calm_and_killed, example
 from adapters.test_whole_rank import read
-from adapters.whole_jobs import mixed_job, one_pass, tiny_model, whole_job
-from transformers import TrainingArguments
+from adapters.whole_jobs import mixed_job, pass_with_parity, tiny_model, whole_job
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainingArguments
 
 from trainclient.adapters.huggingface import ServedTrainer
+from trainclient.adapters.padded import PaddedShape
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
-from trainclient.adapters.whole_rank import WholeRankStream
+from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
 
 STEPS = 6
 
@@ -23,7 +27,8 @@ def run(server: str, model: Path, folder: Path) -> ExampleRun:
 
 def losses(run: ExampleRun) -> dict[int, float]:
     """Of all steps, as the last checkpoint has them; each is logged with what the rank waited."""
-    state = json.loads((run.out / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
+    last = max(run.out.glob("checkpoint-*"), key=lambda folder: int(folder.name.split("-")[1]))
+    state = json.loads((last / "trainer_state.json").read_text())
     logged = [entry for entry in state["log_history"] if "loss" in entry]
     assert all(0 <= entry["data_wait_s"] < 60 for entry in logged)
     return {entry["step"]: entry["loss"] for entry in logged}
@@ -66,9 +71,44 @@ def test_killed_and_resumed_twice_once_with_another_number_of_processes(
     """Every sample of a pass once, and the losses are those of a run that nobody disturbed."""
     script = example("ServedTrainer")
     calm, killed = calm_and_killed(
-        lambda folder: ExampleRun(script, server, model, folder, one_pass), tmp_path, [0, 2, 4]
+        lambda folder: ExampleRun(script, server, model, folder, pass_with_parity), tmp_path, [0, 2, 4]
     )
     assert losses(killed) == pytest.approx(losses(calm), rel=2e-3)
+
+
+class Rows(nn.Module):
+    """Takes padded rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = nn.Embedding(300, 8)
+
+    def forward(self, token_ids: Tensor, labels: Tensor, num_items_in_batch: Tensor, **_: Any) -> dict[str, Tensor]:
+        assert token_ids.shape[0] == 2
+        scores = self.text(token_ids) @ self.text.weight.T
+        return {"loss": cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum") / num_items_in_batch}
+
+
+class Mixed(ServedTrainer, Seq2SeqTrainer):
+    """With another of transformers' Trainers."""
+
+
+def test_padded_rows_in_another_trainer_that_it_mixes_with(server: str, tmp_path: Path) -> None:
+    job = whole_job(1, {"steps": 2}, packing={"enabled": False})
+    job["execution"] |= {"microbatch": 2, "modules": [{**m, "padded": True} for m in job["execution"]["modules"]]}
+    options = {"max_steps": 2, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "use_cpu": True}
+    with WholeRankStream(server, job, rank=0, world_size=1) as stream:
+        shape = PaddedShape.of(stream)
+
+        def inputs(microbatch: WholeMicrobatch, _: torch.device) -> dict[str, Tensor]:
+            batch = shape.around(microbatch).pad(microbatch)
+            return {name: torch.from_numpy(batch[name]).long() for name in ("token_ids", "labels")}
+
+        found = Mixed(Rows(), Seq2SeqTrainingArguments(str(tmp_path), **options), stream=stream, inputs=inputs)
+        found.train()
+    logged = [entry for entry in found.state.log_history if "loss" in entry]
+    assert [entry["step"] for entry in logged] == [1, 2]
+    assert all(0 < entry["loss"] < 20 and entry["data_wait_s"] >= 0 for entry in logged)
 
 
 def trainer(server: str, model: Path, folder: Path, ranks: int = 1, **arguments: Any) -> ServedTrainer:

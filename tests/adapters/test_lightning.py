@@ -9,7 +9,8 @@ import pytest
 import torch
 from adapters.examples import ExampleRun, calm_and_killed, example
 from adapters.stubs import Base, adapter_over
-from adapters.whole_jobs import one_pass, text_job, tiny_model, whole_job
+from adapters.whole_jobs import pass_with_parity, text_job, tiny_model, whole_job
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
 
@@ -25,6 +26,14 @@ def parameters(run: ExampleRun) -> dict[str, torch.Tensor]:
     return found
 
 
+def logged(run: ExampleRun, name: str) -> list[float]:
+    """What Lightning's logger wrote of each step."""
+    (folder,) = (run.folder / "lightning_logs").iterdir()
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [event.value for event in events.Scalars(name)]
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_killed_and_resumed_twice_once_with_another_number_of_processes(
@@ -34,9 +43,12 @@ def test_killed_and_resumed_twice_once_with_another_number_of_processes(
     python = python_with("lightning")
     script = example("ServedData(")
     calm, killed = calm_and_killed(
-        lambda folder: ExampleRun(script, server, model, folder, one_pass, python), tmp_path, [0, 2, 4]
+        lambda folder: ExampleRun(script, server, model, folder, pass_with_parity, python), tmp_path, [0, 2, 4]
     )
     torch.testing.assert_close(parameters(killed), parameters(calm), rtol=1e-4, atol=1e-5)
+    waited = logged(calm, "data_wait_s")
+    assert len(waited) == len(logged(calm, "loss")) == len(calm.trained())
+    assert all(seconds > 0 for seconds in waited)
 
 
 class Alone(Base):

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from adapters.examples import variables
-from adapters.stubs import adapter_over
-from adapters.whole_jobs import one_pass, text_job
+from adapters.stubs import adapter_over, parallel_state
+from adapters.whole_jobs import mixed_job, one_pass, text_job
 
-from trainclient.adapters.whole_rank import WholeRankStream
-from trainclient.stream.errors import StateError
+from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
+from trainclient.stream.errors import ClosedError, StateError
 
 
 @pytest.mark.slow
@@ -31,7 +31,10 @@ def test_loss_and_gradients_are_those_of_each_sample_alone(server: str) -> None:
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Over the names that it takes from megatron-core."""
-    contents = {"megatron.core.packed_seq_params": {"PackedSeqParams": SimpleNamespace}}
+    contents = {
+        "megatron.core": {"parallel_state": parallel_state()},
+        "megatron.core.packed_seq_params": {"PackedSeqParams": SimpleNamespace},
+    }
     return adapter_over(monkeypatch, "megatron", {"megatron-core": "0.16.1"}, contents)
 
 
@@ -45,7 +48,7 @@ class Read:
 
 def read(adapter: ModuleType, server: str, **options: Any) -> Read:
     with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
-        iterator = adapter.ServedIterator(stream, adapter.MegatronBatches(stream, **options), num_microbatches=10)
+        iterator = adapter.ServedIterator(stream, adapter.MegatronBatches(stream, 256, **options), num_microbatches=10)
         batches = [next(iterator) for _ in range(20)]
     with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
         steps = iter(stream)
@@ -96,9 +99,9 @@ def test_a_mask_keeps_samples_apart_where_attention_knows_no_packing(server: str
 
 def test_batches_of_an_llm(server: str, adapter: ModuleType) -> None:
     with WholeRankStream(server, text_job(), rank=0, world_size=1) as stream:
-        batch = next(adapter.ServedIterator(stream, adapter.MegatronBatches(stream), num_microbatches=20))
+        batch = next(adapter.ServedIterator(stream, adapter.MegatronBatches(stream, 256), num_microbatches=20))
         with pytest.raises(ValueError, match="encoder is None, and modality is images"):
-            adapter.MegatronBatches(stream, modality="images")
+            adapter.MegatronBatches(stream, 256, modality="images")
     ends = batch["cu_seqlens"]
     assert batch["tokens"].shape == (1, 256)
     assert ends.dtype == torch.int32
@@ -108,7 +111,7 @@ def test_batches_of_an_llm(server: str, adapter: ModuleType) -> None:
 
 def test_iterators_begin_behind_the_updates_of_a_checkpoint(server: str, adapter: ModuleType, tmp_path: Path) -> None:
     with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
-        batches = adapter.MegatronBatches(stream, modality="images")
+        batches = adapter.MegatronBatches(stream, 256, modality="images")
         every = adapter.ServedIterator(stream, batches, num_microbatches=10, save=tmp_path)
         expected = [next(every)["input_ids"] for _ in range(11)][-1]
         again = adapter.ServedIterator(stream, batches, num_microbatches=10, start_step=1, load=tmp_path)
@@ -121,12 +124,12 @@ def test_iterators_begin_behind_the_updates_of_a_checkpoint(server: str, adapter
 
 def test_updates_over_another_stream_are_refused(server: str, adapter: ModuleType, tmp_path: Path) -> None:
     with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
-        batches = adapter.MegatronBatches(stream, modality="images")
+        batches = adapter.MegatronBatches(stream, 256, modality="images")
         adapter.ServedIterator(stream, batches, num_microbatches=10, save=tmp_path / "ours")
     other = one_pass(1)
     other["stream"]["seed"] = 7
     with WholeRankStream(server, other, rank=0, world_size=1) as stream:
-        batches = adapter.MegatronBatches(stream, modality="images")
+        batches = adapter.MegatronBatches(stream, 256, modality="images")
         for load, error, says in (
             (tmp_path / "ours", StateError, r"differs in seed"),
             (tmp_path / "none", ValueError, r"none says nothing of the stream.*begin without their 3 updates"),
@@ -135,3 +138,48 @@ def test_updates_over_another_stream_are_refused(server: str, adapter: ModuleTyp
             with pytest.raises(error, match=says):
                 adapter.ServedIterator(stream, batches, num_microbatches=10, start_step=3, load=load, save=tmp_path)
         assert not (tmp_path / "data_state.json").exists(), "what it would have gone on to"
+
+
+def test_a_grey_image_takes_the_last_token_where_other_ranks_have_images(
+    server: str, adapter: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that sharded encoders run on all ranks; it has no target, and no other token sees it."""
+    monkeypatch.setattr(WholeMicrobatch, "lacks_images", property(lambda m: not len(m.rows)))
+    with WholeRankStream(server, mixed_job(1, {"steps": 2}), rank=0, world_size=1) as stream:
+        batches = adapter.MegatronBatches(stream, 256, modality="images", encoder="vit", image_token=290)
+        found = [batches(m) for step in stream for m in step.microbatches]
+    added = 0
+    for batch in found:
+        inputs, standing = batch["modality_inputs"]["images"]["vit"], batch["input_ids"] == 290
+        assert standing.sum() == (inputs["imgs_sizes"] // 14).prod(1).sum() // 4 == inputs["x"].shape[1] // 4
+        assert not batch["loss_mask"][standing].any()
+        assert not standing[0, -1] or inputs["imgs_sizes"].tolist() == [[28, 28]]
+        added += bool(standing[0, -1])
+    assert 0 < added < len(found)
+
+
+def test_what_megatron_was_told_that_the_job_contradicts(
+    server: str, adapter: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
+        with pytest.raises(ValueError, match=r"seq_length is 512.*1 sequences.*of 256 tokens.*set seq_length to 256"):
+            adapter.MegatronBatches(stream, 512, modality="images")
+        batches = adapter.MegatronBatches(stream, 256, modality="images")
+        iterator = adapter.ServedIterator(stream, batches, num_microbatches=10)
+        assert iterator, "Megatron asks whether there is one"
+        with pytest.raises(ValueError, match=r"one rank's already.*set dataloader_type to external"):
+            len(iterator)
+        monkeypatch.setattr(adapter, "parallel_state", parallel_state((1, 2)))
+        with pytest.raises(ValueError, match=r"as rank 1 of 2, and the stream is of rank 0 of 1: open it with rank=1"):
+            adapter.ServedIterator(stream, batches, num_microbatches=10)
+
+
+def test_a_stream_ends_with_its_iterator(server: str, adapter: ModuleType) -> None:
+    stream = WholeRankStream(server, one_pass(1), rank=0, world_size=1)
+    iterator = adapter.ServedIterator(
+        stream, adapter.MegatronBatches(stream, 256, modality="images"), num_microbatches=10
+    )
+    next(iterator)
+    iterator.close()
+    with pytest.raises(ClosedError):
+        next(iter(stream))

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from adapters.examples import variables
-from adapters.stubs import Base, adapter_over
+from adapters.stubs import Base, adapter_over, parallel_state
 from adapters.whole_jobs import one_pass
+
+from trainclient.stream.errors import ClosedError
 
 RELEASES = {"megatron-core": "0.19.2", "megatron-bridge": "0.6.2"}
 
@@ -26,13 +28,15 @@ def context(stage: int = 0, stages: int = 1, ranks: int = 1) -> SimpleNamespace:
 def state(step: int, folder: Path) -> SimpleNamespace:
     """Bridge's, as its callbacks see it."""
     checkpoint = SimpleNamespace(load=str(folder), save=str(folder))
-    return SimpleNamespace(train_state=SimpleNamespace(step=step), cfg=SimpleNamespace(checkpoint=checkpoint))
+    cfg = SimpleNamespace(checkpoint=checkpoint, model=SimpleNamespace(seq_length=256))
+    return SimpleNamespace(train_state=SimpleNamespace(step=step), cfg=cfg)
 
 
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Over the names that it takes from Megatron-Bridge and megatron-core."""
     contents = {
+        "megatron.core": {"parallel_state": parallel_state()},
         "megatron.core.packed_seq_params": {"PackedSeqParams": SimpleNamespace},
         "megatron.core.num_microbatches_calculator": {"get_num_microbatches": lambda: 10},
         "megatron.bridge.data.base": {"DatasetProvider": Base, "DatasetBuildContext": SimpleNamespace},
@@ -50,11 +54,14 @@ def test_runs_begin_behind_the_updates_of_their_checkpoint(server: str, adapter:
     found = []
     for step in (0, 1):
         served = provider(adapter, server, one_pass(1))
-        served.begins().on_data_init_start(SimpleNamespace(state=state(step, tmp_path)))
+        begins = served.begins()
+        begins.on_data_init_start(SimpleNamespace(state=state(step, tmp_path)))
         iterator, *others = served.build_datasets(context())
         assert others == [None, None]
         found.append([next(iterator)["input_ids"].tolist() for _ in range(11 - 10 * step)])
-        iterator._stream.close()
+        begins.on_train_end(SimpleNamespace())
+        with pytest.raises(ClosedError):
+            next(iterator)
         assert served.build_datasets(context(stage=1, stages=3))[0] is None, "between the first stage and the last"
     assert found[0][10] == found[1][0]
 

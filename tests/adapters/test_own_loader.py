@@ -3,17 +3,17 @@
 from collections import Counter
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
-from adapters.examples import example
+import torch
+from accelerate.data_loader import prepare_data_loader
+from adapters.examples import ExampleRun, calm_and_killed, example
 from adapters.whole_jobs import whole_job
 from torch.utils.data import DataLoader, Dataset
 
-from trainclient.adapters.own_loader import LoaderPlanner, PlannedBatches, SampleSizes
+from trainclient.adapters.own_loader import LoaderPlanner, PlannedBatches, PlannedSamples, SampleSizes
 from trainclient.stream.errors import StateError
 
 
@@ -51,7 +51,7 @@ def test_loaders_of_all_ranks_hold_every_sample_of_a_pass_once(count: int) -> No
     assert planners[0].plan(0).hash == planners[1].plan(0).hash, "every rank plans for itself"
     found, lengths = Counter[int](), set()
     for rank in range(4):
-        loader = DataLoader(Own(count), batch_sampler=PlannedBatches(planners[0], rank), collate_fn=list)
+        loader = DataLoader(Own(count), batch_sampler=PlannedBatches(planners[0], rank, 4), collate_fn=list)
         batches = list(loader)
         lengths.add(len(batches))
         found.update(chain.from_iterable(batches))
@@ -59,17 +59,63 @@ def test_loaders_of_all_ranks_hold_every_sample_of_a_pass_once(count: int) -> No
     assert len(lengths) == 1, "no rank runs dry alone"
 
 
-def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("job.yaml").write_text(yaml.safe_dump(own_job(2, {"passes": 1})))
-    draw = np.random.default_rng(0)
-    samples = [([number] * 9, [SimpleNamespace(size=(*draw.integers(28, 200, 2).tolist(),))]) for number in range(100)]
-    found = Counter[int]()
+def example_job(ranks: int) -> dict[str, Any]:
+    """A pass in 6 steps; in each microbatch all ranks have images or none has."""
+    job = own_job(ranks, {"passes": 1}, seq_len=128, global_batch=8)
+    job["execution"]["modality_parity"] = True
+    return job
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_killed_and_resumed_twice_once_with_another_number_of_processes(tmp_path: Path) -> None:
+    """The example of the documentation: every sample once, and the parameters of a run that nobody disturbed."""
+    script = example("SampleSizes.of")
+    calm, killed = calm_and_killed(
+        lambda folder: ExampleRun(script, None, None, folder, example_job), tmp_path, [0, 3, 5]
+    )
+    found, expected = (torch.load(run.out)["model"] for run in (killed, calm))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_sampler_has_the_same_samples_one_by_one() -> None:
+    """Without packing, a loader's own batches of constant size are those of the plan."""
+    planner = LoaderPlanner(scattered_sizes(300), own_job(2, {"steps": 4}, packing={"enabled": False}))
+    size = planner.job.spec.execution.microbatch
     for rank in range(2):
-        names: dict[str, Any] = {"samples": samples, "rank": rank, "start_step": 0, "collate": list}
-        exec(example("SampleSizes.of"), names)
-        found.update(ids[0] for batch in names["loader"] for ids, _ in batch)
-    assert found == Counter(range(100))
+        planned = list(PlannedBatches(planner, rank, 2))
+        assert list(DataLoader(Own(300), sampler=PlannedSamples(planner, rank, 2), collate_fn=list)) == [
+            [sample] for batch in planned for sample in batch
+        ]
+        assert {len(batch) for batch in planned} == {size}
+
+
+def test_ranks_that_lack_images_are_told() -> None:
+    """Without packing, where a wave has images on one rank alone."""
+    job = own_job(2, {"steps": 6}, packing={"enabled": False})
+    job["execution"]["modality_parity"] = True
+    sizes = scattered_sizes(300)
+    planner, images = LoaderPlanner(sizes, job), np.diff(sizes.image_offsets) > 0
+    told = 0
+    for step in range(planner.num_steps):
+        for number, held in enumerate(zip(*(planner.batches(step, rank) for rank in range(2)), strict=True)):
+            have = [bool(images[batch].any()) for batch in held]
+            lacks = [planner.lacks_images(step, rank, number) for rank in range(2)]
+            assert lacks == [any(have) and not own for own in have]
+            told += sum(lacks)
+    assert told
+
+
+@pytest.mark.parametrize(("kind", "dispatch"), [("batch_sampler", False), ("batch_sampler", True), ("sampler", False)])
+def test_loaders_that_would_be_shared_out_once_more(kind: str, dispatch: bool) -> None:
+    """As accelerate does with all that it prepares in several processes."""
+    planner = LoaderPlanner(scattered_sizes(100), own_job(2, {"steps": 1}))
+    samplers = {"batch_sampler": PlannedBatches(planner, 0, 2), "sampler": PlannedSamples(planner, 0, 2)}
+    loader = DataLoader(Own(100), **{kind: samplers[kind]})
+    assert len(next(iter(loader)))
+    options = {"num_processes": 2, "process_index": 0, "dispatch_batches": dispatch, "put_on_device": True}
+    with pytest.raises(ValueError, match="out to ranks once more: leave the loader out of accelerate's prepare"):
+        prepare_data_loader(loader, **options)
 
 
 def test_batches_are_balanced() -> None:
@@ -93,7 +139,7 @@ def test_a_state_goes_on_with_other_ranks_and_refuses_other_data() -> None:
     step = three.step_of(two.state_dict(4))
 
     def held(planner: LoaderPlanner, ranks: int, step: int) -> list[int]:
-        return sorted(s for rank in range(ranks) for b in PlannedBatches(planner, rank, step) for s in b)
+        return sorted(s for rank in range(ranks) for b in PlannedBatches(planner, rank, ranks, step) for s in b)
 
     assert held(two, 2, 4) == held(three, 3, step)
     with pytest.raises(StateError, match="stream_id"):
@@ -120,8 +166,10 @@ def test_sizes_that_contradict_themselves(sizes: tuple[list[int], ...], says: st
 
 def test_other_ranks_other_data_sets_and_samples_that_do_not_fit() -> None:
     sizes = scattered_sizes(100)
-    with pytest.raises(ValueError, match="rank 2 does not exist; dp of module llm is 2"):
-        PlannedBatches(LoaderPlanner(sizes, own_job(2, {"steps": 1})), 2)
+    planner = LoaderPlanner(sizes, own_job(2, {"steps": 1}))
+    for rank, ranks in ((2, 2), (0, 1), (1, 4)):
+        with pytest.raises(ValueError, match=f"rank {rank} of {ranks}, and module llm has dp 2: set its dp"):
+            PlannedBatches(planner, rank, ranks)
     with pytest.raises(ValueError, match="one entry, such as"):
         LoaderPlanner(sizes, whole_job(2, {"steps": 1}))
     many = SampleSizes.of([(5, [(300, 300)] * 40)])

@@ -77,3 +77,24 @@ def test_another_jobs_microbatches_are_refused(server: str) -> None:
         microbatches = [m for step in stream for m in step.microbatches]
     with pytest.raises(ValueError, match=r"patches, and batches of one shape have room for 4"):
         _ = [shape.pad(microbatch) for microbatch in microbatches]
+
+
+@pytest.mark.parametrize("microbatch", [1, 4])
+def test_batches_around_a_microbatch_are_padded_to_its_longest_sequence(server: str, microbatch: int) -> None:
+    """As padded modules are planned: sequences of similar length are put together."""
+    job = whole_job(1, {"passes": 1}, packing={"enabled": False})
+    for module in job["execution"]["modules"]:
+        module["padded"] = True
+    job["execution"]["microbatch"] = microbatch
+    shapes, padding, whole = set(), 0, 0
+    with WholeRankStream(server, job, rank=0, world_size=1) as stream:
+        shape = PaddedShape.of(stream)
+        for m in (m for step in stream for m in step.microbatches):
+            batch, lengths = shape.around(m).pad(m), np.diff(m.tensors["cu_sequences"])
+            assert batch["token_ids"].shape == (len(lengths), lengths.max())
+            assert (batch["sample_ids"] > 0).sum(1).tolist() == lengths.tolist()
+            assert len(batch.get("patches", ())) == len(m.tensors["patches"])
+            shapes.add(batch["token_ids"].shape)
+            padding, whole = padding + int((batch["sample_ids"] == 0).sum()), whole + batch["sample_ids"].size
+    assert len(shapes) > 3
+    assert padding == 0 if microbatch == 1 else 0 < padding / whole < 0.35

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from adapters.whole_jobs import mixed_job, tiny_model, whole_job
+from adapters.test_whole_rank import read
+from adapters.whole_jobs import mixed_job, pass_with_parity, tiny_model, whole_job
 from disttrain.v1.microbatch_pb2 import MicrobatchHeader
 from torch import Tensor
 from transformers import Qwen2VLForConditionalGeneration
@@ -69,6 +70,21 @@ def test_an_image_in_place_of_missing_ones_runs_the_encoder_and_changes_nothing(
     torch.testing.assert_close(others, others_too, rtol=1e-9, atol=1e-12)
     assert all(g is None for g in encoder)
     assert not any(g.any() for g in encoder_too)
+
+
+def test_a_microbatch_without_tokens_is_one_that_adds_nothing(
+    server: str, model: Qwen2VLForConditionalGeneration
+) -> None:
+    """As a rank has where parity takes a microbatch more."""
+    inputs = Qwen2VLInputs.of(model.config, Sizing(patch=14, merge=2, max_patches=64))
+    job = lambda ranks, _: pass_with_parity(ranks)  # noqa: E731
+    empty = [m for m in read(server, 2, {}, job_of=job) if not len(m.tensors["token_ids"])]
+    batch = inputs(empty[0], torch.device("cpu"))
+    model.zero_grad()
+    loss = model(**batch, num_items_in_batch=7).loss
+    loss.backward()
+    assert float(loss) == 0
+    assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
 
 
 def _alone(

@@ -70,6 +70,20 @@ def test_batches_are_the_microbatches_and_padding(server: str, adapter: ModuleTy
     assert padded
 
 
+def test_rows_of_a_padded_job_hold_a_sequence_each(server: str, adapter: ModuleType) -> None:
+    job = whole_job(1, {"steps": 1}, packing={"enabled": False})
+    job["execution"]["microbatch"] = 4
+    for module in job["execution"]["modules"]:
+        module["padded"] = True
+    served = loader(adapter, server, job, most=2, local_batch_size=4)
+    batches = list(served)
+    served.close()
+    assert len(batches) == 2
+    for inputs, labels in batches:
+        assert inputs["input"].shape == labels.shape == (4, 256)
+        assert (inputs["positions"][:, :2] == torch.tensor([0, 1])).all(), "each row begins with a sample"
+
+
 class LaterLoader(Base):
     """The same since it moved to `components/data/loader.py`: nothing to configure, and an end."""
 

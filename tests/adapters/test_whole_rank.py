@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
 from adapters.conftest import BROKEN
 from adapters.whole_jobs import mixed_job, whole_job
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
 from trainclient.stream.errors import StateError
@@ -129,11 +130,19 @@ def test_a_loop_that_leaves_microbatches_out(server: str, read: int) -> None:
             list(steps)
 
 
-@pytest.mark.parametrize("prepare", [lambda loader: loader, lambda loader: Accelerator().prepare(loader)])
-def test_a_data_loader_around_the_stream(server: str, prepare: Callable[[Any], Any]) -> None:
-    """Which accelerate would shard once more."""
+LOADERS: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda stream: DataLoader(stream, batch_size=None),
+    "accelerate": lambda stream: Accelerator().prepare(DataLoader(stream, batch_size=None)),
+    "two processes": lambda stream: prepare_data_loader(DataLoader(stream), num_processes=2, process_index=0),
+    "Lightning": lambda stream: DataLoader(stream, sampler=DistributedSampler(stream, 2, 0)),
+}
+
+
+@pytest.mark.parametrize("loader_of", LOADERS.values(), ids=LOADERS)
+def test_a_data_loader_around_the_stream(server: str, loader_of: Callable[[Any], Any]) -> None:
+    """Which frameworks would shard once more."""
     with WholeRankStream(server, whole_job(1, {"steps": 3}), rank=0, world_size=1) as stream:
-        loader = prepare(DataLoader(stream, batch_size=None))
+        loader = loader_of(stream)
         with pytest.raises(ValueError, match=r"asked for by its number.*without a DataLoader.*without accelerate's"):
             next(iter(loader))
 

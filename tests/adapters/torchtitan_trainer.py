@@ -41,8 +41,8 @@ def attend(
 
 
 FlexAttention.forward = attend
-UPDATES, MICROBATCHES, WORDS = 6, 10, 290
-"""Of a pass, of a step on each rank, and tokens before the special ones."""
+UPDATES, MICROBATCHES, WORDS = 7, 10, 290
+"""Of `pass_with_parity`, of a step on each rank, and tokens before the special ones."""
 
 
 class TextTrainer(Trainer):
@@ -112,8 +112,12 @@ def main(servers: str, job: str, out: Path) -> None:
     for module in trainer.model_parts[0].modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo can only sum
+    metrics, reported = trainer.metrics_processor, list[dict[str, Any]]()
+    metrics.logger = SimpleNamespace(log=lambda found, _: reported.append(found), close=lambda: None)
     try:
         trainer.train()
+        assert reported
+        assert all(found["time_metrics/data_loading(s)"] > 0 for found in reported), "what ranks wait for data"
         assert trainer.step == UPDATES, "of a pass"
         assert trainer.images
         whole = {name: p.full_tensor().detach() for name, p in trainer.model_parts[0].named_parameters()}

@@ -35,6 +35,16 @@ def one_pass(ranks: int) -> dict[str, Any]:
     return job
 
 
+def pass_with_parity(ranks: int) -> dict[str, Any]:
+    """A pass in 7 steps of up to 9 microbatches on one rank; in each of them all ranks have images or none has."""
+    weights = {"pairs": "0.3", "docs": "0.15", "texts": "0.55"}
+    mixture = [{"name": name, "weight": weight} for name, weight in weights.items()]
+    job = whole_job(ranks, {"passes": 1}, datasets=mixture)
+    job["execution"]["modules"][0]["memory"] = {"room_bytes": 300, "unit_bytes": 1}
+    job["execution"]["modality_parity"] = True
+    return job
+
+
 def text_job(seed: int = 0) -> dict[str, Any]:
     """Texts alone, for one rank without an encoder."""
     return {

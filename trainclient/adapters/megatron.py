@@ -1,6 +1,6 @@
 """Megatron-LM's and Megatron-Bridge's external data iterators (`dataloader_type="external"`) over the stream.
 
-    batches = MegatronBatches(stream, modality="images", encoder="vit", image_token=290)
+    batches = MegatronBatches(stream, args.seq_length, modality="images", encoder="vit", image_token=290)
     iterator = ServedIterator(
         stream, batches, num_microbatches=get_num_microbatches(), start_step=args.iteration, load=folder, save=folder
     )
@@ -18,16 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from torch.utils.data import default_convert
 
 from trainclient.adapters.padded import PaddedShape
 from trainclient.adapters.qwen2_vl import MEAN, STD, Qwen2VLInputs
 from trainclient.adapters.state_file import read_state, write_state
 from trainclient.adapters.versions import require
 from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
+from trainclient.stream.microbatch import Array
 
 require("megatron-core", "0.16", "0.20")
+from megatron.core import parallel_state  # noqa: E402
 from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 
 Batch = dict[str, Any]
@@ -44,6 +45,8 @@ class MegatronBatches:
     """
 
     stream: WholeRankStream
+    seq_length: int
+    """Megatron's, whose micro_batch_size is 1: L."""
     modality: str | None = None
     """Name of the modality's submodules."""
     encoder: str = "encoder"
@@ -63,57 +66,70 @@ class MegatronBatches:
                 f"the job's encoder is {self.stream.encoder and self.stream.encoder.name}, and modality is "
                 f"{self.modality}: name the modality of a MimoModel where the job has an encoder, and none elsewhere"
             )
-        object.__setattr__(self, "shape", PaddedShape.of(self.stream))
+        shape = PaddedShape.of(self.stream)
+        if self.seq_length != shape.sequences * shape.tokens:
+            raise ValueError(
+                f"Megatron's seq_length is {self.seq_length}, and the job's microbatches have {shape.sequences} "
+                f"sequences (execution.microbatch) of {shape.tokens} tokens (stream.seq_len), one behind the other: "
+                f"set seq_length to {shape.sequences * shape.tokens} and micro_batch_size to 1, or change the job"
+            )
+        object.__setattr__(self, "shape", shape)
 
     def __call__(self, microbatch: WholeMicrobatch) -> Batch:
-        """The batch of a microbatch; without images it has no modality_inputs."""
+        """The batch of a microbatch; without images it has no modality_inputs.
+
+        Where other ranks have images and this one has none (`WholeMicrobatch.lacks_images`), a grey one takes the last
+        token, which no other sees and which has no target.
+        """
         tensors = microbatch.tensors
         ids = tensors["token_ids"].copy()
         ids[tensors["embedding_slots"]] = self.image_token
         found = self._tokens(ids, tensors["position_ids"], tensors["labels"], tensors["cu_lengths"])
-        if len(microbatch.rows):
-            patch = round((self.shape.patch_bytes // 3) ** 0.5)
-            pixels = Qwen2VLInputs(0, 1, self.image_mean, self.image_std).pixels
-            inputs = {
-                "x": pixels(torch.from_numpy(tensors["patches"]))[None],
-                "imgs_sizes": torch.from_numpy((tensors["grid"] * patch).astype(np.int32)),
-                "packed_seq_params": PackedSeqParams(qkv_format="thd", **_packing(tensors["cu_patches"])),
-            }
-            found["modality_inputs"] = {self.modality: {self.encoder: inputs}}
-        return found
+        patches, grid = microbatch.pictures
+        if not len(grid):
+            return _on_torch(found)
+        if microbatch.lacks_images:
+            found["input_ids"][0, -1] = self.image_token
+        patch = round((self.shape.patch_bytes // 3) ** 0.5)
+        packing = _packing(np.append(0, grid.prod(1).cumsum()))
+        inputs = _on_torch({"x": patches, "imgs_sizes": (grid * patch).astype(np.int32), "packing": packing})
+        inputs["x"] = Qwen2VLInputs(0, 1, self.image_mean, self.image_std).pixels(inputs["x"])[None]
+        inputs["packed_seq_params"] = PackedSeqParams(qkv_format="thd", **inputs.pop("packing"))
+        return {**_on_torch(found), "modality_inputs": {self.modality: {self.encoder: inputs}}}
 
     def padding(self) -> Batch:
         """A batch without targets."""
         none = np.zeros(0, np.int64)
-        return self._tokens(none, none, none, np.zeros(1, np.int32))
+        return _on_torch(self._tokens(none, none, none, np.zeros(1, np.int64)))
 
-    def _tokens(self, ids: Any, places: Any, labels: Any, cu_lengths: Any) -> Batch:
-        length, slots = self.shape.sequences * self.shape.tokens, np.arange(len(ids))
-        if len(ids) > length:
-            raise ValueError(f"a microbatch has {len(ids)} tokens, and batches have room for {length}")
+    def _tokens(self, ids: Array, places: Array, labels: Array, cu_lengths: Array) -> Batch:
+        """All but images, as arrays."""
+        length = self.shape.sequences * self.shape.tokens
+        self.shape.require_room("tokens", len(ids), length)
 
-        def padded(values: Any, padding: int = 0) -> Tensor:
-            rows = self.shape.rows(values, slots, padding).reshape(1, length)
-            return torch.from_numpy(rows.astype(np.int64))
+        def padded(values: Array, padding: int = 0) -> Array:
+            found = np.full((1, length), padding, np.int64)
+            found[0, : len(values)] = values
+            return found
 
         targets = padded(labels, IGNORED_LABEL)
         learned = targets != IGNORED_LABEL
         found: Batch = {
             "tokens" if self.modality is None else "input_ids": padded(ids),
-            "labels": targets.where(learned, 0),
-            "loss_mask": learned.float(),
+            "labels": np.where(learned, targets, 0),
+            "loss_mask": learned.astype(np.float32),
             "position_ids": padded(places),
             "attention_mask": None,
         }
         ends = np.append(cu_lengths, length) if len(ids) < length else cu_lengths  # padding is a sample of its own
         if self.dense_mask:
-            sample = torch.from_numpy(np.repeat(np.arange(len(ends) - 1), np.diff(ends)))
-            found["attention_mask"] = ~(sample[:, None] == sample).tril()[None, None]
+            sample = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+            found["attention_mask"] = ~np.tril(sample[:, None] == sample)[None, None]
         elif self.modality is None:
             packing = _packing(ends)
             found["cu_seqlens"] = packing["cu_seqlens_q"][None]
-            found["cu_seqlens_argmin"] = torch.tensor([len(ends)], dtype=torch.int32)
-            found["max_seqlen"] = torch.tensor([packing["max_seqlen_q"]], dtype=torch.int32)
+            found["cu_seqlens_argmin"] = np.array([len(ends)], np.int32)
+            found["max_seqlen"] = np.array([packing["max_seqlen_q"]], np.int32)
         else:
             found["packing_kwargs"] = _packing(ends)
         return found
@@ -144,8 +160,10 @@ class ServedIterator:
 
         Raises:
             StateError: the checkpoint has seen another stream, or the job has no such step.
-            ValueError: nothing says of which stream these updates were.
+            ValueError: nothing says of which stream these updates were, or the stream is another data-parallel rank's.
         """
+        if parallel_state.model_parallel_is_initialized():
+            stream.require_place(parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
         self._stream, self._batches, self._most = stream, batches, num_microbatches
         state = _state_behind(start_step, load) if start_step else stream.state_dict()
         stream.load_state_dict({**state, "step": start_step})
@@ -159,6 +177,20 @@ class ServedIterator:
     def __next__(self) -> Batch:
         """The next batch; StopIteration behind the job's end, ValueError where a step has more microbatches."""
         return next(self._found)
+
+    def __len__(self) -> int:
+        """Asked for by Megatron's own samplers, which would share out to ranks what is one rank's; ValueError."""
+        raise ValueError(
+            "Megatron would put a sampler and a DataLoader around the stream, which is one rank's already and reads "
+            "ahead by itself: set dataloader_type to external"
+        )
+
+    def __bool__(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """End the stream, for who goes on with something else; otherwise it ends with the iterator."""
+        self._stream.close()
 
     def for_chunks(self, chunks: int) -> list[Iterator[Batch]]:
         """One iterator for each model chunk of a virtual pipeline, all with the same batches; in place of this one."""
@@ -187,9 +219,14 @@ def _state_behind(updates: int, load: str | Path | None) -> dict[str, Any]:
     return read_state(Path(load), f"load checkpoints that it wrote, or begin without their {updates} updates")
 
 
-def _packing(ends: Any) -> dict[str, Any]:
+def _packing(ends: Array) -> dict[str, Any]:
     """Arguments of PackedSeqParams for samples that end there."""
-    cu_seqlens = torch.from_numpy(np.ascontiguousarray(ends, np.int32))
     longest = int(np.diff(ends).max(initial=0))
     each = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
-    return {**dict.fromkeys(each, cu_seqlens), "max_seqlen_q": longest, "max_seqlen_kv": longest}
+    return {**dict.fromkeys(each, ends.astype(np.int32)), "max_seqlen_q": longest, "max_seqlen_kv": longest}
+
+
+def _on_torch(found: Batch) -> Batch:
+    """With tensors in place of arrays."""
+    converted: Batch = default_convert(found)  # type: ignore[no-untyped-call]
+    return converted

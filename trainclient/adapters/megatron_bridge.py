@@ -23,7 +23,9 @@ from trainclient.adapters.whole_rank import WholeRankStream  # noqa: E402
 
 if TYPE_CHECKING:
     from megatron.bridge.training.callbacks import CallbackContext
+    from megatron.bridge.training.config import ConfigContainer
     from megatron.bridge.training.state import GlobalState
+    from torch.distributed import ProcessGroup
 
 
 @dataclass(kw_only=True)
@@ -42,7 +44,8 @@ class ServedProvider(DatasetProvider):
     dataloader_type: Literal["external"] = "external"
 
     def __post_init__(self) -> None:
-        self._state: GlobalState | None = None  # no field: configurations are saved
+        self._state: GlobalState | None = None  # no fields: configurations are saved
+        self._iterator: ServedIterator | None = None
 
     def begins(self) -> Callback:
         """What Bridge has to be given as a callback."""
@@ -61,18 +64,28 @@ class ServedProvider(DatasetProvider):
                 "nothing says which update the run begins with: give Megatron-Bridge's pretrain callbacks="
                 "[cfg.dataset.begins()]"
             )
-        groups, checkpoints = context.pg_collection, self._state.cfg.checkpoint
+        groups, cfg = context.pg_collection, self._state.cfg
         if groups.pp.rank() not in (0, groups.pp.size() - 1):
             return None, None, None
-        place = {"rank": groups.dp.rank(), "world_size": groups.dp.size()}
+        return self.opened(groups.dp, cfg, cfg.model.seq_length, self._state.train_state.step), None, None
+
+    def opened(self, ranks: "ProcessGroup", cfg: "ConfigContainer", seq_length: int, updates: int) -> ServedIterator:
+        """The iterator of a data-parallel rank, behind so many updates; see `build_datasets`."""
         with ExitStack() as failing:
-            stream = failing.enter_context(WholeRankStream(self.servers, self.job, **place))
-            batches = MegatronBatches(stream, self.modality, self.encoder, self.image_token, self.dense_mask)
-            folders = {"load": checkpoints.load, "save": checkpoints.save}
-            done, count = self._state.train_state.step, get_num_microbatches()
-            iterator = ServedIterator(stream, batches, num_microbatches=count, start_step=done, **folders)
+            stream = failing.enter_context(
+                WholeRankStream(self.servers, self.job, rank=ranks.rank(), world_size=ranks.size())
+            )
+            names = self.modality, self.encoder, self.image_token, self.dense_mask
+            batches, count = MegatronBatches(stream, seq_length, *names), get_num_microbatches()
+            folders = {"load": cfg.checkpoint.load, "save": cfg.checkpoint.save}
+            self._iterator = ServedIterator(stream, batches, num_microbatches=count, start_step=updates, **folders)
             failing.pop_all()  # the stream is the iterator's now
-        return iterator, None, None
+        return self._iterator
+
+    def close(self) -> None:
+        """End the stream, if it was opened; done behind the training."""
+        if self._iterator is not None:
+            self._iterator.close()
 
 
 class _Begins(Callback):
@@ -82,3 +95,7 @@ class _Begins(Callback):
     def on_data_init_start(self, context: "CallbackContext") -> None:
         """Called when the checkpoint has been read, before data are opened."""
         self._provider._state = context.state
+
+    def on_train_end(self, context: "CallbackContext") -> None:  # noqa: ARG002
+        """Called behind the last update."""
+        self._provider.close()

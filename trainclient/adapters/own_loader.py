@@ -2,7 +2,7 @@
 
     sizes = SampleSizes.of((len(ids), [image.size for image in images]) for ids, images in dataset)
     planner = LoaderPlanner(sizes, "job.yaml")
-    loader = DataLoader(dataset, batch_sampler=PlannedBatches(planner, rank), collate_fn=...)
+    loader = DataLoader(dataset, batch_sampler=PlannedBatches(planner, rank, world_size), collate_fn=...)
 
 There is no server: every rank plans for itself, all to the same plans. Needs numba (`disttrain[server]`).
 """
@@ -24,12 +24,17 @@ from dataserver.planning.plan import StepPlan
 from dataserver.planning.plan_limits import check_contents, limits_of
 from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import I64, ROW_BITS, ShardTable
+from dataserver.planning.views import view_plan
 from trainclient.stream.errors import StateError
 from trainclient.stream.jobs import JobSource, load_job_data
 
 SHARD_SAMPLES: Final = 1 << 16
 """Samples that are shuffled as one: `stream.shuffle_window` times as many are mixed."""
 STATE_VERSION: Final = 1
+SHARED_OUT: Final = (
+    "the loader's samples are planned for this rank alone, and would be shared out to ranks once more: leave the "
+    "loader out of accelerate's prepare()"
+)
 _TOKENIZER: Final = {
     "name": "own", "digest": hashlib.sha256(b"").hexdigest(), "vocab_size": 6,
     **{token: number for number, token in enumerate(SPECIAL_TOKENS)},
@@ -141,6 +146,13 @@ class LoaderPlanner:
             found.append(((number >> ROW_BITS) * SHARD_SAMPLES + (number & ((1 << ROW_BITS) - 1))).tolist())
         return found
 
+    def lacks_images(self, step: int, rank: int, microbatch: int) -> bool:
+        """Whether other ranks have images in this microbatch and this one has none, in a job with modality parity whose
+        step left no other way. A sharded encoder then must run on something here as well."""
+        spec = self.job.spec
+        view = view_plan(spec, self.plan(step), spec.execution.backbone.name, rank, microbatch)
+        return view.images_on_some_ranks and not any(len(routing.rows) for routing in view.routings)
+
     def state_dict(self, step: int) -> dict[str, Any]:
         """What a checkpoint needs to begin with a step, the same on every rank."""
         return {"version": STATE_VERSION, "stream_id": self.job.stream_id, "step": step}
@@ -175,17 +187,17 @@ class LoaderPlanner:
 class PlannedBatches:
     """Batch sampler of one rank: the positions in the data set of one microbatch after the other."""
 
-    def __init__(self, planner: LoaderPlanner, rank: int, start_step: int = 0) -> None:
-        """Sample for a backbone rank.
+    def __init__(self, planner: LoaderPlanner, rank: int, world_size: int, start_step: int = 0) -> None:
+        """Sample for a backbone rank, one of so many that train.
 
         Raises:
-            ValueError: the job has no such rank.
+            ValueError: the job has other ranks.
         """
         backbone = planner.job.spec.execution.backbone
-        if not 0 <= rank < backbone.dp:
+        if backbone.dp != world_size or not 0 <= rank < world_size:
             raise ValueError(
-                f"rank {rank} does not exist; dp of module {backbone.name} is {backbone.dp}: set it to the "
-                "number of processes that train"
+                f"this is rank {rank} of {world_size}, and module {backbone.name} has dp {backbone.dp}: set its dp to "
+                "the number of processes that train (states of another dp go on all the same)"
             )
         self.planner = planner
         self.rank = rank
@@ -195,6 +207,32 @@ class PlannedBatches:
         """From `start_step` to the end of the job. A loader may ask ahead of what it hands out."""
         for step in range(self.start_step, self.planner.num_steps):
             yield from self.planner.batches(step, self.rank)
+
+    @property
+    def sampler(self) -> Any:
+        """Asked for by accelerate's prepare(), which would share batches out once more; refused with ValueError."""
+        raise ValueError(SHARED_OUT)
+
+
+class PlannedSamples:
+    """Sampler of one rank, for loaders that make batches themselves: the same positions, one after the other.
+
+    Batches of constant size are the plan's in a job without packing (`stream.packing.enabled: false`), if the loader's
+    batch_size is `execution.microbatch`.
+    """
+
+    def __init__(self, planner: LoaderPlanner, rank: int, world_size: int, start_step: int = 0) -> None:
+        """See `PlannedBatches`."""
+        self.batches = PlannedBatches(planner, rank, world_size, start_step)
+
+    def __iter__(self) -> Iterator[int]:
+        """From `start_step` to the end of the job."""
+        return chain.from_iterable(self.batches)
+
+    @property
+    def generator(self) -> Any:
+        """Asked for by accelerate's prepare(), as `PlannedBatches.sampler`; refused with ValueError."""
+        raise ValueError(SHARED_OUT)
 
 
 def _filled(data: Job | dict[str, Any], sizes: SampleSizes) -> Job:

@@ -4,7 +4,7 @@ numpy alone. How large they are follows from the job: `execution.microbatch` row
 many patches as these tokens can stand for, or fewer where the encoder's `memory` says so, which no plan exceeds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -36,15 +36,21 @@ class PaddedShape:
             patches = min(patches, encoder.memory.units // block * block)
         return cls(sequences, tokens, patches, sizing.patch**2 * 3, sizing.merge)
 
+    def around(self, microbatch: WholeMicrobatch) -> Self:
+        """That of one microbatch alone, as modules that are `padded` are planned: no more rows and patches than it has,
+        and rows as long as the longest of its sequences."""
+        lengths, patches = np.diff(microbatch.tensors["cu_sequences"]), len(microbatch.pictures[0])
+        return replace(self, sequences=len(lengths), tokens=int(lengths.max(initial=0)), patches=patches)
+
     def pad(self, microbatch: WholeMicrobatch) -> dict[str, Array]:
         """The tensors of a microbatch, each of the same shape every time. With M sequences of S tokens and P patches:
 
         - token_ids, labels (-100 is ignored), position_ids, int32 [M, S], and sample_ids, which count from 1 and are 0
           where there is padding: no attention between different ones;
         - text_tokens, int64 []: the denominator of the step's loss; step, int64 []; last_of_step, bool [];
-        - with an encoder patches, uint8 [P, patch_bytes], patch_positions, int32 [P, 2]: row and column; image_ids,
-          int32 [P], as sample_ids; and embedding_slots, int32 [P / merge^2]: which of the M * S tokens each block of
-          patches replaces, M * S for padding.
+        - with room for patches: patches, uint8 [P, patch_bytes], patch_positions, int32 [P, 2]: row and column;
+          image_ids, int32 [P], as sample_ids; and embedding_slots, int32 [P / merge^2]: which of the M * S tokens each
+          block of patches replaces, M * S for padding.
 
         Raises:
             ValueError: it has more than there is room for.
@@ -65,8 +71,8 @@ class PaddedShape:
     def slots(self, microbatch: WholeMicrobatch) -> Array:
         """Place of each token of a microbatch among the M * S of its rows, int64 [T]; ValueError if there is none."""
         lengths = np.diff(microbatch.tensors["cu_sequences"])
-        self._require_room("sequences", len(lengths), self.sequences)
-        self._require_room("tokens in a sequence", int(lengths.max(initial=0)), self.tokens)
+        self.require_room("sequences", len(lengths), self.sequences)
+        self.require_room("tokens in a sequence", int(lengths.max(initial=0)), self.tokens)
         return np.concatenate([np.arange(n) + row * self.tokens for row, n in enumerate(lengths.tolist())])
 
     def rows(self, values: Array, slots: Array, padding: int = 0) -> Array:
@@ -77,7 +83,7 @@ class PaddedShape:
 
     def _images(self, tensors: dict[str, Array], slots: Array) -> dict[str, Array]:
         grid, count, block = tensors["grid"], len(tensors["patches"]), self.merge**2
-        self._require_room("patches", count, self.patches)
+        self.require_room("patches", count, self.patches)
         found: dict[str, Array] = {
             "patches": np.zeros((self.patches, self.patch_bytes), np.uint8),
             "patch_positions": np.zeros((self.patches, 2), np.int32),
@@ -90,7 +96,9 @@ class PaddedShape:
         found["embedding_slots"][: count // block] = slots[tensors["embedding_slots"]]
         return found
 
-    def _require_room(self, what: str, found: int, room: int) -> None:
+    @staticmethod
+    def require_room(what: str, found: int, room: int) -> None:
+        """Raise ValueError if there is more of something than there is room for."""
         if found > room:
             raise ValueError(
                 f"a microbatch has {found} {what}, and batches of one shape have room for {room}: read it with the job "

@@ -10,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from dataserver.planning.jobspec import Sizing
 from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch
@@ -54,31 +53,28 @@ class Qwen2VLInputs:
         `use_cache` is False: with a cache, even an empty one, transformers lets packed samples see each other.
 
         Where other ranks have images and this one has none (`WholeMicrobatch.lacks_images`), a grey one of a single
-        token follows as a sample of its own, without a label: it adds nothing to loss and gradients.
+        token follows as a sample of its own, without a label: it adds nothing to loss and gradients. Nor does the token
+        that stands in a microbatch without any, where other ranks have sequences: these models take no empty one.
         """
         tensors = microbatch.tensors
         ids, labels = tensors["token_ids"].astype(np.int64), np.full(len(tensors["labels"]), IGNORED_LABEL, np.int64)
         ids[tensors["embedding_slots"]] = self.image_token
         labels[1:] = tensors["labels"][:-1]  # these models shift labels themselves
-        arrays = {"input_ids": ids[None], "labels": labels[None], "position_ids": positions(microbatch)[:, None]}
+        places = positions(microbatch)[:, None]
+        arrays: dict[str, Array] = {"input_ids": ids[None], "labels": labels[None], "position_ids": places}
+        if microbatch.lacks_images or not len(tensors["token_ids"]):
+            token = self.image_token if microbatch.lacks_images else 0
+            for name, value in {"input_ids": token, "labels": IGNORED_LABEL, "position_ids": 0}.items():
+                behind = np.full((*arrays[name].shape[:-1], 1), value)
+                arrays[name] = np.concatenate([arrays[name], behind], -1)
+        patches, grid = microbatch.pictures
+        if len(grid):
+            arrays["image_grid_thw"] = frames_and(grid)
+            arrays["pixel_values"] = patches
         found: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-        found["use_cache"] = False
-        if microbatch.lacks_images:
-            return self._with_an_image(found, microbatch.merge, tensors["patches"].shape[1])
-        if len(microbatch.rows):
-            grid = torch.from_numpy(tensors["grid"].astype(np.int64))
-            found["image_grid_thw"] = torch.cat([torch.ones(len(grid), 1, dtype=torch.int64), grid], 1).to(device)
-            found["pixel_values"] = self.pixels(torch.from_numpy(tensors["patches"]).to(device))
-        return found
-
-    def _with_an_image(self, found: dict[str, Any], merge: int, values: int) -> dict[str, Any]:
-        """The arguments of a microbatch without images, and the smallest image."""
-        device = found["input_ids"].device
-        for name, value in {"input_ids": self.image_token, "labels": IGNORED_LABEL, "position_ids": 0}.items():
-            found[name] = pad(found[name], (0, 1), value=value)
-        grid = torch.tensor([[1, merge, merge]], device=device)
-        grey = torch.full((merge**2, values), 128, dtype=torch.uint8, device=device)
-        return {**found, "image_grid_thw": grid, "pixel_values": self.pixels(grey)}
+        if len(grid):
+            found["pixel_values"] = self.pixels(found["pixel_values"])
+        return {**found, "use_cache": False}
 
     def pixels(self, patches: Tensor) -> Tensor:
         """Float32 [P, channels * frames * patch * patch] of patches of the stream, uint8 [P, patch * patch * 3]."""
@@ -87,6 +83,11 @@ class Qwen2VLInputs:
         found = torch.empty(count, channels, self.frames, patches.shape[1] // channels, device=device)
         found[:] = patches.view(count, -1, channels).transpose(1, 2)[:, :, None]
         return found.sub_(mean).div_(std).flatten(1)  # in place, since some trainers have this done by their CPUs
+
+
+def frames_and(grid: Array) -> Array:
+    """Frames, rows and columns of still images, int64 [I, 3], of their rows and columns."""
+    return np.pad(grid, ((0, 0), (1, 0)), constant_values=1)
 
 
 def positions(microbatch: WholeMicrobatch) -> Array:

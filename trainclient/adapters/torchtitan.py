@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import default_convert
 
 from trainclient.adapters.padded import PaddedShape
-from trainclient.adapters.qwen2_vl import MEAN, STD, Qwen2VLInputs, positions
+from trainclient.adapters.qwen2_vl import MEAN, STD, Qwen2VLInputs, frames_and, positions
 from trainclient.adapters.versions import require
 from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
+from trainclient.stream.microbatch import Array
 
 require("torchtitan", "0.3", "0.5")
 try:
@@ -119,41 +121,34 @@ class ServedDataLoader(BaseDataLoader):
         ids = tensors["token_ids"].copy()
         ids[tensors["embedding_slots"]] = self._special.get("image_id", 0)
         found, labels = self._tokens(ids, tensors["position_ids"], tensors["labels"], slots)
-        if microbatch.lacks_images:
-            self._add_image(found)
-        elif len(microbatch.rows):
-            grid = torch.from_numpy(tensors["grid"].astype(np.int64))
-            found["grid_thw"] = torch.cat([torch.ones(len(grid), 1, dtype=torch.int64), grid], 1)
-            each = self._pixels(torch.from_numpy(tensors["patches"])).split(grid.prod(1).tolist())  # type: ignore[no-untyped-call]
-            found["pixel_values"] = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)
-        if self._config.mrope and found.get("grid_thw") is not None:
-            found["mrope_positions"] = self._shaped(positions(microbatch)[1:].T, slots)
-        return found, labels
-
-    def _add_image(self, found: dict[str, Any]) -> None:
-        """Put the smallest image last, for a sharded encoder that other ranks run here.
-
-        That is padding, or the end of a sample, which no other token sees and which has no label.
-        """
-        merge, grey = self._shape.merge, np.full((self._shape.merge**2, self._shape.patch_bytes), 128, np.uint8)
-        found["input"].view(-1)[-1] = self._special["image_id"]
-        found["grid_thw"] = torch.tensor([[1, merge, merge]])
-        found["pixel_values"] = self._pixels(torch.from_numpy(grey))[None]
+        if microbatch.lacks_images:  # at the end of padding or of a sample: no other token sees it, and it has no label
+            found["input"].reshape(-1)[-1] = self._special["image_id"]
+        patches, grid = microbatch.pictures
+        if len(grid):
+            found["grid_thw"] = frames_and(grid)
+            if self._config.mrope:
+                found["mrope_positions"] = self._shaped(positions(microbatch)[1:].T, slots)
+        inputs = default_convert(found)  # type: ignore[no-untyped-call]
+        if len(grid):
+            each = self._pixels(torch.from_numpy(patches)).split(grid.prod(1).tolist())  # type: ignore[no-untyped-call]
+            inputs["pixel_values"] = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)
+        return inputs, torch.from_numpy(labels)
 
     def _padding(self) -> Batch:
         none = np.zeros(0, np.int64)
-        return self._tokens(none, none, none, none)
+        inputs, labels = self._tokens(none, none, none, none)
+        return default_convert(inputs), torch.from_numpy(labels)  # type: ignore[no-untyped-call]
 
-    def _tokens(self, ids: Any, places: Any, labels: Any, slots: Any) -> Batch:
+    def _tokens(self, ids: Array, places: Array, labels: Array, slots: Array) -> tuple[dict[str, Any], Array]:
         found: dict[str, Any] = {"input": self._shaped(ids, slots), "positions": self._shaped(places, slots)}
         if self._special:
             found |= {"pixel_values": None, "grid_thw": None, "pixel_values_videos": None, "grid_thw_videos": None}
             found["special_tokens"] = self._special
         return found, self._shaped(labels, slots, IGNORED_LABEL)
 
-    def _shaped(self, values: Any, slots: Any, padding: int = 0) -> Tensor:
-        rows = torch.from_numpy(self._shape.rows(values, slots, padding).astype(np.int64))
-        return rows.flatten(0, 1) if self._flat else rows
+    def _shaped(self, values: Array, slots: Array, padding: int = 0) -> Array:
+        rows = self._shape.rows(values, slots, padding).astype(np.int64)
+        return rows.reshape(-1, *rows.shape[2:]) if self._flat else rows
 
 
 def _require_size(shape: PaddedShape, sizes: Mapping[str, Any]) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
+from weakref import finalize
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from trainclient.stream.jobs import JobSource, resolve_job
 from trainclient.stream.microbatch import Array, Microbatch
 
 IGNORED_LABEL = -100
+GREY: Final = 128
+"""Of all values of an image that stands for missing ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,18 @@ class WholeMicrobatch:
         """Tokens that each image takes, int64 [I]."""
         patches = [0] if self.images is None else self.images.tensors["cu_patches"]
         return np.diff(patches).astype(np.int64) // self.merge**2
+
+    @property
+    def pictures(self) -> tuple[Array, Array]:
+        """What the encoder runs on: patches, uint8 [P, patch * patch * 3], and rows and columns of each image, int64
+        [I, 2]. In place of images that a rank lacks it is a grey one of a single token, which no token embeds: an
+        adapter puts one behind all others, without a label."""
+        if self.images is None:
+            return np.zeros((0, 0), np.uint8), np.zeros((0, 2), np.int64)
+        patches, grid = self.images.tensors["patches"], self.images.tensors["grid"].astype(np.int64)
+        if not self.lacks_images:
+            return patches, grid
+        return np.full((self.merge**2, patches.shape[1]), GREY, np.uint8), np.full((1, 2), self.merge)
 
     @property
     def wait_s(self) -> float:
@@ -138,6 +153,8 @@ class WholeRankStream:
         except BaseException:
             self._backbone.close()
             raise
+        # At the latest before the interpreter takes itself apart: most trainers never close what they read.
+        self._end = finalize(self, _close, self._clients)
 
     def __len__(self) -> int:
         return self._backbone.num_steps
@@ -202,8 +219,7 @@ class WholeRankStream:
 
     def close(self) -> None:
         """End the streams; closing again changes nothing."""
-        for client in self._clients:
-            client.close()
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -233,6 +249,11 @@ class WholeRankStream:
         for routing in backbone.routings:
             _require_beside(routing)
         return WholeMicrobatch(backbone, images, self.job.stream.sizing.merge)
+
+
+def _close(clients: Sequence[ArrayClient]) -> None:
+    for client in clients:
+        client.close()
 
 
 def _require_beside(routing: Routing) -> None:
