@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from planning.simulation.reference import Definitions, Event
 
 from dataserver.planning.arranging import WaveTooLargeError
+from dataserver.planning.grouped import planner
 from dataserver.planning.grouped.baselines import homogeneous_plan
 from dataserver.planning.grouped.bounds import bound_ns
 from dataserver.planning.grouped.options import GroupedOptions
@@ -296,6 +298,14 @@ def test_a_sample_longer_than_the_largest_group_is_named() -> None:
         r"holds 400; raise layout.max_degree",
     ):
         plan_step(parse_job(data), 0, texts(np.array([400, 401])))
+
+
+def test_what_no_groups_hold_is_said_with_the_step() -> None:
+    packed = planner._packed(
+        parse_job(grouped_data(4, 100, {"max_degree": 4}, encoder=0)), 3, texts(np.array([90, 300]))
+    )
+    with pytest.raises(JobSpecError, match=r"^step 3: sequence 0 has 90 tokens; .* holds 1 to 40 in a group of 4"):
+        planner._plans_of(packed, replace(packed.costs, device_tokens=10))
 
 
 @pytest.mark.parametrize(
