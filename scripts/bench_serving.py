@@ -53,6 +53,7 @@ class Contender:
 
 SERIAL, FLOOR = "serial loop", "serial loops, one for each core"
 ENCODER, ALL = "this service, encoder view", "this service, views of three modules"
+PROTOTYPE = "gRPC prototype"
 SERIAL_ALONE, ENCODER_ALONE = "serial loop, on one core", "this service, encoder view, on one core"
 CONTENDERS = (
     Contender(SERIAL, "serial", "fast"),
@@ -61,6 +62,7 @@ CONTENDERS = (
     Contender(ALL, "service", "all", target=1.25),
     Contender(SERIAL_ALONE, "serial", "fast", cores=1),
     Contender(ENCODER_ALONE, "service", "encoder", cores=1),
+    Contender(PROTOTYPE, "grpc_prototype", "fast"),
     Contender("torch DataLoader, 2 workers", "dataloader", "fast", ours=1 / 1.05),
     Contender("webdataset, 2 workers", "webdataset_loader", "fast"),
     Contender("MosaicML Streaming, 2 workers", "mosaic", "fast", environment="mosaic"),
@@ -75,6 +77,9 @@ WARM_S = 1.0
 """From the start of a server to the first batch in a client that runs, where all loops are compiled."""
 SCALING = 0.95
 """Least gain from one core to all, over that of serial loops."""
+LIBRARIES, SERVER = "import numpy, grpc", "import dataserver.serving.server"
+IMPORT = 2.0
+"""Most CPU time of importing a server, over that of the libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,14 @@ def start(shards: Path, loops: Path | None) -> Started:
     line = [sys.executable, "-m", "loaders.service_start", str(shards)]
     done = subprocess.run(line, check=True, env=environment, stdout=subprocess.PIPE, text=True)
     return Started(*map(float, done.stdout.split()))
+
+
+def import_cpu_s(line: str) -> float:
+    """CPU time of a process that runs one line and ends; what it imports is compiled to bytecode."""
+    code = f"{line}\nimport time; print(time.process_time())"
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, stdout=subprocess.PIPE)
+    return float(done.stdout)
 
 
 def run(contender: Contender, shards: Path, count: int) -> Measured:
@@ -236,6 +249,7 @@ def rows(found: dict[str, list[Measured]]) -> Iterator[Row]:
             reached = times >= contender.ours
             yield Row(f"{contender.name}, over ours", f"{times:.2f} x", f">= {contender.ours:.2f} x", reached)
     for name in (ENCODER, ALL):
+        yield Row(f"{name}, over the {PROTOTYPE}", f"{ratio(name, PROTOTYPE):.2f} x", "", None)
         for what, most, who in (("others_mb", SERVER_MB, "server"), ("consumer_mb", CLIENT_MB, "client")):
             mb = median(name, what)
             yield Row(f"{name}: memory of the {who}", f"{mb:.0f} MB", f"<= {most} MB", mb <= most)
@@ -268,6 +282,13 @@ def rows_of_starts(warm: list[Started], cold: Started) -> Iterator[Row]:
     )
 
 
+def row_of_imports(times: list[tuple[float, float]]) -> Row:
+    """CPU times of importing a server and of the libraries; the ratio is a median over pairs."""
+    ratio = statistics.median(server / libraries for server, libraries in times)
+    name = "CPU time of importing a server, over numpy and grpc"
+    return Row(name, f"{ratio:.2f} x", f"<= {IMPORT} x", ratio <= IMPORT)
+
+
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -295,12 +316,14 @@ def main() -> int:
         for contender in {c.environment: c for c in contenders}.values():
             prepare(contender, shards)
         cold, warm = start(shards, Path(folder) / "loops"), [start(shards, None)]
+        imports: list[tuple[float, float]] = []
         for number in range(arguments.rounds):
             warm.append(start(shards, None))
+            imports += [(import_cpu_s(SERVER), import_cpu_s(LIBRARIES)) for _ in range(3)]
             for contender in random.Random(number).sample(contenders, len(contenders)):
                 found[contender.name].append(run(contender, shards, arguments.count))
                 print(f"round {number + 1}: {contender.name}: {found[contender.name][-1].cpu_ms:.2f} ms", flush=True)
-    return report([*rows(found), *rows_of_starts(warm[1:], cold)])
+    return report([*rows(found), *rows_of_starts(warm[1:], cold), row_of_imports(imports)])
 
 
 if __name__ == "__main__":

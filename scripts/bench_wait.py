@@ -4,7 +4,8 @@
 The accelerator is a sleep of so many times the local decoding time, the same in all three; data and decoding code are
 the same too, and rounds are interleaved. Check 24 of docs/evidence.md: the wait shrinks from the time of decoding to
 that of handing over a tensor. Then a trainer that takes 80 % of what the server was just seen to deliver: what it waits
-for 2,000 microbatches.
+for 2,000 microbatches. --prefetch-mib 48 128 compares such trainers alone, in interleaved rounds, by what their clients
+receive ahead.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from dataserver.planning.views import view_plan
 from dataserver.preprocessing import prepare_view, total_bytes, view_tensors
 from dataserver.serving.config import load_config
 from trainclient.client import DataClient
+from trainclient.stream.reader import PREFETCH_BYTES
 
 HERE, BIN = Path(__file__).parent, Path(sys.executable).parent
 MODULE = "vision"
@@ -123,9 +125,9 @@ class Steady:
     waits_s: list[float]
 
 
-def steady(address: str, job: Job, count: int) -> Steady:
+def steady(address: str, job: Job, count: int, prefetch_bytes: int = PREFETCH_BYTES) -> Steady:
     """Read a quarter of `count` microbatches as fast as they come, and then `count` at the trainer's pace."""
-    with DataClient(address, job.spec, MODULE, 0) as client:
+    with DataClient(address, job.spec, MODULE, 0, prefetch_bytes=prefetch_bytes) as client:
         microbatches = iter(client)
         for _ in range(WAVES):
             next(microbatches)
@@ -137,13 +139,15 @@ def steady(address: str, job: Job, count: int) -> Steady:
         return Steady(interval_s, busy_s, waits(islice(microbatches, count + 1), busy_s))
 
 
-def steady_rows(found: Steady) -> Iterator[Row]:
+def steady_rows(runs: list[Steady], about: str = "") -> Iterator[Row]:
     """Shares of the trainer's own time, which need no scale."""
-    waited, count = sum(found.waits_s), len(found.waits_s)
-    share = waited / (waited + count * found.busy_s)
-    late = statistics.quantiles(found.waits_s, n=100)[-1]
-    interval = found.busy_s + statistics.median(found.waits_s)
-    title = f"{count} microbatches at {LOAD:.0%} of what the server delivers (one in {found.interval_s * 1e3:.1f} ms)"
+    found = [wait for run in runs for wait in run.waits_s]
+    waited, busy = sum(found), sum(run.busy_s * len(run.waits_s) for run in runs)
+    share = waited / (waited + busy)
+    late = statistics.quantiles(found, n=100)[-1]
+    interval = statistics.median(run.busy_s for run in runs) + statistics.median(found)
+    delivers_ms = statistics.median(run.interval_s for run in runs) * 1e3
+    title = f"{about}{len(found)} microbatches at {LOAD:.0%} of what the server delivers (one in {delivers_ms:.1f} ms)"
     yield Row(f"{title}: waiting", f"{share:.2%} of the time", f"< {MOST_WAITED:.0%}", share < MOST_WAITED)
     yield Row(
         f"{title}: 99th percentile of a wait",
@@ -153,29 +157,57 @@ def steady_rows(found: Steady) -> Iterator[Row]:
     )
 
 
-def measure(
-    folder: Path, processes: Processes, case: Case, rounds: int, microbatches: int
-) -> tuple[dict[str, list[float]], Steady]:
-    """Waits of every microbatch by where it was decoded, and those of a steady trainer."""
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server of the images of a case."""
+
+    address: str
+    catalog: Catalog
+
+    def job(self, case: Case, steps: int) -> Job:
+        """A job of so many steps."""
+        return parse_job(fill_job(job_data(case.microbatch, steps), self.catalog))
+
+    def long_job(self, case: Case, microbatches: int) -> Job:
+        """A job that lasts for a steady trainer."""
+        return self.job(case, microbatches * 2 // WAVES + 2)
+
+
+def serve(folder: Path, processes: Processes, case: Case) -> Served:
+    """Make the shards of a case, and serve them."""
     shards = folder / f"shards-{case.seed}"
     make = [sys.executable, HERE / "make_demo_shards.py", shards, "--samples", case.samples, "--shards", 4]
     processes.run([processes.start("making shards", [*make, "--seed", case.seed])], print)
     processes.run([processes.start("indexing", [BIN / "dataserver", "index", shards])], print)
-    serve = [BIN / "dataserver", "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}"]
-    address = processes.address(processes.start(f"server {case.seed}", serve))
-    catalog = Catalog.open(load_config(None, {"datasets": {"pairs": shards}}))
+    line = [BIN / "dataserver", "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}"]
+    address = processes.address(processes.start(f"server {case.seed}", line))
+    return Served(address, Catalog.open(load_config(None, {"datasets": {"pairs": shards}})))
+
+
+def compared(served: Served, case: Case, prefetch_mib: list[int], rounds: int, microbatches: int) -> Iterator[Row]:
+    """Steady trainers by what their clients receive ahead, each round in another order."""
+    job = served.long_job(case, microbatches)
+    found: dict[int, list[Steady]] = {mib: [] for mib in prefetch_mib}
+    for number in range(rounds):
+        for mib in prefetch_mib[:: -1 if number % 2 else 1]:
+            found[mib].append(steady(served.address, job, microbatches, mib << 20))
+    for mib, runs in found.items():
+        yield from steady_rows(runs, f"{mib} MiB ahead: ")
+
+
+def measure(served: Served, case: Case, rounds: int, microbatches: int) -> tuple[dict[str, list[float]], Steady]:
+    """Waits of every microbatch by where it was decoded, and those of a steady trainer."""
     steps = case.samples // (WAVES * case.microbatch)
-    job = parse_job(fill_job(job_data(case.microbatch, steps), catalog))
+    job = served.job(case, steps)
     count = steps * WAVES
-    busy_s = case.busy * statistics.median(waits(local(job, catalog, count), 0))
+    busy_s = case.busy * statistics.median(waits(local(job, served.catalog, count), 0))
     found: dict[str, list[float]] = {name: [] for name in (IN_PLACE, AHEAD, SERVER)}
     for _ in range(rounds):
-        found[IN_PLACE] += waits(local(job, catalog, count), busy_s)
-        found[AHEAD] += waits(ahead(local(job, catalog, count)), busy_s)
-        with DataClient(address, job.spec, MODULE, 0) as client:
+        found[IN_PLACE] += waits(local(job, served.catalog, count), busy_s)
+        found[AHEAD] += waits(ahead(local(job, served.catalog, count)), busy_s)
+        with DataClient(served.address, job.spec, MODULE, 0) as client:
             found[SERVER] += waits(iter(client), busy_s)
-    long = parse_job(fill_job(job_data(case.microbatch, microbatches * 2 // WAVES + 2), catalog))
-    return found, steady(address, long, microbatches)
+    return found, steady(served.address, served.long_job(case, microbatches), microbatches)
 
 
 def rows(case: Case, found: dict[str, list[float]]) -> Iterator[Row]:
@@ -199,12 +231,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
     parser.add_argument("--microbatches", type=int, default=2000, help="of the steady trainer (default 2000)")
+    parser.add_argument(
+        "--prefetch-mib", type=int, nargs="+", default=[], metavar="MIB", help="compare steady trainers alone"
+    )
     given = parser.parse_args()
     rows_: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
         for case in CASES:
-            found, at_pace = measure(Path(folder), processes, case, given.rounds, given.microbatches)
-            rows_ += [*rows(case, found), *steady_rows(at_pace)]
+            served = serve(Path(folder), processes, case)
+            if given.prefetch_mib:
+                rows_ += compared(served, case, given.prefetch_mib, given.rounds, given.microbatches)
+                continue
+            found, at_pace = measure(served, case, given.rounds, given.microbatches)
+            rows_ += [*rows(case, found), *steady_rows([at_pace])]
     return report(rows_)
 
 

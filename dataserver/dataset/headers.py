@@ -2,16 +2,13 @@
 
 import io
 from dataclasses import dataclass
-from typing import Final
-
-from PIL import Image
-from PIL.ImageFile import ImageFile
-from PIL.JpegImagePlugin import JpegImageFile
-from PIL.PngImagePlugin import PngImageFile
-from PIL.WebPImagePlugin import WebPImageFile
+from typing import TYPE_CHECKING, Final
 
 from dataserver.dataset.errors import SampleError
 from dataserver.dataset.ordinary import ordinary_jpeg, ordinary_webp
+
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
 
 MAX_IMAGE_BYTES: Final = 64 << 20
 MAX_IMAGE_PIXELS: Final = 1 << 27
@@ -47,7 +44,7 @@ def sniff_format(data: bytes) -> str | None:
     return None
 
 
-def open_image(data: bytes) -> ImageFile:
+def open_image(data: bytes) -> "ImageFile":
     """Open an image with the plugin its magic names; no pixel is decoded.
 
     The plugin is used directly because `Image.open` compares the size with a mutable module global of Pillow.
@@ -55,6 +52,12 @@ def open_image(data: bytes) -> ImageFile:
     Raises:
         SampleError: `unreadable_header`.
     """
+    # Only here: Pillow takes 10 ms to load, and a server that opens indexes reads no header.
+    from PIL.ImageFile import ImageFile
+    from PIL.JpegImagePlugin import JpegImageFile
+    from PIL.PngImagePlugin import PngImageFile
+    from PIL.WebPImagePlugin import WebPImageFile
+
     plugins: dict[str | None, type[ImageFile]] = {"jpeg": JpegImageFile, "png": PngImageFile, "webp": WebPImageFile}
     plugin = plugins.get(sniff_format(data))
     if plugin is None:
@@ -100,11 +103,13 @@ def _check_pixels(width: int, height: int) -> None:
         raise SampleError("image_too_large", f"declares {width} x {height} pixels, limit {MAX_IMAGE_PIXELS}")
 
 
-def _orientation(image: ImageFile) -> int:
+def _orientation(image: "ImageFile") -> int:
     """Return the EXIF orientation, 1 where there is none or it is damaged.
 
     `image.getexif()` is not used: for PNG it decodes the pixels.
     """
+    from PIL import Image
+
     raw = image.info.get("exif")
     if not isinstance(raw, bytes):
         return 1

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
-from PIL import Image
 
 from dataserver.planning.jobspec import Quality, Sizing
 from dataserver.preprocessing.codecs import ImageShape, decode_patches
@@ -67,6 +66,8 @@ def built_in_images() -> Iterator[tuple[bytes, ImageShape]]:
 
 def _png(mode: str, channels: int) -> bytes:
     """Encode 97 x 61 pixels of a fixed pattern without loss, so that only the decoding side matters."""
+    from PIL import Image
+
     ys, xs, cs = np.mgrid[0:61, 0:97, 0:channels]
     pixels = ((xs * 37 + ys * ys * 11 + xs * ys * 3 + cs * 97) % 256).astype(np.uint8)
     buffer = io.BytesIO()

@@ -23,7 +23,7 @@ class ConfigError(ValueError):
 class Worker(BaseModel):
     """Which of the processes that serve one address a process is; its parent sets it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     number: Annotated[int, Field(ge=0, lt=MAX_WORKERS)]
     """From 0 on. The first one has the metrics endpoint."""
@@ -36,7 +36,7 @@ class Worker(BaseModel):
 class ServerConfig(BaseModel):
     """Everything that an operator decides about one server."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     datasets: dict[Name, Path] = {}
     """Folder of each dataset, by the logical name that jobs use."""

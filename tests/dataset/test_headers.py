@@ -112,8 +112,8 @@ def test_a_lack_of_memory_is_no_fault_of_an_image(monkeypatch: pytest.MonkeyPatc
     def lacking(*_: object) -> None:
         raise MemoryError
 
-    for place in ("PngImageFile", "Image.Exif.load"):
+    for place in ("PngImagePlugin.PngImageFile", "Image.Exif.load"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"dataserver.dataset.headers.{place}", lacking)
+            patch.setattr(f"PIL.{place}", lacking)
             with pytest.raises(MemoryError):
                 read_header(encode("PNG", "RGB", 6))

@@ -12,7 +12,7 @@ import dataserver.planning
 FOLDER = Path(dataserver.planning.__file__).parent
 MODULES = sorted(FOLDER.rglob("*.py"))
 LIBRARIES = {"llvmlite", "numba", "numpy", "pydantic", "pydantic_core", "rfc8785"}
-PARSERS = {"jobspec/text.py": {"yaml"}}
+PARSERS = {"jobspec/yaml_values.py": {"yaml"}}
 """What single modules may import beside: text in, values out, and no file is opened."""
 COMPILED = {"compiled.py", "kernels/files.py"}
 """Modules that read and write compiled loops, which no decision depends on."""

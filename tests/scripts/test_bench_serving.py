@@ -37,6 +37,11 @@ def test_a_warm_start_is_judged_and_a_cold_one_told() -> None:
     assert told.measured.startswith("21.0 s")
 
 
+def test_the_import_of_a_server_is_judged_by_the_median_of_pairs() -> None:
+    row = bench_serving.row_of_imports([(3.0, 2.0), (9.0, 3.0), (5.0, 2.0)])
+    assert (row.measured, row.reached) == ("2.50 x", False)
+
+
 def test_an_environment_counts_once_it_is_complete_and_as_it_is_described(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,13 +5,8 @@ numbers, true, false and null comes out. What versions of YAML do not agree abou
 """
 
 import json
-import re
 from collections import Counter
 from typing import Any, Final, NoReturn
-
-import yaml
-from yaml.constructor import ConstructorError
-from yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode
 
 MAX_TEXT_BYTES: Final = 1 << 20
 """Of a job or a configuration."""
@@ -19,17 +14,6 @@ MAX_NODES: Final = 1 << 20
 """Keys and values of a YAML text with its aliases written out."""
 MAX_DIGITS: Final = 1000
 """Of an integer in JSON; the largest that a job can state has 16."""
-
-_PREFIX: Final = "tag:yaml.org,2002:"
-_TAGS: Final = frozenset(_PREFIX + name for name in ("map", "seq", "str", "int", "float", "bool", "null", "merge"))
-_SCALARS: Final = (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
-    ("float", r"([-+]?(0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)([eE][-+][0-9]+)?", list("-+.0123456789")),
-    ("merge", "<<", ["<"]),
-)
-"""Plain scalars that are no text: tag, form, first characters. All of them are what they are in YAML 1.1 and in 1.2."""
 
 
 class TextError(ValueError):
@@ -59,17 +43,12 @@ def parse_yaml(text: bytes) -> Any:
             asks for more than JSON has, or its aliases stand for more than MAX_NODES values.
     """
     _check_size(len(text))
+    # With PyYAML, whose tables take 10 ms; jobs come as JSON, and servers without a file.
+    from dataserver.planning.jobspec.yaml_values import YAMLError, yaml_value
+
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _written_out(node, {}) > MAX_NODES:
-            raise TextError(f"not valid YAML: with its aliases written out it has more than {MAX_NODES} values")
-        return loader.construct_document(node)
-    except TextError:
-        raise
-    except (yaml.YAMLError, ValueError) as error:
+        return yaml_value(text, MAX_NODES)
+    except (YAMLError, ValueError) as error:
         raise TextError(f"not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise TextError("not valid YAML: mappings and lists stand too deep in each other") from None
@@ -78,51 +57,6 @@ def parse_yaml(text: bytes) -> Any:
 def _check_size(num_bytes: int) -> None:
     if num_bytes > MAX_TEXT_BYTES:
         raise TextError(f"it has {num_bytes} bytes; at most {MAX_TEXT_BYTES} are allowed")
-
-
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with unique keys and its own scalars."""
-
-    def compose_mapping_node(self, anchor: Any) -> MappingNode:
-        """A mapping; here, because merging (`<<`) later rewrites its keys."""
-        node: MappingNode = super().compose_mapping_node(anchor)
-        keys = [key for key, _ in node.value if key.tag != f"{_PREFIX}merge"]
-        seen = set[str]()
-        for key in keys:
-            if not isinstance(key, ScalarNode) or key.tag != f"{_PREFIX}str":
-                raise ConstructorError(None, None, "a key is no text; put it in quotes", key.start_mark)
-            if key.value in seen:
-                problem = f"key {key.value[:128]!r} stands twice; every key may stand once"
-                raise ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
-        return node
-
-
-_Loader.yaml_implicit_resolvers = {}
-for _name, _form, _first in _SCALARS:
-    _Loader.add_implicit_resolver(_PREFIX + _name, re.compile(f"^(?:{_form})$"), _first)
-
-
-def _written_out(node: Node, sizes: dict[int, int]) -> int:
-    """Values below a node, aliases written out; `sizes` holds those of the nodes seen, 0 while a node is open.
-
-    Raises:
-        ConstructorError: a node holds itself, or has a tag of its own.
-    """
-    if id(node) in sizes:
-        if not sizes[id(node)]:
-            raise ConstructorError(None, None, "an alias stands within what it names", node.start_mark)
-        return sizes[id(node)]
-    if node.tag not in _TAGS:
-        raise ConstructorError(None, None, f"tag {node.tag[:128]!r} is not allowed; leave it out", node.start_mark)
-    sizes[id(node)] = 0
-    below: list[Node] = []
-    if isinstance(node, MappingNode):
-        below = [part for pair in node.value for part in pair]
-    elif isinstance(node, CollectionNode):
-        below = node.value
-    sizes[id(node)] = 1 + sum(_written_out(part, sizes) for part in below)
-    return sizes[id(node)]
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

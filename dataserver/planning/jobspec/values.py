@@ -54,10 +54,11 @@ class SpecModel(BaseModel):
     """Base of all parts of a specification: immutable, and keys that are unknown are refused.
 
     What is written below a field is read from the source only for the schema (`schema.py`): pydantic would do so
-    whenever the module is imported, which takes longer than all else that it does.
+    whenever the module is imported, which takes longer than all else that it does. What validates a model is built
+    when it is first used: that of the whole holds all of its parts, whose own are hardly ever wanted.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class ModuleKind(StrEnum):

@@ -15,6 +15,7 @@ Pillow cannot read is invalid: truncated data, a size other than the index has, 
 """
 
 import logging
+import warnings
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,10 +24,7 @@ import numpy as np
 from dataserver.dataset import TRANSPOSED, ImageRef, sniff_format
 from dataserver.planning.jobspec import Quality, Sizing
 from dataserver.preprocessing.codecs.errors import InvalidImageError
-from dataserver.preprocessing.codecs.ordinary import decode_ordinary
 from dataserver.preprocessing.codecs.patches import U8, UPRIGHT, write_patches
-from dataserver.preprocessing.codecs.scaling import scaled
-from dataserver.preprocessing.codecs.with_pillow import decode_with_pillow
 from dataserver.preprocessing.limits import DECODER_BYTES_PER_PIXEL, MAX_ENCODED_BYTES, MAX_PIXELS, MAX_SCANNED_PIXELS
 
 logger = logging.getLogger(__name__)
@@ -48,6 +46,14 @@ class ImageShape:
     """Patches of the upright image, a multiple of `merge`."""
     columns: int
     """Patches of the upright image, a multiple of `merge`."""
+
+
+def silence_pillow_warnings() -> None:
+    """Drop Pillow's warnings in this process; a process that decodes calls it once, at its start.
+
+    They come with texts that hostile files choose, and Python keeps every distinct one for the life of the process.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def decode_patches(data: bytes, shape: ImageShape, sizing: Sizing, out: U8) -> bool:
@@ -114,6 +120,10 @@ def _decode(data: bytes, shape: ImageShape, patch: int, quality: Quality) -> U8:
         InvalidImageError: the bytes are not a usable image.
         MemoryError: the machine, not the image, is at fault.
     """
+    # With OpenCV, which takes as long to load as half of numpy; many commands decode nothing.
+    from dataserver.preprocessing.codecs.ordinary import decode_ordinary
+    from dataserver.preprocessing.codecs.scaling import scaled
+
     size, goal = (shape.width, shape.height), (shape.columns * patch, shape.rows * patch)
     if shape.orientation in TRANSPOSED:
         size, goal = size[::-1], goal[::-1]
@@ -128,6 +138,8 @@ def _decode(data: bytes, shape: ImageShape, patch: int, quality: Quality) -> U8:
 
 def _decode_oddity(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8:
     """Decode with Pillow, whose verdict on the image counts."""
+    from dataserver.preprocessing.codecs.with_pillow import decode_with_pillow
+
     try:
         return decode_with_pillow(data, size, least)
     except (MemoryError, InvalidImageError):

@@ -1,7 +1,6 @@
 """All other images, by Pillow: PNG, palettes, CMYK, transparency, animations, and what is broken."""
 
 import io
-import warnings
 
 import numpy as np
 from PIL import Image
@@ -14,14 +13,6 @@ from dataserver.dataset import sniff_format
 from dataserver.preprocessing.codecs.errors import InvalidImageError
 from dataserver.preprocessing.codecs.ordinary import webp_size
 from dataserver.preprocessing.codecs.patches import U8
-
-
-def silence_pillow_warnings() -> None:
-    """Drop Pillow's warnings in this process; a process that decodes calls it once, at its start.
-
-    They come with texts that hostile files choose, and Python keeps every distinct one for the life of the process.
-    """
-    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def decode_with_pillow(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8:

@@ -1,0 +1,93 @@
+"""The least that a data server in Python can be: `grpc_prototype.py SHARDS COUNT DECODER`.
+
+Threads decode batches ahead, each becomes one message of a server stream without protobuf, and the consumer reads its
+arrays from the message in place. No plans, no order, no checks: what is left of the cost is gRPC's and Python's.
+"""
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, cycle
+from pathlib import Path
+from typing import Final
+
+import grpc
+import numpy as np
+
+from loaders.common import BATCH, DECODERS, Files, Place, members, read, report
+
+SERVE: Final = "serve"
+"""In place of a count: be the server."""
+METHOD: Final = "/prototype/Batches"
+OPTIONS: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+AHEAD: Final = 4
+"""Batches that are decoded or wait, as many as others prefetch."""
+MALLOPT: Final = {-1: 256 << 20, -3: 32 << 20}
+"""Thresholds (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD): memory of messages is used again instead of being given back."""
+
+
+def encoded(folder: Path, decoder: str) -> Iterator[bytes]:
+    """Batches for ever: how many patches each image has, int64 [BATCH], and then all patches."""
+    places, decode, files = members(folder), DECODERS[decoder], Files()
+    starts = cycle(range(0, len(places) - BATCH + 1, BATCH))
+
+    def batch(of: list[Place]) -> bytes:
+        images = [decode(read(files, place)) for place in of]
+        counts = np.array([len(image) for image in images])
+        return b"".join(part.data for part in chain((counts,), images))
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        coming: deque[Future[bytes]] = deque()
+        for start in starts:
+            coming.append(pool.submit(batch, places[start : start + BATCH]))
+            if len(coming) >= AHEAD:
+                yield coming.popleft().result()
+
+
+def serve(folder: Path, decoder: str) -> None:
+    """Be the server until the end of stdin."""
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(
+        lambda _request, _context: encoded(folder, decoder)
+    )
+    service, _, method = METHOD[1:].partition("/")
+    server = grpc.server(ThreadPoolExecutor(1), options=OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    print(port, flush=True)
+    sys.stdin.read()
+
+
+def batches(port: str) -> Iterator[int]:
+    """Images of each batch, for ever."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}", OPTIONS) as channel:
+        stream: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(METHOD)
+        for message in stream(b""):
+            counts = np.frombuffer(message, np.int64, BATCH)
+            patches = np.frombuffer(message, np.uint8, offset=counts.nbytes).reshape(counts.sum(), -1)
+            assert patches.shape[1]
+            yield len(counts)
+
+
+def main() -> None:
+    """Start the server, and read from it."""
+    command = [sys.executable, "-m", "loaders.grpc_prototype", sys.argv[1], SERVE, sys.argv[3]]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        report(batches(server.stdout.readline().strip()), int(sys.argv[2]))
+    finally:
+        server.kill()
+
+
+if __name__ == "__main__":
+    for option, threshold in MALLOPT.items():
+        ctypes.CDLL(None).mallopt(option, threshold)
+    if sys.argv[2] == SERVE:
+        serve(Path(sys.argv[1]), sys.argv[3])
+    else:
+        main()
