@@ -12,9 +12,10 @@ from dataserver.jobs.filling import fill_job
 from dataserver.jobs.histogram import size_histogram, thinned
 from dataserver.jobs.kept import Kept
 from dataserver.jobs.measures import keep_measure
-from dataserver.jobs.measuring import Rules
+from dataserver.jobs.measuring import Rules, measure_shards
 from dataserver.jobs.once import OnceCache
 from dataserver.jobs.planner import Fetch, JobPlanner
+from dataserver.jobs.runs import MeasuredRun, NoSuchRunError, Owners, Runs
 from dataserver.jobs.turns import Turns, Unwanted, UnwantedError
 
 __all__ = [
@@ -25,15 +26,20 @@ __all__ = [
     "FillingError",
     "JobPlanner",
     "Kept",
+    "MeasuredRun",
     "MeasuringError",
+    "NoSuchRunError",
     "OnceCache",
+    "Owners",
     "Rules",
+    "Runs",
     "TokenizerUnknownError",
     "Turns",
     "Unwanted",
     "UnwantedError",
     "fill_job",
     "keep_measure",
+    "measure_shards",
     "quarantine_digest",
     "size_histogram",
     "thinned",

@@ -1,8 +1,9 @@
 """Measures of datasets: made once, kept on disk, and never by two threads at a time.
 
 `dataserver index` leaves a measure beside the indexes for each tokenizer and the default sizing. What a job asks for
-besides, a filter or another sizing, a server measures and keeps in its cache folder. A file holds a measure of each
-shard with what identifies that shard's content, so that a dataset which has grown is measured where it is new.
+besides, a filter or another sizing, a server measures, sharing the work with others of its fleet (`runs.py`), and keeps
+in its cache folder. A file holds a measure of each shard with what identifies that shard's content, so that a dataset
+which has grown is measured where it is new.
 """
 
 import contextlib
@@ -12,8 +13,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
@@ -22,11 +23,12 @@ import numpy as np
 
 from dataserver.dataset import Array, ArraysError, Dataset, DatasetError, Shard, read_arrays, write_arrays
 from dataserver.jobs.errors import MeasuringError
-from dataserver.jobs.measuring import NICENESS, Progress, Rules, measure_shards
+from dataserver.jobs.measuring import Progress, Rules, measure_shards
 from dataserver.jobs.once import LOOK_S, OnceCache
+from dataserver.jobs.runs import Asked, Known, MeasuredRun, NoSuchRunError, Owners, Runs, is_shared, rows_of_run
 from dataserver.jobs.sizes import memory_of
 from dataserver.jobs.turns import Unwanted, UnwantedError, always_wanted
-from dataserver.planning.measure import Lists, Measure, join_measures
+from dataserver.planning.measure import Lists, Measure
 
 MEASURE_VERSION: Final = 1
 """Of what a measure says and how it is stored."""
@@ -36,8 +38,6 @@ KEPT_FROM_S: Final = 0.5
 """What takes less is neither kept on disk nor worth a line in the log."""
 KEPT_FILES: Final = 256
 """In a cache folder; those used longest ago go first."""
-FORGOTTEN_S: Final = 60.0
-"""A measure for which nobody has asked for so long is not made to its end."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,16 +45,20 @@ _log = logging.getLogger(__name__)
 class Measures:
     """The measures of a server. Thread-safe."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, owners: Owners | None = None) -> None:
         """Keep nothing yet.
 
         Args:
             folder: where measures are kept; nowhere but in memory by default.
+            owners: the servers of the fleet; this one alone by default.
         """
         self._folder = folder
+        self._owners = owners
         self._lock = threading.Lock()
         self._making: dict[str, _Making] = {}
         self._known = OnceCache[str, Measure](KEPT_BYTES, memory_of)
+        self._runs = OnceCache[str, Runs](KEPT_BYTES, lambda runs: memory_of(runs.parts()))
+        """What is measured in parts, until all of it is known."""
         self._warned = False
 
     def get(
@@ -96,6 +100,7 @@ class Measures:
         try:
             measure = self._found_or_made(key, making, dataset, rules)
             self._known.keep(key, measure)  # before it counts as made: whoever comes in between finds it
+            self._runs.drop(lambda name: name == key)
         except BaseException as error:
             with self._lock:
                 del self._making[key]
@@ -105,16 +110,81 @@ class Measures:
             del self._making[key]
         making.made.set_result(measure)
 
+    def run(self, dataset: Dataset, rules: Rules, number: int, unwanted: Unwanted) -> MeasuredRun:
+        """The measure of one run of a dataset's shards, for another server: nobody is asked for it.
+
+        All other runs that this server owns are begun, since it will be asked for them next.
+
+        Raises:
+            NoSuchRunError: it does not have so many.
+            UnwantedError: this caller no longer waits.
+            TokensMissingError, DatasetError: as `measure_shards`.
+        """
+        name, rows = _key(dataset, rules), rows_of_run(number, len(dataset.shards))
+        if rows.start >= rows.stop:
+            raise NoSuchRunError(f"run {number} does not exist; the dataset has {len(dataset.shards)} shards")
+        whole = self._known.find(name)
+        measure = (
+            self._run_made(name, dataset, rules, number, unwanted)
+            if whole is None
+            else whole.take(np.arange(rows.start, rows.stop))
+        )
+        return MeasuredRun(name, _identities(dataset.shards[rows], rules), measure)
+
+    def _run_made(self, name: str, dataset: Dataset, rules: Rules, number: int, unwanted: Unwanted) -> Measure:
+        runs, begun = self._runs_of(name, dataset, rules), [number]
+        if not runs.has_begun(number) and self._owners is not None:
+            begun = sorted({number, *self._owners.mine(name, runs.new)})
+        future = runs.begin(begun)[number]
+        while not future.done():
+            runs.asked = time.monotonic()
+            wait([future], LOOK_S)
+            if unwanted():
+                raise UnwantedError
+        self._runs.keep(name, runs)  # it takes more now
+        return future.result()
+
     def _found_or_made(self, key: str, making: "_Making", dataset: Dataset, rules: Rules) -> Measure:
-        files = [beside_indexes(dataset, rules)] if _is_plain(rules) else []
-        path = None if self._folder is None else self._folder / f"measure-{key[:32]}"
-        known = best_known([*files, *([path] if path else [])], dataset, rules)
-        measure, made = complete(known, dataset, rules, making.tell, making.look)
-        if made and (spent_s := making.spent_s) > KEPT_FROM_S:
-            _log.info("measured %d of %d shards of a dataset in %.1f s", made, len(measure), spent_s)
-            if path is not None:
+        runs = self._runs_of(key, dataset, rules)
+        missing = runs.missing
+        if self._owners is None or not is_shared(len(missing)):
+            measure = runs.merged(measure_shards(missing, rules, making.tell, making.look))
+        else:
+            measure = self._shared(runs, making, self._owners)
+        if missing and (spent_s := making.spent_s) > KEPT_FROM_S:
+            _log.info("measured %d of %d shards of a dataset in %.1f s", len(missing), len(measure), spent_s)
+            if (path := self._path(key)) is not None:
                 self._store(path, measure, dataset, rules)
         return measure
+
+    def _shared(self, runs: Runs, making: "_Making", owners: Owners) -> Measure:
+        """Measure the runs that this server owns, fetch the others, and measure those that are not to be had."""
+        new = runs.new
+        sizes = {run: len(runs.shards(run)) for run in new}
+        begun = runs.begin(owners.mine(runs.name, new))
+
+        def tell(fetched: int) -> None:
+            making.look()
+            runs.asked = making.asked
+            making.tell(fetched + sum(sizes[run] for run, made in begun.items() if made.done()), sum(sizes.values()))
+
+        fetched = owners.fetch(runs, [run for run in new if run not in begun], tell)
+        begun |= runs.begin([run for run in new if run not in begun and run not in fetched])
+        while wait(begun.values(), LOOK_S).not_done:
+            tell(sum(sizes[run] for run in fetched))
+        return runs.joined({**fetched, **{run: made.result() for run, made in begun.items()}})
+
+    def _runs_of(self, key: str, dataset: Dataset, rules: Rules) -> Runs:
+        def known() -> Known | None:
+            path = self._path(key)
+            files = [beside_indexes(dataset, rules)] if _is_plain(rules) else []
+            return best_known([*files, *([path] if path else [])], dataset, rules)
+
+        identities = _identities(dataset.shards, rules)
+        return self._runs.get(key, lambda _: Runs(key, dataset, rules, identities, known()))
+
+    def _path(self, key: str) -> Path | None:
+        return None if self._folder is None else self._folder / f"measure-{key[:32]}"
 
     def _store(self, path: Path, measure: Measure, dataset: Dataset, rules: Rules) -> None:
         try:
@@ -134,13 +204,12 @@ class Measures:
                 old.unlink()
 
 
-class _Making:
+class _Making(Asked):
     """A measure that is being made."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.made = Future[Measure]()
-        self.asked = time.monotonic()
-        """When somebody last asked for it."""
         self._began = self.asked
         self._done = self._total = 0
 
@@ -152,11 +221,6 @@ class _Making:
     def spent_s(self) -> float:
         """Seconds since it was begun."""
         return time.monotonic() - self._began
-
-    def look(self) -> None:
-        """End the work if nobody asks any more, or the process ends."""
-        if time.monotonic() - self.asked > FORGOTTEN_S or not threading.main_thread().is_alive():
-            raise UnwantedError
 
     def progress(self) -> str:
         """How far it is, for people."""
@@ -178,17 +242,14 @@ def keep_measure(dataset: Dataset, rules: Rules, progress: Progress, workers: in
     """
     path = beside_indexes(dataset, rules)
     known = best_known([path], dataset, rules)
-    measure, made = complete(known, dataset, rules, progress, workers=workers, niceness=0)
-    if not made and known is not None and len(known[0]) == len(dataset.shards):
+    runs = Runs("", dataset, rules, _identities(dataset.shards, rules), known)
+    if not runs.missing and known is not None and len(known[0]) == len(dataset.shards):
         return
+    measured = measure_shards(runs.missing, rules, progress, lambda: None, workers, 0)
     try:
-        store(path, measure, dataset, rules)
+        store(path, runs.merged(measured), dataset, rules)
     except DatasetError as error:
         _log.warning("%s; servers measure the shards themselves until then", error)
-
-
-Known = tuple[Measure, Mapping[bytes, int]]
-"""A measure from a file, and which shard of it has which content."""
 
 
 def best_known(paths: Sequence[Path], dataset: Dataset, rules: Rules) -> Known | None:
@@ -211,28 +272,6 @@ def best_known(paths: Sequence[Path], dataset: Dataset, rules: Rules) -> Known |
         if count == len(wanted):
             break
     return best
-
-
-def complete(
-    known: Known | None,
-    dataset: Dataset,
-    rules: Rules,
-    progress: Progress,
-    look: Callable[[], object] = lambda: None,
-    workers: int | None = None,
-    niceness: int = NICENESS,
-) -> tuple[Measure, int]:
-    """The measure of a dataset, and how many of its shards were measured for it now."""
-    wanted = _identities(dataset.shards, rules)
-    at = np.array([-1 if known is None else known[1].get(identity, -1) for identity in wanted], np.int64)
-    missing = np.flatnonzero(at < 0)
-    if known is not None and np.array_equal(at, np.arange(len(known[0]))):
-        return known[0], 0
-    parts = measure_shards([dataset.shards[i] for i in missing.tolist()], rules, progress, look, workers, niceness)
-    if known is not None:
-        parts = [known[0].take(at[at >= 0]), *parts]
-    order = np.concatenate([np.flatnonzero(at >= 0), missing])
-    return join_measures(parts).take(np.argsort(order)), len(missing)
 
 
 def store(path: Path, measure: Measure, dataset: Dataset, rules: Rules) -> None:

@@ -1,7 +1,7 @@
 """Measuring shards: their samples are looked at once, in processes of their own where there are many."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -63,23 +63,41 @@ def measure_shards(
         DatasetError: an index cannot be read.
     """
     progress(0, len(shards))
+    size = TASK if _in_processes(len(shards), workers) else 1
+    tasks = [shards[i : i + size] for i in range(0, len(shards), size)]
     parts: dict[int, list[Measure]] = {}
-    tasks = [(shards[i : i + TASK], _reduced(rules, shards[i : i + TASK])) for i in range(0, len(shards), TASK)]
-    if len(shards) < MANY or workers == 1:
-        found = []
-        keep = compile_filter(rules.filter) if rules.filter else None
-        for shard in shards:
-            look()
-            found.append(_measure(shard, rules, keep))
-            progress(len(found), len(shards))
-        return found
     done = 0
-    cores = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
-    for position, measures in in_processes(_measure_all, tasks, workers or cores, look, niceness):
+    for position, measures in measure_tasks(tasks, rules, look, workers, niceness):
         parts[position] = measures
         done += len(measures)
         progress(done, len(shards))
     return [measure for position in range(len(tasks)) for measure in parts[position]]
+
+
+def measure_tasks(
+    tasks: Sequence[Sequence[Shard]],
+    rules: Rules,
+    look: Callable[[], object] = lambda: None,
+    workers: int | None = None,
+    niceness: int = NICENESS,
+) -> Iterator[tuple[int, list[Measure]]]:
+    """Yield the position of each task and the measures of its shards, as they are done; else as `measure_shards`."""
+    if _in_processes(sum(map(len, tasks)), workers):
+        cores = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+        reduced = [(shards, _reduced(rules, shards)) for shards in tasks]
+        yield from in_processes(_measure_all, reduced, workers or cores, look, niceness)
+        return
+    keep = compile_filter(rules.filter) if rules.filter else None
+    for position, shards in enumerate(tasks):
+        found = []
+        for shard in shards:
+            look()
+            found.append(_measure(shard, rules, keep))
+        yield position, found
+
+
+def _in_processes(num_shards: int, workers: int | None) -> bool:
+    return num_shards >= MANY and workers != 1
 
 
 def kept_rows(shard: Shard, keep: Filter | None, quarantine: Quarantine | None) -> I64:

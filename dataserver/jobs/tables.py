@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from dataserver.dataset import Dataset, Filter, FilterError, compile_filter
+from dataserver.dataset import Dataset, DatasetError, Filter, FilterError, compile_filter
 from dataserver.jobs.kept import Kept
 from dataserver.jobs.measuring import Rules, columns_of, kept_rows
 from dataserver.jobs.sizes import memory_of
 from dataserver.planning.gathering import Window, gather_window, size_rows
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import DatasetSpec
-from dataserver.planning.order import Span, StreamOrder
+from dataserver.planning.order import Span, StreamOrder, units_of
 from dataserver.planning.samples import ShardTable
 from dataserver.planning.slices import Slices, Table, cut, gather_slice, whole
 
@@ -55,10 +55,19 @@ class ShardTables:
 
         Raises:
             TokensMissingError, SampleTooLargeError: as for `table`.
+            DatasetError: the axis was laid out with another length of one of its shards.
         """
 
         def table(shard: int) -> ShardTable:
-            return self.table(span.dataset, shard)
+            found = self.table(span.dataset, shard)
+            length, measured = int(units_of(order.stream, found).sum()), order.length_of(span.dataset, shard)
+            if length != measured:
+                raise DatasetError(
+                    f"{self.where(span.dataset, shard)}: its samples take {length} units of the axis, and it was "
+                    f"measured as {measured}, so that steps would begin elsewhere than on other servers: empty the "
+                    "folder that --cache-dir names, remove disttrain.measure-* beside the index, and restart the server"
+                )
+            return found
 
         key = self._stream_id, span.dataset, span.pass_, span.shards[0]  # a shard of a pass is in one window
         slices = self._kept.cuts.get(key, lambda: self._cut(order, span, table))

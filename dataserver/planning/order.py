@@ -131,6 +131,10 @@ class StreamOrder:
         first = span.window_start + np.cumsum(units[order]) - units[order]
         return sample[order], first, table[order], position[order]
 
+    def length_of(self, dataset: int, shard: int) -> int:
+        """The length of a shard on its dataset's axis."""
+        return int(self._totals[dataset][shard])
+
     def numbers(self, shard: int, table: ShardTable) -> U64:
         """The numbers of the samples of a shard, uint64 [n]: shard << ROW_BITS | row."""
         return (np.uint64(shard) << np.uint64(ROW_BITS)) | table.row.astype(np.uint64)

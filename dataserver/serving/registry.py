@@ -2,13 +2,24 @@
 
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from disttrain.v1 import data_service_pb2, errors_pb2
 
 from dataserver.dataset import Dataset
-from dataserver.jobs import Catalog, Fetch, JobPlanner, Kept, OnceCache, Turns, Unwanted
+from dataserver.jobs import (
+    Catalog,
+    Fetch,
+    JobPlanner,
+    Kept,
+    MeasuredRun,
+    OnceCache,
+    Owners,
+    Rules,
+    Turns,
+    Unwanted,
+)
 from dataserver.planning.identity import Job
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
@@ -70,14 +81,21 @@ class ServedJob:
 class JobRegistry:
     """Jobs by id. The one used least recently is forgotten first, unless a stream has it; clients bring it again."""
 
-    def __init__(self, catalog: Catalog, config: ServerConfig, metrics: Metrics, fetch: Fetch | None = None) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        config: ServerConfig,
+        metrics: Metrics,
+        fetch: Fetch | None = None,
+        owners: Owners | None = None,
+    ) -> None:
         self._catalog = catalog
         self._metrics = metrics
         self._fetch = fetch
         budget = int(config.job_bytes * JOBS_SHARE)
         self._least_cost = budget // config.max_jobs
         self._jobs = OnceCache[str, ServedJob](budget, self._cost)
-        self._kept = Kept(config.job_bytes - budget, config.cache_dir)
+        self._kept = Kept(config.job_bytes - budget, config.cache_dir, owners)
         self._turns = Turns(waiting=lambda: metrics.waiting(Stage.PLANNING_TURN))
 
     @property
@@ -119,6 +137,27 @@ class JobRegistry:
                 f"this server does not know job {job_id[:64]!r}; call GetOrCreateJob with its specification and repeat",
             )
         return served
+
+    def measured_run(
+        self, fingerprint: str, quarantine: str, rules: Rules, run: int, unwanted: Unwanted
+    ) -> MeasuredRun:
+        """The measure of a run of a dataset's shards, made here.
+
+        Args:
+            fingerprint: of the dataset.
+            quarantine: digest of its quarantine list; empty without one.
+            rules: what is kept and how it is sized, without that list.
+            run: which shards.
+            unwanted: whether the caller no longer waits.
+
+        Raises:
+            DatasetUnknownError, TokenizerUnknownError: the dataset or the tokenizer is not here.
+            Exception: as `Measures.run`.
+        """
+        dataset = self._catalog.dataset_of(fingerprint, quarantine)
+        self._catalog.check_digest(rules.tokenizer_digest)
+        listed = replace(rules, quarantine=dataset.quarantine if quarantine else None)
+        return self._kept.measures.run(dataset, listed, run, unwanted)
 
     def report(self, served: ServedJob, times: data_service_pb2.StepTimes) -> None:
         """Keep reported times with their job."""

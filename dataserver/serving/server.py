@@ -20,6 +20,7 @@ from dataserver.serving.limits import MAX_TRANSPORT_BYTES
 from dataserver.serving.metrics import Metrics, Snapshot
 from dataserver.serving.metrics_message import metrics_message
 from dataserver.serving.peers.fetching import PlanFetcher
+from dataserver.serving.peers.measure_fetching import MeasureFetcher
 from dataserver.serving.peers.membership import Peers
 from dataserver.serving.peers.peer import INSTANCE_BYTES
 from dataserver.serving.peers.service import PeerService
@@ -70,7 +71,8 @@ class DataServer:
         known = (*config.peers, *siblings)
         self._peers = Peers(known, instance) if known else None
         fetch = None if self._peers is None else PlanFetcher(self._peers, self._metrics).fetch
-        self._jobs = JobRegistry(catalog, config, self._metrics, fetch)
+        owners = None if self._peers is None else MeasureFetcher(self._peers)
+        self._jobs = JobRegistry(catalog, config, self._metrics, fetch, owners)
         self._health = health.HealthServicer()
         self._lock = threading.Lock()
         self._drainer: threading.Thread | None = None

@@ -16,7 +16,7 @@ from shards import write_interleaved, write_pairs, write_texts
 
 from dataserver.dataset import Dataset, Quarantine, Shard, TokensMissingError, build_index, count_tokens
 from dataserver.dataset.arrays import read_arrays, write_arrays
-from dataserver.jobs import measures, measuring
+from dataserver.jobs import measures, measuring, runs
 from dataserver.jobs.errors import MeasuringError
 from dataserver.jobs.measures import Measures, beside_indexes, keep_measure
 from dataserver.jobs.measuring import Rules, measure_shards
@@ -266,7 +266,7 @@ def test_a_caller_that_leaves_and_work_that_nobody_asks_for(dataset: Dataset, mo
     held, kept = Held(monkeypatch), Measures()
     with pytest.raises(UnwantedError):
         kept.get(dataset, PLAIN, unwanted=lambda: True)
-    monkeypatch.setattr(measures, "FORGOTTEN_S", 0.0)
+    monkeypatch.setattr(runs, "FORGOTTEN_S", 0.0)
     held.steps.release(100)
     until(lambda: not kept._making)
     assert held.measured < 9

@@ -1,7 +1,8 @@
 """Measures of shards: whatever they say about a job is what its samples say."""
 
 import hashlib
-from dataclasses import fields
+import re
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,16 @@ from dataserver.planning.contrastive.limits import TowerLimits
 from dataserver.planning.gathering import ShardColumns, size_rows
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.layout import layout_of
-from dataserver.planning.measure import LISTED, Lists, Measure, axis_lengths, join_measures, measure_rows
+from dataserver.planning.measure import (
+    LISTED,
+    Lists,
+    Measure,
+    axis_lengths,
+    equal_measures,
+    join_measures,
+    measure_rows,
+    problem_of,
+)
 from dataserver.planning.order import units_of
 from dataserver.planning.sizing import SampleTooLargeError
 
@@ -74,6 +84,7 @@ def test_lengths_are_the_sums_over_all_samples(found: list[Found], changes: dict
         else:
             expected.append((int(units_of(job.stream, table).sum()), len(table.row), len(table.image_rows)))
     joined = join_measures(measures)
+    assert problem_of(joined, joined.samples) == ""
     lengths, certain = axis_lengths(job.stream, joined)
     for i, values in enumerate(expected):
         if values is None:
@@ -157,6 +168,45 @@ def test_what_a_measure_clears_is_never_refused(
         limits.add(0, table, "shard")
     if room is None and modules["encoder"] and (modules["generator"] or ratio == "0"):
         assert clear.all()
+
+
+def one_more(lists: Lists) -> Lists:
+    return Lists(lists.at, lists.values + np.arange(len(lists.values)))
+
+
+def one_less(lists: Lists) -> Lists:
+    return Lists(np.minimum(lists.at, lists.at[-1] - 1), lists.values[:-1])
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "said"),
+    [
+        ("samples", lambda a: a + 1, "more samples than there are"),
+        ("samples", lambda a: a - 300, "more samples than there are"),
+        ("pairs", lambda a: a + 1, "more samples than there are|not as many as their images"),
+        ("pairs", lambda a: a[::-1], "not as many as their images"),
+        ("images", lambda a: a - 1, "not as many as their images"),
+        ("pair_images", one_less, "not counted"),
+        ("pair_image_counts", lambda x: Lists(x.at, x.values - 1), "not counted|not as many"),
+        ("pair_images", lambda x: Lists(x.at, x.values * 0), "not in order"),
+        ("long_texts", one_less, "longest pairs"),
+        ("long_images", one_less, "longest pairs"),
+        ("long_others", one_less, "longest other samples"),
+        ("long_texts", one_more, "not in order|longer than all together"),
+        ("long_others", lambda x: Lists(x.at, x.values[::-1]), "not in order"),
+        ("pair_text", lambda a: a * 0, "longer than all together"),
+    ],
+)
+def test_what_cannot_be_a_measure(field: str, change: Any, said: str) -> None:
+    sizing, count = make_job({}).stream.sizing, 300
+    found = join_measures([measure_rows(sizing, columns(i, k, count), np.arange(count)) for i, k in enumerate(KINDS)])
+    num_samples = np.full(len(KINDS), count)
+    assert problem_of(found, num_samples) == ""
+    assert problem_of(found, num_samples[1:]) != ""
+    other = replace(found, **{field: change(getattr(found, field))})
+    assert re.search(said, problem_of(other, num_samples))
+    assert not equal_measures(found, other)
+    assert equal_measures(found, found.take(np.arange(len(KINDS))))
 
 
 def test_a_golden_measure() -> None:

@@ -15,7 +15,7 @@ from serving.lone_peer import JOB, Clock, Failure, clock, peer, said
 from dataserver.jobs import UnwantedError
 from dataserver.planning.compact import UnfitPlanError
 from dataserver.serving.metrics import Metrics, PlanSource
-from dataserver.serving.peers import fetching, plan_places
+from dataserver.serving.peers import fetching, packed, plan_places
 from dataserver.serving.peers.build import build_id
 from dataserver.serving.peers.fetching import PlanFetcher
 from dataserver.serving.peers.membership import Peers
@@ -48,12 +48,12 @@ class Call:
 def test_a_call_is_waited_for_until_there_is_a_reason_to_stop(peer: Peer, clock: Clock) -> None:
     peer.hear(said(1))
     call = Call("plan", looks=3)
-    assert fetching._awaited(call, peer, 1001.0, lambda: False) == "plan"  # type: ignore[arg-type]
+    assert fetching.awaited(call, peer, 1001.0, lambda: False) == "plan"  # type: ignore[arg-type]
     assert call.waited == [0.05] * 4
 
     def failed(call: Call, until: float, unwanted: bool = False) -> tuple[PlanSource, str]:
-        with pytest.raises(fetching._FailedError) as caught:
-            fetching._awaited(call, peer, until, lambda: unwanted)  # type: ignore[arg-type]
+        with pytest.raises(fetching.FailedError) as caught:
+            fetching.awaited(call, peer, until, lambda: unwanted)  # type: ignore[arg-type]
         return caught.value.source, str(caught.value)
 
     def pass_time() -> None:
@@ -66,7 +66,7 @@ def test_a_call_is_waited_for_until_there_is_a_reason_to_stop(peer: Peer, clock:
     silent = Call("plan", looks=9, each=lambda: peer.hear(None))
     assert failed(silent, 2000.0) == (PlanSource.UNREACHABLE, "it fell silent")
     with pytest.raises(UnwantedError):
-        fetching._awaited(Call("plan", looks=9), peer, 0.0, lambda: True)  # type: ignore[arg-type]
+        fetching.awaited(Call("plan", looks=9), peer, 0.0, lambda: True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_call_is_waited_for_until_there_is_a_reason_to_stop(peer: Peer, clock:
     ],
 )
 def test_what_the_error_of_a_call_means(code: grpc.StatusCode, source: PlanSource, text: str) -> None:
-    found = fetching._failure(Failure(code))
+    found = fetching.failure_of(Failure(code))
     assert (found.source, str(found)) == (source, text)
 
 
@@ -171,44 +171,50 @@ def test_one_plan_of_64_is_made_again() -> None:
 
 
 def test_a_build_is_the_release_and_every_module_that_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataserver.planning.__path__", [str(tmp_path)])
+    """And every one that measures."""
+    monkeypatch.setattr("dataserver.planning.__path__", [str(tmp_path / "planning")])
     found = [build_id.__wrapped__()]
     for name, content in (
-        ("b.py", "x"),
-        ("b.py", "y"),
-        ("a/b.py", "y"),
-        ("a/c.py", ""),
-        ("b.py", "yx"),
-        ("b.txt", "y"),
+        ("planning/b.py", "x"),
+        ("planning/b.py", "y"),
+        ("planning/a/b.py", "y"),
+        ("planning/a/c.py", ""),
+        ("dataset/b.py", "y"),
+        ("jobs/b.py", "y"),
+        ("planning/b.py", "yx"),
+        ("serving/b.py", "y"),
+        ("planning/b.txt", "y"),
     ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(content)
         found.append(build_id.__wrapped__())
     monkeypatch.setattr("dataserver.serving.peers.build.version", lambda _: "0.0.0")
     found.append(build_id.__wrapped__())
-    assert found[-2] == found[-3], "a text is no module"
-    assert len(set(found)) == len(found) - 1
+    assert found[-2] == found[-3] == found[-4], "a text is no module"
+    assert len(set(found)) == len(found) - 2
     assert {len(digest) for digest in found} == {64}
 
 
 @pytest.mark.parametrize(
     ("values", "width"),
-    [([], 1), ([0, 255], 1), ([256], 2), ([7, 65_535], 2), ([65_536], 4), ([(1 << 32) - 1], 4)],
+    [([], 1), ([0, 255], 1), ([256], 2), ([7, 65_535], 2), ([65_536], 4), ([(1 << 32) - 1], 4), ([1 << 32], 8)],
 )
 def test_numbers_of_items_are_as_wide_as_the_largest(values: list[int], width: int) -> None:
-    data = plan_places._packed(np.array(values, np.int64))
+    data = packed.packed(np.array(values, np.int64))
     assert len(data) == width * len(values)
     assert data == b"".join(value.to_bytes(width, "little") for value in values)
-    found = plan_places._unpacked("rank", data, len(values))
+    found = packed.unpacked("ranks", data, len(values))
     assert (found.tolist(), found.dtype) == (values, np.int64)
 
 
 @pytest.mark.parametrize("size", [3, 9, 0, 12])
 def test_bytes_that_are_no_numbers_of_items(size: int) -> None:
-    with pytest.raises(UnfitPlanError) as caught:
-        plan_places._unpacked("slot", bytes(size), 6 if size != 12 else 5)
     count = 6 if size != 12 else 5
-    assert str(caught.value) == f"it has {size} bytes for the slots of {count} items; 1, 2 or 4 each are required"
+    with pytest.raises(packed.PackedError) as caught:
+        packed.unpacked("slots", bytes(size), count)
+    assert str(caught.value) == f"it has {size} bytes for the slots of {count} items; 1, 2, 4 or 8 each are required"
+    with pytest.raises(packed.PackedError, match="its slots are beyond 63 bits"):
+        packed.unpacked("slots", bytes(7) + b"\x80", 1)
 
 
 def test_a_plan_of_another_job_or_build_is_refused_by_the_begin_of_its_name() -> None:

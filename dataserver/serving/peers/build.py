@@ -1,4 +1,4 @@
-"""What code plans here: plans are fetched only from servers that have the same."""
+"""What code plans and measures here: plans and measures are fetched only from servers that have the same."""
 
 import hashlib
 from functools import cache
@@ -10,10 +10,10 @@ import dataserver.planning
 
 @cache
 def build_id() -> str:
-    """SHA-256 of the release and of every module that plans, 64 hexadecimal digits."""
+    """SHA-256 of the release and of every module that measures or plans, 64 hexadecimal digits."""
     digest = hashlib.sha256(f"disttrain {version('disttrain')}\n".encode())
-    folder = Path(dataserver.planning.__path__[0])
-    for file in sorted(folder.rglob("*.py")):
+    folder = Path(dataserver.planning.__path__[0]).parent
+    for file in sorted(file for name in ("dataset", "jobs", "planning") for file in (folder / name).rglob("*.py")):
         content = file.read_bytes()
         digest.update(f"{file.relative_to(folder).as_posix()} {len(content)}\n".encode())
         digest.update(content)

@@ -32,8 +32,8 @@ Answer = TypeVar("Answer")
 _log = logging.getLogger(__name__)
 
 
-class _FailedError(Exception):
-    """A peer gave no plan."""
+class FailedError(Exception):
+    """A peer gave no answer, or a wrong one."""
 
     def __init__(self, source: PlanSource, why: str) -> None:
         super().__init__(why)
@@ -62,7 +62,7 @@ class PlanFetcher:
             plan = self._asked(owner, planner, step, unwanted)
             if others[0] is None and is_checked(job_id, step):
                 _compare(plan, planner.plan_here(step, unwanted))
-        except _FailedError as failure:
+        except FailedError as failure:
             self._act(owner, failure, job_id, step)
             return None
         self._metrics.plan_found(PlanSource.FETCHED)
@@ -75,14 +75,14 @@ class PlanFetcher:
             message = _fetched(peer, request, until, unwanted)
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
-                raise _failure(error) from None
+                raise failure_of(error) from None
             message = self._brought(peer, planner, request, until, unwanted)
         try:
             return planner.in_turn(
                 lambda: plan_from_message(job, step, planner.samples(step), build_id(), message), unwanted
             )
         except UnfitPlanError as error:
-            raise _FailedError(PlanSource.WRONG, str(error)) from error
+            raise FailedError(PlanSource.WRONG, str(error)) from error
 
     def _brought(
         self, peer: Peer, planner: JobPlanner, request: FetchPlanRequest, until: float, unwanted: Unwanted
@@ -90,27 +90,40 @@ class PlanFetcher:
         """Make the job known to a peer that does not know it, and ask again."""
         call, since = peer.bring(planner.job)
         try:
-            _awaited(call, peer, min(until, since + FETCH_S), unwanted)
+            awaited(call, peer, min(until, since + FETCH_S), unwanted)
             return _fetched(peer, request, until, unwanted)
         except grpc.RpcError as error:
-            raise _failure(error) from None
+            raise failure_of(error) from None
 
-    def _act(self, peer: Peer, failure: _FailedError, job_id: str, step: int) -> None:
+    def _act(self, peer: Peer, failure: FailedError, job_id: str, step: int) -> None:
         """Count a failure, say so, and keep from asking that peer again too soon."""
         self._metrics.plan_found(failure.source)
-        if failure.source is PlanSource.UNREACHABLE:
-            self._peers.lost(peer, str(failure))
-            return
-        if failure.source is PlanSource.WRONG:
-            again = "it is not asked again until it is restarted"
-            peer.distrust()
-        else:
-            again = f"it is asked again in {ASIDE_S:.0f} s"
-            peer.set_aside(ASIDE_S, job_id if failure.source is PlanSource.REFUSED else "")
-        _log.warning(
-            "peer %s gave no plan of step %d of job %s (%s): %s; planned here, and %s",
-            *(peer.address, step, job_id[:JOB_CHARS], failure.source, failure, again),
-        )
+        what = f"plan of step {step} of job {job_id[:JOB_CHARS]}"
+        of_job = failure.source is PlanSource.REFUSED
+        leave_alone(self._peers, peer, failure, job_id if of_job else "", what, "planned here")
+
+
+def leave_alone(peers: Peers, peer: Peer, failure: FailedError, name: str, what: str, instead: str) -> None:
+    """Say why a peer gave no answer, and keep from asking it again too soon.
+
+    Args:
+        peers: all of them.
+        peer: the one that failed.
+        failure: how.
+        name: what it is not asked for meanwhile, a job or a measure; anything where empty.
+        what: what it did not give.
+        instead: what is done about it.
+    """
+    if failure.source is PlanSource.UNREACHABLE:
+        peers.lost(peer, str(failure))
+        return
+    if failure.source is PlanSource.WRONG:
+        again = "it is not asked again until it is restarted"
+        peer.distrust()
+    else:
+        again = f"it is asked again in {ASIDE_S:.0f} s"
+        peer.set_aside(ASIDE_S, name)
+    _log.warning("peer %s gave no %s (%s): %s; %s, and %s", peer.address, what, failure.source, failure, instead, again)
 
 
 def is_checked(job_id: str, step: int) -> bool:
@@ -121,7 +134,7 @@ def is_checked(job_id: str, step: int) -> bool:
 
 def _compare(fetched: StepPlan, made: StepPlan) -> None:
     if fetched.hash != made.hash:
-        raise _FailedError(
+        raise FailedError(
             PlanSource.WRONG, f"it has plan {fetched.hash.hex()}, and this server makes {made.hash.hex()}"
         )
 
@@ -129,18 +142,18 @@ def _compare(fetched: StepPlan, made: StepPlan) -> None:
 def _fetched(peer: Peer, request: FetchPlanRequest, until: float, unwanted: Unwanted) -> FetchPlanResponse:
     call = peer.plans.FetchPlan.future(request, timeout=FETCH_S)
     try:
-        return _awaited(call, peer, until, unwanted)
+        return awaited(call, peer, until, unwanted)
     finally:
         call.cancel()
 
 
-def _awaited(call: "grpc.Future[Answer]", peer: Peer, until: float, unwanted: Unwanted) -> Answer:
+def awaited(call: "grpc.Future[Answer]", peer: Peer, until: float, unwanted: Unwanted) -> Answer:
     """What a call answers.
 
     Raises:
         UnwantedError: nobody waits for it any more.
         RpcError: it failed.
-        _FailedError: it did not answer in time, or its peer fell silent.
+        FailedError: it did not answer in time, or its peer fell silent.
     """
     while True:
         try:
@@ -149,17 +162,18 @@ def _awaited(call: "grpc.Future[Answer]", peer: Peer, until: float, unwanted: Un
             if unwanted():
                 raise UnwantedError from None
             if peer.said is None:
-                raise _FailedError(PlanSource.UNREACHABLE, "it fell silent") from None
+                raise FailedError(PlanSource.UNREACHABLE, "it fell silent") from None
             if monotonic() >= until:
-                raise _FailedError(PlanSource.LATE, f"no answer within {FETCH_S:.0f} s") from None
+                raise FailedError(PlanSource.LATE, f"no answer within {FETCH_S:.0f} s") from None
         except grpc.FutureCancelledError:
-            raise _FailedError(PlanSource.UNREACHABLE, "the connection was closed") from None
+            raise FailedError(PlanSource.UNREACHABLE, "the connection was closed") from None
 
 
-def _failure(error: grpc.RpcError) -> _FailedError:
+def failure_of(error: grpc.RpcError) -> FailedError:
+    """What the error of a call to a peer means."""
     code, text = error.code(), f"{error.code().name}: {error.details()}"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return _FailedError(PlanSource.LATE, f"no answer within {FETCH_S:.0f} s")
+        return FailedError(PlanSource.LATE, f"no answer within {FETCH_S:.0f} s")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        return _FailedError(PlanSource.UNREACHABLE, text)
-    return _FailedError(PlanSource.REFUSED, text)
+        return FailedError(PlanSource.UNREACHABLE, text)
+    return FailedError(PlanSource.REFUSED, text)

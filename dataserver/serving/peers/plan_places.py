@@ -11,11 +11,11 @@ from dataserver.planning.compact import CompactPlan, Places, UnfitPlanError, com
 from dataserver.planning.identity import Job
 from dataserver.planning.plan import NO_GROUPS, Candidate, Decision, ModuleSchedule, RankGroups, StepPlan
 from dataserver.planning.samples import I64, StepSamples
+from dataserver.serving.peers.packed import PackedError, packed, unpacked
 from dataserver.serving.wire import schedules
 
 MAX_TEXTS: Final = 4096
 """Candidates and decisions of a plan; planning makes a few for each module."""
-_WIDTHS: Final = (1, 2, 4)
 
 
 def places_message(job: Job, plan: StepPlan, build: str) -> pb.FetchPlanResponse:
@@ -31,7 +31,7 @@ def places_message(job: Job, plan: StepPlan, build: str) -> pb.FetchPlanResponse
         sequences_per_microbatch=found.sequences_per_microbatch,
         places=[
             pb.ModulePlaces(
-                items=len(p.rank), rank=_packed(p.rank), microbatch=_packed(p.microbatch), slot=_packed(p.slot)
+                items=len(p.rank), rank=packed(p.rank), microbatch=packed(p.microbatch), slot=packed(p.slot)
             )
             for p in found.places
         ],
@@ -87,24 +87,15 @@ def plan_from_message(job: Job, step: int, samples: StepSamples, build: str, mes
     return plan
 
 
-def _packed(values: I64) -> bytes:
-    width = next(w for w in _WIDTHS if int(values.max(initial=0)) < 1 << 8 * w)
-    return values.astype(f"<u{width}").tobytes()
-
-
-def _unpacked(what: str, data: bytes, count: int) -> I64:
-    width = next((w for w in _WIDTHS if len(data) == w * count), None)
-    if width is None:
-        raise UnfitPlanError(f"it has {len(data)} bytes for the {what}s of {count} items; 1, 2 or 4 each are required")
-    return np.frombuffer(data, f"<u{width}").astype(np.int64)
-
-
 def _places(message: pb.ModulePlaces) -> Places:
-    return Places(
-        rank=_unpacked("rank", message.rank, message.items),
-        microbatch=_unpacked("microbatch", message.microbatch, message.items),
-        slot=_unpacked("slot", message.slot, message.items if message.slot else 0),
-    )
+    try:
+        return Places(
+            rank=unpacked("ranks", message.rank, message.items),
+            microbatch=unpacked("microbatches", message.microbatch, message.items),
+            slot=unpacked("slots", message.slot, message.items if message.slot else 0),
+        )
+    except PackedError as error:
+        raise UnfitPlanError(str(error)) from error
 
 
 def _schedule(message: microbatch_pb2.ModuleSchedule) -> ModuleSchedule:

@@ -1,0 +1,34 @@
+"""Arrays of integers in messages between servers: 1, 2, 4 or 8 bytes each, little-endian."""
+
+from typing import Final
+
+import numpy as np
+
+from dataserver.planning.samples import I64
+
+_WIDTHS: Final = (1, 2, 4, 8)
+
+
+class PackedError(ValueError):
+    """Bytes that are no such array; the message says which."""
+
+
+def packed(values: I64) -> bytes:
+    """Integers from 0 on, in as few bytes as the largest takes."""
+    width = next(w for w in _WIDTHS if int(values.max(initial=0)) < 1 << 8 * w)
+    return values.astype(f"<u{width}").tobytes()
+
+
+def unpacked(what: str, data: bytes, count: int) -> I64:
+    """So many integers. int64 [count].
+
+    Raises:
+        PackedError: it is another number of them, or one is beyond int64.
+    """
+    width = next((w for w in _WIDTHS if len(data) == w * count), None)
+    if width is None:
+        raise PackedError(f"it has {len(data)} bytes for the {what} of {count} items; 1, 2, 4 or 8 each are required")
+    values = np.frombuffer(data, f"<u{width}").astype(np.int64)
+    if values.min(initial=0) < 0:
+        raise PackedError(f"its {what} are beyond 63 bits")
+    return values
