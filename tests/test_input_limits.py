@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 MIB = 1 << 20
 
 LIMITS: dict[str, dict[str, int]] = {
-    "dataserver/dataset/arrays.py": {"MAX_FILE_BYTES": 4096 * MIB},
+    "dataserver/dataset/arrays.py": {"MAX_FILE_BYTES": 4096 * MIB, "MAX_ABOUT_BYTES": MIB},
     "dataserver/dataset/errors.py": {"MAX_ODDITY_BYTES": 4 * MIB, "MAX_DETAIL_CHARS": 200, "MAX_KEY_CHARS": 1024},
     "dataserver/dataset/files.py": {"MAX_SHARDS": 1_048_576},
     "dataserver/dataset/filters.py": {"MAX_FILTER_CHARS": 4096, "MAX_FILTER_DEPTH": 32},

@@ -22,6 +22,8 @@ Array = npt.NDArray[Any]
 
 MAX_FILE_BYTES: Final = 4 << 30
 """Of a file that is read, which all is in memory then."""
+MAX_ABOUT_BYTES: Final = 1 << 20
+"""Of what a file is about where that is read alone."""
 _MAGIC: Final = b"disttrain arrays 1 "
 _FIRST_LINE: Final = len(_MAGIC) + 64 + 1
 _ALIGNED: Final = 64
@@ -76,6 +78,28 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
         if data[:_FIRST_LINE] != _MAGIC + hashlib.sha256(rest).hexdigest().encode() + b"\n":
             raise ValueError("it is damaged, or was not written to its end")
         return _parse(data, data.index(b"\n", _FIRST_LINE) + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise ArraysError(str(error)) from error
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What a file is about, from its beginning, if its arrays end where it does; its digest is not looked at.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: it is not there.
+        ArraysError: it cannot be read, or was not written to its end.
+    """
+    try:
+        with path.open("rb") as file:
+            if not file.read(_FIRST_LINE).startswith(_MAGIC):
+                raise ValueError("it holds no arrays")
+            content = json.loads(file.readline(MAX_ABOUT_BYTES))
+            end = file.tell() + sum(np.dtype(kind).itemsize * prod(shape) for _, kind, shape in content["arrays"])
+            if end != os.fstat(file.fileno()).st_size:
+                raise ValueError("it was not written to its end")
+            return dict(content["about"])
     except (FileNotFoundError, NotADirectoryError):
         raise
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:

@@ -4,6 +4,7 @@ Each index is complete or absent, so a build that was killed continues by being 
 """
 
 import contextlib
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +14,11 @@ from pathlib import Path
 from dataserver.dataset.errors import DatasetError, StaleIndexError
 from dataserver.dataset.files import ShardFile, find_shards, index_folder, read_fresh_index, read_index
 from dataserver.dataset.index import read_oddities
-from dataserver.dataset.numeric import numeric_path, write_numeric
+from dataserver.dataset.numeric import has_numeric, write_numeric
 from dataserver.dataset.summary import Summary, write_summary
 from dataserver.dataset.workers import in_processes
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in total)."""
@@ -57,10 +60,13 @@ def build_index(
     num_built = 0
     done = total - sum(sizes[shard.name] for shard in stale)
 
-    def advance(shard: ShardFile, built: bool) -> None:
+    problems: list[str] = []
+
+    def advance(shard: ShardFile, built: bool, problem: str) -> None:
         nonlocal done, num_built
         done += sizes[shard.name]
         num_built += built
+        problems.extend([problem] * bool(problem))
         if progress is not None:
             progress(done, total)
 
@@ -69,10 +75,12 @@ def build_index(
     num_workers = min(workers or len(os.sched_getaffinity(0)), len(stale))
     if num_workers <= 1:
         for shard in stale:
-            advance(shard, _refresh(shard))
+            advance(shard, *_refresh(shard))
     else:
-        for position, built in in_processes(_refresh, stale, num_workers):
-            advance(stale[position], built)
+        for position, found in in_processes(_refresh, stale, num_workers):
+            advance(stale[position], *found)
+    if problems:
+        _log.warning("%s; servers read %d shards more slowly without such files", problems[0], len(problems))
     contents = [(shard.name, read_index(shard, summary).content) for shard in shards]
     if path.is_dir() and not summary.holds(contents):
         write_summary(index_folder(shards[0]), contents)
@@ -82,31 +90,32 @@ def build_index(
 def _is_older(shard: ShardFile, summary: Summary) -> bool:
     """Say whether a shard has both files of its index and did not change since, as far as the files' times tell."""
     try:
-        return not read_index(shard, summary).younger and numeric_path(shard.index_path).exists()
+        found = read_index(shard, summary)
+        return not found.younger and has_numeric(shard.index_path, found.content.header)
     except StaleIndexError:
         return False
 
 
-def _refresh(shard: ShardFile) -> bool:
+def _refresh(shard: ShardFile) -> tuple[bool, str]:
     """Index a shard, unless its index describes its content; then touch the index, so that nobody compares them again.
 
     Returns:
-        Whether it was indexed.
+        Whether it was indexed, and why its numeric columns were not written, where that is impossible.
     """
+    problem = ""
     try:
         indexed = read_fresh_index(shard)
-        if not numeric_path(shard.index_path).exists():  # of an earlier release, or removed
-            write_numeric(shard.index_path, indexed.header)
+        if not has_numeric(shard.index_path, indexed.header):  # of an earlier release, cut short, or removed
+            problem = write_numeric(shard.index_path, indexed.header)
         with contextlib.suppress(OSError):  # a read-only index is as good, only slower to open
             os.utime(shard.index_path)
         if indexed.stamps == shard.stamps():
-            return False
+            return False, problem
     except StaleIndexError:
         pass
     from dataserver.dataset.indexing import index_shard  # with parquet, which servers do without
 
-    index_shard(shard)
-    return True
+    return True, index_shard(shard)
 
 
 def _report(shards: Sequence[ShardFile], num_built: int, num_samples: int, num_bytes: int) -> BuildReport:

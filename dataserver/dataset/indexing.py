@@ -89,8 +89,8 @@ def digest_columns(core_digest: str, meta: pa.Table) -> str:
 
 def write_index(
     path: Path, header: IndexHeader, oddities: Oddities, batches: Sequence[pa.RecordBatch], meta: pa.Table
-) -> None:
-    """Write an index atomically, and its numeric columns once more beside it."""
+) -> str:
+    """Write an index atomically, and its numeric columns once more beside it; why not, where that is impossible."""
     details = [[o.key, o.kind, o.detail] for o in oddities.details]
     metadata = {
         HEADER_KEY: canonical(asdict(header)),
@@ -106,11 +106,11 @@ def write_index(
             columns = [c.combine_chunks() for c in meta.slice(start, batch.num_rows).columns]
             writer.write_batch(pa.record_batch([*batch.columns, *columns], schema=schema))
             start += batch.num_rows
-    write_numeric(path, header)
+    return write_numeric(path, header)
 
 
-def index_shard(shard: ShardFile) -> None:
-    """Index one shard in one sequential pass.
+def index_shard(shard: ShardFile) -> str:
+    """Index one shard in one sequential pass; why its numeric columns were not written, where that is impossible.
 
     Raises:
         DatasetError: the shard cannot be read, changes meanwhile, or the index cannot be written.
@@ -148,4 +148,4 @@ def index_shard(shard: ShardFile) -> None:
         columns_digest=digest_columns(core_digest, meta),
         num_samples=len(rows.keys),
     )
-    write_index(shard.index_path, header, oddities, rows.batches, meta)
+    return write_index(shard.index_path, header, oddities, rows.batches, meta)

@@ -6,6 +6,7 @@ shard of every shuffle window, on every server. Anybody may delete the second fi
 """
 
 import logging
+import threading
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dataserver.dataset.arrays import ArraysError, read_arrays, write_arrays
+from dataserver.dataset.arrays import ArraysError, read_about, read_arrays, write_arrays
 from dataserver.dataset.errors import DatasetError, printable
 from dataserver.dataset.index import IndexHeader, read_columns
 
@@ -38,6 +39,8 @@ _TYPES: Final = {
 """Of the columns, by name."""
 
 _log = logging.getLogger(__name__)
+_told: Final = threading.Event()
+"""Whether the log of this process has a warning of a second file that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,13 +100,26 @@ def read_numeric(index: Path, header: IndexHeader) -> NumericColumns:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (ValueError, TypeError) as error:
-        reason = printable(str(error))
-        _log.warning("%s is not used (%s); the index is read instead: remove it and index again", path, reason)
+        level = logging.INFO if _told.is_set() else logging.WARNING
+        _told.set()
+        _log.log(
+            level,
+            "%s is not used (%s); the index is read instead: remove it and index again. Others are logged as INFO",
+            *(path, printable(str(error))),
+        )
     return _columns(read_columns(index, header, _COLUMNS))
 
 
-def write_numeric(index: Path, header: IndexHeader) -> None:
-    """Write the second file from the index; a warning where that is impossible.
+def has_numeric(index: Path, header: IndexHeader) -> bool:
+    """Whether the second file is there, whole as far as its size tells, and of this index."""
+    try:
+        return read_about(numeric_path(index)) == _about(header)
+    except (OSError, ArraysError):
+        return False
+
+
+def write_numeric(index: Path, header: IndexHeader) -> str:
+    """Write the second file from the index; why not, where that is impossible.
 
     Raises:
         StaleIndexError: as `read_numeric`.
@@ -112,7 +128,8 @@ def write_numeric(index: Path, header: IndexHeader) -> None:
     try:
         write_arrays(numeric_path(index), _about(header), {f.name: getattr(columns, f.name) for f in fields(columns)})
     except DatasetError as error:
-        _log.warning("%s; servers read the shard more slowly without it", error)
+        return str(error)
+    return ""
 
 
 def _check(found: NumericColumns, num_samples: int) -> None:

@@ -27,6 +27,11 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _nothing_told() -> None:
+    numeric._told.clear()
+
+
 def read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[NumericColumns], list[str]]:
     """The columns of all shards, and the indexes that were read for them."""
     asked: list[str] = []
@@ -127,7 +132,7 @@ def test_a_shard_that_changed_leaves_none_of_its_old_ones(folder: Path, monkeypa
     """Not even where indexing ends between the two files."""
     shard = folder / "00001.tar"
     shard.write_bytes(shard.read_bytes().replace(b"bigdata", b"bigDATA"))
-    monkeypatch.setattr("dataserver.dataset.indexing.write_numeric", lambda *_: None)
+    monkeypatch.setattr("dataserver.dataset.indexing.write_numeric", lambda *_: "")
     assert build_index(folder, workers=1).num_built == 1
     assert not (folder / f"00001{SUFFIX}").exists()
     monkeypatch.undo()
@@ -136,13 +141,41 @@ def test_a_shard_that_changed_leaves_none_of_its_old_ones(folder: Path, monkeypa
 
 
 def test_one_that_cannot_be_written_costs_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = folder / f"00000{SUFFIX}"
-    path.unlink()
-    path.mkdir()
-    (path / "something").touch()
+    path, other = folder / f"00000{SUFFIX}", folder / f"00001{SUFFIX}"
+    for taken in (path, other):
+        taken.unlink()
+        taken.mkdir()
+        (taken / "something").touch()
     shard = Dataset.open(folder).shards[0]
-    numeric.write_numeric(shard.file.index_path, shard.header)
+    assert build_index(folder, workers=1).num_built == 0
     assert len(shard.sizes().text_bytes) == 3
     messages = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert [str(path) in message for message in messages] == [True, True]
-    assert "servers read the shard more slowly without it" in messages[0]
+    assert "servers read 2 shards more slowly without such files" in messages[0]
+
+
+def test_damaged_ones_cost_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for file in folder.rglob(f"*{SUFFIX}"):
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert [len(shard.sizes().text_bytes) for shard in Dataset.open(folder).shards][-1] == 300
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "Others are logged as INFO" in warning
+
+
+@pytest.mark.parametrize("change", ["cut", "of another index", "nothing", "no arrays", "odd shapes"])
+def test_one_that_does_not_fit_is_made_again_by_indexing(
+    folder: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = read(folder, monkeypatch)
+    path, other = folder / f"00000{SUFFIX}", folder / f"00001{SUFFIX}"
+    content = path.read_bytes()
+    odd = content.replace(b'"<i8", [', b'"<i8", [-', 1)
+    path.write_bytes(
+        {"cut": content[:-1], "of another index": other.read_bytes(), "nothing": b"", "odd shapes": odd}.get(
+            change, b"x"
+        )
+    )
+    assert build_index(folder, workers=1).num_built == 0
+    found, asked = read(folder, monkeypatch)
+    assert asked == []
+    assert_equal(found, expected)
