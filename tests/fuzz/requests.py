@@ -15,6 +15,8 @@ from grpc_status import rpc_status
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from dataserver.serving.limits import MAX_TRANSPORT_BYTES
+
 TIMEOUT_S: Final = 60
 ACTIONS: Final = ("RETRY", "ANOTHER_SERVER", "CREATE_JOB", "GIVE_UP")
 MOST_MESSAGES: Final = 8
@@ -58,16 +60,18 @@ def problem(channel: grpc.Channel, request: Request) -> str | None:
         else:
             channel.unary_unary(f"/{request.method}")(request.body, timeout=TIMEOUT_S)
     except grpc.RpcError as error:
-        return _problem_of(error, standard=request.method.startswith("grpc."))
+        too_long = len(request.body) > MAX_TRANSPORT_BYTES and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        return _problem_of(error, bare=request.method.startswith("grpc.") or too_long)
     return None
 
 
-def _problem_of(error: grpc.RpcError, standard: bool) -> str | None:
+def _problem_of(error: grpc.RpcError, bare: bool) -> str | None:
+    """What is wrong with an error; a bare one comes from gRPC itself, and needs no ErrorInfo."""
     if error.code() in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED):
         return f"{error.code()}: {error.details()}"
     status, info = rpc_status.from_call(error), error_details_pb2.ErrorInfo()
     if status is None or not status.details or not status.details[0].Unpack(info):
-        return None if standard else f"{error.code()} without ErrorInfo: {error.details()}"
+        return None if bare else f"{error.code()} without ErrorInfo: {error.details()}"
     return None if info.metadata["action"] in ACTIONS else f"the action is {info.metadata['action']!r}"
 
 

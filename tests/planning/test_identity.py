@@ -161,7 +161,7 @@ def base_jobs() -> list[dict[str, Any]]:
     whole["execution"]["transfers"] = [TRANSFER]
     chunks = job_data(execution={"layout": {"kind": "pipelined", "schedule": "interleaved", "chunks": 2}})
     exchange = [{"degree": d, "unit_ps": d} for d in (2, 4)]
-    groups = {"kind": "grouped", "max_degree": 4, "exchange": exchange}
+    groups = {"kind": "grouped", "max_degree": 4, "exchange": exchange, "heads": 24}
     grouped = job_data(stream={"global_batch": 4}, execution={"layout": groups}, backbone=(8, 1))
     grouped["execution"]["modules"][1] |= {"memory": MEMORY}
     towers = [{"name": m, "kind": "tower", "modality": m, "memory": MEMORY} for m in ("image", "text")]

@@ -105,7 +105,7 @@ import re, resource, sys
 from pathlib import Path
 import numpy as np
 from dataserver.planning.jobspec import Sizing
-from dataserver.preprocessing.codecs import ImageShape, decode_patches
+from dataserver.preprocessing.codecs import ImageShape, decode_patches, ordinary, with_pillow
 
 data, spare_bytes = Path(sys.argv[1]).read_bytes(), int(sys.argv[2])
 used_bytes = int(re.search("VmSize: *([0-9]+)", Path("/proc/self/status").read_text().expandtabs()).group(1)) * 1024
@@ -162,7 +162,7 @@ import re, sys
 from pathlib import Path
 import numpy as np
 from dataserver.planning.jobspec import Sizing
-from dataserver.preprocessing.codecs import ImageShape, decode_patches
+from dataserver.preprocessing.codecs import ImageShape, decode_patches, ordinary, with_pillow
 
 def peak_kib():
     return int(re.search("VmPeak: *([0-9]+)", Path("/proc/self/status").read_text().expandtabs()).group(1))

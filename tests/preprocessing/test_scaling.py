@@ -18,7 +18,7 @@ from PIL import Image
 from preprocessing.pictures import ASTRONAUT, decode, encode, join_patches, noise
 
 from dataserver.planning.jobspec import Quality, Sizing
-from dataserver.preprocessing.codecs import ImageShape, decoding
+from dataserver.preprocessing.codecs import ImageShape, ordinary
 from dataserver.preprocessing.codecs.ordinary import decode_ordinary
 from dataserver.preprocessing.codecs.scaling import scaled
 from dataserver.preprocessing.codecs.scratch import MAX_KEPT_BYTES, scratch
@@ -150,7 +150,7 @@ def test_a_cut_image_is_what_pillow_says_it_is(name: str, share: float, monkeypa
     data = ORDINARY.get(name) or ODDITIES[name]
     cut, shape = data[: int(len(data) * share)], ImageShape(52, 38, 1, 2, 2)
     found = decode(cut, shape, Sizing(patch=7, merge=1))
-    monkeypatch.setattr(decoding, "decode_ordinary", lambda *_: None)
+    monkeypatch.setattr(ordinary, "decode_ordinary", lambda *_: None)
     assert found[0] == decode(cut, shape, Sizing(patch=7, merge=1))[0]
 
 

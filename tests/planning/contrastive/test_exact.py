@@ -97,7 +97,7 @@ def tower_choices() -> Iterator[TowerPlan | str]:
 
 def test_golden_choices_of_towers() -> None:
     """With ties, with nothing that fits, and what is then said."""
-    assert digest(list(tower_choices())) == "10c371d4d69ff8ef"
+    assert digest(list(tower_choices())) == "8e40e96eb70863d0"
 
 
 def spread(seed: int) -> Iterator[list[list[int]] | str]:
