@@ -66,7 +66,8 @@ def build_index(
         nonlocal done, num_built
         done += sizes[shard.name]
         num_built += built
-        problems.extend([problem] * bool(problem))
+        if problem:
+            problems.append(problem)
         if progress is not None:
             progress(done, total)
 

@@ -16,7 +16,7 @@ from dataserver.jobs.measuring import Rules, measure_shards
 from dataserver.jobs.once import OnceCache
 from dataserver.jobs.planner import Fetch, JobPlanner
 from dataserver.jobs.runs import MeasuredRun, NoSuchRunError, Owners, Runs
-from dataserver.jobs.turns import Turns, Unwanted, UnwantedError
+from dataserver.jobs.turns import Turns, Unwanted, UnwantedError, always_wanted
 
 __all__ = [
     "Catalog",
@@ -37,6 +37,7 @@ __all__ = [
     "Turns",
     "Unwanted",
     "UnwantedError",
+    "always_wanted",
     "fill_job",
     "keep_measure",
     "measure_shards",

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -128,7 +128,7 @@ class Runs(Asked):
         with self._lock:
             return run in self._begun
 
-    def begin(self, runs: Iterable[int]) -> dict[int, Future[Measure]]:
+    def begin(self, runs: Sequence[int]) -> dict[int, Future[Measure]]:
         """The measures of some runs; those that nobody began are made from now on.
 
         They may fail with a TokensMissingError or DatasetError, and with an UnwantedError if nobody asks any more; what

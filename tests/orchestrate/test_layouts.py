@@ -192,3 +192,18 @@ def test_a_model_too_large_for_any_layout_says_by_how_much_and_what_would_fit() 
         NoLayoutError, match="use more devices or such with more memory, or a smaller contrastive batch"
     ):
         contrastive(towers(memory_gb=2))
+
+
+def test_what_a_tower_takes_at_least_is_what_it_fits() -> None:
+    def refusal(memory_bytes: int) -> str:
+        try:
+            contrastive(towers(memory_gb=memory_bytes / 1e9))
+        except NoLayoutError as error:
+            return str(error)
+        return ""
+
+    least = re.search(r"tower (\w+) fits no device.* at least (\d+) bytes", refusal(2_000_000_000))
+    assert least is not None
+    name, num_bytes = least[1], int(least[2])
+    assert f"tower {name} fits no device" in refusal(num_bytes - 1)
+    assert f"tower {name} fits no device" not in refusal(num_bytes)

@@ -23,6 +23,7 @@ from trainclient.orchestrate.profile import (
     size_of,
     write_profile,
 )
+from trainclient.orchestrate.profile_command import doubts
 from trainclient.orchestrate.profile_command import main as profile_command
 
 H100 = cluster("h100", 16)
@@ -43,6 +44,18 @@ def measured(degrees: tuple[int, ...] = (1,), gpu: str = "h100") -> Profile:
         for n in NETWORKS
     ]
     return Profile(gpu=gpu, device="NVIDIA H100 80GB HBM3", dtype="bfloat16", modules=tuple(modules))
+
+
+def test_costs_far_from_their_times_are_named() -> None:
+    profile = measured((1, 2))
+    assert not list(doubts(profile))
+    first, *others = profile.modules
+    poor = first.degrees[1].model_copy(update={"error_percent": 659.0})
+    odd = profile.model_copy(
+        update={"modules": (first.model_copy(update={"degrees": (first.degrees[0], poor)}), *others)}
+    )
+    (doubt,) = doubts(odd)
+    assert f"the cost of {first.name}, tp 2, is 659 % off its own times" in doubt
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -73,6 +86,10 @@ def test_a_frozen_module_runs_its_part_of_the_measured_backward() -> None:
 def test_another_kind_of_gpu_or_another_model_is_refused() -> None:
     with pytest.raises(ProfileError, match=r"the profile is of h200 .*, and the cluster has h100; measure it there"):
         costs_of(measured(gpu="h200"), NETWORKS, H100)
+    with pytest.raises(ProfileError, match=r"with `trainclient profile`, set --gpu h200, or leave"):
+        costs_of(measured(gpu="h200"), NETWORKS, H100)
+    with pytest.raises(ProfileError, match=r"with `trainclient profile`, or leave"):  # no cluster can be of that kind
+        costs_of(measured(gpu="cpu"), NETWORKS, H100)
     with pytest.raises(ProfileError, match=r"module backbone of the profile is another model .layers 32, not 40"):
         costs_of(measured(), (read_network("backbone", "llama3-13b"),), H100)
     with pytest.raises(ProfileError, match="the profile has no module vit"):

@@ -49,7 +49,7 @@ def _placed(problem: Problem, layout: str) -> list[Choice]:
         try:
             plan = place(profiles, devices, batch)
         except ValueError as error:
-            refusal = refusal or str(error)
+            refusal = str(error)  # at last of towers that compute again, which take least
             continue
         made = _choice(problem, layout, plan, options, batch)
         if best is None or made.step_ns < best.step_ns:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dataserver.planning.costs import Measurements, fit
+from dataserver.planning.costs import FitError, Measurements, fit
 from dataserver.planning.jobspec import ModelSize
 from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
@@ -77,7 +77,13 @@ def measure(networks: Sequence[Network], plan: Plan, progress: Callable[[str], N
 def _measured(network: Network, tp: int, plan: Plan) -> MeasuredCost:
     times = np.array([_whole_ns(network, tp, size, plan) for size in plan.sizes], np.int64)
     sizes = np.array(plan.sizes, np.int64)
-    found = fit(Measurements(np.ones_like(sizes), sizes, sizes * sizes, times[:, 0], times[:, 1]))
+    try:
+        found = fit(Measurements(np.ones_like(sizes), sizes, sizes * sizes, times[:, 0], times[:, 1]))
+    except FitError as error:
+        raise FitError(
+            f"{network.name}, tp {tp}: {error}. Here steps are --repeats, and items --sizes: raise the first, or give "
+            "larger or other sizes"
+        ) from None
     return MeasuredCost(tp=tp, cost=found.cost, error_percent=found.residual_p50_ppm / 10_000)
 
 

@@ -9,7 +9,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, Cost, ModelSize, SpecModel, TextError, parse_yaml
-from trainclient.orchestrate.cluster import Cluster
+from trainclient.orchestrate.cluster import BOARDS, Cluster
 from trainclient.orchestrate.costs import CostTable, computed_cost, with_reductions
 from trainclient.orchestrate.networks import Network
 
@@ -81,9 +81,10 @@ def costs_of(profile: Profile, networks: Sequence[Network], cluster: Cluster) ->
         ProfileError: it is of another kind of GPU, or of other models; says which.
     """
     if profile.gpu != cluster.gpu:
+        known_kind = f", set --gpu {profile.gpu}" if profile.gpu in BOARDS else ""
         raise ProfileError(
             f"the profile is of {profile.gpu} ({profile.device}), and the cluster has {cluster.gpu}; measure it there "
-            f"with `trainclient profile`, set --gpu {profile.gpu}, or leave --profile out"
+            f"with `trainclient profile`{known_kind}, or leave --profile out"
         )
     known = {m.name: m for m in profile.modules}
     table: dict[tuple[str, int], Cost] = {}

@@ -1,7 +1,7 @@
 """`trainclient profile`."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +13,15 @@ from trainclient.flags import parse
 from trainclient.orchestrate.command import MaybePath, MaybeText, Orchestrate, networks
 from trainclient.orchestrate.ending import ended
 from trainclient.orchestrate.measuring import MERGE, Plan, measure
-from trainclient.orchestrate.profile import write_profile
+from trainclient.orchestrate.profile import Profile, write_profile
 from trainclient.training.options import Options
 
 ABOUT = """Measure what the modules of a model cost on the device at hand, for `trainclient orchestrate --profile`.
 Of each module a few layers are built, and run forward and backward at each size; the rest follows. Of a backbone the
 share of a device is measured at each degree of tensor parallelism; for other modules it follows from that of degree 1.
 """
+POOR_PERCENT = 20.0
+"""Median error of a cost on the times that it was fitted to, above which it is no ground for a choice."""
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -76,6 +78,19 @@ def run(arguments: Sequence[str]) -> None:
                 f"{found.error_percent:.1f} %\n"
             )
     sys.stdout.write(f"the profile of {profile.gpu} ({profile.device}) is in {output}\n")
+    for doubt in doubts(profile):
+        _say(doubt)
+
+
+def doubts(profile: Profile) -> Iterator[str]:
+    """Yield what is wrong with costs that are far from the times that they were fitted to."""
+    for module in profile.modules:
+        for found in module.degrees:
+            if found.error_percent > POOR_PERCENT:
+                yield (
+                    f"the cost of {module.name}, tp {found.tp}, is {found.error_percent:.0f} % off its own times: "
+                    "leave the device to this alone, and raise --repeats or give other --sizes, before you choose by it"
+                )
 
 
 def _say(what: str) -> None:

@@ -71,7 +71,7 @@ def reason(choice: Choice, best: Choice) -> str:
     idle = (1 - best.bubble) / (1 - choice.bubble)
     if idle > 1.03:
         said.append(
-            f"they are idle for {100 * choice.bubble:.0f} %, not {100 * best.bubble:.0f} ({idle:.2f} x)"
+            f"its devices are idle for {100 * choice.bubble:.0f} %, not {100 * best.bubble:.0f} ({idle:.2f} x)"
             f"{_of_idle(choice)}"
         )
     return "; ".join(said) or "what planner and simulator find, not the solver's means"
@@ -82,21 +82,21 @@ def _of_work(choice: Choice, best: Choice) -> str:
     pairs = [(m, b) for m in choice.modules for b in best.modules if m.option.network is b.option.network]
     again = [m.option.network.name for m, b in pairs if m.option.recompute and not b.option.recompute]
     narrow = [m.option.network.name for m, b in pairs if m.option.tp > b.option.tp]
-    said = [f"{' and '.join(again)} compute activations again"] if again else []
+    said = [f"activations of {' and '.join(again)} are computed again"] if again else []
     said += [f"shares of {' and '.join(narrow)} are narrower"] if narrow else []
     return f" ({', '.join(said)})" if said else ""
 
 
 def _of_idle(choice: Choice) -> str:
-    """What they are idle for, the longest part first."""
+    """What devices are idle for, the longest part first."""
     waits = {name: ns for name, ns in choice.parts.items() if name not in ("waves", "computing") and ns}
     said = [f"{name} {ns / choice.step_ns * 100:.0f} % of the step" for name, ns in
             sorted(waits.items(), key=lambda part: -part[1]) if ns > 0.02 * choice.step_ns]  # fmt: skip
     if choice.parts.get("waves", 0) > 0.3 * choice.step_ns:
         slowest = choice.bottleneck
-        others = [f"{m.option.network.name} {100 * m.wave_ns / slowest.wave_ns:.0f} %"
+        others = [f"{m.option.network.name} takes {100 * m.wave_ns / slowest.wave_ns:.0f} %"
                   for m in choice.modules if m is not slowest]  # fmt: skip
-        said.append(f"{slowest.option.network.name} is waited for; of its time {', '.join(others)} take")
+        said.append(f"{slowest.option.network.name} is waited for, of whose time {', '.join(others)}")
     return f": {', '.join(said)}" if said else ""
 
 

@@ -114,6 +114,8 @@ def place_in_parallel(
     Raises:
         ValueError: a tower does not fit a device, or the towers need more devices than there are.
     """
+    if cluster.num_devices < len(towers):
+        raise _too_few([1] * len(towers), towers, cluster, batch)
     options = [
         sorted(_options(t, cluster, batch, microbatches), key=lambda o: (o.devices, o.step_ns, o.tp)) for t in towers
     ]
@@ -122,8 +124,11 @@ def place_in_parallel(
         found = tuple(option for option in chosen if option is not None)
         if len(found) == len(towers) and sum(option.devices for option in found) <= cluster.num_devices:
             return TowerPlan(TowerPlacement.PARALLEL, found, limit)
-    fewest = [tower[0].devices for tower in options]
-    raise ValueError(
+    raise _too_few([tower[0].devices for tower in options], towers, cluster, batch)
+
+
+def _too_few(fewest: Sequence[int], towers: Sequence[TowerProfile], cluster: TowerCluster, batch: int) -> ValueError:
+    return ValueError(
         f"towers {[t.name for t in towers]} need at least {fewest} devices of their own for a batch of {batch}, "
         f"{cluster.num_devices} are there; use more devices or let the towers share them"
     )

@@ -161,12 +161,17 @@ def awaited(call: "grpc.Future[Answer]", peer: Peer, until: float, unwanted: Unw
         except grpc.FutureTimeoutError:
             if unwanted():
                 raise UnwantedError from None
-            if peer.said is None:
-                raise FailedError(PlanSource.UNREACHABLE, "it fell silent") from None
-            if monotonic() >= until:
-                raise FailedError(PlanSource.LATE, f"no answer within {FETCH_S:.0f} s") from None
+            check_waiting(peer, until)
         except grpc.FutureCancelledError:
             raise FailedError(PlanSource.UNREACHABLE, "the connection was closed") from None
+
+
+def check_waiting(peer: Peer, until: float) -> None:
+    """Raise FailedError if a peer that has not answered yet fell silent, or is late."""
+    if peer.said is None:
+        raise FailedError(PlanSource.UNREACHABLE, "it fell silent") from None
+    if monotonic() >= until:
+        raise FailedError(PlanSource.LATE, f"no answer within {FETCH_S:.0f} s") from None
 
 
 def failure_of(error: grpc.RpcError) -> FailedError:

@@ -1,6 +1,5 @@
 """Measures of runs from the servers that own them; what these do not give in time, or not right, is left out."""
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,17 +11,15 @@ import grpc
 import numpy as np
 from disttrain.v1.peer_service_pb2 import FetchMeasuresResponse
 
-from dataserver.jobs import Runs, measure_shards
+from dataserver.jobs import Runs, always_wanted, measure_shards
 from dataserver.planning.measure import Measure, equal_measures
 from dataserver.serving.metrics import PlanSource
 from dataserver.serving.peers import fetching
 from dataserver.serving.peers.build import build_id
-from dataserver.serving.peers.fetching import LOOK_S, FailedError, failure_of, leave_alone
+from dataserver.serving.peers.fetching import LOOK_S, FailedError, awaited, check_waiting, failure_of, leave_alone
 from dataserver.serving.peers.measure_message import UnfitMeasureError, measure_from_message, measures_request
 from dataserver.serving.peers.membership import Peers
 from dataserver.serving.peers.peer import Peer
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -89,9 +86,9 @@ class MeasureFetcher:
         """Look at the call to a peer, and ask for its next run; whether there is one."""
         try:
             if not share.call.done():
-                _check_waiting(peer, share)
+                check_waiting(peer, share.until)
                 return True
-            share.found[share.left[0]] = self._checked(share.call, runs, share.left[0])
+            share.found[share.left[0]] = self._checked(peer, share, runs)
         except FailedError as failure:
             share.call.cancel()
             if failure.source is PlanSource.WRONG:
@@ -105,14 +102,13 @@ class MeasureFetcher:
             share.call, share.until = self._asked(peer, runs, share.left[0], woken)
         return bool(share.left)
 
-    def _checked(self, call: "grpc.Future[FetchMeasuresResponse]", runs: Runs, run: int) -> Measure:
-        """What a call answered, of which one shard is measured here, too. Nobody knows before which one."""
+    def _checked(self, peer: Peer, share: _Share, runs: Runs) -> Measure:
+        """What a peer answered, of which one shard is measured here, too. Nobody knows before which one."""
+        run = share.left[0]
         try:
-            message = call.result()
+            message = awaited(share.call, peer, share.until, always_wanted)
         except grpc.RpcError as error:
             raise failure_of(error) from None
-        except grpc.FutureCancelledError:
-            raise FailedError(PlanSource.UNREACHABLE, "the connection was closed") from None
         shards = runs.shards(run)
         samples = np.array([shard.num_samples for shard in shards], np.int64)
         try:
@@ -124,10 +120,3 @@ class MeasureFetcher:
         if not equal_measures(found.take(np.array([at])), made):
             raise FailedError(PlanSource.WRONG, f"shard {shards[at].name} has another measure here")
         return found
-
-
-def _check_waiting(peer: Peer, share: _Share) -> None:
-    if peer.said is None:
-        raise FailedError(PlanSource.UNREACHABLE, "it fell silent")
-    if monotonic() >= share.until:
-        raise FailedError(PlanSource.LATE, f"no answer within {fetching.FETCH_S:.0f} s")

@@ -293,6 +293,8 @@ def test_towers_that_do_not_fit_are_named() -> None:
         choose_towers(towers, TowerCluster(8, 8, 60), 8)
     with pytest.raises(ValueError, match=r"need at least .* devices of their own.*together need more than 100 bytes"):
         choose_towers(towers, TowerCluster(1, 8, 100), 8)
+    with pytest.raises(ValueError, match=r"need at least \[1, 1\] devices of their own"):  # whatever memory it had
+        place_in_parallel(towers, TowerCluster(1, 8, 60), 8)
 
 
 def test_the_light_tower_waits_at_the_barrier_less_with_distmm_pipe() -> None:
