@@ -53,7 +53,7 @@ def reasons(solution: Solution) -> list[str]:
         for s in solution.scored
         if s.refusal is not None
     ]
-    return found + [f"{name} does not fit: {message}" for name, message in solution.refused.items()]
+    return found + list(solution.refused.values())  # each names its layout
 
 
 def reason(choice: Choice, best: Choice) -> str:
