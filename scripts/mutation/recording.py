@@ -54,7 +54,10 @@ class Record:
 
     def contexts(self, path: str) -> dict[int, list[str]]:
         """The tests, or files of tests, that ran each line of a file as it is now."""
-        found, then = self.lines.contexts_by_lineno(path), self.folder / "sources" / path
+        # Of a process that tests of several files share, the file that started it stands before the one it ran for.
+        recorded = self.lines.contexts_by_lineno(path).items()
+        found = {line: [context.rpartition("|")[2] for context in contexts] for line, contexts in recorded}
+        then = self.folder / "sources" / path
         if not then.is_file():
             return found
         return moved(found, then.read_text().splitlines(), (ROOT / path).read_text().splitlines())

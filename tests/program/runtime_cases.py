@@ -249,6 +249,7 @@ class Pool:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "CASES": str(script)}
+        shared["MUTATION_TEST_FILE"] = os.environ.get("MUTATION_TEST_FILE", "")
         for rank in range(world):
             print(json.dumps(shared | {"RANK": str(rank)}), file=self._rank(rank).talk, flush=True)
         with ThreadPoolExecutor(world) as threads:
@@ -439,6 +440,12 @@ def main() -> None:
                 os.close(descriptor)
 
 
+def count_for_test_file() -> None:
+    """Have the lines that run from now on count for the tests whose cases they are, not where the pool began."""
+    if running := sys.modules["coverage"].Coverage.current():
+        running.switch_context(os.environ["MUTATION_TEST_FILE"])
+
+
 def run_rank(connection: socket.socket) -> NoReturn:
     """Be one process of the pool, until no more cases can come."""
     try:
@@ -446,6 +453,8 @@ def run_rank(connection: socket.socket) -> NoReturn:
             print(os.getpid(), file=talk, flush=True)
             for line in talk:
                 os.environ.update(json.loads(line))
+                if "coverage" in sys.modules:  # under scripts/mutate
+                    count_for_test_file()
                 run_cases()
                 print(DONE, end="", file=talk, flush=True)
     except Exception:
