@@ -59,6 +59,7 @@ def serve(
     idle_timeout_s: MaybeInt = None,
     stream_bytes: MaybeInt = None,
     prefetch_bytes: MaybeInt = None,
+    no_lending: Switch = False,
     decode_threads: MaybeInt = None,
     max_jobs: MaybeInt = None,
     job_bytes: MaybeInt = None,
@@ -91,6 +92,8 @@ def serve(
         idle_timeout_s: Seconds until a stream that takes nothing ends, for its place; 600 by default.
         stream_bytes: Largest microbatch in bytes; 256 MiB by default.
         prefetch_bytes: Bytes that all streams together use to work ahead; 1 GiB by default.
+        no_lending: Send all bytes also to clients of this user on this machine, which else get memory that holds them
+            (key `lend_memory: false`).
         decode_threads: Threads that decode images; one for each core by default.
         max_jobs: Jobs kept in memory; 64 by default.
         job_bytes: Bytes kept of jobs, with sizes of samples and plans; 1 GiB by default.
@@ -113,6 +116,7 @@ def serve(
         idle_timeout_s=idle_timeout_s,
         stream_bytes=stream_bytes,
         prefetch_bytes=prefetch_bytes,
+        lend_memory=False if no_lending else None,
         decode_threads=decode_threads,
         max_jobs=max_jobs,
         job_bytes=job_bytes,

@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 from dataserver.dataset import ShardReadError
 from dataserver.preprocessing import PreparedView
+from dataserver.serving.lending import Block
 from dataserver.serving.memory import Buffer
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.source import MicrobatchSpec, ViewSource
@@ -41,7 +42,12 @@ class Assembly:
     """A microbatch in the making. It owns its buffer until it is released."""
 
     def __init__(
-        self, spec: MicrobatchSpec, buffer: Buffer, metrics: Metrics, settled: Callable[["Assembly"], None]
+        self,
+        spec: MicrobatchSpec,
+        buffer: Buffer,
+        metrics: Metrics,
+        settled: Callable[["Assembly"], None],
+        block: Block | None = None,
     ) -> None:
         """Make an assembly that has not begun.
 
@@ -51,8 +57,10 @@ class Assembly:
             metrics: are told of images and bytes.
             settled: called once, from any thread, when the assembly is made, has failed or was cancelled, and no thread
                 writes to the buffer any more.
+            block: that of the buffer, where it will be lent.
         """
         self.spec = spec
+        self.block = block
         self.buffer = buffer
         self.encoded: EncodedMicrobatch | None = None
         self.error: Exception | None = None
@@ -119,7 +127,7 @@ class Assembly:
         if prepared is not None and not self._stop.is_set():
             try:
                 prepared.finish()
-                self.encoded = source.encode(self.spec, prepared)
+                self.encoded = source.encode(self.spec, prepared, lent=self.block is not None)
                 self._metrics.prepared(prepared.num_images, prepared.num_invalid)
             except Exception as error:
                 self._fail(error)

@@ -69,6 +69,8 @@ class ServerConfig(BaseModel):
     """Largest microbatch. Every open stream may hold one, whatever the others hold."""
     prefetch_bytes: Annotated[int, Field(ge=0, le=1 << 44)] = 1024 * MIB
     """Memory that all streams together use to work ahead of their consumers."""
+    lend_memory: bool = True
+    """Lend microbatches to clients of the same user on this machine as memory, in place of sending their bytes."""
     decode_threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=lambda: os.cpu_count() or 1)
     """Threads that decode images; by default one for each core."""
     max_jobs: Annotated[int, Field(ge=1, le=4096)] = 64

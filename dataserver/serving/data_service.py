@@ -98,7 +98,9 @@ class DataService:
             zstd_level=self._zstd_level(request.accepted_codecs),
             share_fetch=request.share_fetch,
         )
-        return self._streams.open(source, request.start_step, request.start_microbatch, context.cancel)
+        # What is compressed is made for a network.
+        token = request.memory_token if source.zstd_level is None else b""
+        return self._streams.open(source, request.start_step, request.start_microbatch, context.cancel, token)
 
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:
         """Plan one step and say what the plan gains."""
@@ -144,6 +146,7 @@ class DataService:
             codecs=CODECS,
             max_message_bytes=MAX_MESSAGE_BYTES,
             stream_bytes=self._config.stream_bytes,
+            memory_socket=self._streams.shared.lending.name,
         )
 
     def GetDatasetInfo(self, _request: pb.GetDatasetInfoRequest, _: grpc.ServicerContext) -> pb.GetDatasetInfoResponse:

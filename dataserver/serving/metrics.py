@@ -66,6 +66,7 @@ class Counts:
     storage_retries: int = 0
     read_bytes: int = 0
     sent_bytes: int = 0
+    lent_bytes: int = 0
     plan_seconds: float = 0.0
     plans: list[int] = field(default_factory=lambda: [0] * (len(PLAN_BUCKETS_S) + 1))
     """Plans made, by bucket of `PLAN_BUCKETS_S`; not cumulative."""
@@ -141,11 +142,12 @@ class Metrics:
             self._counts.decoded_images += num_images
             self._counts.invalid_images += num_invalid
 
-    def sent(self, num_bytes: int) -> None:
-        """A consumer took a whole microbatch."""
+    def sent(self, num_bytes: int, lent_bytes: int) -> None:
+        """A consumer took a whole microbatch, of which it was lent so much."""
         with self._lock:
             self._counts.sent_microbatches += 1
             self._counts.sent_bytes += num_bytes
+            self._counts.lent_bytes += lent_bytes
 
     def read(self, num_bytes: int) -> None:
         """So many bytes of images were read from shards."""

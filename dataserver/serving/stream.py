@@ -25,10 +25,11 @@ from disttrain.v1.data_service_pb2 import EndOfStream
 from dataserver.planning.plan import StepPlan
 from dataserver.serving.assembly import Assembly, with_retries
 from dataserver.serving.errors import DataServiceError, service_error
+from dataserver.serving.lending import Block, Lending
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import JOB_CHARS, Metrics, Progress, Stage, Wait
 from dataserver.serving.source import MicrobatchSpec, ViewSource
-from dataserver.serving.wire import end_of_stream
+from dataserver.serving.wire import end_of_stream, lent_block
 
 MAX_AHEAD: Final = 8
 """Microbatches that a stream prepares ahead, however small they are: plans are kept for a few steps only."""
@@ -53,6 +54,7 @@ class Shared:
     making: AbstractContextManager[bool]
     """Held while a stream reads token ids and lays out a view, which few of them do at once."""
     decoding: Executor
+    lending: Lending
     draining: threading.Event
     """Set when streams are to end after the microbatch in hand."""
     metrics: Metrics
@@ -69,6 +71,7 @@ class MicrobatchStream:
         microbatch: int,
         cancel: Callable[[], object],
         on_close: Callable[["MicrobatchStream"], None],
+        memory_token: bytes = b"",
     ) -> None:
         """Make a stream that has not begun.
 
@@ -79,12 +82,14 @@ class MicrobatchStream:
             microbatch: the first one.
             cancel: ends the call of the stream, whatever its consumer reads.
             on_close: called whenever the stream is closed, without a lock.
+            memory_token: of a consumer that takes memory in place of bytes.
         """
         self.cancel = cancel
         self._shared = shared
         self._on_close = on_close
         self._source = source
         self._account = shared.budget.open()
+        self._borrower = shared.lending.claim(memory_token, self._account)
         self._condition = threading.Condition()
         """Guards what follows, except `_position` (the consumer's), `_cursor`, `_pending` and `_plan` (the preparing
         task's, one at a time, until the stream is closed). No lock of `Streams` or an assembly is taken under it."""
@@ -194,13 +199,23 @@ class MicrobatchStream:
             raise service_error(assembly.error)
         if assembly.encoded is None:
             return None
-        if i == assembly.encoded.num_messages:  # the consumer has taken the last one
+        num_messages = assembly.encoded.num_messages if assembly.block is None else 2
+        if i == num_messages:  # the consumer has taken the last one
             self._sent_step = assembly.spec.plan.step
-            self._shared.metrics.sent(assembly.encoded.num_bytes)
+            lent_bytes = 0 if assembly.block is None else assembly.encoded.payload.nbytes
+            self._shared.metrics.sent(assembly.encoded.num_bytes, lent_bytes)
             return None
-        if i == assembly.encoded.num_messages - 1:
+        if i == num_messages - 1:
             self._position = _following(assembly.spec)
+            if assembly.block is not None:
+                return self._lend(assembly.block)
         return assembly.encoded.message(i)
+
+    def _lend(self, block: Block) -> bytes:
+        with self._condition:
+            if self._borrower is not None:
+                self._borrower.lend(block)
+        return lent_block(block.number)
 
     def _offered(self, message: bytes) -> Iterator[bytes]:
         with self._condition:
@@ -220,6 +235,8 @@ class MicrobatchStream:
             made = [a for a in abandoned if a in self._settled]
             self._queue.clear()
             self._pending = self._plan = self._failure = None
+            if self._borrower is not None:
+                self._borrower.close()
             self._condition.notify_all()
         self._stop.set()
         for assembly in abandoned:  # without the lock: a cancelled task may settle its assembly in this thread
@@ -340,18 +357,30 @@ class MicrobatchStream:
             self._plan = None  # it may have come after `_give_up`
             return None
         self._pending = spec
-        buffer = self._shared.buffers.take(spec.num_bytes)
-        assembly = Assembly(spec, buffer, self._shared.metrics, self._settle)
-        if self._own_room is None:
-            self._own_room = assembly
-        elif not self._account.take(buffer.nbytes):
-            self._shared.buffers.give(buffer)
+        if (assembly := self._lendable(spec) or self._sendable(spec)) is None:
             self._lacking = self._lacking or self._shared.metrics.begin(Stage.MEMORY)
             return None
         self._shared.metrics.end(self._lacking)
         self._pending = self._lacking = None
         self._cursor = _following(spec)
         self._queue.append(assembly)
+        return assembly
+
+    def _lendable(self, spec: MicrobatchSpec) -> Assembly | None:
+        """An assembly in memory that the consumer sees; None if that takes none, or no more of it, for now."""
+        if self._borrower is None or (block := self._borrower.block(spec.num_bytes)) is None:
+            return None
+        return Assembly(spec, block.buffer, self._shared.metrics, self._settle, block)
+
+    def _sendable(self, spec: MicrobatchSpec) -> Assembly | None:
+        """An assembly in memory of this server alone; None if there is none left."""
+        buffer = self._shared.buffers.take(spec.num_bytes)
+        assembly = Assembly(spec, buffer, self._shared.metrics, self._settle)
+        if self._own_room is None:
+            self._own_room = assembly
+        elif not self._account.take(buffer.nbytes):
+            self._shared.buffers.give(buffer)
+            return None
         return assembly
 
     def _settle(self, assembly: Assembly) -> None:
@@ -368,6 +397,9 @@ class MicrobatchStream:
             if assembly not in self._settled:
                 return
             self._settled.discard(assembly)
+            if assembly.block is not None and self._borrower is not None:
+                self._borrower.give(assembly.block)
+                return
             if self._own_room is assembly:
                 self._own_room = None
             else:

@@ -9,6 +9,7 @@ from disttrain.v1 import errors_pb2
 
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
+from dataserver.serving.lending import Lending
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics, Progress
 from dataserver.serving.places import Places
@@ -32,6 +33,7 @@ class Streams:
             preparing=ThreadPoolExecutor(2 * config.max_streams, "prepare"),
             making=threading.BoundedSemaphore(MAKING_AT_ONCE),
             decoding=ThreadPoolExecutor(config.decode_threads, "decode"),
+            lending=Lending(config.lend_memory),
             draining=threading.Event(),
             metrics=metrics,
         )
@@ -59,7 +61,14 @@ class Streams:
             streams = tuple(self._open)
         return tuple(stream.progress() for stream in streams)  # without the lock: a stream takes its own
 
-    def open(self, source: ViewSource, step: int, microbatch: int, cancel: Callable[[], object]) -> MicrobatchStream:
+    def open(
+        self,
+        source: ViewSource,
+        step: int,
+        microbatch: int,
+        cancel: Callable[[], object],
+        memory_token: bytes = b"",
+    ) -> MicrobatchStream:
         """Open a stream that starts at (step, microbatch), and let it begin to prepare.
 
         Args:
@@ -67,6 +76,7 @@ class Streams:
             step: of the first microbatch.
             microbatch: the first one.
             cancel: ends the call of the stream, whatever its consumer reads.
+            memory_token: of a consumer that takes memory in place of bytes.
 
         Raises:
             DataServiceError: DRAINING or TOO_MANY_STREAMS, at once.
@@ -81,7 +91,7 @@ class Streams:
                     f"this server has {self._max_streams} streams open, as many as it may; go to another one, or raise "
                     "max_streams",
                 )
-            stream = MicrobatchStream(self.shared, source, step, microbatch, cancel, self._forget)
+            stream = MicrobatchStream(self.shared, source, step, microbatch, cancel, self._forget, memory_token)
             self._open[stream] = place
         stream.start()  # does nothing if the stream was closed since the lock was released
         return stream
@@ -111,6 +121,7 @@ class Streams:
     def close(self) -> None:
         """Close all streams and end the threads."""
         self.cut()
+        self.shared.lending.close()
         # Closed streams submit nothing to `preparing`; what runs there may still submit to `decoding`: it ends first.
         self.shared.preparing.shutdown(cancel_futures=True)
         self.shared.decoding.shutdown(cancel_futures=True)

@@ -78,6 +78,7 @@ def encode_microbatch(
     compressor: Compressor | None,
     *,
     withheld: bool = False,
+    lent: bool = False,
 ) -> EncodedMicrobatch:
     """Encode the tensors that lie in `raw` as `tensors` says, in place, and describe them.
 
@@ -90,6 +91,7 @@ def encode_microbatch(
         validity: uint8 [items of the view], numbers of the proto.
         compressor: applied to each tensor that it makes smaller.
         withheld: whether another rank gets them: they are only described, and `raw` is empty.
+        lent: whether the consumer looks at them where they lie, so that no way is left on which they could change.
 
     Raises:
         DataServiceError: MICROBATCH_TOO_LARGE, the header alone exceeds what a message may hold.
@@ -113,7 +115,7 @@ def encode_microbatch(
         images_on_some_ranks=view.images_on_some_ranks,
         tensors=table,
         total_bytes=total,
-        crc32c=google_crc32c.value(payload),
+        crc32c=0 if lent else google_crc32c.value(payload),
         withheld=withheld,
     )
     message = data_service_pb2.StreamMicrobatchesResponse(header=header).SerializeToString()
@@ -124,6 +126,12 @@ def encode_microbatch(
             f"{len(message)} bytes, more than the {MAX_MESSAGE_BYTES} of one message; lower execution.microbatch",
         )
     return EncodedMicrobatch(message, payload)
+
+
+def lent_block(number: int) -> bytes:
+    """In place of a microbatch's chunks: they lie in that block."""
+    lent = data_service_pb2.LentBlock(number=number)
+    return data_service_pb2.StreamMicrobatchesResponse(lent=lent).SerializeToString()
 
 
 def end_of_stream(reason: data_service_pb2.EndOfStream.Reason.ValueType, step: int, microbatch: int) -> bytes:

@@ -1,4 +1,7 @@
-"""This service and its client, in processes of their own: `service.py SHARDS COUNT VIEWS`, VIEWS encoder or all."""
+"""This service and its client, in processes of their own: `service.py SHARDS COUNT VIEWS`.
+
+VIEWS is encoder or all; with `-sent` behind it the server lends the client no memory, as on another machine.
+"""
 
 import subprocess
 import sys
@@ -49,11 +52,13 @@ def batches(address: str, views: str) -> Iterator[int]:
 def main() -> None:
     """Start a server on a free port, and read from it."""
     keep_freed_memory()
-    server = subprocess.Popen(serve_command(Path(sys.argv[1])), stdout=subprocess.PIPE, text=True)
+    views, _, sent = sys.argv[3].partition("-")
+    line = [*serve_command(Path(sys.argv[1])), *["--no-lending"] * bool(sent)]
+    server = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         address = server.stdout.readline().split()[-1]
-        report(batches(address, sys.argv[3]), int(sys.argv[2]))
+        report(batches(address, views), int(sys.argv[2]))
     finally:
         server.kill()
 

@@ -13,6 +13,7 @@ from disttrain.v1.data_service_pb2 import EndOfStream
 from serving.harness import TIMEOUT_S
 
 from dataserver.serving.errors import DataServiceError
+from dataserver.serving.lending import Lending
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream import MicrobatchStream, Shared
@@ -40,7 +41,7 @@ class Source:
         buffer[:] = 7
         return SimpleNamespace(tasks=[], finish=lambda: None, buffer=buffer, num_images=0, num_invalid=0)
 
-    def encode(self, _spec: Any, prepared: Any) -> EncodedMicrobatch:
+    def encode(self, _spec: Any, prepared: Any, *, lent: bool) -> EncodedMicrobatch:  # noqa: ARG002
         return EncodedMicrobatch(b"header", prepared.buffer)
 
 
@@ -56,6 +57,7 @@ def shared() -> Iterator[Shared]:
             preparing=preparing,
             making=threading.BoundedSemaphore(1),
             decoding=decoding,
+            lending=Lending(wanted=False),
             draining=threading.Event(),
             metrics=Metrics(),
         )

@@ -16,6 +16,7 @@ from dataserver.dataset import ShardReadError
 from dataserver.serving import assembly
 from dataserver.serving.assembly import Assembly, with_retries
 from dataserver.serving.errors import DataServiceError
+from dataserver.serving.lending import Lending
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream import MAX_AHEAD, MicrobatchStream, Shared
@@ -59,7 +60,7 @@ class Source:
         buffer[:] = 10 * where[0] + where[1]
         return SimpleNamespace(tasks=[], finish=lambda: None, buffer=buffer, num_images=0, num_invalid=0)
 
-    def encode(self, _spec: Any, prepared: Any) -> EncodedMicrobatch:
+    def encode(self, _spec: Any, prepared: Any, *, lent: bool) -> EncodedMicrobatch:  # noqa: ARG002
         return EncodedMicrobatch(b"header", prepared.buffer)
 
 
@@ -78,6 +79,7 @@ class Desk:
             preparing=Inline(),  # type: ignore[arg-type]
             making=threading.Lock(),
             decoding=Inline(),  # type: ignore[arg-type]
+            lending=Lending(wanted=True),
             draining=threading.Event(),
             metrics=Metrics(),
         )

@@ -126,6 +126,7 @@ def test_every_key_of_a_server_has_its_default_and_its_bounds() -> None:
     given: dict[str, Any] = {"datasets": {"d": "/d"}}
     defaults = load_config(None, given)
     names = {"datasets", "index_dirs", "quarantines", "tokenizers"}
+    names.add("lend_memory")
     others = {"listen", "insecure", "metrics_listen", "log_format", "peers", "cache_dir", "workers", "worker"}
     assert bounds.keys() | names | others == set(ServerConfig.model_fields)
     assert (defaults.listen, defaults.insecure, defaults.tokenizers) == ("127.0.0.1:50051", False, {})

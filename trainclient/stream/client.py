@@ -19,7 +19,7 @@ from disttrain.v1.plan_pb2 import StepPlan
 from google.protobuf.duration_pb2 import Duration
 
 from dataserver.planning.identity import Job, canonical_json, differing_fields
-from trainclient.stream.buffers import BufferPool, Buffers
+from trainclient.stream.buffers import Buffers
 from trainclient.stream.endpoint import CallGuard, Timeouts
 from trainclient.stream.errors import ClientError, ClosedError, StateError
 from trainclient.stream.fleet import Fleet
@@ -74,7 +74,8 @@ class ViewClient(Generic[TensorT]):
             prefetch_bytes: received and not yet asked for; one microbatch always may be.
             max_microbatch_bytes: a larger one is refused before memory is taken for it.
             timeouts: deadlines of all calls.
-            buffers: where microbatches are put; a pool of its own by default.
+            buffers: where microbatches are put; by default they stay in memory that a server on this machine lends, and
+                go into a pool of this client's own otherwise.
 
         Raises:
             ValueError: an address, the job, the module, the rank or the step is wrong.
@@ -87,7 +88,7 @@ class ViewClient(Generic[TensorT]):
         self._closed = False
         self._prefetch_bytes = prefetch_bytes
         self._max_microbatch_bytes = max_microbatch_bytes
-        self._buffers = buffers or BufferPool(prefetch_bytes)
+        self._buffers = buffers
         try:
             self.job = resolve_job(source, self.fleet)
             self._view = _view_request(self.job, module, rank, tensors, compress, share_fetch)

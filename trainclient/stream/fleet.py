@@ -124,8 +124,8 @@ class Fleet:
             )
         return response.num_steps
 
-    def check(self, endpoint: Endpoint, guard: CallGuard, job: Job | None = None) -> str:
-        """Ask a server what it is, unless it said so since its last failure; returns its content digest.
+    def check(self, endpoint: Endpoint, guard: CallGuard, job: Job | None = None) -> GetServerInfoResponse:
+        """What a server is; it is asked, unless it said so since its last failure.
 
         Raises:
             ServerMismatchError: it would not serve the bytes that the servers used before serve.
@@ -141,7 +141,7 @@ class Fleet:
             self.commit(endpoint, info.content_digest)
         if job is not None:
             _check_versions(endpoint.address, info, job)
-        return info.content_digest
+        return info
 
     def commit(self, endpoint: Endpoint, digest: str) -> None:
         """Note that a server's bytes are used: from now on all others have to decode like it.

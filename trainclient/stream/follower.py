@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import grpc
-from disttrain.v1.data_service_pb2 import EndOfStream, StreamMicrobatchesRequest
+from disttrain.v1.data_service_pb2 import EndOfStream, GetServerInfoResponse, StreamMicrobatchesRequest
 from disttrain.v1.errors_pb2 import ERROR_ACTION_CREATE_JOB
 from disttrain.v1.microbatch_pb2 import CODEC_ZSTD, MicrobatchHeader
 
 from dataserver.planning.identity import Job
-from trainclient.stream.buffers import Buffers
+from trainclient.stream.borrowing import Borrowed
+from trainclient.stream.buffers import BufferPool, Buffers
 from trainclient.stream.endpoint import CallGuard, Endpoint
 from trainclient.stream.errors import (
     ClientError,
@@ -64,7 +65,8 @@ class Follower:
         num_steps: int,
         start: Cursor,
         max_bytes: int,
-        buffers: Buffers,
+        buffers: Buffers | None,
+        prefetch_bytes: int,
         handoff: Handoff,
         guard: CallGuard,
     ) -> None:
@@ -74,7 +76,9 @@ class Follower:
         self._num_steps = num_steps
         self._cursor = start
         self._max_bytes = max_bytes
-        self._buffers = buffers
+        self._buffers = buffers or BufferPool(prefetch_bytes)
+        self._lent_stays = buffers is None
+        self._lent_bytes = prefetch_bytes
         self._handoff = handoff
         self._guard = guard
         self._in_hand: _StepInHand | None = None
@@ -111,20 +115,21 @@ class Follower:
     def _stream(self, rotation: Rotation) -> EndOfStream:
         """Read one server's stream to its end, bringing the server the job where it does not know it."""
         endpoint = rotation.endpoint
-        digest = self._fleet.check(endpoint, self._guard, self._job)
+        info = self._fleet.check(endpoint, self._guard, self._job)
         try:
-            return self._read(endpoint, rotation, digest)
+            return self._read(endpoint, rotation, info)
         except DataServiceError as error:
             if error.action != ERROR_ACTION_CREATE_JOB:
                 raise
         self._handoff.stop_clock()  # to size a large dataset takes longer than any microbatch
         self._fleet.forget(endpoint)
         self._fleet.bring(endpoint, self._job, self._guard)
-        digest = self._fleet.check(endpoint, self._guard, self._job)
-        return self._read(endpoint, rotation, digest)
+        info = self._fleet.check(endpoint, self._guard, self._job)
+        return self._read(endpoint, rotation, info)
 
-    def _read(self, endpoint: Endpoint, rotation: Rotation, digest: str) -> EndOfStream:
-        call = endpoint.stream(self._request(), self._guard)
+    def _read(self, endpoint: Endpoint, rotation: Rotation, info: GetServerInfoResponse) -> EndOfStream:
+        borrowed = self._borrowed(info)
+        call = endpoint.stream(self._request(b"" if borrowed is None else borrowed.token), self._guard)
         self._handoff.restart_clock()
         try:
             while True:
@@ -132,8 +137,8 @@ class Follower:
                 if isinstance(head, EndOfStream):
                     self._check_end(head)
                     return head
-                microbatch = self._receive(head, call, endpoint.address)
-                self._fleet.commit(endpoint, digest)
+                microbatch = self._receive(head, call, borrowed, endpoint.address)
+                self._fleet.commit(endpoint, info.content_digest)
                 self._cursor = microbatch.cursor.after(microbatch.num_microbatches)
                 self._handoff.put(microbatch)
                 rotation.succeeded()
@@ -145,8 +150,18 @@ class Follower:
             raise type(error)(f"server {endpoint.address}: {error}") from None
         finally:
             call.cancel()
+            if borrowed is not None:
+                borrowed.close()
 
-    def _receive(self, header: MicrobatchHeader, messages: Iterator[bytes], server: str) -> Microbatch[Array]:
+    def _borrowed(self, info: GetServerInfoResponse) -> Borrowed | None:
+        """Memory that the server lends, if it is at hand; what is compressed is meant for a network."""
+        if self._view.compress:
+            return None
+        return Borrowed.of(info.memory_socket, self._lent_bytes, stays=self._lent_stays)
+
+    def _receive(
+        self, header: MicrobatchHeader, messages: Iterator[bytes], borrowed: Borrowed | None, server: str
+    ) -> Microbatch[Array]:
         table = read_table(header, self._max_bytes)
         microbatch = read_header(header, table)
         self._check(microbatch, server)
@@ -155,9 +170,9 @@ class Follower:
             if not self._view.share_fetch:
                 raise ProtocolError("it withheld the tensors of a microbatch that this client shares with no other")
             return microbatch
-        return microbatch.with_tensors(receive_tensors(messages, table, self._buffers))
+        return microbatch.with_tensors(receive_tensors(messages, table, self._buffers, borrowed))
 
-    def _request(self) -> StreamMicrobatchesRequest:
+    def _request(self, memory_token: bytes) -> StreamMicrobatchesRequest:
         return StreamMicrobatchesRequest(
             job_id=self._job.job_id,
             module=self._view.module,
@@ -167,6 +182,7 @@ class Follower:
             tensors=self._view.tensors,
             accepted_codecs=[CODEC_ZSTD] if self._view.compress else [],
             share_fetch=self._view.share_fetch,
+            memory_token=memory_token,
         )
 
     def _check(self, microbatch: Microbatch[Array], server: str) -> None:

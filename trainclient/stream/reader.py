@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from dataserver.planning.identity import Job
-from trainclient.stream.buffers import BufferPool, Buffers
+from trainclient.stream.buffers import Buffers
 from trainclient.stream.endpoint import CallGuard
 from trainclient.stream.errors import ClosedError, ForkError
 from trainclient.stream.fleet import Fleet
@@ -52,7 +52,8 @@ class MicrobatchReader:
             start: first microbatch; the job's first one by default.
             prefetch_bytes: received and not yet asked for; one microbatch always may be.
             max_microbatch_bytes: a larger one is refused before memory is taken for it.
-            buffers: where microbatches are put; a pool of its own by default.
+            buffers: where microbatches are put; by default they stay in memory that a server on this machine lends, and
+                go into a pool of this reader's own otherwise.
         """
         self._cursor = start or Cursor(0)
         self._wait_s = 0.0
@@ -66,7 +67,8 @@ class MicrobatchReader:
             num_steps=num_steps,
             start=self._cursor,
             max_bytes=max_microbatch_bytes,
-            buffers=buffers or BufferPool(prefetch_bytes),
+            buffers=buffers,
+            prefetch_bytes=prefetch_bytes,
             handoff=self._handoff,
             guard=self._guard,
         )

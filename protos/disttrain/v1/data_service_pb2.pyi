@@ -156,6 +156,7 @@ class StreamMicrobatchesRequest(_message.Message):
     TENSORS_FIELD_NUMBER: _builtins.int
     ACCEPTED_CODECS_FIELD_NUMBER: _builtins.int
     SHARE_FETCH_FIELD_NUMBER: _builtins.int
+    MEMORY_TOKEN_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Job to read, as GetOrCreateJob names it; JOB_UNKNOWN where this server does not know it."""
     module: _builtins.str
@@ -172,6 +173,12 @@ class StreamMicrobatchesRequest(_message.Message):
     """Whether ranks that share sequences share the fetch of their view too: of each group of several one rank gets the chunks,
     the others the header alone (`withheld`), and take the tensors from that rank (SequenceParallelGroup, reader). All ranks
     of the module must ask for the same. It changes nothing where no ranks share sequences.
+    """
+    memory_token: _builtins.bytes
+    """For a client on the server's machine that would rather look at the server's memory than receive bytes: the 16 bytes that it
+    said on a connection to `GetServerInfoResponse.memory_socket`, which describes what is said there; empty for bytes.
+    Microbatches may then come as `lent`, each as the server decides. Whatever the server does not know as such a token, and
+    any token beside a codec that it compresses with, changes nothing. One connection and token serve one stream, and end with it.
     """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -195,10 +202,11 @@ class StreamMicrobatchesRequest(_message.Message):
         tensors: _abc.Iterable[_builtins.str] | None = ...,
         accepted_codecs: _abc.Iterable[_microbatch_pb2.Codec.ValueType] | None = ...,
         share_fetch: _builtins.bool = ...,
+        memory_token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_codecs", b"accepted_codecs", "job_id", b"job_id", "module", b"module", "rank", b"rank", "share_fetch", b"share_fetch", "start_microbatch", b"start_microbatch", "start_step", b"start_step", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_codecs", b"accepted_codecs", "job_id", b"job_id", "memory_token", b"memory_token", "module", b"module", "rank", b"rank", "share_fetch", b"share_fetch", "start_microbatch", b"start_microbatch", "start_step", b"start_step", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -213,6 +221,7 @@ class StreamMicrobatchesResponse(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    LENT_FIELD_NUMBER: _builtins.int
     chunk: _builtins.bytes
     """The next bytes of the microbatch's tensor data, at most about 1 MiB. Chunks are simply concatenated."""
     @_builtins.property
@@ -225,22 +234,52 @@ class StreamMicrobatchesResponse(_message.Message):
         that is not complete.
         """
 
+    @_builtins.property
+    def lent(self) -> Global___LentBlock:
+        """In place of all chunks of a microbatch, for a client that asked with `memory_token`: where its bytes lie."""
+
     def __init__(
         self,
         *,
         header: _microbatch_pb2.MicrobatchHeader | None = ...,
         chunk: _builtins.bytes = ...,
         end: Global___EndOfStream | None = ...,
+        lent: Global___LentBlock | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "header", b"header", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "header", b"header", "lent", b"lent", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "header", b"header", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "header", b"header", "lent", b"lent", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["header", "chunk", "end"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["header", "chunk", "end", "lent"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___StreamMicrobatchesResponse: _TypeAlias = StreamMicrobatchesResponse  # noqa: Y015
+
+@_typing.final
+class LentBlock(_message.Message):
+    """Memory of the server that holds the bytes of one microbatch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Number of the block, as it came on the connection to `memory_socket`, before this message was sent. The microbatch's
+    `total_bytes` bytes are its first ones, just as the concatenated chunks would be, and stay as they are until the
+    client returns the block.
+    """
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LentBlock: _TypeAlias = LentBlock  # noqa: Y015
 
 @_typing.final
 class EndOfStream(_message.Message):
@@ -547,6 +586,7 @@ class GetServerInfoResponse(_message.Message):
     CODECS_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     STREAM_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_SOCKET_FIELD_NUMBER: _builtins.int
     release: _builtins.str
     """Release of the server's software."""
     content_digest: _builtins.str
@@ -563,6 +603,19 @@ class GetServerInfoResponse(_message.Message):
     stream_bytes: _builtins.int
     """Largest microbatch, in bytes of raw tensors, that the operator permits. A larger one ends its stream with
     SERVER_LIMIT: another server may permit more.
+    """
+    memory_socket: _builtins.str
+    """Name, without the leading zero byte, of a Unix socket (SOCK_SEQPACKET) in Linux's abstract namespace, over which this
+    server lends memory to clients of its own user in its own network namespace; a client elsewhere finds no such socket
+    there, and goes on without. "disttrain-" and 32 hexadecimal digits; empty where the server lends none. Integers in what
+    is said there have the machine's own byte order:
+    - the client's first message: 16 random bytes, the token; then, as 8 bytes, how many bytes it wants lent at most;
+    - the server's messages: 4 bytes, the number of a block; 8 bytes, its size; and as ancillary data (SCM_RIGHTS) the
+      descriptor of anonymous memory of that size (memfd, sealed against changes of it), which the client maps. With size 0
+      and no descriptor: the block of that number is not used any more, and can be unmapped;
+    - the client's later messages: 4 bytes, the number of a lent block that it does not look at any more. The server waits
+      for no such message: who returns nothing gets chunks as soon as all that it wants is lent.
+    Either side closes it with the stream; what is mapped then stays readable, and is nobody else's.
     """
     @_builtins.property
     def order_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -595,10 +648,11 @@ class GetServerInfoResponse(_message.Message):
         codecs: _abc.Iterable[_microbatch_pb2.Codec.ValueType] | None = ...,
         max_message_bytes: _builtins.int = ...,
         stream_bytes: _builtins.int = ...,
+        memory_socket: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "content_digest", b"content_digest", "content_versions", b"content_versions", "draining", b"draining", "max_message_bytes", b"max_message_bytes", "max_streams", b"max_streams", "order_versions", b"order_versions", "plan_versions", b"plan_versions", "release", b"release", "stream_bytes", b"stream_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "content_digest", b"content_digest", "content_versions", b"content_versions", "draining", b"draining", "max_message_bytes", b"max_message_bytes", "max_streams", b"max_streams", "memory_socket", b"memory_socket", "order_versions", b"order_versions", "plan_versions", b"plan_versions", "release", b"release", "stream_bytes", b"stream_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,239 @@
+"""Memory lent to clients on this machine: in place of a microbatch's bytes they get the block that holds them.
+
+A client of the server's own user connects to a Unix socket in Linux's abstract namespace, which those share who share
+a loopback device, and says a token. The stream that it asks for with this token lends it blocks: anonymous memory whose
+descriptors went through the socket, each mapped once on both sides and used again when the client says that nothing
+looks at it any more. A block belongs to one client for ever: whatever that still writes into it, no other one reads.
+
+Nothing waits here, and nothing is owed to a client that is gone: its blocks are let go, and live until it unmaps them.
+"""
+
+import fcntl
+import mmap
+import os
+import secrets
+import socket
+import struct
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from dataserver.serving.memory import Account, Buffer, size_class
+
+MIN_LENT_BYTES: Final = 64 << 10
+"""Smaller microbatches are sent: a page of their own would cost more than the copy."""
+MAX_LENT: Final = 20
+"""Blocks that one client has at most: as many as its queue has places, and some more that a trainer looks at."""
+MAX_IDLE: Final = 8
+"""Blocks of one client that wait to be used again."""
+MAX_BLOCKS: Final = 512
+"""Blocks of all clients: each takes a descriptor, of which most systems permit a process 1,024."""
+MAX_UNCLAIMED: Final = 256
+"""Connections whose stream was not asked for yet; the oldest is closed for one more."""
+
+_HELLO: Final = struct.Struct("<16sQ")
+"""Of a client, first and once: its token, and how many bytes it wants at most."""
+_BLOCK: Final = struct.Struct("<IQ")
+"""Of the server: the number of a block, and its bytes, with its descriptor; 0 bytes without one where it is dropped."""
+_RETURNED: Final = struct.Struct("<I")
+"""Of the client: the number of a block that nothing looks at any more."""
+_CREDENTIALS: Final = struct.Struct("3i")
+"""Process, user and group at the other end, as SO_PEERCRED has them."""
+_SEALS: Final = 0 if not hasattr(fcntl, "F_SEAL_SEAL") else fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Memory that one client can see."""
+
+    number: int
+    buffer: Buffer
+    """uint8 [capacity]."""
+
+
+class Lending:
+    """Where clients of this machine come for memory. Thread-safe."""
+
+    def __init__(self, wanted: bool) -> None:
+        """Listen, if it is wanted and the system has what it takes: Linux does."""
+        self.name = ""
+        """Of the socket in the abstract namespace; empty where there is none."""
+        self._places = threading.Semaphore(MAX_BLOCKS)
+        self._lock = threading.Lock()
+        self._waiting: dict[socket.socket, tuple[bytes, int] | None] = {}
+        """Connections that belong to no stream yet, with what they said, oldest first."""
+        self._listener: socket.socket | None = None
+        if wanted and hasattr(os, "memfd_create") and _SEALS:
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+            self.name = f"disttrain-{secrets.token_hex(16)}"
+            self._listener.bind(f"\0{self.name}")
+            self._listener.listen(MAX_UNCLAIMED)
+
+    def claim(self, token: bytes, account: Account) -> "Borrower | None":
+        """The client that has said this token on a connection, which it did before it asked for its stream.
+
+        Args:
+            token: of the request for the stream.
+            account: from which the blocks are taken.
+        """
+        if not token:
+            return None
+        with self._lock:
+            self._accept()
+            for connection, said in tuple(self._waiting.items()):
+                said = said or self._hello(connection)
+                if said is not None and secrets.compare_digest(said[0], token):
+                    del self._waiting[connection]
+                    return Borrower(connection, said[1], account, self._places)
+        return None
+
+    def close(self) -> None:
+        """Take no further clients."""
+        with self._lock:
+            for connection in (*self._waiting, *filter(None, [self._listener])):
+                connection.close()
+            self._waiting.clear()
+            self._listener = None
+
+    def _accept(self) -> None:
+        """Take in all who have come."""
+        with suppress(BlockingIOError):
+            while self._listener is not None:
+                connection, _ = self._listener.accept()
+                connection.setblocking(False)
+                peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                if _CREDENTIALS.unpack(peer)[1] != os.geteuid():
+                    connection.close()
+                    continue
+                self._waiting[connection] = None
+                if len(self._waiting) > MAX_UNCLAIMED:
+                    self._forget(next(iter(self._waiting)))
+
+    def _hello(self, connection: socket.socket) -> tuple[bytes, int] | None:
+        """What a connection has said first, if anything; one that said something else is closed."""
+        try:
+            message = connection.recv(_HELLO.size + 1)
+        except BlockingIOError:
+            return None
+        except OSError:
+            message = b""
+        if len(message) != _HELLO.size:
+            self._forget(connection)
+            return None
+        token, limit = _HELLO.unpack(message)
+        self._waiting[connection] = (token, limit)
+        return token, limit
+
+    def _forget(self, connection: socket.socket) -> None:
+        del self._waiting[connection]
+        connection.close()
+
+
+class Borrower:
+    """The client of one stream, and the blocks that were made for it, on the stream's account. Not thread-safe."""
+
+    def __init__(
+        self, connection: socket.socket, limit_bytes: int, account: Account, places: threading.Semaphore
+    ) -> None:
+        self._connection: socket.socket | None = connection
+        self._limit_bytes = limit_bytes
+        self._account = account
+        self._places = places
+        self._next = 0
+        self._sizes: dict[int, int] = {}
+        """Of all blocks that there are, by number."""
+        self._lent: dict[int, Block] = {}
+        self._idle: list[Block] = []
+        """Those returned longest ago come first."""
+
+    def block(self, num_bytes: int) -> Block | None:
+        """Room for a microbatch; None for a small one, where the client has as much as it wants, or is gone."""
+        self._take_back()
+        lent = sum(block.buffer.nbytes for block in self._lent.values())
+        if num_bytes < MIN_LENT_BYTES or len(self._lent) >= MAX_LENT or lent + num_bytes > self._limit_bytes:
+            return None
+        fitting = [block for block in self._idle if num_bytes <= block.buffer.nbytes <= 2 * size_class(num_bytes)]
+        if fitting:
+            block = min(fitting, key=lambda block: block.buffer.nbytes)
+            self._idle.remove(block)
+            return block
+        if self._idle:  # in place of another one: where sizes keep changing, all are soon large enough
+            self._drop(self._idle.pop(0))
+        return self._new(size_class(num_bytes))
+
+    def lend(self, block: Block) -> None:
+        """The client is told to look at it."""
+        if self._connection is not None:
+            self._lent[block.number] = block
+
+    def give(self, block: Block) -> None:
+        """Have a block used again, unless the client looks at it, which will return it then."""
+        if block.number in self._lent or self._connection is None:
+            return
+        self._idle.append(block)
+        if len(self._idle) > MAX_IDLE:
+            self._drop(self._idle.pop(0))
+
+    def close(self) -> None:
+        """Let go of all blocks; what the client looks at stays as it is."""
+        for number in tuple(self._sizes):
+            self._forget(number)
+        self._lent.clear()
+        self._idle.clear()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _take_back(self) -> None:
+        """Take what the client has returned."""
+        with suppress(OSError):  # nothing more has come, or the connection is lost
+            for _ in range(2 * MAX_LENT):
+                message = b"" if self._connection is None else self._connection.recv(_RETURNED.size)
+                if len(message) != _RETURNED.size:
+                    return
+                block = self._lent.pop(_RETURNED.unpack(message)[0], None)
+                if block is not None:  # else it returns what it does not have
+                    self.give(block)
+
+    def _new(self, num_bytes: int) -> Block | None:
+        """A fresh block, which the client can see from now on; None where there is no room, or it could not be told."""
+        if self._connection is None or not self._places.acquire(blocking=False):
+            return None
+        if not self._account.take(num_bytes):
+            self._places.release()
+            return None
+        number, self._next = self._next, self._next + 1
+        self._sizes[number] = num_bytes
+        descriptor = os.memfd_create("disttrain", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, num_bytes)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)  # else a client could have this process killed
+            memory = mmap.mmap(descriptor, num_bytes)
+            if self._say(_BLOCK.pack(number, num_bytes), descriptor):
+                return Block(number, np.frombuffer(memory, np.uint8))
+        finally:
+            os.close(descriptor)
+        self._forget(number)
+        return None
+
+    def _drop(self, block: Block) -> None:
+        self._say(_BLOCK.pack(block.number, 0))
+        self._forget(block.number)
+
+    def _forget(self, number: int) -> None:
+        self._account.give(self._sizes.pop(number))
+        self._places.release()
+
+    def _say(self, message: bytes, *descriptors: int) -> bool:
+        """Send without waiting; whether that was possible. A client that does not listen gets no further blocks."""
+        if self._connection is None:
+            return False
+        try:
+            socket.send_fds(self._connection, [message], descriptors)
+        except OSError:
+            self._limit_bytes = 0
+            return False
+        return True

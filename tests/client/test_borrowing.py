@@ -1,0 +1,180 @@
+"""What a client does with memory that a server lends, and with a server that lends it wrongly."""
+
+import fcntl
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataserver.serving.lending import Borrower, Lending
+from dataserver.serving.memory import ByteBudget
+from trainclient.stream.borrowing import MAX_BLOCKS, Borrowed
+from trainclient.stream.errors import ProtocolError
+
+SIZE = 1 << 20
+
+
+@pytest.fixture
+def desk() -> Iterator[Lending]:
+    found = Lending(wanted=True)
+    yield found
+    found.close()
+
+
+def pair(desk: Lending) -> tuple[Borrower, Borrowed]:
+    borrowed = Borrowed.of(desk.name, 1 << 30, stays=True)
+    assert borrowed is not None
+    borrower = desk.claim(borrowed.token, ByteBudget(1 << 40).open())
+    assert borrower is not None
+    return borrower, borrowed
+
+
+def lend(borrower: Borrower, fill: int) -> int:
+    block = borrower.block(SIZE)
+    assert block is not None
+    block.buffer[:] = fill
+    borrower.lend(block)
+    return block.number
+
+
+def test_a_block_comes_back_when_its_last_view_is_dropped(desk: Lending) -> None:
+    borrower, borrowed = pair(desk)
+    taken = borrowed.take(lend(borrower, 3), SIZE)
+    view = taken[10:20].view(np.uint16)
+    del taken
+    assert (borrowed.take(lend(borrower, 5), SIZE - 1) == 5).all()
+    assert (borrowed.take(lend(borrower, 6), SIZE) == 6).all()  # the second one goes back with it
+    assert lend(borrower, 7) == 1
+    assert (view == 0x0303).all()
+    del view
+    assert (borrowed.take(1, SIZE) == 7).all()
+    assert {lend(borrower, 8), lend(borrower, 9)} == {0, 2}
+
+
+def test_what_was_taken_outlives_the_stream(desk: Lending) -> None:
+    borrower, borrowed = pair(desk)
+    taken = borrowed.take(lend(borrower, 6), SIZE)
+    borrowed.close()
+    borrower.close()
+    assert (taken == 6).all()
+    taken[:] = 1  # whoever has it may write to it
+
+
+def test_dropped_blocks_are_unmapped(desk: Lending) -> None:
+    borrower, borrowed = pair(desk)
+    for size in range(1, 40):
+        block = borrower.block(size << 19)
+        assert block is not None
+        borrower.lend(block)
+        borrowed.take(block.number, 5)
+    assert len(borrowed._blocks) <= 3
+
+
+@pytest.mark.parametrize("name", ["", "disttrain-", "disttrain-" + "G" * 32, "/tmp/.X11-unix/X0"])
+def test_other_sockets_are_not_talked_to(name: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        if name:
+            other.bind(f"\0{name}")
+            other.listen()
+            other.setblocking(False)
+        assert Borrowed.of(name, 1, stays=True) is None
+        with pytest.raises(OSError, match=r"temporarily|Invalid"):
+            other.accept()
+
+
+def test_a_server_elsewhere_lends_nothing() -> None:
+    assert Borrowed.of(f"disttrain-{secrets.token_hex(16)}", 1, stays=True) is None
+
+
+class Server:
+    """A server's end of a connection, which says what it wants."""
+
+    def __init__(self) -> None:
+        name = f"disttrain-{secrets.token_hex(16)}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(f"\0{name}")
+            listener.listen()
+            client = Borrowed.of(name, 77, stays=True)
+            assert client is not None
+            self.client = client
+            self.connection, _ = listener.accept()
+        assert self.connection.recv(99) == client.token + struct.pack("<Q", 77)
+
+    def say(self, number: int, said: int, size: int, *, seal: bool = True, copies: int = 1) -> None:
+        descriptor = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, size)
+        if seal:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        socket.send_fds(self.connection, [struct.pack("<IQ", number, said)], [descriptor] * copies)
+        os.close(descriptor)
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"said": SIZE, "size": SIZE, "seal": False}, "may shrink"),
+        ({"said": SIZE, "size": SIZE // 2}, f"has {SIZE // 2} bytes"),
+        ({"said": 1 << 60, "size": 1 << 60}, "cannot be mapped"),
+        ({"said": SIZE, "size": SIZE, "copies": 0}, "with 0 descriptors"),
+    ],
+)
+def test_memory_that_is_not_as_it_should_be_is_refused(server: Server, options: dict[str, int], words: str) -> None:
+    server.say(0, **options)  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match=words):
+        server.client.take(0, 1)
+
+
+def test_blocks_that_are_not_there_too_small_or_lent_already_are_refused(server: Server) -> None:
+    server.say(4, SIZE, SIZE)
+    with pytest.raises(ProtocolError, match=r"lent 9 bytes in block 3, of which this client has none such"):
+        server.client.take(3, 9)
+    with pytest.raises(ProtocolError, match=rf"has {SIZE} bytes$"):
+        server.client.take(4, SIZE + 1)
+    taken = server.client.take(4, SIZE)
+    with pytest.raises(ProtocolError, match=rf"has {SIZE} bytes in use"):
+        server.client.take(4, SIZE)
+    del taken
+    server.client.take(4, 1)
+
+
+def test_words_that_mean_nothing_numbers_twice_and_too_many_blocks_are_refused(server: Server) -> None:
+    server.connection.send(b"???")
+    with pytest.raises(ProtocolError, match="described a block in 3 bytes, 12 are required"):
+        server.client.take(0, 1)
+    server.say(0, SIZE, SIZE)
+    server.say(0, SIZE, SIZE)
+    with pytest.raises(ProtocolError, match="lent block 0 with 1 descriptors beside 1 others"):
+        server.client.take(0, 1)
+    for number in range(1, MAX_BLOCKS):
+        server.say(number, 4096, 4096)
+        server.client.take(number, 1)
+    server.say(MAX_BLOCKS, 4096, 4096)
+    with pytest.raises(ProtocolError, match=f"at most {MAX_BLOCKS} blocks"):
+        server.client.take(0, 1)
+
+
+def _num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_no_descriptor_is_left_behind(server: Server) -> None:
+    before = _num_descriptors()
+    server.say(0, SIZE, SIZE, copies=3)  # of which the system keeps two to itself
+    server.client.take(0, 1)
+    server.say(1, SIZE, SIZE)
+    server.client.take(1, 1)
+    for number in (0, 1):
+        server.connection.send(struct.pack("<IQ", number, 0))
+    with pytest.raises(ProtocolError, match="in block 1, of which this client has none such"):
+        server.client.take(1, 1)
+    assert _num_descriptors() == before

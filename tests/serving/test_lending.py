@@ -1,0 +1,290 @@
+"""Memory that a server lends to clients of its own machine, over real sockets."""
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from dataserver.serving import lending
+from dataserver.serving.lending import MAX_IDLE, MAX_LENT, MIN_LENT_BYTES, Block, Borrower, Lending
+from dataserver.serving.memory import Account, ByteBudget, size_class
+
+TOKEN = bytes(range(16))
+SIZE = 1 << 20
+
+
+@dataclass
+class Client:
+    """The other end of a connection, as the proto describes it."""
+
+    connection: socket.socket
+    blocks: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def read(self) -> list[tuple[int, int]]:
+        """Map what has come; numbers and sizes."""
+        found = []
+        while True:
+            try:
+                message, descriptors, _, _ = socket.recv_fds(self.connection, 99, 4)
+            except BlockingIOError:
+                return found
+            if not message:
+                return found
+            number, size = struct.unpack("<IQ", message)
+            found.append((number, size))
+            assert len(descriptors) == (size > 0)
+            for descriptor in descriptors:
+                self.blocks[number] = np.memmap(os.fdopen(descriptor, "r+b"), np.uint8, "r+")
+
+    def give_back(self, number: int) -> None:
+        self.connection.send(struct.pack("<I", number))
+
+
+@pytest.fixture
+def desk() -> Iterator[Lending]:
+    found = Lending(wanted=True)
+    yield found
+    found.close()
+
+
+def said(desk: Lending, message: bytes) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(f"\0{desk.name}")
+    connection.send(message)
+    return connection
+
+
+def claim(desk: Lending, token: bytes = TOKEN) -> Borrower | None:
+    return desk.claim(token, ByteBudget(1 << 40).open())
+
+
+def borrow(desk: Lending, limit: int = 1 << 30, account: Account | None = None) -> tuple[Borrower, Client]:
+    connection = said(desk, struct.pack("<16sQ", TOKEN, limit))
+    borrower = desk.claim(TOKEN, account or ByteBudget(1 << 40).open())
+    assert borrower is not None
+    connection.setblocking(False)
+    return borrower, Client(connection)
+
+
+def lent(borrower: Borrower, num_bytes: int = SIZE, fill: int = 1) -> Block:
+    block = borrower.block(num_bytes)
+    assert block is not None
+    block.buffer[:] = fill
+    borrower.lend(block)
+    return block
+
+
+def test_a_client_sees_what_is_written_without_a_copy(desk: Lending) -> None:
+    borrower, client = borrow(desk)
+    block = lent(borrower, fill=7)
+    assert client.read() == [(block.number, size_class(SIZE))]
+    assert (client.blocks[block.number] == 7).all()
+    block.buffer[3] = 9
+    assert client.blocks[block.number][3] == 9
+
+
+def test_a_returned_block_is_used_again_and_another_one_is_not(desk: Lending) -> None:
+    borrower, client = borrow(desk)
+    first, second = lent(borrower), lent(borrower)
+    borrower.give(first)  # the client looks at it
+    client.give_back(second.number)
+    client.give_back(second.number)  # it has returned it already
+    client.give_back(12345)
+    assert borrower.block(SIZE) is second
+    assert borrower.block(SIZE) not in (first, second)
+
+
+def test_blocks_are_used_for_smaller_microbatches_and_make_room_for_larger_ones(desk: Lending) -> None:
+    budget = ByteBudget(1 << 40)
+    borrower, client = borrow(desk, account=budget.open())
+    block = lent(borrower, 2 * SIZE)
+    for size in (SIZE, 2 * SIZE, 3 * SIZE // 2):
+        client.give_back(block.number)
+        assert lent(borrower, size) is block
+    for size in (SIZE // 2, 2 * SIZE + 1):  # it would waste half, it would not hold it
+        client.give_back(block.number)
+        other = lent(borrower, size)
+        assert client.read()[-2:] == [(block.number, 0), (other.number, size_class(size))]
+        assert budget.used == size_class(size)
+        block = other
+
+
+def test_few_blocks_wait_to_be_used_again(desk: Lending) -> None:
+    borrower, client = borrow(desk)
+    blocks = [lent(borrower) for _ in range(MAX_IDLE + 2)]
+    assert len(client.read()) == len(blocks)
+    for block in blocks:
+        client.give_back(block.number)
+    assert borrower.block(SIZE) is blocks[2]
+    assert client.read() == [(block.number, 0) for block in blocks[:2]]
+
+
+def test_blocks_are_on_the_streams_account(desk: Lending) -> None:
+    budget = ByteBudget(3 * SIZE)
+    borrower, client = borrow(desk, account=budget.open())
+    blocks = [lent(borrower) for _ in range(3)]
+    assert budget.used == 3 * SIZE
+    assert borrower.block(SIZE) is None
+    client.give_back(blocks[0].number)
+    assert borrower.block(SIZE) is blocks[0]
+    borrower.give(blocks[0])
+    assert borrower.block(2 * SIZE) is None  # nor is there room for it in place of the idle one
+    assert budget.used == 2 * SIZE
+    borrower.close()
+    assert budget.used == 0
+    borrower.close()
+
+
+def test_no_client_gets_what_another_one_has_seen(desk: Lending) -> None:
+    one, client = borrow(desk)
+    block = lent(one)
+    client.read()
+    client.give_back(block.number)
+    one.close()
+    other, _client = borrow(desk)
+    fresh = lent(other, fill=5)
+    client.blocks[block.number][:] = 6
+    assert (fresh.buffer == 5).all()
+
+
+def test_what_a_client_has_stays_as_it_is_when_its_stream_ends(desk: Lending) -> None:
+    borrower, client = borrow(desk)
+    block = lent(borrower, fill=4)
+    client.read()
+    borrower.close()
+    borrower.give(block)  # for the stream that was in the middle of it
+    borrower.lend(block)
+    assert borrower.block(SIZE) is None
+    again, _client = borrow(desk)
+    lent(again, fill=8)
+    assert (client.blocks[block.number] == 4).all()
+
+
+@pytest.mark.parametrize("limit", [0, SIZE - 1, 3 * SIZE])
+def test_no_more_is_lent_than_a_client_wants(desk: Lending, limit: int) -> None:
+    borrower, _client = borrow(desk, limit)
+    for _ in range(limit // SIZE):
+        lent(borrower)
+    assert borrower.block(SIZE) is None
+
+
+def test_blocks_are_counted_and_small_ones_are_not_worth_it(desk: Lending) -> None:
+    borrower, _client = borrow(desk)
+    assert borrower.block(MIN_LENT_BYTES - 1) is None
+    for _ in range(MAX_LENT):
+        lent(borrower, MIN_LENT_BYTES)
+    assert borrower.block(MIN_LENT_BYTES) is None
+
+
+def test_the_blocks_of_all_clients_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "MAX_BLOCKS", 3)
+    desk = Lending(wanted=True)
+    one, _client = borrow(desk)
+    lent(one)
+    lent(one)
+    other, client = borrow(desk)
+    block = lent(other)
+    assert one.block(SIZE) is None
+    client.give_back(block.number)
+    block = lent(other, 4 * SIZE)  # in place of the first one
+    one.close()
+    lent(other)
+    lent(other)
+    assert other.block(SIZE) is None
+    desk.close()
+
+
+def test_a_client_that_is_gone_gets_nothing(desk: Lending) -> None:
+    borrower, client = borrow(desk)
+    block = lent(borrower)
+    borrower.give(block)
+    client.connection.close()
+    assert borrower.block(SIZE) is None
+
+
+def test_a_client_that_does_not_listen_gets_no_further_blocks(desk: Lending, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "MAX_LENT", 10_000)
+    borrower, _ = borrow(desk)
+    borrower._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # type: ignore[union-attr]
+    blocks = 0
+    while (block := borrower.block(MIN_LENT_BYTES)) is not None:
+        borrower.lend(block)
+        blocks += 1
+    assert 0 < blocks < lending.MAX_BLOCKS
+    assert borrower.block(MIN_LENT_BYTES) is None
+
+
+def test_memory_cannot_shrink_under_the_server(desk: Lending) -> None:
+    borrower, client = borrow(desk)
+    lent(borrower)
+    _, (descriptor,), _, _ = socket.recv_fds(client.connection, 99, 1)
+    for size in (0, 2 * SIZE):
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, size)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("message", [b"?", struct.pack("<16sQ", TOKEN, 1) + b"?"])
+def test_who_says_something_else_is_sent_away(desk: Lending, message: bytes) -> None:
+    connection = said(desk, message)
+    assert claim(desk) is None
+    assert connection.recv(1) == b""
+
+
+def test_tokens_are_claimed_once_and_in_any_order(desk: Lending) -> None:
+    silent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    silent.connect(f"\0{desk.name}")
+    others = [said(desk, struct.pack("<16sQ", bytes([i]) * 16, 9)) for i in range(3)]
+    assert claim(desk, b"") is None
+    assert claim(desk, b"\1" * 15) is None
+    for i in (2, 0, 1):
+        assert claim(desk, bytes([i]) * 16) is not None
+        assert claim(desk, bytes([i]) * 16) is None
+    silent.send(struct.pack("<16sQ", TOKEN, 9))
+    assert claim(desk) is not None
+    assert len(others) == 3
+
+
+def test_connections_that_nobody_claims_are_bounded(desk: Lending, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "MAX_UNCLAIMED", 2)
+    connections = []
+    for i in range(3):
+        connections.append(said(desk, struct.pack("<16sQ", bytes([i]) * 16, 9)))
+        assert claim(desk) is None
+    assert connections[0].recv(1) == b""
+    assert claim(desk, bytes(16)) is None
+    assert claim(desk, b"\1" * 16) is not None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user, too")
+def test_another_user_is_sent_away(desk: Lending) -> None:
+    program = f"""
+import os, socket
+os.setuid(65534)
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+connection.connect("\\0{desk.name}")
+connection.send(bytes(range(16)) + bytes(8))
+print("said", flush=True)
+try:
+    assert connection.recv(1) == b""
+except ConnectionResetError:
+    pass
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert claim(desk) is None
+        assert process.wait(30) == 0
+
+
+def test_without_lending_there_is_no_socket() -> None:
+    desk = Lending(wanted=False)
+    assert desk.name == ""
+    assert claim(desk) is None
+    desk.close()

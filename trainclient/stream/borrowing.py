@@ -1,0 +1,139 @@
+"""Memory of a server on this machine, looked at in place of receiving its bytes.
+
+The server says where it lends memory (`GetServerInfoResponse.memory_socket`, which describes what is said there). One
+connection serves one stream. A block is mapped when it comes, and returned when nothing looks at the microbatch in it.
+"""
+
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import socket
+import struct
+import weakref
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import numpy as np
+
+from trainclient.stream.buffers import Bytes
+from trainclient.stream.errors import ProtocolError
+
+MAX_BLOCKS: Final = 256
+"""Mapped at once; a server has fewer."""
+
+_NAME: Final = re.compile("disttrain-[0-9a-f]{32}")
+_HELLO: Final = struct.Struct("<16sQ")
+_BLOCK: Final = struct.Struct("<IQ")
+_RETURNED: Final = struct.Struct("<I")
+
+
+class Borrowed:
+    """The blocks that one stream's server lends. One thread calls it; any thread may drop what it took."""
+
+    @classmethod
+    def of(cls, name: str, limit_bytes: int, *, stays: bool) -> "Borrowed | None":
+        """Ask for memory; None where the server lends none, or is on another machine or another user's.
+
+        Args:
+            name: of the server's socket.
+            limit_bytes: to be lent at most.
+            stays: whether microbatches stay where they are lent, and are not copied to where their owner wants them.
+        """
+        if not _NAME.fullmatch(name) or not hasattr(fcntl, "F_GET_SEALS"):
+            return None
+        token = secrets.token_bytes(16)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.setblocking(False)
+            connection.connect(f"\0{name}")
+            connection.send(_HELLO.pack(token, limit_bytes))
+        except OSError:
+            connection.close()
+            return None
+        return cls(connection, token, stays)
+
+    def __init__(self, connection: socket.socket, token: bytes, stays: bool) -> None:
+        self.token = token
+        """By which the server knows whose stream it is."""
+        self.stays = stays
+        self._connection = connection
+        self._blocks: dict[int, mmap.mmap] = {}
+        self._lent: set[int] = set()
+        self._to_return: list[int] = []
+        # A finalizer may run at any allocation of any thread: SimpleQueue.put is reentrant.
+        self._dropped: SimpleQueue[int] = SimpleQueue()
+
+    def take(self, number: int, nbytes: int) -> Bytes:
+        """The first bytes of a block, uint8 [nbytes], which is returned when nothing views them any more.
+
+        Raises:
+            ProtocolError: there is no such block, it is smaller, or it was lent and not returned.
+        """
+        self._return_dropped()
+        self._read_blocks()
+        block = self._blocks.get(number)
+        if block is None or len(block) < nbytes or number in self._lent:
+            found = "none such" if block is None else f"{len(block)} bytes{' in use' * (number in self._lent)}"
+            raise ProtocolError(f"it lent {nbytes} bytes in block {number}, of which this client has {found}")
+        self._lent.add(number)
+        # numpy follows the bases of views only through arrays: all views of the lease keep it alive, as in `buffers`.
+        lease = np.frombuffer(memoryview(block), np.uint8, nbytes)
+        weakref.finalize(lease, self._dropped.put, number).atexit = False
+        return lease
+
+    def close(self) -> None:
+        """Ask for nothing more; what was taken stays."""
+        self._connection.close()
+        self._blocks.clear()
+
+    def _return_dropped(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._to_return.append(self._dropped.get_nowait())
+        with suppress(OSError):  # no room for another message, then it goes with the next; or nobody wants it
+            while self._to_return:
+                self._connection.send(_RETURNED.pack(self._to_return[-1]))
+                self._lent.discard(self._to_return.pop())
+
+    def _read_blocks(self) -> None:
+        """Map what has come, and drop what is not used any more."""
+        while True:
+            try:
+                message, descriptors, _, _ = socket.recv_fds(self._connection, _BLOCK.size + 1, 1)
+            except OSError:  # nothing has come, or the connection is lost
+                return
+            if not message:
+                return
+            try:
+                self._read_block(message, descriptors)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _read_block(self, message: bytes, descriptors: list[int]) -> None:
+        if len(message) != _BLOCK.size:
+            raise ProtocolError(f"it described a block in {len(message)} bytes, {_BLOCK.size} are required")
+        number, nbytes = _BLOCK.unpack(message)
+        if nbytes == 0:
+            self._blocks.pop(number, None)
+            return
+        if len(descriptors) != 1 or number in self._blocks or len(self._blocks) >= MAX_BLOCKS:
+            raise ProtocolError(
+                f"it lent block {number} with {len(descriptors)} descriptors beside {len(self._blocks)} others; one "
+                f"descriptor, a number of its own and at most {MAX_BLOCKS} blocks are required"
+            )
+        self._blocks[number] = _mapped(descriptors[0], number, nbytes)
+
+
+def _mapped(descriptor: int, number: int, nbytes: int) -> mmap.mmap:
+    """Memory that cannot go away while it is looked at."""
+    try:
+        size, sealed = os.fstat(descriptor).st_size, fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        if size != nbytes or not sealed:
+            raise ProtocolError(f"block {number} has {size} bytes that may shrink; {nbytes} sealed ones are required")
+        return mmap.mmap(descriptor, nbytes)
+    except (OSError, ValueError) as error:
+        raise ProtocolError(f"block {number} of {nbytes} bytes cannot be mapped: {error}") from None
