@@ -65,6 +65,15 @@ def test_what_was_taken_outlives_the_stream(desk: Lending) -> None:
     taken[:] = 1  # whoever has it may write to it
 
 
+def test_what_a_server_said_before_it_left_is_read(desk: Lending) -> None:
+    borrower, borrowed = pair(desk)
+    borrowed.take(lend(borrower, 1), SIZE)
+    borrowed.take(lend(borrower, 2), SIZE)  # the first one is returned, which the server does not read
+    last = lend(borrower, 3)
+    borrower.close()
+    assert (borrowed.take(last, SIZE) == 3).all()
+
+
 def test_dropped_blocks_are_unmapped(desk: Lending) -> None:
     borrower, borrowed = pair(desk)
     for size in range(1, 40):

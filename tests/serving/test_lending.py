@@ -6,10 +6,14 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
+from disttrain.v1 import data_service_pb2 as pb
+from serving.harness import large_job, running
 
 from dataserver.serving import lending
 from dataserver.serving.lending import MAX_IDLE, MAX_LENT, MIN_LENT_BYTES, Block, Borrower, Lending
@@ -32,6 +36,8 @@ class Client:
         while True:
             try:
                 message, descriptors, _, _ = socket.recv_fds(self.connection, 99, 4)
+            except ConnectionResetError:
+                continue
             except BlockingIOError:
                 return found
             if not message:
@@ -43,7 +49,8 @@ class Client:
                 self.blocks[number] = np.memmap(os.fdopen(descriptor, "r+b"), np.uint8, "r+")
 
     def give_back(self, number: int) -> None:
-        self.connection.send(struct.pack("<I", number))
+        with suppress(BrokenPipeError):  # the stream may have ended
+            self.connection.send(struct.pack("<I", number))
 
 
 @pytest.fixture
@@ -288,3 +295,33 @@ def test_without_lending_there_is_no_socket() -> None:
     assert desk.name == ""
     assert claim(desk) is None
     desk.close()
+
+
+def test_a_client_that_knows_the_protos_alone(photographs: Path) -> None:
+    with running({"photos": photographs}) as server:
+        job = server.create(large_job(end={"steps": 2}))
+        sent = server.read(job.job_id, "vit", 0)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(f"\0{server.stub.GetServerInfo(pb.GetServerInfoRequest()).memory_socket}")
+        connection.send(TOKEN + struct.pack("@Q", 1 << 28))
+        connection.setblocking(False)
+        client = Client(connection)
+        stream = server.stub.StreamMicrobatches(
+            pb.StreamMicrobatchesRequest(job_id=job.job_id, module="vit", rank=0, memory_token=TOKEN), timeout=60
+        )
+        for header, body in sent.microbatches:
+            found, lent = next(stream).header, next(stream).lent
+            assert (found.step, found.microbatch, found.crc32c) == (header.step, header.microbatch, 0)
+            client.read()
+            assert client.blocks[lent.number][: found.total_bytes].tobytes() == bytes(body)
+            client.give_back(lent.number)
+        assert next(stream).end.reason == pb.EndOfStream.REASON_END_OF_JOB
+
+
+@pytest.mark.parametrize("token", [b"unknown", b"?" * (1 << 20)])
+def test_a_token_that_nobody_said_changes_nothing(photographs: Path, token: bytes) -> None:
+    with running({"photos": photographs}) as server:
+        job = server.create(large_job(end={"steps": 1}))
+        request = pb.StreamMicrobatchesRequest(job_id=job.job_id, module="vit", rank=0, memory_token=token)
+        messages = [message.WhichOneof("message") for message in server.stub.StreamMicrobatches(request, timeout=60)]
+        assert set(messages) == {"header", "chunk", "end"}

@@ -103,6 +103,8 @@ class Borrowed:
         while True:
             try:
                 message, descriptors, _, _ = socket.recv_fds(self._connection, _BLOCK.size + 1, 1)
+            except ConnectionResetError:  # once, where the server left without reading all; what it said comes next
+                continue
             except OSError:  # nothing has come, or the connection is lost
                 return
             if not message:

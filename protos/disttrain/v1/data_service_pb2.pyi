@@ -615,7 +615,8 @@ class GetServerInfoResponse(_message.Message):
       and no descriptor: the block of that number is not used any more, and can be unmapped;
     - the client's later messages: 4 bytes, the number of a lent block that it does not look at any more. The server waits
       for no such message: who returns nothing gets chunks as soon as all that it wants is lent.
-    Either side closes it with the stream; what is mapped then stays readable, and is nobody else's.
+    Either side closes it with the stream; what is mapped then stays readable, and is nobody else's. Sending fails from then on,
+    and reading may fail once (ECONNRESET) before it gives what the server had said.
     """
     @_builtins.property
     def order_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
