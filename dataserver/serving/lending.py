@@ -99,8 +99,8 @@ class Lending:
             self._listener = None
 
     def _accept(self) -> None:
-        """Take in all who have come."""
-        with suppress(BlockingIOError):
+        """Take in all who have come, as far as there are descriptors."""
+        with suppress(OSError):
             while self._listener is not None:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
@@ -207,15 +207,15 @@ class Borrower:
             return None
         number, self._next = self._next, self._next + 1
         self._sizes[number] = num_bytes
-        descriptor = os.memfd_create("disttrain", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(descriptor, num_bytes)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)  # else a client could have this process killed
-            memory = mmap.mmap(descriptor, num_bytes)
-            if self._say(_BLOCK.pack(number, num_bytes), descriptor):
-                return Block(number, np.frombuffer(memory, np.uint8))
-        finally:
-            os.close(descriptor)
+        with (
+            suppress(OSError),
+            os.fdopen(os.memfd_create("disttrain", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)) as memory,
+        ):
+            os.ftruncate(memory.fileno(), num_bytes)
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)  # else a client could have this process killed
+            mapped = mmap.mmap(memory.fileno(), num_bytes)
+            if self._say(_BLOCK.pack(number, num_bytes), memory.fileno()):
+                return Block(number, np.frombuffer(mapped, np.uint8))
         self._forget(number)
         return None
 

@@ -2,7 +2,8 @@
 
 A stream never waits for another one's memory: it owns room for one microbatch, and what lies in the shared budget only
 lets it work further ahead. A microbatch leaves memory when its last chunk was handed to gRPC, and that is when the
-stream looks for further work: a consumer that does not read stops its stream.
+stream looks for further work: a consumer that does not read stops its stream. What a consumer on this machine is lent
+stays in the shared budget until it returns it; one that returns nothing is sent the rest.
 
 gRPC takes a message off this stream's hands when the consumer's window has room, and cannot be asked for it back. So
 a stream whose consumer has stopped reading gives up all else that it holds (`end_if_idle`). Its call, which is one

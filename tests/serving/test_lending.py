@@ -1,6 +1,7 @@
 """Memory that a server lends to clients of its own machine, over real sockets."""
 
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -225,6 +226,22 @@ def test_a_client_that_does_not_listen_gets_no_further_blocks(desk: Lending, mon
         blocks += 1
     assert 0 < blocks < lending.MAX_BLOCKS
     assert borrower.block(MIN_LENT_BYTES) is None
+
+
+def test_without_descriptors_microbatches_are_sent(desk: Lending) -> None:
+    budget = ByteBudget(1 << 40)
+    borrower, _client = borrow(desk, account=budget.open())
+    another = said(desk, struct.pack("<16sQ", bytes(16), 9))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (another.fileno(), limits[1]))
+    try:
+        assert borrower.block(SIZE) is None
+        assert claim(desk, bytes(16)) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert budget.used == 0
+    assert borrower.block(SIZE) is not None
+    assert claim(desk, bytes(16)) is not None
 
 
 def test_memory_cannot_shrink_under_the_server(desk: Lending) -> None:
