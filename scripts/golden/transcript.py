@@ -157,7 +157,7 @@ def _exchanges(done: list[Exchange]) -> Iterator[Exchange]:
         "server_info",
         "GetServerInfo",
         pb.GetServerInfoRequest(),
-        variable=("release", "content_digest", "max_streams", "stream_bytes"),
+        variable=("release", "content_digest", "max_streams", "stream_bytes", "memory_socket"),
     )
     yield Exchange("dataset_info", "GetDatasetInfo", pb.GetDatasetInfoRequest())
     yield _create("create_incomplete", json.dumps(JOB))
