@@ -120,6 +120,11 @@ def test_one_dead_server_among_others_is_passed_over(serve: Serve, quick: Timeou
         fleet.close()
 
 
+def test_ranks_begin_at_a_server_of_their_own_machine() -> None:
+    addresses = ["cpu1:1", "127.0.0.1:1", "cpu2:1", "[::1]:1", "127.0.0.1.example.com:1", "localhost:1"]
+    assert {Fleet(addresses, key=f"job/vit/{rank}").current for rank in range(64)} == {1, 3, 5}
+
+
 def test_ranks_spread_over_the_servers() -> None:
     addresses = [f"h{i}:1" for i in range(4)]
     first = [Fleet(addresses, key=f"job/vit/{rank}").current for rank in range(64)]

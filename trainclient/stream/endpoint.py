@@ -27,6 +27,9 @@ PING_TIMEOUT_MS = 5_000
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 
 
+_LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
+
+
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """How long anything may take, in seconds."""
@@ -142,6 +145,11 @@ class Endpoint:
         self._timeouts = timeouts
         self._lock = threading.Lock()
         self._channels: dict[int, grpc.Channel] = {}
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its address is one of the loopback device."""
+        return _LOOPBACK.fullmatch(self.address.rpartition(":")[0]) is not None
 
     def channel(self) -> grpc.Channel:
         """The channel of this process."""

@@ -37,7 +37,8 @@ class Fleet:
 
         Args:
             addresses: `host:port` entries, or one text with commas between them.
-            key: decides the server to begin with, so that ranks spread over a fleet, and the jitter of pauses.
+            key: decides the server to begin with, so that ranks spread over a fleet, and the jitter of pauses. Where
+                addresses are of the loopback device, it is one of these.
             timeouts: deadlines of all calls.
 
         Raises:
@@ -47,7 +48,9 @@ class Fleet:
         self.timeouts = timeouts or Timeouts()
         self.key = key
         self.endpoints = tuple(Endpoint(address, self.timeouts) for address in self.addresses)
-        self.current = word(key) % len(self.endpoints)
+        # One on this machine, if the addresses name any: it lends memory in place of sending bytes.
+        local = [i for i, endpoint in enumerate(self.endpoints) if endpoint.is_local] or range(len(self.endpoints))
+        self.current = local[word(key) % len(local)]
         self.reached = False
         self.refusals: dict[str, str] = {}
         self._lock = threading.Lock()
