@@ -201,6 +201,8 @@ def _field(field: FieldDescriptor, message: Message) -> SearchStrategy[Any]:
         one = odd_messages(GetMessageClass(field.message_type)() if field.is_repeated else known)
     elif field.type == FieldDescriptor.TYPE_STRING:
         one = TEXTS | odd_json(known.encode()).map(bytes.decode) if not field.is_repeated else TEXTS
+    elif field.type == FieldDescriptor.TYPE_BYTES:
+        one = st.binary(max_size=64) | st.just(bytes(1 << 20))
     else:
         one = NUMBERS[field.cpp_type]
     if field.is_repeated:
