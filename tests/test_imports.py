@@ -1,6 +1,7 @@
 """Who imports whom: no circles, packages by their faces, and layouts only by their options and interface."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -169,26 +170,43 @@ def test_the_checks_see_what_they_look_for() -> None:
 
 
 ASKS_FOR_KINDS = {
-    "trainclient.modules.beginning": "a job without generators needs no query tokens",
     "trainclient.modules.registry": "it is the registry",
-    "trainclient.adapters.whole_rank": "a rank that runs all modules has one encoder and no generator",
+    "trainclient.adapters.whole_rank": "ranks of other trainers run an encoder and no generator",
 }
+"""Of parts of the trainer. What they test otherwise is not what a module is: types in JSON and YAML, errors, layers and
+tensors of torch (linear or adapted, DTensor or not), and the layout (`NAMES_A_LAYOUT`)."""
+OF_A_KIND = re.compile(r"((Image|Text)?(Encoder|Backbone|Generator|Tower)(Config|Stage|Block|Model)?|ImageModuleModel)")
+"""Classes that belong to kinds of modules."""
+
+
+def asked_kinds(tree: ast.AST) -> set[str]:
+    """How a module asks which kind a module is; messages may say it."""
+    nodes = list(ast.walk(tree))
+    spoken = {id(node) for text in nodes if isinstance(text, ast.JoinedStr) for node in ast.walk(text)}
+    found = set()
+    for node in (node for node in nodes if id(node) not in spoken):
+        text = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute | ast.Compare | ast.Call) else ""
+        if text == "ModuleKind" or (isinstance(node, ast.Attribute) and text.endswith("module.kind")):
+            found.add(text)
+        if isinstance(node, ast.Compare) and re.search(r"kind.*'(encoder|backbone|generator|tower)'", text):
+            found.add(text)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+            classes = (n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name))
+            found |= {text} if any(OF_A_KIND.fullmatch(name) for name in classes) else set()
+    return found
 
 
 def test_no_other_part_of_the_trainer_asks_which_kind_a_module_is() -> None:
-    """Messages may say it."""
-    found = set()
-    for name in (name for name in modules() if name.split(".")[0] == "trainclient"):
-        nodes = list(ast.walk(ast.parse(modules()[name].read_text())))
-        spoken = {id(node) for text in nodes if isinstance(text, ast.JoinedStr) for node in ast.walk(text)}
-        asked = (
-            (isinstance(node, ast.Name) and node.id == "ModuleKind")
-            or (isinstance(node, ast.Attribute) and ast.unparse(node).endswith("module.kind"))
-            for node in nodes
-            if id(node) not in spoken
-        )
-        found |= {name} if any(asked) else set()
+    of_trainer = [name for name in modules() if name.split(".")[0] == "trainclient"]
+    found = {name for name in of_trainer if asked_kinds(ast.parse(modules()[name].read_text()))}
     assert found == ASKS_FOR_KINDS.keys()
+
+
+def test_no_way_to_ask_for_kinds_is_overlooked() -> None:
+    ways = ("x is ModuleKind.TOWER", "site.module.kind", "n.kind == 'tower'", "d['kind'] in ('encoder', 'generator')",
+            "isinstance(x, int | TextTowerConfig)", "isinstance(model, BackboneModel)")  # fmt: skip
+    assert all(asked_kinds(ast.parse(way)) for way in ways)
+    assert not asked_kinds(ast.parse("f'a {site.module.kind}'; isinstance(x, dict); choice.kind == 'colocated'"))
 
 
 def test_exchange_and_program_know_no_model() -> None:

@@ -149,5 +149,5 @@ def test_narrow_shares_and_sums_cost() -> None:
 def test_activations_are_those_of_the_paper() -> None:
     """Korthikanti et al. 2022, section 4.2, without matrices of probabilities and dropout: 34 x the width, divided."""
     network = read_network("encoder", "vit-h")
-    assert block_bytes(network.block, network.size, 1) == 34 * 1280
-    assert block_bytes(network.block, network.size, 8) == (10 + 24 / 8) * 1280
+    assert block_bytes(network.role.block, network.size, 1) == 34 * 1280
+    assert block_bytes(network.role.block, network.size, 8) == (10 + 24 / 8) * 1280

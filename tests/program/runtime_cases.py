@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from dataserver.planning.identity import Job, parse_job
+from dataserver.planning.job import JobSpec
 from trainclient.client import Batch, DataClient, as_torch
 from trainclient.models.parameters import units
 from trainclient.program.assembly import assemble
@@ -225,10 +226,7 @@ class Pool:
         self._ranks: dict[int, Rank] = {}
 
     def run(self, cases: Sequence[Case], folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-        """Run the cases, which share one layout; returns each case's gradients by their whole name.
-
-        Modules that are trained in any case are trained in the first one, for which processes join each other.
-        """
+        """Run the cases, which share one layout; returns each case's gradients by their whole name."""
         for errors in self.outcomes(cases, folder):
             assert errors is None, errors
         results: dict[str, dict[str, torch.Tensor]] = {case.name: {} for case in cases}
@@ -340,11 +338,19 @@ def as_nccl_takes_it() -> Iterator[None]:
         dist.new_group = new_group
 
 
+def joined(jobs: Sequence[JobSpec]) -> JobSpec:
+    """The first job, with a backward in all modules that run one in any: what processes join each other for."""
+    execution = jobs[0].execution
+    same = zip(*(job.execution.modules for job in jobs), strict=True)
+    modules = tuple(next((m for m in found if m.runs_backward), found[0]) for found in same)
+    return jobs[0].model_copy(update={"execution": execution.model_copy(update={"modules": modules})})
+
+
 def run_cases() -> None:
     """One step of each of the cases that the environment names."""
     script = Path(os.environ["CASES"])
     cases = [Case(**data) for data in json.loads(script.read_text())]
-    layout = Topology.of(cases[0].parsed.spec)
+    layout = Topology.of(joined([case.parsed.spec for case in cases]))
     layout.require_world_size(int(os.environ["WORLD_SIZE"]))
     _clear_sharding_prop_cache()  # DTensors take a mesh of the same ranks for the one before, whose groups are gone
     with as_nccl_takes_it(), process_groups(layout, torch.device("cpu"), timeout_s=60) as made:

@@ -3,36 +3,36 @@
 Of each layout a few degrees, for which processes are started, and for each of these the rest of its choices.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from program.conftest import Fleet
-from program.covers import Factors, Row, cover
-from program.reference import reference_gradients
+from program.covers import Factors, Row, cover, covering, every, pairs
+from program.reference import Gradients, reference_gradients
 from program.runtime_cases import Case, Degrees, Pool
 from program.test_contrastive import PEERS, SMALL, STAGED, WIDE, case_of
-from program.test_gradients import BOUNDS, KINDS, MODULES, WEIGHTS, assert_close
+from program.test_gradients import BOUNDS, DEGREES, KINDS, MODULES, WEIGHTS, assert_close, degrees_of, fits
+from program.test_gradients import FACTORS as PIPELINES
 from program.test_grouped import HEADS, MIXED
 from program.towers import SINGLE, towers_in_one_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 FROZEN = ((), ("vit",), ("llm",), ("vit", "llm"), ("dit",))
 SHARDING = ("none", "zero2", "zero3")
-PIPELINED: Factors = {
-    "degrees": (
-        Degrees(1, 2, 2, 1),
-        Degrees(2, 2, 1, 2),
-        Degrees(1, 1, 2, 1, chunks=2, second_encoder=1),
-        Degrees(1, 2, 1, 1, peers=(1, 2, 2)),
-    ),
-    "frozen": FROZEN,
-    "recompute": (False, True),
-    "sharding": SHARDING,
-    "extra_in_flight": (0, 2),
-}
+fits_eight = partial(fits, processes=8)
+PIPELINED = cover({name: PIPELINES[name] for name in DEGREES}, fits_eight)
+"""Degrees of pipelines, any two of which meet."""
+REST: Factors = {name: values for name, values in PIPELINES.items() if name not in DEGREES}
+PIPELINED_ROWS = covering(
+    [row for of, rest in product(PIPELINED, every(REST, lambda _: True)) if fits_eight(row := of | rest)]
+)
+"""Any two of all their choices."""
 COLOCATED: Factors = {
     "degrees": (
         Degrees(2, 2, 1, 2, colocated=True),
@@ -64,27 +64,31 @@ CONTRASTIVE: Factors = {
 }
 
 
-def fits(row: Row) -> bool:
-    """Whether a job may be so: interleaved chunks leave no choice of what is in flight."""
-    return not (row.get("extra_in_flight") and row["degrees"].chunks > 1)
+def named(rows: Iterable[Row]) -> dict[str, Row]:
+    """Each with its name."""
+    return {f"row-{number}": row for number, row in enumerate(rows)}
 
 
-def rows_of(factors: Factors, degrees: Any) -> Iterator[tuple[str, Row]]:
-    """The rows of a cover with these degrees, each with its name; first one in which nothing is frozen."""
-    found = [row for row in cover(factors, fits) if row["degrees"] == degrees]
-    for number, row in enumerate(sorted(found, key=lambda row: len(row["frozen"]))):
-        yield f"row-{number}", row
+def rows_of(factors: Factors, degrees: Any) -> dict[str, Row]:
+    """The rows of a cover with these degrees."""
+    return named(row for row in cover(factors, lambda _: True) if row["degrees"] == degrees)
 
 
-def check(fleet: Fleet, pool: Pool, folder: Path, factors: Factors, degrees: Degrees, **options: Any) -> None:
+@cache
+def expected_of(case: str) -> Gradients:
+    """The gradients of a case that trains all modules in one process, given as JSON."""
+    return reference_gradients(Case(**json.loads(case)))
+
+
+def check(fleet: Fleet, pool: Pool, folder: Path, rows: dict[str, Row], degrees: Degrees, **options: Any) -> None:
     """Gradients of all rows with these degrees, in the same processes; the reference trains all modules."""
-    rows, reference, of_backbone = dict(rows_of(factors, degrees)), {}, options.pop("backbone", {})
-    cases = []
+    reference, of_backbone, cases = {}, options.pop("backbone", {}), []
     for name, row in rows.items():
         again = tuple(m for m in MODULES if row["recompute"] and m not in row["frozen"])
         kept = (64, 0 if {"llm", "dit"} & {*row["frozen"]} else 192) if row.get("rounds") else (0, 0)
         marked = replace(degrees, frozen=row["frozen"], recompute=again, kept=kept)
-        layout = {key: row[key] for key in ("policy", "schedule", "extra_in_flight") if row.get(key)}
+        layout = {"extra_in_flight": row["extra"]} if row.get("extra") else {}
+        layout |= {key: row[key] for key in ("policy", "schedule") if row.get(key)}
         ours, reference = fleet.pair_of_jobs(marked, **options)
         ours["execution"]["layout"] |= layout
         modules = {"llm": {**of_backbone, "sharding": row["sharding"]}}
@@ -92,33 +96,41 @@ def check(fleet: Fleet, pool: Pool, folder: Path, factors: Factors, degrees: Deg
         cases.append(Case(name, fleet.address, ours, sharding=sharding, modules=modules, **WEIGHTS))
     found = pool.run(cases, folder)
     alone = Case("alone", fleet.address, reference, modules={"llm": of_backbone} if of_backbone else {}, **WEIGHTS)
-    expected = reference_gradients(alone)
+    expected = expected_of(json.dumps(asdict(alone)))
     for name, row in rows.items():
         trained = {key: g for key, g in expected.items() if key.split(".")[0] not in row["frozen"]}
         assert found[name].keys() == trained.keys(), row
         assert_close(found[name], trained, BOUNDS["float64"])
 
 
-@pytest.mark.parametrize("degrees", PIPELINED["degrees"], ids=str)
-def test_pipelined(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees) -> None:
-    check(fleet, pool, tmp_path, PIPELINED, degrees)
+@pytest.mark.parametrize("of", PIPELINED, ids=lambda of: str(degrees_of(of)))
+def test_pipelined(fleet: Fleet, pool: Pool, tmp_path: Path, of: Row) -> None:
+    rows = named(row for row in PIPELINED_ROWS if row.items() >= of.items())
+    check(fleet, pool, tmp_path, rows, degrees_of(of))
+
+
+def test_any_two_choices_of_a_pipeline_on_eight_processes_meet() -> None:
+    met = frozenset().union(*map(pairs, PIPELINED_ROWS))
+    assert met == frozenset().union(*map(pairs, every(PIPELINES, fits_eight)))
+    assert len(met) > 300
+    assert all(any(row.items() >= of.items() for row in PIPELINED_ROWS) for of in PIPELINED)
 
 
 @pytest.mark.parametrize("degrees", COLOCATED["degrees"], ids=str)
 def test_colocated(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees) -> None:
-    check(fleet, pool, tmp_path, COLOCATED, degrees)
+    check(fleet, pool, tmp_path, rows_of(COLOCATED, degrees), degrees)
 
 
 @pytest.mark.parametrize("degrees", GROUPED["degrees"], ids=str)
 def test_grouped(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees) -> None:
-    check(fleet, pool, tmp_path, GROUPED, degrees, backbone=HEADS, **MIXED)
+    check(fleet, pool, tmp_path, rows_of(GROUPED, degrees), degrees, backbone=HEADS, **MIXED)
 
 
 @pytest.mark.parametrize("degrees", TOWERS)
 def test_contrastive(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: str) -> None:
     """With an image that cannot be decoded in `understanding`."""
     cases = []
-    for name, row in (rows := dict(rows_of(CONTRASTIVE, degrees))).items():
+    for name, row in (rows := rows_of(CONTRASTIVE, degrees)).items():
         options = {key: row[key] for key in ("dataset", "schedule", "microbatches", "frozen")}
         case = case_of(fleet, name, TOWERS[degrees], row["loss"], **options)
         cases.append(replace(case, sharding=dict.fromkeys(("encoder", "backbone"), row["sharding"])))

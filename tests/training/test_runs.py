@@ -10,11 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 import torch
 import yaml
 from cli.server_process import SAYS, serving
+from disttrain.v1 import admin_service_pb2
+from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
 from faults.disk import missing, small_disk
 from program.conftest import Fleet
 from program.runtime_cases import Degrees, job_data
@@ -159,17 +162,24 @@ def test_signal_saves_and_ends(fleet: Fleet, tmp_path: Path, number: signal.Sign
     assert saved.name == f"step-{len(run.metrics()):08d}"
 
 
+def open_jobs(address: str) -> set[str]:
+    """The jobs of which a server has open streams."""
+    with grpc.insecure_channel(address) as channel:
+        found = AdminServiceStub(channel).GetMetrics(admin_service_pb2.GetMetricsRequest(), timeout=TIMEOUT_S)
+    return {rank.job for rank in found.ranks}
+
+
 @pytest.mark.long
+@pytest.mark.timeout(1500)
 def test_signal_ends_an_evaluation_after_the_step_in_hand(fleet: Fleet, tmp_path: Path) -> None:
     """The run that resumes makes up for it."""
     degrees, run, held_out = Degrees(1, 1, 1, 1), Run(fleet.address, tmp_path), tmp_path / "held_out.yaml"
     held_out.write_text(yaml.safe_dump(job_data(degrees, dataset="more", end={"steps": 100_000})))
     process = run.start(run.command(degrees, "--evaluation.job", str(held_out), "--evaluation.every", "1"))
     try:
-        while not (tmp_path / "metrics.jsonl").exists():
+        while len(open_jobs(fleet.address)) < 2:  # that of the held-out stream has begun, and does not end
             assert process.poll() is None
             time.sleep(0.1)
-        time.sleep(5)  # the first step takes less, and its evaluation does not end
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=TIMEOUT_S)
     finally:

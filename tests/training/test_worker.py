@@ -1,5 +1,10 @@
 """What a process says of an error that ends it."""
 
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -29,3 +34,14 @@ def test_a_device_without_memory_is_named_with_what_helps(capsys: pytest.Capture
         assert _explain(torch.OutOfMemoryError(), "3", stop) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("trainclient rank 3: out of memory; have plans keep within the device")
+
+
+@pytest.mark.parametrize("make", [torch.empty, np.empty, bytearray])
+def test_a_machine_without_memory_is_named_too(make: Callable[[int], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises((RuntimeError, MemoryError)) as caught, contact("other ranks"):
+        make(10**17)
+    with StopSignals(1.0) as stop:
+        assert _explain(caught.value, "3", stop) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"trainclient rank 3: (DefaultCPUAllocator: can't allocate|Unable to allocate|out of memory)", line)
+    assert "`trainclient memory`" in line

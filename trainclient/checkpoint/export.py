@@ -20,7 +20,7 @@ from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import export_adapter, export_pretrained
 from trainclient.models.layers import RotaryScaling
 from trainclient.models.lora import LowRank, merged
-from trainclient.models.towers import IN_ENCODER
+from trainclient.modules import exported_as
 
 
 class ExportType(StrEnum):
@@ -64,10 +64,8 @@ def export(config: ExportConfig) -> list[str]:
     if config.module not in modules:
         there = ", ".join(sorted(modules))
         raise CheckpointError(f"the checkpoint {path} has no module {config.module}; it has {there}")
-    sizes = _sizes(config.module, modules[config.module])
-    state = _read(path, config.module)
-    if modules[config.module]["kind"] == "tower":
-        state = {IN_ENCODER.get(name, name): tensor for name, tensor in state.items()}
+    sizes, names = _sizes(config.module, modules[config.module])
+    state = {names.get(name, name): tensor for name, tensor in _read(path, config.module).items()}
     adapters = _adapters(modules[config.module])
     if config.adapter and adapters is None:
         raise CheckpointError(f"module {config.module} has no lora adapters; export it without --adapter")
@@ -85,23 +83,23 @@ def _adapters(described: Mapping[str, Any]) -> LowRank | None:
     return LowRank(**described["lora"]) if "lora" in described else None
 
 
-def _sizes(name: str, described: Mapping[str, Any]) -> EncoderConfig | BackboneConfig:
-    """The sizes that a checkpoint describes."""
+def _sizes(name: str, described: Mapping[str, Any]) -> tuple[EncoderConfig | BackboneConfig, Mapping[str, str]]:
+    """The sizes that a checkpoint describes, and the parameters that are exported by other names."""
     fields = {key: value for key, value in described.items() if key not in ("kind", "lora", "loss")}
-    kind = described.get("kind")
+    found = exported_as(described)
+    if found is None:
+        raise CheckpointError(
+            f"module {name} is a {described['kind']}; encoders, backbones, and image towers with learned positions are "
+            "exported"
+        )
     try:
-        if kind == "encoder" or (kind == "tower" and fields.get("position_grid")):
-            return EncoderConfig(**fields)
-        if kind == "backbone":
-            scaling = fields.pop("rotary_scaling")
-            return BackboneConfig(**fields, rotary_scaling=scaling and RotaryScaling(**scaling))
-    except (TypeError, KeyError):
+        if fields.get("rotary_scaling"):
+            fields["rotary_scaling"] = RotaryScaling(**fields["rotary_scaling"])
+        return found.source(**fields), found.names
+    except TypeError:
         raise CheckpointError(
             f"module {name} has sizes {sorted(fields)}; a module of your own, or of another release, is not exported"
         ) from None
-    raise CheckpointError(
-        f"module {name} is a {kind}; encoders, backbones, and image towers with learned positions are exported"
-    )
 
 
 def _read(path: Path, module: str) -> dict[str, Tensor]:

@@ -14,12 +14,22 @@ from torch.distributed import ProcessGroup
 
 from trainclient.exchange.sharing import SharedSequences
 
-_PLACE = re.compile(r"^\[[^\]]*\]\s*")
-"""Where in its own source a backend raised an error."""
+_PLACE = re.compile(r"^\[[^\]]*\]\s*(err == 0\. )?")
+"""Where in its own source torch raised an error."""
 
 
 class PeerLostError(RuntimeError):
     """Another process ended, or did not answer in time."""
+
+
+def plain_text(error: BaseException) -> str:
+    """What an error of torch says, without where in its own source."""
+    return _PLACE.sub("", str(error))
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether this process alone has failed, since its device or machine has no more memory."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 @contextmanager
@@ -27,10 +37,10 @@ def contact(peers: str) -> Iterator[None]:
     """Turn what a backend raises when the other end is gone into PeerLostError."""
     try:
         yield
-    except torch.OutOfMemoryError:  # of this process alone
-        raise
     except RuntimeError as error:
-        reason = _PLACE.sub("", str(error)).split(". ")[0].splitlines()
+        if lacks_memory(error):
+            raise
+        reason = plain_text(error).split(". ")[0].splitlines()
         raise PeerLostError(
             f"lost contact to {peers} ({reason[0] if reason else type(error).__name__}); see what the process that "
             "ended first has reported"

@@ -4,7 +4,7 @@ from trainclient.exchange.rows import Rows
 from trainclient.models.contrastive import Half, ScoreRows
 from trainclient.modules.beginning import WHAT, Sizes
 from trainclient.modules.protocol import Features, NoiseKey, Output, Site, Target, TrainedModule, View
-from trainclient.modules.registry import family_of, own, rows_of
+from trainclient.modules.registry import exported_as, family_of, own, rows_of
 
 __all__ = [
     "WHAT",
@@ -19,6 +19,7 @@ __all__ = [
     "Target",
     "TrainedModule",
     "View",
+    "exported_as",
     "family_of",
     "own",
     "rows_of",

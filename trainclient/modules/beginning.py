@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from dataserver.planning.job import JobSpec
-from dataserver.planning.jobspec import ModuleKind
 from trainclient.models.backbone import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.generator import GeneratorConfig
@@ -45,22 +44,17 @@ def image_tower_beginning(found: EncoderConfig, job: JobSpec, width: int) -> Siz
     return _fitting(ImageTowerConfig(**{**sizes_of(found), "merge": merge, "output_dim": width}), job, width)
 
 
-def backbone_beginning(found: BackboneConfig, job: JobSpec, width: int) -> Sizes:
-    """A backbone, whose query tokens are new."""
+def backbone_beginning(found: BackboneConfig, job: JobSpec, width: int) -> BackboneConfig:
+    """A backbone without query tokens."""
     del width
     _require_vocabulary(found, job)
-    return replace(found, query_tokens=query_tokens(job))
+    return found
 
 
 def text_tower_beginning(found: BackboneConfig, job: JobSpec, width: int) -> Sizes:
     """A text tower, whose projection begins untrained."""
     _require_vocabulary(found, job)
     return TextTowerConfig(**sizes_of(found), output_dim=width)
-
-
-def query_tokens(job: JobSpec) -> int:
-    """Learned query tokens of a job's backbone for each generated image."""
-    return job.stream.generation.query_tokens if job.execution.of_kind(ModuleKind.GENERATOR) else 0
 
 
 def sizes_of(sizes: EncoderConfig | BackboneConfig) -> dict[str, Any]:

@@ -5,7 +5,7 @@ A module of one's own is named by the configuration instead (`own`).
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -17,7 +17,7 @@ from trainclient.models.backbone import BackboneConfig, BackboneStage, stage_lay
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.presets import backbone_config, encoder_config, generator_config
-from trainclient.models.towers import IN_ENCODER, ImageTower, ImageTowerConfig, TextTower, TextTowerConfig
+from trainclient.models.towers import IN_ENCODER, ImageTower, ImageTowerConfig, TextTower, TextTowerConfig, TowerStage
 from trainclient.modules.backbone import Backbone
 from trainclient.modules.beginning import (
     Beginning,
@@ -25,14 +25,13 @@ from trainclient.modules.beginning import (
     backbone_beginning,
     encoder_beginning,
     image_tower_beginning,
-    query_tokens,
     sizes_of,
     text_tower_beginning,
 )
 from trainclient.modules.encoder import Encoder
 from trainclient.modules.generator import Generator
 from trainclient.modules.protocol import Site, TrainedModule
-from trainclient.modules.tower import Tower
+from trainclient.modules.tower import TowerOfImages, TowerOfTexts
 from trainclient.orchestrate.memory import ENCODER_BLOCK, GATED_BLOCK, GENERATOR_BLOCK, Block
 
 
@@ -67,6 +66,14 @@ def family_of(module: ModuleSpec) -> Family:
 def rows_of(module: ModuleSpec) -> Kind:
     """What a module hands to others."""
     return family_of(module).rows
+
+
+def exported_as(described: Mapping[str, Any]) -> Beginning | None:
+    """As what a module that a checkpoint describes (`Models.describe`) is exported: what can begin as it; None if
+    nothing of ours can be read back."""
+    if described["kind"] == ModuleKind.TOWER:  # of images, with positions as SigLIP's
+        return _IMAGE_TOWER if described.get("position_grid") else None
+    return _FAMILIES[ModuleKind(described["kind"])].begins_as
 
 
 def own(reference: str, site: Site, options: Mapping[str, Any]) -> TrainedModule:
@@ -104,7 +111,17 @@ def _encoder_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
 
 def _backbone_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
     del width
-    return backbone_config(preset, job.stream.tokenizer.vocab_size, query_tokens(job))
+    return backbone_config(preset, job.stream.tokenizer.vocab_size, _query_tokens(job))
+
+
+def _backbone_beginning(found: BackboneConfig, job: JobSpec, width: int) -> Sizes:
+    """Its query tokens are new."""
+    return replace(backbone_beginning(found, job, width), query_tokens=_query_tokens(job))
+
+
+def _query_tokens(job: JobSpec) -> int:
+    """Learned query tokens of a job's backbone for each generated image."""
+    return job.stream.generation.query_tokens if job.execution.of_kind(ModuleKind.GENERATOR) else 0
 
 
 def _generator_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
@@ -135,14 +152,16 @@ def _text_tower_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
     return TextTowerConfig(**sizes_of(backbone_config(preset, job.stream.tokenizer.vocab_size, 0)), output_dim=width)
 
 
-def _tower(kind: type[ImageTower] | type[TextTower], site: Site, sizes: Any) -> TrainedModule:
+def _tower(
+    made: Callable[[TowerStage], TrainedModule], stage: type[TowerStage], site: Site, sizes: Any
+) -> TrainedModule:
     has_scale = site.module.name == site.job.execution.modules[0].name
     recompute = bool(site.module.recompute)
-    return Tower(kind(sizes, site.chunk, site.num_chunks, has_scale=has_scale, checkpoint=recompute))
+    return made(stage(sizes, site.chunk, site.num_chunks, has_scale=has_scale, checkpoint=recompute))
 
 
 _ENCODER: Final = Beginning(EncoderConfig, encoder_beginning)
-_BACKBONE: Final = Beginning(BackboneConfig, backbone_beginning)
+_BACKBONE: Final = Beginning(BackboneConfig, _backbone_beginning)
 _IMAGE_TOWER: Final = Beginning(EncoderConfig, image_tower_beginning, IN_ENCODER)
 _TEXT_TOWER: Final = Beginning(BackboneConfig, text_tower_beginning)
 
@@ -158,7 +177,7 @@ _FAMILIES: Final[Mapping[ModuleKind | Modality, Family]] = MappingProxyType(
             Kind.ACTIVATIONS,
             ENCODER_BLOCK,
             _image_tower_sizes,
-            partial(_tower, ImageTower),
+            partial(_tower, TowerOfImages, ImageTower),
             _IMAGE_TOWER,
             staged=True,
         ),
@@ -167,7 +186,7 @@ _FAMILIES: Final[Mapping[ModuleKind | Modality, Family]] = MappingProxyType(
             Kind.ACTIVATIONS,
             GATED_BLOCK,
             _text_tower_sizes,
-            partial(_tower, TextTower),
+            partial(_tower, TowerOfTexts, TextTower),
             _TEXT_TOWER,
             staged=True,
         ),

@@ -138,7 +138,7 @@ class Choice:
         """The layout of a job that runs it."""
         if self.layout != "monolithic":
             return self.layout
-        return "contrastive" if self.modules[0].option.network.kind == "tower" else "pipelined"
+        return "pipelined" if self.modules[0].option.network.modality is None else "contrastive"
 
 
 Solver = Callable[[Problem], list[Choice]]

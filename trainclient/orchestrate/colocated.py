@@ -135,8 +135,8 @@ def _run(problem: Problem, chosen: tuple[Option, ...], dp: int, microbatch: int,
 
 def _is_left(option: Option, chosen: Sequence[Option]) -> bool:
     """Whether phases of other modules lie between a module's forward and backward phase."""
-    generates = any(o.network.kind == "generator" for o in chosen)
-    return option.network.kind == "encoder" or (option.network.kind == "backbone" and generates)
+    generates = any(o.network.role.generates for o in chosen)
+    return option.network.role.feeds or (option.network.role.spine and generates)
 
 
 def _choice(problem: Problem, run: _Run) -> Choice:
@@ -161,16 +161,16 @@ def _choice(problem: Problem, run: _Run) -> Choice:
 
 def _largest(problem: Problem, option: Option) -> int:
     """Rows of the largest item, of a backbone the longest sequence."""
-    return problem.workload.stream.seq_len if option.network.kind == "backbone" else option.load.largest
+    return problem.workload.stream.seq_len if option.network.role.spine else option.load.largest
 
 
 def _hop_bytes(problem: Problem, chosen: Sequence[Option]) -> float:
     """Bytes of the embeddings and conditions of a step, there and back."""
     stream = problem.workload.stream
-    width = next(o.network.size.width for o in chosen if o.network.kind == "backbone")
+    width = next(o.network.size.width for o in chosen if o.network.role.spine)
     rows = sum(
-        o.load.rows / stream.merge**2 if o.network.kind == "encoder" else o.load.items * stream.query_tokens
+        o.load.rows / stream.merge**2 if o.network.role.feeds else o.load.items * stream.query_tokens
         for o in chosen
-        if o.network.kind != "backbone"
+        if not o.network.role.spine
     )
     return 2 * 2 * width * rows * stream.global_batch

@@ -191,7 +191,8 @@ def problem(options: Orchestrate) -> Problem:
                 f"--{network.kind} has nothing to do: no sample gives it a row; leave it out, or change --generation "
                 f"({options.generation}) or the sizes"
             )
-    for kind, share in (("encoder", 1 - options.generation), ("generator", options.generation)):
+    asked = ("encoder", "encode", 1 - options.generation, 1), ("generator", "generate", options.generation, 0)
+    for kind, what, share, otherwise in asked:
         if (
             options.image_tower is None
             and found.network(kind) is None
@@ -199,8 +200,8 @@ def problem(options: Orchestrate) -> Problem:
             and any(s.patches for s in found.workload.sizes)
         ):
             raise OrchestrateError(
-                f"the samples have images to {'encode' if kind == 'encoder' else 'generate'}, and no --{kind} is "
-                f"given; give one, or set --generation to {0 if kind == 'generator' else 1}"
+                f"the samples have images to {what}, and no --{kind} is given; give one, or set --generation to "
+                f"{otherwise}"
             )
     return found
 
@@ -253,7 +254,7 @@ def networks(options: Orchestrate) -> tuple[Network, ...]:
     for kind, value in given.items():
         if value is not None:
             trained_before = any(not n.frozen for n in found)
-            width = found[-1].size.width if kind == "generator" else 0
+            width = next((n.size.width for n in found if n.role.spine), 0)
             found.append(
                 replace(
                     read_network(kind, value), frozen=kind in options.frozen, input_gradient=trained_before,

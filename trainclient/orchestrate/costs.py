@@ -173,7 +173,7 @@ def with_reductions(network: Network, tp: int, cluster: Cluster, computed: Cost)
     """A cost with the sums over the peers of tensor parallelism, in rings within a node and not overlapped."""
     if tp == 1:
         return computed
-    sums = network.size.layers * network.reductions
+    sums = network.size.layers * network.role.reductions
     row_ps = 1000 * sums * 2 * network.size.width * 2 * (tp - 1) / tp / cluster.within_bytes_ns
     linear = computed.linear_ps + row_ps
     backward = computed.linear_ps * computed.backward_percent / 100 + (row_ps if computed.backward_percent else 0)
@@ -190,8 +190,8 @@ def _option(network: Network, load: Load, tp: int, recompute: bool, plain: Cost)
     cost = plain.model_copy(update={"backward_percent": percent})
     both = (100 + percent) / 100
     work = load.rows * cost.linear_ps / 1e3 + load.squares * cost.quadratic_fs / 1e6
-    block = block_bytes(network.block, network.size, tp)
-    held = kept_bytes(network.block, network.size, tp, recompute)
+    block = block_bytes(network.role.block, network.size, tp)
+    held = kept_bytes(network.role.block, network.size, tp, recompute)
     if not network.gradient_passes:
         held = block  # of the block that is computed
     return Option(

@@ -42,8 +42,8 @@ def _least_gpus(problem: Problem, options: list[Option]) -> tuple[int | None, fl
     for option in options:
         network = option.network
         stages = [n for n in range(1, network.size.layers + 1) if network.size.layers % n == 0]
-        for pp in stages if network.kind == "backbone" else [1]:
-            rows = problem.workload.stream.seq_len if network.kind == "backbone" else option.load.largest
+        for pp in stages if network.role.spine else [1]:
+            rows = problem.workload.stream.seq_len if network.role.spine else option.load.largest
             item = rows * (option.unit_bytes / pp + option.work_bytes)
             for dp in RANKS:
                 need = option.static_bytes(pp) + option.optimizer_bytes(pp) / dp + item

@@ -59,7 +59,7 @@ def measure(networks: Sequence[Network], plan: Plan, progress: Callable[[str], N
     """
     modules = []
     for network in networks:
-        degrees = [d for d in plan.degrees if network.kind == "backbone" or d == 1]
+        degrees = [d for d in plan.degrees if network.role.spine or d == 1]
         found = []
         for tp in degrees:
             if not network.divides(tp):

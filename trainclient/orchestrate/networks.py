@@ -48,12 +48,31 @@ _WHOLE: Final = {
     "siglip": {"encoder": "siglip_vision_model", "text tower": "siglip_text_model"},
     "siglip2": {"encoder": "siglip2_vision_model", "text tower": "siglip2_text_model"},
 }
-_BLOCKS: Final[Mapping[str, Block]] = {
-    "encoder": ENCODER_BLOCK,
-    "backbone": GATED_BLOCK,
-    "generator": GENERATOR_BLOCK,
-    "tower": ENCODER_BLOCK,
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a kind of module is among the others."""
+
+    block: Block
+    """What its blocks keep of a row."""
+    spine: bool = False
+    """Whether rows of all others have its width; then it knows tokens, and may be cut into stages."""
+    feeds: bool = False
+    """Whether its rows, of images, go to the spine."""
+    generates: bool = False
+    """Whether it attends to rows of the spine in every block, to make images."""
+    reductions: int = 2
+    """Sums over the peers of tensor parallelism in the forward of a block."""
+
+
+_ROLES: Final[Mapping[str, Role]] = {
+    "encoder": Role(ENCODER_BLOCK, feeds=True),
+    "backbone": Role(GATED_BLOCK, spine=True),
+    "generator": Role(GENERATOR_BLOCK, generates=True, reductions=3),
+    "tower": Role(ENCODER_BLOCK),
 }
+"""By kind: the one place that knows which there are. (The trainer's, `modules.registry`, brings torch.)"""
 
 
 class NetworkError(ValueError):
@@ -78,14 +97,14 @@ class Network:
     """Whether a module before it is trained, so that it hands gradients on."""
 
     @property
-    def reads_images(self) -> bool:
-        """Whether its rows are patches; else they are tokens."""
-        return self.kind in ("encoder", "generator") or self.modality == "image"
+    def role(self) -> Role:
+        """What it is among the others."""
+        return _ROLES[self.kind]
 
     @property
-    def block(self) -> Block:
-        """What its blocks keep of a row."""
-        return _BLOCKS[self.kind]
+    def reads_images(self) -> bool:
+        """Whether its rows are patches; else they are tokens."""
+        return self.role.feeds or self.role.generates or self.modality == "image"
 
     @property
     def row_flops(self) -> int:
@@ -101,24 +120,18 @@ class Network:
     def block_parameters(self) -> int:
         """Of all blocks."""
         size = self.size
-        head = size.width * size.vocab_size if self.kind == "backbone" else 0
         conditions = 2 * size.layers * size.width**2 + size.width * self.condition_width
-        return self.row_flops // 2 - head + (conditions if self.kind == "generator" else 0)
+        return self.row_flops // 2 - self.end_parameters + (conditions if self.role.generates else 0)
 
     @property
     def end_parameters(self) -> int:
         """Of each end of a backbone: the embedding of tokens, and the output head."""
-        return self.size.width * self.size.vocab_size if self.kind == "backbone" else 0
+        return self.size.width * self.size.vocab_size if self.role.spine else 0
 
     @property
     def parameters(self) -> int:
         """All of them; norms, biases and the embedding of patches are left out."""
         return self.block_parameters + 2 * self.end_parameters
-
-    @property
-    def reductions(self) -> int:
-        """Sums over the peers of tensor parallelism in the forward of a block."""
-        return 3 if self.kind == "generator" else 2
 
     @property
     def gradient_passes(self) -> int:

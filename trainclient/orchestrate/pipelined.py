@@ -115,12 +115,12 @@ def _backbone(problem: Problem, option: Option, dp: int, pp: int, microbatch: in
 
 def side_options(problem: Problem) -> list[list[Option]]:
     """The degrees that each module beside the backbone can have."""
-    return [problem.options(n) for n in problem.networks if n.kind != "backbone"]
+    return [problem.options(n) for n in problem.networks if not n.role.spine]
 
 
 def beside(problem: Problem, spine: Spine, kinds: Sequence[Sequence[Option]]) -> list[list[Side]]:
     """The degrees that each other module can have beside a backbone."""
-    made = [[side(o, spine, problem.cluster, o.network.kind == "encoder") for o in options] for options in kinds]
+    made = [[side(o, spine, problem.cluster, o.network.role.feeds) for o in options] for options in kinds]
     return [[s for s in sides if s is not None] for sides in made]
 
 
@@ -157,7 +157,7 @@ def place(
     """The modules of a choice, in the order of the problem."""
     found = {"backbone": backbone}
     for s, r in zip(sides, ranks, strict=True):
-        held, states, work = stage_bytes(s.option, spine, r, s.option.network.kind == "encoder")
+        held, states, work = stage_bytes(s.option, spine, r, s.option.network.role.feeds)
         found[s.option.network.kind] = Placed(s.option, r, 1, held, states, work, s.fixed_ns + s.work_ns / r)
     return tuple(found[n.kind] for n in problem.networks)
 

@@ -141,10 +141,10 @@ class Workload:
     def _items(self, network: Network, size: SampleSize) -> Sequence[tuple[float, tuple[int, ...]]]:
         if not network.reads_images:
             return self._sequences(size)
-        if network.kind == "tower":
+        if network.modality is not None:
             return [(1.0, size.patches)]
         chance = self._generated(size)
-        return [(chance if network.kind == "generator" else 1 - chance, size.patches)]
+        return [(chance if network.role.generates else 1 - chance, size.patches)]
 
 
 _NO_SIZE: Any = None

@@ -68,6 +68,10 @@ class ImageModuleModel(Options):
     sharding: Sharding = Sharding.NONE
     """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
 
+    @property
+    def adapters(self) -> None:
+        """It learns none."""
+
 
 class Projection(StrEnum):
     """Linear layers of a backbone's blocks."""
@@ -119,6 +123,11 @@ class BackboneModel(Options):
     """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
     lora: LoraConfig = LoraConfig()
     """Low-rank adapters, which are trained in place of the weights."""
+
+    @property
+    def adapters(self) -> LoraConfig | None:
+        """Its adapters, if it has any."""
+        return self.lora if self.lora.rank else None
 
 
 class NamedModel(BackboneModel):

@@ -112,8 +112,9 @@ class Control:
         self._leaving.set()
         if isinstance(error, PeerLostError) and self._judged.wait(GRACE_S):
             raise RunEndedError(self._verdict, reports=self.reports) from error
-        failed = isinstance(error, RuntimeError | ValueError | OSError) and not getattr(error, "known_to_all", False)
-        word: dict[str, Any] = {"failed": " ".join(str(error).split())[:1000]} if failed else {"bye": True}
+        failed = isinstance(error, Exception) and not getattr(error, "known_to_all", False)
+        said = " ".join(str(error).split())[:1000] or type(error).__name__
+        word: dict[str, Any] = {"failed": said} if failed else {"bye": True}
         if self._rank == 0 and failed:
             word = {"end": f"global rank 0 ({self._name}) failed: {word['failed']}"}
         self._left.set()

@@ -140,10 +140,8 @@ class Models:
 
 def low_rank(config: TrainConfig, module: ModuleSpec) -> LowRank | None:
     """The adapters of a module; None if it has none."""
-    model = _model(config, module)
-    if not isinstance(model, BackboneModel) or not model.lora.rank:
-        return None
-    return LowRank(model.lora.rank, model.lora.alpha, [str(target) for target in model.lora.targets])
+    lora = _model(config, module).adapters
+    return None if lora is None else LowRank(lora.rank, lora.alpha, [str(target) for target in lora.targets])
 
 
 def _require_adaptable(config: TrainConfig, module: ModuleSpec) -> None:

@@ -4,10 +4,8 @@ import logging
 import os
 import sys
 
-import torch
-
 from trainclient.checkpoint.folder import SaveError
-from trainclient.exchange.transport import PeerLostError
+from trainclient.exchange.transport import PeerLostError, lacks_memory, plain_text
 from trainclient.report import FAILURE, USER_ERROR, report
 from trainclient.training.config import TrainConfig
 from trainclient.training.control import RunEndedError
@@ -45,7 +43,7 @@ def _explain(error: Exception, rank: str, stop: StopSignals) -> int:
         return report("trainclient", error, FAILURE) if error.reports else FAILURE
     if isinstance(error, ValueError):
         return report(name, error, USER_ERROR)
-    if isinstance(error, torch.OutOfMemoryError):
+    if lacks_memory(error):
         return report(name, RuntimeError(_without_memory(error)), FAILURE)
     if isinstance(error, RuntimeError | OSError):
         return report(name, error, FAILURE)
@@ -53,9 +51,9 @@ def _explain(error: Exception, rank: str, stop: StopSignals) -> int:
     return FAILURE
 
 
-def _without_memory(error: torch.OutOfMemoryError) -> str:
-    """What torch could not allocate, and what to change."""
-    found = str(error).split(". If reserved")[0].partition("\n")[0].rstrip(".") or "out of memory"
+def _without_memory(error: Exception) -> str:
+    """What could not be allocated, and what to change."""
+    found = plain_text(error).split(". If reserved")[0].partition("\n")[0].rstrip(".") or "out of memory"
     return (
         f"{found}; have plans keep within the device (`trainclient memory` prints the fields for the job), or give the "
         "module recompute, sharding, or a higher tp or pp"

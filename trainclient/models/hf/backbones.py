@@ -135,9 +135,35 @@ def _entries(config: BackboneConfig) -> list[Entry]:
     return found
 
 
-TIED = {"lm_head.weight": "model.embed_tokens.weight"}
-"""What stands for a tensor that is not there where `tie_word_embeddings` is true."""
+_TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 _IGNORED = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
-LLAMA = Family("llama", "LlamaForCausalLM", BackboneConfig, _read_llama, _write_llama, _entries, ("",), _IGNORED)
-QWEN2 = Family("qwen2", "Qwen2ForCausalLM", BackboneConfig, _read_qwen2, _write_qwen2, _entries, ("",), _IGNORED)
+
+def _has_biases_as_qwen2(config: BackboneConfig) -> bool:
+    return config.qkv_bias and not config.output_bias
+
+
+LLAMA = Family(
+    "llama",
+    "LlamaForCausalLM",
+    BackboneConfig,
+    _read_llama,
+    _write_llama,
+    _entries,
+    ("",),
+    _IGNORED,
+    suits=lambda config: not _has_biases_as_qwen2(config),
+    tied=_TIED,
+)
+QWEN2 = Family(
+    "qwen2",
+    "Qwen2ForCausalLM",
+    BackboneConfig,
+    _read_qwen2,
+    _write_qwen2,
+    _entries,
+    ("",),
+    _IGNORED,
+    suits=_has_biases_as_qwen2,
+    tied=_TIED,
+)

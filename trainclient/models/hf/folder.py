@@ -13,9 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from trainclient.models.backbone import BackboneConfig
-from trainclient.models.encoder import EncoderConfig
-from trainclient.models.hf.backbones import LLAMA, QWEN2, TIED
+from trainclient.models.hf.backbones import LLAMA, QWEN2
 from trainclient.models.hf.fields import Fields
 from trainclient.models.hf.files import INDEX, MAX_CONFIG_BYTES, WEIGHTS, PretrainedError, TensorFiles, read_json
 from trainclient.models.hf.mapping import Family, Sizes
@@ -78,10 +76,10 @@ def load_pretrained(folder: Path, names: Container[str] | None = None) -> Pretra
     """
     family, fields, whole = _described(folder)
     config = family.read(fields)
-    if isinstance(config, EncoderConfig):
-        config = replace(config, pixels=_pixels(folder, config.pixels))
+    if family.pixels is not None:
+        config = replace(config, pixels=_pixels(folder, family.pixels(config)))
     with TensorFiles(folder) as files:
-        tied = TIED if whole.flag("tie_word_embeddings", False) and isinstance(config, BackboneConfig) else {}
+        tied = family.tied if whole.flag("tie_word_embeddings", False) else {}
         return Pretrained(config, dict(_parameters(folder, files, family, config, names, tied)))
 
 
@@ -152,8 +150,8 @@ def export_pretrained(
     partial.mkdir(parents=True)
     _write_tensors(partial, tensors, shard_bytes)
     (partial / CONFIG).write_text(_text(described))
-    if isinstance(config, EncoderConfig):
-        (partial / PREPROCESSOR).write_text(_text(_exported_preprocessor(config, base)))
+    if family.pixels is not None:
+        (partial / PREPROCESSOR).write_text(_text(_exported_preprocessor(family.pixels(config), base)))
     for name in COMPANIONS:
         _copy(base, partial, name)
     partial.rename(folder)
@@ -231,11 +229,7 @@ def _pixels(folder: Path, default: str) -> str:
 
 def family_of(config: Sizes) -> Family[Any]:
     """The architecture as which a model of these sizes is exported."""
-    if isinstance(config, BackboneConfig):
-        return QWEN2 if config.qkv_bias and not config.output_bias else LLAMA
-    if config.class_token:
-        return CLIP
-    return SIGLIP if config.position_grid else QWEN2_VL
+    return next(f for f in FAMILIES.values() if f.kind is type(config) and f.suits(config))
 
 
 def _exported_config(
@@ -252,11 +246,11 @@ def _exported_config(
     return {**found, **family.write(config), **written}
 
 
-def _exported_preprocessor(config: EncoderConfig, base: Path | None) -> dict[str, Any]:
+def _exported_preprocessor(pixels: str, base: Path | None) -> dict[str, Any]:
     found: dict[str, Any] = {"do_normalize": True, "do_rescale": True, "rescale_factor": 1 / 255}
     if base is not None and (base / PREPROCESSOR).is_file():
         found = read_json(base / PREPROCESSOR, MAX_CONFIG_BYTES)
-    mean, std = PIXELS[config.pixels]
+    mean, std = PIXELS[pixels]
     return {**found, "image_mean": [*mean], "image_std": [*std]}
 
 

@@ -62,6 +62,12 @@ class Family(Generic[Config]):
     """Of the names of its tensors, in checkpoints of its own and of models that contain it; the first is written."""
     ignored: str
     """Regular expression of names, without the prefix, that are no weights of our models."""
+    suits: Callable[[Config], bool]
+    """Whether sizes of its kind are exported as this architecture."""
+    tied: Mapping[str, str] = field(default_factory=dict)
+    """What stands for a tensor that is not there where `tie_word_embeddings` is true."""
+    pixels: Callable[[Config], str] | None = None
+    """How pixels are normalised, where its folders say so."""
 
 
 def linear(ours: str, theirs: str, rows: int, columns: int, *, bias: bool) -> list[Entry]:

@@ -208,8 +208,23 @@ def _qwen2_vl_entries(config: EncoderConfig) -> list[Entry]:
 
 _IN_TOWER = ("vision_model.", "")
 _IGNORED = r"embeddings\.position_ids|head\..*"
+
+
+def _pixels(config: EncoderConfig) -> str:
+    return config.pixels
+
+
 CLIP = Family(
-    "clip_vision_model", "CLIPVisionModel", EncoderConfig, _read_clip, _write_clip, _square_entries, _IN_TOWER, _IGNORED
+    "clip_vision_model",
+    "CLIPVisionModel",
+    EncoderConfig,
+    _read_clip,
+    _write_clip,
+    _square_entries,
+    _IN_TOWER,
+    _IGNORED,
+    suits=lambda config: config.class_token,
+    pixels=_pixels,
 )
 SIGLIP = Family(
     "siglip_vision_model",
@@ -220,6 +235,8 @@ SIGLIP = Family(
     _square_entries,
     _IN_TOWER,
     _IGNORED,
+    suits=lambda config: not config.class_token and config.position_grid > 0,
+    pixels=_pixels,
 )
 QWEN2_VL = Family(
     "qwen2_vl_vision",
@@ -230,4 +247,6 @@ QWEN2_VL = Family(
     _qwen2_vl_entries,
     ("", "visual.", "model.visual."),
     r"rotary_pos_emb\.inv_freq",
+    suits=lambda config: not config.class_token and not config.position_grid,
+    pixels=_pixels,
 )
