@@ -159,7 +159,7 @@ def packed(samples: list[Sample]) -> dict[str, Any]:
 def served(stream: WholeRankStream) -> Iterator[dict[str, Any]]:
     """Batches of the adapter."""
     batches = MegatronBatches(stream, SEQ_LEN, modality="images", encoder="vit", image_token=IMAGE)
-    return ServedIterator(stream, batches, num_microbatches=ROWS)
+    return ServedIterator(stream, batches, num_microbatches=lambda: ROWS)
 
 
 class Timed:
@@ -184,7 +184,7 @@ def train(model: Model, batches: Any) -> None:
                 forward_step_func=forward_step,
                 data_iterator=batches,
                 model=model,
-                num_microbatches=ROWS,
+                num_microbatches=lambda: ROWS,
                 seq_length=SEQ_LEN,
                 micro_batch_size=1,
             )

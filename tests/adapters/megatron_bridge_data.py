@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import transformers  # noqa: F401  before what stands for packages that it looks for
 from adapters import cuda_on_cpu, tiny_mimo  # noqa: F401
-from adapters.whole_jobs import one_pass, text_job
+from adapters.whole_jobs import one_pass, text_job, whole_job
 
 cuda_on_cpu.pretend()
 # Packages for GPUs and other data sets, which it imports and which nothing here needs.
@@ -143,6 +143,20 @@ def mimo_step(server: str, folder: Path, module: str) -> list[dict[str, Any]]:
     return model.batches
 
 
+def check_end(server: str) -> None:
+    """A job that is shorter than the training is named, not taken for an error of parallelism."""
+    served = ServedMimoProvider(servers=server, job=whole_job(1, {"steps": 1}), seq_length=256, modality="images")
+    groups = SimpleNamespace(dp=dist.group.WORLD, pp=dist.group.WORLD)
+    cfg = SimpleNamespace(checkpoint=SimpleNamespace(load=None, save=None))
+    iterator, _ = served.iterators(cfg, MegatronMIMOInfra({}, {}, {"images": groups}, ["images"]))
+    state, model = SimpleNamespace(timers=Timers(0, "minmax")), Model(language=False)
+    for _ in range(MICROBATCHES):
+        forward_step(state, iterator, model)
+    with pytest.raises(ValueError, match=r"ended behind its 1 steps.*set train_iters to at most 1"):
+        forward_step(state, iterator, model)
+    served.close()
+
+
 def check_mimo(server: str, folder: Path) -> None:
     """Though Bridge's grids have two data-parallel ranks, no module's step takes a slice of a served batch."""
     for text, images in zip(*(mimo_step(server, folder, m) for m in (MIMO_LANGUAGE_MODULE_KEY, "images")), strict=True):
@@ -160,6 +174,7 @@ def main(server: str, folder: Path) -> None:
     with pytest.raises(StateError, match="differs in seed"):
         start(server, folder, 1, seed=7)
     check_mimo(server, folder)
+    check_end(server)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def served(model: MimoModel, server: str, job_of: JobOf, ranks: int) -> float:
         with WholeRankStream(server, job_of(ranks), rank=rank, world_size=ranks) as stream:
             targets = next(iter(stream)).text_tokens
             batches = MegatronBatches(stream, TOKENS, "images", "vit", IMAGE, dense_mask=True)
-            iterator = ServedIterator(stream, batches, num_microbatches=10)
+            iterator = ServedIterator(stream, batches, num_microbatches=lambda: 10)
             read = [next(iterator) for _ in range(10)]
             loss += sum(train_on(model, batch, targets) for batch in read)
             lacks += sum(int(batch["input_ids"][0, -1]) == IMAGE for batch in read)

@@ -1,19 +1,31 @@
 """Hugging Face's Trainer over the stream: the example of the documentation, as it stands, in real processes."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate import DistributedDataParallelKwargs, ParallelismConfig
 from adapters.examples import ExampleRun, calm_and_killed, example
 from adapters.test_whole_rank import read
 from adapters.whole_jobs import mixed_job, pass_with_parity, tiny_model, whole_job
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainingArguments
+from transformers import (
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
-from trainclient.adapters.huggingface import ServedTrainer
+from dataserver.planning.job import Execution
+from trainclient.adapters.huggingface import ServedTrainer, _check_ranks
 from trainclient.adapters.padded import PaddedShape
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
 from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
@@ -47,6 +59,18 @@ def test_two_processes_train_as_one(server: str, model: Path, tmp_path: Path) ->
     alone, together = map(losses, runs.values())
     assert list(alone) == list(range(1, STEPS + 1))
     assert alone == pytest.approx(together, rel=2e-3)
+
+
+@pytest.mark.long
+def test_checkpointed_activations_go_with_images_on_some_ranks(server: str, model: Path, tmp_path: Path) -> None:
+    """Where the Trainer leaves `find_unused_parameters` out; a rank whose last microbatch has no image then waits."""
+    alone, together = (run(server, model, tmp_path / name) for name in ("alone", "together"))
+    alone.job = together.job = lambda ranks: mixed_job(ranks, {"steps": STEPS}, modality_parity=False)
+    option = "gradient_checkpointing=True, ddp_find_unused_parameters=True"
+    together.script = together.script.replace('report_to="none"', f'report_to="none", {option}')
+    alone.finish(1)
+    together.finish(2)
+    assert losses(alone) == pytest.approx(losses(together), rel=2e-3)
 
 
 @pytest.mark.long
@@ -93,10 +117,12 @@ class Mixed(ServedTrainer, Seq2SeqTrainer):
     """With another of transformers' Trainers."""
 
 
-def test_padded_rows_in_another_trainer_that_it_mixes_with(server: str, tmp_path: Path) -> None:
-    job = whole_job(1, {"steps": 2}, packing={"enabled": False})
+@contextmanager
+def padded_trainer(server: str, folder: Path, **options: Any) -> Iterator[Mixed]:
+    """Of four steps, over padded rows; `read` of its stream has the step of each microbatch."""
+    job = whole_job(1, {"steps": 4}, packing={"enabled": False})
     job["execution"] |= {"microbatch": 2, "modules": [{**m, "padded": True} for m in job["execution"]["modules"]]}
-    options = {"max_steps": 2, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "use_cpu": True}
+    arguments = {"num_train_epochs": 1, "report_to": "none", "use_cpu": True, **options}
     with WholeRankStream(server, job, rank=0, world_size=1) as stream:
         shape = PaddedShape.of(stream)
 
@@ -104,11 +130,40 @@ def test_padded_rows_in_another_trainer_that_it_mixes_with(server: str, tmp_path
             batch = shape.around(microbatch).pad(microbatch)
             return {name: torch.from_numpy(batch[name]).long() for name in ("token_ids", "labels")}
 
-        found = Mixed(Rows(), Seq2SeqTrainingArguments(str(tmp_path), **options), stream=stream, inputs=inputs)
+        yield Mixed(Rows(), Seq2SeqTrainingArguments(str(folder), **arguments), stream=stream, inputs=inputs)
+
+
+def test_padded_rows_in_another_trainer_that_it_mixes_with(server: str, tmp_path: Path) -> None:
+    with padded_trainer(server, tmp_path, max_steps=2, logging_steps=1, save_strategy="no") as found:
         found.train()
     logged = [entry for entry in found.state.log_history if "loss" in entry]
     assert [entry["step"] for entry in logged] == [1, 2]
     assert all(0 < entry["loss"] < 20 and entry["data_wait_s"] >= 0 for entry in logged)
+
+
+class Terminated(TrainerCallback):
+    """SIGTERM, as the Trainer takes it, in the step behind so many updates."""
+
+    def __init__(self, trainer: Mixed, update: int) -> None:
+        self.trainer, self.update = trainer, update
+
+    def on_step_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
+        if state.global_step == self.update:
+            (jit,) = [c for c in self.trainer.callback_handler.callbacks if isinstance(c, JITCheckpointCallback)]
+            jit.jit_manager._enable_checkpoint()
+
+
+def test_a_checkpoint_that_sigterm_asks_for_goes_on_with_the_step_that_it_interrupted(
+    server: str, tmp_path: Path
+) -> None:
+    """In the middle of a step, all of whose samples were read and none has been learned."""
+    with padded_trainer(server, tmp_path, enable_jit_checkpoint=True, save_strategy="no") as found:
+        found.add_callback(Terminated(found, update=2))
+        found.train()
+    assert json.loads((tmp_path / "checkpoint-2" / "data_state.json").read_text())["step"] == 2
+    with padded_trainer(server, tmp_path, save_strategy="no") as resumed:
+        resumed.train(resume_from_checkpoint=True)
+        assert resumed.state.global_step == resumed.stream.step == 4
 
 
 def trainer(server: str, model: Path, folder: Path, ranks: int = 1, **arguments: Any) -> ServedTrainer:
@@ -133,7 +188,8 @@ def trainer(server: str, model: Path, folder: Path, ranks: int = 1, **arguments:
         ({"average_tokens_across_devices": False}, r"average_tokens_across_devices.*leave it at True"),
         ({"accelerator_config": {"dispatch_batches": True}}, r"dispatch_batches.*in unequal shapes: leave both out"),
         ({"ranks": 2}, r"rank 0 of 1, and the stream is of rank 0 of 2: open it with rank=0, world_size=1"),
-        ({"fsdp": True}, r"wait for ever.*set execution.modality_parity to true"),
+        ({"auto_find_batch_size": True}, r"read already: leave it out"),
+        ({"include_num_input_tokens_seen": True}, r'leave it at "no"'),
     ],
 )
 def test_arguments_that_contradict_the_job(
@@ -141,6 +197,32 @@ def test_arguments_that_contradict_the_job(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         trainer(server, model, tmp_path, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"is_fsdp_enabled": True}, r"wait for ever.*set execution.modality_parity to true"),
+        ({"is_deepspeed_enabled": True}, r"deepspeed was never tried"),
+        ({"tp_size": 2}, r"2 processes share a model.*leave tensor.*out, or use `trainclient train`"),
+        ({"find_unused_parameters": False}, r"gradients of the encoder.*set ddp_find_unused_parameters to True"),
+    ],
+)
+def test_launchers_that_contradict_the_job(change: dict[str, Any], says: str) -> None:
+    """What a Trainer of two processes learns from accelerate, whoever told it."""
+
+    def told(find_unused_parameters: bool = True, tp_size: int = 1, **flags: bool) -> Any:
+        accelerator = SimpleNamespace(
+            ddp_handler=DistributedDataParallelKwargs(find_unused_parameters=find_unused_parameters),
+            parallelism_config=ParallelismConfig(tp_size=tp_size),
+        )
+        plain = {"is_fsdp_enabled": False, "is_deepspeed_enabled": False, "args": SimpleNamespace(world_size=2)}
+        return SimpleNamespace(accelerator=accelerator, model=Rows(), **{**plain, **flags})
+
+    job = Execution.model_validate(whole_job(2, {"steps": 1})["execution"])
+    _check_ranks(told(), job)
+    with pytest.raises(ValueError, match=says):
+        _check_ranks(told(**change), job)
 
 
 def test_checkpoints_without_a_stream(server: str, model: Path, tmp_path: Path) -> None:

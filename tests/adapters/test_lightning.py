@@ -54,6 +54,9 @@ def test_killed_and_resumed_twice_once_with_another_number_of_processes(
 class Alone(Base):
     """A strategy that shards nothing."""
 
+    def __init__(self, **options: bool) -> None:
+        self._ddp_kwargs = options
+
 
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -71,16 +74,19 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ({"max_epochs": 2}, r"ends after 3 steps, with max_epochs 2.*execution\.end"),
         ({"max_epochs": -1, "max_steps": 4}, r"max_steps 4: .*at most 3"),
         ({"world_size": 2}, r"rank 0 of 2, and the stream is of rank 0 of 1"),
-        ({"strategy": Base()}, r"strategy is Base.*set strategy to ddp"),
+        ({"strategy": Base()}, r"strategy is Base.*set strategy to ddp_find"),
+        ({"ranks": 2}, r"gradients of the encoder.*set strategy to ddp_find_unused_parameters_true"),
         ({"lightning_module": SimpleNamespace(automatic_optimization=True)}, r"derive it from ServedModule"),
     ],
 )
 def test_trainers_that_contradict_the_job(server: str, adapter: ModuleType, change: dict[str, Any], says: str) -> None:
     module = SimpleNamespace(automatic_optimization=False)
-    fits = {"global_rank": 0, "world_size": 1, "strategy": Alone(), "lightning_module": module}
-    with WholeRankStream(server, whole_job(1, {"steps": 3}), rank=0, world_size=1) as stream:
+    ranks = change.get("ranks", 1)
+    fits = {"global_rank": 0, "world_size": ranks, "strategy": Alone(), "lightning_module": module}
+    with WholeRankStream(server, whole_job(ranks, {"steps": 3}), rank=0, world_size=ranks) as stream:
         data = adapter.ServedData(stream)
-        data.trainer = SimpleNamespace(**fits, max_epochs=-1, max_steps=3)
+        going = Alone(find_unused_parameters=True)
+        data.trainer = SimpleNamespace(**{**fits, "strategy": going}, max_epochs=-1, max_steps=3)
         data.setup("fit")
         assert data.train_dataloader() is stream
         data.trainer = SimpleNamespace(**{**fits, "max_epochs": 1, "max_steps": -1, **change})

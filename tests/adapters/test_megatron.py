@@ -12,7 +12,7 @@ import pytest
 import torch
 from adapters.examples import variables
 from adapters.stubs import adapter_over, parallel_state
-from adapters.whole_jobs import mixed_job, one_pass, text_job
+from adapters.whole_jobs import mixed_job, one_pass, text_job, whole_job
 
 from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
 from trainclient.stream.errors import ClosedError, StateError
@@ -48,7 +48,9 @@ class Read:
 
 def read(adapter: ModuleType, server: str, **options: Any) -> Read:
     with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
-        iterator = adapter.ServedIterator(stream, adapter.MegatronBatches(stream, 256, **options), num_microbatches=10)
+        iterator = adapter.ServedIterator(
+            stream, adapter.MegatronBatches(stream, 256, **options), num_microbatches=lambda: 10
+        )
         batches = [next(iterator) for _ in range(20)]
     with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
         steps = iter(stream)
@@ -99,7 +101,7 @@ def test_a_mask_keeps_samples_apart_where_attention_knows_no_packing(server: str
 
 def test_batches_of_an_llm(server: str, adapter: ModuleType) -> None:
     with WholeRankStream(server, text_job(), rank=0, world_size=1) as stream:
-        batch = next(adapter.ServedIterator(stream, adapter.MegatronBatches(stream, 256), num_microbatches=20))
+        batch = next(adapter.ServedIterator(stream, adapter.MegatronBatches(stream, 256), num_microbatches=lambda: 20))
         with pytest.raises(ValueError, match="encoder is None, and modality is images"):
             adapter.MegatronBatches(stream, 256, modality="images")
     ends = batch["cu_seqlens"]
@@ -112,20 +114,34 @@ def test_batches_of_an_llm(server: str, adapter: ModuleType) -> None:
 def test_iterators_begin_behind_the_updates_of_a_checkpoint(server: str, adapter: ModuleType, tmp_path: Path) -> None:
     with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
         batches = adapter.MegatronBatches(stream, 256, modality="images")
-        every = adapter.ServedIterator(stream, batches, num_microbatches=10, save=tmp_path)
+        every = adapter.ServedIterator(stream, batches, num_microbatches=lambda: 10, save=tmp_path)
         expected = [next(every)["input_ids"] for _ in range(11)][-1]
-        again = adapter.ServedIterator(stream, batches, num_microbatches=10, start_step=1, load=tmp_path)
+        again = adapter.ServedIterator(stream, batches, num_microbatches=lambda: 10, start_step=1, load=tmp_path)
         assert [torch.equal(next(chunk)["input_ids"], expected) for chunk in again.for_chunks(2)] == [True, True]
         with pytest.raises(ValueError, match=r"microbatches, and Megatron updates behind 1: raise global_batch_size"):
-            next(adapter.ServedIterator(stream, batches, num_microbatches=1))
+            next(adapter.ServedIterator(stream, batches, num_microbatches=lambda: 1))
         with pytest.raises(StateError, match="found 99 as the step"):
-            adapter.ServedIterator(stream, batches, num_microbatches=10, start_step=99, load=tmp_path)
+            adapter.ServedIterator(stream, batches, num_microbatches=lambda: 10, start_step=99, load=tmp_path)
+
+
+def test_steps_end_where_megatron_updates_and_the_job_says_that_it_has_ended(server: str, adapter: ModuleType) -> None:
+    """With a schedule of batch sizes, too, in which Megatron updates behind more microbatches from some step on."""
+    counts = iter((10, 12))
+    with WholeRankStream(server, whole_job(1, {"steps": 2}), rank=0, world_size=1) as stream:
+        batches = adapter.MegatronBatches(stream, 256, modality="images")
+        iterator = adapter.ServedIterator(stream, batches, num_microbatches=lambda: next(counts))
+        targets = [[bool(next(iterator)["loss_mask"].any()) for _ in range(count)] for count in (10, 12)]
+        assert all(found[0] and not found[-1] for found in targets), "each begins with data and ends with padding"
+        with pytest.raises(
+            StopIteration, match=r"ended behind its 2 steps.*train_iters to at most 2, or raise execution"
+        ):
+            next(iterator)
 
 
 def test_updates_over_another_stream_are_refused(server: str, adapter: ModuleType, tmp_path: Path) -> None:
     with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
         batches = adapter.MegatronBatches(stream, 256, modality="images")
-        adapter.ServedIterator(stream, batches, num_microbatches=10, save=tmp_path / "ours")
+        adapter.ServedIterator(stream, batches, num_microbatches=lambda: 10, save=tmp_path / "ours")
     other = one_pass(1)
     other["stream"]["seed"] = 7
     with WholeRankStream(server, other, rank=0, world_size=1) as stream:
@@ -136,7 +152,9 @@ def test_updates_over_another_stream_are_refused(server: str, adapter: ModuleTyp
             (None, ValueError, r"has made 3 updates.*as `load`"),
         ):
             with pytest.raises(error, match=says):
-                adapter.ServedIterator(stream, batches, num_microbatches=10, start_step=3, load=load, save=tmp_path)
+                adapter.ServedIterator(
+                    stream, batches, num_microbatches=lambda: 10, start_step=3, load=load, save=tmp_path
+                )
         assert not (tmp_path / "data_state.json").exists(), "what it would have gone on to"
 
 
@@ -165,19 +183,19 @@ def test_what_megatron_was_told_that_the_job_contradicts(
         with pytest.raises(ValueError, match=r"seq_length is 512.*1 sequences.*of 256 tokens.*set seq_length to 256"):
             adapter.MegatronBatches(stream, 512, modality="images")
         batches = adapter.MegatronBatches(stream, 256, modality="images")
-        iterator = adapter.ServedIterator(stream, batches, num_microbatches=10)
+        iterator = adapter.ServedIterator(stream, batches, num_microbatches=lambda: 10)
         assert iterator, "Megatron asks whether there is one"
         with pytest.raises(ValueError, match=r"one rank's already.*set dataloader_type to external"):
             len(iterator)
         monkeypatch.setattr(adapter, "parallel_state", parallel_state((1, 2)))
         with pytest.raises(ValueError, match=r"as rank 1 of 2, and the stream is of rank 0 of 1: open it with rank=1"):
-            adapter.ServedIterator(stream, batches, num_microbatches=10)
+            adapter.ServedIterator(stream, batches, num_microbatches=lambda: 10)
 
 
 def test_a_stream_ends_with_its_iterator(server: str, adapter: ModuleType) -> None:
     stream = WholeRankStream(server, one_pass(1), rank=0, world_size=1)
     iterator = adapter.ServedIterator(
-        stream, adapter.MegatronBatches(stream, 256, modality="images"), num_microbatches=10
+        stream, adapter.MegatronBatches(stream, 256, modality="images"), num_microbatches=lambda: 10
     )
     next(iterator)
     iterator.close()

@@ -167,9 +167,14 @@ def test_sizes_that_contradict_themselves(sizes: tuple[list[int], ...], says: st
 def test_other_ranks_other_data_sets_and_samples_that_do_not_fit() -> None:
     sizes = scattered_sizes(100)
     planner = LoaderPlanner(sizes, own_job(2, {"steps": 1}))
-    for rank, ranks in ((2, 2), (0, 1), (1, 4)):
+    for rank, ranks in ((0, 1), (1, 4)):
         with pytest.raises(ValueError, match=f"rank {rank} of {ranks}, and module llm has dp 2: set its dp"):
             PlannedBatches(planner, rank, ranks)
+    with pytest.raises(ValueError, match="no rank 2 of 2: number the processes from 0 to 1"):
+        PlannedBatches(planner, 2, 2)
+    assert LoaderPlanner(sizes, planner.job.text).job.job_id == planner.job.job_id
+    with pytest.raises(ValueError, match="other sizes than these 99 samples: hand all ranks the same data"):
+        LoaderPlanner(scattered_sizes(99), planner.job.text)
     with pytest.raises(ValueError, match="one entry, such as"):
         LoaderPlanner(sizes, whole_job(2, {"steps": 1}))
     many = SampleSizes.of([(5, [(300, 300)] * 40)])

@@ -23,7 +23,8 @@ def test_several_write_and_read_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "says nothing of the stream.*: try another"), ("[1]", "holds list, a mapping")]
+    ("text", "message"),
+    [(None, "says nothing of the stream.*: try another"), ("[1]", "holds list, a mapping is required: try another")],
 )
 def test_what_is_no_state_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:

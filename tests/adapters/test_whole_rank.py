@@ -117,6 +117,12 @@ def test_jobs_of_other_ranks(server: str, change: dict[str, object], world_size:
         WholeRankStream(server, job, rank=0, world_size=world_size)
 
 
+def test_a_rank_that_does_not_exist(server: str) -> None:
+    for rank in (-1, 2):
+        with pytest.raises(ValueError, match=f"no rank {rank} of 2: number the processes from 0 to 1"):
+            WholeRankStream(server, whole_job(2, {"steps": 1}), rank=rank, world_size=2)
+
+
 @pytest.mark.parametrize("read", [0, 1])
 def test_a_loop_that_leaves_microbatches_out(server: str, read: int) -> None:
     """As one does that reads ahead, or deals out once more to the ranks what is one rank's."""
@@ -145,6 +151,23 @@ def test_a_data_loader_around_the_stream(server: str, loader_of: Callable[[Any],
         loader = loader_of(stream)
         with pytest.raises(ValueError, match=r"asked for by its number.*without a DataLoader.*without accelerate's"):
             next(iter(loader))
+
+
+def test_accelerate_takes_the_stream_as_it_is_and_keeps_its_state(server: str, tmp_path: Path) -> None:
+    def prepared() -> tuple[Accelerator, WholeRankStream]:
+        accelerator, stream = Accelerator(), WholeRankStream(server, whole_job(1, {"steps": 3}), rank=0, world_size=1)
+        accelerator.register_for_checkpointing(stream)
+        assert accelerator.prepare(stream) is stream
+        return accelerator, stream
+
+    accelerator, stream = prepared()
+    with stream:
+        assert list(next(iter(stream)).microbatches)
+        accelerator.save_state(str(tmp_path))
+    accelerator, stream = prepared()
+    with stream:
+        accelerator.load_state(str(tmp_path))
+        assert [step.number for step in stream if list(step.microbatches)] == [1, 2]
 
 
 def test_another_process_or_rank_than_the_streams(server: str, monkeypatch: pytest.MonkeyPatch) -> None:

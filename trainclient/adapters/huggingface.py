@@ -15,14 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
+from dataserver.planning.job import Execution
 from trainclient.adapters.state_file import read_state, write_state
 from trainclient.adapters.versions import require
 from trainclient.adapters.whole_rank import Step, WholeMicrobatch, WholeRankStream
 
 require("transformers", "5", "6")
 require("accelerate", "1.1", "2")
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments  # noqa: E402
+from transformers import Trainer, TrainingArguments  # noqa: E402
 from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
 
 Inputs = Callable[[WholeMicrobatch, torch.device], dict[str, Any]]
@@ -58,10 +60,12 @@ class ServedTrainer(Trainer):
                 f"{type(model).__name__} takes no num_items_in_batch, so its loss would be a mean over its own tokens: "
                 "let forward take it (**kwargs) and divide the sum of the loss by it"
             )
+        _check_ranks(self, stream.job.spec.execution)
         self.stream = stream
         self._inputs = inputs
         self._step_flops, self._told_wait_s = 0, stream.wait_s
-        self.add_callback(_KeepsState(stream))
+        self._ahead = 0
+        """Number of the job's step over that of the Trainer's."""
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """See Trainer; the stream goes on where it was when the checkpoint was written.
@@ -86,7 +90,10 @@ class ServedTrainer(Trainer):
     ) -> tuple[list[Step], Tensor | int | None]:
         """The next step, and the denominator of its loss; nothing behind the last one."""
         steps, count = super().get_batch_samples(epoch_iterator, num_batches, device)
-        return steps, count if not steps else torch.tensor(steps[0].text_tokens, device=device)
+        if not steps:
+            return steps, count
+        self._ahead = steps[0].number - self.state.global_step
+        return steps, torch.tensor(steps[0].text_tokens, device=device)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | int | None:
         """The job knows it."""
@@ -118,6 +125,14 @@ class ServedTrainer(Trainer):
         """Of a step that was trained on, or of a batch of evaluation."""
         return self._step_flops if isinstance(inputs, Step) else super().floating_point_ops(inputs)
 
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """See Trainer; the state of the stream behind the updates that were made goes into every checkpoint, also of
+        one that SIGTERM asks for in the middle of a step (`enable_jit_checkpoint`)."""
+        super()._save_checkpoint(model, trial)
+        if self.is_world_process_zero():
+            folder = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
+            write_state(folder, {**self.stream.state_dict(), "step": self.state.global_step + self._ahead})
+
     def _last_checkpoint(self) -> str:
         found: str | None = get_last_checkpoint(self.args.output_dir)  # type: ignore[no-untyped-call]
         if found is None:
@@ -125,18 +140,6 @@ class ServedTrainer(Trainer):
                 f"{self.args.output_dir} has no checkpoint to resume from; leave resume_from_checkpoint out"
             )
         return found
-
-
-class _KeepsState(TrainerCallback):
-    """Writes the state of the stream into every checkpoint."""
-
-    def __init__(self, stream: WholeRankStream) -> None:
-        self._stream = stream
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, *_: TrainerControl, **__: Any) -> None:
-        """Called on all ranks when a checkpoint has been written."""
-        if state.is_world_process_zero:
-            write_state(Path(str(args.output_dir), f"checkpoint-{state.global_step}"), self._stream.state_dict())
 
 
 def _check_arguments(args: TrainingArguments, stream: WholeRankStream) -> None:
@@ -155,17 +158,52 @@ def _check_arguments(args: TrainingArguments, stream: WholeRankStream) -> None:
             "accelerator_config has dispatch_batches or split_batches, by which one rank would read and share out what "
             "all have their own of, in unequal shapes: leave both out"
         )
-    if args.deepspeed:
-        raise ValueError("deepspeed was never tried with this adapter: shard the model with fsdp, or not at all")
-    execution = stream.job.spec.execution
-    if args.fsdp and any(m.handles_images for m in execution.modules) and not execution.modality_parity:
+    if args.n_gpu > 1:
         raise ValueError(
-            "the Trainer shards the model (fsdp), whose collectives would wait for ever where only some ranks have "
-            "images in a microbatch: set execution.modality_parity to true"
+            f"this process has {args.n_gpu} GPUs, to which the Trainer would share out what is one rank's: start a "
+            f"process for each with torchrun --nproc-per-node {args.n_gpu}"
+        )
+    if args.auto_find_batch_size:
+        raise ValueError(
+            "auto_find_batch_size would begin again, with batches that were read already: leave it out, and set "
+            "execution.microbatch or the modules' memory"
+        )
+    if args.include_num_input_tokens_seen != "no":
+        raise ValueError(
+            "include_num_input_tokens_seen counts the tokens of a batch, which is a step of several microbatches here: "
+            'leave it at "no"'
         )
     if args.max_steps > len(stream) or (args.max_steps < 0 and args.num_train_epochs != 1):
         raise ValueError(
             f"the job ends after {len(stream)} steps, and max_steps is {args.max_steps} with num_train_epochs "
             f"{args.num_train_epochs}: set num_train_epochs to 1 or max_steps to at most {len(stream)}, and "
             "execution.end to train longer"
+        )
+
+
+def _check_ranks(trainer: Trainer, execution: Execution) -> None:
+    """Refuse what accelerate was told by arguments, the model or its launcher, and ranks with data of their own cannot.
+
+    Raises:
+        ValueError: ranks that share a model or its sequences, or wait for gradients that some do not have.
+    """
+    accelerator, images = trainer.accelerator, any(m.handles_images for m in execution.modules)
+    sharded = trainer.is_fsdp_enabled or any(isinstance(m, FSDPModule) for m in trainer.model.modules())
+    parallel = getattr(accelerator, "parallelism_config", None)
+    if parallel is not None and parallel.non_data_parallel_size > 1:
+        raise ValueError(
+            f"{parallel.non_data_parallel_size} processes share a model or its sequences, and would have to read the "
+            "same: leave tensor, context and sequence parallelism out, or use `trainclient train`"
+        )
+    if trainer.is_deepspeed_enabled:
+        raise ValueError("deepspeed was never tried with this adapter: shard the model with fsdp, or not at all")
+    if sharded and images and not execution.modality_parity:
+        raise ValueError(
+            "the model is sharded (fsdp), and its collectives would wait for ever where only some ranks have images in "
+            "a microbatch: set execution.modality_parity to true"
+        )
+    if images and not sharded and trainer.args.world_size > 1 and not accelerator.ddp_handler.find_unused_parameters:
+        raise ValueError(
+            "DDP would wait for gradients of the encoder where the last microbatch of a rank has no images: set "
+            "ddp_find_unused_parameters to True (the Trainer leaves it out with gradient checkpointing)"
         )

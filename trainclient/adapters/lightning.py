@@ -32,7 +32,7 @@ class ServedData(LightningDataModule):
         """Called before training; ValueError if Trainer or module contradict the job."""
         if stage == "fit":
             self.stream.require_place(self.trainer.global_rank, self.trainer.world_size)
-            _check_trainer(self.trainer, len(self.stream))
+            _check_trainer(self.trainer, self.stream)
 
     def train_dataloader(self) -> WholeRankStream:
         """The stream, as it is: Lightning shards nothing but a DataLoader."""
@@ -82,11 +82,18 @@ def _listed(found: Any) -> list[Any]:
     return found if isinstance(found, list) else [] if found is None else [found]
 
 
-def _check_trainer(trainer: Trainer, num_steps: int) -> None:
-    if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+def _check_trainer(trainer: Trainer, stream: WholeRankStream) -> None:
+    num_steps, strategy = len(stream), trainer.strategy
+    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
         raise ValueError(
-            f"the strategy is {type(trainer.strategy).__name__}; strategies that shard the model would hang where only "
-            "some ranks have images in a microbatch: set strategy to ddp, or use `trainclient train`"
+            f"the strategy is {type(strategy).__name__}; strategies that shard the model would hang where only "
+            "some ranks have images in a microbatch: set strategy to ddp_find_unused_parameters_true, or use "
+            "`trainclient train`"
+        )
+    if stream.encoder is not None and trainer.world_size > 1 and not strategy._ddp_kwargs.get("find_unused_parameters"):
+        raise ValueError(
+            "DDP would wait for gradients of the encoder where the last microbatch of a rank has no images: set "
+            "strategy to ddp_find_unused_parameters_true"
         )
     if trainer.lightning_module.automatic_optimization:
         raise ValueError(

@@ -2,16 +2,16 @@
 
     batches = MegatronBatches(stream, args.seq_length, modality="images", encoder="vit", image_token=290)
     iterator = ServedIterator(
-        stream, batches, num_microbatches=get_num_microbatches(), start_step=args.iteration, load=folder, save=folder
+        stream, batches, num_microbatches=get_num_microbatches, start_step=args.iteration, load=folder, save=folder
     )
 
-One batch is a microbatch of this rank as one packed sequence (thd) of constant length. Megatron updates behind a
-constant number of microbatches; a step of fewer ends with such that are nothing but padding. What a checkpoint needs is
+One batch is a microbatch of this rank as one packed sequence (thd) of constant length. Megatron updates behind as many
+microbatches as its options say; a step of fewer ends with such that are nothing but padding. What a checkpoint needs is
 the number of updates, which Megatron keeps (`train_state.step`, `args.iteration`), whatever the number of ranks. Of
 which stream they were, a file beside its checkpoints says.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import tee
 from pathlib import Path
@@ -143,7 +143,7 @@ class ServedIterator:
         stream: WholeRankStream,
         batches: MegatronBatches,
         *,
-        num_microbatches: int,
+        num_microbatches: Callable[[], int],
         start_step: int = 0,
         load: str | Path | None = None,
         save: str | Path | None = None,
@@ -153,7 +153,8 @@ class ServedIterator:
         Args:
             stream: of this data-parallel rank.
             batches: makes a batch of each microbatch.
-            num_microbatches: after which Megatron updates.
+            num_microbatches: after which Megatron updates; asked for with every step, since schedules of batch sizes
+                change it.
             start_step: updates that the checkpoint has seen, of whatever number of ranks.
             load: folder of the checkpoints that Megatron goes on from, with the state of their stream.
             save: folder of those that it will write; the first rank puts the state there at once.
@@ -164,7 +165,7 @@ class ServedIterator:
         """
         if parallel_state.model_parallel_is_initialized():
             stream.require_place(parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
-        self._stream, self._batches, self._most = stream, batches, num_microbatches
+        self._stream, self._batches, self._num_microbatches = stream, batches, num_microbatches
         state = _state_behind(start_step, load) if start_step else stream.state_dict()
         stream.load_state_dict({**state, "step": start_step})
         if save is not None and stream.rank == 0:
@@ -176,7 +177,13 @@ class ServedIterator:
 
     def __next__(self) -> Batch:
         """The next batch; StopIteration behind the job's end, ValueError where a step has more microbatches."""
-        return next(self._found)
+        try:
+            return next(self._found)
+        except StopIteration:
+            raise StopIteration(
+                f"the job has ended behind its {len(self._stream)} steps, and Megatron asks for another: set "
+                f"train_iters to at most {len(self._stream)}, or raise execution.end"
+            ) from None
 
     def __len__(self) -> int:
         """Asked for by Megatron's own samplers, which would share out to ranks what is one rank's; ValueError."""
@@ -198,15 +205,16 @@ class ServedIterator:
 
     def _all(self) -> Iterator[Batch]:
         for step in self._stream:
-            if step.num_microbatches > self._most:
+            most = self._num_microbatches()
+            if step.num_microbatches > most:
                 raise ValueError(
                     f"step {step.number} has {step.num_microbatches} microbatches, and Megatron updates behind "
-                    f"{self._most}: raise global_batch_size to at least {step.num_microbatches} x micro_batch_size x "
+                    f"{most}: raise global_batch_size to at least {step.num_microbatches} x micro_batch_size x "
                     "data-parallel ranks"
                 )
             for microbatch in step.microbatches:
                 yield self._batches(microbatch)
-            for _ in range(self._most - step.num_microbatches):
+            for _ in range(most - step.num_microbatches):
                 yield self._batches.padding()
 
 

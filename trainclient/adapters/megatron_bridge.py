@@ -76,9 +76,14 @@ class ServedProvider(DatasetProvider):
                 WholeRankStream(self.servers, self.job, rank=ranks.rank(), world_size=ranks.size())
             )
             names = self.modality, self.encoder, self.image_token, self.dense_mask
-            batches, count = MegatronBatches(stream, seq_length, *names), get_num_microbatches()
-            folders = {"load": cfg.checkpoint.load, "save": cfg.checkpoint.save}
-            self._iterator = ServedIterator(stream, batches, num_microbatches=count, start_step=updates, **folders)
+            self._iterator = ServedIterator(
+                stream,
+                MegatronBatches(stream, seq_length, *names),
+                num_microbatches=get_num_microbatches,
+                start_step=updates,
+                load=cfg.checkpoint.load,
+                save=cfg.checkpoint.save,
+            )
             failing.pop_all()  # the stream is the iterator's now
         return self._iterator
 

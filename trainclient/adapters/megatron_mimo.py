@@ -64,7 +64,10 @@ def forward_step(state: "GlobalState", data_iterator: Iterator[Batch] | None, mo
 def _timed(state: "GlobalState", batches: Iterator[Batch]) -> Iterator[Batch]:
     timer = state.timers("batch-generator", log_level=2)
     timer.start()
-    batch = next(batches)
+    try:
+        batch = next(batches)
+    except StopIteration as end:  # which Bridge would take for a mistake in its own parallelism
+        raise ValueError(str(end)) from None
     timer.stop()
     yield batch
 

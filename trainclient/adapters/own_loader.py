@@ -25,6 +25,7 @@ from dataserver.planning.plan_limits import check_contents, limits_of
 from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import I64, ROW_BITS, ShardTable
 from dataserver.planning.views import view_plan
+from trainclient.adapters.whole_rank import require_rank
 from trainclient.stream.errors import StateError
 from trainclient.stream.jobs import JobSource, load_job_data
 
@@ -107,6 +108,11 @@ class LoaderPlanner:
         """
         self.job = _filled(load_job_data(job), sizes)
         spec = self.job.spec
+        if [dataset.fingerprint for dataset in spec.stream.datasets] != [sizes.digest]:
+            raise ValueError(
+                f"the job was completed for data of other sizes than these {len(sizes.text_tokens)} samples: hand all "
+                "ranks the same data, or leave stream.datasets[0].fingerprint out"
+            )
         limits = layout_of(spec.execution).limits(spec)
         self._tables = list(_tables(self.job, sizes))
         for number, table in enumerate(self._tables):
@@ -172,7 +178,10 @@ class LoaderPlanner:
                 )
         step = state.get("step")
         if not isinstance(step, int) or not 0 <= step <= self.num_steps:
-            raise StateError(f"the state begins with step {step!r}; this job has 0 to {self.num_steps}")
+            raise StateError(
+                f"the state begins with step {step!r}; this job has 0 to {self.num_steps}: begin with one of them, or "
+                "raise execution.end"
+            )
         return step
 
     def _windows_of(self, span: Span) -> tuple[Window]:
@@ -193,12 +202,7 @@ class PlannedBatches:
         Raises:
             ValueError: the job has other ranks.
         """
-        backbone = planner.job.spec.execution.backbone
-        if backbone.dp != world_size or not 0 <= rank < world_size:
-            raise ValueError(
-                f"this is rank {rank} of {world_size}, and module {backbone.name} has dp {backbone.dp}: set its dp to "
-                "the number of processes that train (states of another dp go on all the same)"
-            )
+        require_rank(planner.job.spec.execution.backbone, rank, world_size)
         self.planner = planner
         self.rank = rank
         self.start_step = start_step

@@ -30,5 +30,5 @@ def read_state(folder: Path, otherwise: str) -> dict[str, Any]:
             f"adapter: {otherwise}"
         ) from None
     if not isinstance(found, dict):
-        raise ValueError(f"{folder / STATE_FILE} holds {type(found).__name__}, a mapping is required")
+        raise ValueError(f"{folder / STATE_FILE} holds {type(found).__name__}, a mapping is required: {otherwise}")
     return found

@@ -274,6 +274,17 @@ def _resolved(addresses: str | Sequence[str], job: JobSource, options: Mapping[s
         fleet.close()
 
 
+def require_rank(backbone: ModuleSpec, rank: int, world_size: int) -> None:
+    """Raise ValueError unless that many ranks train, and this is one of them."""
+    if backbone.dp != world_size:
+        raise ValueError(
+            f"this is rank {rank} of {world_size}, and module {backbone.name} has dp {backbone.dp}: set its dp to the "
+            "number of processes that train (checkpoints of another dp are resumed all the same)"
+        )
+    if not 0 <= rank < world_size:
+        raise ValueError(f"there is no rank {rank} of {world_size}: number the processes from 0 to {world_size - 1}")
+
+
 def _checked_encoder(execution: Execution, rank: int, world_size: int) -> ModuleSpec | None:
     """The encoder whose images stay with their sequences, if the job has one; ValueError where they would not."""
     backbone, encoders = execution.backbone, execution.of_kind(ModuleKind.ENCODER)
@@ -284,11 +295,7 @@ def _checked_encoder(execution: Execution, rank: int, world_size: int) -> Module
             f"the job has the modules {names} beside its backbone; ranks that run all modules can have one encoder and "
             "no generator: `trainclient train` runs the others"
         )
-    if backbone.dp != world_size or not 0 <= rank < world_size:
-        raise ValueError(
-            f"this is rank {rank} of {world_size}, and module {backbone.name} has dp {backbone.dp}: set its dp to the "
-            "number of processes that train (checkpoints of another dp are resumed all the same)"
-        )
+    require_rank(backbone, rank, world_size)
     if encoders and not execution.identity_routing:
         raise ValueError(
             f"images of module {encoders[0].name} may be on other ranks than their sequences, which ranks that run all "
