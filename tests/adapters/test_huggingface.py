@@ -217,12 +217,12 @@ def test_launchers_that_contradict_the_job(change: dict[str, Any], says: str) ->
             parallelism_config=ParallelismConfig(tp_size=tp_size),
         )
         plain = {"is_fsdp_enabled": False, "is_deepspeed_enabled": False, "args": SimpleNamespace(world_size=2)}
-        return SimpleNamespace(accelerator=accelerator, model=Rows(), **{**plain, **flags})
+        return SimpleNamespace(accelerator=accelerator, **{**plain, **flags})
 
     job = Execution.model_validate(whole_job(2, {"steps": 1})["execution"])
-    _check_ranks(told(), job)
+    _check_ranks(told(), Rows(), job)
     with pytest.raises(ValueError, match=says):
-        _check_ranks(told(**change), job)
+        _check_ranks(told(**change), Rows(), job)
 
 
 def test_checkpoints_without_a_stream(server: str, model: Path, tmp_path: Path) -> None:

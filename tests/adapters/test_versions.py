@@ -27,7 +27,7 @@ def test_other_releases_are_refused_with_those_that_would_do(first: str, below: 
         ("huggingface", "transformers", "4.57.1", "from 5 to before 6"),
         ("huggingface", "accelerate", "0.34.2", "from 1.1 to before 2"),
         ("lightning", "lightning", "1.9.5", "from 2.5 to before 3"),
-        ("grain", "grain", "0.1.0", r"from 0\.2\.12 to before 0\.3"),
+        ("grain", "grain", "0.2.14", r"from 0\.2\.15 to before 0\.3"),
         ("torchtitan", "torchtitan", "0.2.2", r"from 0\.3 to before 0\.5"),
         ("megatron", "megatron-core", "0.15.3", r"from 0\.16 to before 0\.20"),
         ("megatron_bridge", "megatron-bridge", "0.5.0", r"from 0\.6 to before 0\.7"),

@@ -16,7 +16,7 @@ from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
 from trainclient.stream.jobs import JobSource
 from trainclient.stream.microbatch import Array
 
-require("grain", "0.2.12", "0.3")
+require("grain", "0.2.15", "0.3")
 import grain  # noqa: E402
 
 

@@ -60,7 +60,7 @@ class ServedTrainer(Trainer):
                 f"{type(model).__name__} takes no num_items_in_batch, so its loss would be a mean over its own tokens: "
                 "let forward take it (**kwargs) and divide the sum of the loss by it"
             )
-        _check_ranks(self, stream.job.spec.execution)
+        _check_ranks(self, model, stream.job.spec.execution)
         self.stream = stream
         self._inputs = inputs
         self._step_flops, self._told_wait_s = 0, stream.wait_s
@@ -181,14 +181,14 @@ def _check_arguments(args: TrainingArguments, stream: WholeRankStream) -> None:
         )
 
 
-def _check_ranks(trainer: Trainer, execution: Execution) -> None:
+def _check_ranks(trainer: Trainer, model: nn.Module, execution: Execution) -> None:
     """Refuse what accelerate was told by arguments, the model or its launcher, and ranks with data of their own cannot.
 
     Raises:
         ValueError: ranks that share a model or its sequences, or wait for gradients that some do not have.
     """
     accelerator, images = trainer.accelerator, any(m.handles_images for m in execution.modules)
-    sharded = trainer.is_fsdp_enabled or any(isinstance(m, FSDPModule) for m in trainer.model.modules())
+    sharded = trainer.is_fsdp_enabled or any(isinstance(m, FSDPModule) for m in model.modules())
     parallel = getattr(accelerator, "parallelism_config", None)
     if parallel is not None and parallel.non_data_parallel_size > 1:
         raise ValueError(
