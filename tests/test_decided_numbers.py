@@ -33,11 +33,11 @@ PLANS: dict[str, dict[str, Any]] = {
     "dataserver/planning/balancing/search.py": {"CLOSE": 16},
     "dataserver/planning/colocated/assignment.py": {"ROUNDS": 8},
     "dataserver/planning/colocated/rounds.py": {"_SHARE": 4_294_967_296},
-    "dataserver/planning/costs/fitting.py": {
+    "dataserver/planning/fitting/fitting.py": {
         "UNITS": {"microbatch_ns": 1, "linear_ps": 1_000, "quadratic_fs": 1_000_000},
         "LEAST_SHARE_PPM": 10,
     },
-    "dataserver/planning/costs/outliers.py": {
+    "dataserver/planning/fitting/outliers.py": {
         "LEAST_ROWS": 20,
         "LEAST_SIZES": 8,
         "MOST_SIZES": 256,

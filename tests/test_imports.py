@@ -163,8 +163,8 @@ def test_the_checks_see_what_they_look_for() -> None:
     asks = "if isinstance(e.layout, GroupedOptions) or e.layout.kind == 'x' or T[job.layout.kind]: pass"
     assert mentions(ast.parse(asks)) == {"GroupedOptions", "e.layout.kind", "job.layout.kind"}
     assert mentions(ast.parse("text = f'a {e.layout.kind} layout'; o = e.options(WaveOptions)")) == set()
-    assert list(closed_faces(f"{PLANNING}.costs.times", f"{PLANNING}.planner")) == [f"{PLANNING}.costs"]
-    assert list(closed_faces(f"{PLANNING}.costs.times", f"{PLANNING}.costs.fitting")) == []
+    assert list(closed_faces(f"{PLANNING}.fitting.outliers", f"{PLANNING}.planner")) == [f"{PLANNING}.fitting"]
+    assert list(closed_faces(f"{PLANNING}.fitting.outliers", f"{PLANNING}.fitting.fitting")) == []
     assert target(f"{PLANNING}.balancing", "padded") == f"{PLANNING}.balancing"
     assert target(f"{PLANNING}.balancing", "interface") == f"{PLANNING}.balancing.interface"
 

@@ -30,7 +30,7 @@ LIMITS: dict[str, dict[str, int]] = {
     },
     "dataserver/planning/balancing/interface.py": {"MAX_TOTAL": 2_305_843_009_213_693_952},
     "dataserver/planning/contrastive/limits.py": {"MAX_MICROBATCHES": 65_536},
-    "dataserver/planning/costs/fitting.py": {"MAX_TIME_NS": 1_000_000_000_000_000},
+    "dataserver/planning/fitting/fitting.py": {"MAX_TIME_NS": 1_000_000_000_000_000},
     "dataserver/planning/grouped/compositions.py": {"MAX_COMPOSITIONS": 50_000},
     "dataserver/planning/grouped/costs.py": {"MAX_TOKENS": 4_194_304},
     "dataserver/planning/jobspec/text.py": {"MAX_TEXT_BYTES": MIB, "MAX_NODES": 1_048_576, "MAX_DIGITS": 1000},

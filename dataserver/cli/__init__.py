@@ -72,6 +72,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     from dataserver.cli.parsing import parse
     from dataserver.serving.errors import DataServiceError
 
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # else it reads what every installed package offers
     gc.disable()  # what imports make stays: to look for garbage in it, again and again, took a seventh of their time
     try:
         function = getattr(import_module(f"dataserver.cli.{name}"), command.function)

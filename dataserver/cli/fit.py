@@ -28,7 +28,7 @@ from dataserver.cli.arguments import Address, MaybePath, Pairs
 from dataserver.cli.jobs import open_job
 from dataserver.cli.progress import progress_bar
 from dataserver.jobs import JobPlanner
-from dataserver.planning.costs import MAX_TIME_NS, Fit, FitError, Measurements, fit, microbatch_sizes
+from dataserver.planning.fitting import MAX_TIME_NS, Fit, FitError, Measurements, fit, microbatch_sizes
 from dataserver.planning.jobspec import ModuleSpec
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64

@@ -1,13 +1,10 @@
 """Spawned processes that share out a lot of work, and end with the one that started them."""
 
-import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Executor, Future, wait
 from typing import Final, TypeVar
 
 from dataserver.dataset.errors import DatasetError
@@ -38,6 +35,10 @@ def in_processes(
         DatasetError: a process died.
         Exception: what `work` or `look` raised; what has not begun is not done then.
     """
+    # Most servers never need processes of their own, and all begin sooner without what starts them.
+    import multiprocessing
+    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_workers, context, initializer=_begin, initargs=(niceness,)) as executor:
         try:
@@ -53,9 +54,7 @@ def in_processes(
             executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _submit(
-    executor: ProcessPoolExecutor, work: Callable[[Task], Result], tasks: Sequence[Task]
-) -> dict[Future[Result], int]:
+def _submit(executor: Executor, work: Callable[[Task], Result], tasks: Sequence[Task]) -> dict[Future[Result], int]:
     """Submit all tasks, with Ctrl-C blocked: workers are spawned here and inherit that until `_begin`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -69,6 +68,8 @@ def _begin(niceness: int) -> None:
 
     Without the second a worker whose parent was killed would wait for ever: it holds both ends of the pool's queue.
     """
+    import multiprocessing
+
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.nice(niceness)
@@ -78,5 +79,7 @@ def _begin(niceness: int) -> None:
 
 
 def _exit_after(sentinel: int) -> None:
+    import multiprocessing.connection
+
     multiprocessing.connection.wait([sentinel])
     os._exit(1)

@@ -53,7 +53,7 @@ class Execution(SpecModel):
     the backbone and the balance `none`. By default modules have devices of their own."""
     modules: Annotated[tuple[ModuleSpec, ...], Field(min_length=1, max_length=64)]
     """The modules: one backbone with any number of encoders and generators, or towers alone."""
-    layout: Annotated[AnyLayout, Field(discriminator="kind")] = PipelinedOptions()
+    layout: Annotated[AnyLayout, Field(discriminator="kind")] = PipelinedOptions.model_construct()
     """How the modules share devices and time."""
     microbatch: Annotated[int, Field(ge=1, le=65536)] = 1
     """Sequences of one microbatch of one backbone rank, at most; fewer where the memory of a module asks for it."""

@@ -22,7 +22,7 @@ from dataserver.preprocessing.reference_images import (
 )
 from dataserver.preprocessing.tokens import ByteTokenizer
 
-SIZINGS: Final = tuple(Sizing(patch=7, merge=2, max_patches=64, quality=quality) for quality in Quality)
+SIZINGS: Final = tuple(Sizing.model_construct(patch=7, merge=2, max_patches=64, quality=quality) for quality in Quality)
 
 TEXTS: Final = ("", "a photo of 2 cats", "caf\u00e9 \u732b \U0001f408")
 

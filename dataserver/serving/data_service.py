@@ -3,7 +3,6 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from typing import Final
 
 import grpc
@@ -135,6 +134,8 @@ class DataService:
 
     def GetServerInfo(self, _request: pb.GetServerInfoRequest, _: grpc.ServicerContext) -> pb.GetServerInfoResponse:
         """Say what this server supports."""
+        from importlib.metadata import version  # loads a parser of mail
+
         return pb.GetServerInfoResponse(
             release=version("disttrain"),
             order_versions=sorted(SUPPORTED_ORDER_VERSIONS),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dataserver.planning.costs import FitError, Measurements, fit
+from dataserver.planning.fitting import FitError, Measurements, fit
 from dataserver.planning.jobspec import ModelSize
 from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
 from trainclient.models.encoder import EncoderConfig, ImageEncoder

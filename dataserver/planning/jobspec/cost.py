@@ -94,17 +94,21 @@ class ModelCost(SpecModel):
         return found
 
 
+def _default(model: str) -> ModelCost:
+    return ModelCost.model_construct(model=model, device="h100", efficiency="0.4")
+
+
 DEFAULT_COSTS: Mapping[ModuleKind, ModelCost] = MappingProxyType(
     {
-        ModuleKind.ENCODER: ModelCost(model="vit-h", device="h100", efficiency="0.4"),
-        ModuleKind.BACKBONE: ModelCost(model="llama3-7b", device="h100", efficiency="0.4"),
-        ModuleKind.GENERATOR: ModelCost(model="dit-1b", device="h100", efficiency="0.4"),
-        ModuleKind.TOWER: ModelCost(model="vit-h", device="h100", efficiency="0.4"),
+        ModuleKind.ENCODER: _default("vit-h"),
+        ModuleKind.BACKBONE: _default("llama3-7b"),
+        ModuleKind.GENERATOR: _default("dit-1b"),
+        ModuleKind.TOWER: _default("vit-h"),
     }
 )
 
 
-_TEXT_TOWER = ModelCost(model="clip-text-h", device="h100", efficiency="0.4")
+_TEXT_TOWER = _default("clip-text-h")
 
 
 def default_cost(kind: ModuleKind, modality: Modality | None) -> ModelCost:

@@ -130,15 +130,15 @@ class Stream(SpecModel):
     """The mixture."""
     tokenizer: TokenizerSpec
     """Tokenizer and special token ids."""
-    sizing: Sizing = Sizing()
+    sizing: Sizing = Sizing.model_construct()
     """Patch grids."""
     seq_len: Annotated[int, Field(ge=8, le=2**22)]
     """Longest sequence in tokens; a longer sample's text is cut, its images never."""
-    packing: Packing = Packing()
+    packing: Packing = Packing.model_construct()
     """Packing into sequences."""
     global_batch: Annotated[int, Field(ge=1, le=2**20)]
     """Sequences of one step."""
-    generation: Generation = Generation()
+    generation: Generation = Generation.model_construct()
     """Understanding or generation."""
     contrastive_batch: Annotated[int, Field(ge=1, le=2**20)] | None = None
     """Image-text pairs of one contrastive batch, whose loss couples them all; only for jobs of towers. A sample is then

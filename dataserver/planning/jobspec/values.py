@@ -55,7 +55,8 @@ class SpecModel(BaseModel):
 
     What is written below a field is read from the source only for the schema (`schema.py`): pydantic would do so
     whenever the module is imported, which takes longer than all else that it does. What validates a model is built
-    when it is first used: that of the whole holds all of its parts, whose own are hardly ever wanted.
+    when it is first used: that of the whole holds all of its parts, whose own are hardly ever wanted. So defaults are
+    made without it (`model_construct`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

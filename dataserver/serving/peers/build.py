@@ -2,7 +2,6 @@
 
 import hashlib
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 import dataserver.planning
@@ -11,6 +10,8 @@ import dataserver.planning
 @cache
 def build_id() -> str:
     """SHA-256 of the release and of every module that measures or plans, 64 hexadecimal digits."""
+    from importlib.metadata import version  # loads a parser of mail
+
     digest = hashlib.sha256(f"disttrain {version('disttrain')}\n".encode())
     folder = Path(dataserver.planning.__path__[0]).parent
     for file in sorted(file for name in ("dataset", "jobs", "planning") for file in (folder / name).rglob("*.py")):

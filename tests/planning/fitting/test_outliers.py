@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning.scattered import digest, numbers
 
-from dataserver.planning.costs import Fit, FitError, Measurements, fit, forward_ns
-from dataserver.planning.costs.outliers import (
+from dataserver.planning.costs import forward_ns
+from dataserver.planning.fitting import Fit, FitError, Measurements, fit
+from dataserver.planning.fitting.outliers import (
     LEAST_ROWS,
     Row,
     _by_size,

@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from dataserver.planning.balancing import bin_loads
-from dataserver.planning.costs.least_squares import dot, gram_matrix, nonnegative_least_squares
-from dataserver.planning.costs.outliers import Row, undisturbed
+from dataserver.planning.fitting.least_squares import dot, gram_matrix, nonnegative_least_squares
+from dataserver.planning.fitting.outliers import Row, undisturbed
 from dataserver.planning.jobspec import Cost, ModuleSpec
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.samples import I64

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
-from dataserver.planning.costs.least_squares import dot, gram_matrix, nonnegative_least_squares
+from dataserver.planning.fitting.least_squares import dot, gram_matrix, nonnegative_least_squares
 
 LEAST_ROWS: Final = 20
 """Fewer times do not tell an outlier from a term."""

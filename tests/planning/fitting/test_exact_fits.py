@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataserver.planning.costs import fitting
-from dataserver.planning.costs.fitting import (
+from dataserver.planning.fitting import fitting
+from dataserver.planning.fitting.fitting import (
     LEAST_SHARE_PPM,
     MAX_TIME_NS,
     TERMS,

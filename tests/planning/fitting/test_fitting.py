@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from dataserver.planning.costs import backward_ns, forward_ns
-from dataserver.planning.costs.fitting import (
+from dataserver.planning.fitting.fitting import (
     MAX_TIME_NS,
     Fit,
     FitError,
