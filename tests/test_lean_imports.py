@@ -44,6 +44,26 @@ def test_importing_loads_what_is_needed_at_once(code: str, needed: set[str]) -> 
     assert loaded(code) <= needed
 
 
+def test_importing_a_server_builds_no_model_and_loads_nothing_for_later() -> None:
+    """What validates a job is built with the first one, in one piece: a default that is made before costs as much."""
+    loaded(
+        """
+import sys
+import dataserver.serving.server
+from pydantic import BaseModel
+def below(kind):
+    for model in kind.__subclasses__():
+        yield model
+        yield from below(model)
+ours = [model for model in below(BaseModel) if model.__module__.startswith("dataserver.")]
+built = [model.__name__ for model in ours if model.__pydantic_complete__]
+assert len(ours) > 20 and not built, built
+later = {"concurrent.futures.process", "multiprocessing", "importlib.metadata", "dataserver.planning.fitting"}
+assert not later & sys.modules.keys(), later & sys.modules.keys()
+"""
+    )
+
+
 def test_serving_a_first_microbatch_loads_no_compiler_and_no_parquet(tmp_path: Path) -> None:
     """The second process finds the loops that the first may have had to compile."""
     folder = index(write_pairs(tmp_path / "d", 8, 8))
