@@ -188,7 +188,7 @@ def test_a_build_is_the_release_and_every_module_that_plans(tmp_path: Path, monk
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(content)
         found.append(build_id.__wrapped__())
-    monkeypatch.setattr("dataserver.serving.peers.build.version", lambda _: "0.0.0")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.0.0")
     found.append(build_id.__wrapped__())
     assert found[-2] == found[-3] == found[-4], "a text is no module"
     assert len(set(found)) == len(found) - 2
