@@ -11,17 +11,18 @@ from orchestration.instances import paper_problem, random_problem
 from dataserver.planning.grouped.compositions import check_compositions
 from dataserver.planning.job import Execution
 from trainclient.orchestrate.blocks import execution_block
-from trainclient.orchestrate.choice import NoLayoutError, Problem
+from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem, Solver, TooLargeError
 from trainclient.orchestrate.cluster import cluster
 from trainclient.orchestrate.colocated import colocated
 from trainclient.orchestrate.contrastive import contrastive, equal_towers
 from trainclient.orchestrate.costs import gathering_ns, shard_bytes
 from trainclient.orchestrate.grouped import exchange_ps, grouped, smallest_degree
+from trainclient.orchestrate.lacking import lacking
 from trainclient.orchestrate.networks import read_network
 from trainclient.orchestrate.pipelined import pipelined
 from trainclient.orchestrate.report import reason
 from trainclient.orchestrate.rescoring import simulated_ns
-from trainclient.orchestrate.solving import SOLVERS, solve
+from trainclient.orchestrate.solving import OF_TOWERS, SOLVERS, solve
 from trainclient.orchestrate.workload import SampleSize, Stream, workload
 
 
@@ -92,7 +93,7 @@ def test_colocated_equals_all_ways_one_by_one() -> None:
     for seed in range(8):
         problem = random_problem(seed, 16)
         if all_colocated(problem) == float("inf"):
-            with pytest.raises(NoLayoutError):
+            with pytest.raises(TooLargeError):
                 colocated(problem)
             continue
         found = colocated(problem)
@@ -119,7 +120,7 @@ def test_a_step_that_memory_does_not_hold_goes_in_rounds() -> None:
     assert several.step_ns > one.step_ns
     block = execution_block(problem(28), several)
     assert simulated_ns(problem(28), several, block, 1) == pytest.approx(several.step_ns, rel=0.1)
-    with pytest.raises(NoLayoutError, match=r"GB too little, with no more than a microbatch of each rank in a round"):
+    with pytest.raises(TooLargeError):
         colocated(problem(10))
 
 
@@ -179,31 +180,54 @@ def test_the_fastest_comes_first_and_the_ready_one_is_run() -> None:
     assert not solution.refused
 
 
-def test_a_model_too_large_for_any_layout_says_by_how_much_and_what_would_fit() -> None:
-    needs = r"no layout fits.*the modules need \d+ GPUs.*8 are there: \d+ too few\. Use (\d+) or more"
-    with pytest.raises(NoLayoutError, match=needs) as refused:
-        solve(paper_problem("llama3-70b", 8, 64, 512))
-    found = re.search(needs, str(refused.value))
-    assert found is not None
-    gpus = int(found[1])
-    assert gpus % 8 == 0, "whole nodes"
-    assert pipelined(paper_problem("llama3-70b", gpus, 64, 512))
+def fits(solver: Solver, problem: Problem, memory_bytes: int, gpus: int) -> bool:
+    try:
+        return bool(solver(replace(problem, cluster=replace(problem.cluster, memory_bytes=memory_bytes, gpus=gpus))))
+    except TooLargeError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("layout", "solver", "problem"),
+    [
+        *((layout, solver, paper_problem("llama3-13b", 4, 64, 512)) for layout, solver in SOLVERS.items()),
+        *((layout, solver, towers(3, 96, memory_gb=8)) for layout, solver in OF_TOWERS.items()),
+        ("pipelined", pipelined, paper_problem("llama3-7b", 1, 64, 512)),
+    ],
+)
+def test_what_a_layout_lacks_is_the_least_that_is_enough(layout: str, solver: Solver, problem: Problem) -> None:
+    """Neither a tenth of a gigabyte less would do, nor any smaller cluster of whole nodes."""
+    gpus, has = problem.cluster.gpus, problem.cluster.memory_bytes
+    said = lacking(problem, layout, solver)
+    found = re.fullmatch(
+        rf"{layout}: does not fit {gpus} \w+ with [\d.]+ GB for modules: "
+        r"(?:each would need ([\d.]+) GB, ([\d.]+) more, or )?(\d+) of them would be needed, (\d+) more", said
+    )  # fmt: skip
+    assert found is not None, said
+    if found[1] is None:
+        assert gpus < len(problem.networks), "no memory makes up for devices"
+    else:
+        enough = round(10 * float(found[1])) * 10**8
+        assert fits(solver, problem, enough, gpus)
+        assert not fits(solver, problem, enough - 10**8, gpus)
+        assert float(found[2]) == pytest.approx((enough - has) / 1e9, abs=0.05)
+    fewest = int(found[3])
+    clusters = [n for n in range(1, fewest + 1) if n <= 8 or n % 8 == 0]
+    assert [n for n in clusters if fits(solver, problem, has, n)] == [fewest]
+    assert int(found[4]) == fewest - gpus
+
+
+def test_a_model_too_large_for_any_layout_says_so_of_each() -> None:
     with pytest.raises(
-        NoLayoutError, match="use more devices or such with more memory, or a smaller contrastive batch"
-    ):
-        contrastive(towers(memory_gb=2))
+        NoLayoutError, match=r"^no layout fits\. pipelined: .* more\. colocated: .* freeze a module$"
+    ) as said:
+        solve(paper_problem("llama3-70b", 8, 64, 512))
+    assert all(f"{layout}: does not fit 8 a800 with 72.0 GB" in str(said.value) for layout in SOLVERS)
+    with pytest.raises(NoLayoutError, match="lower the contrastive batch, or freeze a module"):
+        solve(towers(memory_gb=2))
+    never = lacking(paper_problem("llama3-70b", 8, 64, 512, seq_len=8192), "none", nothing)
+    assert never.endswith("for modules: neither more memory nor more of them would do")
 
 
-def test_what_a_tower_takes_at_least_is_what_it_fits() -> None:
-    def refusal(memory_bytes: int) -> str:
-        try:
-            contrastive(towers(memory_gb=memory_bytes / 1e9))
-        except NoLayoutError as error:
-            return str(error)
-        return ""
-
-    least = re.search(r"tower (\w+) fits no device.* at least (\d+) bytes", refusal(2_000_000_000))
-    assert least is not None
-    name, num_bytes = least[1], int(least[2])
-    assert f"tower {name} fits no device" in refusal(num_bytes - 1)
-    assert f"tower {name} fits no device" not in refusal(num_bytes)
+def nothing(problem: Problem) -> list[Choice]:
+    raise TooLargeError("none")

@@ -1,6 +1,7 @@
 """Measured costs: from the device to a file, and from the file to a choice."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import yaml
 from orchestration.instances import paper_problem
 
 from dataserver.planning.jobspec import Cost
+from trainclient.models.generator import GeneratorConfig, ImageGenerator
+from trainclient.models.towers import TextTower, TextTowerConfig
 from trainclient.orchestrate.cluster import cluster
 from trainclient.orchestrate.command import main as orchestrate
 from trainclient.orchestrate.costs import analytic_cost, computed_cost
-from trainclient.orchestrate.networks import read_network
+from trainclient.orchestrate.measuring import share
+from trainclient.orchestrate.networks import Network, read_network
 from trainclient.orchestrate.profile import (
     MeasuredCost,
     MeasuredModule,
@@ -30,7 +34,7 @@ H100 = cluster("h100", 16)
 NETWORKS = paper_problem("llama3-7b", 8, 8, 512).networks
 
 
-def measured(degrees: tuple[int, ...] = (1,), gpu: str = "h100") -> Profile:
+def measured(degrees: tuple[int, ...] = (1,), gpu: str = "h100", networks: Sequence[Network] = NETWORKS) -> Profile:
     """What would be measured if devices were twice as fast as they are computed to be."""
     modules = [
         MeasuredModule(
@@ -41,7 +45,7 @@ def measured(degrees: tuple[int, ...] = (1,), gpu: str = "h100") -> Profile:
                 for tp in degrees
             ),
         )
-        for n in NETWORKS
+        for n in networks
     ]
     return Profile(gpu=gpu, device="NVIDIA H100 80GB HBM3", dtype="bfloat16", modules=tuple(modules))
 
@@ -111,22 +115,59 @@ def test_the_solver_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "is no profile" in capsys.readouterr().err
 
 
-def test_modules_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_modules_and_towers_are_measured_and_solved_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On a CPU, and small: what is measured there is a time of something, in a file of its own kind."""
-    file = tmp_path / "profile.yaml"
-    given = ["--encoder", "tiny", "--backbone", "tiny", "--generator", "tiny", "--output", str(file), "--device", "cpu",
-             "--dtype", "float32", "--sizes", "16", "64", "256", "--tp", "1", "2", "--repeats", "2"]  # fmt: skip
+    file, sizes = tmp_path / "profile.yaml", tmp_path / "sizes.json"
+    model = ["--encoder", "tiny", "--backbone", "tiny", "--generator", "tiny"]
+    towers = ["--image-tower", "tiny", "--text-tower", "tiny"]
+    given = [*model, *towers, "--output", str(file), "--device", "cpu", "--dtype", "float32", "--sizes", "16", "64",
+             "256", "--tp", "1", "4", "--repeats", "2"]  # fmt: skip
     assert profile_command(given) == 0, capsys.readouterr().err
+    assert "backbone is not measured at tp 4: backbone has 4 heads, 2 of keys" in capsys.readouterr().err
     found = read_profile(file)
     assert found.gpu == "cpu"
     assert {m.name: [d.tp for d in m.degrees] for m in found.modules} == {
-        "encoder": [1], "backbone": [1, 2], "generator": [1],
+        "encoder": [1, 4], "backbone": [1], "generator": [1, 4], "image": [1, 4], "text": [1, 4],
     }  # fmt: skip
     for module in found.modules:
         for degree in module.degrees:
             assert isinstance(degree.cost, Cost)
             assert degree.cost.microbatch_ns + degree.cost.linear_ps + degree.cost.quadratic_fs > 0
     assert yaml.safe_load(file.read_text())["modules"][1]["size"]["layers"] == 4
+    sizes.write_text(json.dumps({"samples": [{"text_tokens": 100, "patches": [64]}]}))
+    solved = ["--sizes", str(sizes), "--steps", "0", "--as-json", "--profile", str(file)]
+    assert orchestrate([*towers, *solved]) == 2
+    assert "the profile is of cpu (cpu), and the cluster has h100" in capsys.readouterr().err
+    file.write_text(file.read_text().replace("gpu: cpu", "gpu: h100"))
+    for modules in (towers, [*model, "--generation", "0.5"]):
+        assert orchestrate([*modules, *solved]) == 0, capsys.readouterr().err
+        assert json.loads(capsys.readouterr().out)["execution"]["modules"]
+
+
+def test_a_share_is_that_of_one_peer() -> None:
+    """Projections of attention and MLPs have equal parts, everything else is whole, and rows go through it."""
+    sizes = TextTowerConfig(1, 64, 192, 4, 2, 1e4, 100, 0, output_dim=32)
+    whole, part = dict(TextTower(sizes).named_parameters()), dict(share(TextTower(sizes), 2).named_parameters())
+    assert part.keys() == whole.keys()
+    ratios = {name: whole[name].numel() / part[name].numel() for name in whole}
+    split = {name for name in whole if ".attention." in name or ".mlp." in name}
+    assert {name for name, ratio in ratios.items() if ratio == 2} == split
+    assert set(ratios.values()) == {1, 2}
+    generator = share(ImageGenerator(GeneratorConfig(1, 64, 4, 256, 16, 2, 64)), 4)
+    assert {tuple(b.shape) for n, b in generator.named_parameters() if n.endswith("attention.query.bias")} == {(16,)}
+
+
+def test_towers_are_solved_with_their_own_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, sizes = tmp_path / "profile.yaml", tmp_path / "sizes.json"
+    towers = [read_network("tower", "vit-h", "image", "image"), read_network("tower", "clip-text-h", "text", "text")]
+    write_profile(measured((1, 2), networks=towers), file)
+    sizes.write_text(json.dumps({"samples": [{"text_tokens": 60, "patches": [256]}]}))
+    given = ["--image-tower", "vit-h", "--text-tower", "clip-text-h", "--gpus", "8", "--global-batch", "4096",
+             "--steps", "0", "--sizes", str(sizes), "--as-json"]  # fmt: skip
+    assert orchestrate(given) == 0
+    computed = json.loads(capsys.readouterr().out)["choices"][0]["step_ns"]
+    assert orchestrate([*given, "--profile", str(file)]) == 0
+    assert 1.5 < computed / json.loads(capsys.readouterr().out)["choices"][0]["step_ns"] <= 2.05
 
 
 @pytest.mark.parametrize(
@@ -139,6 +180,14 @@ def test_modules_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (("--output", "x", "--dtype", "int8"), "--dtype is int8"),
         (("--output", "x", "--device", "tpu"), "--device is tpu"),
         (("--output", "x", "--device", "cpu"), "--backbone is missing"),
+        (
+            ("--output", "x", "--device", "cpu", "--text-tower", "tiny"),
+            "two towers, --image-tower and --text-tower",
+        ),
+        (
+            ("--output", "x", "--device", "cpu", "--backbone", "tiny", "--tp", "1", "8"),
+            "--tp 8 divides no module (backbone has 4 heads, 2 of keys, and an MLP of 192); leave it out",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(

@@ -191,7 +191,6 @@ def test_ranks_of_a_backbone_may_share_sequences_in_aligned_groups() -> None:
     ("data", "message"),
     [
         (with_modules(vit={"padded": True}), "module vit is padded; this trainer does not pad items, leave padded out"),
-        (grouped(4, 4, tp=2), "module llm has tp 2; the layers of a grouped backbone are not split, set tp to 1"),
         (whole_ranks(), "gives each module processes of its own: leave identity_routing out"),
     ],
 )

@@ -17,7 +17,14 @@ KEPT: Final = 3
 
 
 class NoLayoutError(ValueError):
-    """No degrees of a layout fit; says what is lacking."""
+    """A layout has no choice; says why."""
+
+
+class TooLargeError(NoLayoutError):
+    """No degrees of a layout fit the cluster; `lacking` tells what would."""
+
+    def __init__(self, layout: str) -> None:
+        super().__init__(f"{layout}: no degrees fit")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What layouts are chosen for: devices, their memory, and what lies between them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -33,6 +33,7 @@ BOARDS: Final[Mapping[str, Board]] = MappingProxyType(
 """NVLink from NVIDIA's data sheets (half of what both directions have). Networks are assumptions: 4 x 200 Gb/s for the
 8 GPUs of an A800 node as in DistTrain's cluster, and one port of 400 Gb/s for each H100 and H200."""
 MAX_GPUS: Final = 65536
+MAX_GIGABYTES: Final = 1_000_000
 USABLE: Final = 0.9
 """Share of a GPU's memory that modules may use unless it is said: the rest is CUDA's, buffers of messages, and gaps."""
 
@@ -57,9 +58,10 @@ class Cluster:
         """Bytes a nanosecond that each of so many consecutive devices exchanges with the others."""
         return self.within_bytes_ns if devices <= self.gpus_per_node else self.between_bytes_ns
 
-    def whole(self, devices: int) -> int:
-        """The GPUs of the smallest such cluster that has so many: beyond one node whole nodes."""
-        return devices if devices <= self.gpus_per_node else -(-devices // self.gpus_per_node) * self.gpus_per_node
+    def larger(self) -> Sequence[int]:
+        """Numbers of GPUs that larger clusters of the kind have: any within a node, beyond it whole nodes."""
+        node = self.gpus_per_node
+        return [*range(self.gpus + 1, node + 1), *range(max(self.gpus // node, 1) * node + node, MAX_GPUS + 1, node)]
 
 
 def cluster(
@@ -93,7 +95,7 @@ def cluster(
         "between-gb-s": board.between_gb_s if between_gb_s is None else between_gb_s,
     }
     for name, value in numbers.items():
-        if not 0.001 <= value <= 1e6:
-            raise ClusterError(f"{name} is {value}; a number from 0.001 to 1,000,000 is required")
+        if not 0.001 <= value <= MAX_GIGABYTES:
+            raise ClusterError(f"{name} is {value}; a number from 0.001 to {MAX_GIGABYTES:,} is required")
     memory, within, between = numbers.values()
     return Cluster(gpu, gpus, gpus_per_node, int(memory * 1e9), within, between, PEAK_GIGAFLOPS[gpu])

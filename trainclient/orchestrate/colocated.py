@@ -10,14 +10,13 @@ from trainclient.orchestrate.choice import (
     KEPT,
     MICROBATCHES,
     Choice,
-    NoLayoutError,
     Placed,
     Problem,
+    TooLargeError,
     at_least,
     divisors,
 )
 from trainclient.orchestrate.costs import Option, gathering_ns, shard_bytes
-from trainclient.orchestrate.lacking import too_large
 
 SPREAD: Final = 1.05
 """Times what a rank keeps of a mean step that it may have to keep of another one, beside the largest item."""
@@ -31,23 +30,13 @@ def colocated(problem: Problem) -> list[Choice]:
     as few rounds as it holds, as servers plan it.
 
     Raises:
-        NoLayoutError: nothing fits.
+        TooLargeError: nothing fits.
     """
-    runs = list(_runs(problem))
-    fitting = (run for run in runs if run.memory_bytes <= problem.cluster.memory_bytes)
+    fitting = (run for run in _runs(problem) if run.memory_bytes <= problem.cluster.memory_bytes)
     found = nsmallest(KEPT, fitting, key=lambda run: (run.step_ns, run.gpus))
-    if found:
-        return [_choice(problem, run) for run in found]
-    least = min(runs, key=lambda run: run.memory_bytes, default=None)
-    if least is None:
-        raise too_large(problem, "colocated")
-    raise NoLayoutError(
-        f"colocated: a device has to hold at least {least.memory_bytes / 1e9:.1f} GB, on {least.gpus} GPUs, of which "
-        f"{least.states / 1e9:.1f} are weights, gradients and optimizer states, and has "
-        f"{problem.cluster.memory_bytes / 1e9:.1f}: {(least.memory_bytes - problem.cluster.memory_bytes) / 1e9:.1f} GB "
-        "too little, with no more than a microbatch of each rank in a round: use more GPUs or such with more memory, "
-        "lower seq-len or the patches of images, or freeze a module"
-    )
+    if not found:
+        raise TooLargeError("colocated")
+    return [_choice(problem, run) for run in found]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataserver.planning.contrastive.choice import (
     place_equally,
     place_in_parallel,
 )
-from trainclient.orchestrate.choice import Choice, NoLayoutError, Placed, Problem
+from trainclient.orchestrate.choice import Choice, Placed, Problem, TooLargeError
 from trainclient.orchestrate.costs import Option
 
 FEATURES: Final = 1024
@@ -21,7 +21,7 @@ def contrastive(problem: Problem) -> list[Choice]:
     """The best replicas and degrees of each tower.
 
     Raises:
-        NoLayoutError: nothing fits.
+        TooLargeError: nothing fits.
     """
     return _placed(problem, "contrastive")
 
@@ -30,7 +30,7 @@ def equal_towers(problem: Problem) -> list[Choice]:
     """The best where all towers have the same degrees: the baseline.
 
     Raises:
-        NoLayoutError: nothing fits.
+        TooLargeError: nothing fits.
     """
     return _placed(problem, "monolithic")
 
@@ -40,7 +40,6 @@ def _placed(problem: Problem, layout: str) -> list[Choice]:
     batch = stream.contrastive_batch or stream.global_batch
     devices = TowerCluster(cluster.gpus, cluster.gpus_per_node, cluster.memory_bytes)
     best: Choice | None = None
-    refusal = ""
     for recompute in (False, True):
         options = {(n.name, o.tp): o for n in problem.networks for o in problem.options(n)
                    if o.recompute is (recompute and n.gradient_passes > 0)}  # fmt: skip
@@ -48,14 +47,13 @@ def _placed(problem: Problem, layout: str) -> list[Choice]:
         place = place_in_parallel if layout == "contrastive" else place_equally
         try:
             plan = place(profiles, devices, batch)
-        except ValueError as error:
-            refusal = str(error)  # at last of towers that compute again, which take least
+        except ValueError:
             continue
         made = _choice(problem, layout, plan, options, batch)
         if best is None or made.step_ns < best.step_ns:
             best = made
     if best is None:
-        raise NoLayoutError(f"{layout}: {refusal}")
+        raise TooLargeError(layout)
     return [best]
 
 

@@ -115,7 +115,7 @@ def gathering_ns(option: Option, ranks: int, cluster: Cluster) -> float:
 def options(
     network: Network, load: Load, cluster: Cluster, max_tp: int = 8, table: CostTable | None = None
 ) -> list[Option]:
-    """A module at every degree that divides its heads and stays within a node.
+    """A module at every degree that divides its layers and stays within a node.
 
     Raises:
         ValueError: a table of measured costs that has none of the module.
@@ -135,8 +135,8 @@ def options(
     if not found:
         known = sorted(tp for name, tp in table or () if name == network.name)
         raise ValueError(
-            f"module {network.name} has no degree of tensor parallelism to choose from: {network.size.heads} heads, "
-            f"{network.size.groups} of keys, {cluster.gpus_per_node} GPUs per node"
+            f"module {network.name} has no degree of tensor parallelism to choose from: {network.divided}; "
+            f"{cluster.gpus_per_node} GPUs per node"
             + (f", and a profile of degrees {known}: measure it, with --tp 1" if table is not None else "")
         )
     return found

@@ -11,9 +11,8 @@ import numpy as np
 
 from dataserver.planning.grouped.compositions import MAX_COMPOSITIONS, check_compositions
 from dataserver.planning.jobspec import PLAN_LIMITS
-from trainclient.orchestrate.choice import KEPT, Choice, NoLayoutError, Placed, Problem, insert
+from trainclient.orchestrate.choice import KEPT, Choice, NoLayoutError, Placed, Problem, TooLargeError, insert
 from trainclient.orchestrate.costs import Option, gathering_ns, shard_bytes
-from trainclient.orchestrate.lacking import too_large
 from trainclient.orchestrate.pipelined import beside, parts, place, side_options
 from trainclient.orchestrate.sharing import Side, Spine, share, step_ns
 
@@ -46,7 +45,8 @@ def grouped(problem: Problem) -> list[Choice]:
     """The best numbers of ranks and degrees of groups, and with them the best encoder and generator.
 
     Raises:
-        NoLayoutError: nothing fits, or servers do not plan such a job.
+        NoLayoutError: servers do not plan such a job.
+        TooLargeError: nothing fits.
     """
     most = PLAN_LIMITS[1].group_sequences
     if problem.workload.stream.global_batch > most:
@@ -69,7 +69,7 @@ def grouped(problem: Problem) -> list[Choice]:
         if best is not None:
             found = insert(found, _choice(problem, planned, best[1], best[2]))
     if not found:
-        raise too_large(problem, "grouped")
+        raise TooLargeError("grouped")
     return found
 
 
@@ -107,7 +107,7 @@ def _all(problem: Problem, sides: int) -> Iterator[Groups]:
             continue
         for ranks in _numbers_of_ranks(cluster.gpus - sides, cluster.gpus_per_node):
             largest = 1
-            while largest <= min(MAX_DEGREE, ranks) and option.network.divides(largest) and ranks % largest == 0:
+            while largest <= min(MAX_DEGREE, ranks) and option.network.divides_heads(largest) and ranks % largest == 0:
                 tried = product(FINER, (False, True))
                 made = (_groups(problem, option, ranks, (1, largest), *how, sides) for how in tried)
                 yield from (groups for groups in made if groups is not None)

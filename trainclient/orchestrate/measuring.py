@@ -2,9 +2,10 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from types import MappingProxyType
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -15,7 +16,10 @@ from dataserver.planning.jobspec import ModelSize
 from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
+from trainclient.models.layers import SplitLayer
 from trainclient.models.parameters import initialise
+from trainclient.models.towers import ImageTower, ImageTowerConfig, TextTower, TextTowerConfig
+from trainclient.orchestrate.contrastive import FEATURES
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.profile import MeasuredCost, MeasuredModule, Profile, size_of
 
@@ -24,11 +28,16 @@ LAYERS: Final = (1, 3)
 PATCH: Final = 16
 MERGE: Final = 2
 QUERIES: Final = 64
+ROTARY_BASE: Final = 500_000.0
+TOWER_VOCABULARY: Final = 49_408
+"""Rows of a text tower's embedding, which sizes do not tell: CLIP's (arXiv 2103.00020, section 2.4)."""
 _KINDS: Final = {"A100": "a800", "A800": "a800", "H100": "h100", "H800": "h100", "H200": "h200"}
 """Kinds of clusters by a part of the name that CUDA tells."""
 
 Step = Callable[[], tuple[int, int]]
 """One forward and backward, and the nanoseconds that each took."""
+Subject = tuple[nn.Module, Callable[[], Tensor]]
+"""A module, and a forward of it that ends in a scalar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +61,38 @@ def gpu_kind(device: torch.device) -> tuple[str, str]:
 
 
 def measure(networks: Sequence[Network], plan: Plan, progress: Callable[[str], None]) -> Profile:
-    """Measure every module at every size; backbones at every degree, others at degree 1.
+    """Measure every module at every size, at each of the degrees that divides it.
 
     Raises:
+        ValueError: a degree divides none of the modules.
         FitError: the sizes do not tell the terms of a cost apart.
     """
+    for tp in plan.degrees:
+        if not any(n.divides(tp) for n in networks):
+            raise ValueError(f"--tp {tp} divides no module ({'; '.join(n.divided for n in networks)}); leave it out")
     modules = []
     for network in networks:
-        degrees = [d for d in plan.degrees if network.role.spine or d == 1]
         found = []
-        for tp in degrees:
-            if not network.divides(tp):
-                raise ValueError(
-                    f"--tp {tp} does not divide the {network.size.heads} heads and {network.size.groups} heads of keys "
-                    f"of {network.name}; leave it out"
-                )
-            progress(f"{network.name}, tp {tp}")
-            found.append(_measured(network, tp, plan))
+        for tp in plan.degrees:
+            if network.divides(tp):
+                progress(f"{network.name}, tp {tp}")
+                found.append(_measured(network, tp, plan))
+            else:
+                progress(f"{network.name} is not measured at tp {tp}: {network.divided}")
         modules.append(MeasuredModule(name=network.name, size=size_of(network.size), degrees=tuple(found)))
     kind, name = gpu_kind(plan.device)
     return Profile(gpu=kind, device=name, dtype=str(plan.dtype).removeprefix("torch."), modules=tuple(modules))
+
+
+def share(network: nn.Module, peers: int) -> nn.Module:
+    """Leave of each layer as much as one of so many tensor-parallel peers has of it (`sharding.tensor`); no values."""
+    for layer in [m for m in network.modules() if isinstance(m, SplitLayer)]:
+        for names, inputs, outputs in ((layer.columns, 1, peers), (layer.rows, peers, 1)):
+            for name in names:
+                whole = cast(nn.Linear, layer.get_submodule(name))
+                part = whole.in_features // inputs, whole.out_features // outputs
+                setattr(layer, name, nn.Linear(*part, bias=whole.bias is not None))
+    return network
 
 
 def _measured(network: Network, tp: int, plan: Plan) -> MeasuredCost:
@@ -96,15 +117,14 @@ def _whole_ns(network: Network, tp: int, size: int, plan: Plan) -> tuple[int, in
 
 
 def _layers_ns(network: Network, tp: int, layers: int, size: int, plan: Plan) -> tuple[int, int]:
-    shared = replace(
-        network.size, layers=layers, heads=network.size.heads // tp, groups=network.size.groups // tp,
-        mlp_width=network.size.mlp_width // tp, vocab_size=-(-network.size.vocab_size // tp),
-    )  # fmt: skip
-    step = _STEPS[network.kind](network, shared, size, plan)
+    few = replace(network.size, layers=layers, vocab_size=-(-network.size.vocab_size // tp))
+    module, forward = _SUBJECTS[network.modality or network.kind](network, few, size, plan)
+    initialise(share(module, tp), 0, "profile")
+    step = _timed(plan, module.to(plan.device, plan.dtype), forward)
     step()
     times = [step() for _ in range(plan.repeats)]
-    forward, backward = (statistics.median(t[i] for t in times) for i in (0, 1))
-    return round(forward), round(backward)
+    forward_ns, backward_ns = (statistics.median(t[i] for t in times) for i in (0, 1))
+    return round(forward_ns), round(backward_ns)
 
 
 def _timed(plan: Plan, network: nn.Module, run: Callable[[], Tensor]) -> Step:
@@ -124,45 +144,65 @@ def _timed(plan: Plan, network: nn.Module, run: Callable[[], Tensor]) -> Step:
     return step
 
 
-def _ready(network: nn.Module, plan: Plan) -> nn.Module:
-    initialise(network, 0, "profile")
-    return network.to(plan.device, plan.dtype)
-
-
 def _image(size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Pixels, grid and offsets of a picture of so many patches, as wide as it must be."""
     patches = torch.zeros(size, PATCH**2 * 3, dtype=torch.uint8)
     return patches, torch.tensor([[MERGE, size // MERGE]]), torch.tensor([0, size])
 
 
-def _encoder(network: Network, shared: ModelSize, size: int, plan: Plan) -> Step:
-    del network
-    config = EncoderConfig(shared.layers, shared.width, shared.heads, shared.mlp_width, PATCH, MERGE, shared.width)
-    module = _ready(ImageEncoder(config), plan)
+def _text(size: int, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, positions and offsets of a text."""
+    return torch.arange(size) % vocab_size, torch.arange(size), torch.tensor([0, size])
+
+
+def _encoder(network: Network, few: ModelSize, size: int, plan: Plan) -> Subject:
+    del network, plan
+    module = ImageEncoder(EncoderConfig(few.layers, few.width, few.heads, few.mlp_width, PATCH, MERGE, few.width))
     image = _image(size)
-    return _timed(plan, module, lambda: module(*image).float().sum())
+    return module, lambda: module(*image).float().sum()
 
 
-def _backbone(network: Network, shared: ModelSize, size: int, plan: Plan) -> Step:
-    config = BackboneConfig(
-        shared.layers, shared.width, shared.mlp_width, shared.heads, shared.groups, 500_000.0, shared.vocab_size, 0,
-        head_dim=network.size.width // network.size.heads,
-    )  # fmt: skip
-    module = _ready(BackboneStage(config), plan)
-    tokens, empty = torch.arange(size) % shared.vocab_size, torch.zeros(0, dtype=torch.int64)
-    batch = BackboneBatch(torch.tensor([0, size]), torch.arange(size), tokens, empty, empty, tokens)
-    return _timed(plan, module, lambda: module(batch).loss_sum)
+def _backbone(network: Network, few: ModelSize, size: int, plan: Plan) -> Subject:
+    del network, plan
+    sizes = few.layers, few.width, few.mlp_width, few.heads, few.groups
+    module = BackboneStage(BackboneConfig(*sizes, ROTARY_BASE, few.vocab_size, 0))
+    (tokens, positions, offsets), empty = _text(size, few.vocab_size), torch.zeros(0, dtype=torch.int64)
+    batch = BackboneBatch(offsets, positions, tokens, empty, empty, tokens)
+    return module, lambda: module(batch).loss_sum
 
 
-def _generator(network: Network, shared: ModelSize, size: int, plan: Plan) -> Step:
-    width = network.condition_width or shared.width
-    config = GeneratorConfig(shared.layers, shared.width, shared.heads, shared.mlp_width, PATCH, MERGE, width)
-    module = _ready(ImageGenerator(config), plan)
+def _generator(network: Network, few: ModelSize, size: int, plan: Plan) -> Subject:
+    width = network.condition_width or few.width
+    module = ImageGenerator(GeneratorConfig(few.layers, few.width, few.heads, few.mlp_width, PATCH, MERGE, width))
     patches, grid, offsets = _image(size)
     conditions = torch.zeros(QUERIES, width, device=plan.device, dtype=plan.dtype)
     noise, moment = torch.zeros(size, PATCH**2 * 3, device=plan.device), torch.full((1,), 0.5, device=plan.device)
     arguments = (patches, grid, offsets, conditions, torch.tensor([0, QUERIES]), noise, moment, torch.tensor([True]))
-    return _timed(plan, module, lambda: module(*arguments))
+    return module, lambda: module(*arguments)
 
 
-_STEPS: Final = {"encoder": _encoder, "backbone": _backbone, "generator": _generator}
+def _image_tower(network: Network, few: ModelSize, size: int, plan: Plan) -> Subject:
+    del network, plan
+    module = ImageTower(ImageTowerConfig(few.layers, few.width, few.heads, few.mlp_width, PATCH, MERGE, FEATURES))
+    image = _image(size)
+    return module, lambda: module(*image, None).features.float().sum()
+
+
+def _text_tower(network: Network, few: ModelSize, size: int, plan: Plan) -> Subject:
+    del network, plan
+    sizes = few.layers, few.width, few.mlp_width, few.heads, few.groups
+    module = TextTower(TextTowerConfig(*sizes, ROTARY_BASE, TOWER_VOCABULARY, 0, output_dim=FEATURES))
+    text = _text(size, TOWER_VOCABULARY)
+    return module, lambda: module(*text, None).features.float().sum()
+
+
+_SUBJECTS: Final[Mapping[str, Callable[[Network, ModelSize, int, Plan], Subject]]] = MappingProxyType(
+    {
+        "encoder": _encoder,
+        "backbone": _backbone,
+        "generator": _generator,
+        "image": _image_tower,
+        "text": _text_tower,
+    }
+)
+"""By kind, of towers by what they read."""

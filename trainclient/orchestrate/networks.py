@@ -140,9 +140,19 @@ class Network:
             return 1 if self.input_gradient else 0
         return 2
 
-    def divides(self, degree: int) -> bool:
+    def divides_heads(self, degree: int) -> bool:
         """Whether heads, and heads of keys, can be divided between so many devices."""
         return self.size.heads % degree == 0 and self.size.groups % degree == 0
+
+    def divides(self, degree: int) -> bool:
+        """Whether its layers can be: heads, and what is inside the MLP."""
+        return self.divides_heads(degree) and self.size.mlp_width % degree == 0
+
+    @property
+    def divided(self) -> str:
+        """What a degree of tensor parallelism must divide, for people."""
+        size = self.size
+        return f"{self.name} has {size.heads} heads, {size.groups} of keys, and an MLP of {size.mlp_width}"
 
 
 def read_network(kind: str, given: str, name: str | None = None, modality: str | None = None) -> Network:

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trainclient.orchestrate.choice import KEPT, MICROBATCHES, Choice, Placed, Problem, divisors, insert
+from trainclient.orchestrate.choice import KEPT, MICROBATCHES, Choice, Placed, Problem, TooLargeError, divisors, insert
 from trainclient.orchestrate.costs import Option
-from trainclient.orchestrate.lacking import too_large
 from trainclient.orchestrate.sharing import Side, Spine, share, side, stage_bytes, step_ns
 
 
@@ -27,7 +26,7 @@ def pipelined(problem: Problem) -> list[Choice]:
     """DistTrain: for each choice of the backbone the best degrees and ranks of encoder and generator; all exact.
 
     Raises:
-        NoLayoutError: nothing fits.
+        TooLargeError: nothing fits.
     """
     kinds = side_options(problem)
     found: list[Choice] = []
@@ -40,7 +39,7 @@ def pipelined(problem: Problem) -> list[Choice]:
         if best is not None:
             found = insert(found, _choice("pipelined", problem, backbone, best[1], best[2]))
     if not found:
-        raise too_large(problem, "pipelined")
+        raise TooLargeError("pipelined")
     return found
 
 
@@ -48,13 +47,13 @@ def monolithic(problem: Problem) -> list[Choice]:
     """As in Megatron-LM: encoder and generator are further stages, with the backbone's degrees.
 
     Raises:
-        NoLayoutError: nothing fits.
+        TooLargeError: nothing fits.
     """
     found: list[Choice] = []
     for choice in all_monolithic(problem):
         found = insert(found, choice)
     if not found:
-        raise too_large(problem, "monolithic")
+        raise TooLargeError("monolithic")
     return found
 
 

@@ -13,12 +13,13 @@ from trainclient.flags import parse
 from trainclient.orchestrate.command import MaybePath, MaybeText, Orchestrate, networks
 from trainclient.orchestrate.ending import ended
 from trainclient.orchestrate.measuring import MERGE, Plan, measure
+from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.profile import Profile, write_profile
 from trainclient.training.options import Options
 
 ABOUT = """Measure what the modules of a model cost on the device at hand, for `trainclient orchestrate --profile`.
-Of each module a few layers are built, and run forward and backward at each size; the rest follows. Of a backbone the
-share of a device is measured at each degree of tensor parallelism; for other modules it follows from that of degree 1.
+Of each module a few layers are built, and run forward and backward at each size; the rest follows. At each degree of
+tensor parallelism that divides a module the share of a device is measured.
 """
 POOR_PERCENT = 20.0
 """Median error of a cost on the times that it was fitted to, above which it is no ground for a choice."""
@@ -34,12 +35,16 @@ class ProfileOptions(Options):
     """Model of the backbone."""
     generator: MaybeText = None
     """Model of the generator."""
+    image_tower: MaybeText = None
+    """Contrastive training: model of the tower of images. May stand beside the others, in the same file."""
+    text_tower: MaybeText = None
+    """Contrastive training: model of the tower of texts."""
     output: MaybePath = None
     """YAML file to write."""
     sizes: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
     """Patches or tokens of the items that are measured, multiples of 4; at least three."""
     tp: tuple[int, ...] = (1, 2, 4, 8)
-    """Degrees of tensor parallelism of the backbone; 1 is among them."""
+    """Degrees of tensor parallelism; 1 is among them."""
     device: str = "cuda"
     """Device that is measured: cuda, or cpu to try the command."""
     dtype: str = "bfloat16"
@@ -67,8 +72,7 @@ def run(arguments: Sequence[str]) -> None:
         "trainclient profile",
     )
     output, plan = _checked(options)
-    models = networks(Orchestrate(encoder=options.encoder, backbone=options.backbone, generator=options.generator))
-    profile = measure(models, plan, _say)
+    profile = measure(_models(options), plan, _say)
     write_profile(profile, output)
     for module in profile.modules:
         for found in module.degrees:
@@ -96,6 +100,14 @@ def doubts(profile: Profile) -> Iterator[str]:
 def _say(what: str) -> None:
     sys.stderr.write(f"profile: {what}\n")
     sys.stderr.flush()
+
+
+def _models(options: ProfileOptions) -> list[Network]:
+    """The modules of one model, of towers, or of both, which have other names."""
+    towers = Orchestrate(image_tower=options.image_tower, text_tower=options.text_tower)
+    model = Orchestrate(encoder=options.encoder, backbone=options.backbone, generator=options.generator)
+    given = [found for found in (model, towers) if found != Orchestrate()]
+    return [network for found in given or [model] for network in networks(found)]
 
 
 def _checked(options: ProfileOptions) -> tuple[Path, Plan]:

@@ -7,10 +7,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from trainclient.orchestrate.blocks import execution_block, not_run
-from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem, Solver
+from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem, Solver, TooLargeError
 from trainclient.orchestrate.colocated import colocated
 from trainclient.orchestrate.contrastive import contrastive, equal_towers
 from trainclient.orchestrate.grouped import grouped
+from trainclient.orchestrate.lacking import lacking, remedy
 from trainclient.orchestrate.pipelined import monolithic, pipelined
 from trainclient.orchestrate.rescoring import simulated_ns
 
@@ -76,18 +77,23 @@ def solve(problem: Problem, steps: int = 0) -> Solution:
     """
     started = time.perf_counter()
     found: list[Choice] = []
-    refused = {}
-    for name, solver in solvers_of(problem).items():
+    refused, solvers = dict[str, NoLayoutError](), solvers_of(problem)
+    for name, solver in solvers.items():
         try:
             found += solver(problem)
         except NoLayoutError as error:
-            refused[name] = str(error)
-    if not found:
-        raise NoLayoutError("no layout fits. " + "; ".join(dict.fromkeys(refused.values())))
+            refused[name] = error
     solved = time.perf_counter()
     scored = [_scored(problem, choice, steps) for choice in found]
     scored.sort(key=lambda s: (s.best_known_ns, s.choice.gpus))
-    return Solution(problem, tuple(scored), refused, solved - started, time.perf_counter() - solved)
+    scoring_s = time.perf_counter() - solved
+    why = {
+        name: lacking(problem, name, solvers[name]) if isinstance(error, TooLargeError) else str(error)
+        for name, error in refused.items()
+    }
+    if not found:
+        raise NoLayoutError(f"no layout fits. {'. '.join(why.values())}. {remedy(problem)}")
+    return Solution(problem, tuple(scored), why, solved - started, scoring_s)
 
 
 def _scored(problem: Problem, choice: Choice, steps: int) -> Scored:

@@ -29,11 +29,6 @@ def require_supported(execution: Execution) -> None:
                 f"module {module.name} has sp {module.sp}; this trainer does not split sequences, set sp to 1 and "
                 "raise dp, tp or pp instead"
             )
-        if module.tp > 1 and group_degrees(execution) and module == execution.backbone:
-            raise TopologyError(
-                f"module {module.name} has tp {module.tp}; the layers of a grouped backbone are not split, "
-                "set tp to 1 and raise dp instead"
-            )
         if module.padded:
             raise TopologyError(f"module {module.name} is padded; this trainer does not pad items, leave padded out")
 

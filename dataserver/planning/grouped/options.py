@@ -143,6 +143,11 @@ class GroupedOptions(WaveOptions):
                 f"{'no ' if backbone.memory is None else ''}memory; groups need pp 1, sp 1, no padding, and memory, "
                 "which says how many tokens a device holds"
             )
+        if backbone.tp != 1:
+            raise ValueError(
+                f"module {backbone.name} has tp {backbone.tp}; devices of a group divide heads themselves, and dp "
+                f"counts all of them: set tp to 1 and dp to {backbone.dp * backbone.tp}"
+            )
         if backbone.dp % self.max_degree:
             raise ValueError(
                 f"module {backbone.name} has dp {backbone.dp} and groups up to {self.max_degree} ranks; the largest "

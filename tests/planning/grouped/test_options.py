@@ -109,6 +109,13 @@ def test_backbones_that_cannot_form_groups(fields: Data, pp: int, sp: int, padde
         parse_job(data)
 
 
+def test_devices_of_a_group_have_no_tensor_parallel_peers() -> None:
+    data = grouped_data(4, 2_000, {"max_degree": 4}, encoder=0)
+    backbone_of(data)["tp"] = 2
+    with pytest.raises(JobSpecError, match=r"module llm has tp 2; .* set tp to 1 and dp to 8"):
+        parse_job(data)
+
+
 def test_groups_decide_microbatches() -> None:
     data = grouped_data(4, 2_000, {"max_degree": 4}, encoder=0)
     data["execution"]["microbatch"] = 2
