@@ -10,6 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from trainclient.exchange.waiting import Waits
+from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
+from trainclient.models.parameters import initialise
 from trainclient.sharding.fsdp import ShardedNetwork, store_precisely
 from trainclient.sharding.parts import like, local
 from trainclient.training.gradients import Gradients
@@ -29,8 +31,8 @@ class Network(nn.Module):
             nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number))
         self.to(dtype)
 
-    def forward(self, x: Tensor, embedded: Tensor | None = None) -> Tensor:
-        x = self.embed(x) if embedded is None else embedded
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
         for layer in self.layers:
             x = self.activations[0](layer(x))
         found: Tensor = self.heads["one"](x)
@@ -103,21 +105,64 @@ def test_what_is_gathered_by_hand_is_whole_current_and_in_the_networks_type(
                 local(shard).copy_(theirs + (step + 1))
 
 
+def backbone(dtype: torch.dtype) -> BackboneStage:
+    found = BackboneStage(BackboneConfig(2, 16, 32, 2, 2, 1e4, 11, 0))
+    initialise(found, 5, "llm")
+    return found.to(dtype)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_what_is_gathered_by_hand_computes_outside_of_the_forward_too(mesh: DeviceMesh, dtype: torch.dtype) -> None:
-    """As a backbone embeds text before rows are there."""
-    plain, network = Network(dtype), Network(dtype)
-    sharded = dealt(network, mesh, by_hand=True)
-    sharded.gather()
-    ours, theirs = (Gradients(dict(n.named_parameters())) for n in (network, plain))
-    for microbatch in (1, 2, 3):
-        x = data(dtype) * microbatch
-        network(x, network.embed(x)).sum().backward()
-        plain(x).sum().backward()
-    expected = theirs.of_step()
-    assert float(expected["embed.weight"].abs().sum()) > 0
-    for name, gradient in ours.of_step().items():
-        assert torch.equal(gradient, expected[name]), name
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_text_is_embedded_before_the_forward_to_which_its_gradients_belong(
+    mesh: DeviceMesh, dtype: torch.dtype, by_hand: bool
+) -> None:
+    """Of microbatches of which the next begins before the last one has gone back, as in a pipeline."""
+    plain, network = backbone(dtype), backbone(dtype)
+    store_precisely(network)
+    sharded = ShardedNetwork(network, "llm", mesh, dtype, Waits(torch.device("cpu")), by_hand=by_hand)
+    batches = [texts(number) for number in range(3)]
+    for batch in batches:
+        plain(batch).loss_sum.backward()
+    if by_hand:
+        sharded.gather()
+        gradients = Gradients(dict(network.named_parameters()))
+    losses: list[Tensor] = []
+    for batch in batches:
+        assert batch.token_ids is not None
+        if not by_hand:
+            sharded.gather_outermost()
+        assert not isinstance(network.embed.weight, DTensor)
+        with torch.no_grad():
+            text = network.embed_text(batch.token_ids)
+        again = network.embed.register_forward_hook(refuse)
+        losses.append(network(batch, text=text).loss_sum)
+        again.remove()
+        if len(losses) == 2:
+            losses.pop(0).backward()
+    for loss in losses:
+        loss.backward()
+    found = gradients.of_step() if by_hand else {name: local(some(p.grad)) for name, p in sharded.shards.items()}
+    for name, parameter in plain.named_parameters():
+        tolerance = 1e-9 if dtype == torch.float64 else 0.05
+        torch.testing.assert_close(found[name], some(parameter.grad).to(found[name]), rtol=tolerance, atol=tolerance)
+        assert float(found[name].abs().sum()) > 0, name
+
+
+def texts(seed: int) -> BackboneBatch:
+    tokens, none = (
+        torch.randint(11, (7,), generator=torch.Generator().manual_seed(seed)),
+        torch.zeros(0, dtype=torch.int64),
+    )
+    return BackboneBatch(torch.tensor([0, 3, 7]), torch.tensor([0, 1, 2, 0, 1, 2, 3]), tokens, none, none, tokens)
+
+
+def some(gradient: Tensor | None) -> Tensor:
+    assert gradient is not None
+    return gradient
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("text is embedded again")
 
 
 def test_what_belongs_to_a_share_is_dealt_like_it(mesh: DeviceMesh) -> None:

@@ -1,7 +1,7 @@
 """Llama-style decoder over packed sequences, whole or as one stage of a pipeline."""
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -184,7 +184,7 @@ class BackboneStage(nn.Module):
             batch: the view.
             hidden: [T, width] from the stage before; the first stage takes none.
             embeddings: [E, width] from the encoder, for the first stage; None where the view holds no image.
-            text: what `embed_text` made of the batch, if it did before.
+            text: what `embed_text` made of the batch, if it did before; its graph is made here.
 
         Returns:
             The hidden states, or from the last stage the conditions and the loss.
@@ -206,7 +206,7 @@ class BackboneStage(nn.Module):
         """Token embeddings, with those of images and queries in their slots."""
         if batch.token_ids is None or batch.embedding_slots is None:
             raise ValueError("the first stage needs token_ids and embedding_slots; request them in the view")
-        x = self.embed_text(batch.token_ids) if text is None else text
+        x = self.embed_text(batch.token_ids) if text is None else self._followed(text, batch.token_ids)
         device = x.device
         slots = checked_index("embedding_slots", batch.embedding_slots, len(x), device)
         if embeddings is None:
@@ -220,6 +220,12 @@ class BackboneStage(nn.Module):
             return x.index_copy(0, condition_slots, self.query(batch.query_ids.to(device, non_blocking=True)))
         images = len(condition_slots) // self.config.query_tokens
         return x.index_copy(0, condition_slots, self.query.weight.repeat(images, 1))
+
+    def _followed(self, text: Tensor, token_ids: Tensor) -> Tensor:
+        """Embeddings that were looked up before, as if it were now: gradients go to the parameter as it is here."""
+        index = token_ids.to(text.device, torch.int64, non_blocking=True)
+        found: Tensor = _LookedUp.apply(self.embed.weight, index, text)  # type: ignore[no-untyped-call]
+        return found
 
     def _run_layers(self, x: Tensor, batch: BackboneBatch) -> Tensor:
         config = self.config
@@ -250,6 +256,23 @@ class BackboneStage(nn.Module):
         rows = (labels != IGNORED_LABEL).nonzero().squeeze(1)
         targets = checked_index("labels", labels[rows], self.config.vocab_size, x.device)
         return token_loss(x.index_select(0, rows.to(x.device, non_blocking=True)), targets, self.head.weight)
+
+
+class _LookedUp(torch.autograd.Function):
+    """Rows of a table that are known; what it makes of gradients is what an embedding does."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+        """[vocab_size, width], int64 [T], [T, width] -> [T, width]."""
+        ctx.save_for_backward(index)
+        ctx.size = len(weight)
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """[T, width] -> [vocab_size, width]."""
+        (index,) = ctx.saved_tensors
+        return torch.ops.aten.embedding_dense_backward(gradients[0], index, ctx.size, -1, False), None, None
 
 
 def token_loss(hidden: Tensor, targets: Tensor, weight: Tensor, max_logits: int = MAX_LOGITS) -> Tensor:

@@ -48,6 +48,7 @@ class Backbone(TrainedModule):
         """See `TrainedModule`: the embeddings of the text; not of a view of which this rank takes a part."""
         if not self._stage.is_first or view.sharers is not None:
             return None
+        self.gather()
         return self._stage.embed_text(view.tensors["token_ids"])
 
     def forward(self, view: View, rows: Rows | None) -> Output:

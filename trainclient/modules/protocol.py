@@ -5,7 +5,7 @@ and what is saved is the trainer's part.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
@@ -62,7 +62,7 @@ class View:
     """Of a backbone: the ranks that have the same view and share its tokens, if others have; rows of other modules
     arrive at the first of them and leave from it."""
     prepared: Tensor | None = None
-    """What the module has made of it before its rows came (`TrainedModule.prepare`), with its graph."""
+    """What the module has made of it before its rows came (`TrainedModule.prepare`), without a graph."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,8 +126,8 @@ class TrainedModule(ABC):
         self.network = network
         self.computes_in: torch.dtype | None = None
         """Type in which it computes, where its parameters are stored in another one."""
-        self.prepares = True
-        """Whether it may compute outside of `forward`; not where its parameters are gathered for that alone."""
+        self.gather: Callable[[], None] = lambda: None
+        """Has parameters outside of the network's lists be here before `forward`, where they are gathered for it."""
 
     @property
     def device(self) -> torch.device:
@@ -153,7 +153,10 @@ class TrainedModule(ABC):
         """
 
     def prepare(self, view: View) -> Tensor | None:
-        """Compute what takes no rows of others, while these are on their way; `forward` gets it as `view.prepared`."""
+        """Compute what takes no rows of others, while these are on their way; `forward` gets it as `view.prepared`.
+
+        It has no graph, which belongs to `forward`; and calls `gather` before it takes a parameter, on all ranks alike.
+        """
         del view
         return None
 

@@ -129,8 +129,8 @@ class ChunkRunner:
         """Run the forward pass of a microbatch, transfers included; without a graph where no backward follows."""
         view, received, leaf, rows = self._view(batch), None, None, None
         if self.inlet is not None:
-            with torch.set_grad_enabled(self._returns):
-                view = replace(view, prepared=self.module.prepare(view) if self.module.prepares else None)
+            with torch.no_grad():
+                view = replace(view, prepared=self.module.prepare(view))
             rows, received = self.inlet.receive(batch, self.module.num_rows(view), self.site.row_width)
             leaf = rows.values.requires_grad_(self.inlet.returns)
         self._count(view)

@@ -76,6 +76,10 @@ class ShardedNetwork:
         for handle in on_their_way:
             handle.wait()
 
+    def gather_outermost(self) -> None:
+        """Have the parameters here that are outside of lists, before a pass that gathers for itself; all ranks do."""
+        self._units[0].unshard()
+
     def release(self) -> None:
         """Keep shares alone."""
         for unit in self._units:

@@ -83,7 +83,6 @@ def hold(
     """
     for site, module in modules:
         module.computes_in = module.dtype
-        module.prepares = shardings[site.module.name] is not Sharding.ZERO3
         if shardings[site.module.name] is not Sharding.NONE:
             store_precisely(module.network)
         if groups.peers is not None:
@@ -107,7 +106,11 @@ def _hold(
         ShardedNetwork(m.network, site.module.name, mesh["dp"], m.dtype, groups.waits, by_hand=by_hand)
         for site, m in modules
     ]
-    return _Gathered(networks, mesh, bucket_bytes) if by_hand else _Sharded(networks, mesh)
+    if by_hand:
+        return _Gathered(networks, mesh, bucket_bytes)
+    for (_, module), network in zip(modules, networks, strict=True):
+        module.gather = network.gather_outermost
+    return _Sharded(networks, mesh)
 
 
 class _Several(Holding):
