@@ -82,7 +82,8 @@ def cluster(
     board = BOARDS[gpu]
     if not 1 <= gpus <= MAX_GPUS or gpus_per_node < 1:
         raise ClusterError(
-            f"the cluster has {gpus} GPUs, {gpus_per_node} in each node; 1 to {MAX_GPUS} and at least 1 are required"
+            f"the cluster has {gpus} GPUs, {gpus_per_node} in each node; 1 to {MAX_GPUS} GPUs, and at least 1 in each "
+            "node, are required"
         )
     if gpus > gpus_per_node and gpus % gpus_per_node:
         raise ClusterError(
