@@ -73,6 +73,7 @@ INSIDE = {
     "dataserver/planning/grouped/refining.py",
     "dataserver/planning/grouped/wave_order.py",
     "dataserver/preprocessing/codecs/scratch.py",
+    "dataserver/serving/lending.py",
     "dataserver/serving/stream.py",
     "trainclient/stream/handoff.py",
     "trainclient/stream/receiver.py",
