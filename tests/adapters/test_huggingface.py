@@ -74,8 +74,8 @@ def test_checkpointed_activations_go_with_images_on_some_ranks(server: str, mode
 
 
 @pytest.mark.long
-def test_sharded_models_train_as_one_where_some_ranks_lack_images(server: str, model: Path, tmp_path: Path) -> None:
-    """Without parity, and without what is run in place of images that a rank lacks, these processes wait for ever."""
+def test_processes_train_as_one_where_some_ranks_lack_images(server: str, model: Path, tmp_path: Path) -> None:
+    """With fsdp=True, which accelerate takes for shards on GPUs alone: on CPUs this is DDP."""
     alone, sharded = (run(server, model, tmp_path / name) for name in ("alone", "sharded"))
     alone.job = sharded.job = lambda ranks: mixed_job(ranks, {"steps": STEPS})
     sharded.script = sharded.script.replace('report_to="none"', 'report_to="none", fsdp=True')
