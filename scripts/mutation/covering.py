@@ -68,7 +68,8 @@ class Covering:
     def _lines(self, mutant: Mutant) -> Lines:
         """The lines whose tests judge the mutant: those of its statement, if tests run it.
 
-        A line that runs when its module is imported, which is no test's doing, has those of what it defines.
+        A line that runs when its module is imported, which is no test's doing, has those of what it defines;
+        so have the defaults of a function.
         """
         source = Source(mutant.source)
         body = source.function(mutant.line)
@@ -76,7 +77,7 @@ class Covering:
             # Tests that seem to run it, in processes of their own, only import it: those of its file may check it.
             return {**_mentioning(rf"\b({'|'.join(names)})\b", MEASURED), mutant.path: set(self._contexts(mutant.path))}
         statement = {mutant.path: set(source.statement(mutant.line))}
-        if self._running(statement):
+        if (body is None or mutant.line in body) and self._running(statement):
             return statement
         if body is not None:
             return {mutant.path: set(body)}

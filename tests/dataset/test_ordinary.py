@@ -92,6 +92,16 @@ def test_everything_else_is_left_to_pillow(name: str, monkeypatch: pytest.Monkey
     assert judged(OTHERS[name]) == by_pillow(OTHERS[name], monkeypatch)
 
 
+def test_a_header_is_read_to_its_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is ordinary from where its first scan begins, and no earlier, whatever segment it ends in."""
+    plain = ORDINARY["plain"]
+    scan = plain.index(b"\xff\xda")
+    begin = scan + 2 + int.from_bytes(plain[scan + 2 : scan + 4], "big")
+    assert [n for n in range(begin + 2) if ordinary_size(plain[:n])] == [begin, begin + 1]
+    for end in range(scan, begin + 2):
+        assert judged(plain[:end]) == by_pillow(plain[:end], monkeypatch)
+
+
 def test_photographs_are_read_quickly(shared_data: Path) -> None:
     quick = []
     with tarfile.open(shared_data / "laion-mini" / "00000.tar") as tar:

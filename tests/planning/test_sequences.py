@@ -14,3 +14,4 @@ def test_slots_are_those_of_all_microbatches_of_all_ranks() -> None:
     job = parse_job(job_data(stream=stream, execution={"microbatch": 2}, backbone=(2, 1)))
     plan = plan_step(job, 0, make_samples(job, 5))
     assert empty_percent(job, plan) == {"empty_sequences_percent": 37.5}
+    assert empty_percent(job, plan_step(job, 0, make_samples(job, 0))) == {"empty_sequences_percent": 100.0}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from shards import write_pairs
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
@@ -160,6 +160,7 @@ def test_starting_a_process_after_counting_is_silent(plain_file: Path) -> None:
 
 
 @given(st.lists(st.integers(0, MAX_TEXT_BATCH_BYTES * 3 // 2), max_size=8))
+@example([MAX_TEXT_BATCH_BYTES - 1, 1, 1])
 @settings(max_examples=20)
 def test_batches_keep_every_text_in_order_and_are_bounded(lengths: list[int]) -> None:
     texts = [str(i % 10) * length for i, length in enumerate(lengths)]

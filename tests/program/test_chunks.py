@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from program.runtime_cases import Degrees
+from topology.test_places import layout
 
 from dataserver.planning.simulation import Operation, OperationKind
+from trainclient.exchange.messages import Kind, Lane
 from trainclient.exchange.rows import Rows
 from trainclient.exchange.waiting import Waits
 from trainclient.modules import Output, Target
-from trainclient.program.assembly import Machine
+from trainclient.program.assembly import Machine, _joint
 from trainclient.program.clock import Executed, Stopwatch
 from trainclient.program.listing import StepPrograms, StreamError
 from trainclient.program.runner import ChunkRunner, LossWeights, planned_targets
@@ -54,6 +57,21 @@ def test_rows_of_another_shape_than_the_next_module_takes_are_refused() -> None:
     given = rows(2, 3)
     assert feeding._send(BATCH, Output(given)) == "shipment"  # type: ignore[comparison-overlap]
     assert sent == [(BATCH, given)]
+
+
+def test_messages_say_which_chunk_of_a_module_made_them() -> None:
+    """Those between modules need no number. Both ends of a way expect the same."""
+    topology = layout(Degrees(1, 1, 2, 1, chunks=2))
+    channels: Any = SimpleNamespace(ways=dict.fromkeys(map(str, topology.ways), SimpleNamespace(forward=0, backward=0)))
+    found = {}
+    for way in topology.ways:
+        ends = [_joint(topology, topology.places[1], way, direction, channels, torch.float32) for direction in (-1, 1)]
+        (found[str(way)],) = {(joint.forward.lane, joint.backward.lane) for joint in ends}
+    assert list(found.values()) == [
+        (Lane(Kind.EMBEDDINGS), Lane(Kind.EMBEDDING_GRADIENTS)),
+        (Lane(Kind.CONDITIONS), Lane(Kind.CONDITION_GRADIENTS)),
+        *((Lane(Kind.ACTIVATIONS, chunk), Lane(Kind.ACTIVATION_GRADIENTS, chunk)) for chunk in range(3)),
+    ]
 
 
 def test_a_loss_is_weighted_and_divided_by_its_targets_of_the_step() -> None:

@@ -211,6 +211,14 @@ def test_tests_whose_processes_run_the_line_stand_where_their_path_does(tmp_path
     assert found == [tests[n] for n in (1, 0, 2, 3, 5, 4)]
 
 
+def test_defaults_are_judged_by_the_tests_that_run_the_function(tmp_path: Path) -> None:
+    """Its first line runs where it is imported, which is what a test happened to do first."""
+    source = "def f(a, b=1):\n    return a + b\n"
+    mutant = Mutant("trainclient/program/code.py", 1, "f", source, source.replace("b=1", "b=0"))
+    tests = [f"tests/program/test_code.py::test_{name}" for name in "ab"]
+    assert covering(tmp_path, {tests[0]: [1], tests[1]: [2]}, tests, mutant.path).tests(mutant) == tests[1:]
+
+
 CODE = """def positive(a):
     return a > 0
 

@@ -83,7 +83,7 @@ def _problem(error: ErrorDetails, model: type[BaseModel]) -> str:
     if kind == "union_tag_not_found":
         return "kind is missing; say which one this is"
     message = required(error)
-    message = message.replace("Input should", "it should", 1).replace("Tuple should", "it should", 1)
+    message = message.replace("Input should", "it should").replace("Tuple should", "it should")
     if kind in ("missing", "value_error", "json_invalid"):
         return message
     return f"found {_shown(found)}; {message}{_HINTS.get((kind, type(found).__name__), '')}"

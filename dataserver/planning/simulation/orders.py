@@ -79,7 +79,7 @@ class OrderScorer:
         )
         if len(order) < np.count_nonzero(graph.waits >= 0):
             raise PipelineDeadlockError("the operation lists wait for each other; see `simulate` for the nodes")
-        passes = np.arange(2 * shape[0] * shape[1]).reshape(2, *shape)
+        passes, nothing = np.arange(2 * shape[0] * shape[1]).reshape(2, *shape), np.zeros(shape, np.int64)
         interaction = pipeline.interaction_ns
         none = None if interaction is None else np.full_like(interaction, -1)
         number = np.full(len(graph.waits), -1, np.int64)
@@ -89,7 +89,7 @@ class OrderScorer:
         chained = np.concatenate([np.zeros(1, np.bool_), graph.follows[:-1]])
         return cls(
             cell=graph.spread(cell_values(pipeline, passes[0], passes[1], none), blank=-1)[order],
-            fixed_ns=graph.spread(cell_values(pipeline, 0 * passes[0], 0 * passes[1], interaction))[order],
+            fixed_ns=graph.spread(cell_values(pipeline, nothing, nothing, interaction))[order],
             previous=np.where(chained[order], number[order - 1], -1),
             offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(after, minlength=len(order)))]),
             needs=before[by_after],

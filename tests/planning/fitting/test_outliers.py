@@ -17,6 +17,7 @@ from dataserver.planning.fitting.outliers import (
     Row,
     _by_size,
     _leading,
+    _near,
     _searched,
     _spread,
     fitted,
@@ -176,6 +177,12 @@ def test_a_few_times_are_too_few_to_judge() -> None:
     rows = [Row(n, n * n, 1_000 * n + (9_000_000 if n == 5 else 0)) for n in range(1, LEAST_ROWS + 1)]
     assert undisturbed(rows[:-1]) == [True] * (LEAST_ROWS - 1)
     assert undisturbed(rows) == [n != 5 for n in range(1, LEAST_ROWS + 1)]
+
+
+def test_a_time_is_told_from_none_expected() -> None:
+    """Where most microbatches are empty and cost nothing, one that took seconds is an outlier, and divides by no 0."""
+    rows = [*[Row(0, 0, 0)] * 12, Row(0, 0, 9 * 10**9), *(Row(n, n * n, n) for n in range(1, 8))]
+    assert _near(rows, (0, 1_000, 0)) == [True] * 12 + [False] + [True] * 7
 
 
 def test_sizes_that_only_disturbed_microbatches_had_are_missed() -> None:

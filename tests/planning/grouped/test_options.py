@@ -9,6 +9,7 @@ from builders.jobs import Data
 from dataserver.planning.grouped.options import GroupedOptions, GroupPolicy
 from dataserver.planning.identity import Job, JobSpecError, parse_job
 from dataserver.planning.jobspec import parse_json
+from dataserver.planning.layout import layout_of
 
 COST = {"microbatch_ns": 7_001, "linear_ps": 12_345, "quadratic_fs": 678_901, "backward_percent": 150}
 STREAM = {"seq_len": 1_003, "global_batch": 16}
@@ -49,6 +50,14 @@ def test_the_dearest_exchange_counts() -> None:
     exchange = [{"degree": 2, "unit_ps": 900_000}, {"degree": 4, "unit_ps": 5}]
     dear = extremes(4, max_degree=4, exchange=exchange)
     assert dear[1][1] == 2 * 32 * 1_003 * (12_345 * 250 // 100 + 900_000)
+
+
+@pytest.mark.parametrize(("schedule", "encoder", "tried"), [("1f1b", 1, True), ("gpipe", 1, False), ("1f1b", 0, False)])
+def test_more_in_flight_is_tried_where_the_schedule_bounds_it(schedule: str, encoder: int, tried: bool) -> None:
+    job = parse_job(grouped_data(4, 2_000, {"max_degree": 4, "schedule": schedule}, stream=STREAM, encoder=encoder))
+    names = [dimension.name for dimension in layout_of(job.spec.execution).alternatives(job).single]
+    assert ("extra_in_flight" in names) == tried
+    assert ("order" in names) == bool(encoder)
 
 
 def test_defaults_and_sizes() -> None:
