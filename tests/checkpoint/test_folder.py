@@ -91,6 +91,22 @@ def test_missing_and_misshapen_tensors_are_named(checkpoints: Checkpoints) -> No
         checkpoints.load(path, {"vit.weight": torch.zeros(4, 3)})
 
 
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "rubbish"])
+@pytest.mark.parametrize("kind", [".metadata", "*.distcp"])
+def test_damaged_files_are_named(checkpoints: Checkpoints, kind: str, damage: str) -> None:
+    checkpoints.save(tensors(1), state(1))
+    path = checkpoints.latest()
+    assert path is not None
+    (file,) = path.glob(kind)
+    content = file.read_bytes()
+    file.unlink()
+    if damage != "gone":
+        file.write_bytes({"empty": b"", "cut": content[: len(content) // 2], "rubbish": b"no" * len(content)}[damage])
+    with pytest.raises(CheckpointError, match=rf"the checkpoint {path} cannot be read \(") as caught:
+        checkpoints.load(path, tensors(0))
+    assert "Traceback" not in str(caught.value)
+
+
 def test_incomplete_ones_are_passed_over_and_swept(checkpoints: Checkpoints, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     checkpoints.save(tensors(1), state(1))

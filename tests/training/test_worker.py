@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
-from trainclient.exchange.transport import contact
+from trainclient.exchange.transport import PeerLostError, contact, contact_of_torch
 from trainclient.training.signals import StopSignals
 from trainclient.training.worker import _explain
 
@@ -45,3 +46,12 @@ def test_a_machine_without_memory_is_named_too(make: Callable[[int], Any], capsy
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(r"trainclient rank 3: (DefaultCPUAllocator: can't allocate|Unable to allocate|out of memory)", line)
     assert "`trainclient memory`" in line
+
+
+def test_what_torch_says_of_a_lost_process_in_its_own_collectives_is_known_by_its_text() -> None:
+    gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:5. This is why."
+    for error in (RuntimeError(gloo), dist.DistBackendError("Connection closed by peer [::1]:5. NCCL says more.")):
+        with pytest.raises(PeerLostError, match=r"ranks \(Connection closed by peer \[::1\]:5\)"), contact_of_torch():
+            raise error
+    with pytest.raises(RuntimeError, match=r"^another$"), contact_of_torch():
+        raise RuntimeError("another")

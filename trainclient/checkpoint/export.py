@@ -10,11 +10,16 @@ from typing import Annotated, Any
 import torch
 import tyro
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from trainclient.checkpoint.folder import CheckpointError, complete_checkpoints, explained, is_state, read_state
+from trainclient.checkpoint.folder import (
+    CheckpointError,
+    complete_checkpoints,
+    explained,
+    is_state,
+    read_state,
+    stored_tensors,
+)
 from trainclient.models.backbone import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import export_adapter, export_pretrained
@@ -104,13 +109,12 @@ def _sizes(name: str, described: Mapping[str, Any]) -> tuple[EncoderConfig | Bac
 
 def _read(path: Path, module: str) -> dict[str, Tensor]:
     """The parameters of a module, by their names in it."""
-    with explained(f"the checkpoint {path} cannot be read"):
-        stored = FileSystemReader(path).read_metadata().state_dict_metadata
-        tensors = {
-            name: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for name, entry in stored.items()
-            if name.startswith(f"{module}.") and not is_state(name) and isinstance(entry, TensorStorageMetadata)
-        }
-        with warnings.catch_warnings(action="ignore", category=UserWarning):  # torch warns of what no_dist asks for
-            load(tensors, checkpoint_id=path, no_dist=True)
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in stored_tensors(path).items()
+        if name.startswith(f"{module}.") and not is_state(name)
+    }
+    ignored = warnings.catch_warnings(action="ignore", category=UserWarning)  # torch warns of what no_dist asks for
+    with explained(f"the checkpoint {path} cannot be read"), ignored:
+        load(tensors, checkpoint_id=path, no_dist=True)
     return {name.removeprefix(f"{module}."): tensor for name, tensor in tensors.items()}

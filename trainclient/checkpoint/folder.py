@@ -193,13 +193,13 @@ class Checkpoints:
         """Read a checkpoint into existing tensors; all processes call it, each with its own tensors.
 
         Raises:
-            CheckpointError: a tensor is not there, or has another shape.
+            CheckpointError: it cannot be read, a tensor is not there, or has another shape.
         """
-        stored = FileSystemReader(path).read_metadata().state_dict_metadata
+        stored = stored_tensors(path)
         for name, tensor in tensors.items():
             entry = stored.get(name)
-            if not isinstance(entry, TensorStorageMetadata) or entry.size != tensor.shape:
-                there = f"{list(entry.size)}" if isinstance(entry, TensorStorageMetadata) else "nothing"
+            if entry is None or entry.size != tensor.shape:
+                there = "nothing" if entry is None else f"{list(entry.size)}"
                 raise CheckpointError(
                     f"the checkpoint {path} holds {there} for {name}, and {list(tensor.shape)} is needed; give the "
                     "sizes and module names it was made with"
@@ -214,6 +214,21 @@ def complete_checkpoints(directory: Path) -> list[Path]:
         return []
     found = [p for p in directory.iterdir() if _NAME.fullmatch(p.name) and (p / _STATE_FILE).is_file()]
     return sorted(found, key=_step_of)
+
+
+def stored_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
+    """The tensors that a checkpoint holds, by name.
+
+    Raises:
+        CheckpointError: what says so cannot be read.
+    """
+    try:
+        stored = FileSystemReader(path).read_metadata().state_dict_metadata
+    except Exception as error:  # torch keeps it as a pickle, which raises anything if it is damaged
+        raise CheckpointError(
+            f"the checkpoint {path} cannot be read ({type(error).__name__}: {error}); {_REMEDY}"
+        ) from None
+    return {name: entry for name, entry in stored.items() if isinstance(entry, TensorStorageMetadata)}
 
 
 def read_state(path: Path) -> TrainerState:

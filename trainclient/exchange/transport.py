@@ -40,11 +40,27 @@ def contact(peers: str) -> Iterator[None]:
     except RuntimeError as error:
         if lacks_memory(error):
             raise
-        reason = plain_text(error).split(". ")[0].splitlines()
-        raise PeerLostError(
-            f"lost contact to {peers} ({reason[0] if reason else type(error).__name__}); see what the process that "
-            "ended first has reported"
-        ) from error
+        raise _lost(peers, error) from error
+
+
+@contextmanager
+def contact_of_torch() -> Iterator[None]:
+    """The same around code of which other parts fail, too: for collectives of torch's own, such as gathering shares
+    (FSDP2), sums of tensor-parallel peers (DTensor) and checkpoints. Other errors pass."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "/gloo/" in str(error):
+            raise _lost("other ranks", error) from error
+        raise
+
+
+def _lost(peers: str, error: RuntimeError) -> PeerLostError:
+    reason = plain_text(error).split(". ")[0].splitlines()
+    return PeerLostError(
+        f"lost contact to {peers} ({reason[0] if reason else type(error).__name__}); see what the process that ended "
+        "first has reported"
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

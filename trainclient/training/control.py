@@ -110,7 +110,8 @@ class Control:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._leaving.set()
-        if isinstance(error, PeerLostError) and self._judged.wait(GRACE_S):
+        # A collective gives up at `timeout_s`, when a stopped process is not yet known to be one.
+        if isinstance(error, PeerLostError) and self._judged.wait(SILENT_S + GRACE_S):
             raise RunEndedError(self._verdict, reports=self.reports) from error
         failed = isinstance(error, Exception) and not getattr(error, "known_to_all", False)
         said = " ".join(str(error).split())[:1000] or type(error).__name__

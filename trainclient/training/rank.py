@@ -15,9 +15,9 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from trainclient.allocator import keep_freed_memory
-from trainclient.checkpoint.folder import complete_checkpoints
+from trainclient.checkpoint.folder import complete_checkpoints, stored_tensors
 from trainclient.client import DataClient
-from trainclient.exchange.transport import contact
+from trainclient.exchange.transport import contact, contact_of_torch
 from trainclient.models.compiling import require_compiler
 from trainclient.topology.groups import process_groups
 from trainclient.topology.places import Topology
@@ -98,6 +98,7 @@ def check(config: TrainConfig, jobs: Jobs) -> None:
             evaluated_steps(config, jobs.held_out, client.num_steps)
     with DataClient(config.servers, job, reader, 0, timeouts=config.timeouts) as client:
         if found:
+            stored_tensors(found[-1])
             run = continue_from(found[-1], client, sizes).run or run
         if config.metrics is not None:
             kept_bytes(config.metrics, run, client.step)
@@ -162,7 +163,7 @@ def _train(
         lambda: trainers[0].doing if trainers else "joins the others",
         config.timeout_s,
     )
-    with control, process_groups(topology, device, config.timeout_s, store, process.rank) as groups:
+    with control, contact_of_torch(), process_groups(topology, device, config.timeout_s, store, process.rank) as groups:
         _log.info("global rank %d is %s on %s", groups.rank, groups.place, device)
         trainer = Trainer(config, jobs.training, topology, groups, jobs.held_out)
         trainers.append(trainer)
