@@ -83,8 +83,8 @@ class Lending:
             return None
         with self._lock:
             self._accept()
-            for connection, said in tuple(self._waiting.items()):
-                said = said or self._hello(connection)
+            for connection in tuple(self._waiting):
+                said = self._hello(connection)
                 if said is not None and secrets.compare_digest(said[0], token):
                     del self._waiting[connection]
                     return Borrower(connection, said[1], account, self._places)
@@ -113,11 +113,11 @@ class Lending:
                     self._forget(next(iter(self._waiting)))
 
     def _hello(self, connection: socket.socket) -> tuple[bytes, int] | None:
-        """What a connection has said first, if anything; one that said something else is closed."""
+        """What a connection has said first, if anything; one that said something else, or is gone, is closed."""
         try:
             message = connection.recv(_HELLO.size + 1)
         except BlockingIOError:
-            return None
+            return self._waiting[connection]
         except OSError:
             message = b""
         if len(message) != _HELLO.size:
@@ -145,13 +145,42 @@ class Borrower:
         self._next = 0
         self._sizes: dict[int, int] = {}
         """Of all blocks that there are, by number."""
+        self._made: set[int] = set()
+        """Numbers of those that the stream has."""
         self._lent: dict[int, Block] = {}
+        """Those that the client looks at, by number: also while the stream, which tells it to, still has them."""
         self._idle: list[Block] = []
         """Those returned longest ago come first."""
 
     def block(self, num_bytes: int) -> Block | None:
         """Room for a microbatch; None for a small one, where the client has as much as it wants, or is gone."""
         self._take_back()
+        block = self._fitting(num_bytes)
+        if block is not None:
+            self._made.add(block.number)
+        return block
+
+    def lend(self, block: Block) -> None:
+        """The client is told to look at it."""
+        if self._connection is not None:
+            self._lent[block.number] = block
+
+    def give(self, block: Block) -> None:
+        """Have a block used again, as soon as the client does not look at it either."""
+        self._made.discard(block.number)
+        self._reuse(block)
+
+    def close(self) -> None:
+        """Let go of all blocks; what the client looks at stays as it is."""
+        for number in tuple(self._sizes):
+            self._forget(number)
+        self._lent.clear()
+        self._idle.clear()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _fitting(self, num_bytes: int) -> Block | None:
         lent = sum(block.buffer.nbytes for block in self._lent.values())
         if num_bytes < MIN_LENT_BYTES or len(self._lent) >= MAX_LENT or lent + num_bytes > self._limit_bytes:
             return None
@@ -164,29 +193,6 @@ class Borrower:
             self._drop(self._idle.pop(0))
         return self._new(size_class(num_bytes))
 
-    def lend(self, block: Block) -> None:
-        """The client is told to look at it."""
-        if self._connection is not None:
-            self._lent[block.number] = block
-
-    def give(self, block: Block) -> None:
-        """Have a block used again, unless the client looks at it, which will return it then."""
-        if block.number in self._lent or self._connection is None:
-            return
-        self._idle.append(block)
-        if len(self._idle) > MAX_IDLE:
-            self._drop(self._idle.pop(0))
-
-    def close(self) -> None:
-        """Let go of all blocks; what the client looks at stays as it is."""
-        for number in tuple(self._sizes):
-            self._forget(number)
-        self._lent.clear()
-        self._idle.clear()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
     def _take_back(self) -> None:
         """Take what the client has returned."""
         with suppress(OSError):  # nothing more has come, or the connection is lost
@@ -196,7 +202,15 @@ class Borrower:
                     return
                 block = self._lent.pop(_RETURNED.unpack(message)[0], None)
                 if block is not None:  # else it returns what it does not have
-                    self.give(block)
+                    self._reuse(block)
+
+    def _reuse(self, block: Block) -> None:
+        """Keep a block for later, if nobody has it; not more of them than are useful, or than are this stream's."""
+        if block.number in self._made or block.number in self._lent or self._connection is None:
+            return
+        self._idle.append(block)
+        if len(self._idle) > MAX_IDLE or self._account.exceeds_share(block.buffer.nbytes):
+            self._drop(self._idle.pop(0))
 
     def _new(self, num_bytes: int) -> Block | None:
         """A fresh block, which the client can see from now on; None where there is no room, or it could not be told."""

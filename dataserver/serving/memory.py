@@ -71,6 +71,12 @@ class ByteBudget:
         with self._lock:
             return self._used
 
+    @property
+    def share(self) -> int:
+        """Bytes that each open account may hold; all of them, where none is open."""
+        with self._lock:
+            return self.total // max(1, self._accounts)
+
     def open(self) -> "Account":
         """The account of a new stream."""
         with self._lock:
@@ -116,6 +122,11 @@ class Account:
             self._held -= num_bytes
         # Between the two, the budget counts bytes that no account holds; it never counts too few.
         self._budget._return(num_bytes)
+
+    def exceeds_share(self, num_bytes: int) -> bool:
+        """Whether more is held than this stream's share, which others made smaller, and than this one microbatch."""
+        with self._lock:
+            return self._held > max(num_bytes, self._budget.share)
 
     def close(self) -> None:
         """Leave the sharing; what is still held is given back as it becomes free."""

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 import secrets
 import socket
 import struct
@@ -39,6 +40,7 @@ def lend(borrower: Borrower, fill: int) -> int:
     assert block is not None
     block.buffer[:] = fill
     borrower.lend(block)
+    borrower.give(block)
     return block.number
 
 
@@ -54,6 +56,24 @@ def test_a_block_comes_back_when_its_last_view_is_dropped(desk: Lending) -> None
     del view
     assert (borrowed.take(1, SIZE) == 7).all()
     assert {lend(borrower, 8), lend(borrower, 9)} == {0, 2}
+
+
+def test_what_is_lent_when_a_process_forks_stays_as_it_is(desk: Lending) -> None:
+    borrower, borrowed = pair(desk)
+    taken = [borrowed.take(lend(borrower, 3), SIZE)]
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.read(read, 1)
+        os._exit(int((taken[0] != 3).any()))
+    taken.clear()
+    taken = [borrowed.take(lend(borrower, 4), SIZE)]
+    taken.clear()
+    borrowed.take(lend(borrower, 5), SIZE)  # the second one goes back with it, the first one does not
+    assert lend(borrower, 6) == 1
+    os.write(write, b"?")
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(read)
+    os.close(write)
 
 
 def test_what_was_taken_outlives_the_stream(desk: Lending) -> None:
@@ -80,6 +100,7 @@ def test_dropped_blocks_are_unmapped(desk: Lending) -> None:
         block = borrower.block(size << 19)
         assert block is not None
         borrower.lend(block)
+        borrower.give(block)
         borrowed.take(block.number, 5)
     assert len(borrowed._blocks) <= 3
 
@@ -98,6 +119,22 @@ def test_other_sockets_are_not_talked_to(name: str) -> None:
 
 def test_a_server_elsewhere_lends_nothing() -> None:
     assert Borrowed.of(f"disttrain-{secrets.token_hex(16)}", 1, stays=True) is None
+
+
+@pytest.mark.parametrize("limit", [1 << 63, 1 << 70])
+def test_a_client_may_want_more_than_there_is(desk: Lending, limit: int) -> None:
+    assert Borrowed.of(desk.name, limit, stays=True) is not None
+
+
+def test_without_descriptors_nothing_is_asked_for(desk: Lending) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        assert Borrowed.of(desk.name, 1, stays=True) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 class Server:

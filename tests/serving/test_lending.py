@@ -50,7 +50,7 @@ class Client:
                 self.blocks[number] = np.memmap(os.fdopen(descriptor, "r+b"), np.uint8, "r+")
 
     def give_back(self, number: int) -> None:
-        with suppress(BrokenPipeError):  # the stream may have ended
+        with suppress(ConnectionError):  # the stream may have ended
             self.connection.send(struct.pack("<I", number))
 
 
@@ -81,6 +81,7 @@ def borrow(desk: Lending, limit: int = 1 << 30, account: Account | None = None) 
 
 
 def lent(borrower: Borrower, num_bytes: int = SIZE, fill: int = 1) -> Block:
+    """A block in the stream's hand, of which the client is told."""
     block = borrower.block(num_bytes)
     assert block is not None
     block.buffer[:] = fill
@@ -88,9 +89,16 @@ def lent(borrower: Borrower, num_bytes: int = SIZE, fill: int = 1) -> Block:
     return block
 
 
+def made(borrower: Borrower, num_bytes: int = SIZE, fill: int = 1) -> Block:
+    """A block that the client alone has."""
+    block = lent(borrower, num_bytes, fill)
+    borrower.give(block)
+    return block
+
+
 def test_a_client_sees_what_is_written_without_a_copy(desk: Lending) -> None:
     borrower, client = borrow(desk)
-    block = lent(borrower, fill=7)
+    block = made(borrower, fill=7)
     assert client.read() == [(block.number, size_class(SIZE))]
     assert (client.blocks[block.number] == 7).all()
     block.buffer[3] = 9
@@ -99,7 +107,7 @@ def test_a_client_sees_what_is_written_without_a_copy(desk: Lending) -> None:
 
 def test_a_returned_block_is_used_again_and_another_one_is_not(desk: Lending) -> None:
     borrower, client = borrow(desk)
-    first, second = lent(borrower), lent(borrower)
+    first, second = made(borrower), made(borrower)
     borrower.give(first)  # the client looks at it
     client.give_back(second.number)
     client.give_back(second.number)  # it has returned it already
@@ -108,16 +116,52 @@ def test_a_returned_block_is_used_again_and_another_one_is_not(desk: Lending) ->
     assert borrower.block(SIZE) not in (first, second)
 
 
+def test_a_block_is_used_again_when_neither_the_stream_nor_its_client_has_it(desk: Lending) -> None:
+    borrower, client = borrow(desk)
+    early = lent(borrower)
+    client.give_back(early.number)  # before the stream has put it down, as a client may that is told of it
+    other = lent(borrower)
+    assert other is not early
+    borrower.give(early)
+    assert lent(borrower) is early
+    borrower.give(other)
+    assert borrower.block(SIZE) not in (early, other)
+    client.give_back(other.number)
+    assert borrower.block(SIZE) is other
+
+
+def test_a_stream_lets_go_of_blocks_beyond_its_share(desk: Lending) -> None:
+    budget = ByteBudget(4 * SIZE)
+    borrower, client = borrow(desk, account=budget.open())
+    blocks = [made(borrower) for _ in range(4)]
+    other = budget.open()
+    assert not other.take(SIZE)
+    for block in blocks:
+        client.give_back(block.number)
+    assert borrower.block(SIZE) is blocks[2]
+    assert budget.used == 2 * SIZE
+    assert other.take(2 * SIZE)
+
+
+def test_one_block_beyond_a_streams_share_is_used_again(desk: Lending) -> None:
+    budget = ByteBudget(4 * SIZE)
+    borrower, client = borrow(desk, account=budget.open())
+    block = made(borrower, 3 * SIZE)
+    budget.open()
+    client.give_back(block.number)
+    assert borrower.block(3 * SIZE) is block
+
+
 def test_blocks_are_used_for_smaller_microbatches_and_make_room_for_larger_ones(desk: Lending) -> None:
     budget = ByteBudget(1 << 40)
     borrower, client = borrow(desk, account=budget.open())
-    block = lent(borrower, 2 * SIZE)
+    block = made(borrower, 2 * SIZE)
     for size in (SIZE, 2 * SIZE, 3 * SIZE // 2):
         client.give_back(block.number)
-        assert lent(borrower, size) is block
+        assert made(borrower, size) is block
     for size in (SIZE // 2, 2 * SIZE + 1):  # it would waste half, it would not hold it
         client.give_back(block.number)
-        other = lent(borrower, size)
+        other = made(borrower, size)
         assert client.read()[-2:] == [(block.number, 0), (other.number, size_class(size))]
         assert budget.used == size_class(size)
         block = other
@@ -125,7 +169,7 @@ def test_blocks_are_used_for_smaller_microbatches_and_make_room_for_larger_ones(
 
 def test_few_blocks_wait_to_be_used_again(desk: Lending) -> None:
     borrower, client = borrow(desk)
-    blocks = [lent(borrower) for _ in range(MAX_IDLE + 2)]
+    blocks = [made(borrower) for _ in range(MAX_IDLE + 2)]
     assert len(client.read()) == len(blocks)
     for block in blocks:
         client.give_back(block.number)
@@ -136,7 +180,7 @@ def test_few_blocks_wait_to_be_used_again(desk: Lending) -> None:
 def test_blocks_are_on_the_streams_account(desk: Lending) -> None:
     budget = ByteBudget(3 * SIZE)
     borrower, client = borrow(desk, account=budget.open())
-    blocks = [lent(borrower) for _ in range(3)]
+    blocks = [made(borrower) for _ in range(3)]
     assert budget.used == 3 * SIZE
     assert borrower.block(SIZE) is None
     client.give_back(blocks[0].number)
@@ -151,26 +195,26 @@ def test_blocks_are_on_the_streams_account(desk: Lending) -> None:
 
 def test_no_client_gets_what_another_one_has_seen(desk: Lending) -> None:
     one, client = borrow(desk)
-    block = lent(one)
+    block = made(one)
     client.read()
     client.give_back(block.number)
     one.close()
     other, _client = borrow(desk)
-    fresh = lent(other, fill=5)
+    fresh = made(other, fill=5)
     client.blocks[block.number][:] = 6
     assert (fresh.buffer == 5).all()
 
 
 def test_what_a_client_has_stays_as_it_is_when_its_stream_ends(desk: Lending) -> None:
     borrower, client = borrow(desk)
-    block = lent(borrower, fill=4)
+    block = made(borrower, fill=4)
     client.read()
     borrower.close()
     borrower.give(block)  # for the stream that was in the middle of it
     borrower.lend(block)
     assert borrower.block(SIZE) is None
     again, _client = borrow(desk)
-    lent(again, fill=8)
+    made(again, fill=8)
     assert (client.blocks[block.number] == 4).all()
 
 
@@ -178,7 +222,7 @@ def test_what_a_client_has_stays_as_it_is_when_its_stream_ends(desk: Lending) ->
 def test_no_more_is_lent_than_a_client_wants(desk: Lending, limit: int) -> None:
     borrower, _client = borrow(desk, limit)
     for _ in range(limit // SIZE):
-        lent(borrower)
+        made(borrower)
     assert borrower.block(SIZE) is None
 
 
@@ -186,7 +230,7 @@ def test_blocks_are_counted_and_small_ones_are_not_worth_it(desk: Lending) -> No
     borrower, _client = borrow(desk)
     assert borrower.block(MIN_LENT_BYTES - 1) is None
     for _ in range(MAX_LENT):
-        lent(borrower, MIN_LENT_BYTES)
+        made(borrower, MIN_LENT_BYTES)
     assert borrower.block(MIN_LENT_BYTES) is None
 
 
@@ -194,23 +238,23 @@ def test_the_blocks_of_all_clients_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(lending, "MAX_BLOCKS", 3)
     desk = Lending(wanted=True)
     one, _client = borrow(desk)
-    lent(one)
-    lent(one)
+    made(one)
+    made(one)
     other, client = borrow(desk)
-    block = lent(other)
+    block = made(other)
     assert one.block(SIZE) is None
     client.give_back(block.number)
-    block = lent(other, 4 * SIZE)  # in place of the first one
+    block = made(other, 4 * SIZE)  # in place of the first one
     one.close()
-    lent(other)
-    lent(other)
+    made(other)
+    made(other)
     assert other.block(SIZE) is None
     desk.close()
 
 
 def test_a_client_that_is_gone_gets_nothing(desk: Lending) -> None:
     borrower, client = borrow(desk)
-    block = lent(borrower)
+    block = made(borrower)
     borrower.give(block)
     client.connection.close()
     assert borrower.block(SIZE) is None
@@ -246,7 +290,7 @@ def test_without_descriptors_microbatches_are_sent(desk: Lending) -> None:
 
 def test_memory_cannot_shrink_under_the_server(desk: Lending) -> None:
     borrower, client = borrow(desk)
-    lent(borrower)
+    made(borrower)
     _, (descriptor,), _, _ = socket.recv_fds(client.connection, 99, 1)
     for size in (0, 2 * SIZE):
         with pytest.raises(PermissionError):
@@ -273,6 +317,18 @@ def test_tokens_are_claimed_once_and_in_any_order(desk: Lending) -> None:
     silent.send(struct.pack("<16sQ", TOKEN, 9))
     assert claim(desk) is not None
     assert len(others) == 3
+
+
+def test_who_left_before_its_stream_began_keeps_no_descriptor(desk: Lending) -> None:
+    said(desk, struct.pack("<16sQ", bytes(16), 9)).close()
+    staying = said(desk, struct.pack("<16sQ", TOKEN, 9))
+    leaving = said(desk, struct.pack("<16sQ", b"1" * 16, 9))
+    assert claim(desk, b"2" * 16) is None
+    leaving.close()
+    assert claim(desk, b"2" * 16) is None
+    assert len(desk._waiting) == 1
+    assert claim(desk) is not None
+    staying.close()
 
 
 def test_connections_that_nobody_claims_are_bounded(desk: Lending, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 The server says where it lends memory (`GetServerInfoResponse.memory_socket`, which describes what is said there). One
 connection serves one stream. A block is mapped when it comes, and returned when nothing looks at the microbatch in it.
+
+A fork shares what is mapped here, and nobody knows what it looks at: what is lent when a process forks is not returned,
+and its bytes stay as they are in both, as those in the process's own memory do.
 """
 
 import fcntl
@@ -12,7 +15,7 @@ import secrets
 import socket
 import struct
 import weakref
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -28,6 +31,20 @@ _NAME: Final = re.compile("disttrain-[0-9a-f]{32}")
 _HELLO: Final = struct.Struct("<16sQ")
 _BLOCK: Final = struct.Struct("<IQ")
 _RETURNED: Final = struct.Struct("<I")
+_MOST_BYTES: Final = 1 << 62
+_MOST_MESSAGES: Final = 4 * MAX_BLOCKS
+"""Read at once, more than a socket holds: a server that never stops must not hold this client up."""
+
+_forks = 0
+"""Of this process so far, and of those that it is a fork of."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(before=_count_fork)
 
 
 class Borrowed:
@@ -45,15 +62,14 @@ class Borrowed:
         if not _NAME.fullmatch(name) or not hasattr(fcntl, "F_GET_SEALS"):
             return None
         token = secrets.token_bytes(16)
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
+        with suppress(OSError), ExitStack() as undo:  # also where there is no descriptor left
+            connection = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             connection.setblocking(False)
             connection.connect(f"\0{name}")
-            connection.send(_HELLO.pack(token, limit_bytes))
-        except OSError:
-            connection.close()
-            return None
-        return cls(connection, token, stays)
+            connection.send(_HELLO.pack(token, min(limit_bytes, _MOST_BYTES)))
+            undo.pop_all()
+            return cls(connection, token, stays)
+        return None
 
     def __init__(self, connection: socket.socket, token: bytes, stays: bool) -> None:
         self.token = token
@@ -81,7 +97,7 @@ class Borrowed:
         self._lent.add(number)
         # numpy follows the bases of views only through arrays: all views of the lease keep it alive, as in `buffers`.
         lease = np.frombuffer(memoryview(block), np.uint8, nbytes)
-        weakref.finalize(lease, self._dropped.put, number).atexit = False
+        weakref.finalize(lease, _put, self._dropped, number, _forks).atexit = False
         return lease
 
     def close(self) -> None:
@@ -100,7 +116,7 @@ class Borrowed:
 
     def _read_blocks(self) -> None:
         """Map what has come, and drop what is not used any more."""
-        while True:
+        for _ in range(_MOST_MESSAGES):
             try:
                 message, descriptors, _, _ = socket.recv_fds(self._connection, _BLOCK.size + 1, 1)
             except ConnectionResetError:  # once, where the server left without reading all; what it said comes next
@@ -128,6 +144,11 @@ class Borrowed:
                 f"descriptor, a number of its own and at most {MAX_BLOCKS} blocks are required"
             )
         self._blocks[number] = _mapped(descriptors[0], number, nbytes)
+
+
+def _put(dropped: SimpleQueue[int], number: int, forks: int) -> None:
+    if forks == _forks:
+        dropped.put(number)
 
 
 def _mapped(descriptor: int, number: int, nbytes: int) -> mmap.mmap:
