@@ -88,7 +88,6 @@ class Borrowed:
         Raises:
             ProtocolError: there is no such block, it is smaller, or it was lent and not returned.
         """
-        self._return_dropped()
         self._read_blocks()
         block = self._blocks.get(number)
         if block is None or len(block) < nbytes or number in self._lent:
@@ -100,12 +99,8 @@ class Borrowed:
         weakref.finalize(lease, _put, self._dropped, number, _forks).atexit = False
         return lease
 
-    def close(self) -> None:
-        """Ask for nothing more; what was taken stays."""
-        self._connection.close()
-        self._blocks.clear()
-
-    def _return_dropped(self) -> None:
+    def give_back(self) -> None:
+        """Return what nothing views any more: before each microbatch, also one that is sent, or none is lent again."""
         with suppress(Empty):
             while True:
                 self._to_return.append(self._dropped.get_nowait())
@@ -113,6 +108,11 @@ class Borrowed:
             while self._to_return:
                 self._connection.send(_RETURNED.pack(self._to_return[-1]))
                 self._lent.discard(self._to_return.pop())
+
+    def close(self) -> None:
+        """Ask for nothing more; what was taken stays."""
+        self._connection.close()
+        self._blocks.clear()
 
     def _read_blocks(self) -> None:
         """Map what has come, and drop what is not used any more."""
