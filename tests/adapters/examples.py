@@ -77,12 +77,22 @@ class ExampleRun:
 
     def finish(self, ranks: int) -> None:
         """Run it to its end."""
+        code, errors = self._ended(ranks)
+        assert code == 0, errors[-3000:]
+
+    def fail(self, ranks: int) -> str:
+        """Run it until it fails; what its processes said."""
+        code, errors = self._ended(ranks)
+        assert code
+        return errors
+
+    def _ended(self, ranks: int) -> tuple[int, str]:
         process = self.start(ranks)
         try:
             _, errors = process.communicate(timeout=TIMEOUT_S)
         finally:
             kill_tree(process)
-        assert process.returncode == 0, errors[-3000:]
+        return process.returncode, errors
 
     def kill_in(self, step: int, ranks: int) -> None:
         """Start it, and kill all its processes where they read a step."""

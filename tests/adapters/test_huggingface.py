@@ -11,7 +11,6 @@ import pytest
 import torch
 from accelerate import DistributedDataParallelKwargs, ParallelismConfig
 from adapters.examples import ExampleRun, calm_and_killed, example
-from adapters.test_whole_rank import read
 from adapters.whole_jobs import mixed_job, pass_with_parity, tiny_model, whole_job
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -71,20 +70,6 @@ def test_checkpointed_activations_go_with_images_on_some_ranks(server: str, mode
     alone.finish(1)
     together.finish(2)
     assert losses(alone) == pytest.approx(losses(together), rel=2e-3)
-
-
-@pytest.mark.long
-def test_processes_train_as_one_where_some_ranks_lack_images(server: str, model: Path, tmp_path: Path) -> None:
-    """With fsdp=True, which accelerate takes for shards on GPUs alone: on CPUs this is DDP."""
-    alone, sharded = (run(server, model, tmp_path / name) for name in ("alone", "sharded"))
-    alone.job = sharded.job = lambda ranks: mixed_job(ranks, {"steps": STEPS})
-    sharded.script = sharded.script.replace('report_to="none"', 'report_to="none", fsdp=True')
-    assert "fsdp" in sharded.script
-    alone.finish(1)
-    sharded.finish(2)
-    assert list(losses(alone)) == list(range(1, STEPS + 1))
-    assert losses(alone) == pytest.approx(losses(sharded), rel=2e-3)
-    assert any(m.lacks_images for m in read(server, 2, {"steps": STEPS}, job_of=mixed_job))
 
 
 @pytest.mark.long
