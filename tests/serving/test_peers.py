@@ -95,7 +95,8 @@ def test_a_hundred_names_of_which_one_is_dead(
         began = time.monotonic()
         assert last.read(job_id, "llm", 0).blob() == undisturbed
         assert time.monotonic() - began < 2 * fetching.FETCH_S
-        assert set(sources(last)) == {PlanSource.OWN, PlanSource.FETCHED}
+        # Who owns a step is drawn with the servers: that this one owns none of them happens.
+        assert {PlanSource.FETCHED} <= set(sources(last)) <= {PlanSource.OWN, PlanSource.FETCHED}
         until(lambda: bool(warnings(caplog)))
         (said,) = warnings(caplog)
         assert f"peer {dead} does not answer" in said
