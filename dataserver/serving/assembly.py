@@ -127,7 +127,7 @@ class Assembly:
         if prepared is not None and not self._stop.is_set():
             try:
                 prepared.finish()
-                self.encoded = source.encode(self.spec, prepared, lent=self.block is not None)
+                self.encoded = source.encode(self.spec, prepared, None if self.block is None else self.block.number)
                 self._metrics.prepared(prepared.num_images, prepared.num_invalid)
             except Exception as error:
                 self._fail(error)

@@ -77,8 +77,8 @@ class ViewSource:
         served = self.served
         return prepare_view(served.job.spec, wanted.plan, wanted.view, served.datasets, wanted.made, buffer)
 
-    def encode(self, wanted: MicrobatchSpec, prepared: PreparedView, *, lent: bool) -> EncodedMicrobatch:
-        """Encode a view whose tasks have all run, in memory that the consumer may see."""
+    def encode(self, wanted: MicrobatchSpec, prepared: PreparedView, block: int | None) -> EncodedMicrobatch:
+        """Encode a view whose tasks have all run; in a block that will be lent, if it lies in one."""
         compressor = None if self.zstd_level is None else zstd_compressor(self.zstd_level)
         return encode_microbatch(
             self.served.job,
@@ -89,5 +89,5 @@ class ViewSource:
             prepared.validity,
             compressor,
             withheld=wanted.withheld,
-            lent=lent,
+            block=block,
         )

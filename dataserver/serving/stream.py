@@ -26,11 +26,11 @@ from disttrain.v1.data_service_pb2 import EndOfStream
 from dataserver.planning.plan import StepPlan
 from dataserver.serving.assembly import Assembly, with_retries
 from dataserver.serving.errors import DataServiceError, service_error
-from dataserver.serving.lending import Block, Lending
+from dataserver.serving.lending import Lending
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import JOB_CHARS, Metrics, Progress, Stage, Wait
 from dataserver.serving.source import MicrobatchSpec, ViewSource
-from dataserver.serving.wire import end_of_stream, lent_block
+from dataserver.serving.wire import end_of_stream
 
 MAX_AHEAD: Final = 8
 """Microbatches that a stream prepares ahead, however small they are: plans are kept for a few steps only."""
@@ -200,23 +200,17 @@ class MicrobatchStream:
             raise service_error(assembly.error)
         if assembly.encoded is None:
             return None
-        num_messages = assembly.encoded.num_messages if assembly.block is None else 2
-        if i == num_messages:  # the consumer has taken the last one
+        if i == assembly.encoded.num_messages:  # the consumer has taken the last one
             self._sent_step = assembly.spec.plan.step
             lent_bytes = 0 if assembly.block is None else assembly.encoded.payload.nbytes
             self._shared.metrics.sent(assembly.encoded.num_bytes, lent_bytes)
             return None
-        if i == num_messages - 1:
+        if i == assembly.encoded.num_messages - 1:
             self._position = _following(assembly.spec)
-            if assembly.block is not None:
-                return self._lend(assembly.block)
+            if self._borrower is not None and assembly.block is not None:
+                with self._condition:
+                    self._borrower.lend(assembly.block)
         return assembly.encoded.message(i)
-
-    def _lend(self, block: Block) -> bytes:
-        with self._condition:
-            if self._borrower is not None:
-                self._borrower.lend(block)
-        return lent_block(block.number)
 
     def _offered(self, message: bytes) -> Iterator[bytes]:
         with self._condition:

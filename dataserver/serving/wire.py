@@ -43,11 +43,13 @@ class EncodedMicrobatch:
     """The first message."""
     payload: Buffer
     """uint8 [total_bytes]: what the chunks hold."""
+    block: int | None = None
+    """Number of the block that is lent in place of chunks."""
 
     @property
     def num_messages(self) -> int:
-        """Messages of the stream: the header and the chunks."""
-        return 1 + -(-self.payload.nbytes // CHUNK_BYTES)
+        """Messages of the stream: the header, and the chunks or the block."""
+        return 2 if self.block is not None else 1 + -(-self.payload.nbytes // CHUNK_BYTES)
 
     @property
     def num_bytes(self) -> int:
@@ -55,9 +57,12 @@ class EncodedMicrobatch:
         return len(self.header) + self.payload.nbytes
 
     def message(self, i: int) -> bytes:
-        """The header for 0, else a chunk, copied from the payload."""
+        """The header for 0, else where the payload lies, or a chunk copied from it."""
         if i == 0:
             return self.header
+        if self.block is not None:
+            lent = data_service_pb2.LentBlock(number=self.block)
+            return data_service_pb2.StreamMicrobatchesResponse(lent=lent).SerializeToString()
         part = self.payload[(i - 1) * CHUNK_BYTES : i * CHUNK_BYTES].data
         return b"".join((_CHUNK_TAG, _varint(part.nbytes), part))
 
@@ -78,7 +83,7 @@ def encode_microbatch(
     compressor: Compressor | None,
     *,
     withheld: bool = False,
-    lent: bool = False,
+    block: int | None = None,
 ) -> EncodedMicrobatch:
     """Encode the tensors that lie in `raw` as `tensors` says, in place, and describe them.
 
@@ -91,7 +96,8 @@ def encode_microbatch(
         validity: uint8 [items of the view], numbers of the proto.
         compressor: applied to each tensor that it makes smaller.
         withheld: whether another rank gets them: they are only described, and `raw` is empty.
-        lent: whether the consumer looks at them where they lie, so that no way is left on which they could change.
+        block: number of that in which they lie, where the consumer looks at them: no way is left on which they could
+            change.
 
     Raises:
         DataServiceError: MICROBATCH_TOO_LARGE, the header alone exceeds what a message may hold.
@@ -115,7 +121,7 @@ def encode_microbatch(
         images_on_some_ranks=view.images_on_some_ranks,
         tensors=table,
         total_bytes=total,
-        crc32c=0 if lent else google_crc32c.value(payload),
+        crc32c=google_crc32c.value(payload) if block is None else 0,
         withheld=withheld,
     )
     message = data_service_pb2.StreamMicrobatchesResponse(header=header).SerializeToString()
@@ -125,13 +131,7 @@ def encode_microbatch(
             f"the header of microbatch {view.microbatch} of step {plan.step} names {view.num_items} items in "
             f"{len(message)} bytes, more than the {MAX_MESSAGE_BYTES} of one message; lower execution.microbatch",
         )
-    return EncodedMicrobatch(message, payload)
-
-
-def lent_block(number: int) -> bytes:
-    """In place of a microbatch's chunks: they lie in that block."""
-    lent = data_service_pb2.LentBlock(number=number)
-    return data_service_pb2.StreamMicrobatchesResponse(lent=lent).SerializeToString()
+    return EncodedMicrobatch(message, payload, block)
 
 
 def end_of_stream(reason: data_service_pb2.EndOfStream.Reason.ValueType, step: int, microbatch: int) -> bytes:

@@ -41,7 +41,7 @@ class Source:
         buffer[:] = 7
         return SimpleNamespace(tasks=[], finish=lambda: None, buffer=buffer, num_images=0, num_invalid=0)
 
-    def encode(self, _spec: Any, prepared: Any, *, lent: bool) -> EncodedMicrobatch:  # noqa: ARG002
+    def encode(self, _spec: Any, prepared: Any, _block: int | None) -> EncodedMicrobatch:
         return EncodedMicrobatch(b"header", prepared.buffer)
 
 
