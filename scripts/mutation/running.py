@@ -18,7 +18,7 @@ from mutation.trees import Tree
 
 MOST_TESTS = 400
 """Of one mutant: what pytest does beside the tests themselves takes time, too."""
-MOST_SECONDS = 80.0
+MOST_SECONDS = 60.0
 """Of computing and sleeping, of all tests of one mutant but the first."""
 PATIENCE = 90.0, 2.0
 """A mutant hangs that takes so many seconds, and so many times the seconds recorded, of computing and sleeping."""

@@ -216,9 +216,10 @@ def test_blocks_that_are_not_there_too_small_or_lent_already_are_refused(server:
 
 
 def test_words_that_mean_nothing_numbers_twice_and_too_many_blocks_are_refused(server: Server) -> None:
-    server.connection.send(b"???")
-    with pytest.raises(ProtocolError, match="described a block in 3 bytes, 12 are required"):
-        take(server.client, 0, 1)
+    for words in (b"???", struct.pack("<IQ", 0, SIZE) + b"?"):
+        server.connection.send(words)
+        with pytest.raises(ProtocolError, match=f"described a block in {len(words)} bytes, 12 are required"):
+            take(server.client, 0, 1)
     server.say(0, SIZE, SIZE)
     server.say(0, SIZE, SIZE)
     with pytest.raises(ProtocolError, match="lent block 0 with 1 descriptors beside 1 others"):

@@ -61,6 +61,11 @@ def test_closing_ends_the_stream_at_the_server(serve: Serve, quick: Timeouts) ->
         with pytest.raises(ClosedError, match="open another one"):
             next(opened.reader)
         opened.reader.close()
+    with Opened([serve().address], quick) as opened:
+        with opened.reader:
+            next(opened.reader)
+        with pytest.raises(ClosedError, match="open another one"):
+            next(opened.reader)
 
 
 def test_closing_wakes_a_waiting_caller(serve: Serve) -> None:

@@ -10,7 +10,7 @@ from shards import write_pairs, write_texts
 from dataserver.dataset import Dataset, StaleIndexError, build_index, files
 from dataserver.dataset.arrays import read_arrays, write_arrays
 from dataserver.dataset.index import read_schema
-from dataserver.dataset.summary import SUMMARY_NAME
+from dataserver.dataset.summary import SUMMARY_NAME, Summary
 
 
 @pytest.fixture
@@ -61,6 +61,16 @@ def test_indexes_that_changed_since_are_read_themselves(folder: Path, monkeypatc
     (folder / "texts/00002.tar.index").unlink()
     with pytest.raises(StaleIndexError, match="it has no index"):
         Dataset.open(folder)
+
+
+def test_an_index_as_old_as_the_summary_is_read_itself(folder: Path) -> None:
+    """It may have been written behind it, within the same tick of the clock."""
+    name, index = "00001.tar", (folder / "00001.tar.index").stat()
+    entry = Summary.read(folder).find(name, index)
+    assert entry is not None
+    for later_ns in (-1, 0, 1):
+        summary = Summary({name: entry}, index.st_ctime_ns + later_ns)
+        assert summary.find(name, index) is (entry if later_ns > 0 else None)
 
 
 def test_shards_that_come_and_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

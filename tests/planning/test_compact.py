@@ -127,6 +127,18 @@ def test_groups_that_do_not_make_up_the_ranks_are_refused(change: dict[str, int]
         expand(job, STEP, plan.samples, replace(found, groups=replace(found.groups, **{name: broken})))
 
 
+def test_groups_of_ranks_beyond_those_of_the_module_are_refused() -> None:
+    """Even those that name the first rank of one microbatch as one more of the microbatch before."""
+    job, plan = first("grouped", large)
+    found = compact(job, plan)
+    dp, then = job.spec.execution.module(found.groups.module).dp, (found.groups.microbatch == 1)
+    broken = replace(
+        found.groups, microbatch=found.groups.microbatch - then, first_rank=found.groups.first_rank + then * dp
+    )
+    with pytest.raises(UnfitPlanError, match=f"first ranks of groups of module {found.groups.module}"):
+        expand(job, STEP, plan.samples, replace(found, groups=broken))
+
+
 def test_items_beside_the_first_rank_of_their_group_are_refused() -> None:
     job, plan = first("grouped", lambda j, p: large(j, p) and bool((p.groups.degree > 1).all()))
     found, module = compact(job, plan), [m.kind for m in job.spec.execution.modules].index("backbone")

@@ -10,9 +10,11 @@ from builders.samples import make_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataserver.planning.gathering import ShardColumns
 from dataserver.planning.identity import Job
 from dataserver.planning.layout import layout_of
 from dataserver.planning.limits import together
+from dataserver.planning.measure import measure_rows
 from dataserver.planning.pacing import paced
 from dataserver.planning.samples import ShardTable, Task
 from dataserver.planning.sizing import SampleTooLargeError, most_tokens, shard_table, size_samples
@@ -20,18 +22,22 @@ from dataserver.planning.sizing import SampleTooLargeError, most_tokens, shard_t
 WHERE = "dataset laion, shard 00000.tar"
 
 
-def table(job: Job, samples: list[tuple[int, list[int]]]) -> ShardTable:
-    """Samples of so many text tokens and images of so many patches (a multiple of 4), in rows 10, 20, 30, ..."""
-    widths = [28 * patches // 4 for _, images in samples for patches in images]
-    counts = [len(images) for _, images in samples]
-    return shard_table(
-        job.stream,
-        10 * (1 + np.arange(len(samples))),
-        np.array([text for text, _ in samples], np.int64),
-        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        np.array(widths, np.int32),
-        np.full(len(widths), 28, np.int32),
+def columns(samples: list[tuple[int, list[int]]]) -> ShardColumns:
+    """Samples of so many text tokens and images of so many patches (a multiple of 4)."""
+    widths = np.array([28 * patches // 4 for _, images in samples for patches in images], np.int32)
+    return ShardColumns(
+        text_offsets=np.arange(len(samples) + 1),
+        text_tokens=np.array([text for text, _ in samples], np.int64),
+        image_offsets=np.append(0, np.cumsum([len(images) for _, images in samples])),
+        image_width=widths,
+        image_height=np.full_like(widths, 28),
     )
+
+
+def table(job: Job, samples: list[tuple[int, list[int]]]) -> ShardTable:
+    """These samples, in rows 10, 20, 30, ..."""
+    found, row = columns(samples), 10 * (1 + np.arange(len(samples)))
+    return shard_table(job.stream, row, found.text_tokens, found.image_offsets, found.image_width, found.image_height)
 
 
 def check(job: Job, *samples: tuple[int, list[int]], dataset: int = 0) -> None:
@@ -172,6 +178,16 @@ def test_the_images_of_a_sample_must_fit_one_wave() -> None:
     beside = with_module(0, {"dp": 2, "balance": "none", **memory(100)}, stream=stream)
     check(beside, (5, [60, 40]))
     assert "have 104 patches, but 1 rank of module vit" in refused(beside, (5, [60, 44]))
+
+
+def test_padded_images_of_a_sample_count_as_its_largest_one() -> None:
+    """A measure says how many images a sample has at most, not which: as many as that of the largest size fit or are
+    looked at.
+    """
+    for units, clear in ((119, False), (120, True)):
+        job = with_module(0, {"padded": True, **memory(units)}, stream={"seq_len": 2048})
+        measure = measure_rows(job.stream.sizing, columns([(5, [40, 4, 4]), (5, [40])]), np.arange(2))
+        assert layout_of(job.spec.execution).limits(job.spec).add_measured(0, measure).tolist() == [clear]
 
 
 def test_colocated_images_of_a_sample_may_be_apart() -> None:

@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 from preprocessing.pictures import decode
 
 from dataserver.dataset import Dataset, build_index
 from dataserver.planning.jobspec import Sizing
 from dataserver.planning.sizing import patch_grid
-from dataserver.preprocessing import content_digest
+from dataserver.preprocessing import content_digest, digest
 from dataserver.preprocessing.codecs import ImageShape, decode_patches
 from dataserver.preprocessing.digest import SIZINGS, built_in_images
 
@@ -35,6 +36,13 @@ def test_the_digest_is_the_same_in_another_process() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == content_digest()
     assert len(bytes.fromhex(content_digest())) == 32
+
+
+@pytest.mark.parametrize(("name", "other"), [("TEXTS", ("a dog",)), ("built_in_images", lambda: iter(()))])
+def test_the_digest_is_of_images_and_of_texts(monkeypatch: pytest.MonkeyPatch, name: str, other: object) -> None:
+    before = content_digest()
+    monkeypatch.setattr(digest, name, other)
+    assert content_digest() != before
 
 
 def test_the_built_in_images_decode_except_the_one_that_is_cut() -> None:

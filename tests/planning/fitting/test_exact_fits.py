@@ -127,6 +127,14 @@ def expected_terms_apart(total: Sequence[int], squares: Sequence[int]) -> set[tu
     return pairs
 
 
+def test_squares_that_the_others_explain_are_enough_to_refuse() -> None:
+    """What the others leave of the squares is too little here, and only of these."""
+    found = [(1, 276, 28_745, 5_000, 5_000), (1, 129, 22_348, 4_000, 4_000), (1, 63, 19_669, 3_500, 3_500)]
+    assert expected_terms_apart([r[1] for r in found], [r[2] for r in found]) == {TERMS}
+    with pytest.raises(FitError, match=f"{', '.join(TERMS)} cannot be told apart"):
+        fit(measurements(found))
+
+
 @settings(max_examples=100)
 @given(st.lists(row, min_size=3, max_size=5), st.sampled_from([1, 150, 300]), st.sampled_from([1, 2, 100]))
 def test_fits_and_refusals_are_those_of_fractions(rows: list[tuple[int, ...]], middle: int, bend: int) -> None:

@@ -41,6 +41,11 @@ def test_times_are_the_papers_formula(length: int, column: int) -> None:
     assert abs(time - (computing + exchanging) * 10**6) <= 2 + length / 1000
 
 
+def test_what_attention_takes_is_rounded_down_to_nanoseconds() -> None:
+    costs = replace(group_costs(PROFILES["7b-384k"], A100_CLUSTER), quadratic_fs=2_000_000_000, token_ps=(0,) * 7)
+    assert costs.times_ns(np.array([1, 1]), np.array([999, 3_001]))[:, 0].tolist() == [1_998_000, 6_002_000]
+
+
 def test_share_of_the_exchange() -> None:
     # section 3.8 of the reference: 9.2 / 8.4 / 5.6 / 2.4 % in groups of 8, 66.7 / 64.5 / 53.8 / 32.4 % in groups of 64
     lengths = np.array([4, 8, 32, 128]) * 1024

@@ -24,6 +24,17 @@ def makespan(pipeline: Pipeline, order: list[int]) -> int:
     return int(OrderScorer.of(pipeline).makespans(OrderTimes.of(pipeline), np.array([order]))[0])
 
 
+def test_neighbours_come_in_one_order_which_decides_between_equal_ones() -> None:
+    assert wave_order._changes(3).tolist() == [
+        *([1, 0, 2], [1, 0, 2]),  # 0 and 1 change places; 0 moves to 1
+        *([2, 1, 0], [1, 2, 0]),
+        *([1, 0, 2],),  # 1 moves to 0
+        *([0, 2, 1], [0, 2, 1]),
+        *([2, 0, 1],),
+        *([0, 2, 1],),
+    ]
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 12), st.integers(0, 2))
 def test_the_search_is_never_behind_what_it_starts_from(seed: int, num_stages: int, count: int, extra: int) -> None:

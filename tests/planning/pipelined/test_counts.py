@@ -70,6 +70,17 @@ def test_what_memory_does_not_hold_is_said_of_the_largest_sample() -> None:
     )
 
 
+def test_remedies_of_a_padded_module_are_all_said() -> None:
+    data = job_data()
+    data["execution"]["modules"][0] |= {"padded": True, "memory": {"room_bytes": 80, "unit_bytes": 1}}
+    job = parse_job(data)
+    vit = job.spec.execution.modules[0]
+    assert str(_too_large(job, make_samples(job, 2, max_images=2), vit, 3)).endswith(
+        "padding included: raise memory.room_bytes or dp of the module, switch padding off, or leave such samples out "
+        "with a filter or a quarantine list"
+    )
+
+
 def tight_job(seed: int, packing: str, interleaved: bool) -> tuple[Job, StepSamples]:
     """Memory from hopeless to ample, for both modules or one of them."""
     stream: dict[str, Any] = {"global_batch": 8, "packing": {"enabled": packing != "off"}, "seq_len": 600}
