@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataserver.planning.balancing import BinRoomError
+from dataserver.planning.colocated.rounds import _in_rounds
 from dataserver.planning.expectation import item_sizes, microbatch_loads
 from dataserver.planning.identity import Job, JobSpecError, parse_job
 from dataserver.planning.jobspec import PLAN_LIMITS, ModuleSpec
@@ -21,6 +23,7 @@ from dataserver.planning.plan import StepPlan
 from dataserver.planning.plan_limits import PlanLimitError, check_contents, most_microbatches
 from dataserver.planning.planner import explain, plan_step, timeline
 from dataserver.planning.samples import StepSamples
+from dataserver.planning.sequences import pack_step
 from dataserver.planning.simulation import Pipeline
 from dataserver.planning.simulation.graph import build_graph, cell_values
 from dataserver.planning.sizing import MicrobatchTooLargeError, SampleTooLargeError
@@ -115,6 +118,14 @@ def test_memory_does_not_ask_for_more_microbatches_of_groups_than_can_be_planned
     data["execution"]["modules"][1]["memory"] = {"room_bytes": 16, "unit_bytes": 1}
     with pytest.raises(MicrobatchTooLargeError, match=r"memory asks for 16,385 microbatches .* takes at most 16,384"):
         plan_step(parse_job(data), 0, texts(np.full(16_385, 16)))
+
+
+def test_rounds_do_not_make_a_step_longer_than_can_be_planned() -> None:
+    """Each has as many microbatches as the others."""
+    job, samples = parse_job(colocated(1)), texts(np.full(4, 16))
+    sequence, _ = pack_step(job, samples)
+    with pytest.raises(MicrobatchTooLargeError, match=r"memory asks for 16,386 microbatches .* takes at most 16,384"):
+        _in_rounds(job, samples, partial(pack_step, job, samples), (sequence, 16_384), 3, last=False)
 
 
 @pytest.mark.parametrize("data", [grouped(64), job_data(stream={"global_batch": 64}), colocated(64)])
