@@ -15,7 +15,7 @@ from dataserver.planning.costs import backward_ns, forward_ns
 from dataserver.planning.grouped.options import GroupedOptions
 from dataserver.planning.jobspec import Modality
 from trainclient.client import Batch
-from trainclient.exchange.sharing import Sharers
+from trainclient.exchange.grouped import Sharers
 from trainclient.models.contrastive import SiglipRows
 from trainclient.modules import Features, Output, Rows, Site, Target, TrainedModule, View
 

@@ -141,6 +141,15 @@ def test_layouts_are_entered_by_their_options_and_their_interface() -> None:
     assert found == BESIDE_THE_LAYOUT
 
 
+@pytest.mark.parametrize("folder", LAYOUTS)
+def test_a_layout_has_one_name(folder: str) -> None:
+    """From the kind in a job to the modules that know it alone, and its page."""
+    name = folder.rpartition(".")[2]
+    assert f'Literal["{name}"]' in modules()[f"{folder}.options"].read_text()
+    assert {f"trainclient.orchestrate.{name}", f"trainclient.exchange.{name}"} <= modules().keys()
+    assert (ROOT / "docs/layouts" / f"{name}.md").is_file()
+
+
 def mentions(tree: ast.AST) -> set[str]:
     """How a module asks which layout a job has: classes of options by name, and comparisons of `layout.kind`."""
     options = {"PipelinedOptions", "GroupedOptions", "ColocatedOptions", "ContrastiveOptions"}

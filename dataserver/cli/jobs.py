@@ -7,6 +7,7 @@ from dataserver.cli.arguments import Pairs, given, named_paths, tokenizer_files
 from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.planning.identity import parse_job
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, parse_yaml
+from dataserver.planning.profile import ProfileError, with_profiles
 from dataserver.serving.config import load_config
 
 
@@ -32,15 +33,22 @@ def open_job(
 
 
 def read_job(file: Path) -> Any:
-    """What a job's YAML or JSON file holds.
+    """What a job's YAML or JSON file holds, with numbers where it names profiles that lie beside it.
 
     Raises:
-        ValueError: it cannot be read, or is no YAML.
+        ValueError: it, or a profile, cannot be read or used, or is no YAML.
     """
+    try:
+        return with_profiles(_values("job", file), lambda name: _values("profile", file.parent / name))
+    except ProfileError as error:
+        raise ValueError(f"the job {file} cannot be used: {error}") from None
+
+
+def _values(what: str, file: Path) -> Any:
     try:
         with file.open("rb") as stream:
             return parse_yaml(stream.read(MAX_TEXT_BYTES + 1))
     except OSError as error:
-        raise ValueError(f"the job {file} cannot be read: {error.strerror}") from None
+        raise ValueError(f"the {what} {file} cannot be read: {error.strerror}") from None
     except TextError as error:
-        raise ValueError(f"the job {file} cannot be used: {error}") from None
+        raise ValueError(f"the {what} {file} cannot be used: {error}") from None

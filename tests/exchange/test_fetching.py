@@ -12,7 +12,7 @@ from disttrain.v1 import microbatch_pb2 as mb
 
 from trainclient.client import Batch, as_torch
 from trainclient.exchange.fetching import Batches, SharedBatches
-from trainclient.exchange.sharing import SharedSequences
+from trainclient.exchange.grouped import SharedSequences
 from trainclient.stream.microbatch import read_header, read_table
 
 RANKS = (0, 1)

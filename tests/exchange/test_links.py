@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dataserver.planning.plan import Routing
 from trainclient.exchange.blocks import RoutingError
-from trainclient.exchange.ends import Inlet, Joint, Outlet
 from trainclient.exchange.links import MAX_UNTAKEN, Link, Parcel
 from trainclient.exchange.messages import (
     HASH_BYTES,
@@ -28,6 +27,7 @@ from trainclient.exchange.messages import (
     encode,
     make_header,
 )
+from trainclient.exchange.pipelined import Inlet, Joint, Outlet
 from trainclient.exchange.rows import Rows
 from trainclient.exchange.transport import Message
 

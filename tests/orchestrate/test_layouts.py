@@ -16,12 +16,13 @@ from trainclient.orchestrate.cluster import cluster
 from trainclient.orchestrate.colocated import colocated
 from trainclient.orchestrate.contrastive import contrastive, equal_towers
 from trainclient.orchestrate.costs import gathering_ns, shard_bytes
-from trainclient.orchestrate.grouped import exchange_ps, grouped, smallest_degree
+from trainclient.orchestrate.grouped import _all, _planned, exchange_ps, grouped, smallest_degree
 from trainclient.orchestrate.lacking import lacking
 from trainclient.orchestrate.networks import read_network
-from trainclient.orchestrate.pipelined import pipelined
+from trainclient.orchestrate.pipelined import beside, pipelined, side_options
 from trainclient.orchestrate.report import reason
 from trainclient.orchestrate.rescoring import simulated_ns
+from trainclient.orchestrate.sharing import step_ns
 from trainclient.orchestrate.solving import OF_TOWERS, SOLVERS, solve
 from trainclient.orchestrate.workload import SampleSize, Stream, workload
 
@@ -45,6 +46,15 @@ def test_choices_are_planned_and_take_about_as_long_as_solved(layout: str) -> No
             assert module.memory.unit_bytes == ceil(placed.option.unit_bytes / placed.pp)
             taken = placed.state_bytes + placed.work_bytes + module.memory.room_bytes
             assert taken <= problem.cluster.memory_bytes
+        backbone, width = choice.module("backbone"), 4096
+        speeds = {("encoder", "backbone"): "12.5", ("backbone", "generator"): "12.5"}
+        if backbone.pp > 1:
+            speeds["backbone", "backbone"] = "200" if backbone.option.tp * backbone.pp <= 8 else "12.5"
+        moved = {(t["source"], t["target"]): (t["bytes_per_ns"], t["row_bytes"]) for t in block["transfers"]}
+        assert moved == {pair: (speed, 2 * width) for pair, speed in speeds.items()}
+        if layout == "colocated":
+            assert block["layout"]["ranks_per_node"] == 8 // backbone.option.tp
+            assert block["layout"]["row_bytes"] == 2 * width
         assert choice.gpus <= 32
         assert choice.memory_bytes <= problem.cluster.memory_bytes
         assert choice.step_ns == pytest.approx(sum(choice.parts.values()))
@@ -143,6 +153,34 @@ def test_groups_are_as_servers_plan_them() -> None:
     assert grouped(frozen)[0].step_ns < grouped(problem)[0].step_ns
     with pytest.raises(NoLayoutError, match="at most 8192 sequences"):
         grouped(paper_problem("llama3-7b", 32, 8200, 512))
+
+
+def all_grouped(problem: Problem) -> float:
+    """The best grouped step by trying all groups beside all ranks; inf where none fits."""
+    best, kinds = float("inf"), side_options(problem)
+    for groups in _all(problem, len(kinds)):
+        planned = _planned(problem, groups, len(kinds))
+        if planned is not None:
+            for sides in product(*beside(problem, planned.spine, kinds)):
+                for ranks in product(*(range(s.fewest, s.most + 1) for s in sides)):
+                    gpus = planned.ranks + sum(s.tp * r for s, r in zip(sides, ranks, strict=True))
+                    if gpus <= problem.cluster.gpus:
+                        best = min(best, step_ns(planned.spine, sides, ranks))
+    return best
+
+
+def test_grouped_equals_all_ways_one_by_one() -> None:
+    solved = 0
+    for seed in range(6):
+        problem = random_problem(seed, 16)
+        best = all_grouped(problem)
+        if best == float("inf"):
+            with pytest.raises(TooLargeError):
+                grouped(problem)
+        else:
+            solved += 1
+            assert grouped(problem)[0].step_ns == pytest.approx(best, rel=1e-9), seed
+    assert 1 < solved < 6
 
 
 def test_long_sequences_need_groups() -> None:

@@ -1,34 +1,32 @@
 """Measured costs: from the device to a file, and from the file to a choice."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from orchestration.instances import paper_problem
 
+from dataserver.cli.jobs import read_job
+from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import Cost
+from dataserver.planning.profile import MeasuredCost, MeasuredModule, Profile, ProfileError
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.towers import TextTower, TextTowerConfig
 from trainclient.orchestrate.cluster import cluster
+from trainclient.orchestrate.command import Orchestrate, networks, problem
 from trainclient.orchestrate.command import main as orchestrate
 from trainclient.orchestrate.costs import analytic_cost, computed_cost
 from trainclient.orchestrate.measuring import share
 from trainclient.orchestrate.networks import Network, read_network
-from trainclient.orchestrate.profile import (
-    MeasuredCost,
-    MeasuredModule,
-    Profile,
-    ProfileError,
-    costs_of,
-    read_profile,
-    size_of,
-    write_profile,
-)
+from trainclient.orchestrate.profile import costs_of, read_profile, write_profile
 from trainclient.orchestrate.profile_command import doubts
 from trainclient.orchestrate.profile_command import main as profile_command
+from trainclient.stream.jobs import load_job_data
 
 H100 = cluster("h100", 16)
 NETWORKS = paper_problem("llama3-7b", 8, 8, 512).networks
@@ -39,7 +37,7 @@ def measured(degrees: tuple[int, ...] = (1,), gpu: str = "h100", networks: Seque
     modules = [
         MeasuredModule(
             name=n.name,
-            size=size_of(n.size),
+            size=n.size,
             degrees=tuple(
                 MeasuredCost(tp=tp, cost=computed_cost(n, tp, 2 * H100.peak_flops_ns), error_percent=1.0)
                 for tp in degrees
@@ -47,7 +45,8 @@ def measured(degrees: tuple[int, ...] = (1,), gpu: str = "h100", networks: Seque
         )
         for n in networks
     ]
-    return Profile(gpu=gpu, device="NVIDIA H100 80GB HBM3", dtype="bfloat16", modules=tuple(modules))
+    name = "NVIDIA H100 80GB HBM3"
+    return Profile(gpu=gpu, device=name, dtype="bfloat16", within_gb_s="450", modules=tuple(modules))
 
 
 def test_costs_far_from_their_times_are_named() -> None:
@@ -100,6 +99,83 @@ def test_another_kind_of_gpu_or_another_model_is_refused() -> None:
         costs_of(measured(), (read_network("encoder", "vit-h", "vit"),), H100)
 
 
+MODEL = {"encoder": "vit-h", "backbone": "llama3-7b", "generator": "dit-1b"}
+TOWERS = {"image_tower": "vit-h", "text_tower": "clip-text-h"}
+MODULES = [
+    {"name": "vit", "kind": "encoder", "dp": 4},
+    {"name": "llm", "kind": "backbone", "dp": 2, "tp": 2, "recompute": True},
+    {"name": "dit", "kind": "generator", "dp": 4},
+]
+PAIR = [
+    {"name": "pictures", "kind": "tower", "modality": "image", "tp": 2},
+    {"name": "words", "kind": "tower", "modality": "text"},
+]
+
+
+def job_file(folder: Path, modules: Sequence[dict[str, Any]], **cost: Any) -> Path:
+    """A job whose modules cost what a profile beside it says."""
+    file = folder / "job.yaml"
+    entries = [{**m, "cost": {"profile": "profile.yaml", **cost}} for m in modules]
+    file.write_text(yaml.safe_dump({"stream": {}, "execution": {"modules": entries}}))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("model", "modules", "frozen"),
+    [(MODEL, MODULES, ()), (MODEL, MODULES, (0,)), (MODEL, MODULES, (1,)), (TOWERS, PAIR, (0,))],
+)
+def test_planner_and_solver_take_the_same_costs_from_one_file(
+    tmp_path: Path, model: dict[str, str], modules: Sequence[dict[str, Any]], frozen: tuple[int, ...]
+) -> None:
+    read = networks(Orchestrate.model_validate(model))
+    read = networks(Orchestrate.model_validate({**model, "frozen": [read[n].name for n in frozen]}))
+    write_profile(measured((1, 2), networks=read), tmp_path / "profile.yaml")
+    ours = [{**m, "frozen": True} if n in frozen else m for n, m in enumerate(modules)]
+    file = job_file(tmp_path, ours)
+    job = read_job(file)
+    assert job == load_job_data(file)
+    end, layout = {"passes": 1}, {"kind": "contrastive" if model is TOWERS else "pipelined"}
+    execution = Execution.model_validate({**job["execution"], "end": end, "layout": layout})
+    solved = costs_of(read_profile(tmp_path / "profile.yaml"), read, H100)
+    for module, network in zip(execution.modules, read, strict=True):
+        wanted = solved[network.name, module.tp].model_dump()
+        wanted["backward_percent"] += 100 if module.recompute else 0
+        assert module.cost.model_dump() == wanted
+
+
+@pytest.mark.parametrize(
+    ("module", "cost", "within", "said"),
+    [
+        ({"tp": 4}, {}, "450", "modules.0.cost: profile.yaml: the profile has encoder at tp [1, 2], and module vit"),
+        ({"sp": 2}, {}, "450", "module vit has sp 2, and profiles none; give its cost in numbers"),
+        (PAIR[0], {}, "450", "the profile has no module image, only ['encoder', 'backbone', 'generator']; measure it"),
+        ({}, {"linear_ps": 3}, "450", "cost has ['linear_ps', 'profile'], and profile is 'profile.yaml'; the name"),
+        ({}, {"profile": 3}, "450", "cost has ['profile'], and profile is 3; the name of a file alone is required"),
+        ({}, {"profile": "other.yaml"}, "450", "other.yaml cannot be read: No such file"),
+        ({}, {"profile": "job.yaml"}, "450", "cost: job.yaml is no profile (gpu: Field required; "),
+        ({"tp": 2}, {}, None, "the profile has no within_gb_s, on which the sums over the 2 peers of encoder depend"),
+        ({"tp": 2}, {}, "0.001", "check the bandwidth within a node"),
+        ({}, {}, "0", "within_gb_s: Value error, it is 0; at least 0.001 is required"),
+    ],
+)  # fmt: skip
+def test_a_job_whose_profile_does_not_have_it_is_refused(
+    tmp_path: Path, module: dict[str, Any], cost: dict[str, Any], within: str | None, said: str
+) -> None:
+    profile = yaml.safe_load(yaml.safe_dump(measured((1, 2)).model_dump(mode="json")))
+    (tmp_path / "profile.yaml").write_text(yaml.safe_dump({**profile, "within_gb_s": within}))
+    file = job_file(tmp_path, [{**MODULES[0], **module}], **cost)
+    for read in (read_job, load_job_data):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            read(file)
+
+
+def test_what_else_is_wrong_with_a_module_is_named_in_place_of_its_profile(tmp_path: Path) -> None:
+    file = job_file(tmp_path, [{**MODULES[0], "tp": "two"}])
+    assert read_job(file)["execution"]["modules"] == [{**MODULES[0], "tp": "two"}]
+    file.write_text("execution: {modules: [1, {cost: 2}, {cost: {linear_ps: 3}}]}")
+    assert load_job_data(file) == yaml.safe_load(file.read_text())
+
+
 def test_the_solver_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, sizes = tmp_path / "profile.yaml", tmp_path / "sizes.json"
     write_profile(measured(), file)
@@ -110,6 +186,10 @@ def test_the_solver_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     computed = json.loads(capsys.readouterr().out)["choices"][0]["step_ns"]
     assert orchestrate([*given, "--profile", str(file)]) == 0
     assert 1.5 < computed / json.loads(capsys.readouterr().out)["choices"][0]["step_ns"] <= 2.05
+    write_profile(measured().model_copy(update={"within_gb_s": "7"}), file)
+    options = Orchestrate.model_validate({**MODEL, "generation": 0.5, "sizes": sizes, "profile": file})
+    assert problem(options).cluster.within_bytes_ns == 7
+    assert problem(options.model_copy(update={"within_gb_s": 9})).cluster.within_bytes_ns == 9
     file.write_text("gpu: h100\n")
     assert orchestrate([*given, "--profile", str(file)]) == 2
     assert "is no profile" in capsys.readouterr().err

@@ -38,6 +38,7 @@ FOR_PEOPLE = {
     ("layout.py", "figures"),
     ("colocated/layout.py", "_figures"),
     ("colocated/decisions.py", "_imbalance"),
+    ("profile.py", "error_percent"),
 }
 """Functions, and a field, that may know of floats: what they return is shown, never decided by."""
 ROUNDED = {"float", "sqrt", "exp", "log", "mean", "std", "average", "random", "default_rng", "shuffle", "true_divide"}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainclient.exchange.gathering import Gathered
+from trainclient.exchange.contrastive import Gathered
 from trainclient.program import retrieval as module
 from trainclient.program.retrieval import AMONG, MAX_RETRIEVED, Retrieval, recall, require_comparable
 

@@ -16,8 +16,8 @@ from dataserver.planning.layout import PlannedTimeline
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import Operations
 from trainclient.client import Batch
+from trainclient.exchange.grouped import SharedSequences
 from trainclient.exchange.peers import PeerCollective, shared_ways
-from trainclient.exchange.sharing import SharedSequences
 from trainclient.exchange.transport import Channels, Collective, Directions, Message
 from trainclient.modules import Site
 from trainclient.program.assembly import assemble

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from trainclient.client import Batch, DataClient, batch_with_room, with_room
+from trainclient.exchange.grouped import SharedSequences
 from trainclient.exchange.messages import BrokerMismatchError
 from trainclient.exchange.peers import GroupPeers
-from trainclient.exchange.sharing import SharedSequences
 from trainclient.exchange.transport import contact
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from trainclient.exchange.all_to_all import begin_exchange
-from trainclient.exchange.sharing import Peers
+from trainclient.exchange.grouped import Peers
 from trainclient.exchange.transport import (
     Arrival,
     Channel,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainclient.exchange.sharing import SharedSequences
+from trainclient.exchange.grouped import SharedSequences
 
 _PLACE = re.compile(r"^\[[^\]]*\]\s*(err == 0\. )?")
 """Where in its own source torch raised an error."""

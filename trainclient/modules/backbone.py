@@ -7,7 +7,7 @@ from trainclient.exchange.rows import Rows
 from trainclient.models.backbone import IGNORED_LABEL, BackboneBatch, BackboneStage, StageOutput
 from trainclient.modules.protocol import Output, Target, TrainedModule, View
 from trainclient.modules.work import forward_flops
-from trainclient.sharding.sequence import SharedRows
+from trainclient.sharding.grouped import SharedRows
 
 _SHARED = ("position_ids", "cu_lengths")
 _FIRST = ("token_ids", "embedding_slots", "condition_slots")

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import ModuleSpec, Stream
 from dataserver.planning.randomness import dataset_key
+from trainclient.exchange.grouped import Sharers
 from trainclient.exchange.rows import Rows
-from trainclient.exchange.sharing import Sharers
 from trainclient.models.contrastive import ScoreRows
 from trainclient.stream.microbatch import Items
 

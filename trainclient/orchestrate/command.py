@@ -75,7 +75,8 @@ class Orchestrate(Options):
     memory_gb: MaybeNumber = None
     """Memory of a GPU that modules may use, in 10^9 bytes; by default 90 % of what its kind has."""
     within_gb_s: MaybeNumber = None
-    """10^9 bytes a second that a GPU sends to others of its node; by default NVLink's of its kind."""
+    """10^9 bytes a second that a GPU sends to others of its node; by default what a profile says, or NVLink's of its
+    kind."""
     between_gb_s: MaybeNumber = None
     """10^9 bytes a second that a GPU sends to other nodes: its share of the node's network. By default 12.5 (a800), 50
     (h100, h200)."""
@@ -175,10 +176,12 @@ def problem(options: Orchestrate) -> Problem:
     if options.sizes is None:
         raise OrchestrateError("--sizes is missing: a file with the sizes of samples, as `dataserver sizes` writes it")
     stream, models = _stream(options), networks(options)
-    devices = cluster(
-        options.gpu, options.gpus, options.gpus_per_node, options.memory_gb, options.within_gb_s, options.between_gb_s
-    )
-    table = None if options.profile is None else costs_of(read_profile(options.profile), models, devices)
+    profile = None if options.profile is None else read_profile(options.profile)
+    within = options.within_gb_s
+    if within is None and profile is not None and profile.within_gb_s is not None:
+        within = float(profile.within_gb_s)
+    devices = cluster(options.gpu, options.gpus, options.gpus_per_node, options.memory_gb, within, options.between_gb_s)
+    table = None if profile is None else costs_of(profile, models, devices)
     found = Problem(models, devices, workload(read_sizes(options.sizes), stream), table, options.max_tp)
     data = stream_block(found)
     try:

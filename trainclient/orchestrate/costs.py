@@ -6,11 +6,13 @@ is solved is what is planned. They contain the sums of tensor parallelism, which
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final
 
 from pydantic import ValidationError
 
 from dataserver.planning.jobspec import LAYER_NS, Cost
+from dataserver.planning.profile import with_sums
 from trainclient.orchestrate.cluster import Cluster
 from trainclient.orchestrate.memory import BFLOAT16, Parameters, block_bytes, gathered_at_once, kept_bytes, logit_bytes
 from trainclient.orchestrate.networks import Network
@@ -25,8 +27,6 @@ HALF_WIDTH: Final = 256
 """Columns of a device's share at which products reach half of that. An assumption; `trainclient profile` measures."""
 ATTENTION: Final = 0.65
 """Share of a module's efficiency that attention reaches: 0.53 to 0.72 by the same constants."""
-REDUCTION_NS: Final = 15_000
-"""Latency of a sum over the peers of tensor parallelism."""
 
 CostTable = Mapping[tuple[str, int], Cost]
 """Measured costs, by module and degree, without what is computed again."""
@@ -170,19 +170,8 @@ def computed_cost(network: Network, tp: int, peak_flops_ns: float) -> Cost:
 
 
 def with_reductions(network: Network, tp: int, cluster: Cluster, computed: Cost) -> Cost:
-    """A cost with the sums over the peers of tensor parallelism, in rings within a node and not overlapped."""
-    if tp == 1:
-        return computed
-    sums = network.size.layers * network.role.reductions
-    row_ps = 1000 * sums * 2 * network.size.width * 2 * (tp - 1) / tp / cluster.within_bytes_ns
-    linear = computed.linear_ps + row_ps
-    backward = computed.linear_ps * computed.backward_percent / 100 + (row_ps if computed.backward_percent else 0)
-    return Cost(
-        microbatch_ns=computed.microbatch_ns + sums * REDUCTION_NS,
-        linear_ps=round(linear),
-        quadratic_fs=computed.quadratic_fs,
-        backward_percent=round(100 * backward / linear),
-    )
+    """A cost with the sums over the peers of tensor parallelism, within a node; errors as in `with_sums`."""
+    return with_sums(computed, network.kind, network.size, tp, Fraction(cluster.within_bytes_ns))
 
 
 def _option(network: Network, load: Load, tp: int, recompute: bool, plain: Cost) -> Option:

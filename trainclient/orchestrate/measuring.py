@@ -13,15 +13,16 @@ from torch import Tensor, nn
 
 from dataserver.planning.fitting import FitError, Measurements, fit
 from dataserver.planning.jobspec import ModelSize
+from dataserver.planning.profile import MeasuredCost, MeasuredModule, Profile
 from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.layers import SplitLayer
 from trainclient.models.parameters import initialise
 from trainclient.models.towers import ImageTower, ImageTowerConfig, TextTower, TextTowerConfig
+from trainclient.orchestrate.cluster import BOARDS
 from trainclient.orchestrate.contrastive import FEATURES
 from trainclient.orchestrate.networks import Network
-from trainclient.orchestrate.profile import MeasuredCost, MeasuredModule, Profile, size_of
 
 LAYERS: Final = (1, 3)
 """Layers of the modules that are measured: the difference gives the time of a layer, the rest that of the ends."""
@@ -79,9 +80,11 @@ def measure(networks: Sequence[Network], plan: Plan, progress: Callable[[str], N
                 found.append(_measured(network, tp, plan))
             else:
                 progress(f"{network.name} is not measured at tp {tp}: {network.divided}")
-        modules.append(MeasuredModule(name=network.name, size=size_of(network.size), degrees=tuple(found)))
+        modules.append(MeasuredModule(name=network.name, size=network.size, degrees=tuple(found)))
     kind, name = gpu_kind(plan.device)
-    return Profile(gpu=kind, device=name, dtype=str(plan.dtype).removeprefix("torch."), modules=tuple(modules))
+    within = f"{BOARDS[kind].within_gb_s:g}" if kind in BOARDS else None
+    dtype = str(plan.dtype).removeprefix("torch.")
+    return Profile(gpu=kind, device=name, dtype=dtype, within_gb_s=within, modules=tuple(modules))
 
 
 def share(network: nn.Module, peers: int) -> nn.Module:

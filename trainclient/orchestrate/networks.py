@@ -62,14 +62,12 @@ class Role:
     """Whether its rows, of images, go to the spine."""
     generates: bool = False
     """Whether it attends to rows of the spine in every block, to make images."""
-    reductions: int = 2
-    """Sums over the peers of tensor parallelism in the forward of a block."""
 
 
 _ROLES: Final[Mapping[str, Role]] = {
     "encoder": Role(ENCODER_BLOCK, feeds=True),
     "backbone": Role(GATED_BLOCK, spine=True),
-    "generator": Role(GENERATOR_BLOCK, generates=True, reductions=3),
+    "generator": Role(GENERATOR_BLOCK, generates=True),
     "tower": Role(ENCODER_BLOCK),
 }
 """By kind: the one place that knows which there are. (The trainer's, `modules.registry`, brings torch.)"""

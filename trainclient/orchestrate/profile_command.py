@@ -9,12 +9,13 @@ import torch
 import tyro
 from pydantic import Field
 
+from dataserver.planning.profile import Profile
 from trainclient.flags import parse
 from trainclient.orchestrate.command import MaybePath, MaybeText, Orchestrate, networks
 from trainclient.orchestrate.ending import ended
 from trainclient.orchestrate.measuring import MERGE, Plan, measure
 from trainclient.orchestrate.networks import Network
-from trainclient.orchestrate.profile import Profile, write_profile
+from trainclient.orchestrate.profile import write_profile
 from trainclient.training.options import Options
 
 ABOUT = """Measure what the modules of a model cost on the device at hand, for `trainclient orchestrate --profile`.

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 
 from dataserver.planning.job import JobSpec
-from trainclient.exchange.ends import Inlet, Joint, Outlet
-from trainclient.exchange.gathering import Gathering
+from trainclient.exchange.colocated import Crossing, PhaseInlet, PhaseOutlet
+from trainclient.exchange.contrastive import Gathering
 from trainclient.exchange.links import Link
 from trainclient.exchange.messages import Kind, Lane
-from trainclient.exchange.phases import Crossing, PhaseInlet, PhaseOutlet
+from trainclient.exchange.pipelined import Inlet, Joint, Outlet
 from trainclient.exchange.transport import Channels
 from trainclient.modules import Site, Target, TrainedModule, rows_of
 from trainclient.program.clock import Clock
-from trainclient.program.interaction import Interaction
+from trainclient.program.contrastive import Interaction
 from trainclient.program.interpreter import Interpreter
 from trainclient.program.retrieval import Retrieval
 from trainclient.program.runner import ChunkRunner, LossWeights

@@ -10,9 +10,9 @@ from torch.profiler import record_function
 from dataserver.planning.job import Execution
 from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.client import Batch
+from trainclient.exchange.colocated import PhaseInlet
 from trainclient.exchange.fetching import Batches
-from trainclient.exchange.phases import PhaseInlet
-from trainclient.exchange.sharing import SharedSequences
+from trainclient.exchange.grouped import SharedSequences
 from trainclient.program.clock import Clock
 from trainclient.program.listing import StepPrograms, StreamError
 from trainclient.program.postings import Posting, postings

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from trainclient.exchange.gathering import Gathered
+from trainclient.exchange.contrastive import Gathered
 
 AMONG: Final = (1, 5, 10)
 """Recall is the share of samples whose own feature is one of so many nearest."""

@@ -8,13 +8,13 @@ from torch import Tensor
 from dataserver.planning.jobspec import backward_percent
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
-from trainclient.exchange.ends import Inlet, Outlet, Shipment
-from trainclient.exchange.phases import PhaseInlet, PhaseOutlet
-from trainclient.exchange.sharing import SharedSequences
+from trainclient.exchange.colocated import PhaseInlet, PhaseOutlet
+from trainclient.exchange.grouped import SharedSequences
+from trainclient.exchange.pipelined import Inlet, Outlet, Shipment
 from trainclient.modules import Features, NoiseKey, Output, Site, Target, TrainedModule, View
 from trainclient.program.clock import Clock
+from trainclient.program.contrastive import Interaction
 from trainclient.program.finite import FiniteNotes
-from trainclient.program.interaction import Interaction
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from disttrain.v1.data_service_pb2 import GetOrCreateJobRequest, GetOrCreateJobR
 from dataserver.planning.identity import Job, JobSpecError, identify, parse_job
 from dataserver.planning.job import JobSpec
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, absent_fields, parse_json, parse_yaml
+from dataserver.planning.profile import ProfileError, with_profiles
 from trainclient.stream.endpoint import CallGuard, Endpoint
 from trainclient.stream.errors import DataServiceError, ProtocolError
 from trainclient.stream.fleet import Fleet
@@ -27,8 +28,10 @@ def load_job_data(source: JobSource) -> Job | dict[str, Any]:
         source: a job, its specification, the same as a mapping, a JSON text (beginning with a brace), or the path of a
             YAML or JSON file.
 
+    In a file, costs may name profiles that lie beside it; what comes back has their numbers.
+
     Raises:
-        JobSpecError: it cannot be read.
+        JobSpecError: it, or a profile, cannot be read or used.
     """
     if isinstance(source, Job):
         return source
@@ -38,7 +41,13 @@ def load_job_data(source: JobSource) -> Job | dict[str, Any]:
         return dict(source)
     if isinstance(source, str) and source.lstrip().startswith("{"):
         return _mapping(_json(source), "the text")
-    return _mapping(_yaml(Path(source)), str(source))
+    path = Path(source)
+    data = _mapping(_yaml("job file", path), str(path))
+    try:
+        found: dict[str, Any] = with_profiles(data, lambda name: _yaml("profile", path.parent / name))
+    except ProfileError as error:
+        raise JobSpecError(f"the job file {path} cannot be used: {error}") from None
+    return found
 
 
 def resolve_job(source: JobSource, fleet: Fleet, guard: CallGuard | None = None) -> Job:
@@ -88,14 +97,14 @@ def _filled_in(data: dict[str, Any], fleet: Fleet, guard: CallGuard) -> Job:
     return job
 
 
-def _yaml(path: Path) -> Any:
+def _yaml(what: str, path: Path) -> Any:
     try:
         with path.open("rb") as file:
             return parse_yaml(file.read(MAX_TEXT_BYTES + 1))
     except OSError as error:
-        raise JobSpecError(f"the job file {path} cannot be read: {error.strerror or error}") from None
+        raise JobSpecError(f"the {what} {path} cannot be read: {error.strerror or error}") from None
     except TextError as error:
-        raise JobSpecError(f"the job file {path} cannot be used: {error}") from None
+        raise JobSpecError(f"the {what} {path} cannot be used: {error}") from None
 
 
 def _json(text: str) -> Any:

@@ -12,8 +12,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainclient.exchange.all_to_all import GroupCollective
+from trainclient.exchange.grouped import SharedSequences
 from trainclient.exchange.peers import GroupPeers, PeerCollective, shared_ways
-from trainclient.exchange.sharing import SharedSequences
 from trainclient.exchange.transport import Channel, Channels, Collective, Directions, GroupChannel, Message, contact
 from trainclient.exchange.waiting import Waits
 from trainclient.topology.places import Place, Topology

@@ -8,15 +8,17 @@ generated for other languages. No floats: fractions are decimal strings, times a
 from dataserver.planning.jobspec.cost import DEFAULT_COSTS, Cost, ModelCost, default_cost
 from dataserver.planning.jobspec.end import End, LastStep
 from dataserver.planning.jobspec.extremes import most_forward_ns, most_units
-from dataserver.planning.jobspec.gradients import with_backwards, without_backwards
+from dataserver.planning.jobspec.gradients import gradient_passes, with_backwards, without_backwards
 from dataserver.planning.jobspec.hardware import (
     LAYER_NS,
     MODELS,
     PEAK_GIGAFLOPS,
+    REDUCTION_NS,
     ModelSize,
     backward_percent,
     linear_flops,
     pair_flops,
+    peer_sums,
 )
 from dataserver.planning.jobspec.incomplete import FILLED_IN, absent_fields, json_pointer, value_at
 from dataserver.planning.jobspec.layout import (
@@ -45,6 +47,7 @@ from dataserver.planning.jobspec.text import MAX_TEXT_BYTES, TextError, parse_js
 from dataserver.planning.jobspec.transfers import Transfer
 from dataserver.planning.jobspec.values import (
     MAX_INTEGER,
+    DecimalString,
     Modality,
     ModuleKind,
     Name,
@@ -63,6 +66,7 @@ __all__ = [
     "MODELS",
     "PEAK_GIGAFLOPS",
     "PLAN_LIMITS",
+    "REDUCTION_NS",
     "REMEDIES",
     "SINGLE_STEP",
     "SPECIAL_TOKENS",
@@ -72,6 +76,7 @@ __all__ = [
     "BalancePolicy",
     "Cost",
     "DatasetSpec",
+    "DecimalString",
     "End",
     "ExecutionParts",
     "ExtraInFlight",
@@ -104,6 +109,7 @@ __all__ = [
     "beside_sequences",
     "default_cost",
     "describe",
+    "gradient_passes",
     "is_name",
     "json_pointer",
     "linear_flops",
@@ -112,6 +118,7 @@ __all__ = [
     "pair_flops",
     "parse_json",
     "parse_yaml",
+    "peer_sums",
     "required",
     "value_at",
     "with_backwards",

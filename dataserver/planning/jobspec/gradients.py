@@ -30,6 +30,11 @@ def with_backwards(modules: tuple[ModuleSpec, ...]) -> tuple[ModuleSpec, ...]:
     return tuple(_settled(m, modules) if m.frozen or m.recompute else m for m in modules)
 
 
+def gradient_passes(module: ModuleSpec, modules: Sequence[ModuleSpec]) -> int:
+    """How many of two gradients its backward computes: of its weights, and of its inputs for what is trained before."""
+    return int(bool(_trained_before(module, modules))) if module.frozen else 2
+
+
 def without_backwards(modules: Sequence[ModuleSpec]) -> tuple[ModuleSpec, ...]:
     """The same modules with all of them frozen: forwards alone, as an evaluation runs them."""
     return tuple(_forward_only(m) for m in modules)
@@ -41,9 +46,13 @@ def _forward_only(module: ModuleSpec) -> ModuleSpec:
     return module.model_copy(update={"frozen": True, "recompute": None, "cost": cost, "memory": memory})
 
 
+def _trained_before(module: ModuleSpec, modules: Sequence[ModuleSpec]) -> list[str]:
+    return [m.name for m in modules if m.kind in _BEFORE[module.kind] and not m.frozen]
+
+
 def _settled(module: ModuleSpec, modules: Sequence[ModuleSpec]) -> ModuleSpec:
     """A module whose cost is what it does."""
-    trained = [m.name for m in modules if m.kind in _BEFORE[module.kind] and not m.frozen]
+    trained = _trained_before(module, modules)
     frozen, again = bool(module.frozen), bool(module.recompute)
     if again and frozen and not trained:
         raise ValueError(

@@ -14,6 +14,8 @@ Value = TypeVar("Value")
 
 LAYER_NS: Final = 10_000
 """Time of a layer that no row causes: about ten kernels that begin and end, 1 us each. An assumption, to be fitted."""
+REDUCTION_NS: Final = 15_000
+"""Latency of a sum over the peers of tensor parallelism. An assumption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,11 @@ def pair_flops(kind: str, size: ModelSize) -> int:
     Backbones have one, and CLIP's text tower; image towers see all pairs.
     """
     return 4 * size.layers * size.width // (2 if kind == "backbone" or size.causal else 1)
+
+
+def peer_sums(kind: str, size: ModelSize) -> int:
+    """Sums over the peers of tensor parallelism in a forward: behind attention, to conditions too, and the MLP."""
+    return size.layers * (3 if kind == "generator" else 2)
 
 
 def coefficients(

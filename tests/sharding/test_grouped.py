@@ -17,14 +17,14 @@ from builders.gloo_threads import in_threads
 from torch import Tensor
 
 from dataserver.planning.simulation import Operation, OperationKind
+from trainclient.exchange.grouped import SharedSequences
 from trainclient.exchange.messages import BrokerMismatchError
 from trainclient.exchange.peers import GroupPeers
-from trainclient.exchange.sharing import SharedSequences
 from trainclient.exchange.waiting import Waits
 from trainclient.models.attention import Segments
 from trainclient.models.layers import Rotation, SelfAttention
 from trainclient.program.clock import Executed, Stopwatch
-from trainclient.sharding.sequence import SharedRows
+from trainclient.sharding.grouped import SharedRows
 from trainclient.stream.microbatch import SequenceParallelGroup
 
 Found = TypeVar("Found")

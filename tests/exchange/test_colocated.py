@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dataserver.planning.plan import Routing
 from trainclient.exchange.blocks import RoutingError
+from trainclient.exchange.colocated import Crossing, PhaseInlet, PhaseOutlet
 from trainclient.exchange.messages import BrokerMismatchError, Kind, Lane
-from trainclient.exchange.phases import Crossing, PhaseInlet, PhaseOutlet
 from trainclient.exchange.rows import Rows
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from trainclient.exchange.sharing import Sharers
+from trainclient.exchange.grouped import Sharers
 from trainclient.models.backbone import BackboneBatch
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from dataserver.planning.job import JobSpec
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
-from trainclient.exchange.gathering import Gathered, Gathering, Named
+from trainclient.exchange.contrastive import Gathered, Gathering, Named
 from trainclient.exchange.messages import Stamp
 from trainclient.modules import Features, Half, ScoreRows
 from trainclient.program.clock import Clock

@@ -17,9 +17,9 @@ from dataserver.planning.plan import Routing
 from dataserver.planning.samples import I64
 from trainclient.client import Batch
 from trainclient.exchange.blocks import RoutingError, RowBlocks, covering, items_of, routing_of
-from trainclient.exchange.ends import Shipment, stamp_of
 from trainclient.exchange.links import Parcel
 from trainclient.exchange.messages import Header, Lane, Stamp, join, make_header, split
+from trainclient.exchange.pipelined import Shipment, stamp_of
 from trainclient.exchange.rows import Rows
 from trainclient.exchange.transport import Arrival, Collective
 
