@@ -182,7 +182,7 @@ def test_comparison_of_colocated_policies(colocated: Command) -> None:
     assert 0 <= rows[0]["between_nodes_bytes"] <= as_balanced["between_nodes_bytes"]
     assert by_name["packing, balance", "best_fit, none"]["between_nodes_bytes"] == 0, "every image beside its sequence"
     assert rows[0]["step_ns"] <= by_name["packing, balance", "best_fit, none"]["step_ns"]
-    shown = colocated("simulate")
+    shown = colocated("simulate", "--steps", "1")
     assert max(map(len, shown.splitlines())) <= 110
     assert "assignment to ranks" in shown
 
@@ -257,7 +257,7 @@ def test_comparison_of_contrastive_policies(contrastive: Command) -> None:
     assert by_name["schedule, balance", "batch_sync, none"]["changes"]["layout"] == {
         "kind": "contrastive", "schedule": "batch_sync", "microbatches": 2, "interaction_ns": 5_000_000,
     }  # fmt: skip
-    assert max(map(len, contrastive("simulate").splitlines())) <= 110
+    assert max(map(len, contrastive("simulate", "--steps", "1").splitlines())) <= 110
 
 
 @pytest.fixture(scope="module")
@@ -313,15 +313,16 @@ def test_groups_are_boxes_in_the_picture(grouped: Command, tmp_path: Path) -> No
 
 
 def test_comparison_of_group_policies(grouped: Command) -> None:
-    rows = grouped.rows()
+    found = json.loads(grouped("simulate", "--json"))
+    rows = found["rows"]
     by_name = {(row["dimension"], row["name"]): row for row in rows}
     assert {name for group, name in by_name if group == "groups"} == {"search", "homogeneous", "static"}
     search, static = by_name["groups", "search"], by_name["groups", "static"]
     assert search["own"]
     assert search["step_ns"] <= static["step_ns"]
     assert static["changes"] == {"layout": {**GROUPED["execution"]["layout"], "policy": "static"}}
-    first, *_, last = json.loads(grouped("simulate", "--json"))["stair"]
+    first, *_, last = found["stair"]
     assert (first["name"], round(last["step_ns"])) == ("groups of the largest degree", search["step_ns"])
     assert first["step_ns"] >= last["step_ns"]
     assert not any(group == "balance of llm" for group, _ in by_name)
-    assert max(map(len, grouped("simulate").splitlines())) <= 110
+    assert max(map(len, grouped("simulate", "--steps", "1").splitlines())) <= 110

@@ -132,8 +132,8 @@ def test_changes_are_what_to_write_into_the_job(indexed: Path, found: dict[str, 
     best = by_name[GRID, "balanced, lpt, search"]
     again = compared(indexed, changed(JOB, best["changes"]))
     assert (again["rows"][0]["name"], again["rows"][0]["step_ns"]) == (best["name"], best["step_ns"])
-    for row in (by_name["schedule", "gpipe"], by_name["extra_in_flight", "1"]):
-        assert compared(indexed, changed(JOB, row["changes"]))["rows"][0]["step_ns"] == row["step_ns"]
+    row = by_name["schedule", "gpipe"]
+    assert compared(indexed, changed(JOB, row["changes"]))["rows"][0]["step_ns"] == row["step_ns"]
 
 
 def test_figures_agree_with_the_plans_of_the_same_steps(indexed: Path) -> None:
@@ -257,22 +257,22 @@ def test_the_table_marks_the_job_and_names_what_is_faster(indexed: Path) -> None
     assert "less time than the job as it is, with" in done.stdout
 
 
-def test_the_lines_of_the_verdict_make_the_job_faster(indexed: Path) -> None:
+def test_the_lines_of_the_verdict_make_the_job_faster(indexed: Path, found: dict[str, Any]) -> None:
     shown = run(*line(indexed, JOB)).stdout
     lines = re.search(r"^execution:\n(?:  .*\n)+", shown, re.MULTILINE)
     assert lines
     best = changed(JOB, yaml.safe_load(lines[0])["execution"])
     (gain,) = re.findall(r"([\d.]+) % less time than the job as it is", shown)
-    before, after = (compared(indexed, job)["rows"][0]["step_ns"] for job in (JOB, best))
+    before, after = (one["rows"][0]["step_ns"] for one in (found, compared(indexed, best)))
     assert 100 * (before - after) / before == pytest.approx(float(gain), abs=0.06)
 
 
 def test_more_microbatches_in_flight_are_advised_apart_unless_memory_is_stated(indexed: Path) -> None:
     job = changed(JOB, {"layout": {"kind": "pipelined", "order": "search", "extra_in_flight": 0}})
-    found = compared(indexed, job)
+    found = compared(indexed, job, "--steps", "2")
     own, extra = found["rows"][0], [row for row in found["rows"] if row["dimension"] == "extra_in_flight"]
     assert all(row["in_flight"]["llm"] > own["in_flight"]["llm"] for row in extra)
-    shown = run(*line(indexed, job)).stdout
+    shown = run(*line(indexed, job, "--steps", "2")).stdout
     faster = min(row["slower_than_own_percent"] for row in found["rows"] if row["in_flight"] == own["in_flight"])
     assert f"{-faster:.1f} % less time than the job as it is" in shown
 

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 import yaml
+from cli.forked import run_forked
 from cli.server_process import SAYS
 from client.fake_server import Answers, FakeServer
 from e2e.streams import dataset_flags, start_servers
@@ -211,17 +212,19 @@ class World:
 
     names: Mapping[str, str]
 
-    def run(self, bad: Bad, folder: Path) -> subprocess.CompletedProcess[str]:
-        """Run a command as a user does."""
+    def run(self, bad: Bad, folder: Path, installed: bool) -> subprocess.CompletedProcess[str]:
+        """Run a command: as it is installed, or in a process that has its imports already."""
         names = {**self.names, "job": str(folder / "job.yaml")}
         (folder / "job.yaml").write_text(yaml.safe_dump(changed(bad.job)))
         for name, text in bad.files.items():
             names[name] = str(folder / f"{name}.yaml")
             Path(names[name]).write_text(text)
-        program, *arguments = (word.format(**names) for word in bad.command.split())
+        words = [word.format(**names) for word in bad.command.split()]
         environment = {"PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(folder), "OMP_NUM_THREADS": "1", **bad.environment}
+        if not installed:
+            return run_forked(words, folder, environment, HANG_S)
         return subprocess.run(
-            [str(BIN / program), *arguments],
+            [str(BIN / words[0]), *words[1:]],
             capture_output=True,
             text=True,
             timeout=HANG_S,
@@ -230,9 +233,9 @@ class World:
             check=False,
         )
 
-    def check(self, bad: Bad, folder: Path) -> None:
+    def check(self, bad: Bad, folder: Path, installed: bool = False) -> None:
         """One line on stderr, with all that it must say, behind what the command says it begins with."""
-        done = self.run(bad, folder)
+        done = self.run(bad, folder, installed)
         assert done.returncode in (1, 2), done
         assert "Traceback" not in done.stdout + done.stderr
         lines = [line for line in done.stderr.splitlines() if not SAYS.match(line)]
@@ -312,6 +315,11 @@ def other_api_address() -> Iterator[str]:
         server.stop(None).wait()
 
 
+@pytest.mark.parametrize("name", ["serve a dataset without a name", "no servers"])
+def test_commands_as_they_are_installed(world: World, tmp_path: Path, name: str) -> None:
+    world.check(COMMANDS[name], tmp_path, installed=True)
+
+
 @pytest.mark.parametrize("name", DATASETS)
 def test_datasets(world: World, tmp_path: Path, name: str) -> None:
     world.check(DATASETS[name], tmp_path)
@@ -339,7 +347,6 @@ def test_plans_of_jobs(world: World, tmp_path: Path, name: str) -> None:
     world.check(Bad(PLAN, says, changes), tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_training_of_jobs(world: World, tmp_path: Path, name: str) -> None:
     changes, says = JOBS[name]

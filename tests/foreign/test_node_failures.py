@@ -26,10 +26,19 @@ from shards import write_pairs
 pytestmark = pytest.mark.usefixtures("javascript")
 VIEW = ("vit", 0)
 FLAGS = ("--module", "vit", "--rank", "0")
+Two = tuple[ServerProcess, ServerProcess]
+
+
+@pytest.fixture(scope="module")
+def servers(case: Case) -> Iterator[Two]:
+    """For tests that do nothing to them."""
+    with serving(*case.flags) as one, serving(*case.flags) as other:
+        yield one, other
 
 
 @pytest.fixture
-def servers(case: Case) -> Iterator[tuple[ServerProcess, ServerProcess]]:
+def mortal(case: Case) -> Iterator[Two]:
+    """For one test alone; neither knows a job."""
     with serving(*case.flags) as one, serving(*case.flags) as other:
         yield one, other
 
@@ -40,27 +49,25 @@ def contents(lines: Iterable[node.Line]) -> list[object]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "drain"])
-def test_a_lost_server_costs_nothing(
-    case: Case, servers: tuple[ServerProcess, ServerProcess], tmp_path: Path, number: int
-) -> None:
+def test_a_lost_server_costs_nothing(case: Case, mortal: Two, tmp_path: Path, number: int) -> None:
     # The second server learns the job (JOB_UNKNOWN) when the stream comes to it.
-    addresses = [server.address for server in servers]
+    addresses = [server.address for server in mortal]
     with node.reading(addresses, case.complete(tmp_path), *FLAGS) as lines:
         next(lines)
         taken = [*islice(lines, 5)]
         assert {line["server"] for line in taken} == {addresses[0]}
-        servers[0].process.send_signal(number)
+        mortal[0].process.send_signal(number)
         taken += lines
     assert contents(taken) == contents(case.undisturbed.view(*VIEW))
     assert {line["server"] for line in taken} == set(addresses)
 
 
-def test_all_ranks_survive_a_kill(case: Case, servers: tuple[ServerProcess, ServerProcess]) -> None:
-    addresses = [server.address for server in servers]
+def test_all_ranks_survive_a_kill(case: Case, mortal: Two) -> None:
+    addresses = [server.address for server in mortal]
     with node.reading(addresses, case.job) as lines:
         job = next(lines)["job"]
         taken = [*islice(lines, 20)]
-        servers[1].end(signal.SIGKILL)
+        mortal[1].end(signal.SIGKILL)
         read = node.Read(job, [*taken, *lines])
     for view in {(line["module"], line["rank"]) for line in case.undisturbed.lines}:
         assert contents(read.view(*view)) == contents(case.undisturbed.view(*view))
@@ -85,9 +92,7 @@ def misfit(tmp_path_factory: pytest.TempPathFactory, case: Case) -> Iterator[Ser
         yield found
 
 
-def test_another_dataset_means_another_server(
-    case: Case, misfit: ServerProcess, servers: tuple[ServerProcess, ServerProcess], tmp_path: Path
-) -> None:
+def test_another_dataset_means_another_server(case: Case, misfit: ServerProcess, servers: Two, tmp_path: Path) -> None:
     odd = {misfit.address: "FAILED_PRECONDITION"}
     read = node.read([misfit.address, servers[0].address], case.complete(tmp_path), *FLAGS, odd=odd)
     assert read.servers() == {servers[0].address}
@@ -118,7 +123,7 @@ def test_an_invalid_job_is_given_up(
     assert named in message
 
 
-def test_an_unknown_module_is_given_up(case: Case, servers: tuple[ServerProcess, ServerProcess]) -> None:
+def test_an_unknown_module_is_given_up(case: Case, servers: Two) -> None:
     message = node.refused([server.address for server in servers], case.job, "--module", "vot", "--rank", "0")
     assert "INVALID_ARGUMENT" in message
     assert "vot" in message
@@ -175,9 +180,7 @@ class Once:
 
 
 @pytest.mark.parametrize("kind", ["chunk", "cut"])
-def test_bytes_that_change_or_end_on_the_way_are_asked_for_again(
-    case: Case, servers: tuple[ServerProcess, ServerProcess], kind: str
-) -> None:
+def test_bytes_that_change_or_end_on_the_way_are_asked_for_again(case: Case, servers: Two, kind: str) -> None:
     change = Once(6, kind)
     with proxy(servers[0].address, change) as address:
         read = node.read([address], case.job, *FLAGS)
@@ -185,7 +188,7 @@ def test_bytes_that_change_or_end_on_the_way_are_asked_for_again(
     assert contents(read.lines) == contents(case.undisturbed.view(*VIEW))
 
 
-def test_two_plans_of_a_step_end_the_run(case: Case, servers: tuple[ServerProcess, ServerProcess]) -> None:
+def test_two_plans_of_a_step_end_the_run(case: Case, servers: Two) -> None:
     change = Once(2, "header")
     with proxy(servers[0].address, change) as address:
         message = node.refused([address, servers[1].address], case.job, *FLAGS)
@@ -193,7 +196,7 @@ def test_two_plans_of_a_step_end_the_run(case: Case, servers: tuple[ServerProces
     assert "step 0 has the plans" in message
 
 
-def test_views_of_two_modules_must_come_from_one_plan(case: Case, servers: tuple[ServerProcess, ServerProcess]) -> None:
+def test_views_of_two_modules_must_come_from_one_plan(case: Case, servers: Two) -> None:
     def change(messages: Messages) -> Messages:
         for message in messages:
             if message.header.items.image:
@@ -204,9 +207,7 @@ def test_views_of_two_modules_must_come_from_one_plan(case: Case, servers: tuple
         assert "step 0 has the plans" in node.refused([address], case.job)
 
 
-def test_a_server_that_decodes_differently_is_passed_over_and_named(
-    case: Case, servers: tuple[ServerProcess, ServerProcess]
-) -> None:
+def test_a_server_that_decodes_differently_is_passed_over_and_named(case: Case, servers: Two) -> None:
     change = Once(6, "cut")
     with proxy(servers[0].address, change) as used, proxy(servers[1].address, digest="other") as odd:
         read = node.read([used, odd], case.job, *FLAGS, odd={odd: "decode images differently"})
@@ -236,9 +237,7 @@ class Idle:
             return
 
 
-def test_a_stream_that_ended_as_idle_is_asked_for_again(
-    case: Case, servers: tuple[ServerProcess, ServerProcess]
-) -> None:
+def test_a_stream_that_ended_as_idle_is_asked_for_again(case: Case, servers: Two) -> None:
     change = Idle()
     with proxy(servers[0].address, change) as address:
         read = node.read([address], case.job, *FLAGS)
@@ -258,9 +257,7 @@ READ = """
 """
 
 
-def test_a_stream_that_falls_silent_is_asked_for_again(
-    case: Case, servers: tuple[ServerProcess, ServerProcess]
-) -> None:
+def test_a_stream_that_falls_silent_is_asked_for_again(case: Case, servers: Two) -> None:
     silent, over = Event(), Event()
 
     def change(messages: Messages) -> Messages:

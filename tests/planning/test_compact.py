@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from dataserver.planning.planner import plan_step
 STEP = 3
 
 
+@cache
 def planned(kind: str, number: int) -> tuple[Job, StepPlan] | None:
     """A step of the matrix; None where it cannot be planned."""
     job, tables = matrix(kind, number)
@@ -48,8 +50,8 @@ def assert_same(one: object, other: object) -> None:
 
 @pytest.mark.parametrize("kind", LAYOUT_KINDS)
 def test_a_plan_is_made_again_from_its_compact_form(kind: str) -> None:
-    found = [f for number in range(60) if (f := planned(kind, number)) is not None]
-    assert len(found) > 30
+    found = [f for number in range(25) if (f := planned(kind, number)) is not None]
+    assert len(found) > 12
     for job, plan in found:
         assert_same(expand(job, STEP, plan.samples, compact(job, plan)), plan)
 

@@ -10,7 +10,7 @@ from dataserver.planning.samples import StepSamples
 from dataserver.planning.sizing import MicrobatchTooLargeError, SampleTooLargeError
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(STEPS)).flatmap(STEPS.__getitem__))
 def test_every_planned_step_can_be_explained(step: tuple[Job, StepSamples]) -> None:
     job, samples = step

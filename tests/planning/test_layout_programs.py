@@ -12,6 +12,7 @@ from builders.pipelined import Step
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution
 from dataserver.planning.layout import layout_of
 from dataserver.planning.plan import ModuleSchedule, StepPlan
@@ -35,33 +36,32 @@ def programs_of(execution: Execution, plan: StepPlan) -> tuple[Program, ...]:
 @pytest.mark.parametrize("kind", LAYOUT_KINDS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_the_simulator_runs_the_programs_of_the_header(kind: str, data: st.DataObject) -> None:
+def test_programs_of_a_step(kind: str, data: st.DataObject) -> None:
     step = data.draw(STEPS[kind])
     (job, _), plan = step, planned(step)
     execution = job.spec.execution
     assert execution.layout.kind == kind
-    found = layout_of(execution).timeline(job.spec, plan)
     programs = programs_of(execution, plan)
+    check_the_simulator_runs_them(job, plan, programs)
+    check_every_pass_is_there_once(execution, plan.num_microbatches, programs)
+
+
+def check_the_simulator_runs_them(job: Job, plan: StepPlan, programs: tuple[Program, ...]) -> None:
+    found = layout_of(job.spec.execution).timeline(job.spec, plan)
     assert [list(p.operations) for p in programs] == [list(o) for o in found.pipeline.operations]
     stages = [programs[s] for s in found.pipeline.stage.tolist()]
     assert [(node.modules, node.stage) for node in found.nodes] == [(p.modules, p.stage) for p in stages]
 
 
-@pytest.mark.parametrize("kind", LAYOUT_KINDS)
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_every_pass_of_a_step_is_in_the_programs_once(kind: str, data: st.DataObject) -> None:
+def check_every_pass_is_there_once(execution: Execution, num_microbatches: int, programs: tuple[Program, ...]) -> None:
     """Every stage and chunk runs each microbatch forward once, and backward once and later, unless it has none."""
-    step = data.draw(STEPS[kind])
-    (job, _), plan = step, planned(step)
-    execution = job.spec.execution
     stages: dict[str, list[int]] = {m.name: [] for m in execution.modules}
-    for program in programs_of(execution, plan):
+    for program in programs:
         found = {(o.kind, o.microbatch, o.chunk): n for n, o in enumerate(program.operations)}
         assert len(found) == len(program.operations)
         for chunk, name in enumerate(program.modules):
             forward, backward = (
-                [found.get((k, m, chunk)) for m in range(plan.num_microbatches)]
+                [found.get((k, m, chunk)) for m in range(num_microbatches)]
                 for k in (OperationKind.FORWARD, OperationKind.BACKWARD)
             )
             assert None not in forward

@@ -22,30 +22,18 @@ from dataserver.planning.sizing import concatenate
 from dataserver.planning.views import view_plan
 
 
-def planned(step: tuple[Job, StepSamples]) -> tuple[Job, StepPlan]:
-    job, samples = step
-    return job, plan_step(job, 3, samples)
-
-
-@settings(max_examples=120, deadline=None)
-@given(steps())
-def test_no_policy_touches_the_samples(step: tuple[Job, StepSamples]) -> None:
-    job, plan = planned(step)
-    assert plan.samples is step[1]
-    assert sorted(plan.arrangement("llm").item.tolist()) == list(range(len(step[1])))
+def check_no_policy_touches_the_samples(job: Job, plan: StepPlan) -> None:
+    assert sorted(plan.arrangement("llm").item.tolist()) == list(range(len(plan.samples)))
     for module in job.spec.execution.modules:
         if module.kind is ModuleKind.BACKBONE:
             continue
         task = Task.UNDERSTANDING if module.kind is ModuleKind.ENCODER else Task.GENERATION
-        images = np.flatnonzero(step[1].task[step[1].image_sample] == task)
+        images = np.flatnonzero(plan.samples.task[plan.samples.image_sample] == task)
         assert sorted(plan.arrangement(module.name).item.tolist()) == images.tolist()
     assert [a.module for a in plan.arrangements] == [m.name for m in job.spec.execution.modules]
 
 
-@settings(max_examples=120, deadline=None)
-@given(steps())
-def test_counts_slots_and_lengths(step: tuple[Job, StepSamples]) -> None:
-    job, plan = planned(step)
+def check_counts_slots_and_lengths(job: Job, plan: StepPlan) -> None:
     execution, backbone = job.spec.execution, plan.arrangement("llm")
     slots = execution.backbone.dp * execution.microbatch
     assert plan.sequences_per_microbatch == execution.microbatch
@@ -66,10 +54,7 @@ def test_counts_slots_and_lengths(step: tuple[Job, StepSamples]) -> None:
     assert plan.num_microbatches == -(-needed // slots)
 
 
-@settings(max_examples=120, deadline=None)
-@given(steps())
-def test_waves_and_starts(step: tuple[Job, StepSamples]) -> None:
-    job, plan = planned(step)
+def check_waves_and_starts(job: Job, plan: StepPlan) -> None:
     backbone = plan.arrangement("llm")
     wave_of_sample = dict(zip(backbone.item.tolist(), backbone.microbatch.tolist(), strict=True))
     sizes = {"llm": plan.samples.tokens, "vit": plan.samples.patches // 4}
@@ -99,10 +84,7 @@ def covered(routing: Routing, side: str) -> dict[tuple[int, int], list[int]]:
     return {key: sorted(found) for key, found in rows.items()}
 
 
-@settings(max_examples=120, deadline=None)
-@given(steps())
-def test_routings_are_bijections_of_rows(step: tuple[Job, StepSamples]) -> None:
-    job, plan = planned(step)
+def check_routings_are_bijections_of_rows(job: Job, plan: StepPlan) -> None:
     backbone = plan.arrangement("llm")
     others = [m for m in job.spec.execution.modules if m.name != "llm"]
     assert {(r.source_module, r.target_module) for r in plan.routings} == {
@@ -171,10 +153,7 @@ def test_images_are_spread_evenly_over_their_island(islands: int, width: int, ra
             assert finish.max() * width <= finish.sum() + (width - 1) * loads[mine].max(initial=0)
 
 
-@settings(max_examples=80, deadline=None)
-@given(steps())
-def test_views_cover_the_plan_once(step: tuple[Job, StepSamples]) -> None:
-    job, plan = planned(step)
+def check_views_cover_the_plan_once(job: Job, plan: StepPlan) -> None:
     for module in job.spec.execution.modules:
         arrangement = plan.arrangement(module.name)
         views = [
@@ -202,10 +181,7 @@ def _entries(routings: list[Routing]) -> list[tuple[int, ...]]:
     return [entry for r in routings for entry in zip(*(getattr(r, n).tolist() for n in names), strict=True)]
 
 
-@settings(max_examples=60, deadline=None)
-@given(steps())
-def test_denominators_are_the_targets_of_the_step(step: tuple[Job, StepSamples]) -> None:
-    _, plan = planned(step)
+def check_denominators_are_the_targets_of_the_step(job: Job, plan: StepPlan) -> None:
     samples = plan.samples
     text = patches = 0
     for i in range(len(samples)):
@@ -214,6 +190,20 @@ def test_denominators_are_the_targets_of_the_step(step: tuple[Job, StepSamples])
         else:
             patches += int(samples.patches[samples.image_offsets[i]])
     assert (plan.text_tokens, plan.target_patches) == (text, patches)
+
+
+@settings(max_examples=120, deadline=None)
+@given(steps())
+def test_any_step(step: tuple[Job, StepSamples]) -> None:
+    job, samples = step
+    plan = plan_step(job, 3, samples)
+    assert plan.samples is samples
+    check_no_policy_touches_the_samples(job, plan)
+    check_counts_slots_and_lengths(job, plan)
+    check_waves_and_starts(job, plan)
+    check_routings_are_bijections_of_rows(job, plan)
+    check_views_cover_the_plan_once(job, plan)
+    check_denominators_are_the_targets_of_the_step(job, plan)
 
 
 def test_policies_make_a_skewed_step_faster_and_never_slower() -> None:

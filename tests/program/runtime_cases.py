@@ -6,6 +6,7 @@ module, and answers with a line.
 """
 
 import atexit
+import gc
 import json
 import os
 import select
@@ -434,6 +435,7 @@ def train(case: Case, layout: Topology, groups: Groups, folder: Path) -> None:
 def main() -> None:
     """Fork a process for each request on stdin, which brings where it reads and writes lines, and its stderr."""
     torch.set_num_threads(1)
+    gc.freeze()  # else every search for garbage goes through all that was imported, and copies its pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
     with socket.socket(fileno=sys.stdin.fileno()) as requests:
         while descriptors := socket.recv_fds(requests, 1, 2)[1]:

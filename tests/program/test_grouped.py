@@ -49,7 +49,7 @@ def idle(plan: StepPlan) -> set[int]:
     ("degrees", "options", "sharding"),
     [
         (ALONE, TEXTS, "zero3"),
-        (BESIDE, MIXED, "zero3"),
+        pytest.param(BESIDE, MIXED, "zero3", marks=pytest.mark.long),  # in `test_covers.py`
         pytest.param(ALONE, TEXTS, "none", marks=pytest.mark.long),
         pytest.param(BESIDE, MIXED, "zero2", marks=pytest.mark.long),
         pytest.param(replace(BESIDE, recompute=("llm",)), MIXED, "zero3", marks=pytest.mark.long),

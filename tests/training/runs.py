@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import torch
 import yaml
+from cli.forked import run_forked
 from program.runtime_cases import Degrees, job_data
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -48,23 +49,24 @@ class Run:
 
     def start(self, command: Sequence[str]) -> subprocess.Popen[str]:
         """Start a run."""
-        environment = {name: value for name, value in os.environ.items() if name != "RANK"}
-        path = (environment.get("PYTHONPATH", ""), str(Path(__file__).parents[1]))  # modules of the tests' own
-        environment["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
-        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables())
 
     def train(self, degrees: Degrees, *options: str, stream: dict[str, Any] | None = None) -> tuple[int, str]:
-        """Run to the end; exit code and stderr."""
-        process = self.start(self.command(degrees, *options, stream=stream))
-        try:
-            _, errors = process.communicate(timeout=TIMEOUT_S)
-        finally:
-            kill_tree(process)
-        return process.returncode, errors
+        """Run to the end; exit code and stderr. The launcher is forked, its ranks are as users have them."""
+        words = self.command(degrees, *options, stream=stream)[2:]
+        done = run_forked(words, self.folder, variables(), TIMEOUT_S)
+        return done.returncode, done.stderr
 
     def metrics(self) -> list[dict[str, Any]]:
         """All steps, in the order in which they were run."""
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def variables() -> dict[str, str]:
+    """Of a run, which finds modules of the tests' own."""
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    path = (environment.get("PYTHONPATH", ""), str(Path(__file__).parents[1]))
+    return environment | {"PYTHONPATH": os.pathsep.join(part for part in path if part)}
 
 
 def stored(checkpoint: Path) -> dict[str, Tensor]:

@@ -99,8 +99,8 @@ def test_a_run_names_the_samples_and_stops_or_skips(fleet: Fleet, tmp_path: Path
     own = {"use": "training.poisoned:PoisonedEncoder", "options": {"call": 10, "hidden": 8}}
     config.write_text(yaml.safe_dump({"modules": {"vit": own}}))
     options = ("--steps", "3", "--config", str(config), "--on-nonfinite", policy)
-    code, errors = run.train(Degrees(1, 1, 1, 1), *options)
-    where = r"the gradients of step 1 are not finite: vit rank 0 (global rank 0) made what is not finite of finite"
+    code, errors = run.train(Degrees(1, 1, 1, 1, colocated=True), *options)
+    where = "the gradients of step 1 are not finite: vit + llm + dit rank 0 (global rank 0) made what is not"
     assert where in errors
     assert re.search(r"in the forward of microbatch \d, of the samples pairs shard \d row \d+", errors)
     found = run.metrics()

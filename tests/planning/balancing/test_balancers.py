@@ -24,16 +24,27 @@ LOADS = st.lists(st.integers(0, 60), max_size=7)
 NAMES = st.sampled_from(sorted(BALANCERS))
 
 
-def assignments(count: int, num_bins: int, capacity: int) -> list[tuple[int, ...]]:
-    every = product(range(num_bins), repeat=count)
-    return [bins for bins in every if all(bins.count(b) <= capacity for b in set(bins))]
+def assignments(count: int, num_bins: int, capacity: int) -> I64:
+    """Every one that the capacity allows, each a row."""
+    every = np.array([*product(range(num_bins), repeat=count)], np.int64).reshape(num_bins**count, count)
+    return every[(bin_loads_of_each(np.ones(count, np.int64), every, num_bins) <= capacity).all(axis=0)]
 
 
-def heaviest(loads: list[int] | I64, bins: tuple[int, ...] | I64, num_bins: int) -> int:
-    return int(bin_loads(np.array(loads, np.int64), np.array(bins, np.int64), num_bins).max())
+def bin_loads_of_each(loads: list[int] | I64, every: I64, num_bins: int) -> I64:
+    """What each bin (row) holds in each assignment (column)."""
+    return np.stack([(every == b) @ np.array(loads, np.int64) for b in range(num_bins)])
 
 
-def padded_cost(loads: list[int], bins: tuple[int, ...] | list[int], num_bins: int) -> int:
+def heaviest_of_each(loads: list[int] | I64, every: I64, num_bins: int) -> I64:
+    """By assignment."""
+    return bin_loads_of_each(loads, every, num_bins).max(axis=0)
+
+
+def heaviest(loads: list[int] | I64, bins: I64, num_bins: int) -> int:
+    return int(bin_loads(np.array(loads, np.int64), bins, num_bins).max())
+
+
+def padded_cost(loads: list[int], bins: list[int], num_bins: int) -> int:
     groups = [[load for load, b in zip(loads, bins, strict=True) if b == k] for k in range(num_bins)]
     return max(len(group) * max(group, default=0) for group in groups)
 
@@ -57,7 +68,7 @@ def test_every_item_is_placed_and_counts_are_capped(name: str, loads: list[int],
 @settings(max_examples=80)
 def test_bounds_and_search_against_every_assignment(name: str, loads: list[int], m: int, spare: int) -> None:
     capacity = -(-len(loads) // m) + spare
-    optimum = min(heaviest(loads, bins, m) for bins in assignments(len(loads), m, capacity))
+    optimum = int(heaviest_of_each(loads, assignments(len(loads), m, capacity), m).min())
     bound = lower_bound(np.array(loads, np.int64), m, capacity)
     found = heaviest(loads, BALANCERS[name](np.array(loads, np.int64), m, capacity), m)
     assert bound <= optimum <= found
@@ -68,7 +79,7 @@ def test_bounds_and_search_against_every_assignment(name: str, loads: list[int],
 @given(LOADS, st.integers(1, 3))
 @settings(max_examples=60)
 def test_bound_without_a_cap(loads: list[int], m: int) -> None:
-    optimum = min(heaviest(loads, bins, m) for bins in assignments(len(loads), m, len(loads)))
+    optimum = int(heaviest_of_each(loads, assignments(len(loads), m, len(loads)), m).min())
     assert lower_bound(np.array(loads, np.int64), m) <= optimum
 
 
@@ -130,7 +141,7 @@ def test_differencing_finds_what_lpt_misses() -> None:
 def test_padded_batches_are_optimal(loads: list[int], m: int, spare: int) -> None:
     """Against every assignment, contiguous or not."""
     capacity = -(-len(loads) // m) + spare
-    optimum = min(padded_cost(loads, bins, m) for bins in assignments(len(loads), m, capacity))
+    optimum = min(padded_cost(loads, bins, m) for bins in assignments(len(loads), m, capacity).tolist())
     found = padded(np.array(loads, np.int64), m, capacity)
     assert padded_cost(loads, found.tolist(), m) == optimum
 
@@ -141,11 +152,11 @@ def test_padded_batches_with_a_quadratic_term(lengths: list[int], m: int) -> Non
     def cost(count: int, longest: int) -> int:
         return 3 * count * longest + 2 * count * longest**2
 
-    def slowest(bins: tuple[int, ...] | list[int]) -> int:
+    def slowest(bins: list[int]) -> int:
         groups = [[x for x, b in zip(lengths, bins, strict=True) if b == k] for k in range(m)]
         return max(cost(len(group), max(group, default=0)) for group in groups)
 
-    optimum = min(slowest(bins) for bins in assignments(len(lengths), m, len(lengths)))
+    optimum = min(slowest(bins) for bins in assignments(len(lengths), m, len(lengths)).tolist())
     tokens = np.array(lengths, np.int64)
     assert slowest(padded(3 * tokens + 2 * tokens**2, m).tolist()) == optimum
 
@@ -157,11 +168,11 @@ def test_padded_batches_within_a_memory_are_optimal(sizes: list[int], m: int, sp
     loads, needs = [3 * size + size * size for size in sizes], [size // 2 + 1 for size in sizes]  # needs tie, loads not
     capacity = None if spare is None else -(-len(sizes) // m) + spare
     memory = BinRoom(np.array(needs, np.int64), max(cap, *needs, -(-sum(needs) // m)) if needs else cap)
-    every = assignments(len(sizes), m, len(sizes) if capacity is None else capacity)
+    every = assignments(len(sizes), m, len(sizes) if capacity is None else capacity).tolist()
     possible = [bins for bins in every if padded_cost(needs, bins, m) <= memory.cap]
     if possible:
         found = padded(np.array(loads, np.int64), m, capacity, memory).tolist()
-        assert found in [list(bins) for bins in possible]
+        assert found in possible
         assert padded_cost(loads, found, m) == min(padded_cost(loads, bins, m) for bins in possible)
     else:
         least = min(padded_cost(needs, bins, m) for bins in every)
@@ -212,7 +223,7 @@ def test_a_way_to_keep_the_memory_is_found_where_there_is_one(balancer: Balancer
         loads, need = draw.integers(0, 60, count), draw.integers(1, 20, count)
         capacity = (count, -(-count // m))[int(draw.integers(0, 2))]
         memory = BinRoom(need, max(int(need.max()), -(-int(need.sum()) // m)) + int(draw.integers(0, 3)))
-        if any(heaviest(need, bins, m) <= memory.cap for bins in assignments(count, m, capacity)):
+        if heaviest_of_each(need, assignments(count, m, capacity), m).min() <= memory.cap:
             assert heaviest(need, balancer(loads, m, capacity, memory), m) <= memory.cap
             tight += heaviest(need, balancer(loads, m, capacity), m) > memory.cap
         else:
@@ -322,10 +333,9 @@ def test_memory_capped_search_against_every_assignment() -> None:
         count, m = int(draw.integers(3, 8)), int(draw.integers(2, 4))
         loads, need = draw.integers(0, 60, count), draw.integers(1, 20, count)
         memory = BinRoom(need, max(int(need.max()), -(-int(need.sum()) // m)) + 6)
-        possible = [
-            heaviest(loads, bins, m) for bins in assignments(count, m, count) if heaviest(need, bins, m) <= memory.cap
-        ]
+        every = assignments(count, m, count)
+        best = int(heaviest_of_each(loads, every[heaviest_of_each(need, every, m) <= memory.cap], m).min())
         found = heaviest(loads, searched(loads, m, None, memory), m)
-        assert found >= min(possible)
-        optimal += found == min(possible)
+        assert found >= best
+        optimal += found == best
     assert optimal >= 190

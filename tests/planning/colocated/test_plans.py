@@ -28,10 +28,21 @@ Place = tuple[int, int, int]
 
 @settings(max_examples=80, deadline=None)
 @given(colocated_steps())
-def test_every_item_is_in_one_place(step: Step) -> None:
+def test_any_step(step: Step) -> None:
     job, samples = step
     plan = plan_step(job, 3, samples)
     assert plan.samples is samples
+    check_every_item_is_in_one_place(job, plan)
+    check_counts_slots_and_memory(job, plan)
+    check_routings_take_every_row_from_its_image_to_its_place_in_the_backbone(job, plan)
+    check_views_get_their_entries_of_every_routing(job, plan)
+    check_no_policy_is_slower_than_the_sampling_layout_and_none_beats_the_bound(job, plan)
+    check_the_assignment_to_ranks_changes_no_load_and_saves_bytes(job, plan)
+    check_the_baseline_keeps_images_on_the_rank_of_their_sequence(job, baseline_plan(job, 3, samples))
+
+
+def check_every_item_is_in_one_place(job: Job, plan: StepPlan) -> None:
+    samples = plan.samples
     assert [a.module for a in plan.arrangements] == [m.name for m in job.spec.execution.modules]
     for module in job.spec.execution.modules:
         found = plan.arrangement(module.name)
@@ -42,12 +53,9 @@ def test_every_item_is_in_one_place(step: Step) -> None:
         assert set(found.microbatch.tolist()) <= set(range(plan.num_microbatches))
 
 
-@settings(max_examples=80, deadline=None)
-@given(colocated_steps())
-def test_counts_slots_and_memory(step: Step) -> None:
+def check_counts_slots_and_memory(job: Job, plan: StepPlan) -> None:
     """All ranks run as many microbatches; none holds more slots, tokens of a sequence, or units than it may."""
-    job, samples = step
-    execution, plan = job.spec.execution, plan_step(job, 3, samples)
+    execution, samples = job.spec.execution, plan.samples
     assert plan.num_microbatches * execution.backbone.dp * execution.microbatch >= job.stream.global_batch
     backbone = plan.arrangement("llm")
     places = list(zip(backbone.rank.tolist(), backbone.microbatch.tolist(), backbone.slot.tolist(), strict=True))
@@ -72,12 +80,8 @@ def held(module: ModuleSpec, plan: StepPlan) -> dict[tuple[int, int], int]:
     return {place: len(s) * max(s) if module.padded else sum(s) for place, s in of.items()}
 
 
-@settings(max_examples=80, deadline=None)
-@given(colocated_steps())
-def test_routings_take_every_row_from_its_image_to_its_place_in_the_backbone(step: Step) -> None:
+def check_routings_take_every_row_from_its_image_to_its_place_in_the_backbone(job: Job, plan: StepPlan) -> None:
     """Row by row: both sides are filled without a gap, the backbone's in the order of its view."""
-    job, samples = step
-    plan = plan_step(job, 3, samples)
     spec = job.spec.execution
     filled: dict[Task, dict[Place, tuple[int, int]]] = {Task.UNDERSTANDING: {}, Task.GENERATION: {}}
     for module in spec.modules:
@@ -143,11 +147,7 @@ def num_rows(job: Job, plan: StepPlan, image: int) -> int:
     return int(plan.samples.patches[image]) // 4 if understood else job.stream.generation.query_tokens
 
 
-@settings(max_examples=60, deadline=None)
-@given(colocated_steps())
-def test_views_get_their_entries_of_every_routing(step: Step) -> None:
-    job, samples = step
-    plan = plan_step(job, 3, samples)
+def check_views_get_their_entries_of_every_routing(job: Job, plan: StepPlan) -> None:
     for module in job.spec.execution.modules:
         entries: Counter[tuple[str, str, Place]] = Counter()
         for rank in range(module.dp):
@@ -166,16 +166,12 @@ def test_views_get_their_entries_of_every_routing(step: Step) -> None:
         assert entries == expected
 
 
-@settings(max_examples=80, deadline=None)
-@given(colocated_steps())
-def test_no_policy_is_slower_than_the_sampling_layout_and_none_beats_the_bound(step: Step) -> None:
+def check_no_policy_is_slower_than_the_sampling_layout_and_none_beats_the_bound(job: Job, plan: StepPlan) -> None:
     """Of the same sequences, that is; in as many microbatches."""
-    job, samples = step
-    plan = plan_step(job, 3, samples)
     modules = tuple(m.model_copy(update={"balance": BalancePolicy.NONE}) for m in job.spec.execution.modules)
     execution = job.spec.execution.model_copy(update={"modules": modules})
     none = identify(job.spec.model_copy(update={"execution": execution}))
-    canonical = plan_step(none, 3, samples)
+    canonical = plan_step(none, 3, plan.samples)
     if canonical.num_microbatches == plan.num_microbatches:
         before, after = module_loads(none.spec, canonical), module_loads(job.spec, plan)
         assert all(after[name].max() <= before[name].max() for name in after if balances_sizes(job, name))
@@ -189,12 +185,8 @@ def balances_sizes(job: Job, name: str) -> bool:
     return job.spec.execution.module(name).balance not in (BalancePolicy.NONE, BalancePolicy.EVEN)
 
 
-@settings(max_examples=40, deadline=None)
-@given(colocated_steps())
-def test_the_baseline_keeps_images_on_the_rank_of_their_sequence(step: Step) -> None:
-    job, samples = step
-    plan = baseline_plan(job, 3, samples)
-    backbone = plan.arrangement("llm")
+def check_the_baseline_keeps_images_on_the_rank_of_their_sequence(job: Job, plan: StepPlan) -> None:
+    backbone, samples = plan.arrangement("llm"), plan.samples
     rank = dict(zip(backbone.item.tolist(), backbone.rank.tolist(), strict=True))
     for module in job.spec.execution.modules:
         found = plan.arrangement(module.name)
@@ -216,12 +208,9 @@ def test_a_plan_is_faster_and_moves_fewer_bytes_between_nodes(seed: int) -> None
     assert crossing(plan, 2) < crossing(on_one_node(job, samples), 2)
 
 
-@settings(max_examples=80, deadline=None)
-@given(colocated_steps())
-def test_the_assignment_to_ranks_changes_no_load_and_saves_bytes(step: Step) -> None:
+def check_the_assignment_to_ranks_changes_no_load_and_saves_bytes(job: Job, plan: StepPlan) -> None:
     """On one node it saves nothing: batches stay as numbered, and have no fewer bytes between nodes of this size."""
-    job, samples = step
-    plan, numbered = plan_step(job, 3, samples), on_one_node(job, samples)
+    numbered = on_one_node(job, plan.samples)
     layout = job.spec.execution.layout
     assert isinstance(layout, ColocatedOptions)
     assert crossing(plan, layout.ranks_per_node) <= crossing(numbered, layout.ranks_per_node)

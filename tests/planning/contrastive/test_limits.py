@@ -56,7 +56,7 @@ def step_of(job: Job, table: ShardTable, rows: I64) -> Any:
     return size_samples(job.stream, 0, 0, picked.row.astype(np.uint64), picked)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(contrastive_steps(), st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 4))
 def test_an_accepted_job_can_be_planned_and_advice_suffices(
     problem: tuple[Job, Any], seed: int, size: int, repeats: int

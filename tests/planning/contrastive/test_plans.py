@@ -64,7 +64,7 @@ def check_refusal(job: Job, samples: StepSamples) -> None:
     baseline_plan(job, 1, samples)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(contrastive_steps())
 def test_any_job(problem: tuple[Job, StepSamples]) -> None:
     job, samples = problem

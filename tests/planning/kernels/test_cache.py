@@ -75,7 +75,7 @@ def test_a_damaged_file_is_compiled_anew(package: Path, tmp_path: Path) -> None:
         done = python(package, **cache)
         assert done.stdout == "[0, 1, 1, 0]\n"
         assert f"a compiled loop cannot be used ({kept} is damaged)" in done.stderr
-        assert python(package, **cache).stderr == ""
+    assert python(package, **cache).stderr == ""
 
 
 def test_of_several_that_need_a_loop_at_once_one_compiles_it(package: Path, tmp_path: Path) -> None:

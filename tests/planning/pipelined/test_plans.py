@@ -22,7 +22,7 @@ from dataserver.planning.plan import ModuleSchedule
 from dataserver.planning.planner import baseline_plan, plan_step, timeline
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.one_of(steps(several=True, schedules=SCHEDULES), tight_steps()))
 def test_no_plan_is_faster_than_its_bound(step: Step) -> None:
     job, samples = step
@@ -79,7 +79,7 @@ def separate_islands(draw: st.DrawFn) -> Step:
     return job, mixed_samples(job, count, draw(st.integers(0, 2**32)), draw(st.integers(0, 3)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(separate_islands(), st.sampled_from([BalancePolicy.NONE, BalancePolicy.LPT]))
 def test_an_island_is_simulated_as_the_whole_plan(step: Step, policy: BalancePolicy) -> None:
     """Where images stay within islands of one rank of each module, the search's clock is that of the simulator."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dataserver.planning import compiled
+
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 REGISTRY = "AnyLayout = PipelinedOptions | GroupedOptions | ColocatedOptions | ContrastiveOptions\n"
 IMPORT = "from dataserver.planning.pipelined.options import PipelinedOptions\n"
@@ -29,8 +31,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def loops() -> dict[str, str]:
+    """Variables of a process that need not compile the loops of the copy again: they are the same."""
+    folder = compiled.warm_folder()
+    return {} if folder is None else {"NUMBA_CACHE_DIR": str(folder.parent)}
+
+
 def test_a_toy_layout_does_all_that_layouts_do(server: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": f"{server}:{ROOT / 'protos'}:{ROOT / 'tests'}"}
+    environment = os.environ | loops() | {"PYTHONPATH": f"{server}:{ROOT / 'protos'}:{ROOT / 'tests'}"}
     ran = subprocess.run(
         [sys.executable, HERE / "use.py"], env=environment, cwd=server, capture_output=True, text=True, timeout=120
     )
