@@ -25,9 +25,8 @@ from training.runs import TIMEOUT_S, Run, descendants, kill_tree, read_until, st
 
 from trainclient.checkpoint.folder import read_state
 
-FIRST = Degrees(1, 1, 1, 1)
+FIRST = Degrees(2, 2, 1, 2, colocated=True)
 SECOND = Degrees(2, 2, 1, 1)
-COLOCATED = Degrees(2, 2, 1, 2, colocated=True)
 ALONE = Degrees(1, 1, 1, 1, colocated=True)
 """One process, where nothing is asked of several: each costs seconds to start."""
 PEERS = Degrees(1, 1, 1, 1, peers=(1, 2, 1))
@@ -84,7 +83,7 @@ def test_a_recorded_step_has_a_trace_and_a_table(undisturbed: Run) -> None:
     assert {path.name for path in folder.iterdir()} == {"step-00000003.json", "step-00000003.txt"}
     events = json.loads((folder / "step-00000003.json").read_text())["traceEvents"]
     threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    places = ("vit rank 0", "llm rank 0", "dit rank 0")
+    places = ("vit + llm + dit rank 0", "vit + llm + dit rank 1")
     assert list(threads.values()) == [f"{place}, {what}" for place in places for what in ("planned", "measured")]
     runs = {t: [e for e in events if e.get("cat") in ("forward", "backward") and e["tid"] == t] for t in threads}
     for planned, measured in ((runs[t], runs[t + 1]) for t in threads if t % 2 == 0):
@@ -97,7 +96,7 @@ def test_a_recorded_step_has_a_trace_and_a_table(undisturbed: Run) -> None:
 @pytest.mark.parametrize(
     "runs",
     [
-        ((2, PEERS), (5, COLOCATED)),
+        ((2, PEERS), (5, FIRST)),
         ((1, FIRST), (2, FIRST), (3, SECOND), (4, SECOND), (5, FIRST)),
     ],
     ids=["some", "every"],
@@ -116,7 +115,7 @@ def test_resume_after_steps_in_either_layout(
 
 
 @pytest.mark.parametrize(
-    "degrees", [PEERS, *(pytest.param(degrees, marks=pytest.mark.long) for degrees in (COLOCATED, GROUPED))], ids=str
+    "degrees", [PEERS, *(pytest.param(degrees, marks=pytest.mark.long) for degrees in (FIRST, GROUPED))], ids=str
 )
 def test_killed_process_ends_the_run_and_it_resumes_in_another_layout(
     fleet: Fleet, tmp_path: Path, undisturbed: Run, degrees: Degrees
@@ -136,7 +135,7 @@ def test_killed_process_ends_the_run_and_it_resumes_in_another_layout(
         assert not any(rank.is_running() for rank in ranks)
     finally:
         kill_tree(process)
-    done, other = len(run.metrics()), FIRST if degrees.colocated else COLOCATED
+    done, other = len(run.metrics()), SECOND if degrees.colocated else FIRST
     code, errors = run.train(other, "--steps", str(done + 1), *SCHEDULE, *SHARES)
     assert code == 0, errors
     assert [m["step"] for m in run.metrics()] == list(range(done + 1))
@@ -146,7 +145,7 @@ def test_killed_process_ends_the_run_and_it_resumes_in_another_layout(
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_signal_saves_and_ends(fleet: Fleet, tmp_path: Path, number: signal.Signals) -> None:
     run = Run(fleet.address, tmp_path)
-    process = run.start(run.command(COLOCATED, "--checkpoint.every", "1000"))
+    process = run.start(run.command(FIRST, "--checkpoint.every", "1000"))
     try:
         read_until(process, "step 1/")
         ranks = descendants(process)
@@ -296,7 +295,7 @@ def test_torchrun_starts_a_run_again_and_it_goes_on_from_the_last_checkpoint(
             read_until(process, "step 3/")
             one.process.kill()
             read_until(process, "step 4/")
-            descendants(process)[2].kill()
+            descendants(process)[1].kill()
             _, errors = process.communicate(timeout=2 * TIMEOUT_S)
         finally:
             kill_tree(process)
