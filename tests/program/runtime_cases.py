@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import torch
+import torch._dynamo  # the first layer or optimizer would import it, in each process
 import torch.distributed as dist
 from builders.jobs import compose, module
 from torch.distributed.tensor import DTensor
