@@ -119,8 +119,8 @@ def with_sums(cost: Cost, kind: str, size: ModelSize, tp: int, bytes_per_ns: Fra
         )
     except ValidationError:
         raise ValueError(
-            f"sums of a {kind} of width {size.width} over {tp} peers take {round(linear)} ps a row, longer than a job "
-            "can say; check the bandwidth within a node, which is given in 10^9 bytes a second"
+            f"with sums over {tp} peers the {kind} of width {size.width} takes {round(linear)} ps a row, longer than "
+            "a job can say; check the bandwidth within a node, which is given in 10^9 bytes a second"
         ) from None
 
 

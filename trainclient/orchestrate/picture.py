@@ -53,7 +53,7 @@ def _draw_parts(axes: "Axes", scored: tuple[Scored, ...]) -> None:
     )
     axes.invert_yaxis()
     axes.set_xlabel("seconds of a step, as solved; modules: dp x tp x pp, r: computes activations again")
-    axes.legend(fontsize="small")
+    _legend(axes)
 
 
 def _draw_devices(axes: "Axes", solution: Solution) -> None:
@@ -69,4 +69,9 @@ def _draw_devices(axes: "Axes", solution: Solution) -> None:
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
     axes.axvline(solution.problem.cluster.gpus, color="#777777", linestyle=":")
     axes.set_xlabel("GPUs (colocated modules share all of theirs)")
-    axes.legend(fontsize="small")
+    _legend(axes)
+
+
+def _legend(axes: "Axes") -> None:
+    """Above the bars, none of which it hides."""
+    axes.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False)
