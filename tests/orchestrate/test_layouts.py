@@ -119,6 +119,20 @@ def test_colocated_equals_all_ways_one_by_one() -> None:
     assert in_rounds
 
 
+def bytes_of_colocated(problem: Problem, choice: Choice) -> float:
+    """States of all modules, what is kept of a round and 5 % more, an item beside it, and a block that is computed."""
+    stream, held, work = problem.workload.stream, 0.0, 0.0
+    for placed in choice.modules:
+        option = placed.option
+        largest = stream.seq_len if option.network.kind == "backbone" else option.load.largest
+        rows = max(choice.microbatch * option.load.rows, largest)
+        kept = 1.05 * stream.global_batch / placed.dp / choice.rounds * option.load.rows + largest
+        held += option.unit_bytes * (rows if option.network.kind == "generator" else kept)
+        held += shard_bytes(option, placed.dp, choice.sharding == "zero2")
+        work = max(work, rows * option.work_bytes)
+    return held + work
+
+
 def test_a_step_that_memory_does_not_hold_goes_in_rounds() -> None:
     def problem(memory_gb: float) -> Problem:
         return replace(paper_problem("llama3-7b", 16, 64, 512), cluster=cluster("a800", 16, memory_gb=memory_gb))
@@ -128,6 +142,8 @@ def test_a_step_that_memory_does_not_hold_goes_in_rounds() -> None:
     one, several = found
     assert several.waves % several.rounds == 0
     assert several.step_ns > one.step_ns
+    for choice, gigabytes in ((one, 72), (several, 28)):
+        assert choice.memory_bytes == pytest.approx(bytes_of_colocated(problem(gigabytes), choice))
     block = execution_block(problem(28), several)
     assert simulated_ns(problem(28), several, block, 1) == pytest.approx(several.step_ns, rel=0.1)
     with pytest.raises(TooLargeError):
