@@ -108,6 +108,7 @@ KEPT: dict[str, dict[str, Any]] = {
         "SIZES_CACHE_BYTES": 64 * MIB,
         "TEXTS_CACHE_BYTES": 64 * MIB,
         "TOKEN_IDS_CACHE_BYTES": 32 * MIB,
+        "TOKEN_COUNTS_CACHE_BYTES": 4 * MIB,
     },
     "dataserver/jobs/kept.py": {"KEPT_BYTES": 768 * MIB, "CUTS_BYTES": 8 * MIB},
     "dataserver/jobs/tables.py": {"KEPT_SLICES": 4},

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataserver.dataset.cache import LruCache
-from dataserver.dataset.errors import DatasetError, OddityReport
+from dataserver.dataset.errors import DatasetError, OddityReport, TokensMissingError
 from dataserver.dataset.files import ShardFile
 from dataserver.dataset.filters import Filter
 from dataserver.dataset.index import (
@@ -31,6 +31,8 @@ SIZES_CACHE_BYTES: Final = 64 << 20
 TEXTS_CACHE_BYTES: Final = 64 << 20
 TOKEN_IDS_CACHE_BYTES: Final = 32 << 20
 """Of their offsets; the ids themselves are read from the file each time. Some 400 shards of 10,000 texts."""
+TOKEN_COUNTS_CACHE_BYTES: Final = 4 << 20
+"""A hundred such shards: what plans them needs their counts, and a moment later what opens their ids."""
 
 IMAGE_COLUMNS: Final = ("width", "height")
 """Filter columns that fall back to the true size of a sample's first image where there is no such sidecar column."""
@@ -73,6 +75,7 @@ class IndexCaches:
 
     rows: LruCache[NumericColumns]
     texts: LruCache["pa.RecordBatch"]
+    counts: LruCache[TokenCounts]
     token_ids: LruCache[TokenIds]
 
     @classmethod
@@ -81,6 +84,7 @@ class IndexCaches:
         return cls(
             rows=LruCache(SIZES_CACHE_BYTES, lambda rows: rows.num_bytes),
             texts=LruCache(TEXTS_CACHE_BYTES, lambda batch: int(batch.nbytes)),
+            counts=LruCache(TOKEN_COUNTS_CACHE_BYTES, lambda counts: counts.counts.nbytes),
             token_ids=LruCache(TOKEN_IDS_CACHE_BYTES, lambda ids: ids.num_bytes),
         )
 
@@ -153,10 +157,7 @@ class Shard:
             ShardReadError: storage failed.
         """
         self.check_row(row)
-        ids = self.caches.token_ids.get(
-            (self.position, tokenizer_digest),
-            lambda: TokenIds.open(self.file.token_ids_path(tokenizer_digest), self._counts(tokenizer_digest)),
-        )
+        ids = self.caches.token_ids.get((self.position, tokenizer_digest), lambda: self._ids(tokenizer_digest))
         sizes = self.sizes()
         (first, end), images = sizes.text_offsets[row : row + 2].tolist(), sizes.image_offsets[row : row + 2].tolist()
         kinds = tuple(sizes.kinds[first + images[0] : end + images[1]].tolist())
@@ -227,7 +228,15 @@ class Shard:
             raise IndexError(f"shard {self.name} has {self.num_samples} samples, row {row} was asked for")
 
     def _counts(self, tokenizer_digest: str) -> TokenCounts:
-        return read_counts(self.file, self.header, tokenizer_digest)
+        key = self.position, tokenizer_digest
+        return self.caches.counts.get(key, lambda: read_counts(self.file, self.header, tokenizer_digest))
+
+    def _ids(self, tokenizer_digest: str) -> TokenIds:
+        try:
+            return TokenIds.open(self.file.token_ids_path(tokenizer_digest), self._counts(tokenizer_digest))
+        except TokensMissingError:  # both files are made again then
+            self.caches.counts.drop_where(lambda key: key == (self.position, tokenizer_digest))
+            raise
 
     def _read(self, column: str) -> "pa.Array":
         return read_columns(self.file.index_path, self.header, [column]).column(column)

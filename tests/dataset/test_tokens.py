@@ -10,7 +10,9 @@ import pytest
 from shards import write_interleaved, write_tar, write_texts
 
 from dataserver.dataset import Dataset, DatasetError, ShardReadError, TokensMissingError, build_index, count_tokens
-from dataserver.dataset.index import BATCH_ROWS
+from dataserver.dataset.files import ShardFile
+from dataserver.dataset.index import BATCH_ROWS, IndexHeader
+from dataserver.dataset.tokens import TokenCounts, read_counts
 
 
 class Tokenizer(NamedTuple):
@@ -195,6 +197,35 @@ def test_ids_that_are_cut_while_they_are_read_are_trouble_of_the_storage(tmp_pat
     with pytest.raises(ShardReadError, match="gave 2 of 5 bytes; was it cut"):
         shard.document(1, BYTES.digest)
     assert bytes(shard.document(0, BYTES.digest).texts[0].tolist()) == b"one two"
+
+
+def test_counts_are_read_once_for_planning_and_for_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But again where the ids are not those that were counted, since both are made again then."""
+    path = ids_of_one_shard(tmp_path)
+    right, read = path.read_bytes(), list[str]()
+
+    def counted(shard: ShardFile, header: IndexHeader, digest: str) -> TokenCounts:
+        read.append(digest)
+        return read_counts(shard, header, digest)
+
+    monkeypatch.setattr("dataserver.dataset.shard.read_counts", counted)
+
+    def count_again(tokenizer: Tokenizer) -> None:
+        for file in tmp_path.glob("*.tokens-*"):
+            file.unlink()
+        count_tokens(tmp_path, tokenizer)
+        path.write_bytes(right)
+
+    count_again(Tokenizer(BYTES.digest, lambda texts: [ids + 1 for ids in byte_ids(texts)]))
+    shard = Dataset.open(tmp_path).shards[0]
+    assert shard.token_counts(BYTES.digest).tolist() == [7, 5]
+    with pytest.raises(TokensMissingError, match="are not those that were counted"):
+        shard.document(0, BYTES.digest)
+    assert len(read) == 1
+    count_again(BYTES)
+    assert shard.token_counts(BYTES.digest).tolist() == [7, 5]
+    assert bytes(shard.document(1, BYTES.digest).texts[0].tolist()) == b"three"
+    assert len(read) == 2
 
 
 def test_texts_without_a_token(tmp_path: Path) -> None:
