@@ -199,9 +199,9 @@ def module_images(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> I6
 
 def _handled(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> Bool:
     """The samples whose images an encoder or generator handles. bool [n]."""
+    handled: Bool = samples.task == TASK_OF[module.kind]
     datasets = np.array([m is not None and m.name == module.name for m in spec.module_of_dataset(module.kind)])
-    handled: Bool = (samples.task == TASK_OF[module.kind]) & datasets[samples.dataset]
-    return handled
+    return handled if datasets.all() else handled & datasets[samples.dataset]
 
 
 def image_rows(stream: Stream, samples: StepSamples, images: I64, task: Task) -> I64:
@@ -226,17 +226,22 @@ class BesideBackbone:
 
 def images_beside(spec: JobSpec, module: ModuleSpec, samples: StepSamples, backbone: Arrangement) -> BesideBackbone:
     """The images of an encoder or generator and their places in the backbone."""
+    from dataserver.planning.kernels.placed import Beside, images_of
+
     task = TASK_OF[module.kind]
-    counts = np.where(samples.task == task, np.diff(samples.image_offsets), 0)[backbone.item]
-    item = np.repeat(np.arange(len(counts)), counts)  # of each image: once, since numpy is slow at it
-    image = np.arange(len(item)) + (samples.image_offsets[backbone.item] - (np.cumsum(counts) - counts))[item]
-    rank, microbatch = backbone.rank[item], backbone.microbatch[item]
-    rows = image_rows(spec.stream, samples, image, task)
-    start = _rows_before(rank, microbatch, rows)
-    mine = _handled(spec, module, samples)[backbone.item][item]
-    if mine.all():  # no other module of the kind handles any
-        return BesideBackbone(image, rank, microbatch, start, rows)
-    return BesideBackbone(*(a[mine] for a in (image, rank, microbatch, start, rows)))
+    beside = Beside(
+        item=backbone.item,
+        rank=backbone.rank,
+        microbatch=backbone.microbatch,
+        offsets=samples.image_offsets,
+        of_kind=samples.task == task,
+        mine=_handled(spec, module, samples),
+        image_rows=samples.image_rows,
+        image_columns=samples.image_columns,
+    )
+    stream = spec.stream
+    given = stream.generation.query_tokens if task is Task.GENERATION else -1
+    return BesideBackbone(*images_of(beside, stream.sizing.merge**2, given))
 
 
 def arrange_and_route(

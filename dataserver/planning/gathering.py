@@ -83,8 +83,8 @@ class Window:
 
 def gather_window(order: StreamOrder, span: Span, tables: Sequence[ShardTable]) -> Window:
     """The window in which a span lies, from the tables of its shards."""
-    sample, first, which, position = order.window(span, tables)
-    return Window(sample, first, pick_rows(tables, which, position))
+    sample, first, at = order.window(span, tables)
+    return Window(sample, first, pick_rows(tables, at))
 
 
 def gather_step(
@@ -113,12 +113,10 @@ def gather_step(
     return concatenate(parts)
 
 
-def pick_rows(tables: Sequence[ShardTable], which: I64, position: I64) -> ShardTable:
-    """Rows of several tables, in a given order: int64 [k] the table of each row, and its position in that table."""
-    bases = np.concatenate([[0], np.cumsum([len(t.row) for t in tables])])
-    image_bases = np.concatenate([[0], np.cumsum([len(t.image_rows) for t in tables])])
-    at = bases[which] + position
-    firsts = np.concatenate([t.image_offsets[:-1] + b for t, b in zip(tables, image_bases, strict=False)])[at]
+def pick_rows(tables: Sequence[ShardTable], at: I64) -> ShardTable:
+    """Rows of several tables in a given order: int64 [k], where each is in the tables, one after the other."""
+    bases = np.cumsum([0, *(len(t.image_rows) for t in tables)])
+    firsts = np.concatenate([t.image_offsets[:-1] + b for t, b in zip(tables, bases, strict=False)])[at]
     counts = np.concatenate([np.diff(t.image_offsets) for t in tables])[at]
     images = ranges(firsts, counts)
     return ShardTable(

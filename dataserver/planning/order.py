@@ -108,7 +108,7 @@ class StreamOrder:
             for span in self._spans_of(dataset, first, last)
         ]
 
-    def window(self, span: Span, tables: Sequence[ShardTable]) -> tuple[U64, I64, I64, I64]:
+    def window(self, span: Span, tables: Sequence[ShardTable]) -> tuple[U64, I64, I64]:
         """All samples of the window in which a span lies; spans of one window share them.
 
         Args:
@@ -117,19 +117,16 @@ class StreamOrder:
 
         Returns:
             uint64 [n] numbers of the samples in canonical order, int64 [n] the first unit of each, from the start of
-            the pass, int64 [n] which of the tables each is in, and int64 [n] its position in that table.
+            the pass, and int64 [n] where each is in the tables, one after the other.
         """
         sample = np.concatenate([self.numbers(s, t) for s, t in zip(span.shards, tables, strict=True)])
-        units = np.concatenate([units_of(self.stream, t) for t in tables])
-        table = np.repeat(np.arange(len(tables)), [len(t.row) for t in tables])
-        position = np.concatenate([np.arange(len(t.row)) for t in tables])
         words = self.draws(span, sample)
         order = np.argsort(words)  # four times as fast as `lexsort`, which is needed only where two words are equal
         ordered = words[order]
         if (ordered[1:] == ordered[:-1]).any():
             order = np.lexsort((sample, words))
-        first = span.window_start + np.cumsum(units[order]) - units[order]
-        return sample[order], first, table[order], position[order]
+        units = np.concatenate([units_of(self.stream, t) for t in tables])[order]
+        return sample[order], span.window_start + np.cumsum(units) - units, order
 
     def length_of(self, dataset: int, shard: int) -> int:
         """The length of a shard on its dataset's axis."""

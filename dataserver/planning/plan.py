@@ -233,6 +233,6 @@ def make_plan(job: Job, step: int, arranged: ArrangedStep) -> StepPlan:
         stream_id=job.stream_id,
         step=step,
         text_tokens=int((samples.text_tokens[understood] + 1).sum()),
-        target_patches=int(samples.patches[generated[samples.image_sample]].sum()),
+        target_patches=int(samples.patches[np.repeat(generated, np.diff(samples.image_offsets))].sum()),
         hash=plan_hash(job.job_id, step, arranged),
     )

@@ -208,7 +208,8 @@ def concatenate(parts: list[StepSamples]) -> StepSamples:
         narrow = empty.astype(np.int32)
         offsets = np.zeros(1, np.int64)
         return StepSamples(narrow, empty, empty.astype(np.uint64), narrow, empty, empty, empty, offsets, narrow, narrow)
-    joined = {f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(StepSamples)}
-    counts = np.concatenate([np.diff(p.image_offsets) for p in parts])
-    joined["image_offsets"] = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return StepSamples(**joined)
+    columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(StepSamples)}
+    images = np.cumsum([0, *(len(p.image_rows) for p in parts[:-1])])
+    behind = [p.image_offsets[1:] + before for p, before in zip(parts, images, strict=True)]
+    columns["image_offsets"] = [np.zeros(1, np.int64), *behind]
+    return StepSamples(**{name: np.concatenate(arrays) for name, arrays in columns.items()})

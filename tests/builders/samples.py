@@ -83,7 +83,7 @@ class SyntheticDatasets:
         numbers: list[int] = self._window(span)[0][self._begin_in(span)].tolist()
         return numbers
 
-    def _window(self, span: Span) -> tuple[U64, I64, I64, I64]:
+    def _window(self, span: Span) -> tuple[U64, I64, I64]:
         return self.order.window(span, [self.tables[span.dataset][s] for s in span.shards])
 
     def _begin_in(self, span: Span) -> Bool:
@@ -95,15 +95,16 @@ class SyntheticDatasets:
         parts = []
         for span in self.order.spans(step):
             tables = [self.tables[span.dataset][s] for s in span.shards]
-            chosen, (numbers, _, which, position) = self._begin_in(span), self.order.window(span, tables)
-            picked = pick(self.job, tables, which[chosen], position[chosen])
+            chosen, (numbers, _, at) = self._begin_in(span), self.order.window(span, tables)
+            picked = pick(tables, at[chosen])
             parts.append(size_samples(self.job.stream, span.dataset, span.pass_, numbers[chosen], picked))
         return concatenate(parts)
 
 
-def pick(job: Job, tables: Sequence[ShardTable], which: I64, position: I64) -> ShardTable:
-    """Rows of several tables, one by one."""
-    rows = list(zip(which.tolist(), position.tolist(), strict=True))
+def pick(tables: Sequence[ShardTable], at: I64) -> ShardTable:
+    """Rows of several tables, by where they are in all of them, one by one."""
+    every = [(t, p) for t, table in enumerate(tables) for p in range(len(table.row))]
+    rows = [every[i] for i in at.tolist()]
     images = [(t, i) for t, p in rows for i in range(tables[t].image_offsets[p], tables[t].image_offsets[p + 1])]
     counts = [int(np.diff(tables[t].image_offsets)[p]) for t, p in rows]
     return ShardTable(

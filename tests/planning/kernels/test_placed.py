@@ -30,3 +30,28 @@ def test_rows_before_begin_anew_with_each_rank_and_each_microbatch(module: Any, 
         same = (rank[:i] == rank[i]) & (microbatch[:i] == microbatch[i])
         assert found[i] == rows[:i][same].sum()
     assert len(found) == count
+
+
+@pytest.mark.parametrize("module", [placed, interpreted("placed")])
+@pytest.mark.parametrize(("count", "given"), [(0, 3), (1, -1), (50, 3), (50, -1), (50, 0)])
+def test_images_come_in_the_backbones_order_behind_those_of_other_modules(module: Any, count: int, given: int) -> None:
+    rng = np.random.default_rng(count + given)
+    at = sorted(zip(rng.integers(0, 3, count), rng.integers(0, 4, count), rng.permutation(count), strict=True))
+    rank, microbatch, item = np.array(at, np.int64).reshape(-1, 3).T.copy()
+    counts = rng.integers(0, 4, count)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    rows, columns = (2 * rng.integers(1, 9, (2, int(offsets[-1])))).astype(np.int32)
+    of_kind = rng.random(count) < 0.7
+    mine = of_kind & (rng.random(count) < 0.6)
+    expected, so_far = [], dict[tuple[int, int], int]()
+    for r, m, sample in at:
+        for image in range(offsets[sample], offsets[sample + 1]) if of_kind[sample] else ():
+            taken = given if given >= 0 else int(rows[image]) * int(columns[image]) // 4
+            if mine[sample]:
+                expected.append((image, r, m, so_far.get((r, m), 0), taken))
+            so_far[r, m] = so_far.get((r, m), 0) + taken
+    beside = module.Beside(item, rank, microbatch, offsets, of_kind, mine, rows, columns)
+    found = module.images_of(beside, 4, given)
+    assert all(array.dtype == np.int64 for array in found)
+    assert list(zip(*(array.tolist() for array in found), strict=True)) == expected
+    assert len(expected) >= count // 5
