@@ -25,7 +25,7 @@ class Bar:
 
 
 def bars_of(planned: PlannedTimeline) -> list[list[Bar]]:
-    """The operations of each node in their order."""
+    """What each node computes, in its order; collectives take no time in plans."""
     lists = planned.pipeline.operations
     critical = {(o.node, o.operation) for o in critical_path(planned.pipeline, planned.timeline)}
     starts, ends = planned.timeline.start_ns.tolist(), planned.timeline.end_ns.tolist()
@@ -37,6 +37,7 @@ def bars_of(planned: PlannedTimeline) -> list[list[Bar]]:
             [
                 Bar(o.kind, modules[o.chunk], o.chunk, o.microbatch, start, end, (node, o) in critical)
                 for o, start, end in times
+                if o.computes
             ]
         )
     return found

@@ -11,7 +11,7 @@ from dataserver.planning.naming import listed, unit_of
 from dataserver.planning.pacing import pace
 from dataserver.planning.plan import Decision, ModuleSchedule
 from dataserver.planning.samples import I64
-from dataserver.planning.simulation import Operations, Program, forwards, stage_operations
+from dataserver.planning.simulation import Operations, Program, forwards, stage_operations, whole_step
 
 AUTOMATIC_EXTRA = 4
 """Microbatches beyond those of 1F1B that are tried where the job leaves it open and every module states its memory."""
@@ -162,6 +162,7 @@ def wave_programs(
     )
 
 
-def done_by(module: ModuleSpec, operations: Operations) -> Operations:
-    """What a stage of a module does of the operations that it would do if it were trained."""
-    return operations if module.runs_backward else forwards(operations)
+def done_by(module: ModuleSpec, operations: Operations, num_chunks: int = 1) -> Operations:
+    """What a stage of a module does in a step, of the passes that it would run if it were trained."""
+    run = operations if module.runs_backward else forwards(operations)
+    return whole_step(run, num_chunks, trained=not module.frozen)

@@ -119,13 +119,17 @@ def test_every_row_crosses_to_its_microbatch_and_its_gradient_comes_back(items: 
     items = [item for item in items if item[1] // ROUND == item[3] // ROUND]
     targets = [[view(items, slice(2, 4), (rank, k)) for k in range(MICROBATCHES)] for rank in everyone]
     for (_, inlet), views in zip(found, targets, strict=True):
-        inlet.begin_step(lambda first, views=views: [views[k] for k in views[first].round])  # type: ignore[arg-type, misc]
+        inlet.begin_step([], lambda first, views=views: [views[k] for k in views[first].round])  # type: ignore[arg-type, misc]
     for first in range(0, MICROBATCHES, ROUND):
         microbatches, sent = targets[0][first].round, {}
         for rank, (outlet, _) in enumerate(found):
             for k in microbatches:
                 source = view(items, slice(0, 2), (rank, k))
                 sent[rank, k] = outlet.send(source, made(items, (rank, k)))  # type: ignore[arg-type]
+        assert not any(boxes.values()), "rows leave when they are told to"
+        for outlet, inlet in found:
+            inlet.depart(first)  # which has nothing yet
+            outlet.depart(first)
         for rank, (_, inlet) in enumerate(found):
             for batch in [targets[rank][k] for k in microbatches]:
                 own = [i for i, item in enumerate(items) if item[2:4] == (rank, batch.microbatch)]
@@ -136,6 +140,10 @@ def test_every_row_crosses_to_its_microbatch_and_its_gradient_comes_back(items: 
                 assert rows.offsets is not None
                 assert rows.offsets.diff().tolist() == [items[i][4] for i in own]
                 inlet.give_back(shipment, rows.values * 2)
+        assert not any(boxes.values())
+        for outlet, inlet in found:
+            outlet.depart(first)  # all has left
+            inlet.depart(first)
         for (rank, k), shipment in sent.items():
             gradient = found[rank][0].gradient(shipment)
             assert torch.equal(gradient, made(items, (rank, k)).values * 2)
@@ -152,7 +160,7 @@ ONE: list[Item] = [(0, 0, 0, 1, 2, True)]
 
 def test_rows_that_routings_do_not_cover_are_refused() -> None:
     outlet, inlet = ends({}, 0)
-    inlet.begin_step(lambda _: [view(ONE, slice(2, 4), (0, k)) for k in range(ROUND)])  # type: ignore[arg-type, return-value]
+    inlet.begin_step([], lambda _: [view(ONE, slice(2, 4), (0, k)) for k in range(ROUND)])  # type: ignore[arg-type, return-value]
     offsets, valid = torch.tensor([0, 3]), torch.ones(1, dtype=torch.bool)
     with pytest.raises(RoutingError, match="covers 2 rows of embeddings where the view has 3"):
         one_step(ONE, outlet, Rows(torch.zeros(3, WIDTH), valid, offsets))
@@ -168,9 +176,10 @@ def test_a_module_that_waits_for_other_rows_than_are_routed_is_refused() -> None
     found = [ends(boxes, rank) for rank in range(RANKS)]
     for rank, (outlet, inlet) in enumerate(found):
         views = [view(ONE, slice(2, 4), (rank, k)) for k in range(ROUND)]
-        inlet.begin_step(lambda _, views=views: views)  # type: ignore[arg-type, misc]
+        inlet.begin_step([], lambda _, views=views: views)  # type: ignore[arg-type, misc]
         for k in range(ROUND):
             outlet.send(view(ONE, slice(0, 2), (rank, k)), made(ONE, (rank, k)))  # type: ignore[arg-type]
+        outlet.depart(0)
     with pytest.raises(RoutingError, match="cover 2 rows of embeddings of microbatch 1 where the view has 5"):
         found[0][1].receive(view(ONE, slice(2, 4), (0, 1)), 5, WIDTH)  # type: ignore[arg-type]
 
@@ -180,10 +189,20 @@ def test_another_plan_is_found_out_also_where_no_rows_cross() -> None:
     found = [ends(boxes, rank) for rank in range(RANKS)]
     for rank, (outlet, inlet) in enumerate(found):
         views = [view([], slice(2, 4), (rank, k)) for k in range(ROUND)]
-        inlet.begin_step(lambda _, views=views: views)  # type: ignore[arg-type, misc]
+        inlet.begin_step([], lambda _, views=views: views)  # type: ignore[arg-type, misc]
         for k in range(ROUND):
             batch = view([], slice(0, 2), (rank, k))
             batch.plan_hash = bytes(32) if rank else batch.plan_hash
             outlet.send(batch, made([], (rank, k)))  # type: ignore[arg-type]
+        outlet.depart(0)
     with pytest.raises(BrokerMismatchError, match="rank 0 waited for embeddings from rank 1"):
         found[0][1].receive(view([], slice(2, 4), (0, 0)), 0, WIDTH)  # type: ignore[arg-type]
+
+
+def test_rows_that_no_exchange_of_the_program_takes_are_not_forgotten() -> None:
+    (outlet, inlet), batch = ends({}, 0), view([], slice(0, 2), (0, 0))
+    shipment = outlet.send(batch, made([], (0, 0)))  # type: ignore[arg-type]
+    inlet.give_back(shipment, torch.zeros(0, WIDTH))
+    for end in (outlet, inlet):
+        with pytest.raises(RuntimeError, match="1 microbatches of rows, or of gradients, have not left"):
+            end.end_step()

@@ -38,6 +38,10 @@ NOTHING = [np.full(9, -1, np.int64)]
 Boxes = dict[tuple[int, int], deque[Message]]
 
 
+def unread(first: int) -> Any:
+    raise AssertionError(f"a whole round from microbatch {first} is read where rows come microbatch by microbatch")
+
+
 @dataclass
 class Post:
     """A channel whose messages wait in one place, by sender and receiver, and which notes what is done with it."""
@@ -171,7 +175,7 @@ def test_every_row_arrives_where_the_routings_want_it_and_its_gradient_comes_bac
     for target in range(2):
         joints = [joint(name, "t", 10 + target, peers, boxes) for name, peers in (("a", (0, 1, 2)), ("b", (3, 4, 5)))]
         inlet = Inlet(joints, CPU, torch.float32)
-        inlet.begin_step(NOTHING * 2)
+        inlet.begin_step(NOTHING * 2, unread)
         view = View([], tuple(routing(name, "t", [e for e in entries[name] if e[2] == target]) for name in "ab"))
         rows, shipment = inlet.receive(view, sizes.get(target, 0), 3)  # type: ignore[arg-type]
         own = sorted((i for i in shuffled if items[i][1] == target), key=place.__getitem__)
@@ -189,7 +193,7 @@ def test_between_chunks_all_rows_go_straight_on_even_where_there_are_none() -> N
     boxes: tuple[Boxes, Boxes] = {}, {}
     there, here = (joint("m", "m", rank, peers, boxes, peer=1) for rank, peers in ((4, (8, 5)), (5, (9, 4))))
     outlet, inlet = Outlet([there], CPU, torch.float32), Inlet([here], CPU, torch.float32)
-    inlet.begin_step(NOTHING)
+    inlet.begin_step(NOTHING, unread)
     for count in (3, 0):
         made = Rows(torch.arange(2.0 * count).view(count, 2), torch.tensor([True, False]), None)
         view: Any = View([0, 1], microbatch=count)
@@ -217,7 +221,7 @@ def test_where_no_gradients_return_none_are_sent_and_what_has_left_is_released()
         sent = Rows(torch.ones(1, 3), torch.ones(1, dtype=torch.bool), None)
         outlet.send(View([0], microbatch=microbatch), sent)  # type: ignore[arg-type]
         assert post.waited == [((10,), k) for k in range(microbatch - 1)], "nothing that has not left is waited for"
-    inlet.begin_step([np.full(9, -1, np.int64)])
+    inlet.begin_step([np.full(9, -1, np.int64)], unread)
     assert not inlet.returns
     _, shipment = inlet.receive(View([0], microbatch=0), 1, 3)  # type: ignore[arg-type]
     inlet.give_back(shipment, torch.ones(1, 3))
@@ -240,7 +244,7 @@ def test_what_was_sent_is_released_once_the_peer_has_answered() -> None:
     boxes: tuple[Boxes, Boxes] = {}, {}
     there, here = (joint("m", "m", rank, peers, boxes, peer=0) for rank, peers in ((4, (5,)), (5, (4,))))
     outlet, inlet = Outlet([there], CPU, torch.float32), Inlet([here], CPU, torch.float32)
-    inlet.begin_step([np.array([-1, -1, 0, 1])])
+    inlet.begin_step([np.array([-1, -1, 0, 1])], unread)
     shipped, arrived = {}, {}
     forward, backward = there.forward.channel.waited, here.backward.channel.waited  # type: ignore[attr-defined]
 
@@ -328,7 +332,7 @@ def test_receives_are_posted_once_ahead_or_when_they_are_needed() -> None:
     boxes: tuple[Boxes, Boxes] = {}, {}
     there, here = (joint("m", "m", rank, peers, boxes, peer=0) for rank, peers in ((4, (5,)), (5, (4,))))
     outlet, inlet = Outlet([there], CPU, torch.float32), Inlet([here], CPU, torch.float32)
-    inlet.begin_step(NOTHING)
+    inlet.begin_step(NOTHING, unread)
     views: list[Any] = [View([0], microbatch=k) for k in range(3)]
     for k in (0, 1, 1):
         inlet.post(0, views[k], 1, 2)

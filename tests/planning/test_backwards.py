@@ -16,7 +16,7 @@ from dataserver.planning.grouped.sequences import group_costs
 from dataserver.planning.identity import Job, JobSpecError, identify, parse_job
 from dataserver.planning.layout import layout_of
 from dataserver.planning.planner import plan_step, timeline
-from dataserver.planning.simulation import BACKWARD, FORWARD, INTERACTION
+from dataserver.planning.simulation import BACKWARD, EXCHANGE, FORWARD, INTERACTION, REDUCE, UNSHARD
 
 COST = {"microbatch_ns": 100, "linear_ps": 10_000, "quadratic_fs": 10}
 IMAGES_COST = {**COST, "linear_ps": 2_000}
@@ -155,7 +155,8 @@ def test_a_frozen_tower_beside_a_trained_one_runs_forwards_and_interactions_alon
     for program in layout_of(job.spec.execution).programs(job.spec.execution, plan.schedules, plan.num_microbatches):
         kinds = program.operations.kind.tolist()
         assert kinds.count(BACKWARD) == (0 if program.modules == (frozen,) else plan.num_microbatches)
-        assert kinds.count(INTERACTION) == (2 if program.stage == 1 else 0)
+        assert kinds.count(INTERACTION) == kinds.count(EXCHANGE) == (2 if program.stage == 1 else 0)
+        assert (kinds.count(UNSHARD), kinds.count(REDUCE)) == (1, program.modules != (frozen,))
     assert layout_of(job.spec.execution).lower_bound_ns(job, plan) <= simulated.makespan_ns
     whole = identify(job.spec.forward_only)
     assert timeline(whole.spec, plan_step(whole, 0, samples)).makespan_ns < simulated.makespan_ns
@@ -170,8 +171,8 @@ def test_towers_that_are_all_frozen_run_forwards_and_interactions_alone(schedule
     samples = contrastive_samples(job)
     plan = plan_step(job, 0, samples)
     for program in layout_of(job.spec.execution).programs(job.spec.execution, plan.schedules, plan.num_microbatches):
-        expected = [FORWARD, FORWARD, *([INTERACTION] if program.stage == 1 else [])] * 2
-        assert program.operations.kind.tolist() == expected
+        expected = [FORWARD, FORWARD, *([EXCHANGE, INTERACTION] if program.stage == 1 else [])] * 2
+        assert program.operations.kind.tolist() == [UNSHARD, *expected]
     simulated = timeline(job.spec, plan)
     assert simulated.makespan_ns < timeline(trained.spec, plan_step(trained, 0, samples)).makespan_ns
     assert layout_of(job.spec.execution).lower_bound_ns(job, plan) <= simulated.makespan_ns

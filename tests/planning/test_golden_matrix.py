@@ -6,7 +6,7 @@ A change to a `plan` is plan-breaking and must raise plan_version; so is one tha
 """
 
 import json
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,8 +15,9 @@ import pytest
 from builders.jobs import LAYOUT_KINDS
 from builders.matrix import Step, matrix, samples_of
 
-from dataserver.planning.layout import layout_of
+from dataserver.planning.layout import PlannedTimeline, layout_of
 from dataserver.planning.planner import module_loads, plan_step, stairs, timeline
+from dataserver.planning.simulation import Timeline
 
 GOLDEN = Path(__file__).with_name("golden_matrix.json")
 BLOCKS, BLOCK = 8, 10
@@ -39,7 +40,7 @@ def outcome(step: Step) -> dict[str, str]:
         plan = plan_step(job, STEP, samples_of(job, tables))
     except ValueError as error:
         return found | {"refused": str(error)}
-    simulated = timeline(job.spec, plan).timeline
+    simulated = of_computing(timeline(job.spec, plan))
     times = [getattr(simulated, field.name) for field in fields(simulated)] + [*module_loads(job.spec, plan).values()]
     bound = layout_of(job.spec.execution).lower_bound_ns(job, plan)
     compared = [astuple(entry) for entry in (*plan.candidates, *plan.decisions, *stairs(job, plan))]
@@ -48,6 +49,26 @@ def outcome(step: Step) -> dict[str, str]:
         "simulated": _digest([bound, *(np.asarray(time).tolist() for time in times)]),
         "compared": _digest(compared),
     }
+
+
+def of_computing(planned: PlannedTimeline) -> Timeline:
+    """A timeline as if programs had no collectives, which take no time and so change none."""
+    found, lists = planned.timeline, [list(listed) for listed in planned.pipeline.operations]
+    computes = [[o.computes for o in lists[stage]] for stage in planned.pipeline.stage.tolist()]
+    width, length = max(map(sum, computes), default=0), found.start_ns.shape[1]
+    places = {
+        node * length + old: node * width + new
+        for node, mine in enumerate(computes)
+        for new, old in enumerate(np.flatnonzero(mine).tolist())
+    }
+    start, end, cause = np.full((3, len(computes) * width), -1)
+    for old, new in places.items():
+        before = int(found.cause.flat[old])
+        while before >= 0 and before not in places:
+            before = int(found.cause.flat[before])
+        start[new], end[new], cause[new] = found.start_ns.flat[old], found.end_ns.flat[old], places.get(before, -1)
+    shaped = {"start_ns": start, "end_ns": end, "cause": cause}
+    return replace(found, **{name: values.reshape(-1, width) for name, values in shaped.items()})
 
 
 def _digest(found: object) -> str:

@@ -54,11 +54,15 @@ def check_the_simulator_runs_them(job: Job, plan: StepPlan, programs: tuple[Prog
 
 
 def check_every_pass_is_there_once(execution: Execution, num_microbatches: int, programs: tuple[Program, ...]) -> None:
-    """Every stage and chunk runs each microbatch forward once, and backward once and later, unless it has none."""
+    """Every stage and chunk runs each microbatch forward once, and backward once and later, unless it has none.
+
+    Its parameters are gathered before all that, and its gradients summed behind it, unless it is frozen.
+    """
     stages: dict[str, list[int]] = {m.name: [] for m in execution.modules}
     for program in programs:
-        found = {(o.kind, o.microbatch, o.chunk): n for n, o in enumerate(program.operations)}
-        assert len(found) == len(program.operations)
+        operations = list(program.operations)
+        found = {(o.kind, o.microbatch, o.chunk): n for n, o in enumerate(operations) if o.computes}
+        assert len(found) == sum(o.computes for o in operations)
         for chunk, name in enumerate(program.modules):
             forward, backward = (
                 [found.get((k, m, chunk)) for m in range(num_microbatches)]
@@ -70,6 +74,10 @@ def check_every_pass_is_there_once(execution: Execution, num_microbatches: int, 
                 assert execution.module(name).cost.backward_percent == 0
             else:
                 assert all(f < b for f, b in zip(forward, backward, strict=True))
+            own = [o.kind for o in operations if o.chunk == chunk]
+            assert (own[0], own.count(OperationKind.UNSHARD)) == (OperationKind.UNSHARD, 1)
+            summed = [] if execution.module(name).frozen else [OperationKind.REDUCE]
+            assert [k for k in own if k is OperationKind.REDUCE] == summed == own[len(own) - len(summed) :]
         for name in set(program.modules):
             stages[name].append(program.stage)
     assert stages == {m.name: list(range(m.pp)) for m in execution.modules}

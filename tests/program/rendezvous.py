@@ -56,7 +56,7 @@ def acts(programs: StepPrograms, topology: Topology, rank: int, *, ahead: bool =
                 found[Act(Transfer(str(way), False, k), begins=True, sends=True)] = None
                 if way.returns:
                     found[Act(Transfer(str(way), True, k), begins=True)] = None
-        else:
+        elif operation.kind is OperationKind.BACKWARD:
             found |= dict.fromkeys(Act(Transfer(str(way), True, k), begins=False) for way in out if way.returns)
             found |= dict.fromkeys(
                 Act(Transfer(str(way), True, k), begins=True, sends=True) for way in into if way.returns

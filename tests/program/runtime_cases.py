@@ -370,8 +370,7 @@ def run_cases() -> None:
             if case.late_for and place.modules[0].name == "llm":
                 be_late(modules[0][1].network, case, groups, script.parent)
             weights = LossWeights(case.text_weight, case.image_weight)
-            machine = assemble(spec, layout, place, modules, groups.channels, weights, clock)
-            holding.begin_step()
+            machine = assemble(spec, layout, place, modules, groups.channels, weights, clock, parameters=holding)
             with Streams.open(case.servers, case.parsed, place, machine.tensors) as streams:
                 if groups.rank == case.other_plan_rank:
                     for client in streams.clients.values():
@@ -379,7 +378,8 @@ def run_cases() -> None:
                 assert machine.interpreter.run(streams.batches(groups)) is not None
             waited = [(e.operation.kind, e.end_ns - e.start_ns, e.waited_ns) for e in clock.executed()]
             (script.parent / f"{case.name}.{groups.rank}.waits").write_text(json.dumps(waited))
-            found = {name: _whole(holding, name, value) for name, value in holding.end_step().items()}
+            found = {name: _whole(holding, name, value) for name, value in holding.gradients.items()}
+            holding.drop()
             sharded = [m for site, m in modules if models.sharding(site.module) is not Sharding.NONE]
             assert all(isinstance(p, DTensor) for m in sharded for p in m.network.parameters()), "not gathered any more"
             torch.save(found, script.parent / f"{case.name}.{groups.rank}.pt")

@@ -33,7 +33,8 @@ class Recorded:
     """Of every receive how many calls came before it, and its microbatch."""
     stamped_ns: int = 0
 
-    def begin_step(self, taken: object = None) -> None:
+    def begin_step(self, taken: object = None, views: object = None) -> None:
+        assert (taken is None) == (views is None)
         if taken is None:
             self.calls.append("begin")
         else:
@@ -52,8 +53,25 @@ class Recorded:
         assert (operation.kind, operation.chunk) == (OperationKind.BACKWARD, self.chunk)
         self.calls.append(operation)
 
+    def exchange(self, operation: Operation) -> None:
+        assert (operation.kind, operation.chunk) == (OperationKind.EXCHANGE, self.chunk)
+        self.calls.append(operation)
+
     def end_step(self) -> None:
         self.calls.append("end")
+
+
+@dataclass
+class Held:
+    """Parameters that note beside the runners what is asked of them."""
+
+    calls: list[object]
+
+    def unshard(self, chunk: int) -> None:
+        self.calls.append(Operation(OperationKind.UNSHARD, 0, chunk))
+
+    def reduce(self, chunk: int) -> None:
+        self.calls.append(Operation(OperationKind.REDUCE, 0, chunk))
 
 
 def views(fleet: Fleet, module: str, dataset: str = "pairs", degrees: Degrees = DEGREES) -> tuple[Case, list[Batch]]:
@@ -68,7 +86,8 @@ def interpreter(case: Case, module: str, stage: int = 0) -> tuple[Interpreter, l
     topology = Topology.of(spec)
     place = next(p for p in topology.places if (p.modules[0].name, p.rank, p.stage) == (module, 0, stage))
     runners = [Recorded(calls, n, Recorded(calls, n)) for n in range(len(place.chunks))]
-    made = Interpreter(spec.execution, topology, place, runners, Stopwatch(torch.device("cpu")))  # type: ignore[arg-type]
+    clock, held = Stopwatch(torch.device("cpu")), Held(calls)
+    made = Interpreter(spec.execution, topology, place, runners, clock, parameters=held)  # type: ignore[arg-type]
     return made, calls, runners
 
 
@@ -89,7 +108,7 @@ def test_a_stage_runs_its_list_and_nothing_else(fleet: Fleet, degrees: Degrees, 
     (program,) = (p for p in programs if (p.modules[0], p.stage) == (module, stage))
     ends = len(runners)
     assert calls == ["begin"] * ends + list(program.operations) + ["end"] * ends
-    assert len(program.operations) == 2 * ends * len(batches) > 4
+    assert len(program.operations) == 2 * ends * (len(batches) + 1) > 6
 
 
 @dataclass
@@ -144,7 +163,7 @@ def test_a_receive_whose_view_has_not_come_keeps_nothing_waiting(fleet: Fleet) -
     late.ready = False
     made.run([late])
     assert [microbatch for _, microbatch in runner.posted] == [0], "of the others the forward posts it"
-    assert len(calls) == 2 * len(batches) + 2
+    assert len(calls) == 2 * len(batches) + 4
 
 
 def test_what_an_interleaved_source_has_taken_is_that_of_the_chunk(fleet: Fleet) -> None:
@@ -158,7 +177,7 @@ def test_what_an_interleaved_source_has_taken_is_that_of_the_chunk(fleet: Fleet)
         for operation in program.operations:
             if operation.chunk == position and operation.kind is OperationKind.BACKWARD:
                 last = operation.microbatch
-            elif operation.chunk == position:
+            elif operation.chunk == position and operation.kind is OperationKind.FORWARD:
                 expected[operation.microbatch] = last
         assert programs.taken(way).tolist() == [expected[k] for k in range(len(batches))]
 

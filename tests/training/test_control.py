@@ -2,6 +2,8 @@
 
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from torch.distributed import HashStore
 from training.members import running
 
 from trainclient.exchange.transport import PeerLostError
+from trainclient.training import stopped
 from trainclient.training.control import Control, RunEndedError
 
 TIMEOUT_S = 3.0
@@ -29,7 +32,7 @@ DEADLINE_S = 2 * 15 + TIMEOUT_S
 def test_a_process_that_is_gone_or_stopped_ends_all_and_is_named(
     tmp_path: Path, number: signal.Signals, second: str, what: str
 ) -> None:
-    """Also where a collective gives up before it is known that the process is stopped."""
+    """Also where a collective gives up before it is known that the process is stopped. Nothing is left of that one."""
     with running(tmp_path, ("wait", second, "wait"), TIMEOUT_S) as members:
         members[2].signal(number)
         members[1].tell()
@@ -43,6 +46,7 @@ def test_a_process_that_is_gone_or_stopped_ends_all_and_is_named(
         assert code == 1
         assert second == "lose" or not errors
         assert second == "wait" or "RunEndedError: global rank 2 (llm rank 2) has said nothing for" in errors
+        assert members[2].ended(DEADLINE_S)[0] == -signal.SIGKILL
 
 
 @pytest.mark.slow
@@ -56,12 +60,16 @@ def test_the_first_process_is_missed_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_fails_says_why(tmp_path: Path) -> None:
-    with running(tmp_path, ("wait", "wait", "fail"), TIMEOUT_S) as members:
-        members[2].tell()
+def test_what_fails_says_why_and_of_several_that_fail_alike_one(tmp_path: Path) -> None:
+    with running(tmp_path, ("wait", "fail", "fail"), TIMEOUT_S) as members:
+        for member in members[1:]:
+            member.tell()
         code, errors = members[0].ended(DEADLINE_S)
         assert code == 1
-        assert "global rank 2 (llm rank 2) failed: the disk is full. Its last: forward of microbatch 2" in errors
+        (said,) = (k for k in (1, 2) if f"global rank {k} (llm rank {k}) failed: the disk is full. Its last" in errors)
+        (_, loud), (_, quiet) = (members[k].ended(DEADLINE_S) for k in (said, 3 - said))
+        assert loud.endswith("RuntimeError: the disk is\nfull\n")
+        assert "RunEndedError: global rank" in quiet
 
 
 def control(store: HashStore, rank: int, world: int = 2) -> Control:
@@ -107,3 +115,20 @@ def test_strangers_are_turned_away() -> None:
                     assert stranger.recv(1) == b"?"
         assert not first._judged.is_set()
         assert [peer.rank for peer in first._peers] == [1]
+
+
+def test_a_process_is_ended_by_its_identity_alone() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        found = stopped.identity(process.pid)
+        boot, namespace, started, number = found.split()
+        assert number == str(process.pid)
+        others = f"{boot[::-1]} {namespace}", f"{boot} {namespace}0"
+        for other in (f"{others[0]} {started}", f"{others[1]} {started}", f"{boot} {namespace} {int(started) - 1}"):
+            stopped.end(f"{other} {number}")
+        for nothing in ("", "?", "a b c d", f"{boot} {namespace} {started} 0", stopped.identity()):
+            stopped.end(nothing)
+        assert process.poll() is None
+        stopped.end(found)
+        assert process.wait(DEADLINE_S) == -signal.SIGKILL
+    stopped.end(found)
+    assert stopped.identity(process.pid) == ""

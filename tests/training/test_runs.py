@@ -23,6 +23,7 @@ from program.conftest import Fleet
 from program.runtime_cases import Degrees, job_data
 from training.runs import TIMEOUT_S, Run, descendants, kill_tree, read_until, stored
 
+from dataserver.planning.simulation import OperationKind
 from trainclient.checkpoint.folder import read_state
 
 FIRST = Degrees(2, 2, 1, 2, colocated=True)
@@ -85,9 +86,11 @@ def test_a_recorded_step_has_a_trace_and_a_table(undisturbed: Run) -> None:
     threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     places = ("vit + llm + dit rank 0", "vit + llm + dit rank 1")
     assert list(threads.values()) == [f"{place}, {what}" for place in places for what in ("planned", "measured")]
-    runs = {t: [e for e in events if e.get("cat") in ("forward", "backward") and e["tid"] == t] for t in threads}
+    kinds = [kind.value for kind in OperationKind]
+    runs = {t: [e for e in events if e.get("cat") in kinds and e["tid"] == t] for t in threads}
     for planned, measured in ((runs[t], runs[t + 1]) for t in threads if t % 2 == 0):
-        assert [e["name"] for e in planned] == [e["name"] for e in measured] != []
+        assert [e["name"] for e in planned] == [e["name"] for e in measured]
+        assert [measured[0]["name"], measured[-1]["name"]] == ["unshard", "reduce"]
         assert all(one["ts"] + one["dur"] <= two["ts"] for one, two in pairwise(measured))
     table = (folder / "step-00000003.txt").read_text()
     assert all(place in table for place in places)

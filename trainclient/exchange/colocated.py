@@ -19,12 +19,10 @@ from trainclient.client import Batch
 from trainclient.exchange.blocks import RoutingError, RowBlocks, covering, items_of, routing_of
 from trainclient.exchange.links import Parcel
 from trainclient.exchange.messages import Header, Lane, Stamp, join, make_header, split
-from trainclient.exchange.pipelined import Shipment, stamp_of
+from trainclient.exchange.pipelined import Shipment, Views, stamp_of
 from trainclient.exchange.rows import Rows
 from trainclient.exchange.transport import Arrival, Collective
 
-Views = Callable[[int], Sequence[Batch]]
-"""Reads all microbatches of a module's round that begins with a microbatch."""
 Parcels = tuple[Parcel, ...]
 """For each rank what it gets, or gives."""
 _START_BITS = 32
@@ -102,14 +100,17 @@ class Crossing:
         """Let the target say, when it is asked, what it will get in the round that begins with a microbatch."""
         self._expected = parcels
 
-    def forward(self, stamp: Stamp, parcels: Parcels, values: Tensor, valid: Tensor) -> None:
+    def begin_round(self, first: int, parcels: Parcels) -> None:
+        """Learn what this rank gives in the round that begins with a microbatch, and what it gets."""
+        if self._expected is None:
+            raise RuntimeError(f"rows leave {self.way[0]} before {self.way[1]} has begun the step")
+        self._sides = parcels, self._expected(first)
+
+    def forward(self, stamp: Stamp, values: Tensor, valid: Tensor) -> None:
         """Send off rows [n, width] and the validity of their items, bool [k] on the CPU.
 
         The stamp is that of the first microbatch of the round, here and on the way back.
         """
-        if self._expected is None:
-            raise RuntimeError(f"rows leave {self.way[0]} before {self.way[1]} has begun the step")
-        self._sides = parcels, self._expected(stamp.microbatch)
         self._flight = self._begin(self._lanes[0], stamp, self._sides, values, valid)
 
     def backward(self, stamp: Stamp, gradient: Tensor) -> None:
@@ -154,7 +155,7 @@ class Crossing:
 
 
 class PhaseInlet:
-    """Where rows arrive, and their gradients leave, to the sources that take any: an `Inlet` of phases."""
+    """Where rows arrive, and their gradients leave, to the sources that take any: an `Entry`."""
 
     stamped_ns = 0
     """Of a collective nothing says that all have sent, before it is over."""
@@ -166,18 +167,23 @@ class PhaseInlet:
         self._views: Views | None = None
         self._numbered: Numbered | None = None
         self._arrived: tuple[Tensor, Tensor] | None = None
-        self._gradients: list[Tensor] = []
+        self._returned: list[tuple[Stamp, Tensor]] = []
 
     @property
     def returns(self) -> bool:
         """Whether any source takes gradients."""
         return any(crossing.returns for crossing in self._crossings)
 
-    def begin_step(self, views: Views) -> None:
+    def begin_step(self, taken: Sequence[I64], views: Views) -> None:
         """Learn how to read the views of the step, which are asked for when the rows of their round leave."""
+        del taken
         self._views = views
         for position, crossing in enumerate(self._crossings):
             crossing.expect(lambda first, position=position: self._number(first).parcels[position])  # type: ignore[misc]
+
+    def post(self, way: int, batch: Batch, num_rows: int, width: int) -> None:
+        """See `Entry`; the collective by which rows leave is also how they arrive."""
+        del way, batch, num_rows, width
 
     def receive(self, batch: Batch, num_rows: int, width: int) -> tuple[Rows, Shipment]:
         """The rows [num_rows, width] of a microbatch; the first one of a round waits for those of all.
@@ -205,20 +211,24 @@ class PhaseInlet:
         return found, Shipment(stamp_of(batch), (), num_rows, width)
 
     def give_back(self, shipment: Shipment, gradient: Tensor) -> None:
-        """Take the gradient of a microbatch's rows; those of a round leave with its last one."""
-        numbered = self._numbered
-        if numbered is None:
-            raise RuntimeError("gradients go back before the rows have arrived")
-        self._gradients.append(gradient)
-        if len(self._gradients) == len(numbered.base) - 1:
-            together = torch.cat(self._gradients)
-            for crossing in self._crossings:
-                if crossing.returns:
-                    crossing.backward(replace(shipment.stamp, microbatch=numbered.first), together)
-            self._gradients.clear()
+        """Take the gradient of a microbatch's rows; those of a round leave together."""
+        self._returned.append((shipment.stamp, gradient))
+
+    def depart(self, number: int) -> None:
+        """Send off the gradients of a round, if they were given back."""
+        del number
+        if not self._returned:
+            return
+        (stamp, _), *_ = self._returned
+        together = torch.cat([gradient for _, gradient in self._returned])
+        for crossing in self._crossings:
+            if crossing.returns:
+                crossing.backward(stamp, together)
+        self._returned.clear()
 
     def end_step(self) -> None:
         """Forget the step."""
+        _require_departed(self._returned)
         self._views = self._numbered = self._arrived = None
 
     def _number(self, first: int) -> Numbered:
@@ -237,7 +247,7 @@ class PhaseInlet:
 
 
 class PhaseOutlet:
-    """Where rows leave, and their gradients arrive: an `Outlet` of phases."""
+    """Where rows leave, and their gradients arrive: an `Exit`."""
 
     stamped_ns = 0
     """Of a collective nothing says that all have sent, before it is over."""
@@ -251,7 +261,7 @@ class PhaseOutlet:
         self._gradient: Tensor | None = None
 
     def send(self, batch: Batch, rows: Rows) -> Shipment:
-        """Take the rows of a microbatch; those of a round leave with its last one.
+        """Take the rows of a microbatch; those of a round leave together.
 
         Raises:
             RoutingError: the views' routings do not cover these rows, or cut them within an item.
@@ -261,8 +271,19 @@ class PhaseOutlet:
             raise RoutingError(f"the module hands on {what} without saying where its items begin; give offsets")
         self._kept.append((batch, replace(rows, values=rows.values.detach())))
         if batch.microbatch == batch.round[-1]:
-            self._depart()
+            self._begin_round()
         return Shipment(stamp_of(batch), (), len(rows.values), rows.values.shape[1])
+
+    def depart(self, number: int) -> None:
+        """Send off the rows of a round, if there were any sent."""
+        del number
+        if not self._kept:
+            return
+        batches, several = zip(*self._kept, strict=True)
+        values, valid = torch.cat([rows.values for rows in several]), torch.cat([rows.valid for rows in several])
+        for crossing in self._crossings:
+            crossing.forward(stamp_of(batches[0]), values, valid)
+        self._kept.clear()
 
     def gradient(self, shipment: Shipment) -> Tensor:
         """The gradient of a microbatch's rows, [n, width]; the first one of a round waits for those of all.
@@ -282,22 +303,28 @@ class PhaseOutlet:
 
     def end_step(self) -> None:
         """Forget the step."""
+        _require_departed(self._kept)
         self._numbered = self._gradient = None
 
-    def _depart(self) -> None:
+    def _begin_round(self) -> None:
+        """Number the rows of the microbatches that were sent, and find out who gets which."""
         batches, several = zip(*self._kept, strict=True)
-        self._kept.clear()
         self._gradient, first = None, batches[0].microbatch
-        values, valid = torch.cat([rows.values for rows in several]), torch.cat([rows.valid for rows in several])
         base = np.append(0, np.cumsum([len(rows.values) for rows in several]))
         offsets = [rows.offsets.numpy()[:-1] + before for rows, before in zip(several, base, strict=False)]
         found = [[routing_of(b.routings, *c.way) for b in batches] for c in self._crossings]
         blocks = [_shifted(routings, RowBlocks.leaving, base) for routings in found]
-        covering(blocks, len(values), self._crossings[0].what)
+        covering(blocks, int(base[-1]), self._crossings[0].what)
         ends = np.concatenate([*offsets, base[-1:]]).astype(np.int64)
         self._numbered = _numbered(self._crossings, blocks, first, base, ends, self._device)
         for crossing, parcels in zip(self._crossings, self._numbered.parcels, strict=True):
-            crossing.forward(stamp_of(batches[0]), parcels, values, valid)
+            crossing.begin_round(first, parcels)
+
+
+def _require_departed(left: Sequence[object]) -> None:
+    """Raise RuntimeError for rows of a step that are left behind: its program lacks an exchange."""
+    if left:
+        raise RuntimeError(f"{len(left)} microbatches of rows, or of gradients, have not left at the end of the step")
 
 
 def _shifted(routings: Sequence[Routing], side: Callable[[Routing], RowBlocks], base: I64) -> RowBlocks:

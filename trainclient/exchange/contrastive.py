@@ -1,6 +1,6 @@
 """What the last stages of all towers gather for the interaction of a contrastive batch, in one order on all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,8 +70,8 @@ class Gathering:
         self._ranks = tuple(ranks)
         self._towers = tuple(towers)
 
-    def features(self, stamp: Stamp, own: Named, scale: Tensor, pairs: int) -> Gathered:
-        """The contrastive batch of `pairs` samples, of which this process has `own`.
+    def features(self, stamp: Stamp, own: Named, scale: Tensor, pairs: int) -> Callable[[], Gathered]:
+        """Begin to gather the contrastive batch of `pairs` samples, of which this process has `own`.
 
         Args:
             stamp: the plan, the step, and the contrastive batch in place of a microbatch.
@@ -79,23 +79,27 @@ class Gathering:
             scale: float64 [2]; that of the first rank counts.
             pairs: samples of the batch; each tower has all of them, its ranks equal shares.
 
-        Raises:
-            BrokerMismatchError: another process runs something else, or the towers have other samples.
-            PeerLostError: another process is gone.
+        Returns:
+            What waits for it. It raises BrokerMismatchError if another process runs something else, or the towers have
+            other samples, and PeerLostError if another process is gone.
         """
         width, dtype = own.features.shape[1], own.features.dtype
         counts = [pairs // self._towers.count(tower) for tower in self._towers]
         row = NAME_BYTES + width * own.features.element_size()
         device = self._collective.device
         payload = torch.cat([_bytes(scale.to(device)), _bytes(own.names.to(device)), _bytes(own.features)])
-        found = self._all(Kind.FEATURES, stamp, own.valid, payload, [(n, 2 * 8 + n * row) for n in counts])
-        names, valid, features = [], [], []
-        for (bits, message), count in zip(found, counts, strict=True):
-            start = 16 + count * NAME_BYTES
-            names.append(message[16:start].clone().view(torch.int64).view(count, 3).cpu())
-            valid.append(bits)
-            features.append(message[start:].clone().view(dtype).view(count, width))
-        return self._sorted(names, valid, features, found[0][1][:16].clone().view(torch.float64))
+        coming = self._all(Kind.FEATURES, stamp, own.valid, payload, [(n, 2 * 8 + n * row) for n in counts])
+
+        def gathered() -> Gathered:
+            found, names, valid, features = coming(), [], [], []
+            for (bits, message), count in zip(found, counts, strict=True):
+                start = 16 + count * NAME_BYTES
+                names.append(message[16:start].clone().view(torch.int64).view(count, 3).cpu())
+                valid.append(bits)
+                features.append(message[start:].clone().view(dtype).view(count, width))
+            return self._sorted(names, valid, features, found[0][1][:16].clone().view(torch.float64))
+
+        return gathered
 
     def numbers(self, stamp: Stamp, own: Tensor, pairs: int, lists: int, more: int) -> list[tuple[Tensor, Tensor]]:
         """Numbers of all processes, by their position among them.
@@ -116,8 +120,8 @@ class Gathering:
         """
         each = [pairs // self._towers.count(tower) for tower in self._towers]
         none, sizes = torch.ones(0, dtype=torch.bool), [(0, 8 * lists * (n + more)) for n in each]
-        found = []
-        for (_, message), n in zip(self._all(Kind.NORMALISERS, stamp, none, _bytes(own), sizes), each, strict=True):
+        found, coming = [], self._all(Kind.NORMALISERS, stamp, none, _bytes(own), sizes)
+        for (_, message), n in zip(coming(), each, strict=True):
             first, second = torch.split(message.clone().view(torch.float64), [lists * n, lists * more])
             found.append((first.view(lists, n), second.view(lists, more)))
         return found
@@ -139,16 +143,20 @@ class Gathering:
 
     def _all(
         self, kind: Kind, stamp: Stamp, valid: Tensor, payload: Tensor, sizes: Sequence[tuple[int, int]]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Hand bytes to all and take theirs, as many valid bits and bytes as `sizes` say."""
+    ) -> Callable[[], list[tuple[Tensor, Tensor]]]:
+        """Begin to hand bytes to all; what waits for theirs, as many valid bits and bytes as `sizes` say."""
         me, ranks, lane = self._collective.rank, self._ranks, Lane(kind)
         leaving = [make_header(lane, stamp, len(valid), len(payload), ranks[me], peer) for peer in ranks]
         arriving = [make_header(lane, stamp, *size, peer, ranks[me]) for size, peer in zip(sizes, ranks, strict=True)]
         messages = [join(header, valid, payload) for header in leaving]
         arrival = self._collective.all_to_all(("", ""), messages, [header.message_bytes for header in arriving])
-        decoded = zip(arrival.wait(), arriving, strict=True)
-        found = [split(message, header, max(1, header.row_bytes), torch.uint8) for message, header in decoded]
-        return [(bits, rows.reshape(-1)) for bits, rows in found]
+
+        def arrived() -> list[tuple[Tensor, Tensor]]:
+            decoded = zip(arrival.wait(), arriving, strict=True)
+            found = [split(message, header, max(1, header.row_bytes), torch.uint8) for message, header in decoded]
+            return [(bits, rows.reshape(-1)) for bits, rows in found]
+
+        return arrived
 
     def _sorted(self, names: list[Tensor], valid: list[Tensor], features: list[Tensor], scale: Tensor) -> Gathered:
         together: dict[str, Tensor] = {}

@@ -4,7 +4,7 @@ The rows of several sources make up the input of a chunk, as those of several en
 share its output. Which rows are whose, the routings in the view say; between chunks of one module it is all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,9 @@ from trainclient.exchange.blocks import RoutingError, RowBlocks, covering, items
 from trainclient.exchange.links import Link, Parcel
 from trainclient.exchange.messages import Stamp
 from trainclient.exchange.rows import Rows
+
+Views = Callable[[int], Sequence[Batch]]
+"""Reads all microbatches of a module's round that begins with a microbatch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,13 +80,15 @@ class Inlet:
         """When all stamps of the last rows were there, by `time.perf_counter_ns`."""
         return max(joint.forward.stamped_ns for joint in self._joints)
 
-    def begin_step(self, taken: Sequence[I64]) -> None:
+    def begin_step(self, taken: Sequence[I64], views: Views) -> None:
         """Learn what the sources have done when they send.
 
         Args:
             taken: for each joint int64 [microbatches]: the last microbatch whose gradients the source takes before it
                 sends the rows of this one; -1 for none.
+            views: see `Entry`.
         """
+        del views  # rows come microbatch by microbatch, each with its view
         self._taken = tuple(taken)
 
     def post(self, way: int, batch: Batch, num_rows: int, width: int) -> None:

@@ -11,11 +11,13 @@ from trainclient.exchange.contrastive import Gathering
 from trainclient.exchange.links import Link
 from trainclient.exchange.messages import Kind, Lane
 from trainclient.exchange.pipelined import Inlet, Joint, Outlet
+from trainclient.exchange.sides import Collecting, Entry, Exit
 from trainclient.exchange.transport import Channels
 from trainclient.modules import Site, Target, TrainedModule, rows_of
 from trainclient.program.clock import Clock
 from trainclient.program.contrastive import Interaction
 from trainclient.program.interpreter import Interpreter
+from trainclient.program.parameters import NOTHING_HELD, Parameters
 from trainclient.program.retrieval import Retrieval
 from trainclient.program.runner import ChunkRunner, LossWeights
 from trainclient.topology.places import Place, Topology, Way
@@ -57,6 +59,7 @@ def assemble(
     weights: LossWeights,
     clock: Clock,
     retrieval: Retrieval | None = None,
+    parameters: Parameters = NOTHING_HELD,
 ) -> Machine:
     """What a process runs around its modules.
 
@@ -69,24 +72,43 @@ def assemble(
         weights: factors of the losses.
         clock: of this process.
         retrieval: gets the features of towers, if they are to be compared beyond their contrastive batches.
+        parameters: of the chunks; by default of modules that hold no shares and sum no gradients.
     """
     crossings = {way: _crossing(way, channels) for way in topology.ways if topology.colocated}
     runners = []
     for chunk, (site, module) in zip(place.chunks, modules, strict=True):
-        into, out = topology.into(chunk), topology.out_of(chunk)
-        ends = module.device, module.dtype
-        inlet: Inlet | PhaseInlet
-        outlet: Outlet | PhaseOutlet
+        into, out, ends = topology.into(chunk), topology.out_of(chunk), (module.device, module.dtype)
+        meeting = None
         if topology.colocated:
-            inlet = PhaseInlet([crossings[way] for way in into], *ends)
-            outlet = PhaseOutlet([crossings[way] for way in out], *ends)
+            sides = _phases([crossings[way] for way in into], [crossings[way] for way in out], *ends)
         else:
-            inlet = Inlet([_joint(topology, place, way, -1, channels, module.dtype) for way in into], *ends)
-            outlet = Outlet([_joint(topology, place, way, +1, channels, module.dtype) for way in out], *ends)
-        meeting = None if topology.colocated else _interaction(spec, topology, place, channels, clock, retrieval)
-        ends_of = inlet if into else None, outlet if out else None
-        runners.append(ChunkRunner(site, module, *ends_of, weights, clock, meeting, channels.shared))
-    return Machine(tuple(runners), Interpreter(spec.execution, topology, place, runners, clock, channels.shared))
+            arriving, leaving = (
+                [_joint(topology, place, way, direction, channels, module.dtype) for way in ways]
+                for ways, direction in ((into, -1), (out, +1))
+            )
+            meeting = _interaction(spec, topology, place, channels, clock, retrieval)
+            sides = _Sides(Inlet(arriving, *ends), Outlet(leaving, *ends), () if meeting is None else (meeting,))
+        used = sides.entry if into else None, sides.exit if out else None
+        runners.append(
+            ChunkRunner(site, module, *used, weights, clock, meeting, channels.shared, exchanged=sides.exchanged)
+        )
+    interpreter = Interpreter(spec.execution, topology, place, runners, clock, channels.shared, parameters)
+    return Machine(tuple(runners), interpreter)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sides:
+    """Of a chunk."""
+
+    entry: Entry
+    exit: Exit
+    exchanged: tuple[Collecting, ...]
+
+
+def _phases(into: Sequence[Crossing], out: Sequence[Crossing], device: torch.device, dtype: torch.dtype) -> _Sides:
+    """The sides of a chunk of colocated modules."""
+    inlet, outlet = PhaseInlet(into, device, dtype), PhaseOutlet(out, device, dtype)
+    return _Sides(inlet, outlet, (outlet, inlet))
 
 
 def _interaction(

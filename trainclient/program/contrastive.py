@@ -4,7 +4,7 @@ All last stages of all towers run it together. Each finds the gradients of its o
 were gathered; no gradient crosses between processes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -43,14 +43,24 @@ class Interaction:
         self._clock = clock
         self._made: list[tuple[Batch, Features]] = []
         """Since the last interaction."""
+        self._under_way: tuple[Stamp, Named, Callable[[], Gathered]] | None = None
         self._gradients: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def add(self, batch: Batch, features: Features) -> None:
         """Take what a forward has made."""
         self._made.append((batch, features))
 
+    def depart(self, number: int) -> None:
+        """Begin to gather the features of a contrastive batch, behind the last forward of it. See `Collecting`."""
+        batch, features = self._made[0]
+        stamp = Stamp(batch.plan_hash, batch.step, number)
+        own = Named.of([(b.items, f.values.detach()) for b, f in self._made])
+        scale = torch.zeros(2) if features.scale is None else features.scale.detach()
+        coming = self._gathering.features(stamp, own, scale.to(torch.float64), self._pairs)
+        self._under_way = stamp, own, coming
+
     def run(self, operation: Operation) -> Tensor:
-        """Run an interaction, after the last forward of its contrastive batch.
+        """Run an interaction, after its features have left.
 
         Returns:
             What this process adds to the sum of the losses of all pairs, scalar.
@@ -59,12 +69,11 @@ class Interaction:
             BrokerMismatchError: another process runs something else.
             PeerLostError: another process is gone.
         """
-        made, self._made = self._made, []
+        if self._under_way is None:
+            raise RuntimeError(f"the program has the {operation.kind} of features that have not been exchanged")
+        (stamp, own, coming), self._under_way = self._under_way, None
+        found, made, self._made = coming(), self._made, []
         batch, features = made[0]
-        stamp = Stamp(batch.plan_hash, batch.step, operation.microbatch)
-        own = Named.of([(b.items, f.values.detach()) for b, f in made])
-        scale = torch.zeros(2) if features.scale is None else features.scale.detach()
-        found = self._gathering.features(stamp, own, scale.to(torch.float64), self._pairs)
         if self._retrieval is not None:
             self._retrieval.add(found)
         with self._clock.running(operation):

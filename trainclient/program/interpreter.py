@@ -10,11 +10,11 @@ from torch.profiler import record_function
 from dataserver.planning.job import Execution
 from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.client import Batch
-from trainclient.exchange.colocated import PhaseInlet
 from trainclient.exchange.fetching import Batches
 from trainclient.exchange.grouped import SharedSequences
 from trainclient.program.clock import Clock
 from trainclient.program.listing import StepPrograms, StreamError
+from trainclient.program.parameters import NOTHING_HELD, Parameters
 from trainclient.program.postings import Posting, postings
 from trainclient.program.runner import ChunkRunner
 from trainclient.topology.places import Place, Topology
@@ -79,10 +79,12 @@ class Interpreter:
         runners: Sequence[ChunkRunner],
         clock: Clock,
         shared: SharedSequences | None = None,
+        parameters: Parameters = NOTHING_HELD,
     ) -> None:
         """Interpret the program of a place, whose chunks the runners run, in the same order.
 
         Of views that ranks share by `shared`, the first rank alone counts items and has ends of routings.
+        `parameters` are those of its chunks.
         """
         self._execution = execution
         self._topology = topology
@@ -90,12 +92,16 @@ class Interpreter:
         self._runners = tuple(runners)
         self._clock = clock
         self._shared = shared
+        self._parameters = parameters
         self.doing = "nothing yet"
         """What is run at the moment, in words; another thread may read it."""
         self._meaning: dict[OperationKind, Callable[[Operation, Mapping[str, _Views]], None]] = {
             OperationKind.FORWARD: self._forward,
             OperationKind.BACKWARD: self._backward,
             OperationKind.INTERACTION: self._interact,
+            OperationKind.EXCHANGE: self._exchange,
+            OperationKind.UNSHARD: self._unshard,
+            OperationKind.REDUCE: self._reduce,
         }
 
     def run(self, streams: Sequence[Batches]) -> StepRecord | None:
@@ -110,6 +116,7 @@ class Interpreter:
         Raises:
             StreamError: the microbatches are not those of one step.
         """
+        self.doing = "waits for the first microbatch of a step"
         firsts = [next(batches, None) for batches in streams]
         first = firsts[0]
         if first is None:
@@ -121,14 +128,15 @@ class Interpreter:
         record = StepRecord(first.step, first.num_microbatches, first.text_tokens, first.target_patches, seen)
         self._begin(programs, views)
         phase = operations.chunk[0] if self._topology.colocated else None
-        waiting: list[Posting] = []
+        for of_module in views.values():
+            of_module.ahead(0)  # which was waited for
+        waiting, waited = list[Posting](), 0.0
         for operation, due in zip(operations, postings(programs, self._topology, self._place), strict=True):
             if phase not in (None, operation.chunk):
                 phase = operation.chunk
                 self._clock.next_phase()
-            of = "contrastive batch" if operation.kind is OperationKind.INTERACTION else "microbatch"
-            self.doing = f"{operation.kind} of {of} {operation.microbatch} of step {first.step}"
-            begun, waited = time.perf_counter_ns(), record.data_wait_s
+            self.doing = f"{operation.kind} of {self._subject(operation)} of step {first.step}"
+            begun = time.perf_counter_ns()
             waiting = [
                 posting
                 for posting in (*waiting, *due)
@@ -138,6 +146,7 @@ class Interpreter:
             with record_function(self.doing):
                 self._meaning[operation.kind](operation, views)
             data_ns = round((record.data_wait_s - waited) * 1e9)
+            waited = record.data_wait_s
             stamped_ns = self._runners[operation.chunk].stamped_ns
             record.spans.append(Span(operation, begun, time.perf_counter_ns(), data_ns, stamped_ns))
         for runner in self._runners:
@@ -158,10 +167,18 @@ class Interpreter:
         self._clock.begin_step()
         for chunk, runner in zip(self._place.chunks, self._runners, strict=True):
             runner.begin_step()
-            if isinstance(runner.inlet, PhaseInlet):
-                runner.inlet.begin_step(views[chunk.module.name].round)
-            elif runner.inlet is not None:
-                runner.inlet.begin_step([programs.taken(way) for way in self._topology.into(chunk)])
+            if runner.inlet is not None:
+                taken = [programs.taken(way) for way in self._topology.into(chunk)]
+                runner.inlet.begin_step(taken, views[chunk.module.name].round)
+
+    def _subject(self, operation: Operation) -> str:
+        """What an operation works on, in words."""
+        of = {
+            OperationKind.INTERACTION: f"contrastive batch {operation.microbatch}",
+            OperationKind.UNSHARD: f"chunk {self._place.chunks[operation.chunk]}",
+            OperationKind.REDUCE: f"chunk {self._place.chunks[operation.chunk]}",
+        }
+        return of.get(operation.kind, f"microbatch {operation.microbatch}")
 
     def _post(self, posting: Posting, views: "Mapping[str, _Views]") -> bool:
         """Post a receive, whose size is known from its view; False if that has not come yet."""
@@ -181,6 +198,20 @@ class Interpreter:
     def _interact(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
         del views
         self._runners[operation.chunk].interact(operation)
+
+    def _exchange(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
+        del views
+        self._runners[operation.chunk].exchange(operation)
+
+    def _unshard(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
+        del views
+        with self._clock.running(operation):
+            self._parameters.unshard(operation.chunk)
+
+    def _reduce(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
+        del views
+        with self._clock.running(operation):
+            self._parameters.reduce(operation.chunk)
 
 
 class _Views:

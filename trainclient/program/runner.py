@@ -1,5 +1,6 @@
 """Forward and backward of one chunk: rows in, the module, rows out; then their gradients the other way."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,9 +9,9 @@ from torch import Tensor
 from dataserver.planning.jobspec import backward_percent
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
-from trainclient.exchange.colocated import PhaseInlet, PhaseOutlet
 from trainclient.exchange.grouped import SharedSequences
-from trainclient.exchange.pipelined import Inlet, Outlet, Shipment
+from trainclient.exchange.pipelined import Shipment
+from trainclient.exchange.sides import Collecting, Entry, Exit
 from trainclient.modules import Features, NoiseKey, Output, Site, Target, TrainedModule, View
 from trainclient.program.clock import Clock
 from trainclient.program.contrastive import Interaction
@@ -71,12 +72,13 @@ class ChunkRunner:
         self,
         site: Site,
         module: TrainedModule,
-        inlet: Inlet | PhaseInlet | None,
-        outlet: Outlet | PhaseOutlet | None,
+        inlet: Entry | None,
+        outlet: Exit | None,
         weights: LossWeights,
         clock: Clock,
         interaction: Interaction | None = None,
         shared: SharedSequences | None = None,
+        exchanged: Sequence[Collecting] = (),
     ) -> None:
         """Run a module between an inlet, which a chunk that others feed has, and an outlet.
 
@@ -89,6 +91,7 @@ class ChunkRunner:
             clock: of the process.
             interaction: what makes a loss of features, where the module makes any.
             shared: with whom this rank may share sequences, if with anyone.
+            exchanged: what leaves by the exchanges of its program.
         """
         self.site = site
         self.module = module
@@ -107,6 +110,7 @@ class ChunkRunner:
         self._clock = clock
         self._interaction = interaction
         self._shared = shared
+        self._exchanged = tuple(exchanged)
         self._kept: dict[int, Kept] = {}
 
     @property
@@ -122,7 +126,7 @@ class ChunkRunner:
 
     def post(self, way: int, batch: Batch) -> None:
         """Begin to receive the rows of a microbatch over one of the ways into the chunk."""
-        if isinstance(self.inlet, Inlet):
+        if self.inlet is not None:
             self.inlet.post(way, batch, self.module.num_rows(self._view(batch)), self.site.row_width)
 
     def forward(self, operation: Operation, batch: Batch) -> None:
@@ -145,6 +149,16 @@ class ChunkRunner:
             self._interaction.add(batch, features)
         if self._returns:
             self._kept[operation.microbatch] = Kept(received, leaf, sent, made, loss, features)
+
+    def exchange(self, operation: Operation) -> None:
+        """Begin to hand all ranks what was collected since the last exchange: rows, gradients or features.
+
+        Raises:
+            PeerLostError: another process is gone.
+        """
+        with self._clock.running(operation):
+            for collecting in self._exchanged:
+                collecting.depart(operation.microbatch)
 
     def interact(self, operation: Operation) -> None:
         """Run the interaction of a contrastive batch with all other towers, after its last forward.

@@ -67,7 +67,9 @@ class PlannedTimes:
         self._transfer_ns = dict(zip(keys, delays, strict=True))
 
     def operation_ns(self, rank: int, operation: Operation) -> int:
-        """What an operation takes on a global rank."""
+        """What an operation takes on a global rank; collectives take no time of their own."""
+        if not operation.computes:
+            return 0
         return int(self._ns[operation.kind][self.node[rank] * self._chunks + operation.chunk, operation.microbatch])
 
     def transfer_ns(self, source: int, target: int, microbatch: int) -> int:

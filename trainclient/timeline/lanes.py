@@ -10,7 +10,7 @@ from disttrain.v1.program_pb2 import OPERATION_KIND_FORWARD
 
 from dataserver.planning.jobspec import Stream
 from dataserver.planning.naming import short_name
-from dataserver.planning.samples import I64
+from dataserver.planning.samples import I64, Bool
 from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.timeline.measured import Measured
 from trainclient.topology.places import Topology
@@ -36,6 +36,15 @@ class Lane:
     def holds(self) -> str:
         """Its modules, in words."""
         return " + ".join(dict.fromkeys(self.modules))
+
+    @property
+    def computes(self) -> Bool:
+        """Which operations compute, as plans give them time; bool [n]."""
+        return np.array([operation.computes for operation in self.operations], np.bool_)
+
+    def mine(self, *kinds: OperationKind) -> Bool:
+        """Which operations are of these kinds; bool [n]."""
+        return np.array([operation.kind in kinds for operation in self.operations], np.bool_)
 
     @property
     def excess_ns(self) -> I64:

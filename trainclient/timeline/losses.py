@@ -7,12 +7,13 @@ from typing import TextIO
 from rich.console import Console
 from rich.table import Table
 
+from dataserver.planning.simulation import OperationKind
 from trainclient.timeline.lanes import Lane, MicrobatchSamples
 
 SHOWN_OPERATIONS = 10
 SHOWN_SAMPLES = 4
-WIDTH = 160
-SPENT = ("waited for data", "waited for peers", "transfers", "handed on", "done before")
+WIDTH = 180
+SPENT = ("waited for data", "waited for peers", "transfers", "handed on", "gathers and sums", "done before")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +31,17 @@ class Loss:
     moved_ns: int
     """Waited for rows that had been sent."""
     sent_ns: int
-    """Handed rows on."""
+    """Handed rows on, also by exchanges."""
+    shared_ns: int
+    """Gathered shares of parameters and summed gradients, with the wait for ranks that come later."""
     idle_ns: int
     """From its last operation to the end of the step."""
 
     @property
     def spent(self) -> tuple[int, ...]:
         """What makes up the step as measured: computed, then as in `SPENT`."""
-        return self.computed_ns, self.data_ns, self.waited_ns, self.moved_ns, self.sent_ns, self.idle_ns
+        waits = self.data_ns, self.waited_ns, self.moved_ns
+        return self.computed_ns, *waits, self.sent_ns, self.shared_ns, self.idle_ns
 
 
 def losses(lanes: Sequence[Lane]) -> list[Loss]:
@@ -47,10 +51,11 @@ def losses(lanes: Sequence[Lane]) -> list[Loss]:
     for lane in lanes:
         own, done = lane.measured, int(lane.measured.done_ns[-1]) if len(lane.operations) else 0
         parts = {
-            "computed_ns": int(own.computed_ns.sum()),
+            "computed_ns": int(own.computed_ns[lane.computes].sum()),
             "data_ns": int(own.data_ns.sum()),
             "moved_ns": int(own.moved_ns.sum()),
-            "sent_ns": int(own.sent_ns.sum()),
+            "sent_ns": int(own.sent_ns.sum() + own.lasted_ns[lane.mine(OperationKind.EXCHANGE)].sum()),
+            "shared_ns": int(own.lasted_ns[lane.mine(OperationKind.UNSHARD, OperationKind.REDUCE)].sum()),
         }
         # What is left of its time, so that the parts make up the step.
         waited = done - sum(parts.values())
@@ -89,7 +94,7 @@ def _slowest(lanes: Sequence[Lane], samples: MicrobatchSamples) -> Table:
     table = Table(title="Operations that computed longest against the plan", title_justify="left")
     for name in ("operation", "planned ms", "measured ms", "samples"):
         table.add_column(name, justify="right" if name.endswith("ms") else "left")
-    every = [(int(lane.excess_ns[i]), lane, i) for lane in lanes for i in range(len(lane.operations))]
+    every = [(int(lane.excess_ns[i]), lane, i) for lane in lanes for i, o in enumerate(lane.operations) if o.computes]
     for excess, lane, i in sorted(every, key=lambda entry: -entry[0])[:SHOWN_OPERATIONS]:
         operation, planned = lane.operations[i], int(lane.planned_end_ns[i] - lane.planned_start_ns[i])
         module = lane.modules[operation.chunk]

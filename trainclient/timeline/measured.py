@@ -48,7 +48,12 @@ class Measured:
     @property
     def computed_ns(self) -> I64:
         """How long each operation computed."""
-        return self.end_ns - self.start_ns - self.within_ns
+        return self.lasted_ns - self.within_ns
+
+    @property
+    def lasted_ns(self) -> I64:
+        """How long each operation took once it began."""
+        return self.end_ns - self.start_ns
 
     @property
     def moved_ns(self) -> I64:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dataserver.planning.simulation import Operation
+from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.timeline.lanes import Lane
 
 Event = dict[str, Any]
@@ -52,7 +52,11 @@ def _measured(lane: Lane, process: int, thread: int) -> Iterator[Event]:
 
 
 def _name(operation: Operation) -> str:
-    return f"{operation.kind[0].upper()} {operation.microbatch}" + (f"'{operation.chunk}" if operation.chunk else "")
+    """F 3, B 3, I 0, E 3; the chunk behind it where that is not the first; of what works on a whole chunk the kind."""
+    of_chunk = f"'{operation.chunk}" if operation.chunk else ""
+    if operation.kind in (OperationKind.UNSHARD, OperationKind.REDUCE):
+        return f"{operation.kind}{of_chunk}"
+    return f"{operation.kind[0].upper()} {operation.microbatch}{of_chunk}"
 
 
 def _named(what: str, process: int, thread: int, name: str) -> Event:

@@ -17,7 +17,7 @@ from typing import Self
 
 from dataserver.planning.job import Execution, JobSpec
 from dataserver.planning.jobspec import ModuleSpec
-from trainclient.topology.support import TopologyError, group_degrees, require_supported, shares_processes
+from trainclient.topology.support import TopologyError, require_supported
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ class Topology:
         require_supported(spec.execution)
         execution = spec.execution
         chunks = {m.name: _chunks(m, execution) for m in execution.modules}
-        deal = _all_modules_each if shares_processes(execution) else _one_module_each
-        return cls(tuple(deal(execution, chunks)), tuple(_ways(execution, chunks)), group_degrees(execution))
+        deal = _all_modules_each if execution.layout.shares_ranks else _one_module_each
+        return cls(tuple(deal(execution, chunks)), tuple(_ways(execution, chunks)), execution.layout.group_degrees)
 
     @property
     def colocated(self) -> bool:

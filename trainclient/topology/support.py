@@ -1,10 +1,11 @@
 """Which layouts this trainer runs, and what servers plan and serve but it does not run."""
 
-from dataserver.planning.colocated.options import ColocatedOptions
-from dataserver.planning.contrastive.options import ContrastiveOptions
-from dataserver.planning.grouped.options import GroupedOptions
+from typing import Final
+
 from dataserver.planning.job import Execution
-from dataserver.planning.pipelined.options import PipelinedOptions
+
+LAYOUTS: Final = ("pipelined", "colocated", "contrastive", "grouped")
+"""Kinds of layouts whose programs this trainer runs. Their options say how modules lie on its processes."""
 
 
 class TopologyError(ValueError):
@@ -13,10 +14,10 @@ class TopologyError(ValueError):
 
 def require_supported(execution: Execution) -> None:
     """Raise TopologyError for the first thing in a job that this trainer cannot run, with what to change."""
-    if not isinstance(execution.layout, PipelinedOptions | ColocatedOptions | ContrastiveOptions | GroupedOptions):
+    if execution.layout.kind not in LAYOUTS:
         raise TopologyError(
-            f"the job's layout is {execution.layout.kind}; this trainer runs pipelines, colocated modules, contrastive "
-            "towers and sequence-parallel groups, set layout.kind to pipelined, colocated, contrastive or grouped"
+            f"the job's layout is {execution.layout.kind}, which this trainer does not run; set layout.kind to one of "
+            f"{', '.join(LAYOUTS)}"
         )
     if execution.identity_routing:
         raise TopologyError(
@@ -31,16 +32,3 @@ def require_supported(execution: Execution) -> None:
             )
         if module.padded:
             raise TopologyError(f"module {module.name} is padded; this trainer does not pad items, leave padded out")
-
-
-def shares_processes(execution: Execution) -> bool:
-    """Whether every process runs all modules."""
-    return isinstance(execution.layout, ColocatedOptions)
-
-
-def group_degrees(execution: Execution) -> tuple[int, ...]:
-    """Degrees of the groups of backbone ranks that may share sequences, ascending; none in other layouts."""
-    layout = execution.layout
-    if not isinstance(layout, GroupedOptions):
-        return ()
-    return tuple(1 << p for p in range(layout.min_degree.bit_length() - 1, layout.max_degree.bit_length()))

@@ -23,6 +23,8 @@ from typing import Any, Self
 from torch._C._distributed_c10d import Store
 
 from trainclient.exchange.transport import PeerLostError
+from trainclient.stream.errors import ClientError
+from trainclient.training import stopped
 
 BEAT_S = 1.0
 SILENT_S = 5.0
@@ -56,6 +58,8 @@ class _Peer:
     rank: int = -1
     """-1 until it has said so."""
     name: str = ""
+    process: str = ""
+    """See `stopped.identity`."""
     doing: str = "nothing yet"
     heard: float = field(default_factory=time.monotonic)
     received: bytearray = field(default_factory=bytearray)
@@ -82,8 +86,9 @@ class Control:
         """
         self._rank, self._world_size, self._name, self._doing = rank, world_size, name, doing
         self._timeout_s = timeout_s + SILENT_S
-        self._verdict = ""
+        self._verdict, self._blamed, self._cause = "", -1, ""
         self._judged, self._leaving, self._left = threading.Event(), threading.Event(), threading.Event()
+        self._sending, self._deciding = threading.Lock(), threading.Lock()
         self._peers: list[_Peer] = []
         self._gone: set[int] = set()
         self._listener: socket.socket | None = None
@@ -93,12 +98,15 @@ class Control:
             local = host in ("localhost", "127.0.0.1", "::1")
             self._listener = socket.create_server(("127.0.0.1" if local else "", 0), backlog=min(world_size, 1024))
             port = self._listener.getsockname()[1]
-            store.set(ADDRESS_KEY, json.dumps(["127.0.0.1" if local else host, port, self._token]))
+            address = "127.0.0.1" if local else host
+            store.set(ADDRESS_KEY, json.dumps([address, port, self._token, stopped.identity()]))
         elif world_size > 1:
-            found_host, port, self._token = json.loads(store.get(ADDRESS_KEY))
-            peer = _Peer(socket.create_connection((found_host, port), timeout=timeout_s), 0, "global rank 0")
+            found_host, port, self._token, first = json.loads(store.get(ADDRESS_KEY))
+            connection = socket.create_connection((found_host, port), timeout=timeout_s)
+            peer = _Peer(connection, 0, "global rank 0", first)
             self._peers.append(peer)
-            self._send(peer, {"token": self._token, "rank": rank, "name": name})
+            hello = {"token": self._token, "rank": rank, "name": name, "process": stopped.identity()}
+            self._send(peer, hello)
         self._main = threading.get_ident()
         self._thread = threading.Thread(target=self._watch, name="control", daemon=True)
 
@@ -114,17 +122,27 @@ class Control:
         if isinstance(error, PeerLostError) and self._judged.wait(SILENT_S + GRACE_S):
             raise RunEndedError(self._verdict, reports=self.reports) from error
         failed = isinstance(error, Exception) and not getattr(error, "known_to_all", False)
-        said = " ".join(str(error).split())[:1000] or type(error).__name__
-        word: dict[str, Any] = {"failed": said} if failed else {"bye": True}
-        if self._rank == 0 and failed:
-            word = {"end": f"global rank 0 ({self._name}) failed: {word['failed']}"}
+        said_by_another = failed and self._fail(error)
         self._left.set()
         self._thread.join()
         for peer in self._peers:
-            self._send(peer, word)
+            if not failed:
+                self._send(peer, {"bye": True})
             peer.connection.close()
         if self._listener is not None:
             self._listener.close()
+        if said_by_another:
+            raise RunEndedError(self._verdict, reports=False) from error
+
+    def _fail(self, error: BaseException | None) -> bool:
+        """Tell the others why this process ends. Returns whether one of them says the same for all."""
+        said = " ".join(str(error).split())[:1000] or type(error).__name__
+        cause = type(error).__name__ if isinstance(error, ClientError) else said  # servers fail all, each in its words
+        if self._rank == 0:
+            self._decide(f"global rank 0 ({self._name}) failed: {said}", 0, cause)
+        for peer in self._peers if self._rank else []:
+            self._send(peer, {"failed": said, "cause": cause})
+        return self._judged.wait(GRACE_S) and self._blamed != self._rank and self._cause == cause
 
     @property
     def reports(self) -> bool:
@@ -194,10 +212,12 @@ class Control:
             if not secrets.compare_digest(str(word.get("token")).encode(), self._token.encode()):
                 return False
             peer.rank, peer.name = rank, f"global rank {rank} ({str(word.get('name'))[:200]})"
+            peer.process = str(word.get("process", ""))[:200]
         if "end" in word and peer.rank == 0:
-            self._decide(str(word["end"])[:MAX_LINE])
+            told = str(word.get("cause", "")), str(word.get("stopped", ""))
+            self._decide(str(word["end"])[:MAX_LINE], int(word.get("rank", 0)), *told)
         elif "failed" in word:
-            self._judge(peer, f"failed: {str(word['failed'])[:1000]}")
+            self._judge(peer, f"failed: {str(word['failed'])[:1000]}", str(word.get("cause", ""))[:1000])
         elif "bye" in word:
             self._gone.add(peer.rank)
             return False
@@ -208,24 +228,30 @@ class Control:
         for peer in self._peers:
             silent = time.monotonic() - peer.heard
             if silent > self._timeout_s:
-                self._judge(peer, f"has said nothing for {silent:.0f} s; it is stopped or cut off")
+                what = f"has said nothing for {silent:.0f} s; it is stopped or cut off"
+                self._judge(peer, what, silent=peer.process)
 
-    def _judge(self, peer: _Peer, what: str) -> None:
+    def _judge(self, peer: _Peer, what: str, cause: str = "", silent: str = "") -> None:
         """One process is lost, so the run is over."""
         self._gone.add(peer.rank)
         last = [f"{p.name}: {p.doing}" for p in sorted(self._peers, key=lambda p: p.rank) if p is not peer]
         last.insert(0, f"global rank {self._rank} ({self._name}): {self._last()}")
         more = f"; and {len(last) - MAX_NAMED} more" if len(last) > MAX_NAMED else ""
-        self._decide(f"{peer.name} {what}. Its last: {peer.doing}. The others: {'; '.join(last[:MAX_NAMED])}{more}")
+        others = f"{'; '.join(last[:MAX_NAMED])}{more}"
+        self._decide(f"{peer.name} {what}. Its last: {peer.doing}. The others: {others}", peer.rank, cause, silent)
 
-    def _decide(self, verdict: str) -> None:
-        if self._judged.is_set():
-            return
-        self._verdict = verdict
-        if self._rank == 0:
-            for peer in self._peers:
-                self._send(peer, {"end": verdict[: MAX_LINE // 2]})
-        self._judged.set()
+    def _decide(self, verdict: str, blamed: int, cause: str = "", silent: str = "") -> None:
+        """The run is over: why, whose failure it is, what others may fail of likewise, and whose silence it was."""
+        with self._deciding:
+            if self._judged.is_set():
+                return
+            self._verdict, self._blamed, self._cause = verdict, blamed, cause
+            if self._rank == 0:
+                word = {"end": verdict[: MAX_LINE // 2], "rank": blamed, "cause": cause, "stopped": silent}
+                for peer in list(self._peers):  # the other thread may lose some
+                    self._send(peer, word)
+            self._judged.set()
+        stopped.end(silent)
 
     def _end(self) -> None:
         """End the process, unless its main thread is about to."""
@@ -248,5 +274,5 @@ class Control:
 
     def _send(self, peer: _Peer, word: dict[str, Any]) -> None:
         """Send a line; one that cannot take it is found by its silence, or when it is read."""
-        with contextlib.suppress(OSError):
+        with self._sending, contextlib.suppress(OSError):
             peer.connection.sendall(json.dumps(word).encode() + b"\n")

@@ -29,7 +29,6 @@ from trainclient.stream.fleet import Fleet
 from trainclient.stream.jobs import resolve_job
 from trainclient.topology.groups import Groups
 from trainclient.topology.places import Place, Topology
-from trainclient.topology.support import group_degrees
 from trainclient.training.config import ConfigError, TrainConfig
 from trainclient.training.holding import Holding
 from trainclient.training.metrics import (
@@ -84,7 +83,7 @@ def _places(job: Job, training: Job) -> Iterator[tuple[str, object, object]]:
             yield f"module {here.name} with {field}", _shown(here, field), _shown(there, field)
     yield "layout.kind", ours.layout.kind, theirs.layout.kind
     yield "chunks", ours.layout.num_chunks, theirs.layout.num_chunks
-    yield "groups of degrees", group_degrees(ours), group_degrees(theirs)
+    yield "groups of degrees", ours.layout.group_degrees, theirs.layout.group_degrees
 
 
 def _shown(module: ModuleSpec, field: str) -> str:
@@ -179,11 +178,18 @@ class Evaluation:
         clock = Stopwatch(groups.device)
         self._retrieval = _retrieval(held_out, self._place)
         self._machine = assemble(
-            held_out.spec, topology, self._place, sites, groups.channels, LossWeights(), clock, self._retrieval
+            held_out.spec,
+            topology,
+            self._place,
+            sites,
+            groups.channels,
+            LossWeights(),
+            clock,
+            self._retrieval,
+            holding,
         )
         self._held_out = held_out
         self._networks = [module.network for _, module in modules]
-        self._holding = holding
         self._groups = groups
         self._config = config
 
@@ -208,8 +214,6 @@ class Evaluation:
                 pin_memory=self._groups.device.type == "cuda",
             ) as streams,
         ):
-            with contact("other ranks"):
-                self._holding.begin_step()
             batches = streams.batches(self._groups)
             for _ in range(evaluated_steps(self._config, self._held_out, streams.num_steps)):
                 record = self._machine.interpreter.run(batches)

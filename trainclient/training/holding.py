@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from trainclient.exchange.transport import contact
 from trainclient.modules import Site, TrainedModule
 from trainclient.sharding.fsdp import ShardedNetwork, store_precisely
 from trainclient.sharding.parts import dealt_over, like, local
@@ -23,39 +25,65 @@ from trainclient.training.gradients import (
 )
 
 
-class Holding(ABC):
-    """The parameters of a process, by their names in the whole model."""
+class Chunk(ABC):
+    """The parameters of one chunk of a process, by their names in the whole model."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh) -> None:
-        """Hold parameters, of which those that are dealt to several processes are DTensors.
-
-        Args:
-            parameters: by their names in the whole model.
-            mesh: of the processes that hold the same chunks.
-        """
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self.parameters = parameters
-        with torch.no_grad():
-            self.held = {name: _part(parameter) for name, parameter in parameters.items()}
-        """What this process stores of each parameter, and trains."""
-        later = {dim for dim in mesh.mesh_dim_names or () if mesh.get_local_rank(dim) > 0}
-        self._counted = {name for name, parameter in parameters.items() if later <= dealt_over(parameter)}
-        """Of those that several processes have, the first one's count."""
 
     @abstractmethod
-    def begin_step(self) -> None:
-        """Make the modules ready to run; all ranks of a module do so together."""
+    def unshard(self) -> None:
+        """Make the chunk ready to run; all ranks that hold it do so together."""
 
     @abstractmethod
-    def end_step(self) -> dict[str, Tensor]:
+    def reduce(self) -> dict[str, Tensor]:
         """The step's gradients of what is held, summed over microbatches and ranks, in float32 or better."""
 
     @abstractmethod
     def drop(self) -> None:
-        """Forget the gradients of the step."""
+        """Forget the gradients of the step, and what was gathered for it."""
 
-    def square_sum(self, gradients: Mapping[str, Tensor]) -> float:
+
+class Holding:
+    """The parameters of a process: those of its chunks, by their names in the whole model. See `Parameters`."""
+
+    def __init__(self, chunks: Sequence[Chunk], mesh: DeviceMesh) -> None:
+        """Hold parameters, of which those that are dealt to several processes are DTensors.
+
+        Args:
+            chunks: of the process, in their order.
+            mesh: of the processes that hold the same chunks.
+        """
+        self._chunks = tuple(chunks)
+        self.parameters = {name: parameter for chunk in chunks for name, parameter in chunk.parameters.items()}
+        with torch.no_grad():
+            self.held = {name: _part(parameter) for name, parameter in self.parameters.items()}
+        """What this process stores of each parameter, and trains."""
+        later = {dim for dim in mesh.mesh_dim_names or () if mesh.get_local_rank(dim) > 0}
+        self._counted = {name for name, parameter in self.parameters.items() if later <= dealt_over(parameter)}
+        """Of those that several processes have, the first one's count."""
+        self.gradients: dict[str, Tensor] = {}
+        """Of what is held, as far as the step has reduced them."""
+
+    def unshard(self, chunk: int) -> None:
+        """See `Parameters`."""
+        with contact("other ranks"):
+            self._chunks[chunk].unshard()
+
+    def reduce(self, chunk: int) -> None:
+        """See `Parameters`."""
+        with contact("other ranks"):
+            self.gradients |= self._chunks[chunk].reduce()
+
+    def drop(self) -> None:
+        """Forget the gradients of the step, and what was gathered for it."""
+        self.gradients = {}
+        for chunk in self._chunks:
+            chunk.drop()
+
+    def square_sum(self) -> float:
         """This process's part of the squared norm of the step's gradients; those of all processes add up to it."""
-        return float(square_sum(gradient for name, gradient in gradients.items() if name in self._counted))
+        return float(square_sum(gradient for name, gradient in self.gradients.items() if name in self._counted))
 
     def stored(self, name: str, tensor: Tensor) -> Tensor:
         """A tensor that belongs to what is held of a parameter, as a part of the whole that a checkpoint has."""
@@ -73,7 +101,7 @@ def hold(
     """Hold modules as their shardings and their job say; all their processes do so together, before the first step.
 
     Args:
-        modules: of this process.
+        modules: of this process, in the order of its chunks.
         shardings: of the parameters of each, by name.
         groups: this process and the others.
         bucket_bytes: of gradients that are summed in one collective.
@@ -89,63 +117,33 @@ def hold(
             split(module.network, site.module.name, groups.mesh["tp"])
             if shardings[site.module.name] is Sharding.NONE:
                 module.network.to(groups.device)
-    held = [
-        _hold([m for m in modules if shardings[m[0].module.name] is sharding], sharding, groups, bucket_bytes)
-        for sharding in dict.fromkeys(shardings.values())
-    ]
-    return held[0] if len(held) == 1 else _Several(held, groups.mesh)
+    chunks = [_hold(site, module, shardings[site.module.name], groups, bucket_bytes) for site, module in modules]
+    return Holding(chunks, groups.mesh)
 
 
-def _hold(
-    modules: Sequence[tuple[Site, TrainedModule]], sharding: Sharding, groups: Groups, bucket_bytes: int
-) -> Holding:
-    mesh, by_hand = groups.mesh, sharding is Sharding.ZERO2
+def _hold(site: Site, module: TrainedModule, sharding: Sharding, groups: Groups, bucket_bytes: int) -> Chunk:
+    name, by_hand, group = site.module.name, sharding is Sharding.ZERO2, groups.mesh.get_group("dp")
     if sharding is Sharding.NONE:
-        return _Whole(modules, mesh, bucket_bytes)
-    networks = [
-        ShardedNetwork(m.network, site.module.name, mesh["dp"], m.dtype, groups.waits, by_hand=by_hand)
-        for site, m in modules
-    ]
+        return _Whole(module.network, name, group, bucket_bytes)
+    network = ShardedNetwork(module.network, name, groups.mesh["dp"], module.dtype, groups.waits, by_hand=by_hand)
     if by_hand:
-        return _Gathered(networks, mesh, bucket_bytes)
-    for (_, module), network in zip(modules, networks, strict=True):
-        module.gather = network.gather_outermost
-    return _Sharded(networks, mesh)
+        return _Gathered(network, group, bucket_bytes)
+    module.gather = network.gather_outermost
+    return _Sharded(network)
 
 
-class _Several(Holding):
-    """Modules that are held in several ways."""
-
-    def __init__(self, parts: Sequence[Holding], mesh: DeviceMesh) -> None:
-        super().__init__({name: p for part in parts for name, p in part.parameters.items()}, mesh)
-        self._parts = parts
-
-    def begin_step(self) -> None:
-        for part in self._parts:
-            part.begin_step()
-
-    def end_step(self) -> dict[str, Tensor]:
-        return {name: gradient for part in self._parts for name, gradient in part.end_step().items()}
-
-    def drop(self) -> None:
-        for part in self._parts:
-            part.drop()
-
-
-class _Whole(Holding):
+class _Whole(Chunk):
     """All parameters are here, as on every other data-parallel rank of the module."""
 
-    def __init__(self, modules: Sequence[tuple[Site, TrainedModule]], mesh: DeviceMesh, bucket_bytes: int) -> None:
-        super().__init__(
-            {f"{site.module.name}.{name}": p for site, m in modules for name, p in m.network.named_parameters()}, mesh
-        )
+    def __init__(self, network: nn.Module, name: str, group: ProcessGroup, bucket_bytes: int) -> None:
+        super().__init__({f"{name}.{key}": parameter for key, parameter in network.named_parameters()})
         self._gradients = Gradients(self.parameters)
-        self._group, self._bucket_bytes = mesh.get_group("dp"), bucket_bytes
+        self._group, self._bucket_bytes = group, bucket_bytes
 
-    def begin_step(self) -> None:
+    def unshard(self) -> None:
         pass
 
-    def end_step(self) -> dict[str, Tensor]:
+    def reduce(self) -> dict[str, Tensor]:
         found = self._gradients.of_step()
         reduce_gradients(found.values(), self._group, self._bucket_bytes)
         return found
@@ -154,54 +152,58 @@ class _Whole(Holding):
         self._gradients.drop()
 
 
-class _Shares(Holding):
+class _Shares(Chunk):
     """A share of every parameter is here."""
 
-    def __init__(self, networks: Sequence[ShardedNetwork], mesh: DeviceMesh) -> None:
-        super().__init__({f"{n.name}.{name}": shard for n in networks for name, shard in n.shards.items()}, mesh)
-        self._networks = networks
+    def __init__(self, network: ShardedNetwork) -> None:
+        super().__init__({f"{network.name}.{name}": shard for name, shard in network.shards.items()})
+        self._network = network
 
 
 class _Gathered(_Shares):
     """ZeRO-2: all parameters are here during a step, and gradients are summed into shares at its end."""
 
-    def __init__(self, networks: Sequence[ShardedNetwork], mesh: DeviceMesh, bucket_bytes: int) -> None:
-        super().__init__(networks, mesh)
-        self._group, self._bucket_bytes = mesh.get_group("dp"), bucket_bytes
+    def __init__(self, network: ShardedNetwork, group: ProcessGroup, bucket_bytes: int) -> None:
+        super().__init__(network)
+        self._group, self._bucket_bytes = group, bucket_bytes
         self._gradients: Gradients | None = None
+        self._is_here = False
 
-    def begin_step(self) -> None:
-        for network in self._networks:
-            network.gather()
+    def unshard(self) -> None:
+        if self._is_here:  # for an evaluation since the last step, or the step of it before this one
+            return
+        self._network.gather()
+        self._is_here = True
         if self._gradients is None:  # FSDP makes whole parameters when it gathers first, and keeps them
-            whole = {f"{n.name}.{name}": p for n in self._networks for name, p in n.network.named_parameters()}
+            whole = {f"{self._network.name}.{name}": p for name, p in self._network.network.named_parameters()}
             self._gradients = Gradients(whole)
 
-    def end_step(self) -> dict[str, Tensor]:
+    def reduce(self) -> dict[str, Tensor]:
         if self._gradients is None:
-            raise RuntimeError("a step ended that had not begun")
+            raise RuntimeError("gradients are summed of a chunk that was never gathered")
         found = scatter_gradients(self._gradients.of_step(), self._group, self._bucket_bytes)
         self._gradients.drop()
-        for network in self._networks:
-            network.release()
+        self._release()
         return found
 
     def drop(self) -> None:
-        pass
+        self._release()
+
+    def _release(self) -> None:
+        self._network.release()
+        self._is_here = False
 
 
 class _Sharded(_Shares):
     """ZeRO-3: units gather their parameters for each pass, and sum their gradients into shares after each backward."""
 
-    def begin_step(self) -> None:
-        for network in self._networks:
-            network.release()  # what the last pass gathered is of the step before
+    def unshard(self) -> None:
+        self._network.release()  # what the last pass gathered is of the step before
 
-    def end_step(self) -> dict[str, Tensor]:
-        for network in self._networks:
-            network.release()  # what forwards without a backward have gathered
+    def reduce(self) -> dict[str, Tensor]:
+        self._network.release()  # what forwards without a backward have gathered
         return {
-            name: torch.zeros_like(self.held[name]) if shard.grad is None else local(shard.grad)
+            name: torch.zeros_like(local(shard)) if shard.grad is None else local(shard.grad)
             for name, shard in self.parameters.items()
             if shard.requires_grad
         }

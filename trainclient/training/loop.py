@@ -86,7 +86,9 @@ class Trainer:
         peak = peak_flops(config.peak_tflops, groups.device)
         self._peak_flops = None if peak is None else peak * groups.world.size()
         weights = LossWeights(config.text_weight, config.image_weight)
-        self._machine = assemble(job.spec, topology, groups.place, modules, groups.channels, weights, self._clock)
+        self._machine = assemble(
+            job.spec, topology, groups.place, modules, groups.channels, weights, self._clock, parameters=self._holding
+        )
         self._stream = job.stream
         self._pairs = contrastive_pairs(job)
         self._sizes = models.describe()
@@ -162,10 +164,7 @@ class Trainer:
         reporters: Sequence[StepReporter],
     ) -> bool:
         """One update. Returns whether any process was asked to stop."""
-        self._phase = "gathers parameters"
-        with contact("other ranks"):
-            self._holding.begin_step()
-        recorded = self._timeline.records(streams.step)
+        self._phase, recorded = "begins a step", self._timeline.records(streams.step)
         if recorded:
             self._timeline.begin()
         self._phase = ""
@@ -173,14 +172,14 @@ class Trainer:
         if record is None:
             raise TrainingError("the stream ended before the last step of the job; the servers planned another job")
         self._phase = f"sums and updates of step {record.step}"
+        gradients = self._holding.gradients
         with contact("other ranks"):
-            gradients = self._holding.end_step()
             seconds = self._lap()
             own = Contribution.of(
                 self._machine,
                 self._groups.place,
                 record,
-                squares=self._holding.square_sum(gradients),
+                squares=self._holding.square_sum(),
                 seconds=seconds,
                 stop=stop.requested,
                 save_failed=self._saving.failed,

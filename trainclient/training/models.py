@@ -14,7 +14,6 @@ from trainclient.models.lora import LowRank, adapt
 from trainclient.models.parameters import initialise
 from trainclient.modules import Site, Sizes, TrainedModule, family_of, own
 from trainclient.topology.places import Chunk, Place
-from trainclient.topology.support import group_degrees
 from trainclient.training.config import NOT_SIZES, BackboneModel, ConfigError, ImageModuleModel, Sharding, TrainConfig
 from trainclient.training.pretrained import load_pretrained_into, pretrained_sizes
 
@@ -61,7 +60,7 @@ class Models:
             stage_layers(found[m.name].layers, 0, m.pp * job.execution.layout.num_chunks)
         for m in modules:
             if family_of(m).spine:
-                _require_shared_heads(m, found[m.name], max(group_degrees(job.execution), default=1))
+                _require_shared_heads(m, found[m.name], max(job.execution.layout.group_degrees, default=1))
             if m.name in found and m.tp > 1:
                 _require_parts(m, found[m.name])
         return cls(config, job, between, found)

@@ -6,6 +6,7 @@ import numpy as np
 
 from dataserver.planning.balancing import bin_loads
 from dataserver.planning.colocated.options import ColocatedOptions
+from dataserver.planning.colocated.programs import first_pass
 from dataserver.planning.costs import hop_ns
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind
@@ -50,8 +51,9 @@ def hops_before(execution: Execution, phases: Sequence[Operations], size: int, h
     modules, found = execution.by_depth, np.zeros(len(phases), np.int64)
     for number, phase in enumerate(phases):
         pace()
-        module, forward = modules[int(phase.chunk[0])], bool(phase.kind[0] == FORWARD)
-        hop = {name: int(of_rounds[phase.microbatch[0] // size]) for name, of_rounds in hops.items()}
+        first = first_pass(phase)
+        module, forward = modules[int(phase.chunk[0])], bool(phase.kind[first] == FORWARD)
+        hop = {name: int(of_rounds[phase.microbatch[first] // size]) for name, of_rounds in hops.items()}
         if module.kind is ModuleKind.BACKBONE:  # embeddings of all encoders, or gradients of all generators
             others = execution.of_kind(ModuleKind.ENCODER if forward else ModuleKind.GENERATOR)
             found[number] = sum(hop[m.name] for m in others)

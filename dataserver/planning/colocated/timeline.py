@@ -7,7 +7,7 @@ import numpy as np
 from dataserver.planning.balancing import bin_totals, lower_bound, padded
 from dataserver.planning.colocated.hops import hops_before, phase_hops
 from dataserver.planning.colocated.items import ModuleItems, module_items
-from dataserver.planning.colocated.programs import joined, programs, step_phases
+from dataserver.planning.colocated.programs import first_pass, joined, programs, step_phases
 from dataserver.planning.costs import backward_ns
 from dataserver.planning.expectation import held_units, microbatch_loads
 from dataserver.planning.identity import Job
@@ -16,7 +16,7 @@ from dataserver.planning.layout import Node, PlannedTimeline
 from dataserver.planning.plan import ArrangedStep, StepPlan, round_size
 from dataserver.planning.samples import I64
 from dataserver.planning.sequences import sequence_of_samples
-from dataserver.planning.simulation import FORWARD, Operations, Pipeline, Timeline, held_bytes
+from dataserver.planning.simulation import Operations, Pipeline, Timeline, held_bytes, pass_times
 
 
 def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
@@ -61,19 +61,18 @@ def run_phases(
         forward: int64 [ranks, modules, microbatches], nanoseconds.
         backward: the same of the backward passes.
         held: the same in bytes, from a forward to its backward; without one until the forward ends.
-        hops: int64 [phases], nanoseconds before each phase in which no rank computes; without them 0.
+        hops: int64 [phases], nanoseconds before the first pass of each phase in which no rank computes; without them 0.
     """
     operations = joined(phases)
-    both = (times[:, operations.chunk, operations.microbatch] for times in (forward, backward))
-    times = np.where(operations.kind == FORWARD, *both)
+    times = pass_times(operations, forward, backward)
     ranks, length = times.shape
     own = np.arange(ranks) * length
     start, cause = np.empty_like(times), own[:, None] + np.arange(-1, length - 1)
     now, first, before = 0, 0, np.full(ranks, -1, np.int64)
     for phase, hop in zip(phases, [0] * len(phases) if hops is None else hops.tolist(), strict=True):
-        now += hop
+        arrived = np.where(np.arange(len(phase)) < first_pass(phase), 0, hop)
         last = first + len(phase)
-        ends = now + times[:, first:last].cumsum(axis=1)
+        ends = now + arrived + times[:, first:last].cumsum(axis=1)
         start[:, first:last] = ends - times[:, first:last]
         cause[:, first] = before
         slowest = int(ends[:, -1].argmax())

@@ -8,7 +8,16 @@ from dataserver.planning.contrastive.options import ContrastiveOptions, Contrast
 from dataserver.planning.job import Execution
 from dataserver.planning.plan import ModuleSchedule
 from dataserver.planning.samples import I64
-from dataserver.planning.simulation import FORWARD, INTERACTION, Operations, Program, forwards, stage_operations
+from dataserver.planning.simulation import (
+    EXCHANGE,
+    FORWARD,
+    INTERACTION,
+    Operations,
+    Program,
+    forwards,
+    stage_operations,
+    whole_step,
+)
 
 
 def programs(execution: Execution, schedules: Sequence[ModuleSchedule], num_microbatches: int) -> tuple[Program, ...]:
@@ -29,17 +38,18 @@ def programs(execution: Execution, schedules: Sequence[ModuleSchedule], num_micr
                 operations = forwards(operations)
             if stage == tower.pp - 1:
                 operations = with_interactions(operations, size)
-            found.append(Program((tower.name,), stage, operations))
+            found.append(Program((tower.name,), stage, whole_step(operations, trained=not tower.frozen)))
     return tuple(found)
 
 
 def with_interactions(operations: Operations, batch_size: int) -> Operations:
-    """The interaction of each contrastive batch of so many microbatches right behind the last of its forwards."""
+    """The interaction of each contrastive batch of so many microbatches, for which its features are exchanged, right
+    behind the last of its forwards."""
     last = (operations.kind == FORWARD) & (operations.microbatch % batch_size == batch_size - 1)
-    place = np.flatnonzero(last) + 1
+    place = np.repeat(np.flatnonzero(last) + 1, 2)
     return Operations(
-        np.insert(operations.kind, place, INTERACTION),
-        np.insert(operations.microbatch, place, operations.microbatch[last] // batch_size),
+        np.insert(operations.kind, place, np.tile([EXCHANGE, INTERACTION], len(place) // 2)),
+        np.insert(operations.microbatch, place, np.repeat(operations.microbatch[last] // batch_size, 2)),
         np.insert(operations.chunk, place, 0),
     )
 

@@ -65,6 +65,11 @@ class GroupedOptions(WaveOptions):
     exchange: tuple[Exchange, ...] = ()
     """One for each power of two from `min_degree`, but at least 2, to `max_degree`."""
 
+    @property
+    def group_degrees(self) -> tuple[int, ...]:
+        """Degrees of groups, ascending: all powers of two between the smallest and the largest."""
+        return tuple(1 << p for p in range(self.min_degree.bit_length() - 1, self.max_degree.bit_length()))
+
     @model_validator(mode="after")
     def _check_degrees(self) -> Self:
         for name, degree in (("min_degree", self.min_degree), ("max_degree", self.max_degree)):

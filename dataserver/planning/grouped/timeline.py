@@ -19,7 +19,7 @@ from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.layout import Node, PlannedTimeline
 from dataserver.planning.plan import ArrangedStep
 from dataserver.planning.samples import I64, ranges
-from dataserver.planning.simulation import FORWARD, Operations, Pipeline, Timeline, peak_bytes, simulate
+from dataserver.planning.simulation import Operations, Pipeline, Timeline, pass_times, peak_bytes, simulate
 from dataserver.planning.waves import wave_programs
 
 
@@ -121,6 +121,6 @@ def _durations(pipeline: Pipeline) -> I64:
     durations = np.zeros((len(pipeline.stage), max(len(listed) for listed in pipeline.operations)), np.int64)
     for stage, operations in enumerate(pipeline.operations):
         here, listed = np.flatnonzero(pipeline.stage == stage), Operations.of(operations)
-        both = (times[here][:, listed.microbatch] for times in (pipeline.forward_ns, pipeline.backward_ns))
-        durations[here, : len(listed)] = np.where(listed.kind == FORWARD, *both)
+        both = (times[here][:, None] for times in (pipeline.forward_ns, pipeline.backward_ns))
+        durations[here, : len(listed)] = pass_times(listed, *both)
     return durations

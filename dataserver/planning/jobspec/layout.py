@@ -112,6 +112,16 @@ class LayoutOptions(SpecModel):
         """Model chunks of each stage."""
         return 1
 
+    @property
+    def shares_ranks(self) -> bool:
+        """Whether every rank runs all modules."""
+        return False
+
+    @property
+    def group_degrees(self) -> tuple[int, ...]:
+        """Degrees of the groups of backbone ranks that may share sequences, ascending; none where each has its own."""
+        return ()
+
     def blocks(self, execution: ExecutionParts) -> int:
         """Model chunks of all stages of all ranks: each runs every microbatch forward and backward."""
         return sum(m.dp * m.pp for m in execution.modules) * self.num_chunks

@@ -28,7 +28,7 @@ def programs(execution: Execution, schedules: Sequence[ModuleSchedule], num_micr
         if schedule is not None:
             held, stages = int(schedule.in_flight[program.stage]), len(schedule.in_flight)
             operations = interleaved_operations(program.stage, stages, schedule.chunks, num_microbatches, held)
-            operations = done_by(execution.module(program.modules[0]), operations)
+            operations = done_by(execution.module(program.modules[0]), operations, schedule.chunks)
             program = Program(program.modules * schedule.chunks, program.stage, operations)
         found.append(program)
     return tuple(found)

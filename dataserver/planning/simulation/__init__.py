@@ -7,16 +7,21 @@ gives the makespans of many orders of the microbatches under the same programs.
 from dataserver.planning.simulation.graph import PipelineDeadlockError
 from dataserver.planning.simulation.operations import (
     BACKWARD,
+    EXCHANGE,
     FORWARD,
     INTERACTION,
+    REDUCE,
+    UNSHARD,
     Operation,
     OperationKind,
     Operations,
     Program,
     alternating,
     forwards,
+    pass_times,
     passes,
     stage_operations,
+    whole_step,
 )
 from dataserver.planning.simulation.orders import OrderScorer, OrderTimes, disttrain_order
 from dataserver.planning.simulation.pipeline import Pipeline, chain_edges, chunk_hops
@@ -24,8 +29,11 @@ from dataserver.planning.simulation.simulate import Timeline, critical_path, hel
 
 __all__ = [
     "BACKWARD",
+    "EXCHANGE",
     "FORWARD",
     "INTERACTION",
+    "REDUCE",
+    "UNSHARD",
     "Operation",
     "OperationKind",
     "Operations",
@@ -42,8 +50,10 @@ __all__ = [
     "disttrain_order",
     "forwards",
     "held_bytes",
+    "pass_times",
     "passes",
     "peak_bytes",
     "simulate",
     "stage_operations",
+    "whole_step",
 ]

@@ -17,9 +17,10 @@ class PipelineDeadlockError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class OperationGraph:
-    """The operations of n nodes, and g gates: gate k opens when all forwards of contrastive batch k are done.
+    """What n nodes compute, and g gates: gate k opens when all forwards of contrastive batch k are done.
 
-    Operation i of node v has the number v * ops + i, with ops the length of the longest list; gates come behind.
+    Collectives take no time and keep nobody waiting, so they are left out. Operation i of node v has the number
+    v * ops + i, with ops the length of the longest list; gates come behind.
     """
 
     cell: I64
@@ -92,9 +93,9 @@ def build_graph(pipeline: Pipeline) -> OperationGraph:
 
 
 def _cells(pipeline: Pipeline, stage: int, operations: Sequence[Operation]) -> I64:
-    """The cell of each operation of one list."""
+    """The cell of each operation of one list, without collectives."""
     microbatches, chunks = pipeline.forward_ns.shape[1], pipeline.num_chunks
-    listed = Operations.of(operations)
+    listed = Operations.of(operations).computing
     interacts = listed.kind == INTERACTION
     limit = np.where(interacts, pipeline.num_batches, microbatches)
     unknown = (listed.microbatch < 0) | (listed.microbatch >= limit) | (listed.chunk < 0) | (listed.chunk >= chunks)

@@ -21,22 +21,36 @@ class OperationKind(StrEnum):
     BACKWARD = "backward"
     INTERACTION = "interaction"
     """Forward and backward of what couples all samples of a contrastive batch: a barrier of all its microbatches."""
+    EXCHANGE = "exchange"
+    """What a chunk has made leaves for all ranks at once: rows or gradients of a phase, features of a contrastive
+    batch. Who needs it waits for it."""
+    UNSHARD = "unshard"
+    """The parameters of a chunk are gathered, if its ranks hold shares."""
+    REDUCE = "reduce"
+    """The gradients of a chunk are summed over its ranks."""
 
 
 KINDS = tuple(OperationKind)
-FORWARD, BACKWARD, INTERACTION = range(len(KINDS))
-"""Numbers of the kinds in arrays."""
+FORWARD, BACKWARD, INTERACTION, EXCHANGE, UNSHARD, REDUCE = range(len(KINDS))
+"""Numbers of the kinds in arrays. From `EXCHANGE` on they are collectives, which plans give no time: what rows take on
+their way is a hop, and how parameters are held is not theirs to know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One pass of one microbatch, or the interaction of one contrastive batch."""
+    """One pass of one microbatch, the interaction of one contrastive batch, or a collective."""
 
     kind: OperationKind
     microbatch: int
-    """Number of the microbatch; of an interaction, the number of its contrastive batch."""
+    """Number of the microbatch; of an interaction and the exchange before it the number of the contrastive batch, of
+    other exchanges the last microbatch of what leaves; of a whole chunk's collectives 0."""
     chunk: int = 0
     """Which of the stage's chunks; see `Program.modules`."""
+
+    @property
+    def computes(self) -> bool:
+        """Whether it takes time in plans, as passes and interactions do."""
+        return KINDS.index(self.kind) < EXCHANGE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +71,12 @@ class Operations(Sequence[Operation]):
             return operations
         rows = [(KINDS.index(o.kind), o.microbatch, o.chunk) for o in operations]
         return cls(*np.array(rows, np.int64).reshape(-1, 3).T.copy())
+
+    @property
+    def computing(self) -> "Operations":
+        """Those that compute, as plans give them time."""
+        kept = self.kind < EXCHANGE
+        return Operations(self.kind[kept], self.microbatch[kept], self.chunk[kept])
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -140,3 +160,28 @@ def alternating(forward: Operations, backward: Operations, warmup: int) -> Opera
     order = np.argsort(place)
     both = forward + backward
     return Operations(both.kind[order], both.microbatch[order], both.chunk[order])
+
+
+def whole_step(operations: Operations, num_chunks: int = 1, *, trained: bool) -> Operations:
+    """What a stage does in a step: its chunks' parameters are gathered, it computes, and gradients are summed.
+
+    In between no rank of a pipeline waits for others that hold the same chunks, of which each has other microbatches.
+    """
+    chunks = np.arange(num_chunks, dtype=np.int64)
+    first, last = (passes(kind, np.zeros_like(chunks), chunks) for kind in (UNSHARD, REDUCE))
+    return first + operations + last if trained else first + operations
+
+
+def pass_times(operations: Operations, forward_ns: I64, backward_ns: I64) -> I64:
+    """What each operation takes on each of n nodes, 0 where it is no pass. int64 [n, operations].
+
+    Args:
+        operations: of all nodes.
+        forward_ns: int64 [n, chunks, microbatches].
+        backward_ns: the same of the backward passes.
+    """
+    found = np.zeros((len(forward_ns), len(operations)), np.int64)
+    for kind, times in ((FORWARD, forward_ns), (BACKWARD, backward_ns)):
+        mine = operations.kind == kind
+        found[:, mine] = times[:, operations.chunk[mine], operations.microbatch[mine]]
+    return found

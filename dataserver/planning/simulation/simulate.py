@@ -5,14 +5,14 @@ the node is free and its inputs are there. The trainer runs the lists that are s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dataserver.planning.pacing import pace
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation.graph import PipelineDeadlockError, build_graph, cell_values
-from dataserver.planning.simulation.operations import BACKWARD, FORWARD, Operation, Operations
+from dataserver.planning.simulation.operations import BACKWARD, EXCHANGE, FORWARD, Operation, Operations
 from dataserver.planning.simulation.pipeline import Pipeline
 
 
@@ -83,7 +83,7 @@ def simulate(pipeline: Pipeline) -> Timeline:
     through = np.where(cause >= listed.size, cause[cause], cause)[: listed.size]
     end = np.where(listed, start + durations, -1)
     pace()
-    return Timeline(
+    computed = Timeline(
         makespan_ns=int(end.max(initial=0)),
         start_ns=start,
         end_ns=end,
@@ -91,6 +91,32 @@ def simulate(pipeline: Pipeline) -> Timeline:
         peak_bytes=peak_bytes(pipeline),
         cause=through.reshape(shape),
     )
+    return _with_collectives(pipeline, computed)
+
+
+def _with_collectives(pipeline: Pipeline, computed: Timeline) -> Timeline:
+    """The timeline of whole lists, from that of what they compute: each collective is where the list has come to."""
+    lists = [Operations.of(operations) for operations in pipeline.operations]
+    if all(len(listed.computing) == len(listed) for listed in lists):
+        return computed
+    nodes, width = computed.start_ns.shape
+    length = max(len(listed) for listed in lists)
+    start, end, cause = np.full((3, nodes, length), -1, np.int64)
+    place = np.zeros((nodes, width), np.int64)  # in whole lists, of what is computed
+    for stage, listed in enumerate(lists):
+        here, computes = np.flatnonzero(pipeline.stage == stage), listed.kind < EXCHANGE
+        before = computes.cumsum() - 1
+        done = np.concatenate([np.zeros((len(here), 1), np.int64), computed.end_ns[here]], axis=1)[:, before + 1]
+        began = np.concatenate([computed.start_ns[here], done[:, :1]], axis=1)[:, before]
+        start[here, : len(listed)] = np.where(computes, began, done)
+        end[here, : len(listed)] = done
+        cause[here, : len(listed)] = here[:, None] * length + np.arange(-1, len(listed) - 1)
+        place[here, : computes.sum()] = here[:, None] * length + np.flatnonzero(computes)
+    cause[:, 0] = -1
+    listed_ns = computed.start_ns >= 0
+    waited = computed.cause[listed_ns]
+    cause.flat[place[listed_ns]] = np.where(waited >= 0, place.flat[np.maximum(waited, 0)], -1)
+    return replace(computed, start_ns=start, end_ns=end, cause=cause)
 
 
 def critical_path(pipeline: Pipeline, timeline: Timeline) -> list[TimedOperation]:

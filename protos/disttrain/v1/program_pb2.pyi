@@ -10,6 +10,10 @@ step and h the entry of in_flight for the stage. The base rule:
   alternate(forwards, backwards, h): the first h - 1 forwards; then one forward and one backward in turn, as long as
   there are forwards; then the backwards that are left. Forwards and backwards each keep their order.
 
+Before the first pass of each chunk its parameters are gathered (unshard), and behind its last one its gradients are
+summed (reduce), if its module is not frozen: of all chunks of a stage in their order at the begin and the end of the
+program, of colocated modules at the begin and the end of their own first and last phase.
+
 By execution.layout.kind:
 
   pipelined, grouped    Each stage of each module has a program of its own: alternate(forwards of microbatches 0 to n - 1,
@@ -21,11 +25,14 @@ By execution.layout.kind:
                         the first stage runs their passes with its own.
   contrastive           Each stage of each tower has a program of its own. With drain_every d > 0 alternate is applied to
                         d microbatches at a time, else to all n. On the last stage of every tower the interaction of a
-                        contrastive batch comes right behind the last forward of its layout.microbatches microbatches.
+                        contrastive batch comes right behind the last forward of its layout.microbatches microbatches, an
+                        exchange of its features before it.
   colocated             All ranks run one program, one phase after the other: each encoder forward; the backbone forward;
                         each generator, forward and backward of each microbatch in turn; the backbone backward; each
                         encoder backward, the last encoder first. Without a generator the backbone runs forward and
                         backward of each microbatch in turn. Modules whose cost.backward_percent is 0 run no backward.
+                        Forward phases of encoders, and of the backbone before generators, end with an exchange of their
+                        rows; backward phases that return gradients to somebody with an exchange of these.
                         All ranks meet between the phases. With drain_every d > 0 all this is done for d microbatches
                         at a time, a round; rows stay within their round. Between the last phase of a round and the
                         first of the next, if both are of one module, ranks do not meet.
@@ -62,11 +69,13 @@ class _OperationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Operati
     OPERATION_KIND_INTERACTION: _OperationKind.ValueType  # 3
     """Forward and backward of what couples all samples of a contrastive batch; all towers run it together."""
     OPERATION_KIND_EXCHANGE: _OperationKind.ValueType  # 4
-    """Rows move between modules. No layout plans it yet: rows move as soon as they are there."""
+    """What a chunk has made leaves for all ranks at once, rows or gradients of a phase or features of a contrastive batch;
+    who needs it waits for it. Plans give this kind and the next two no time: what rows take is a hop.
+    """
     OPERATION_KIND_UNSHARD: _OperationKind.ValueType  # 5
-    """Sharded parameters of a chunk are gathered. No layout plans it yet."""
+    """Parameters of a chunk are gathered, where its ranks hold shares of them."""
     OPERATION_KIND_REDUCE: _OperationKind.ValueType  # 6
-    """Gradients of a chunk are reduced. No layout plans it yet."""
+    """Gradients of a chunk are summed over its ranks."""
 
 class OperationKind(_OperationKind, metaclass=_OperationKindEnumTypeWrapper):
     """What an operation does."""
@@ -80,11 +89,13 @@ OPERATION_KIND_BACKWARD: OperationKind.ValueType  # 2
 OPERATION_KIND_INTERACTION: OperationKind.ValueType  # 3
 """Forward and backward of what couples all samples of a contrastive batch; all towers run it together."""
 OPERATION_KIND_EXCHANGE: OperationKind.ValueType  # 4
-"""Rows move between modules. No layout plans it yet: rows move as soon as they are there."""
+"""What a chunk has made leaves for all ranks at once, rows or gradients of a phase or features of a contrastive batch;
+who needs it waits for it. Plans give this kind and the next two no time: what rows take is a hop.
+"""
 OPERATION_KIND_UNSHARD: OperationKind.ValueType  # 5
-"""Sharded parameters of a chunk are gathered. No layout plans it yet."""
+"""Parameters of a chunk are gathered, where its ranks hold shares of them."""
 OPERATION_KIND_REDUCE: OperationKind.ValueType  # 6
-"""Gradients of a chunk are reduced. No layout plans it yet."""
+"""Gradients of a chunk are summed over its ranks."""
 Global___OperationKind: _TypeAlias = OperationKind  # noqa: Y015
 
 @_typing.final
@@ -116,7 +127,9 @@ class StageProgram(_message.Message):
 
     @_builtins.property
     def microbatch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Microbatch that it works on; of an interaction, the contrastive batch within the step."""
+        """Microbatch that it works on; of an interaction and the exchange before it, the contrastive batch within the step; of
+        other exchanges, the last microbatch of what leaves; of what works on a whole chunk, 0.
+        """
 
     def __init__(
         self,

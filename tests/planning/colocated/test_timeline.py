@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pytest
 from builders.colocated import colocated_job, colocated_steps, samples_of
 from hypothesis import given, settings
 
@@ -32,40 +31,65 @@ def modules(*kinds: str, frozen: str = "") -> list[dict[str, object]]:
     return found
 
 
+FROZEN = [m | {"frozen": True} if m["name"] == "vit" else m for m in modules("encoder", "backbone", frozen="vit")]
+
+
 def drawn(job: Job, microbatches: int, size: int = 0) -> list[str]:
-    """Phases as text: F0 is a forward of the first module of the pipeline."""
-    short = {FORWARD: "F", BACKWARD: "B"}
+    """Phases as text: F0 is a forward of the first module of the pipeline, E0 the exchange of what it leaves."""
     phases = step_phases(job.spec.execution, microbatches, size or microbatches)
-    return [" ".join(f"{short[o.kind]}{o.chunk}.{o.microbatch}" for o in phase) for phase in phases]
+    return [" ".join(f"{o.kind[0].upper()}{o.chunk}.{o.microbatch}" for o in phase) for phase in phases]
 
 
 def test_phases_in_their_order() -> None:
+    """Parameters are gathered (U) when a module's first phase begins, gradients are summed (R) behind its last one."""
     job = colocated_job(modules("encoder", "backbone", "generator"), generation={"ratio": "0.5"})
-    assert drawn(job, 2) == ["F0.0 F0.1", "F1.0 F1.1", "F2.0 B2.0 F2.1 B2.1", "B1.0 B1.1", "B0.0 B0.1"]
+    assert drawn(job, 2) == [
+        "U0.0 F0.0 F0.1 E0.1",
+        "U1.0 F1.0 F1.1 E1.1",
+        "U2.0 F2.0 B2.0 F2.1 B2.1 E2.1 R2.0",
+        "B1.0 B1.1 E1.1 R1.0",
+        "B0.0 B0.1 R0.0",
+    ]
     assert [s.in_flight.tolist() for s in schedules(job.spec.execution, 2, 2)] == [[2], [2], [1]]
 
 
 def test_without_a_generator_the_backbone_goes_backward_at_once() -> None:
     job = colocated_job(modules("backbone", "encoder", "encoder"))
-    assert drawn(job, 2) == ["F0.0 F0.1", "F1.0 F1.1", "F2.0 B2.0 F2.1 B2.1", "B1.0 B1.1", "B0.0 B0.1"]
+    assert drawn(job, 2) == [
+        "U0.0 F0.0 F0.1 E0.1",
+        "U1.0 F1.0 F1.1 E1.1",
+        "U2.0 F2.0 B2.0 F2.1 B2.1 E2.1 R2.0",
+        "B1.0 B1.1 R1.0",
+        "B0.0 B0.1 R0.0",
+    ]
     assert [s.in_flight.tolist() for s in schedules(job.spec.execution, 2, 2)] == [[1], [2], [2]]
 
 
 def test_a_frozen_encoder_has_no_backward_phase() -> None:
-    job = colocated_job(modules("encoder", "backbone", frozen="vit"))
-    assert drawn(job, 1) == ["F0.0", "F1.0 B1.0"]
+    """Nor does it get gradients, or sum any."""
+    job = colocated_job(FROZEN)
+    assert drawn(job, 1) == ["U0.0 F0.0 E0.0", "U1.0 F1.0 B1.0 R1.0"]
     assert [s.in_flight.tolist() for s in schedules(job.spec.execution, 5, 5)] == [[1], [1]]
 
 
 def test_rounds_follow_each_other() -> None:
     """The last phase of a round and the first of the next are one, where they are of one module."""
     job = colocated_job(modules("encoder", "backbone", "encoder"))
-    expected = ["F0.0 F0.1", "F1.0 F1.1", "F2.0 B2.0 F2.1 B2.1", "B1.0 B1.1", "B0.0 B0.1 F0.2", "F1.2", "F2.2 B2.2"]
-    assert drawn(job, 3, 2) == [*expected, "B1.2", "B0.2"]
+    assert drawn(job, 3, 2) == [
+        "U0.0 F0.0 F0.1 E0.1",
+        "U1.0 F1.0 F1.1 E1.1",
+        "U2.0 F2.0 B2.0 F2.1 B2.1 E2.1",
+        "B1.0 B1.1",
+        "B0.0 B0.1 F0.2 E0.2",
+        "F1.2 E1.2",
+        "F2.2 B2.2 E2.2 R2.0",
+        "B1.2 R1.0",
+        "B0.2 R0.0",
+    ]
     held = [(s.in_flight.tolist(), s.drain_every) for s in schedules(job.spec.execution, 4, 2)]
     assert held == [([2], 2), ([1], 2), ([2], 2)]
-    frozen = colocated_job(modules("encoder", "backbone", frozen="vit"))
-    assert drawn(frozen, 2, 1) == ["F0.0", "F1.0 B1.0", "F0.1", "F1.1 B1.1"]
+    frozen = colocated_job(FROZEN)
+    assert drawn(frozen, 2, 1) == ["U0.0 F0.0 E0.0", "U1.0 F1.0 B1.0", "F0.1 E0.1", "F1.1 B1.1 R1.0"]
 
 
 def test_ranks_wait_at_every_barrier() -> None:
@@ -73,18 +97,25 @@ def test_ranks_wait_at_every_barrier() -> None:
 
     rank 0  F F F . . f f f f b b b b b b b b B B B B B B . . . .
     rank 1  F F F F F f f b b b b . . . . . . B B B B B B B B B B
+
+    Before the backbone's passes rows take 2 more, in which its parameters are gathered.
     """
     phases = step_phases(colocated_job(modules("encoder", "backbone")).spec.execution, 1, 1)
+    assert [len(phase) for phase in phases] == [3, 5, 2]
     forward = np.array([[[3], [4]], [[5], [2]]])
     held = np.array([[[10], [100]], [[20], [50]]])
-    found = run_phases(phases, forward, 2 * forward, held)
-    assert found.makespan_ns == 27
-    assert found.start_ns.tolist() == [[0, 5, 9, 17], [0, 5, 7, 17]]
-    assert found.end_ns.tolist() == [[3, 9, 17, 23], [5, 7, 11, 27]]
-    assert found.busy_ns.tolist() == [21, 21]
-    assert found.cause.tolist() == [[-1, 4, 1, 2], [-1, 4, 5, 2]]
-    assert found.peak_bytes.tolist() == [110, 70]
-    assert found.bubble_ppm == 12 * 1_000_000 // 54
+    for hop in (0, 2):
+        found = run_phases(phases, forward, 2 * forward, held, np.array([0, hop, 0]))
+        assert found.makespan_ns == 27 + hop
+        starts = [[0, 0, 3, 5, 5, 9, 17, 17, 17, 23], [0, 0, 5, 5, 5, 7, 11, 11, 17, 27]]
+        later = np.array([0, 0, 0, 0, *[hop] * 6])
+        assert found.start_ns.tolist() == (np.array(starts) + later).tolist()
+        ends = [[0, 3, 3, 5, 9, 17, 17, 17, 23, 23], [0, 5, 5, 5, 7, 11, 11, 11, 27, 27]]
+        assert found.end_ns.tolist() == (np.array(ends) + later).tolist()
+        assert found.busy_ns.tolist() == [21, 21]
+        assert found.cause.tolist() == [[-1, 0, 1, 12, 3, 4, 5, 6, 7, 8], [-1, 10, 11, 12, 13, 14, 15, 16, 7, 18]]
+        assert found.peak_bytes.tolist() == [110, 70]
+    assert run_phases(phases, forward, 2 * forward, held).bubble_ppm == 12 * 1_000_000 // 54
 
 
 def test_what_a_generator_holds_comes_on_top_of_encoder_and_backbone() -> None:
@@ -112,7 +143,7 @@ def reference(phases: list[list[Operation]], forward: I64, backward: I64, held: 
     returned = {(o.chunk, o.microbatch) for phase in phases for o in phase if o.kind is BACKWARD}
     for phase in phases:
         for r, rank in enumerate(ranks):
-            for o in phase:
+            for o in filter(lambda o: o.computes, phase):
                 times = forward if o.kind is FORWARD else backward
                 rank.clock += int(times[r, o.chunk, o.microbatch])
                 if o.kind is FORWARD:
@@ -149,7 +180,7 @@ def test_timelines_agree_with_a_slow_reference(step: tuple[Job, StepSamples]) ->
     assert list(lists) == [o for phase in phases for o in phase]
     assert sum(int(o.end_ns - o.start_ns) for o in critical_path(found.pipeline, found.timeline)) == makespan
     assert found.timeline.busy_ns.sum() == sum(
-        int((forward if o.kind is FORWARD else backward)[:, o.chunk, o.microbatch].sum()) for o in lists
+        int((forward if o.kind is FORWARD else backward)[:, o.chunk, o.microbatch].sum()) for o in lists if o.computes
     )
 
 
@@ -189,10 +220,10 @@ def test_held_units_count_padding() -> None:
                 assert found[rank, chunk, m] == 3 * units
 
 
-@pytest.mark.parametrize("kinds", [("encoder", "backbone"), ("backbone",)])
-def test_jobs_of_fewer_modules(kinds: tuple[str, ...]) -> None:
-    job = colocated_job(modules(*kinds))
-    assert drawn(job, 1)[-1 if len(kinds) == 1 else -2].endswith(f"B{len(kinds) - 1}.0")
+def test_jobs_of_fewer_modules() -> None:
+    assert drawn(colocated_job(modules("backbone")), 1) == ["U0.0 F0.0 B0.0 R0.0"], "nothing leaves for anybody"
+    both = drawn(colocated_job(modules("encoder", "backbone")), 1)
+    assert both == ["U0.0 F0.0 E0.0", "U1.0 F1.0 B1.0 E1.0 R1.0", "B0.0 R0.0"]
 
 
 def test_the_bound_of_padded_sequences_counts_full_microbatches() -> None:

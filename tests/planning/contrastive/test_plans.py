@@ -147,7 +147,7 @@ def test_extra_in_flight_and_the_simulated_lists() -> None:
     assert plan.in_flight("image").tolist() == [8, 7, 4]
     pipeline = timeline(job.spec, plan).pipeline
     forwards = [[o.kind for o in operations].index(OperationKind.BACKWARD) for operations in pipeline.operations]
-    assert forwards == [8, 7, 5, 5]  # the last stages: 4 forwards and the interaction
+    assert forwards == [9, 8, 7, 7]  # behind the gather; the last stages: 4 forwards, the exchange and the interaction
 
 
 def test_batch_sync_is_kept_where_it_is_asked_for() -> None:

@@ -19,13 +19,13 @@ from dataserver.planning.simulation import (
     simulate,
 )
 
-F, B, I = OperationKind  # noqa: E741
+F, B, I, *_ = OperationKind  # noqa: E741
 
 
 def test_contrastive_lists_by_hand() -> None:
-    assert spelled(batch_sync_operations(1, 2, 2, 2)) == "f0 f1 i0 b0 b1 f2 f3 i1 b2 b3"
+    assert spelled(batch_sync_operations(1, 2, 2, 2)) == "f0 f1 e0 i0 b0 b1 f2 f3 e1 i1 b2 b3"
     assert spelled(batch_sync_operations(0, 2, 2, 2)) == "f0 f1 b0 b1 f2 f3 b2 b3"
-    assert spelled(distmm_operations(1, 2, 2, 3)) == "f0 f1 i0 b0 f2 b1 f3 i1 b2 f4 b3 f5 i2 b4 b5"
+    assert spelled(distmm_operations(1, 2, 2, 3)) == "f0 f1 e0 i0 b0 f2 b1 f3 e1 i1 b2 f4 b3 f5 e2 i2 b4 b5"
     assert spelled(distmm_operations(0, 2, 2, 3)) == "f0 f1 f2 b0 f3 b1 f4 b2 f5 b3 b4 b5"
 
 

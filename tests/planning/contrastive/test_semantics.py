@@ -113,7 +113,9 @@ def test_loss_and_gradients_are_those_of_the_full_batch(generate, groups: int, s
     items = [torch.randn(groups * size * MICROBATCH, width, dtype=torch.float64) for width in TOWERS]
     ours, theirs = make_towers(), make_towers()
     expected = whole_batches(theirs, items, groups)
-    found = Runner(ours, items, size).run([generate(s, STAGES, size, groups) for s in range(STAGES)])
+    found = Runner(ours, items, size).run(
+        [[o for o in generate(s, STAGES, size, groups) if o.computes] for s in range(STAGES)]
+    )
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
     for mine, whole in zip(ours, theirs, strict=True):
         for a, b in zip(mine.parameters(), whole.parameters(), strict=True):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import Operation, OperationKind, Pipeline
 
-F, B, I = OperationKind  # noqa: E741
+F, B, I, *COLLECTIVES = OperationKind  # noqa: E741
 Event = tuple[int, Operation]
 """An operation of a node."""
 
@@ -22,6 +22,8 @@ class Definitions:
 
     def duration(self, event: Event) -> int:
         node, operation = event
+        if operation.kind in COLLECTIVES:
+            return 0
         if operation.kind is I:
             assert self.pipeline.interaction_ns is not None
             return int(self.pipeline.interaction_ns[node, operation.microbatch])
@@ -36,6 +38,8 @@ class Definitions:
         """The events that must have ended, and how long before; the list's own order left aside."""
         node, operation = event
         found: dict[Event, int] = {}
+        if operation.kind in COLLECTIVES:  # but for the list's order
+            return found
         groups = range(self.pipeline.num_batches)
         if operation.kind is I:
             with_it = [n for n, o in all_events if o == operation]
@@ -93,7 +97,8 @@ def peak_bytes(pipeline: Pipeline, times: dict[Event, tuple[int, int]], node: in
 
 @st.composite
 def pipelines(draw: st.DrawFn, shortest: int = 0) -> Pipeline:
-    """A list of its own for every node, in a random order that can be run; the first blocks may be frozen."""
+    """A list of its own for every node, in a random order that can be run; the first blocks may be frozen, collectives
+    stand anywhere."""
     nodes, chunks, groups = draw(st.integers(1, 4)), draw(st.integers(1, 2)), draw(st.integers(0, 2))
     microbatches = draw(st.integers(1, 3)) * max(groups, 1)
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -119,10 +124,12 @@ def pipelines(draw: st.DrawFn, shortest: int = 0) -> Pipeline:
         activation_bytes=random.integers(0, 100, (nodes * chunks, microbatches)),
     )
     frozen = order[: random.integers(0, len(order))] if random.random() < 0.3 else []
+    drawn_kinds = COLLECTIVES if random.random() < 0.5 else []
     passes = [(b // chunks, b % chunks, m) for b in range(nodes * chunks) for m in range(microbatches)]
     events = {(n, Operation(F, m, c)) for n, c, m in passes}
     events |= {(n, Operation(B, m, c)) for n, c, m in passes if n * chunks + c not in frozen}
     events |= {(n, Operation(I, g)) for n in range(nodes) if random.random() < 0.5 for g in range(groups)}
+    events |= {(n, Operation(k, 0, c)) for n in range(nodes) for c in range(chunks) for k in drawn_kinds}
     return replace_lists(bare, shuffled(bare, events, random))
 
 

@@ -19,7 +19,7 @@ from dataserver.planning.simulation import (
     stage_operations,
 )
 
-F, B, I = OperationKind  # noqa: E741
+F, B, I, *_ = OperationKind  # noqa: E741
 Lists = list[list[Operation]]
 
 

@@ -16,7 +16,7 @@ from dataserver.planning.simulation import (
     stage_operations,
 )
 
-F, B, I = OperationKind  # noqa: E741
+F, B, I, *_ = OperationKind  # noqa: E741
 
 
 @given(st.integers(1, 6), st.integers(1, 10), st.integers(1, 50), st.integers(1, 50))

@@ -1,0 +1,26 @@
+"""What a program asks of those who hold the parameters of its chunks."""
+
+from typing import Final, Protocol
+
+
+class Parameters(Protocol):
+    """The parameters of a process's chunks, all or shares of them. All ranks of a chunk call the same together."""
+
+    def unshard(self, chunk: int) -> None:
+        """Have a chunk ready to run, at the position among the process's; PeerLostError if a rank is gone."""
+
+    def reduce(self, chunk: int) -> None:
+        """Sum a chunk's gradients of the step over its ranks; PeerLostError if one is gone."""
+
+
+class _NothingHeld:
+    """Whole parameters that nobody trains."""
+
+    def unshard(self, chunk: int) -> None:
+        """See `Parameters`."""
+
+    def reduce(self, chunk: int) -> None:
+        """See `Parameters`."""
+
+
+NOTHING_HELD: Final[Parameters] = _NothingHeld()
