@@ -62,6 +62,17 @@ def test_choices_are_planned_and_take_about_as_long_as_solved(layout: str) -> No
         assert simulated_ns(problem, choice, block, 1) == pytest.approx(choice.step_ns, rel=0.35)
 
 
+def test_stages_within_a_node_have_its_bandwidth() -> None:
+    problem = paper_problem("llama3-7b", 32, 64, 512)
+    best = pipelined(problem)[0]
+    for tp, pp, speed in ((1, 8, "200"), (2, 4, "200"), (1, 16, "12.5"), (2, 8, "12.5")):
+        (option,) = (o for o in problem.options(problem.networks[1]) if (o.tp, o.recompute) == (tp, False))
+        staged = replace(best.module("backbone"), option=option, pp=pp, dp=1)
+        modules = tuple(staged if m is best.module("backbone") else m for m in best.modules)
+        transfers = execution_block(problem, replace(best, modules=modules))["transfers"]
+        assert [t["bytes_per_ns"] for t in transfers if t["source"] == t["target"]] == [speed]
+
+
 def all_colocated(problem: Problem) -> float:
     """The best colocated step by trying all ways; inf where none fits."""
     best, stream, devices = float("inf"), problem.workload.stream, problem.cluster
