@@ -201,7 +201,6 @@ class _Sharded(_Shares):
         self._network.release()  # what the last pass gathered is of the step before
 
     def reduce(self) -> dict[str, Tensor]:
-        self._network.release()  # what forwards without a backward have gathered
         return {
             name: torch.zeros_like(local(shard)) if shard.grad is None else local(shard.grad)
             for name, shard in self.parameters.items()
@@ -209,6 +208,7 @@ class _Sharded(_Shares):
         }
 
     def drop(self) -> None:
+        self._network.release()  # what forwards without a backward have gathered
         for shard in self.parameters.values():
             shard.grad = None
 
