@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +46,7 @@ class DocumentParts:
     texts: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ImageRef:
+class ImageRef(NamedTuple):
     """Where an image's encoded bytes lie, its upright size in pixels and its EXIF orientation."""
 
     shard: int

@@ -2,12 +2,11 @@
 
 import hashlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """One state of a file as this machine sees it. Another machine may see another inode: stamps are never stored."""
 
     device: int

@@ -12,7 +12,7 @@ tokens and EOS of understood samples; labels are shifted: a token's label is the
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from dataserver.dataset import IMAGE, TEXT, TokenizedDocument
 from dataserver.planning.jobspec import Stream
 from dataserver.planning.naming import sample_name
 from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import I32, StepSamples, Task
+from dataserver.planning.samples import I32, I64, StepSamples, Task, ranges
 from dataserver.planning.views import ViewPlan
 
 IGNORED: Final = -100
@@ -40,6 +40,22 @@ _Piece = tuple[I32 | int, int, int]
 """Token ids (or one id, repeated), their number, their role."""
 
 
+class _Planned(NamedTuple):
+    """What the plan says of a sample."""
+
+    number: int
+    """In the step."""
+    task: int
+    kept: int
+    """Text tokens."""
+    cut: int
+    """Text tokens that were left out."""
+    tokens: int
+    """Of the whole sequence."""
+    images: list[int]
+    """Tokens of each, where it is understood."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Tokens:
     """The tokens of all samples of a view, one after the other."""
@@ -52,11 +68,19 @@ class _Tokens:
     """int64 [samples]: tokens of each."""
 
 
-def embeddings(stream: Stream, samples: StepSamples, i: int) -> list[int]:
-    """Return the number of backbone tokens of each image of a sample when it is understood."""
-    images = slice(int(samples.image_offsets[i]), int(samples.image_offsets[i + 1]))
-    rows, columns = samples.image_rows[images].tolist(), samples.image_columns[images].tolist()
-    return [r * c // stream.sizing.merge**2 for r, c in zip(rows, columns, strict=True)]
+def embeddings(stream: Stream, samples: StepSamples, items: I64) -> list[list[int]]:
+    """Return the number of backbone tokens of each image of some samples when these are understood.
+
+    Args:
+        stream: sizing.
+        samples: those of the step.
+        items: int64 [k]: indices into them.
+    """
+    first = samples.image_offsets[items]
+    counts = samples.image_offsets[items + 1] - first
+    index = ranges(first, counts)
+    sizes = (samples.image_rows[index] * samples.image_columns[index] // stream.sizing.merge**2).tolist()
+    return [sizes[end - count : end] for end, count in zip(np.cumsum(counts).tolist(), counts.tolist(), strict=True)]
 
 
 def backbone_arrays(
@@ -114,12 +138,13 @@ def _positions(lengths: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
 
 def _view_tokens(stream: Stream, plan: StepPlan, view: ViewPlan, documents: Sequence[TokenizedDocument]) -> _Tokens:
     """The tokens of a view, whose samples must be as long as the plan has them."""
+    samples, items = plan.samples, view.items
+    lengths = samples.tokens[items]
+    columns = (items, samples.task[items], samples.text_tokens[items], samples.truncated_tokens[items], lengths)
+    planned = zip(*(column.tolist() for column in columns), embeddings(stream, samples, items), strict=True)
     pieces: list[_Piece] = []
-    lengths = np.zeros(view.num_items, np.int64)
-    for n, (i, document) in enumerate(zip(view.items.tolist(), documents, strict=True)):
-        sample = _checked_pieces(stream, plan.samples, i, document)
-        lengths[n] = sum(length for _, length, _ in sample)
-        pieces += sample
+    for sample, document in zip(planned, documents, strict=True):
+        pieces += _checked_pieces(stream, samples, _Planned(*sample), document)
     starts = _cumulative(lengths)[:-1]
     if not np.array_equal(starts, view.starts):
         raise ValueError(
@@ -141,34 +166,34 @@ def _joined(pieces: list[_Piece], lengths: NDArray[np.int64]) -> _Tokens:
     return _Tokens(tokens, roles, lengths)
 
 
-def _checked_pieces(stream: Stream, samples: StepSamples, i: int, document: TokenizedDocument) -> list[_Piece]:
+def _checked_pieces(
+    stream: Stream, samples: StepSamples, planned: _Planned, document: TokenizedDocument
+) -> list[_Piece]:
     """Return the pieces of one sample's sequence after comparing the document with the plan."""
-    counted = int(samples.text_tokens[i] + samples.truncated_tokens[i])
-    found = sum(len(text) for text in document.texts)
+    found, counted = sum(map(len, document.texts)), planned.kept + planned.cut
     if found != counted:
         raise TokenCountError(
-            f"{sample_name(stream, samples, i)}: the tokenizer {stream.tokenizer.name} makes {found} tokens of its "
-            f"texts, the plan counts {counted}; remove the shard's .tokens files and run dataserver index with "
-            "--tokenizer again"
+            f"{sample_name(stream, samples, planned.number)}: the tokenizer {stream.tokenizer.name} makes {found} "
+            f"tokens of its texts, the plan counts {counted}; remove the shard's .tokens files and run dataserver "
+            "index with --tokenizer again"
         )
-    images = embeddings(stream, samples, i)
+    images = planned.images
     if (document.kinds.count(IMAGE), document.kinds.count(TEXT)) != (len(images), len(document.texts)):
         raise TokenCountError(
-            f"{sample_name(stream, samples, i)}: parts of kinds {list(document.kinds)} in the index, {len(images)} "
-            f"images in the plan and {len(document.texts)} texts; run dataserver index again"
+            f"{sample_name(stream, samples, planned.number)}: parts of kinds {list(document.kinds)} in the index, "
+            f"{len(images)} images in the plan and {len(document.texts)} texts; run dataserver index again"
         )
-    kept = int(samples.text_tokens[i])
-    if samples.task[i] == Task.GENERATION:
-        pieces = list(_generation(stream, document, kept))
-    elif samples.task[i] == Task.CONTRASTIVE:
-        pieces = list(_contrastive(stream, document, kept))
+    if planned.task == Task.GENERATION:
+        pieces = list(_generation(stream, document, planned.kept))
+    elif planned.task == Task.CONTRASTIVE:
+        pieces = list(_contrastive(stream, document, planned.kept))
     else:
-        pieces = list(_understanding(stream, document, images, kept))
+        pieces = list(_understanding(stream, document, images, planned.kept))
     length = sum(n for _, n, _ in pieces)
-    if length != samples.tokens[i]:
+    if length != planned.tokens:
         raise TokenCountError(
-            f"{sample_name(stream, samples, i)}: its sequence has {length} tokens, the plan counts "
-            f"{int(samples.tokens[i])}; the plan is not consistent"
+            f"{sample_name(stream, samples, planned.number)}: its sequence has {length} tokens, the plan counts "
+            f"{planned.tokens}; the plan is not consistent"
         )
     return pieces
 

@@ -102,7 +102,7 @@ def _backbone_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
     samples = plan.samples
     generated = samples.task[view.items] == Task.GENERATION
     num_tokens = int(samples.tokens[view.items].sum())
-    num_embeddings = sum(sum(embeddings(spec.stream, samples, i)) for i in view.items[~generated].tolist())
+    num_embeddings = sum(map(sum, embeddings(spec.stream, samples, view.items[~generated])))
     num_conditions = int(generated.sum()) * spec.stream.generation.query_tokens
     return [
         ("token_ids", _I32, (num_tokens,)),

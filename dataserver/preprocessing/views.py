@@ -11,12 +11,14 @@ A view of samples needs no pixels, and waits for none: whether its images can be
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.dataset import Dataset, ImageRef
+from dataserver.dataset import Dataset, ImageRef, Shard
 from dataserver.planning.job import JobSpec, ValidityPolicy
 from dataserver.planning.jobspec import ModuleKind, Sizing
 from dataserver.planning.plan import StepPlan
@@ -195,69 +197,52 @@ def _image_tasks(
 
     Without a tensor for them, patches go nowhere: validity is wanted all the same.
     """
-    sizes = num_patches(samples, images.index)
-    ends = np.cumsum(sizes)
     of, number = samples.locate(images.index)
-    # A sample's number is its shard and then its row, which is also the order within the shard.
-    order = np.lexsort((number, samples.sample[of], samples.dataset[of])).tolist()
+    shard, row = np.divmod(samples.sample[of].astype(np.int64), 1 << ROW_BITS)
+    dataset = samples.dataset[of]
+    ends = np.cumsum(num_patches(samples, images.index)).tolist()
+    decoding = _Decoding(
+        sizing=spec.stream.sizing,
+        shards=[datasets[d].shards[s] for d, s in zip(dataset.tolist(), shard.tolist(), strict=True)],
+        read=[datasets[d].read for d in dataset.tolist()],
+        rows=row.tolist(),
+        numbers=number.tolist(),
+        grids=list(zip(*(a[images.index].tolist() for a in (samples.image_rows, samples.image_columns)), strict=True)),
+        out=None if patches is None else [patches[a:b] for a, b in pairwise([0, *ends])],
+        valid=images.valid,
+    )
+    order = np.lexsort((number, row, shard, dataset)).tolist()
     for first in range(0, len(order), IMAGES_PER_TASK):
-        yield _ImagesTask(
-            tuple(
-                _PlacedImage(
-                    dataset=datasets[int(samples.dataset[of[n]])],
-                    sample=int(samples.sample[of[n]]),
-                    number=int(number[n]),
-                    rows=int(samples.image_rows[images.index[n]]),
-                    columns=int(samples.image_columns[images.index[n]]),
-                    out=None if patches is None else patches[int(ends[n] - sizes[n]) : int(ends[n])],
-                    valid=images.valid[n : n + 1],
-                )
-                for n in order[first : first + IMAGES_PER_TASK]
-            ),
-            spec.stream.sizing,
-        ).run
+        yield partial(decoding.run, order[first : first + IMAGES_PER_TASK])
 
 
 @dataclass(frozen=True, slots=True)
-class _PlacedImage:
-    """An image, and its place in the buffer."""
+class _Decoding:
+    """What the tasks of a view share: of each of its k images, where it is stored and where its patches go."""
 
-    dataset: Dataset
-    sample: int
-    number: int
-    rows: int
-    columns: int
-    out: U8 | None
-    valid: Bool
-    """bool [1]: the image's place in `_Images.valid`."""
-
-    def ref(self) -> ImageRef:
-        """Where it is stored."""
-        shard, row = divmod(self.sample, 1 << ROW_BITS)
-        return self.dataset.shards[shard].image(row, self.number)
-
-    def decode(self, data: bytes, ref: ImageRef, sizing: Sizing) -> None:
-        """Fill the place."""
-        out = self.out
-        if out is None:
-            out = np.empty((self.rows * self.columns, sizing.patch**2 * 3), np.uint8)
-        shape = ImageShape(ref.width, ref.height, ref.orientation, self.rows, self.columns)
-        self.valid[0] = decode_patches(data, shape, sizing, out)
-
-
-@dataclass(frozen=True, slots=True)
-class _ImagesTask:
-    """Reads and decodes some images."""
-
-    images: tuple[_PlacedImage, ...]
     sizing: Sizing
+    shards: list[Shard]
+    read: list[Callable[[ImageRef], bytes]]
+    rows: list[int]
+    """Of the shards' indexes."""
+    numbers: list[int]
+    """Of the images within their samples."""
+    grids: list[tuple[int, int]]
+    """Rows and columns of patches."""
+    out: list[U8] | None
+    valid: Bool
+    """bool [k]: what each task finds out."""
 
-    def run(self) -> int:
-        refs = [image.ref() for image in self.images]
+    def run(self, chosen: Sequence[int]) -> int:
+        """Read and decode some of the images; bytes that were read."""
+        refs = [self.shards[n].image(self.rows[n], self.numbers[n]) for n in chosen]
         num_bytes = sum(ref.length for ref in refs)
-        encoded: Iterable[bytes] = (image.dataset.read(ref) for image, ref in zip(self.images, refs, strict=True))
+        encoded: Iterable[bytes] = (self.read[n](ref) for n, ref in zip(chosen, refs, strict=True))
         if num_bytes <= READ_AT_ONCE_BYTES:
             encoded = list(encoded)
-        for image, ref, data in zip(self.images, refs, encoded, strict=True):
-            image.decode(data, ref, self.sizing)
+        for n, ref, data in zip(chosen, refs, encoded, strict=True):
+            rows, columns = self.grids[n]
+            out = np.empty((rows * columns, self.sizing.patch**2 * 3), np.uint8) if self.out is None else self.out[n]
+            shape = ImageShape(ref.width, ref.height, ref.orientation, rows, columns)
+            self.valid[n] = decode_patches(data, shape, self.sizing, out)
         return num_bytes

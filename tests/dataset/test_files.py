@@ -1,7 +1,6 @@
 """Where the files of a dataset lie, which of them are shards, and when an index is trusted."""
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,24 +89,24 @@ def test_an_index_is_compared_with_contents_unless_it_is_strictly_younger(
     found: dict[str, tuple[Stamp, Stamp | None]] = {}
     monkeypatch.setattr(ShardFile, "stamps", lambda _: found["stamps"])
     for ctime_ns, younger in ((written - 1, ()), (written, ("0",)), (written + 1, ("0",))):
-        found["stamps"] = replace(stamp, ctime_ns=ctime_ns), None
+        found["stamps"] = stamp._replace(ctime_ns=ctime_ns), None
         indexed = read_index(shard)
         assert indexed.younger == tuple((shard.path, header.sha256) for _ in younger)
         assert (indexed.file, indexed.stamps, indexed.columns) == (shard, found["stamps"], {})
         assert read_fresh_index(shard) == indexed
     run = f"run: dataserver index {folder}"
     for off in (-1, 1):
-        found["stamps"] = replace(stamp, num_bytes=stamp.num_bytes + off), None
+        found["stamps"] = stamp._replace(num_bytes=stamp.num_bytes + off), None
         with pytest.raises(StaleIndexError) as caught:
             read_index(shard)
         assert str(caught.value) == (
             f"shard {shard.path}: its index describes {stamp.num_bytes} bytes, it has {stamp.num_bytes + off}; {run}"
         )
-    found["stamps"] = stamp, replace(stamp, num_bytes=5)
+    found["stamps"] = stamp, stamp._replace(num_bytes=5)
     with pytest.raises(StaleIndexError) as caught:
         read_index(shard)
     assert str(caught.value) == f"shard {shard.path}: its index was made with another {shard.sidecar_path.name}; {run}"
-    found["stamps"] = replace(stamp, ctime_ns=written), None
+    found["stamps"] = stamp._replace(ctime_ns=written), None
     content = bytearray(shard.path.read_bytes())
     content[-1] ^= 1
     shard.path.write_bytes(content)

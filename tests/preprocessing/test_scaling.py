@@ -20,9 +20,10 @@ from preprocessing.pictures import ASTRONAUT, decode, encode, join_patches, nois
 from dataserver.planning.jobspec import Quality, Sizing
 from dataserver.preprocessing.codecs import ImageShape, ordinary
 from dataserver.preprocessing.codecs.ordinary import decode_ordinary
-from dataserver.preprocessing.codecs.scaling import scaled
+from dataserver.preprocessing.codecs.patches import UPRIGHT, places, write_patches
+from dataserver.preprocessing.codecs.scaling import write_scaled
 from dataserver.preprocessing.codecs.scratch import MAX_KEPT_BYTES, scratch
-from dataserver.preprocessing.kernels.scaling import scale_rows
+from dataserver.preprocessing.kernels.jpeg import look_at_jpeg
 
 
 def triangle(old: int, new: int, extent: Fraction) -> list[list[Fraction]]:
@@ -45,17 +46,44 @@ def exactly(pixels: np.ndarray, size: tuple[int, int], goal: tuple[int, int], re
     return np.einsum("yk,kjc,xj->yxc", rows, pixels.astype(float), columns)
 
 
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def scaled(pixels: np.ndarray, size: tuple[int, int], goal: tuple[int, int]) -> np.ndarray:
+    """The scaled image, row by row."""
+    out = np.empty((goal[1], goal[0], 3), np.uint8)
+    down, across = np.arange(goal[1]) * goal[0], np.arange(goal[0])
+    down.flags.writeable = across.flags.writeable = False  # as those of patches: loops are compiled for either kind
+    write_scaled(pixels, size, (down, across), out)
+    return out
+
+
+@given(st.integers(1, 40), st.integers(1, 80), st.integers(0, 2**32 - 1))
 def test_weights_are_rounded_as_running_sums_and_rows_once(old: int, new: int, seed: int) -> None:
-    """To the bit: running sums of the exact weights to the nearest 1/256, halves up, and so is each row."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (old, 6), np.uint8)
-    out = np.zeros((new, 6), np.uint8)
-    room = np.zeros(old + 2, np.int64), np.zeros(old + 4, np.uint16), np.zeros(6, np.uint16)
-    scale_rows(pixels, 8 * old, *room, out)
+    """To the bit: running sums of the exact weights to the nearest 1/256, halves up, and so is each row or column."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (old, 2, 3), np.uint8)
+    rows = scaled(pixels, (2, old), (2, new))
+    columns = scaled(pixels.swapaxes(0, 1).copy(), (old, 2), (new, 2)).swapaxes(0, 1)
     for y, row in enumerate(triangle(old, new, Fraction(old))):
         sums = [floor(256 * sum(row[: k + 1]) + Fraction(1, 2)) for k in range(old)]
         weights = np.diff([0, *sums])
-        np.testing.assert_array_equal(out[y], (weights @ pixels.astype(np.int64) + 128) // 256)
+        expected = (np.tensordot(weights, pixels.astype(np.int64), 1) + 128) // 256
+        np.testing.assert_array_equal(rows[y], expected)
+        np.testing.assert_array_equal(columns[y], expected)
+
+
+@given(
+    *(st.integers(1, n) for n in (4, 4, 5, 3)), st.sampled_from(sorted(UPRIGHT)), st.integers(0, 2**32 - 1)
+)  # fmt: skip
+def test_places_are_those_of_the_patches_of_the_upright_image(
+    rows: int, columns: int, patch: int, merge: int, orientation: int, seed: int
+) -> None:
+    upright = np.random.default_rng(seed).integers(0, 256, (rows * merge * patch, columns * merge * patch, 3), np.uint8)
+    inverse = {6: 8, 8: 6}.get(orientation, orientation)
+    stored = UPRIGHT[inverse](upright)
+    assert np.array_equal(UPRIGHT[orientation](stored), upright)
+    cut, placed = np.empty((2, rows * columns * merge**2, patch**2 * 3), np.uint8)
+    write_patches(upright, Sizing(patch=patch, merge=merge, max_patches=1024), cut)
+    down, across = places(rows * merge, columns * merge, patch, merge, orientation)
+    placed.reshape(-1, 3)[down[:, None] + across] = stored
+    assert np.array_equal(placed, cut)
 
 
 @given(
@@ -69,11 +97,8 @@ def test_scaling_rounds_the_exact_filter(size: tuple[int, int], goal: tuple[int,
     reduced = next(s for s in (1, 2, 4, 8) if (-(-size[0] // s), -(-size[1] // s)) == stored)
     pixels = np.random.default_rng(seed).integers(0, 256, (stored[1], stored[0], 3), np.uint8)
     found = scaled(pixels, size, goal)
-    if stored == goal:
-        assert found is pixels
-    else:
-        # Weights of 8 bits are off by up to 1/512 each, and both passes round.
-        assert np.abs(found - exactly(pixels, size, goal, reduced)).max() < 4
+    # Weights of 8 bits are off by up to 1/512 each, and both passes round.
+    assert np.abs(found - exactly(pixels, size, goal, reduced)).max() < 4
 
 
 def test_a_single_colour_stays_as_it_is() -> None:
@@ -84,7 +109,7 @@ def test_a_single_colour_stays_as_it_is() -> None:
 
 def test_a_picture_comes_out_as_pillow_scales_it() -> None:
     for goal in ((512, 100), (100, 512), (200, 300), (513, 511), (700, 600)):
-        found = scaled(np.asarray(ASTRONAUT), ASTRONAUT.size, goal).astype(int)
+        found = scaled(np.array(ASTRONAUT), ASTRONAUT.size, goal).astype(int)
         assert np.abs(found - np.asarray(ASTRONAUT.resize(goal, Image.Resampling.BILINEAR))).max() <= 2
 
 
@@ -152,6 +177,20 @@ def test_a_cut_image_is_what_pillow_says_it_is(name: str, share: float, monkeypa
     found = decode(cut, shape, Sizing(patch=7, merge=1))
     monkeypatch.setattr(ordinary, "decode_ordinary", lambda *_: None)
     assert found[0] == decode(cut, shape, Sizing(patch=7, merge=1))[0]
+
+
+@pytest.mark.parametrize("name", [name for name in (*ORDINARY, *ODDITIES) if "JPEG" in name])
+def test_the_frame_of_a_jpeg_is_found(name: str) -> None:
+    data = ORDINARY.get(name) or ODDITIES[name]
+    components = {"grey JPEG": 1, "CMYK JPEG": 4}.get(name, 3)
+    scans = data.count(b"\xff\xda")
+    assert look_at_jpeg(np.frombuffer(data, np.uint8)) == (scans, 52, 38, components)
+    # Filling between segments is in order, and left to the decoder.
+    filled = data[:2] + b"\xff\xff" + data[2:]
+    assert look_at_jpeg(np.frombuffer(filled, np.uint8)) == (scans, 0, 0, 0)
+    pixels = decode_ordinary(filled, (52, 38), (52, 38))
+    assert pixels is None or (pixels == decode_ordinary(data, (52, 38), (52, 38))).all()
+    assert (pixels is None) == (name in ODDITIES)
 
 
 @pytest.mark.parametrize("name", ORDINARY)

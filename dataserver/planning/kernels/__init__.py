@@ -57,6 +57,18 @@ def high_word(function: _Function) -> _Function:
     return function
 
 
+def load_word(function: _Function) -> _Function:
+    """A function of a C-contiguous array of bytes and a number that reads the uint32 at that byte, wherever it is."""
+    PARTS[function] = {"intrinsic": "load_word"}
+    return function
+
+
+def store_word(function: _Function) -> _Function:
+    """A function of the same and a uint32 that writes it."""
+    PARTS[function] = {"intrinsic": "store_word"}
+    return function
+
+
 def not_compiled() -> list[str]:
     """The kernels, of all modules of this package, that the next process would have to compile."""
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):

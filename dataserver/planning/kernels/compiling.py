@@ -36,7 +36,34 @@ def _high_word(_context: Any, a: Any, b: Any) -> Any:
     return numba.uint64(a, b), multiply
 
 
-_INTRINSICS: Final = {"high_word": _high_word}
+@numba.extending.intrinsic  # type: ignore[untyped-decorator]
+def _load_word(_context: Any, array: Any, at: Any) -> Any:
+    """Four bytes of an array as one number, which need not begin at a multiple of four."""
+
+    def load(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return builder.load(_place(context, builder, signature, given), align=1)
+
+    return numba.uint32(array, at), load
+
+
+@numba.extending.intrinsic  # type: ignore[untyped-decorator]
+def _store_word(_context: Any, array: Any, at: Any, _word: Any) -> Any:
+    """Write them."""
+
+    def store(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        builder.store(given[2], _place(context, builder, signature, given), align=1)
+        return context.get_dummy_value()
+
+    return numba.void(array, at, numba.uint32), store
+
+
+def _place(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+    """Where a number of bytes behind the first of an array a word lies."""
+    array = context.make_array(signature.args[0])(context, builder, given[0])
+    return builder.bitcast(builder.gep(array.data, [given[1]]), ir.IntType(32).as_pointer())
+
+
+_INTRINSICS: Final = {"high_word": _high_word, "load_word": _load_word, "store_word": _store_word}
 
 
 @global_compiler_lock  # type: ignore[untyped-decorator]

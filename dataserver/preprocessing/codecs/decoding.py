@@ -16,24 +16,20 @@ Pillow cannot read is invalid: truncated data, a size other than the index has, 
 
 import logging
 import warnings
-from dataclasses import dataclass
-from typing import Final
+from typing import NamedTuple
 
 import numpy as np
 
-from dataserver.dataset import TRANSPOSED, ImageRef, sniff_format
+from dataserver.dataset import TRANSPOSED, ImageRef
 from dataserver.planning.jobspec import Quality, Sizing
 from dataserver.preprocessing.codecs.errors import InvalidImageError
-from dataserver.preprocessing.codecs.patches import U8, UPRIGHT, write_patches
-from dataserver.preprocessing.limits import DECODER_BYTES_PER_PIXEL, MAX_ENCODED_BYTES, MAX_PIXELS, MAX_SCANNED_PIXELS
+from dataserver.preprocessing.codecs.patches import U8, UPRIGHT, places, write_patches
+from dataserver.preprocessing.limits import DECODER_BYTES_PER_PIXEL, MAX_ENCODED_BYTES, MAX_PIXELS
 
 logger = logging.getLogger(__name__)
 
-START_OF_SCAN: Final = b"\xff\xda"
 
-
-@dataclass(frozen=True, slots=True)
-class ImageShape:
+class ImageShape(NamedTuple):
     """What the index says of an image, and the patch grid that the plan gives it."""
 
     width: int
@@ -72,14 +68,22 @@ def decode_patches(data: bytes, shape: ImageShape, sizing: Sizing, out: U8) -> b
         ValueError: `out` or the grid does not fit the sizing.
         MemoryError: the machine, not the image, is at fault.
     """
+    from dataserver.preprocessing.codecs.scaling import write_scaled
+
     _check_target(shape, sizing, out)
+    size = _as_stored(shape.width, shape.height, shape.orientation)
+    goal = _as_stored(shape.columns * sizing.patch, shape.rows * sizing.patch, shape.orientation)
     try:
-        pixels = _decode(data, shape, sizing.patch, sizing.quality)
+        pixels = _decode(data, size, goal if sizing.quality is Quality.FAST else size)
     except InvalidImageError as error:
         logger.debug("an image of %d bytes cannot be decoded: %s", len(data), error)
         out.fill(0)
         return False
-    write_patches(pixels, sizing, out)
+    if pixels.shape[1::-1] == goal:
+        write_patches(UPRIGHT[shape.orientation](pixels), sizing, out)
+    else:
+        of = places(shape.rows, shape.columns, sizing.patch, sizing.merge, shape.orientation)
+        write_scaled(pixels, size, of, out)
     return True
 
 
@@ -89,9 +93,8 @@ def undecodable(data: bytes, image: ImageRef) -> str | None:
     Raises:
         MemoryError: the machine, not the image, is at fault.
     """
-    shape = ImageShape(image.width, image.height, image.orientation, rows=1, columns=1)
     try:
-        _decode(data, shape, 1, Quality.FAST)
+        _decode(data, _as_stored(image.width, image.height, image.orientation), (1, 1))
     except InvalidImageError as error:
         return str(error)
     return None
@@ -109,12 +112,20 @@ def _check_target(shape: ImageShape, sizing: Sizing, out: U8) -> None:
             f"found a grid of {shape.rows} x {shape.columns} patches; "
             f"positive multiples of merge {sizing.merge} are required"
         )
-    if shape.orientation != 1 and shape.orientation not in UPRIGHT:
+    if shape.orientation not in UPRIGHT:
         raise ValueError(f"found EXIF orientation {shape.orientation}; 1 to 8 is required")
 
 
-def _decode(data: bytes, shape: ImageShape, patch: int, quality: Quality) -> U8:
-    """Return uint8 [rows * patch, columns * patch, 3], upright; the next call of this thread may overwrite it.
+def _as_stored(width: int, height: int, orientation: int) -> tuple[int, int]:
+    """The (width, height) of an upright image before it was turned."""
+    return (height, width) if orientation in TRANSPOSED else (width, height)
+
+
+def _decode(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8:
+    """Decode an image that is stored with `size` (width, height) pixels, of which `least` suffice.
+
+    Returns:
+        uint8 [height, width, 3], C-contiguous, as it is stored; the next call of this thread may overwrite it.
 
     Raises:
         InvalidImageError: the bytes are not a usable image.
@@ -122,18 +133,10 @@ def _decode(data: bytes, shape: ImageShape, patch: int, quality: Quality) -> U8:
     """
     # With OpenCV, which takes as long to load as half of numpy; many commands decode nothing.
     from dataserver.preprocessing.codecs.ordinary import decode_ordinary
-    from dataserver.preprocessing.codecs.scaling import scaled
 
-    size, goal = (shape.width, shape.height), (shape.columns * patch, shape.rows * patch)
-    if shape.orientation in TRANSPOSED:
-        size, goal = size[::-1], goal[::-1]
     _check_limits(data, size)
-    least = goal if quality is Quality.FAST else size
     pixels = decode_ordinary(data, size, least)
-    if pixels is None:
-        pixels = _decode_oddity(data, size, least)
-    pixels = scaled(pixels, size, goal)
-    return UPRIGHT[shape.orientation](pixels) if shape.orientation in UPRIGHT else pixels
+    return _decode_oddity(data, size, least) if pixels is None else pixels
 
 
 def _decode_oddity(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8:
@@ -155,15 +158,6 @@ def _check_limits(data: bytes, size: tuple[int, int]) -> None:
         raise InvalidImageError(
             f"{len(data)} bytes and {num_pixels} pixels, limits {MAX_ENCODED_BYTES} and {MAX_PIXELS}"
         )
-    # 0xff 0xda occurs nowhere else in entropy-coded data; embedded thumbnails add one or two
-    if sniff_format(data) == "jpeg" and num_pixels * (scans := _count_scans(data)) > MAX_SCANNED_PIXELS:
-        raise InvalidImageError(f"{scans} scans of {num_pixels} pixels")
-
-
-def _count_scans(data: bytes) -> int:
-    """How often START_OF_SCAN occurs; a quarter of the time of `bytes.count`, in which no other thread would run."""
-    read = np.frombuffer(data, np.uint8)
-    return int(np.count_nonzero((read[:-1] == START_OF_SCAN[0]) & (read[1:] == START_OF_SCAN[1])))
 
 
 def _check_memory(size: tuple[int, int]) -> None:

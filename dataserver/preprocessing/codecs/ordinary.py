@@ -7,10 +7,13 @@ import numpy as np
 import simplejpeg
 
 from dataserver.dataset import sniff_format
+from dataserver.preprocessing.codecs.errors import InvalidImageError
 from dataserver.preprocessing.codecs.patches import U8
 from dataserver.preprocessing.codecs.scratch import scratch
+from dataserver.preprocessing.limits import MAX_SCANNED_PIXELS
 
-COLOURS: Final = ("YCbCr", "Gray", "RGB")
+COMPONENTS: Final = {"Gray": 1, "YCbCr": 3, "RGB": 3}
+"""Of the colours that libjpeg makes RGB of."""
 _ANIMATED_OR_TRANSPARENT: Final = 0x12
 """Flags of an extended WebP (RFC 9649, section 2.7)."""
 _TRANSPARENT_LOSSLESS: Final = 1 << 28
@@ -30,6 +33,9 @@ def decode_ordinary(data: bytes, size: tuple[int, int], least: tuple[int, int]) 
 
     Returns:
         uint8 [height, width, 3]; the next call of this thread may overwrite it.
+
+    Raises:
+        InvalidImageError: it has more scans than there is time for.
     """
     match sniff_format(data):
         case "jpeg":
@@ -40,9 +46,16 @@ def decode_ordinary(data: bytes, size: tuple[int, int], least: tuple[int, int]) 
 
 
 def _jpeg(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8 | None:
+    from dataserver.preprocessing.kernels.jpeg import look_at_jpeg
+
+    scans, width, height, components = look_at_jpeg(np.frombuffer(data, np.uint8))
+    if size[0] * size[1] * scans > MAX_SCANNED_PIXELS:
+        raise InvalidImageError(f"{scans} scans of {size[0] * size[1]} pixels")
     try:
-        height, width, colour, _ = simplejpeg.decode_jpeg_header(data)
-        if (width, height) != size or colour not in COLOURS:
+        if not components:
+            height, width, colour, _ = simplejpeg.decode_jpeg_header(data)
+            components = COMPONENTS.get(colour, 0)
+        if (width, height) != size or components not in COMPONENTS.values():
             return None
         width, height = _reduced(size, least)
         # It takes the smallest size of at least these, and writes it to the front of the buffer.

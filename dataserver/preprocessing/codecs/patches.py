@@ -1,16 +1,24 @@
 """Upright pixels cut into patches, merge-block-major."""
 
+import functools
 from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dataserver.dataset import TRANSPOSED
 from dataserver.planning.jobspec import Sizing
+from dataserver.planning.samples import I64
 
 U8 = NDArray[np.uint8]
+Places = tuple[I64, I64]
+"""int64 [height] and [width]: pixel (y, x) of an image lies at the sum of y's and x's, in pixels."""
 
+KEPT_PLACES: Final = 256
+"""Grids whose places are kept, 8 KB each of 1,024 patches; a dataset has some hundred."""
 UPRIGHT: Final[dict[int, Callable[[U8], U8]]] = {
+    1: lambda pixels: pixels,
     2: lambda pixels: pixels[:, ::-1],
     3: lambda pixels: pixels[::-1, ::-1],
     4: lambda pixels: pixels[::-1],
@@ -19,7 +27,9 @@ UPRIGHT: Final[dict[int, Callable[[U8], U8]]] = {
     7: lambda pixels: pixels[::-1, ::-1].transpose(1, 0, 2),
     8: lambda pixels: pixels.transpose(1, 0, 2)[::-1],
 }
-"""What turns an image of each EXIF orientation upright; orientation 1 is upright."""
+"""What turns an image of each EXIF orientation upright."""
+_ROWS_REVERSED, _COLUMNS_REVERSED = (3, 4, 6, 7), (2, 3, 7, 8)
+"""Orientations in which stored rows or columns run against those of the upright image."""
 
 
 def write_patches(pixels: U8, sizing: Sizing, out: U8) -> None:
@@ -35,3 +45,34 @@ def write_patches(pixels: U8, sizing: Sizing, out: U8) -> None:
     blocks = lines.reshape(height // (merge * patch), merge, patch, width // (merge * patch), merge)
     target = out.view(line).reshape(blocks.shape[0], blocks.shape[3], merge, merge, patch)
     target[...] = blocks.transpose(0, 3, 1, 4, 2)
+
+
+@functools.lru_cache(KEPT_PLACES)
+def places(rows: int, columns: int, patch: int, merge: int, orientation: int) -> Places:
+    """Where the pixels of an image lie among its patches, which `write_patches` would cut.
+
+    Args:
+        rows, columns: patches of the upright image.
+        patch: side of a patch.
+        merge: side of a merge block, in patches.
+        orientation: EXIF orientation of the image whose pixels (y, x) are.
+    """
+    area = patch**2
+    down = _along(rows, patch, merge, (patch, merge * area, columns * merge * area))
+    across = _along(columns, patch, merge, (1, area, merge**2 * area))
+    if orientation in TRANSPOSED:
+        down, across = across, down
+    found = (
+        down[::-1].copy() if orientation in _ROWS_REVERSED else down,
+        across[::-1].copy() if orientation in _COLUMNS_REVERSED else across,
+    )
+    for shared in found:
+        shared.flags.writeable = False
+    return found
+
+
+def _along(count: int, patch: int, merge: int, steps: tuple[int, int, int]) -> I64:
+    """Part of the places along one side, by the steps to the next pixel, patch and merge block. int64 [pixels]."""
+    number = np.arange(count * patch)
+    found: I64 = number % patch * steps[0] + number // patch % merge * steps[1] + number // (patch * merge) * steps[2]
+    return found

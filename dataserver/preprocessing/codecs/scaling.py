@@ -4,45 +4,40 @@ It is the antialiased bilinear filter of Pillow and torch, in integers of 8 and 
 pixels at a time, and all of them to the same bytes. Rounding both passes leaves it within 55 dB of Pillow's.
 """
 
-import cv2
 import numpy as np
 
-from dataserver.preprocessing.codecs.patches import U8
+from dataserver.preprocessing.codecs.patches import U8, Places
 from dataserver.preprocessing.codecs.scratch import scratch
 
 
-def scaled(pixels: U8, size: tuple[int, int], goal: tuple[int, int]) -> U8:
-    """Scale an image to its grid.
+def write_scaled(pixels: U8, size: tuple[int, int], places: Places, out: U8) -> None:
+    """Scale an image to its grid, with each pixel in its place.
+
+    All is one piece of compiled code, in which other threads have the interpreter: to come back to it takes long where
+    all of its memory has left the processor's caches, or where another thread is in it.
 
     Args:
         pixels: uint8 [height, width, 3], C-contiguous: the image at 1/1, 1/2, 1/4 or 1/8 of its size, rounded up.
         size: (width, height) of the image.
-        goal: (width, height) of the grid.
-
-    Returns:
-        uint8 [goal[1], goal[0], 3], or `pixels` where they have that size already; the next call of this thread may
-        overwrite it.
+        places: of the new pixels.
+        out: uint8 [..., 3 * any], C-contiguous: as many pixels as there are places, overwritten.
     """
-    height, width, _ = pixels.shape
-    if (width, height) == goal:
-        return pixels
+    from dataserver.preprocessing.kernels.scaling import BAND, scale_image
+
+    (height, width, _), (down, across) = pixels.shape, places
     reduced = next(s for s in (1, 2, 4, 8) if (-(-size[0] // s), -(-size[1] // s)) == (width, height))
-    # Columns are scaled as rows of the transposed image: the pixels of a row lie in memory side by side.
-    rows = _with_rows(pixels, 8 * size[1] // reduced, scratch("rows", (goal[1], width, 3)))
-    lying = scratch("lying", (width, goal[1], 3))
-    cv2.transpose(rows, lying)
-    narrow = _with_rows(lying, 8 * size[0] // reduced, scratch("rows", (goal[0], goal[1], 3)))
-    out = scratch("lying", (goal[1], goal[0], 3))
-    cv2.transpose(narrow, out)
-    return out
-
-
-def _with_rows(pixels: U8, extent: int, out: U8) -> U8:
-    """Scale uint8 [height, width, 3], whose image takes `extent` eighths of rows, to `out`, [new height, width, 3]."""
-    from dataserver.preprocessing.kernels.scaling import scale_rows
-
-    height, new_height = pixels.shape[0], out.shape[0]
-    weights = np.empty(2 * -(-height // new_height) + 3, np.int64)
-    taps, sums = np.empty(len(weights), np.uint16), np.empty(pixels[0].size, np.uint16)
-    scale_rows(pixels.reshape(height, -1), extent, weights, taps, sums, out.reshape(new_height, -1))
-    return out
+    most = 2 * max(-(-height // len(down)), -(-width // len(across))) + 3
+    scale_image(
+        pixels.reshape(height, -1),
+        8 * size[1] // reduced,
+        8 * size[0] // reduced,
+        down,
+        across,
+        np.empty(most, np.int64),
+        np.empty((2, len(across)), np.int64),
+        np.empty((len(across) + 1, most), np.uint16),
+        np.empty(max(3 * width, 4 * BAND), np.uint16),
+        scratch("rows", (BAND, 3 * width // 128 * 128 + 192)),  # odd in lines of caches, so that no rows share places
+        scratch("lying", (width + 4, 4 * BAND)),
+        out.reshape(-1),
+    )

@@ -26,7 +26,9 @@ def decode_with_pillow(data: bytes, size: tuple[int, int], least: tuple[int, int
         if isinstance(image, JpegImageFile):
             image.draft(None, least)
         image.load()
-        return np.asarray(_opaque(image))
+        return np.array(
+            _opaque(image)
+        )  # a copy, which can be written to as all others: loops are compiled for either kind
 
 
 def _open(data: bytes, size: tuple[int, int]) -> ImageFile:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dataserver.planning import kernels
 
-DECORATORS = ("kernel", "part", "inlined_part", "high_word")
+DECORATORS = ("kernel", "part", "inlined_part", "high_word", "load_word", "store_word")
 
 
 def interpreted(name: str) -> Any:
