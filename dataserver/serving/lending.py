@@ -186,7 +186,8 @@ class Borrower:
             return None
         fitting = [block for block in self._idle if num_bytes <= block.buffer.nbytes <= 2 * size_class(num_bytes)]
         if fitting:
-            block = min(fitting, key=lambda block: block.buffer.nbytes)
+            # The one returned last, of which most is still in caches.
+            block = min(reversed(fitting), key=lambda block: block.buffer.nbytes)
             self._idle.remove(block)
             return block
         if self._idle:  # in place of another one: where sizes keep changing, all are soon large enough

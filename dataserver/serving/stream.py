@@ -100,7 +100,7 @@ class MicrobatchStream:
         self._cursor = (step, microbatch)
         """Next microbatch to prepare."""
         self._pending: MicrobatchSpec | None = None
-        """What that microbatch will hold, where it waits for memory."""
+        """What that microbatch will hold, where it waits for memory, or for its turn."""
         self._plan: StepPlan | None = None
         """The plan of its step, so that it is made once, whatever the server keeps for others."""
         self._queue: deque[Assembly] = deque()
@@ -277,7 +277,9 @@ class MicrobatchStream:
 
     def _prepare_more(self) -> None:
         with self._condition:
-            if self._preparing or self._closed or self._exhausted or self._is_far_ahead():
+            if self._preparing or self._closed or self._exhausted:
+                return
+            if self._pending is not None and self._is_far_ahead():
                 return
             self._preparing = True
             self._shared.preparing.submit(self._prepare_next)
@@ -352,6 +354,8 @@ class MicrobatchStream:
             self._plan = None  # it may have come after `_give_up`
             return None
         self._pending = spec
+        if self._is_far_ahead():  # with what comes next known, so that nothing waits for its plan
+            return None
         if (assembly := self._lendable(spec) or self._sendable(spec)) is None:
             self._lacking = self._lacking or self._shared.metrics.begin(Stage.MEMORY)
             return None
