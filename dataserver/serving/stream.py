@@ -35,8 +35,9 @@ from dataserver.serving.wire import end_of_stream
 MAX_AHEAD: Final = 8
 """Microbatches that a stream prepares ahead, however small they are: plans are kept for a few steps only."""
 AHEAD_BYTES: Final = 8 << 20
-"""What a stream prepares ahead for each decoding thread, and up to one microbatch more: two tasks of images or so. What
-lies for longer has left the processor's caches when it is sent: 100 MB ahead cost a server 1.06 times the CPU time."""
+"""What a stream prepares ahead for each decoding thread, and up to one microbatch more: two tasks of images or so. At
+least two microbatches. What lies for longer has left the processor's caches when it is sent: 100 MB ahead cost a server
+1.06 times the CPU time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +287,8 @@ class MicrobatchStream:
 
     def _is_far_ahead(self) -> bool:
         queued = sum(assembly.spec.num_bytes for assembly in self._queue)
-        return len(self._queue) >= MAX_AHEAD or queued >= self._shared.ahead_bytes
+        # However large they are, two: behind the last images of one alone, threads would have nothing to do.
+        return len(self._queue) >= MAX_AHEAD or (len(self._queue) > 1 and queued >= self._shared.ahead_bytes)
 
     def _prepare_next(self) -> None:
         """Begin the next microbatch, if there is memory for it, in one of the preparing threads."""

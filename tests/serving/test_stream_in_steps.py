@@ -121,7 +121,7 @@ NUMBERS = [10 * step + microbatch for step, microbatch in ALL]
         (99 * SIZE, 7 * SIZE + 1, 8),
         (99 * SIZE, 2 * SIZE + 1, 3),
         (99 * SIZE, 2 * SIZE, 2),
-        (99 * SIZE, 1, 1),
+        (99 * SIZE, 1, 2),
     ],
 )
 def test_a_stream_prepares_as_far_ahead_as_its_memory_and_its_limits_allow(
