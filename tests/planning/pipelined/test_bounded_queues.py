@@ -15,7 +15,15 @@ from dataserver.planning.pipelined.programs import interleaved_operations
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import plan_step, timeline
 from dataserver.planning.samples import StepSamples
-from dataserver.planning.simulation import Operation, OperationKind, Pipeline, forwards, simulate, stage_operations
+from dataserver.planning.simulation import (
+    Operation,
+    OperationKind,
+    Pipeline,
+    forwards,
+    simulate,
+    stage_operations,
+    whole_step,
+)
 from dataserver.planning.views import view_plan
 
 Block = tuple[int, int]
@@ -66,6 +74,7 @@ def joined_nodes(job: Job, plan: StepPlan) -> list[Node]:
             operations = stage_operations(held, count)
         if not module.runs_backward:
             operations = forwards(operations)
+        operations = whole_step(operations, chunks, trained=not module.frozen)
         nodes.append(Node(operations, tuple(tuple(map(frozenset, f)) for f in feeds), held, module.runs_backward))
     return nodes
 
@@ -77,6 +86,8 @@ def run_node(number: int, nodes: Sequence[Node], queues: dict[Channel, "queue.Qu
     """
     blocks = [(n, c) for n, node in enumerate(nodes) for c in range(len(node.feeds))]
     for done, operation in enumerate(nodes[number].operations):
+        if not operation.computes:
+            continue
         forward, wave, here = operation.kind is OperationKind.FORWARD, operation.microbatch, (number, operation.chunk)
         fed = sorted(nodes[number].feeds[operation.chunk][wave])
         sources = [(n, c) for n, c in blocks if here in nodes[n].feeds[c][wave]]
