@@ -35,7 +35,7 @@ def padded() -> Data:
         (
             lambda: job_data(Degrees(1, 1, 1, 1)),
             {"contrastive": {"loss": "siglip"}},
-            "contrastive is given, and the job's layout is pipelined, which has no towers; leave contrastive out, or",
+            "contrastive is given, and the job has no contrastive_batch, so no towers; leave contrastive out, or",
         ),
         (
             of(1, 1),

@@ -44,8 +44,8 @@ def prepare(config: TrainConfig) -> tuple[Jobs, Topology]:
         topology = Topology.of(job.spec)
         if job.stream.contrastive_batch is None and config.contrastive != ContrastiveConfig():
             raise ConfigError(
-                f"contrastive is given, and the job's layout is {job.spec.execution.layout.kind}, which has no towers; "
-                "leave contrastive out, or give a job whose layout.kind is contrastive"
+                "contrastive is given, and the job has no contrastive_batch, so no towers; leave contrastive out, or "
+                "give a job whose layout.kind is contrastive"
             )
         if all(m.frozen for m in job.spec.execution.modules):
             raise ConfigError("all modules of the job are frozen, so nothing would be trained; leave out frozen of one")
