@@ -90,6 +90,8 @@ def test_what_cannot_be_is_refused(modules: dict[str, Any], message: str) -> Non
         ("nowhere:Encoder", "'nowhere:Encoder', which cannot be imported .No module named 'nowhere'"),
         ("math:Encoder", "cannot be imported .module 'math' has no attribute 'Encoder'"),
         ("math", "cannot be imported"),
+        ("math:pi", "cannot be made of .*3.14\\d+ is not a callable"),
+        ("operator:add", "cannot be made of .*missing a required argument"),
         ("builtins:repr", "makes a str; a trainclient.modules.TrainedModule is required"),
     ],
 )

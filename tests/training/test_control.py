@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch.distributed import HashStore
 from training.members import running
 
 from trainclient.exchange.transport import PeerLostError
+from trainclient.training import control as control_module
 from trainclient.training import stopped
 from trainclient.training.control import Control, RunEndedError
 
@@ -56,7 +58,7 @@ def test_the_first_process_is_missed_too(tmp_path: Path) -> None:
         for member in members[1:]:
             code, errors = member.ended(DEADLINE_S)
             assert code == 1
-            assert errors.startswith("trainclient: global rank 0 ended; see what it has reported. Its last: forward of")
+            assert errors.startswith("trainclient: global rank 0 (llm rank 0) ended; see what it has reported. Its l")
 
 
 @pytest.mark.slow
@@ -102,7 +104,37 @@ def test_a_lost_contact_is_explained_by_what_the_channel_knows() -> None:
     assert caught.value.reports
 
 
-def test_strangers_are_turned_away() -> None:
+@pytest.mark.parametrize(
+    ("beats", "words"),
+    [
+        (False, r"global rank 1 \(m rank 1\) has said nothing for \d s; .*The others: global rank 0 \(m rank 0\): no"),
+        (True, r"global rank 0 \(m rank 0\) failed: timed out\. Its last: .*others: global rank 1 \(m rank 1\): no"),
+    ],
+)
+def test_of_a_contact_that_is_lost_early_who_is_silent_is_the_reason(
+    monkeypatch: pytest.MonkeyPatch, beats: bool, words: str
+) -> None:
+    """A collective that began long before a process was stopped gives up long before that one is missed."""
+    for name, seconds in (("BEAT_S", 0.05), ("SILENT_S", 2.0), ("GRACE_S", 0.1)):
+        monkeypatch.setattr(control_module, name, seconds)
+    store = HashStore()
+    first, second = control(store, 0), control(store, 1)
+    second._leaving.set()  # it would end this process
+
+    def run() -> None:
+        with first:
+            time.sleep(0.5)
+            raise PeerLostError("timed out")
+
+    with second if beats else nullcontext(), pytest.raises(RunEndedError, match=words) as caught:
+        run()
+    assert caught.value.reports
+
+
+def test_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that say nothing, too."""
+    monkeypatch.setattr(control_module, "BEAT_S", 0.05)
+    monkeypatch.setattr(control_module, "SILENT_S", 2 - TIMEOUT_S)
     store = HashStore()
     first, second = control(store, 0), control(store, 1)
     with first, second:
@@ -113,6 +145,9 @@ def test_strangers_are_turned_away() -> None:
                 stranger.sendall(word)
                 with pytest.raises((ConnectionError, AssertionError)):
                     assert stranger.recv(1) == b"?"
+        with socket.create_connection(address) as stranger:
+            stranger.settimeout(10)
+            assert stranger.recv(1) == b""
         assert not first._judged.is_set()
         assert [peer.rank for peer in first._peers] == [1]
 

@@ -66,7 +66,8 @@ def explained(*reports: tuple[FiniteNotes, bool]) -> str:
         group = dist.ProcessGroupGloo(store, rank, len(reports))
         groups: Any = SimpleNamespace(rank=rank, place=f"m{rank} rank 0", world=group, control=group)
         found, finite = reports[rank]
-        return explain(4, [SimpleNamespace(finite=found)], [] if finite else [f"m{rank}"], stream, groups)  # type: ignore[list-item]
+        runner: Any = SimpleNamespace(finite=found, site=SimpleNamespace(module=SimpleNamespace(name=f"m{rank}")))
+        return explain(4, [runner], [] if finite else [f"m{rank}"], stream, groups)
 
     with ThreadPoolExecutor(len(reports)) as threads:
         (text,) = set(threads.map(process, range(len(reports))))
@@ -80,12 +81,11 @@ def test_all_processes_name_the_same_origin() -> None:
         notes((FINE, FINE, FINE, BAD)),
     )
     assert explained((fine, True), (backward, False), (forward, False)) == (
-        "the gradients of step 4 are not finite: m2 rank 0 (global rank 2) made what is not finite of finite numbers "
-        "in the forward of microbatch 1, of the samples laion shard 0 row 11, laion shard 0 row 20"
+        "the gradients of step 4 are not finite: m2 on global rank 2 (m2 rank 0) made what is not finite of finite "
+        "numbers in the forward of microbatch 1, of the samples laion shard 0 row 11, laion shard 0 row 20"
     )
-    assert "m1 rank 0 (global rank 1) made what is not finite of finite numbers in the backward of microbatch 0" in (
-        explained((fine, True), (backward, False))
-    )
+    found = explained((fine, True), (backward, False))
+    assert "m1 on global rank 1 (m1 rank 0) made what is not finite of finite numbers in the backward of" in found
     assert explained((fine, True), (fine, False)) == (
         "the gradients of step 4 are not finite, of m1; all rows between modules were finite"
     )
@@ -100,7 +100,7 @@ def test_a_run_names_the_samples_and_stops_or_skips(fleet: Fleet, tmp_path: Path
     config.write_text(yaml.safe_dump({"modules": {"vit": own}}))
     options = ("--steps", "3", "--config", str(config), "--on-nonfinite", policy)
     code, errors = run.train(Degrees(1, 1, 1, 1, colocated=True), *options)
-    where = "the gradients of step 1 are not finite: vit + llm + dit rank 0 (global rank 0) made what is not"
+    where = "the gradients of step 1 are not finite: vit on global rank 0 (vit + llm + dit rank 0) made what is not"
     assert where in errors
     assert re.search(r"in the forward of microbatch \d, of the samples pairs shard \d row \d+", errors)
     found = run.metrics()

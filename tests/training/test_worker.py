@@ -48,6 +48,23 @@ def test_a_machine_without_memory_is_named_too(make: Callable[[int], Any], capsy
     assert "`trainclient memory`" in line
 
 
+@pytest.mark.parametrize(("kind", "code"), [(RuntimeError, 1), (TypeError, 1), (ValueError, 2)])
+def test_an_error_in_code_of_the_users_own_is_said_with_its_place(
+    kind: type[Exception], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its last line there, whatever library it came from; without a traceback."""
+    with pytest.raises(kind) as caught:
+        {
+            RuntimeError: lambda: torch.ones(2, 3) @ torch.ones(2, 3),
+            TypeError: lambda: torch.nn.Linear(in_channels=3),  # type: ignore[call-arg]
+            ValueError: lambda: np.zeros(3).reshape(2, 2),
+        }[kind]()
+    with StopSignals(1.0) as stop:
+        assert _explain(caught.value, "3", stop) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(rf"trainclient rank 3: {kind.__name__} in {__file__}:\d+: \S", line)
+
+
 def test_what_torch_says_of_a_lost_process_in_its_own_collectives_is_known_by_its_text() -> None:
     gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:5. This is why."
     for error in (RuntimeError(gloo), dist.DistBackendError("Connection closed by peer [::1]:5. NCCL says more.")):

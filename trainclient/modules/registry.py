@@ -4,6 +4,7 @@ A module of one's own is named by the configuration instead (`own`).
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -85,7 +86,7 @@ def own(reference: str, site: Site, options: Mapping[str, Any]) -> TrainedModule
         options: further arguments.
 
     Raises:
-        ValueError: it cannot be imported, or makes something else than a TrainedModule.
+        ValueError: it cannot be imported, takes other options, or makes something else than a TrainedModule.
     """
     package, _, name = reference.partition(":")
     try:
@@ -94,6 +95,13 @@ def own(reference: str, site: Site, options: Mapping[str, Any]) -> TrainedModule
         raise ValueError(
             f"module {site.module.name} is to be {reference!r}, which cannot be imported ({error}); give "
             "package.module:Class, and put its folder on PYTHONPATH"
+        ) from None
+    try:
+        inspect.signature(factory).bind(site, **options)
+    except TypeError as error:
+        raise ValueError(
+            f"module {site.module.name} is to be {reference!r}, which cannot be made of {list(options)} ({error}); "
+            f"give modules.{site.module.name}.options that it takes"
         ) from None
     made = factory(site, **options)
     if not isinstance(made, TrainedModule):

@@ -14,10 +14,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from types import TracebackType
+from traceback import walk_stack, walk_tb
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 from torch._C._distributed_c10d import Store
@@ -64,6 +66,11 @@ class _Peer:
     heard: float = field(default_factory=time.monotonic)
     received: bytearray = field(default_factory=bytearray)
 
+    @property
+    def silent_s(self) -> float:
+        """How long it has said nothing."""
+        return time.monotonic() - self.heard
+
 
 class Control:
     """This process's end of the control channel while it is entered."""
@@ -86,7 +93,7 @@ class Control:
         """
         self._rank, self._world_size, self._name, self._doing = rank, world_size, name, doing
         self._timeout_s = timeout_s + SILENT_S
-        self._verdict, self._blamed, self._cause = "", -1, ""
+        self._verdict, self._blamed, self._cause, self._left_at = "", -1, "", ""
         self._judged, self._leaving, self._left = threading.Event(), threading.Event(), threading.Event()
         self._sending, self._deciding = threading.Lock(), threading.Lock()
         self._peers: list[_Peer] = []
@@ -99,11 +106,11 @@ class Control:
             self._listener = socket.create_server(("127.0.0.1" if local else "", 0), backlog=min(world_size, 1024))
             port = self._listener.getsockname()[1]
             address = "127.0.0.1" if local else host
-            store.set(ADDRESS_KEY, json.dumps([address, port, self._token, stopped.identity()]))
+            store.set(ADDRESS_KEY, json.dumps([address, port, self._token, stopped.identity(), name]))
         elif world_size > 1:
-            found_host, port, self._token, first = json.loads(store.get(ADDRESS_KEY))
+            found_host, port, self._token, first, first_name = json.loads(store.get(ADDRESS_KEY))
             connection = socket.create_connection((found_host, port), timeout=timeout_s)
-            peer = _Peer(connection, 0, "global rank 0", first)
+            peer = _Peer(connection, 0, f"global rank 0 ({first_name})", first)
             self._peers.append(peer)
             hello = {"token": self._token, "rank": rank, "name": name, "process": stopped.identity()}
             self._send(peer, hello)
@@ -117,12 +124,14 @@ class Control:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._left_at = _places(reversed(list(walk_tb(traceback))))
         self._leaving.set()
         # A collective gives up at `timeout_s`, when a stopped process is not yet known to be one.
-        if isinstance(error, PeerLostError) and self._judged.wait(SILENT_S + GRACE_S):
+        lost = isinstance(error, PeerLostError)
+        if lost and self._judged.wait(SILENT_S + GRACE_S):
             raise RunEndedError(self._verdict, reports=self.reports) from error
         failed = isinstance(error, Exception) and not getattr(error, "known_to_all", False)
-        said_by_another = failed and self._fail(error)
+        told = failed and self._fail(error, lost=lost)
         self._left.set()
         self._thread.join()
         for peer in self._peers:
@@ -131,18 +140,22 @@ class Control:
             peer.connection.close()
         if self._listener is not None:
             self._listener.close()
-        if said_by_another:
-            raise RunEndedError(self._verdict, reports=False) from error
+        if told:
+            raise RunEndedError(self._verdict, reports=lost and self.reports) from error
 
-    def _fail(self, error: BaseException | None) -> bool:
-        """Tell the others why this process ends. Returns whether one of them says the same for all."""
+    def _fail(self, error: BaseException | None, *, lost: bool) -> bool:
+        """Tell the others why this process ends. Returns whether the verdict says it for all.
+
+        Whoever has lost contact knows no more than the verdict; of others that fail alike, one says it.
+        """
         said = " ".join(str(error).split())[:1000] or type(error).__name__
         cause = type(error).__name__ if isinstance(error, ClientError) else said  # servers fail all, each in its words
-        if self._rank == 0:
-            self._decide(f"global rank 0 ({self._name}) failed: {said}", 0, cause)
+        if self._rank == 0 or (lost and self._silent):
+            self._failed(None, said, cause, lost=lost)
         for peer in self._peers if self._rank else []:
-            self._send(peer, {"failed": said, "cause": cause})
-        return self._judged.wait(GRACE_S) and self._blamed != self._rank and self._cause == cause
+            self._send(peer, {"failed": said, "cause": cause, "lost": lost})
+        judged = self._judged.wait(GRACE_S)
+        return judged and (lost or (self._blamed != self._rank and self._cause == cause))
 
     @property
     def reports(self) -> bool:
@@ -162,9 +175,9 @@ class Control:
                     self._read(key.fileobj, selector)
                 if time.monotonic() - beat >= BEAT_S:
                     beat = time.monotonic()
-                    for peer in self._peers:
+                    for peer in [p for p in self._peers if p.rank >= 0]:
                         self._send(peer, {"doing": self._last()})
-                    self._look_for_silence()
+                    self._look_for_silence(selector)
         if self._judged.is_set():
             self._end()
 
@@ -190,11 +203,14 @@ class Control:
         peer.received = bytearray(rest)
         gone = not data or len(rest) > MAX_LINE or not all(self._take(peer, bytes(line)) for line in lines)
         if gone:
-            selector.unregister(peer.connection)
-            self._peers.remove(peer)
-            peer.connection.close()
+            self._drop(peer, selector)
             if peer.rank >= 0 and peer.rank not in self._gone:
-                self._judge(peer, "ended; see what it has reported")
+                self._lose(peer)
+
+    def _drop(self, peer: _Peer, selector: selectors.BaseSelector) -> None:
+        selector.unregister(peer.connection)
+        self._peers.remove(peer)
+        peer.connection.close()
 
     def _take(self, peer: _Peer, line: bytes) -> bool:
         """Understand a line; False closes the connection, for a stranger or one that takes its leave."""
@@ -217,28 +233,55 @@ class Control:
             told = str(word.get("cause", "")), str(word.get("stopped", ""))
             self._decide(str(word["end"])[:MAX_LINE], int(word.get("rank", 0)), *told)
         elif "failed" in word:
-            self._judge(peer, f"failed: {str(word['failed'])[:1000]}", str(word.get("cause", ""))[:1000])
+            said, cause = (str(word.get(key, ""))[:1000] for key in ("failed", "cause"))
+            self._failed(peer, said, cause, lost=bool(word.get("lost")))
         elif "bye" in word:
             self._gone.add(peer.rank)
             return False
         peer.doing = str(word.get("doing", peer.doing))[:MAX_DOING]
         return True
 
-    def _look_for_silence(self) -> None:
-        for peer in self._peers:
-            silent = time.monotonic() - peer.heard
-            if silent > self._timeout_s:
-                what = f"has said nothing for {silent:.0f} s; it is stopped or cut off"
-                self._judge(peer, what, silent=peer.process)
+    def _look_for_silence(self, selector: selectors.BaseSelector) -> None:
+        for peer in [p for p in self._peers if p.silent_s > self._timeout_s]:
+            if peer.rank < 0:  # a stranger
+                self._drop(peer, selector)
+            else:
+                self._miss(peer)
 
-    def _judge(self, peer: _Peer, what: str, cause: str = "", silent: str = "") -> None:
-        """One process is lost, so the run is over."""
-        self._gone.add(peer.rank)
-        last = [f"{p.name}: {p.doing}" for p in sorted(self._peers, key=lambda p: p.rank) if p is not peer]
-        last.insert(0, f"global rank {self._rank} ({self._name}): {self._last()}")
-        more = f"; and {len(last) - MAX_NAMED} more" if len(last) > MAX_NAMED else ""
-        others = f"{'; '.join(last[:MAX_NAMED])}{more}"
-        self._decide(f"{peer.name} {what}. Its last: {peer.doing}. The others: {others}", peer.rank, cause, silent)
+    @property
+    def _silent(self) -> list[_Peer]:
+        """Processes that have missed some beats."""
+        return [p for p in self._peers if p.rank >= 0 and p.silent_s > SILENT_S]
+
+    def _lose(self, peer: _Peer) -> None:
+        """A process has ended without a word; one that was silent before was killed for that."""
+        if peer.silent_s > SILENT_S:
+            self._miss(peer)
+        else:
+            self._judge(peer, "ended; see what it has reported")
+
+    def _miss(self, peer: _Peer) -> None:
+        what = f"has said nothing for {peer.silent_s:.0f} s; it is stopped or cut off"
+        self._judge(peer, what, silent=peer.process)
+
+    def _failed(self, peer: _Peer | None, said: str, cause: str, *, lost: bool) -> None:
+        """A process says why it ends, this one if `peer` is None. A lost contact is the fault of one that is silent."""
+        if lost and self._silent:
+            self._miss(max(self._silent, key=lambda p: p.silent_s))
+        else:
+            self._judge(peer, f"failed: {said}", cause)
+
+    def _judge(self, peer: _Peer | None, what: str, cause: str = "", silent: str = "") -> None:
+        """One process is lost, this one if `peer` is None, so the run is over."""
+        own, doing = f"global rank {self._rank} ({self._name})", self._last()
+        others = [(p.name, p.doing) for p in sorted(self._peers, key=lambda p: p.rank) if p is not peer and p.rank >= 0]
+        if peer is not None:
+            others.insert(0, (own, doing))
+            self._gone.add(peer.rank)
+        name, doing, rank = (own, doing, self._rank) if peer is None else (peer.name, peer.doing, peer.rank)
+        more = f"; and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
+        last = "; ".join(": ".join(other) for other in others[:MAX_NAMED]) or "none"
+        self._decide(f"{name} {what}. Its last: {doing}. The others: {last}{more}", rank, cause, silent)
 
     def _decide(self, verdict: str, blamed: int, cause: str = "", silent: str = "") -> None:
         """The run is over: why, whose failure it is, what others may fail of likewise, and whose silence it was."""
@@ -248,7 +291,7 @@ class Control:
             self._verdict, self._blamed, self._cause = verdict, blamed, cause
             if self._rank == 0:
                 word = {"end": verdict[: MAX_LINE // 2], "rank": blamed, "cause": cause, "stopped": silent}
-                for peer in list(self._peers):  # the other thread may lose some
+                for peer in [p for p in self._peers if p.rank >= 0]:
                     self._send(peer, word)
             self._judged.set()
         stopped.end(silent)
@@ -265,14 +308,17 @@ class Control:
     def _last(self) -> str:
         """What this process does, and where its main thread is in our own code."""
         frame = sys._current_frames().get(self._main)
-        places: list[str] = []
-        while frame is not None and len(places) < MAX_FRAMES:
-            if "/trainclient/" in frame.f_code.co_filename:
-                places.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}")
-            frame = frame.f_back
-        return f"{self._doing()} ({' < '.join(places) or 'elsewhere'})"[:MAX_DOING]
+        at = self._left_at or _places(walk_stack(frame) if frame is not None else ())
+        return f"{self._doing()} ({at or 'elsewhere'})"[:MAX_DOING]
 
     def _send(self, peer: _Peer, word: dict[str, Any]) -> None:
         """Send a line; one that cannot take it is found by its silence, or when it is read."""
         with self._sending, contextlib.suppress(OSError):
             peer.connection.sendall(json.dumps(word).encode() + b"\n")
+
+
+def _places(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """The innermost places in our own code, of frames from the inside out."""
+    found = ((Path(frame.f_code.co_filename), frame.f_code.co_name, line) for frame, line in frames)
+    own = (f"{path.name}:{line} {name}" for path, name, line in found if "trainclient" in path.parts)
+    return " < ".join(islice(own, MAX_FRAMES))

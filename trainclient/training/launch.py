@@ -23,6 +23,7 @@ LOOPBACK = "127.0.0.1"
 MONITOR_INTERVAL_S = 0.2
 """How often the processes are checked; one that ends with an error ends all."""
 
+_KILLERS = "by the others if it was stopped, by the system if memory ran out, or by hand"
 _log = logging.getLogger(__name__)
 
 
@@ -84,5 +85,6 @@ def _explain(codes: Mapping[int, int]) -> int:
     """
     for rank, code in sorted(codes.items()):
         if code < 0 and code != -signal.SIGTERM:
-            sys.stderr.write(f"trainclient: rank {rank} was killed by {signal.Signals(-code).name}\n")
+            hint = f": {_KILLERS}" if code == -signal.SIGKILL else ""
+            sys.stderr.write(f"trainclient: rank {rank} was killed by {signal.Signals(-code).name}{hint}\n")
     return max([1, *codes.values()])

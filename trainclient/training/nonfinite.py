@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from dataserver.planning.jobspec import Stream
 from dataserver.planning.naming import short_name
+from trainclient.program.finite import MAX_NAMED
 from trainclient.program.runner import ChunkRunner
 from trainclient.topology.groups import Groups
 
@@ -39,19 +40,20 @@ def explain(
     # What is not finite spreads: backward to those that come before, and from there to later waves.
     first = min(origins, key=lambda r: (r["direction"] == "backward", r["microbatch"]))
     samples = ", ".join(short_name(stream, *sample) for sample in first["samples"]) or "none"
+    where = f"{first['module']} on global rank {first['rank']} ({first['place']})"
     return (
-        f"the gradients of step {step} are not finite: {first['place']} (global rank {first['rank']}) made what is not "
-        f"finite of finite numbers in the {first['direction']} of microbatch {first['microbatch']}, of the samples "
-        f"{samples}"
+        f"the gradients of step {step} are not finite: {where} made what is not finite of finite numbers in the "
+        f"{first['direction']} of microbatch {first['microbatch']}, of the samples {samples}"
     )
 
 
 def _report(runners: Sequence[ChunkRunner], not_finite: Sequence[str], groups: Groups) -> dict[str, Any]:
-    report = {"rank": groups.rank, "place": str(groups.place)[:200], "not_finite": list(not_finite)}
-    origins = [origin for runner in runners if (origin := runner.finite.origin()) is not None]
+    report = {"rank": groups.rank, "place": str(groups.place)[:200], "not_finite": list(not_finite)[:MAX_NAMED]}
+    origins = [(origin, runner) for runner in runners if (origin := runner.finite.origin()) is not None]
     if origins:
-        first = min(origins, key=lambda o: (o.direction == "backward", o.microbatch))
+        first, runner = min(origins, key=lambda o: (o[0].direction == "backward", o[0].microbatch))
         report |= {"microbatch": first.microbatch, "direction": first.direction, "samples": first.samples}
+        report["module"] = runner.site.module.name[:200]
     return report
 
 

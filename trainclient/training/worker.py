@@ -3,6 +3,10 @@
 import logging
 import os
 import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Final
 
 from trainclient.checkpoint.folder import SaveError
 from trainclient.exchange.transport import PeerLostError, lacks_memory, plain_text
@@ -13,6 +17,11 @@ from trainclient.training.loop import TrainingError
 from trainclient.training.rank import Process, run_rank
 from trainclient.training.signals import StopSignals
 
+_NOT_OWN: Final = (
+    *(Path(__file__).parents[2] / name for name in ("dataserver", "trainclient", "protos")),
+    *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
+)
+"""Where code lies that no user has written."""
 _log = logging.getLogger(__name__)
 
 
@@ -37,18 +46,29 @@ def _explain(error: Exception, rank: str, stop: StopSignals) -> int:
     name = f"trainclient rank {rank}"
     if isinstance(error, TrainingError | SaveError):  # all ranks raise it
         return report("trainclient", error, FAILURE) if rank == "0" else FAILURE
+    if isinstance(error, RunEndedError):  # one of those that know says it; torchrun has asked all to stop by then
+        return report("trainclient", error, FAILURE) if error.reports else FAILURE
     if isinstance(error, PeerLostError) and stop.requested:
         return FAILURE
-    if isinstance(error, RunEndedError):  # one of those that know says it
-        return report("trainclient", error, FAILURE) if error.reports else FAILURE
-    if isinstance(error, ValueError):
-        return report(name, error, USER_ERROR)
     if lacks_memory(error):
         return report(name, RuntimeError(_without_memory(error)), FAILURE)
+    code = USER_ERROR if isinstance(error, ValueError) else FAILURE
+    if place := _place(error):
+        return report(name, RuntimeError(f"{type(error).__name__} in {place}: {plain_text(error)}"), code)
+    if isinstance(error, ValueError):
+        return report(name, error, code)
     if isinstance(error, RuntimeError | OSError):
         return report(name, error, FAILURE)
     _log.critical("%s has a defect", name, exc_info=error)
     return FAILURE
+
+
+def _place(error: Exception) -> str:
+    """Where in code of the user's own, such as a module, an error arose; empty if nowhere there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not any(Path(f.filename).is_relative_to(folder) for folder in _NOT_OWN)]
+    own = [f for f in own if not f.filename.startswith("<")]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def _without_memory(error: Exception) -> str:
