@@ -72,7 +72,7 @@ class Sleeping(TrainedModule):
         """
         cost = self._site.module.cost
         items = forward_ns(cost, sizes.numpy().astype("int64")).sum()
-        if sharers is not None:
+        if sharers is not None and self._site.module.sp == 1:  # else the cost is that of a share
             items = (items + self._exchange_ns(int(sizes.sum()), sharers.size)) // sharers.size
         forward = (cost.microbatch_ns + items) // self._site.num_chunks
         seconds = (int(time_ns) * self._scale / 1e9 for time_ns in (forward, backward_ns(cost, forward)))
@@ -107,10 +107,12 @@ class SleepingBackbone(Sleeping):
     target = Target.TEXT
 
     def num_rows(self, view: View) -> int:
-        """Embeddings, or tokens."""
+        """Embeddings, or tokens, of which a share stands for all."""
+        if self._site.chunk:
+            return int(view.tensors["cu_lengths"][-1])
         if view.sharers is not None and not view.sharers.leads:
             return 0
-        return len(view.tensors["embedding_slots"]) if not self._site.chunk else int(view.tensors["cu_lengths"][-1])
+        return len(view.tensors["embedding_slots"])
 
     def forward(self, view: View, rows: Rows | None) -> Output:
         """See `TrainedModule`."""

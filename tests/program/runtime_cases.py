@@ -79,6 +79,8 @@ class Degrees:
     """Tensor-parallel degrees of encoder, backbone and generator."""
     group: int = 0
     """Ranks of the largest group that shares sequences; 0 where every rank has its own."""
+    sp: int = 1
+    """Processes that share all sequences of a rank of the backbone."""
 
     @property
     def world_size(self) -> int:
@@ -86,7 +88,8 @@ class Degrees:
         if self.colocated:
             return self.backbone * llm
         seconds = self.second_encoder + self.second_generator
-        return self.encoder * vit + self.backbone * self.stages * llm + self.generator * dit + seconds
+        backbone = self.backbone * self.stages * self.sp * llm
+        return self.encoder * vit + backbone + self.generator * dit + seconds
 
     @property
     def single(self) -> "Degrees":
@@ -105,6 +108,7 @@ class Degrees:
             f"{', again ' + ' and '.join(self.recompute) if self.recompute else ''}"
             f"{', peers ' + ' '.join(map(str, self.peers)) if max(self.peers) > 1 else ''}"
             f"{f', groups to {self.group}' if self.group else ''}"
+            f"{f', sp {self.sp}' if self.sp > 1 else ''}"
         )
 
 
@@ -152,6 +156,8 @@ def job_data(
     }
     tp = dict(zip(("vit", "llm", "dit"), degrees.peers, strict=True))
     modules = [m | {"tp": tp[m["name"]]} if tp.get(m["name"], 1) > 1 else m for m in modules]
+    if degrees.sp > 1:
+        modules = [m | {"sp": degrees.sp} if m["kind"] == "backbone" else m for m in modules]
     for kind, kept in zip(("encoder", "backbone"), degrees.kept, strict=True):
         memory = {"room_bytes": min(kept, fields["seq_len"]), "unit_bytes": 1, "step_bytes": kept}
         of = [m["name"] for m in modules if kept and m["kind"] == kind and m["name"] not in degrees.frozen]

@@ -101,6 +101,7 @@ def test_losses_of_a_held_out_stream_that_training_does_not_notice(fleet: Fleet,
     [
         (Degrees(2, 2, 1, 2, colocated=True), {"lora": {"rank": 2}}),
         (Degrees(1, 2, 1, 1, group=2), {"sharding": "zero3"}),
+        (Degrees(1, 1, 2, 1, sp=2), {"lora": {"rank": 2}}),
     ],
     ids=str,
 )

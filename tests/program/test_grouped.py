@@ -9,7 +9,7 @@ import pytest
 from program.conftest import Fleet
 from program.reference import reference_gradients
 from program.runtime_cases import Case, Degrees, Pool
-from program.test_gradients import BOUNDS, STEPS, WEIGHTS, a_run, assert_close, metrics, went_on_alike
+from program.test_gradients import BOUNDS, KINDS, STEPS, WEIGHTS, a_run, assert_close, metrics, went_on_alike
 from program.virtual import assert_as_simulated, execute
 
 from dataserver.dataset import Dataset
@@ -91,6 +91,48 @@ def test_an_image_that_cannot_be_decoded(fleet: Fleet, pool: Pool, tmp_path: Pat
     assert_close(pool.run([case], tmp_path)["broken"], expected, BOUNDS["float64"])
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("degrees", "sharding"),
+    [
+        (Degrees(1, 1, 2, 1, sp=2), "none"),
+        *(
+            pytest.param(degrees, sharding, marks=pytest.mark.long)
+            for degrees, sharding in (
+                (Degrees(1, 1, 1, 1, sp=2), "none"),
+                (Degrees(2, 2, 1, 2, sp=2), "zero3"),
+                (Degrees(1, 2, 2, 1, sp=2), "zero2"),
+                (Degrees(1, 1, 2, 1, sp=4), "zero2"),
+                (Degrees(2, 1, 2, 1, chunks=2, sp=2), "none"),
+                (Degrees(1, 1, 2, 1, peers=(1, 2, 1), sp=2), "none"),
+                (Degrees(1, 2, 1, 1, peers=(2, 2, 1), sp=2), "zero3"),
+                (Degrees(1, 1, 2, 1, sp=2, second_encoder=1), "none"),
+                (Degrees(1, 1, 2, 1, sp=2, recompute=("llm",)), "none"),
+                (Degrees(1, 1, 2, 1, sp=2, frozen=("vit",)), "none"),
+                (Degrees(1, 1, 2, 1, sp=2, frozen=("llm",)), "none"),
+                (Degrees(1, 2, 1, 1, sp=2, frozen=("vit", "llm")), "zero3"),
+                (Degrees(1, 1, 2, 1, sp=2, frozen=("dit",)), "zero2"),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_processes_of_a_rank_share_all_its_sequences(
+    fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees, sharding: str
+) -> None:
+    """Each hands its tokens on to the next stage; all of them learn of an image that cannot be decoded."""
+    ours, reference = fleet.pair_of_jobs(degrees, dataset="understanding")
+    shares = dict.fromkeys(KINDS, sharding)
+    of_backbone = {"llm": {**HEADS, "sharding": sharding}}
+    case = Case("shared", fleet.address, ours, **WEIGHTS, modules=of_backbone, sharding=shares)
+    found = pool.run([case], tmp_path)["shared"]
+    alone, victim = replace(case, job=reference, modules={"llm": HEADS}, sharding={}), fleet.victims["understanding"]
+    expected = reference_gradients(alone, {victim}.__contains__)
+    trained = {name: g for name, g in expected.items() if name.split(".")[0] not in degrees.frozen}
+    assert found.keys() == trained.keys()
+    assert_close(found, trained, BOUNDS["float64"])
+
+
 @pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("other", "refusing"), [(0, {1, 2, 3}), (2, {2})])
@@ -152,10 +194,10 @@ def assert_executed(fleet: Fleet, job: Job) -> None:
     assert_as_simulated(job, planned, execute(case, job, planned))
 
 
-def run_of(fleet: Fleet, degrees: Degrees, folder: Path, steps: int) -> Case:
+def run_of(fleet: Fleet, degrees: Degrees, folder: Path, steps: int, sharding: str = "zero3") -> Case:
     """A run of one stream in any layout of a backbone."""
     job = {key: value for key, value in MIXED.items() if degrees.group or key != "units"}
-    return a_run(fleet, degrees, folder, steps, job=job, modules={"llm": {**HEADS, "sharding": "zero3"}})
+    return a_run(fleet, degrees, folder, steps, job=job, modules={"llm": {**HEADS, "sharding": sharding}})
 
 
 PIPELINED, COLOCATED = Degrees(1, 2, 1, 1), Degrees(2, 2, 1, 2, colocated=True)
@@ -175,6 +217,32 @@ def test_three_steps_are_alike_in_all_layouts(fleet: Fleet, pool: Pool, tmp_path
         assert [m["sample_digest"] for m in lines] == [m["sample_digest"] for m in expected]
         for key in ("text_loss", "image_loss", "grad_norm"):
             assert [m[key] for m in lines] == pytest.approx([m[key] for m in expected], rel=1e-9)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_run_goes_on_with_another_sp(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    """From two stages of two shares to none, and from none to shares of split layers; bit by bit in the same layout.
+
+    Nothing counts twice."""
+    folders = {name: tmp_path / name for name in ("straight", "again", "none", "back")}
+    for folder in folders.values():
+        folder.mkdir()
+    shared, split = Degrees(1, 1, 2, 1, sp=2), Degrees(1, 2, 1, 1, peers=(1, 2, 1), sp=2)
+
+    def run(degrees: Degrees, name: str, steps: int) -> Case:
+        return run_of(fleet, degrees, folders[name], steps, "zero2")
+
+    pool.run([run(shared, "straight", STEPS), run(shared, "again", 2)], tmp_path)
+    shutil.copytree(folders["again"], folders["none"], dirs_exist_ok=True)
+    pool.run([run(PIPELINED, "none", STEPS), run(PIPELINED, "back", 2)], tmp_path)
+    pool.run([run(shared, "again", STEPS)], tmp_path)
+    pool.run([run(split, "back", STEPS)], tmp_path)
+
+    expected = went_on_alike(folders)
+    sizes = [int((tmp_path / f"straight-{STEPS}.{rank}.bytes").read_text()) for rank in range(shared.world_size)]
+    whole = sum(2 * 8 * t.numel() for key, t in expected.items() if key.startswith("llm."))
+    assert sum(sizes[1:5]) == whole
 
 
 @pytest.mark.long

@@ -50,6 +50,8 @@ CASES: dict[str, tuple[Degrees, dict[str, Any]]] = {
     "computed again": (Degrees(2, 2, 2, 1, frozen=("dit",), recompute=("vit", "dit")), TRANSFERS),
     "peers": (Degrees(1, 2, 2, 1, peers=(2, 2, 1)), TRANSFERS),
     "peers, interleaved": (Degrees(1, 1, 2, 1, chunks=2, peers=(1, 2, 2)), TRANSFERS),
+    "shared sequences": (Degrees(2, 2, 2, 1, sp=2), TRANSFERS),
+    "shared sequences, peers, interleaved": (Degrees(1, 1, 2, 1, chunks=2, peers=(1, 2, 1), sp=2), TRANSFERS),
     "no packing": (DEGREES, {"packing": {"enabled": False}}),
     **{f"order {order}": (DEGREES, {"layout": {"order": str(order)}}) for order in OrderPolicy},
 }

@@ -183,9 +183,9 @@ def execute(
         peers = ThreadPeers(rank, rows[rank], handed_on)
         ends = shared_ways(ends, peers)
         met = meeting_of(topology.together, peers, together)
-        members = {group: tuple(topology.in_step[i] for i in group) for group in topology.sequence_groups}
-        pool = {group: ThreadPeers(rank, row, handed_on) for group, row in members.items() if rank in row}
-        shared = SharedSequences(place.rank, pool) if rank in topology.in_step else None
+        groups = [group for group in topology.sequence_groups if rank in group.members]
+        pool = {group.ranks: ThreadPeers(rank, group.members, handed_on) for group in groups}
+        shared = SharedSequences(place.rank, pool) if pool or rank in topology.in_step else None
         channels = clock.channels(Channels(ends, met, shared))
         sites = [Site(job.spec, chunk.module, WIDTH, chunk.number, chunk.count) for chunk in place.chunks]
         modules = [(site, sleeping_module(site, scale=0)) for site in sites]

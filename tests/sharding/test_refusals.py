@@ -73,13 +73,18 @@ def test_one_rank_alone_holds_everything_and_checkpoints_do_not_say_who_holds_wh
         ({"backbone": {"mlp_width": 190}, "tp": 4}, "module llm has tp 4 and groups 2"),
         (
             {"backbone": {"mlp_width": 191}, "tp": 2},
-            "module llm has tp 2 and mlp_width 191, of which peers cannot .* divisor",
+            "module llm has tp 2 and mlp_width 191, of which peers cannot .* set tp to a divisor of 191",
+        ),
+        ({"backbone": {}, "sp": 3}, "module llm has sp 3 and heads 4, of which .* set sp to a divisor of 4"),
+        (
+            {"backbone": {"mlp_width": 190}, "tp": 2, "sp": 2},
+            "module llm has tp 2 x sp 2 and groups 2, of which peers cannot .* set tp x sp to a divisor of 2",
         ),
     ],
 )
 def test_layers_without_equal_parts(changed: dict[str, Any], message: str) -> None:
     data = make_job(encoder=1, backbone=(1, 1), generator=1).spec.model_dump(mode="json")
-    data["execution"]["modules"][1]["tp"] = changed["tp"]
+    data["execution"]["modules"][1] |= {key: changed[key] for key in ("tp", "sp") if key in changed}
     config = TrainConfig.model_validate({"backbone": changed["backbone"]})
     with pytest.raises(ConfigError, match=message):
         Models.of(config, parse_job(data).spec)

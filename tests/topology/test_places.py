@@ -64,6 +64,32 @@ def test_tensor_parallel_peers_are_neighbours_and_the_first_one_stands_for_all()
         found.require_world_size(4)
 
 
+def test_shares_of_sequences_go_straight_on_and_other_modules_meet_the_first_one() -> None:
+    found = layout(Degrees(1, 2, 2, 1, sp=2))
+    shares = [(rank, stage, share) for rank in (0, 1) for stage in (0, 1) for share in (0, 1)]
+    assert [str(place) for place in found.places] == [
+        "vit rank 0",
+        *(f"llm rank {rank} stage {stage} share {share}" for rank, stage, share in shares),
+        "dit rank 0",
+    ]
+    assert found.stages == (((0,),), ((1,), (2,), (5,), (6,)), ((3,), (4,), (7,), (8,)), ((9,),))
+    assert edges(found) == {
+        "vit0 llm0": ((0, 1), (0, 5)),
+        "llm1 dit0": ((3, 9), (7, 9)),
+        "llm0 llm1": ((1, 3), (5, 7), (2, 4), (6, 8)),
+    }
+    assert [g.ranks for g in found.sequence_groups] == [(0,), (0,), (1,), (1,)]
+    assert tuple(g.members for g in found.sequence_groups) == found.readers
+    assert found.readers == ((1, 2), (3, 4), (5, 6), (7, 8))
+    with pytest.raises(TopologyError, match=r"vit dp 1, llm dp 2 x pp 2 x sp 2, dit dp 1"):
+        found.require_world_size(4)
+    alone = job_data(Degrees(0, 1, 1, 0, peers=(1, 2, 1), sp=2), generation={"ratio": "0"})
+    split = Topology.of(parsed(alone).spec)
+    assert str(split.places[1]) == "llm rank 0 share 0 peer 1"
+    assert split.stages == (((0, 1), (2, 3)),)
+    assert ([g.members for g in split.sequence_groups], split.readers) == ([(0, 2), (1, 3)], ((0, 1, 2, 3),))
+
+
 def test_rows_go_from_every_rank_to_every_rank_between_modules_and_straight_on_within_one() -> None:
     assert edges(layout(Degrees(2, 2, 2, 1))) == {
         "vit0 llm0": ((0, 2), (0, 4), (1, 2), (1, 4)),
@@ -135,11 +161,15 @@ def test_wrong_number_of_processes_names_the_command() -> None:
         found.require_world_size(4)
 
 
-def test_sequence_parallelism_is_refused() -> None:
-    data = job_data(Degrees())
-    data["execution"]["modules"][1]["sp"] = 2
-    with pytest.raises(TopologyError, match="module llm has sp 2"):
-        Topology.of(parsed(data).spec)
+def test_backbones_with_devices_of_their_own_alone_have_sequences_to_share() -> None:
+    colocated = job_data(Degrees(2, 2, 1, 2, colocated=True))
+    colocated["execution"]["modules"] = [m | {"sp": 2} for m in colocated["execution"]["modules"]]
+    towers = contrastive()
+    towers["execution"]["modules"][1]["sp"] = 2
+    refused = {"vit": with_modules(vit={"sp": 2}), "dit": with_modules(dit={"sp": 2}), "text": towers, "llm": colocated}
+    for name, data in refused.items():
+        with pytest.raises(TopologyError, match=f"module {'vit' if name == 'llm' else name} has sp 2; .* set sp to 1"):
+            Topology.of(parsed(data).spec)
 
 
 def with_execution(**changes: Any) -> dict[str, Any]:
@@ -180,7 +210,8 @@ def grouped(dp: int, most: int, least: int = 1, **fields: Any) -> dict[str, Any]
 
 def test_ranks_of_a_backbone_may_share_sequences_in_aligned_groups() -> None:
     found = Topology.of(parsed(grouped(8, 4, least=2)).spec)
-    assert found.sequence_groups == ((0, 1), (2, 3), (4, 5), (6, 7), (0, 1, 2, 3), (4, 5, 6, 7))
+    ranks = [(0, 1), (2, 3), (4, 5), (6, 7), (0, 1, 2, 3), (4, 5, 6, 7)]
+    assert [(g.ranks, g.members) for g in found.sequence_groups] == [(r, tuple(1 + n for n in r)) for r in ranks]
     assert found.in_step == found.together == tuple(range(1, 9))
     alone = Topology.of(parsed(grouped(2, 1)).spec)
     assert (alone.sequence_groups, alone.in_step) == ((), (1, 2))
@@ -233,9 +264,10 @@ def test_places_and_the_words_of_a_wrong_number_of_processes() -> None:
         layout(Degrees(1, 1, 2, 1)).require_world_size(3)
     assert str(layout(Degrees(1, 1, 2, 1)).places[2]) == "llm rank 0 stage 1"
     data = job_data(Degrees())
-    data["execution"]["modules"][1]["sp"] = 2
+    data["execution"]["modules"][0]["sp"] = 2
     with pytest.raises(TopologyError) as caught:
         Topology.of(parsed(data).spec)
     assert str(caught.value) == (
-        "module llm has sp 2; this trainer does not split sequences, set sp to 1 and raise dp, tp or pp instead"
+        "module vit has sp 2; this trainer splits the sequences of backbones alone, on devices of their own: set sp to "
+        "1 and raise dp or tp instead"
     )

@@ -120,9 +120,13 @@ def test_frozen_parts_adapters_and_peers() -> None:
     adapted = derived({"llm": {"tp": 2}}, {"backbone": {"lora": {"rank": 2}}})[1]
     assert adapted.parameters > llm.parameters
     assert adapted.state_bytes < split.state_bytes / 2
+    whole, shared = (derived({"llm": {"sp": sp}}, {"backbone": {"sharding": "zero2"}})[1] for sp in (1, 2))
+    assert shared.state_bytes < whole.state_bytes
+    assert shared.unit_bytes is not None
+    assert llm.unit_bytes is not None
+    assert shared.unit_bytes == llm.unit_bytes / 2
     again = derived({"llm": {"recompute": True}}, {})[1]
     assert again.unit_bytes is not None
-    assert llm.unit_bytes is not None
     assert 10 * again.unit_bytes < llm.unit_bytes
 
 

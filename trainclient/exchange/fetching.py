@@ -13,7 +13,6 @@ from torch.distributed import ProcessGroup
 from trainclient.client import Batch, DataClient, batch_with_room, with_room
 from trainclient.exchange.grouped import SharedSequences
 from trainclient.exchange.messages import BrokerMismatchError
-from trainclient.exchange.peers import GroupPeers
 from trainclient.exchange.transport import contact
 
 
@@ -30,7 +29,7 @@ class Batches(Protocol):
 
 
 class PeerBatches:
-    """The microbatches that the first peer's client reads, handed on as their headers came, and their tensors.
+    """The microbatches that the first process's client reads, handed on as their headers came, and their tensors.
 
     The clients of the others read nothing, and follow.
     """
@@ -38,23 +37,32 @@ class PeerBatches:
     ready = False
     """Peers read at the same moments, whatever has come to the first one."""
 
-    def __init__(self, client: DataClient, peers: GroupPeers) -> None:
+    def __init__(self, client: DataClient, group: ProcessGroup, *, pin: bool) -> None:
+        """Hand on what a client reads, or take it.
+
+        Args:
+            client: of this process.
+            group: over gloo, of the processes that work on the same views.
+            pin: whether to take into page-locked memory.
+        """
         self._client = client
-        self._peers = peers
+        self._group = group
+        self._pin = pin
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:
-        batch = self._handed_on(next(self._client, None) if self._peers.leads else None)
+        leads = self._group.rank() == 0
+        batch = self._handed_on(next(self._client, None) if leads else None)
         if batch is None:
             raise StopIteration
-        if not self._peers.leads:
+        if not leads:
             self._client.follow(batch)
         return batch
 
     def _handed_on(self, batch: Batch | None) -> Batch | None:
-        """The first peer's microbatch; None at the end of the stream."""
+        """The first one's microbatch; None at the end of the stream."""
         header = b"" if batch is None else batch.header.SerializeToString()
         with contact("peers"):
             length = torch.tensor([len(header)])
@@ -64,13 +72,13 @@ class PeerBatches:
             told = torch.frombuffer(bytearray(header or int(length)), dtype=torch.uint8)
             self._broadcast(told)
             if batch is None:
-                batch = batch_with_room(told.numpy().tobytes(), pin_memory=self._peers.device.type == "cuda")
+                batch = batch_with_room(told.numpy().tobytes(), pin_memory=self._pin)
             for tensor in batch.tensors.values():
                 self._broadcast(tensor.view(-1).view(torch.uint8))
         return batch
 
     def _broadcast(self, tensor: Tensor) -> None:
-        dist.broadcast(tensor, group_src=0, group=self._peers.control)
+        dist.broadcast(tensor, group_src=0, group=self._group)
 
 
 class SharedBatches:

@@ -53,17 +53,21 @@ class Sharers(Peers, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SharedSequences:
-    """The groups in which a rank may share the sequences of a microbatch; made once, for all microbatches."""
+    """The groups in which a process may share the sequences of a microbatch; made once, for all microbatches."""
 
     rank: int
     """Data-parallel rank of this process within the module."""
     pool: Mapping[tuple[int, ...], Sharers]
-    """By their ranks."""
+    """By their ranks; by one alone where the processes of a rank share all of its microbatches (sp)."""
+
+    @property
+    def always(self) -> Sharers | None:
+        """Those of all microbatches, where they are the same; None where groups change."""
+        return self.pool.get((self.rank,))
 
     def of(self, batch: Batch) -> Sharers | None:
-        """Those of a microbatch; None where the rank has its sequences alone. Errors as in `ranks`."""
-        ranks = self.ranks(batch)
-        return None if len(ranks) == 1 else self.pool[ranks]
+        """Those of a microbatch; None where this process has its sequences alone. Errors as in `ranks`."""
+        return self.pool.get(self.ranks(batch))
 
     def ranks(self, batch: Batch) -> tuple[int, ...]:
         """All ranks that share the sequences of a microbatch with this one, itself among them.

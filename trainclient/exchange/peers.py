@@ -41,6 +41,9 @@ class GroupPeers:
     """The same over gloo, for data on the CPU."""
     waits: Waits
     """Of this process."""
+    alike: bool = False
+    """Whether they always have equal parts of the same microbatch: what they exchange then takes as long as its rows
+    take, and is no wait."""
 
     @property
     def leads(self) -> bool:
@@ -59,7 +62,8 @@ class GroupPeers:
 
     def begin(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Callable[[], Tensor]:
         """See `Sharers`."""
-        return begin_exchange(values, leaving, arriving, self.group, self.waits)
+        waits = Waits(self.device) if self.alike else self.waits
+        return begin_exchange(values, leaving, arriving, self.group, waits)
 
     def hand_on(self, message: Tensor) -> None:
         """See `Peers`."""

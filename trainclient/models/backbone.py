@@ -87,7 +87,7 @@ class BackboneBatch:
     query_ids: Tensor | None = None
     """Integers, which query token stands in each of the `condition_slots`; without it, all of each image in turn."""
     sharing: HeadSharing | None = None
-    """Who has the tokens, where several ranks share them; only a backbone of one stage."""
+    """Who has the tokens, where several ranks share them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

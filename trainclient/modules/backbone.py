@@ -38,11 +38,12 @@ class Backbone(TrainedModule):
         return forward_flops("backbone", self._stage.config.size, view.tensors["cu_lengths"])
 
     def num_rows(self, view: View) -> int:
-        """Embeddings, or tokens; none where another rank takes them for all that share the view."""
-        tensors = view.tensors
-        if view.sharers is not None and not view.sharers.leads:
-            return 0
-        return len(tensors["embedding_slots"]) if self._stage.is_first else int(tensors["cu_lengths"][-1])
+        """Embeddings, none where another rank takes them for all that share the view; or its own tokens."""
+        sharers = view.sharers
+        if self._stage.is_first:
+            return len(view.tensors["embedding_slots"]) if sharers is None or sharers.leads else 0
+        tokens = self.num_tokens(view)
+        return tokens if sharers is None else SharedRows(sharers, tokens).count
 
     def prepare(self, view: View) -> Tensor | None:
         """See `TrainedModule`: the embeddings of the text; not of a view of which this rank takes a part."""
@@ -53,33 +54,25 @@ class Backbone(TrainedModule):
 
     def forward(self, view: View, rows: Rows | None) -> Output:
         """See `TrainedModule`."""
-        if view.sharers is not None:
-            return self._shared(view, rows, SharedRows(view.sharers, self.num_tokens(view)))
+        shared = None if view.sharers is None else SharedRows(view.sharers, self.num_tokens(view))
         first, values = self._stage.is_first, None if rows is None else rows.values
         valid = self._sample_validity(view, rows)
+        if shared is not None and first and values is not None:
+            valid, values = shared.told(valid), shared.deal(values, view.tensors["embedding_slots"])
+        batch = self._batch(view, valid)
         output: StageOutput = self._stage(
-            self._batch(view, valid),
+            batch if shared is None else shared.batch(batch, self._stage.config.query_tokens),
             embeddings=values if first else None,
             hidden=None if first else values,
             text=view.prepared,
         )
         if output.hidden is not None:
             return Output(Rows(output.hidden, valid, view.tensors["cu_lengths"].to(torch.int64)))
-        if output.conditions is None:
+        conditions = output.conditions
+        if conditions is None:
             raise TypeError("the last chunk of a backbone returned neither hidden states nor conditions")
-        return Output(self._conditions(output.conditions), output.loss_sum)
-
-    def _shared(self, view: View, rows: Rows | None, shared: SharedRows) -> Output:
-        """This rank's part of a view; the whole backbone is here."""
-        valid, embeddings = self._sample_validity(view, rows), None
-        if rows is not None:
-            valid = shared.told(valid)
-            embeddings = shared.deal(rows.values, view.tensors["embedding_slots"])
-        whole = self._batch(view, valid)
-        output: StageOutput = self._stage(shared.batch(whole, self._stage.config.query_tokens), embeddings=embeddings)
-        if output.conditions is None:
-            raise TypeError("ranks share the tokens of a backbone of which each has some layers only")
-        return Output(self._conditions(shared.collect(output.conditions, whole.condition_slots)), output.loss_sum)
+        whole = conditions if shared is None else shared.collect(conditions, batch.condition_slots)
+        return Output(self._conditions(whole), output.loss_sum)
 
     def _sample_validity(self, view: View, rows: Rows | None) -> Tensor:
         """bool [S]: True for samples known to be valid."""

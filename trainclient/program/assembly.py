@@ -130,7 +130,8 @@ def _crossing(way: Way, channels: Channels) -> Crossing:
 
 def _joint(topology: Topology, place: Place, way: Way, direction: int, channels: Channels, dtype: torch.dtype) -> Joint:
     """This process's end of a way that leads to its chunk (-1) or away from it (+1)."""
-    both, peers = channels.ways[str(way)], topology.ranks(way.target if direction > 0 else way.source)
+    other = way.target if direction > 0 else way.source
+    both, peers = channels.ways[str(way)], topology.ranks(other, place.sp if way.is_straight else 0)
     kind = Kind.ACTIVATIONS if way.is_straight else rows_of(way.source.module)
     number = way.source.number if way.is_straight else 0
     return Joint(

@@ -15,6 +15,7 @@ from torch import Tensor
 from dataserver.planning.layout import PlannedTimeline
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation import Operation, OperationKind
+from trainclient.exchange.grouped import Peers
 from trainclient.exchange.transport import (
     Arrival,
     Channel,
@@ -92,6 +93,7 @@ class VirtualClock:
         self._times = times
         self._rank = rank
         self._collective: Collective | None = None
+        self._sharers: Peers | None = None
 
     def begin_step(self) -> None:
         """See `Clock`."""
@@ -110,12 +112,22 @@ class VirtualClock:
         for stamp in self._collective.all_to_all(("", ""), own, [TIME_BYTES] * len(own)).wait():
             self.meet(stamp)
 
+    def _follow(self) -> None:
+        """Go on when the first of those that share all sequences does, which exchanges rows with other modules."""
+        if self._sharers is not None:
+            now = self.stamp(torch.device("cpu"))
+            self._sharers.hand_on(now)
+            self.meet(now)
+
     @contextmanager
     def running(self, operation: Operation) -> Iterator[None]:
-        """See `Clock`; ranks that are in step wait for the slowest of them before and behind what they compute."""
+        """See `Clock`; ranks that are in step wait for the slowest of them before and behind what they compute, those
+        that share all sequences for the first one."""
         in_step = self._rank in self._times.in_step
         if in_step:
             self._barrier()
+        if operation.computes:
+            self._follow()
         start = self.now_ns
         yield
         self.now_ns = start + self._times.operation_ns(self._rank, operation)
@@ -127,6 +139,7 @@ class VirtualClock:
         """The same channels, whose messages take the planned time."""
         rank, transfer_ns = self._rank, self._times.transfer_ns
         together = self._collective = channels.together
+        self._sharers = None if channels.shared is None else channels.shared.always
         ways = {
             way: Directions(
                 forward=TimedChannel(both.forward, self, lambda peer, k: transfer_ns(peer, rank, k)),

@@ -27,6 +27,11 @@ class SharedRows:
         self._bounds = torch.tensor(bounds)
         self._lengths = self._bounds.diff().tolist()
 
+    @property
+    def count(self) -> int:
+        """Number of this rank's rows."""
+        return self.own.stop - self.own.start
+
     def to_heads(self, rows: Tensor) -> Callable[[], Tensor]:
         """See `models.attention.HeadSharing`."""
         ranks, (here, heads, size) = self._peers.size, rows.shape

@@ -30,11 +30,14 @@ class Groups:
     world: ProcessGroup
     """All processes: metrics and the norm of the gradients."""
     mesh: DeviceMesh
-    """The processes of this module's stage: dimension `dp`, and `tp` where it has peers."""
+    """The processes of this module's stage: dimension `dp`, of data-parallel ranks with their shares of sequences, and
+    `tp` where it has peers."""
     data_parallel: ProcessGroup
-    """Dimension `dp` of these: the data-parallel ranks that hold the same parameters."""
+    """Dimension `dp` of these: the processes that hold the same parameters."""
     peers: GroupPeers | None
     """Dimension `tp`; None where this process has no peers."""
+    reading: ProcessGroup | None
+    """Over gloo: the processes that work on the same views as this one, for these alone; None where it has its own."""
     control: ProcessGroup
     """All processes over gloo, for data on the CPU."""
     saving: ProcessGroup
@@ -78,12 +81,13 @@ def process_groups(
         raise RuntimeError("torch.distributed has no default process group right after it was made")
     waits = Waits(device)
     mesh, data_parallel, peers = _mesh(topology, rank, device, timeout, waits)
-    ways = _ways(topology, rank, device, timeout, rank if peers is None else peers.leader)
+    reading = _own(rank, topology.readers, _on_cpus, timeout)
+    shared, fetching = _shared_sequences(topology, rank, device, timeout, waits)
+    ways = _ways(topology, rank, device, timeout)
     meeting = topology.together
     together = world if len(meeting) == len(topology.places) else dist.new_group(meeting, timeout=timeout)
     if topology.colocated and peers is not None:
         together = data_parallel
-    shared, fetching = _shared_sequences(topology, rank, device, timeout, waits)
     control = dist.new_group(backend="gloo", timeout=timeout)
     in_step = _on_cpus(topology.in_step, timeout) if topology.in_step else None
     groups = Groups(
@@ -94,6 +98,7 @@ def process_groups(
         mesh=mesh,
         data_parallel=data_parallel,
         peers=peers,
+        reading=reading,
         control=control,
         saving=dist.new_group(backend="gloo", timeout=timeout),
         channels=Channels(
@@ -123,14 +128,10 @@ def _mesh(
     topology: Topology, rank: int, device: torch.device, timeout: timedelta, waits: Waits
 ) -> tuple[DeviceMesh, ProcessGroup, GroupPeers | None]:
     """The mesh of a process and its dimensions. All processes make all groups, in the same order."""
-
-    def own(several: Sequence[Sequence[int]], new_group: Callable[..., ProcessGroup | None]) -> ProcessGroup | None:
-        made = [(ranks, new_group(ranks, timeout=timeout)) for ranks in several]
-        return next((group for ranks, group in made if rank in ranks), None)
-
     rows = [row for stage in topology.stages for row in stage if len(row) > 1]
-    data_parallel = own([column for stage in topology.stages for column in zip(*stage, strict=True)], dist.new_group)
-    tensor_parallel, control = own(rows, dist.new_group), own(rows, _on_cpus)
+    columns = [column for stage in topology.stages for column in zip(*stage, strict=True)]
+    data_parallel = _own(rank, columns, dist.new_group, timeout)
+    tensor_parallel, control = _own(rank, rows, dist.new_group, timeout), _own(rank, rows, _on_cpus, timeout)
     if data_parallel is None:
         raise RuntimeError(f"global rank {rank} is in no stage of the job")
     if tensor_parallel is None or control is None:
@@ -142,10 +143,19 @@ def _mesh(
     return mesh, data_parallel, GroupPeers(leader, device, tensor_parallel, control, waits)
 
 
+def _own(
+    rank: int, several: Sequence[Sequence[int]], new_group: Callable[..., ProcessGroup | None], timeout: timedelta
+) -> ProcessGroup | None:
+    """Of several groups the one that a process is in. All processes make all of them, in the same order."""
+    made = [(ranks, new_group(ranks, timeout=timeout)) for ranks in several]
+    return next((group for ranks, group in made if rank in ranks), None)
+
+
 def _on_cpus(ranks: Sequence[int], timeout: timedelta) -> ProcessGroup | None:
     """A group over gloo, which its members make alone; None on others.
 
     These would split NCCL's communicator in vain: for that they need all processes, and the members take no part.
+    Members must be in equally many groups before, since torch names it by their number.
     """
     group: ProcessGroup | None = dist.new_group(
         list(ranks), timeout=timeout, backend="gloo", use_local_synchronization=True
@@ -160,31 +170,33 @@ def _shared_sequences(
 
     All processes make all groups, in the same order.
     """
-    members, pool, fetching = topology.in_step, {}, {}
+    place, pool, fetching = topology.places[rank], {}, {}
     for group in topology.sequence_groups:
-        ranks = [members[i] for i in group]
-        made = dist.new_group(ranks, timeout=timeout)
-        control, views = _on_cpus(ranks, timeout), _on_cpus(ranks, timeout)
-        if control is not None and views is not None:
-            pool[group], fetching[group] = GroupPeers(ranks[0], device, made, control, waits), views
-    return SharedSequences(topology.places[rank].rank, pool) if rank in members else None, fetching
+        made, control = dist.new_group(group.members, timeout=timeout), _on_cpus(group.members, timeout)
+        views = None if group.is_lasting else _on_cpus(group.members, timeout)
+        if control is not None:
+            leader = group.members[0]
+            pool[group.ranks] = GroupPeers(leader, device, made, control, waits, alike=group.is_lasting)
+        if views is not None:
+            fetching[group.ranks] = views
+    return SharedSequences(place.rank, pool) if pool or rank in topology.in_step else None, fetching
 
 
-def _ways(
-    topology: Topology, rank: int, device: torch.device, timeout: timedelta, leader: int
-) -> dict[str, Directions]:
-    """The channels of this process; all processes make the groups of all ways together, in the same order.
+def _ways(topology: Topology, rank: int, device: torch.device, timeout: timedelta) -> dict[str, Directions]:
+    """The channels of the chunks of this process; all processes make the groups of all ways together, in the same
+    order.
 
     Each direction of each way has a group, and so under NCCL one communicator. In it a process only sends or only
     receives, in the order of microbatches: what waits there waits for what comes before it in the plan.
     """
     stamps, found = dist.new_group(backend="gloo", timeout=timeout), {}
+    held = topology.places[rank].chunks
     for number, way in enumerate(() if topology.colocated else topology.ways):
         pairs = topology.pairs(way)
         members = sorted({rank for pair in pairs if pair[0] != pair[1] for rank in pair})
         used = (True, way.returns) if members else (False, False)
         rows = [dist.new_group(members, timeout=timeout) if direction else None for direction in used]
-        if any(leader in pair for pair in pairs):
+        if way.source in held or way.target in held:
             ends = (GroupChannel(rank, device, group, stamps, 2 * number + back) for back, group in enumerate(rows))
             found[str(way)] = Directions(*ends)
     return found

@@ -5,12 +5,12 @@ interleaved. Chunks and the ways of rows between them are a graph; nothing here 
 holds one data-parallel rank of the chunks of one stage; of all modules where they are colocated.
 
 Ranks are dealt module by module in the order of the job. Within a module the data-parallel rank comes first, then the
-stage, so that the stages of one pipeline are neighbours and share a node, then the tensor-parallel peer, so that those
-are next to each other. Peers do the same with the same rows; for other processes the first one stands for all.
-Colocated modules all have the same ranks.
+stage, so that the stages of one pipeline are neighbours and share a node, then which share of its sequences (sp), then
+the tensor-parallel peer, so that those are next to each other. Peers do the same with the same rows; for other
+processes the first one stands for all. Colocated modules all have the same ranks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Self
@@ -77,6 +77,13 @@ class Place:
     """Pipeline stage within the module."""
     tp: int = 0
     """Which of the tensor-parallel peers of this rank and stage."""
+    sp: int = 0
+    """Which share of the tokens of each sequence of this rank."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the first of the processes that work on the same views."""
+        return self.tp == self.sp == 0
 
     @property
     def modules(self) -> tuple[ModuleSpec, ...]:
@@ -84,9 +91,25 @@ class Place:
         return tuple(dict.fromkeys(chunk.module for chunk in self.chunks))
 
     def __str__(self) -> str:
-        stage = f" stage {self.stage}" if self.modules[0].pp > 1 else ""
-        peer = f" peer {self.tp}" if self.modules[0].tp > 1 else ""
-        return f"{_together(self.modules)} rank {self.rank}{stage}{peer}"
+        first = self.modules[0]
+        which = (("stage", self.stage, first.pp), ("share", self.sp, first.sp), ("peer", self.tp, first.tp))
+        found = "".join(f" {what} {number}" for what, number, degree in which if degree > 1)
+        return f"{_together(self.modules)} rank {self.rank}{found}"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceGroup:
+    """Processes that may share the sequences of a microbatch, each with a part of their tokens."""
+
+    ranks: tuple[int, ...]
+    """As data-parallel ranks of their module."""
+    members: tuple[int, ...]
+    """Global ranks."""
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether they share every microbatch: those of one rank (sp)."""
+        return len(self.ranks) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +162,19 @@ class Topology:
         return tuple(rank for rank, found in enumerate(of_backbone) if found)
 
     @property
-    def sequence_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Ranks of the backbone, as its data-parallel ones, of every group of several that may share sequences."""
-        dp = len(self.in_step)
-        several = [degree for degree in self.group_degrees if degree > 1]
-        return tuple(tuple(range(first, first + n)) for n in several for first in range(0, dp, n))
+    def sequence_groups(self) -> tuple[SequenceGroup, ...]:
+        """Every group of several processes that may share sequences: ranks of the backbone, or those of one rank."""
+        members, several = self.in_step, [degree for degree in self.group_degrees if degree > 1]
+        runs = [range(first, first + n) for n in several for first in range(0, len(members), n)]
+        of_ranks = [SequenceGroup(tuple(run), tuple(members[rank] for rank in run)) for run in runs]
+        alike = self._alike(lambda place: (place.chunks, place.rank, place.tp))
+        return (*of_ranks, *(SequenceGroup((self.places[found[0]].rank,), found) for found in alike if len(found) > 1))
+
+    @property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """Global ranks of the processes that work on the same views, where they are several."""
+        alike = self._alike(lambda place: (place.chunks, place.rank))
+        return tuple(found for found in alike if len(found) > 1)
 
     @property
     def world_size(self) -> int:
@@ -166,13 +197,15 @@ class Topology:
         """What the processes hold, in words."""
         return ", ".join(
             f"{_together(held)} dp {held[0].dp}"
-            + "".join(f" x {key} {n}" for key, n in (("pp", held[0].pp), ("tp", held[0].tp)) if n > 1)
+            + "".join(f" x {key} {n}" for key in ("pp", "sp", "tp") if (n := getattr(held[0], key)) > 1)
             for held in dict.fromkeys(place.modules for place in self.places)
         )
 
-    def ranks(self, chunk: Chunk) -> tuple[int, ...]:
-        """Global ranks of the processes that hold a chunk, by their data-parallel rank; of peers the first one."""
-        return tuple(rank for rank, place in enumerate(self.places) if chunk in place.chunks and place.tp == 0)
+    def ranks(self, chunk: Chunk, sp: int = 0) -> tuple[int, ...]:
+        """Global ranks of the processes that hold a chunk and have that share of its sequences, by their data-parallel
+        rank; of peers the first one."""
+        which = (0, sp)
+        return tuple(rank for rank, p in enumerate(self.places) if chunk in p.chunks and (p.tp, p.sp) == which)
 
     def into(self, chunk: Chunk) -> tuple[Way, ...]:
         """The ways that feed a chunk."""
@@ -183,15 +216,17 @@ class Topology:
         return tuple(way for way in self.ways if way.source == chunk)
 
     def pairs(self, way: Way) -> tuple[tuple[int, int], ...]:
-        """Global ranks (source, target) between which rows may move."""
-        sources, targets = self.ranks(way.source), self.ranks(way.target)
+        """Global ranks (source, target) between which rows may move: of a share to the same one, or of all through the
+        first one."""
         if way.is_straight:
-            return tuple(zip(sources, targets, strict=True))
-        return tuple((source, target) for source in sources for target in targets)
+            shares = range(way.source.module.sp)
+            both = ((self.ranks(way.source, sp), self.ranks(way.target, sp)) for sp in shares)
+            return tuple(pair for ends in both for pair in zip(*ends, strict=True))
+        return tuple(product(self.ranks(way.source), self.ranks(way.target)))
 
     @property
     def stages(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """Global ranks of each stage of each module, by data-parallel rank and tensor-parallel peer."""
+        """Global ranks of each stage of each module, by data-parallel rank with its share, and tensor-parallel peer."""
         found: dict[tuple[Chunk, ...], list[list[int]]] = {}
         for rank, place in enumerate(self.places):
             of_ranks = found.setdefault(place.chunks, [])
@@ -199,6 +234,13 @@ class Topology:
                 of_ranks.append([])
             of_ranks[-1].append(rank)
         return tuple(tuple(map(tuple, of_ranks)) for of_ranks in found.values())
+
+    def _alike(self, key: Callable[[Place], Hashable]) -> tuple[tuple[int, ...], ...]:
+        """Global ranks of the places that are alike in something."""
+        found: dict[Hashable, list[int]] = {}
+        for rank, place in enumerate(self.places):
+            found.setdefault(key(place), []).append(rank)
+        return tuple(map(tuple, found.values()))
 
 
 def _together(modules: tuple[ModuleSpec, ...]) -> str:
@@ -213,8 +255,8 @@ def _chunks(module: ModuleSpec, execution: Execution) -> tuple[Chunk, ...]:
 
 def _one_module_each(execution: Execution, chunks: dict[str, tuple[Chunk, ...]]) -> Iterator[Place]:
     for m in execution.modules:
-        for rank, stage, tp in product(range(m.dp), range(m.pp), range(m.tp)):
-            yield Place(chunks[m.name][stage :: m.pp], rank, stage, tp)
+        for rank, stage, sp, tp in product(range(m.dp), range(m.pp), range(m.sp), range(m.tp)):
+            yield Place(chunks[m.name][stage :: m.pp], rank, stage, tp, sp)
 
 
 def _all_modules_each(execution: Execution, chunks: dict[str, tuple[Chunk, ...]]) -> Iterator[Place]:

@@ -25,10 +25,11 @@ def require_supported(execution: Execution) -> None:
             "module processes of its own: leave identity_routing out"
         )
     for module in execution.modules:
-        if module.sp > 1:
+        is_backbone = module.holds_samples and not module.makes_features
+        if module.sp > 1 and (execution.layout.shares_ranks or not is_backbone):
             raise TopologyError(
-                f"module {module.name} has sp {module.sp}; this trainer does not split sequences, set sp to 1 and "
-                "raise dp, tp or pp instead"
+                f"module {module.name} has sp {module.sp}; this trainer splits the sequences of backbones alone, on "
+                "devices of their own: set sp to 1 and raise dp or tp instead"
             )
         if module.padded:
             raise TopologyError(f"module {module.name} is padded; this trainer does not pad items, leave padded out")

@@ -211,9 +211,9 @@ class Trainer:
         return totals.stop or (due and held_out is None)
 
     def _reporters(self, streams: Streams, entered: ExitStack) -> list[StepReporter]:
-        """One for each module of this process; of tensor-parallel peers the first one reports."""
+        """One for each module of this process; of those that work on the same views the first one reports."""
         place = self._groups.place
-        if place.tp > 0:
+        if not place.leads:
             return []
         return [entered.enter_context(StepReporter(c, place, module)) for module, c in streams.clients.items()]
 

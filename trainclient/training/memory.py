@@ -55,7 +55,7 @@ def needs(models: Models, topology: Topology, memory_bytes: int) -> list[Need]:
             "the modules of a colocated job share devices, and how they divide memory depends on the sizes of samples; "
             "`trainclient orchestrate` does that"
         )
-    stages = [place for place in topology.places if place.rank == 0 and place.tp == 0]
+    stages = [place for place in topology.places if place.rank == 0 and place.leads]
     modules = models.job.execution.modules
     return [_need(models, m, [p for p in stages if p.modules == (m,)], topology, memory_bytes) for m in modules]
 
@@ -116,8 +116,9 @@ class _Stage:
         if module.name not in models.sizes:
             return cls(count, states)
         size, kind = models.sizes[module.name].size, family_of(module).block
-        block, again = block_bytes(kind, size, module.tp, precision), bool(module.recompute)
-        kept = kept_bytes(kind, size, module.tp, again, precision)
+        again, shares = bool(module.recompute), module.sp  # a row is on one of those that share its sequence
+        block = block_bytes(kind, size, module.tp, precision) / shares
+        kept = kept_bytes(kind, size, module.tp, again, precision) / shares
         share = sum(1 for network in networks for _ in units(network)) / size.layers
         longest = models.job.execution.microbatch * models.job.stream.seq_len if size.vocab_size else None
         return cls(
@@ -125,7 +126,7 @@ class _Stage:
             states,
             kept * share if module.runs_backward else block,
             block if again else 0,
-            logit_bytes(size.vocab_size, longest or 0, precision) if place.chunks[-1].is_last else 0,
+            logit_bytes(size.vocab_size, ceil((longest or 0) / shares), precision) if place.chunks[-1].is_last else 0,
             longest,
         )
 
@@ -137,10 +138,10 @@ def _state_bytes(models: Models, module: ModuleSpec, networks: Sequence[nn.Modul
     whole = sum((_parameters(network, shared, module.tp) for network in networks), Parameters())
     sharding = models.sharding(module)
     if sharding is not Sharding.ZERO3:
-        return whole.state_bytes(module.dp if sharding is Sharding.ZERO2 else 1, precision)
+        return whole.state_bytes(module.replicas if sharding is Sharding.ZERO2 else 1, precision)
     of_blocks = sum((_parameters(block, shared, module.tp) for block in blocks), Parameters())
     gathered = gathered_at_once(of_blocks, max(1, len(blocks)), whole + of_blocks * -1)
-    return whole.dealt_bytes(module.dp, gathered, precision)
+    return whole.dealt_bytes(module.replicas, gathered, precision)
 
 
 def _parameters(network: nn.Module, shared: set[nn.Parameter], peers: int) -> Parameters:

@@ -1,6 +1,7 @@
 """The models of a run: their sizes, and those that a process holds."""
 
 from dataclasses import asdict, dataclass, fields, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class Models:
         for m in modules:
             if family_of(m).spine:
                 _require_shared_heads(m, found[m.name], max(job.execution.layout.group_degrees, default=1))
-            if m.name in found and m.tp > 1:
+            if m.name in found:
                 _require_parts(m, found[m.name])
         return cls(config, job, between, found)
 
@@ -79,8 +80,8 @@ class Models:
         return found
 
     def sharding(self, module: ModuleSpec) -> Sharding:
-        """How the data-parallel ranks of a module share its parameters; one alone has nobody to share them with."""
-        return _model(self.config, module).sharding if module.dp > 1 else Sharding.NONE
+        """How the replicas of a module share its parameters; one alone has nobody to share them with."""
+        return _model(self.config, module).sharding if module.replicas > 1 else Sharding.NONE
 
     def shardings(self, place: Place) -> dict[str, Sharding]:
         """That of each module of a process."""
@@ -156,13 +157,15 @@ def _require_adaptable(config: TrainConfig, module: ModuleSpec) -> None:
 
 
 def _require_parts(module: ModuleSpec, sizes: Sizes) -> None:
-    """Raise ConfigError unless tensor-parallel peers can have equal parts of a module's layers."""
-    for field in ("heads", "groups", "mlp_width"):
-        size = getattr(sizes, field, module.tp)
-        if size % module.tp:
+    """Raise ConfigError unless tensor-parallel peers, and those that share sequences, can have equal parts of a
+    module's layers."""
+    for field, keys in (("heads", ("tp", "sp")), ("groups", ("tp", "sp")), ("mlp_width", ("tp",))):
+        used = {key: degree for key in keys if (degree := getattr(module, key)) > 1}
+        size = getattr(sizes, field, 0)
+        if size % prod(used.values()):
             raise ConfigError(
-                f"module {module.name} has tp {module.tp} and {field} {size}, of which peers cannot have equal parts; "
-                f"set tp to a divisor of {size}"
+                f"module {module.name} has {' x '.join(f'{key} {degree}' for key, degree in used.items())} and {field} "
+                f"{size}, of which peers cannot have equal parts; set {' x '.join(used)} to a divisor of {size}"
             )
 
 

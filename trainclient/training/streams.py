@@ -86,14 +86,13 @@ class Streams:
 
         Ranks that exchange by collectives agree on the plan of each step first.
         """
-        peers, shared, agreeing = groups.peers, groups.channels.shared, groups.agreeing
+        shared, pin = groups.channels.shared, groups.device.type == "cuda"
         found: list[Batches] = [*self.clients.values()]
-        if peers is not None:
-            found = [PeerBatches(client, peers) for client in self.clients.values()]
-        if agreeing is not None:
-            found[0] = AgreedBatches(found[0], agreeing)
-        if shared is not None:
-            pin = groups.device.type == "cuda"
+        if groups.reading is not None:
+            found = [PeerBatches(client, groups.reading, pin=pin) for client in self.clients.values()]
+        if groups.agreeing is not None:
+            found[0] = AgreedBatches(found[0], groups.agreeing)
+        if shared is not None and groups.fetching:
             found = [SharedBatches(batches, shared, groups.fetching, pin=pin) for batches in found]
         return found
 

@@ -127,6 +127,11 @@ class ModuleSpec(SpecModel):
     """Backbone: which sequence holds each sample, where the stream packs at all; by default `balanced`."""
 
     @property
+    def replicas(self) -> int:
+        """Processes of a stage that hold the same parameters: data-parallel ranks, each with its sp."""
+        return self.dp * self.sp
+
+    @property
     def holds_samples(self) -> bool:
         """Whether its items are samples, sized in tokens (backbone, text tower); elsewhere images, in patches."""
         return self.kind is ModuleKind.BACKBONE or self.modality is Modality.TEXT
