@@ -47,6 +47,8 @@ def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
         clocks: scratch.
     """
     encoders = costs.encoders
+    if _is_alone(costs):
+        return _alone_makespan(time, first, costs, clocks.ends)
     last = first + costs.ranks_per_island
     before, backbone, behind = time[:encoders], time[encoders, first:last], time[encoders + 1 :]
     in_flight, percent, base, hop, hop_back = costs.in_flight, costs.percent, costs.base, costs.hop, costs.hop_back
@@ -80,6 +82,52 @@ def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
     for i in range(len(now)):
         end = max(end, largest(now[i]))
     return end
+
+
+@inlined_part
+def _is_alone(costs: Costs) -> bool:
+    """Whether an island is one stage of the backbone on one rank, with an encoder and a generator at most."""
+    nodes = len(costs.base)
+    alone = costs.ranks_per_island == 1 and len(costs.in_flight) == nodes and not costs.whole
+    return bool(alone and costs.encoders <= 1 and nodes - costs.encoders <= 2)
+
+
+@inlined_part
+def _alone_makespan(time: I64, rank: int, costs: Costs, ends: I64) -> int:
+    """`island_makespan` of such an island, with all clocks in registers: in three fifths of the time."""
+    backbone, waves = costs.encoders, time.shape[2]
+    encodes, generates = costs.encoders == 1, len(time) > backbone + 1
+    base, percent, in_flight = costs.base, costs.percent, costs.in_flight
+    encoded = clock = generated = 0
+    for turn in range(waves + largest(in_flight) - 1):
+        if turn < waves:
+            begin = clock
+            if encodes:
+                work = time[0, rank, turn]
+                encoded += base[0] + work
+                begin = max(begin, encoded + costs.hop[0] if work else 0)
+            clock = begin + time[backbone, rank, turn]
+            if generates:
+                work = time[backbone + 1, rank, turn]
+                generated = max(generated, clock + costs.hop[backbone + 1] if work else 0) + base[backbone + 1] + work
+        if generates:
+            wave = turn + 1 - in_flight[backbone + 1]
+            if 0 <= wave < waves:
+                generated += (base[backbone + 1] + time[backbone + 1, rank, wave]) * percent[backbone + 1] // 100
+                ends[0, 1 + backbone, wave] = generated
+        wave = turn + 1 - in_flight[backbone]
+        if 0 <= wave < waves:
+            if generates and time[backbone + 1, rank, wave]:
+                clock = max(clock, ends[0, 1 + backbone, wave] + costs.hop_back[backbone + 1])
+            clock += time[backbone, rank, wave] * percent[backbone] // 100
+            ends[0, 0, wave] = clock
+        if encodes:
+            wave = turn + 1 - in_flight[0]
+            if 0 <= wave < waves:
+                work = time[0, rank, wave]
+                encoded = max(encoded, ends[0, 0, wave] + costs.hop_back[0] if work else 0)
+                encoded += (base[0] + work) * percent[0] // 100
+    return max(encoded, clock, generated)
 
 
 @inlined_part

@@ -205,3 +205,22 @@ def test_a_climb_keeps_what_slows_nothing_down(padded: bool, limited: bool) -> N
             assert mine.tolist() == climb.at.tolist()
             moved += not np.array_equal(mine, at)
     assert moved > 3
+
+
+def test_an_island_of_one_of_each_is_simulated_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(7)
+    for number in range(200):
+        encoders, generators, waves = number % 2, number // 2 % 2, 1 + number % 5
+        rows, none = encoders + 1 + generators, np.zeros(0, np.int64)
+        in_flight, hop, base = np.sort(random.integers(1, 4, rows))[::-1].copy(), *random.integers(0, 9, (2, rows))
+        costs = islands.Costs(
+            none.reshape(rows, 0), base, random.integers(0, 250, rows), none, none.reshape(0, 0), none, none,
+            in_flight, hop, hop * random.integers(0, 2, rows), encoders, 1, False, none,
+        )  # fmt: skip
+        time = random.integers(1, 100, (rows, 2, waves)) * (random.random((rows, 2, waves)) < 0.7)
+        clocks = pipeline.Clocks(np.empty((1, rows), np.int64), np.zeros((1, rows, waves), np.int64))
+        assert pipeline._is_alone(costs)
+        found = pipeline.island_makespan(time, 1, costs, clocks)
+        with monkeypatch.context() as patch:
+            patch.setattr(pipeline, "_is_alone", lambda _: False)
+            assert pipeline.island_makespan(time, 1, costs, clocks) == found
