@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -26,7 +27,8 @@ from dataserver.serving.memory import Account, Buffer, size_class
 MIN_LENT_BYTES: Final = 64 << 10
 """Smaller microbatches are sent: a page of their own would cost more than the copy."""
 MAX_LENT: Final = 20
-"""Blocks that one client has at most: as many as its queue has places, and some more that a trainer looks at."""
+"""Blocks that one client looks at while it has some left to read: as many as its queue has places, and some more that a
+trainer looks at."""
 MAX_IDLE: Final = 8
 """Blocks of one client that wait to be used again."""
 MAX_BLOCKS: Final = 512
@@ -39,7 +41,9 @@ _HELLO: Final = struct.Struct("<16sQ")
 _BLOCK: Final = struct.Struct("<IQ")
 """Of the server: the number of a block, and its bytes, with its descriptor; 0 bytes without one where it is dropped."""
 _RETURNED: Final = struct.Struct("<I")
-"""Of the client: the number of a block that nothing looks at any more."""
+"""Of the client: the number of a block that nothing looks at any more, or `_HUNGRY`."""
+_HUNGRY: Final = 0xFFFFFFFF
+"""Of the client: it has nothing left to read."""
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group at the other end, as SO_PEERCRED has them."""
 _SEALS: Final = 0 if not hasattr(fcntl, "F_SEAL_SEAL") else fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -151,17 +155,41 @@ class Borrower:
         """Those that the client looks at, by number: also while the stream, which tells it to, still has them."""
         self._idle: list[Block] = []
         """Those returned longest ago come first."""
+        self._largest = 0
+        """Bytes of the largest microbatch for which a block was made."""
+        self._is_hungry = False
+        """Whether the client has nothing left to read, by what it said since it was lent something."""
 
     def block(self, num_bytes: int) -> Block | None:
-        """Room for a microbatch; None for a small one, where the client has as much as it wants, or is gone."""
+        """Room for a microbatch; None for a small one, or where the client keeps as much as it wants, or is gone."""
         self._take_back()
         block = self._fitting(num_bytes)
         if block is not None:
             self._made.add(block.number)
         return block
 
+    def has_room(self, block: Block) -> bool:
+        """Whether the client wants to look at this one beside those that it has.
+
+        Whatever it keeps, it is lent one more when it has nothing left to read.
+        """
+        self._take_back()
+        if self._limit_bytes == 0 or not self._lent or self._is_hungry:
+            return True
+        return len(self._lent) < MAX_LENT and self._lent_bytes + block.buffer.nbytes <= self._limit_bytes
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the client says something, or is gone; at most so long. Any thread may call it."""
+        connection = self._connection
+        descriptor = -1 if connection is None else connection.fileno()
+        if descriptor >= 0:  # else it was closed meanwhile
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll(timeout_s * 1e3)
+
     def lend(self, block: Block) -> None:
         """The client is told to look at it."""
+        self._is_hungry = False
         if self._connection is not None:
             self._lent[block.number] = block
 
@@ -180,9 +208,15 @@ class Borrower:
             self._connection.close()
             self._connection = None
 
+    @property
+    def _lent_bytes(self) -> int:
+        return sum(block.buffer.nbytes for block in self._lent.values())
+
     def _fitting(self, num_bytes: int) -> Block | None:
-        lent = sum(block.buffer.nbytes for block in self._lent.values())
-        if num_bytes < MIN_LENT_BYTES or len(self._lent) >= MAX_LENT or lent + num_bytes > self._limit_bytes:
+        if not MIN_LENT_BYTES <= num_bytes <= self._limit_bytes:
+            return None
+        # Not if it has more than it wants, and the one that it is lent when it has nothing left: it keeps what it has.
+        if len(self._lent) > MAX_LENT + 1 or self._lent_bytes > self._limit_bytes + num_bytes:
             return None
         fitting = [block for block in self._idle if num_bytes <= block.buffer.nbytes <= 2 * size_class(num_bytes)]
         if fitting:
@@ -190,20 +224,32 @@ class Borrower:
             block = min(reversed(fitting), key=lambda block: block.buffer.nbytes)
             self._idle.remove(block)
             return block
-        if self._idle:  # in place of another one: where sizes keep changing, all are soon large enough
-            self._drop(self._idle.pop(0))
-        return self._new(size_class(num_bytes))
+        # In place of one that is too small. Where sizes keep changing, all are soon large enough, and sooner as fresh
+        # ones have room for the largest so far: what is not touched takes no memory.
+        small = next((block for block in self._idle if block.buffer.nbytes < num_bytes), None)
+        if small is not None:
+            self._idle.remove(small)
+            self._drop(small)
+        self._largest = max(self._largest, num_bytes)
+        return self._new(size_class(max(num_bytes, min(self._largest, num_bytes * 5 // 4))))
 
     def _take_back(self) -> None:
-        """Take what the client has returned."""
-        with suppress(OSError):  # nothing more has come, or the connection is lost
-            for _ in range(2 * MAX_LENT):
+        """Take what the client has returned. One that is gone, or says something else, gets no further blocks."""
+        for _ in range(2 * MAX_LENT):
+            try:
                 message = b"" if self._connection is None else self._connection.recv(_RETURNED.size)
-                if len(message) != _RETURNED.size:
-                    return
-                block = self._lent.pop(_RETURNED.unpack(message)[0], None)
-                if block is not None:  # else it returns what it does not have
-                    self._reuse(block)
+            except BlockingIOError:
+                return
+            except OSError:
+                message = b""
+            if len(message) != _RETURNED.size:
+                self._limit_bytes = 0
+                return
+            (number,) = _RETURNED.unpack(message)
+            self._is_hungry = self._is_hungry or number == _HUNGRY
+            block = self._lent.pop(number, None)
+            if block is not None:  # else it returns what it does not have
+                self._reuse(block)
 
     def _reuse(self, block: Block) -> None:
         """Keep a block for later, if nobody has it; not more of them than are useful, or than are this stream's."""

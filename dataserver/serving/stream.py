@@ -3,7 +3,8 @@
 A stream never waits for another one's memory: it owns room for one microbatch, and what lies in the shared budget only
 lets it work further ahead. A microbatch leaves memory when its last chunk was handed to gRPC, and that is when the
 stream looks for further work: a consumer that does not read stops its stream. What a consumer on this machine is lent
-stays in the shared budget until it returns it; one that returns nothing is sent the rest.
+stays in the shared budget until it returns it; one that is lent as much as it wants stops its stream likewise, and one
+that keeps all is sent the rest.
 
 gRPC takes a message off this stream's hands when the consumer's window has room, and cannot be asked for it back. So
 a stream whose consumer has stopped reading gives up all else that it holds (`end_if_idle`). Its call, which is one
@@ -15,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final
@@ -38,6 +39,8 @@ AHEAD_BYTES: Final = 8 << 20
 """What a stream prepares ahead for each decoding thread, and up to one microbatch more: two tasks of images or so. At
 least two microbatches. What lies for longer has left the processor's caches when it is sent: 100 MB ahead cost a server
 1.06 times the CPU time."""
+LOOK_S: Final = 0.1
+"""Time between two looks at whether a stream is to end, while its consumer wants no more memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,8 @@ class MicrobatchStream:
         self._lacking: Wait | None = None
         """For memory to work ahead."""
         self._offered_at: float | None = None
-        """When gRPC was given the message that it has not sent yet, on the monotonic clock; None if there is none."""
+        """Since when the consumer is waited for, on the monotonic clock: gRPC has a message that it has not sent, or
+        what is in hand is more than the consumer wants to be lent; None if it is not."""
         self._idle = False
         """Whether the stream ended because of its consumer."""
         self._preparing = False
@@ -188,6 +192,7 @@ class MicrobatchStream:
 
     def _given(self) -> Iterator[bytes]:
         """The messages of the microbatch in hand; ends early if that was taken away."""
+        self._await_room()
         for i in itertools.count():
             if (message := self._message(i)) is None:
                 return
@@ -213,10 +218,33 @@ class MicrobatchStream:
                     self._borrower.lend(assembly.block)
         return assembly.encoded.message(i)
 
+    def _await_room(self) -> None:
+        """Wait until a consumer that is lent memory wants more of it.
+
+        Messages without bytes find room with gRPC however little is read. Unlike one that keeps what it has for good, a
+        consumer that is slow soon returns some, and need not be sent the next ones.
+        """
+        with self._offering():
+            while not self._has_room() and self._borrower is not None:
+                self._borrower.wait(LOOK_S)
+
+    def _has_room(self) -> bool:
+        with self._condition:
+            if self._closed or self._idle or self._shared.draining.is_set():
+                return True
+            block = None if self._in_hand is None else self._in_hand.block
+            return block is None or self._borrower is None or self._borrower.has_room(block)
+
     def _offered(self, message: bytes) -> Iterator[bytes]:
+        with self._offering():
+            yield message
+
+    @contextmanager
+    def _offering(self) -> Iterator[None]:
+        """While it is the consumer who is waited for."""
         with self._condition:
             self._offered_at = monotonic()
-        yield message
+        yield
         with self._condition:  # so that `end_if_idle` comes before, and `_idle` is seen, or after, and finds no message
             self._offered_at = None
 

@@ -9,18 +9,13 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 import pytest
-from disttrain.v1.data_service_pb2 import StreamMicrobatchesResponse
 
 from dataserver.serving.lending import Borrower, Lending
 from dataserver.serving.memory import ByteBudget
 from trainclient.stream.borrowing import MAX_BLOCKS, Borrowed
-from trainclient.stream.buffers import BufferPool, Bytes
 from trainclient.stream.errors import ProtocolError
-from trainclient.stream.microbatch import TensorTable
-from trainclient.stream.receiver import receive_tensors
 
 SIZE = 1 << 20
 
@@ -32,18 +27,12 @@ def desk() -> Iterator[Lending]:
     found.close()
 
 
-def pair(desk: Lending) -> tuple[Borrower, Borrowed]:
-    borrowed = Borrowed.of(desk.name, 1 << 30, stays=True)
+def pair(desk: Lending, limit: int = 1 << 30) -> tuple[Borrower, Borrowed]:
+    borrowed = Borrowed.of(desk.name, limit, stays=True)
     assert borrowed is not None
     borrower = desk.claim(borrowed.token, ByteBudget(1 << 40).open())
     assert borrower is not None
     return borrower, borrowed
-
-
-def take(borrowed: Borrowed, number: int, nbytes: int) -> Bytes:
-    """As for the next microbatch of a stream."""
-    borrowed.give_back()
-    return borrowed.take(number, nbytes)
 
 
 def lend(borrower: Borrower, fill: int) -> int:
@@ -57,40 +46,41 @@ def lend(borrower: Borrower, fill: int) -> int:
 
 def test_a_block_comes_back_when_its_last_view_is_dropped(desk: Lending) -> None:
     borrower, borrowed = pair(desk)
-    taken = take(borrowed, lend(borrower, 3), SIZE)
+    taken = borrowed.take(lend(borrower, 3), SIZE)
     view = taken[10:20].view(np.uint16)
     del taken
-    assert (take(borrowed, lend(borrower, 5), SIZE - 1) == 5).all()
-    assert (take(borrowed, lend(borrower, 6), SIZE) == 6).all()  # the second one goes back with it
-    assert lend(borrower, 7) == 1
+    assert (borrowed.take(lend(borrower, 5), SIZE - 1) == 5).all()
+    assert lend(borrower, 6) == 1
+    assert (borrowed.take(1, SIZE) == 6).all()
     assert (view == 0x0303).all()
     del view
-    assert (take(borrowed, 1, SIZE) == 7).all()
-    assert {lend(borrower, 8), lend(borrower, 9)} == {0, 2}
+    assert {lend(borrower, 7), lend(borrower, 8)} == {0, 1}
 
 
-def test_blocks_come_back_while_microbatches_are_sent(desk: Lending) -> None:
-    borrower, borrowed = pair(desk)
-    number = lend(borrower, 3)
-    take(borrowed, number, SIZE)
-    table = TensorTable((), 9, 9, google_crc32c.value(bytes(9)))
-    receive_tensors(
-        iter([StreamMicrobatchesResponse(chunk=bytes(9)).SerializeToString()]), table, BufferPool(0), borrowed
-    )
-    assert lend(borrower, 4) == number
+def test_a_client_with_nothing_to_read_is_lent_one_more(desk: Lending) -> None:
+    borrower, borrowed = pair(desk, SIZE)
+    kept = borrowed.take(lend(borrower, 3), SIZE)
+    following = borrower.block(SIZE)
+    assert following is not None
+    assert not borrower.has_room(following)
+    borrowed.ask()
+    assert borrower.has_room(following)
+    assert (kept == 3).all()
+    borrowed.close()
+    borrowed.ask()  # of nobody
 
 
 def test_what_is_lent_when_a_process_forks_stays_as_it_is(desk: Lending) -> None:
     borrower, borrowed = pair(desk)
-    taken = [take(borrowed, lend(borrower, 3), SIZE)]
+    taken = [borrowed.take(lend(borrower, 3), SIZE)]
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         os.read(read, 1)
         os._exit(int((taken[0] != 3).any()))
     taken.clear()
-    taken = [take(borrowed, lend(borrower, 4), SIZE)]
+    taken = [borrowed.take(lend(borrower, 4), SIZE)]
     taken.clear()
-    take(borrowed, lend(borrower, 5), SIZE)  # the second one goes back with it, the first one does not
+    borrowed.take(lend(borrower, 5), SIZE)  # the second one, which went back; the first one does not
     assert lend(borrower, 6) == 1
     os.write(write, b"?")
     assert os.waitpid(child, 0)[1] == 0
@@ -100,7 +90,7 @@ def test_what_is_lent_when_a_process_forks_stays_as_it_is(desk: Lending) -> None
 
 def test_what_was_taken_outlives_the_stream(desk: Lending) -> None:
     borrower, borrowed = pair(desk)
-    taken = take(borrowed, lend(borrower, 6), SIZE)
+    taken = borrowed.take(lend(borrower, 6), SIZE)
     borrowed.close()
     borrower.close()
     assert (taken == 6).all()
@@ -109,11 +99,11 @@ def test_what_was_taken_outlives_the_stream(desk: Lending) -> None:
 
 def test_what_a_server_said_before_it_left_is_read(desk: Lending) -> None:
     borrower, borrowed = pair(desk)
-    take(borrowed, lend(borrower, 1), SIZE)
-    take(borrowed, lend(borrower, 2), SIZE)  # the first one is returned, which the server does not read
+    borrowed.take(lend(borrower, 1), SIZE)
     last = lend(borrower, 3)
+    borrowed.ask()  # which the server does not read
     borrower.close()
-    assert (take(borrowed, last, SIZE) == 3).all()
+    assert (borrowed.take(last, SIZE) == 3).all()
 
 
 def test_dropped_blocks_are_unmapped(desk: Lending) -> None:
@@ -123,7 +113,7 @@ def test_dropped_blocks_are_unmapped(desk: Lending) -> None:
         assert block is not None
         borrower.lend(block)
         borrower.give(block)
-        take(borrowed, block.number, 5)
+        borrowed.take(block.number, 5)
     assert len(borrowed._blocks) <= 3
 
 
@@ -199,37 +189,37 @@ def server() -> Server:
 def test_memory_that_is_not_as_it_should_be_is_refused(server: Server, options: dict[str, int], words: str) -> None:
     server.say(0, **options)  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match=words):
-        take(server.client, 0, 1)
+        server.client.take(0, 1)
 
 
 def test_blocks_that_are_not_there_too_small_or_lent_already_are_refused(server: Server) -> None:
     server.say(4, SIZE, SIZE)
     with pytest.raises(ProtocolError, match=r"lent 9 bytes in block 3, of which this client has none such"):
-        take(server.client, 3, 9)
+        server.client.take(3, 9)
     with pytest.raises(ProtocolError, match=rf"has {SIZE} bytes$"):
-        take(server.client, 4, SIZE + 1)
-    taken = take(server.client, 4, SIZE)
+        server.client.take(4, SIZE + 1)
+    taken = server.client.take(4, SIZE)
     with pytest.raises(ProtocolError, match=rf"has {SIZE} bytes in use"):
-        take(server.client, 4, SIZE)
+        server.client.take(4, SIZE)
     del taken
-    take(server.client, 4, 1)
+    server.client.take(4, 1)
 
 
 def test_words_that_mean_nothing_numbers_twice_and_too_many_blocks_are_refused(server: Server) -> None:
     for words in (b"???", struct.pack("<IQ", 0, SIZE) + b"?"):
         server.connection.send(words)
         with pytest.raises(ProtocolError, match=f"described a block in {len(words)} bytes, 12 are required"):
-            take(server.client, 0, 1)
+            server.client.take(0, 1)
     server.say(0, SIZE, SIZE)
     server.say(0, SIZE, SIZE)
     with pytest.raises(ProtocolError, match="lent block 0 with 1 descriptors beside 1 others"):
-        take(server.client, 0, 1)
+        server.client.take(0, 1)
     for number in range(1, MAX_BLOCKS):
         server.say(number, 4096, 4096)
-        take(server.client, number, 1)
+        server.client.take(number, 1)
     server.say(MAX_BLOCKS, 4096, 4096)
     with pytest.raises(ProtocolError, match=f"at most {MAX_BLOCKS} blocks"):
-        take(server.client, 0, 1)
+        server.client.take(0, 1)
 
 
 def _num_descriptors() -> int:
@@ -239,11 +229,11 @@ def _num_descriptors() -> int:
 def test_no_descriptor_is_left_behind(server: Server) -> None:
     before = _num_descriptors()
     server.say(0, SIZE, SIZE, copies=3)  # of which the system keeps two to itself
-    take(server.client, 0, 1)
+    server.client.take(0, 1)
     server.say(1, SIZE, SIZE)
-    take(server.client, 1, 1)
+    server.client.take(1, 1)
     for number in (0, 1):
         server.connection.send(struct.pack("<IQ", number, 0))
     with pytest.raises(ProtocolError, match="in block 1, of which this client has none such"):
-        take(server.client, 1, 1)
+        server.client.take(1, 1)
     assert _num_descriptors() == before

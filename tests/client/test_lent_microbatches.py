@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cli.server_process import serving
 from serving.harness import Running, index, large_job, running
+from serving.peers import until
 from shards import write_pairs
 
 from dataserver.jobs import fill_job
@@ -71,6 +72,25 @@ def test_a_client_that_keeps_all_that_it_gets_gets_the_rest_as_bytes(
         kept = list(client)
         assert [content(microbatch) for microbatch in kept] == sent
         assert 0 < lent_bytes(server) <= 3 * largest
+
+
+def test_a_client_that_keeps_more_than_it_wanted_gets_everything(server: Running, sent: list[dict[str, bytes]]) -> None:
+    before, largest = lent_bytes(server), max(sum(map(len, one.values())) for one in sent)
+    with opened(server, prefetch_bytes=2 * largest) as client:
+        assert [content(microbatch) for microbatch in list(client)] == sent
+    assert lent_bytes(server) > before
+
+
+def test_a_slow_client_is_lent_everything(server: Running, sent: list[dict[str, bytes]]) -> None:
+    before, sizes = lent_bytes(server), [sum(map(len, one.values())) for one in sent]
+    found = []
+    with opened(server, prefetch_bytes=3 * max(sizes)) as client:
+        for microbatch in client:
+            until(lambda: all(stream.unread_s > 0.05 for stream in server.server.snapshot().streams))
+            found.append(content(microbatch))
+            del microbatch
+    assert found == sent
+    assert lent_bytes(server) - before >= sum(sizes)
 
 
 def test_what_is_kept_outlives_its_server(photographs: Path, sent: list[dict[str, bytes]]) -> None:

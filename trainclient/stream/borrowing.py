@@ -14,9 +14,9 @@ import re
 import secrets
 import socket
 import struct
+import threading
 import weakref
 from contextlib import ExitStack, suppress
-from queue import Empty, SimpleQueue
 from typing import Final
 
 import numpy as np
@@ -31,6 +31,8 @@ _NAME: Final = re.compile("disttrain-[0-9a-f]{32}")
 _HELLO: Final = struct.Struct("<16sQ")
 _BLOCK: Final = struct.Struct("<IQ")
 _RETURNED: Final = struct.Struct("<I")
+_HUNGRY: Final = 0xFFFFFFFF
+"""In place of a number: nothing is left to read."""
 _MOST_BYTES: Final = 1 << 62
 _MOST_MESSAGES: Final = 4 * MAX_BLOCKS
 """Read at once, more than a socket holds: a server that never stops must not hold this client up."""
@@ -48,7 +50,7 @@ os.register_at_fork(before=_count_fork)
 
 
 class Borrowed:
-    """The blocks that one stream's server lends. One thread calls it; any thread may drop what it took."""
+    """The blocks that one stream's server lends. One thread calls it, but for `ask`; any may drop what it took."""
 
     @classmethod
     def of(cls, name: str, limit_bytes: int, *, stays: bool) -> "Borrowed | None":
@@ -78,9 +80,9 @@ class Borrowed:
         self._connection = connection
         self._blocks: dict[int, mmap.mmap] = {}
         self._lent: set[int] = set()
-        self._to_return: list[int] = []
-        # A finalizer may run at any allocation of any thread: SimpleQueue.put is reentrant.
-        self._dropped: SimpleQueue[int] = SimpleQueue()
+        self._saying = threading.RLock()
+        """Held while something is said, so that no descriptor is closed under it. A finalizer may run at any allocation
+        of any thread, also of one that holds this."""
 
     def take(self, number: int, nbytes: int) -> Bytes:
         """The first bytes of a block, uint8 [nbytes], which is returned when nothing views them any more.
@@ -96,23 +98,28 @@ class Borrowed:
         self._lent.add(number)
         # numpy follows the bases of views only through arrays: all views of the lease keep it alive, as in `buffers`.
         lease = np.frombuffer(memoryview(block), np.uint8, nbytes)
-        weakref.finalize(lease, _put, self._dropped, number, _forks).atexit = False
+        weakref.finalize(lease, self._return, number, _forks).atexit = False
         return lease
 
-    def give_back(self) -> None:
-        """Return what nothing views any more: before each microbatch, also one that is sent, or none is lent again."""
-        with suppress(Empty):
-            while True:
-                self._to_return.append(self._dropped.get_nowait())
-        with suppress(OSError):  # no room for another message, then it goes with the next; or nobody wants it
-            while self._to_return:
-                self._connection.send(_RETURNED.pack(self._to_return[-1]))
-                self._lent.discard(self._to_return.pop())
+    def ask(self) -> None:
+        """Say that nothing is left to read: one more is lent then, whatever is kept. Any thread may call it."""
+        self._say(_HUNGRY)
 
     def close(self) -> None:
         """Ask for nothing more; what was taken stays."""
-        self._connection.close()
+        with self._saying:
+            self._connection.close()
         self._blocks.clear()
+
+    def _return(self, number: int, forks: int) -> None:
+        """At once: the stream may wait for it."""
+        if forks == _forks:
+            self._lent.discard(number)
+            self._say(number)
+
+    def _say(self, number: int) -> None:
+        with suppress(OSError), self._saying:  # nobody wants to hear it any more
+            self._connection.send(_RETURNED.pack(number))
 
     def _read_blocks(self) -> None:
         """Map what has come, and drop what is not used any more."""
@@ -144,11 +151,6 @@ class Borrowed:
                 f"descriptor, a number of its own and at most {MAX_BLOCKS} blocks are required"
             )
         self._blocks[number] = _mapped(descriptors[0], number, nbytes)
-
-
-def _put(dropped: SimpleQueue[int], number: int, forks: int) -> None:
-    if forks == _forks:
-        dropped.put(number)
 
 
 def _mapped(descriptor: int, number: int, nbytes: int) -> mmap.mmap:

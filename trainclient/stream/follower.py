@@ -129,6 +129,7 @@ class Follower:
 
     def _read(self, endpoint: Endpoint, rotation: Rotation, info: GetServerInfoResponse) -> EndOfStream:
         borrowed = self._borrowed(info)
+        self._handoff.when_emptied(None if borrowed is None else borrowed.ask)
         call = endpoint.stream(self._request(b"" if borrowed is None else borrowed.token), self._guard)
         self._handoff.restart_clock()
         try:

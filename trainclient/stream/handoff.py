@@ -32,6 +32,7 @@ class Handoff:
         self._finished = False
         self._error: Exception | None = None
         self._closed = False
+        self._told: Callable[[], object] | None = None
 
     def restart_clock(self) -> None:
         """Receiver: a new request was sent."""
@@ -42,6 +43,10 @@ class Handoff:
         """Receiver: what comes next takes its own time, and has a limit of its own."""
         with self._changed:
             self._stalled_at = None
+
+    def when_emptied(self, told: Callable[[], object] | None) -> None:
+        """Receiver: what is told, in the caller's thread, when nothing is left for it; a server may wait for that."""
+        self._told = told
 
     def admit(self, nbytes: int) -> None:
         """Receiver: wait until a microbatch of that size may be received.
@@ -99,7 +104,12 @@ class Handoff:
             microbatch = self._ready.popleft()
             self._ready_bytes -= microbatch.nbytes
             self._changed.notify_all()
-            return microbatch
+            told = None if self._ready else self._told
+            if told is not None and self._stalled_at is not None:  # the server may have waited to be told
+                self._stalled_at = time.monotonic() + self._stall_s
+        if told is not None:
+            told()
+        return microbatch
 
     def close(self) -> None:
         """Caller: nothing more is wanted; what is queued is dropped."""

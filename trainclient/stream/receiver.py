@@ -117,7 +117,6 @@ def _received(messages: Iterator[bytes], table: TensorTable, buffers: Buffers, b
     """All bytes of a microbatch, as they were encoded."""
     if borrowed is None or table.total_bytes == 0:
         return _receive_chunks(messages, table, buffers)
-    borrowed.give_back()
     message = _next(messages, f"before {table.total_bytes} bytes of a microbatch")
     if message[:1] != LENT_TAG:
         return _receive_chunks(chain([message], messages), table, buffers)

@@ -613,8 +613,9 @@ class GetServerInfoResponse(_message.Message):
     - the server's messages: 4 bytes, the number of a block; 8 bytes, its size; and as ancillary data (SCM_RIGHTS) the
       descriptor of anonymous memory of that size (memfd, sealed against changes of it), which the client maps. With size 0
       and no descriptor: the block of that number is not used any more, and can be unmapped;
-    - the client's later messages: 4 bytes, the number of a lent block that it does not look at any more. The server waits
-      for no such message: who returns nothing gets chunks as soon as all that it wants is lent.
+    - the client's later messages: 4 bytes, the number of a lent block that it does not look at any more; or 0xffffffff, that
+      it has nothing left to read. When as much is lent as it wants, or 20 blocks, the stream goes on as soon as the client
+      says one or the other; one that keeps all blocks gets the rest as chunks.
     Either side closes it with the stream; what is mapped then stays readable, and is nobody else's. Sending fails from then on,
     and reading may fail once (ECONNRESET) before it gives what the server had said.
     """
