@@ -1,5 +1,6 @@
 """What the interpreter asks of the runners, and what it refuses, on the microbatches of a real server."""
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -134,6 +135,17 @@ def test_a_phase_begins_with_another_module_also_behind_a_single_operation(fleet
     assert record.num_microbatches == 1
     phases = [chunk for chunk, _ in groupby(call if call == "phase" else call.chunk for call in calls[3:-3])]  # type: ignore[attr-defined]
     assert phases == [0, "phase", 1, "phase", 2, "phase", 1, "phase", 0]
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_microbatch_is_let_go_when_its_last_chunk_has_run_its_forward(fleet: Fleet, chunks: int) -> None:
+    case, batches = views(fleet, "llm", degrees=Degrees(1, 1, 2, 1, chunks=chunks))
+    made, calls, runners = interpreter(case, "llm")
+    held = [weakref.ref(batch.tensors["token_ids"]) for batch in batches]
+    runners[0].end_step = lambda: calls.append([tensor() is not None for tensor in held])  # type: ignore[method-assign]
+    given = len(batches)
+    assert made.run([Listed(batches.pop(0) for _ in range(given))]) is not None
+    assert calls[-chunks] == [True] + [False] * (given - 1)  # the first says whose step it is
 
 
 def test_a_target_knows_what_its_source_has_taken(fleet: Fleet) -> None:

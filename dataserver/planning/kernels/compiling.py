@@ -1,8 +1,10 @@
 """Makes the machine code of kernels, with numba. Import only where one has to be compiled."""
 
+import gc
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, Final
 
@@ -66,7 +68,25 @@ def _place(context: Any, builder: Any, signature: Any, given: Any) -> Any:
 _INTRINSICS: Final = {"high_word": _high_word, "load_word": _load_word, "store_word": _store_word}
 
 
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Look for no garbage meanwhile.
+
+    What numba has compiled and nobody refers to any more leaves llvmlite's set of modules when it is collected. LLVM
+    hands over an object file in a callback that looks for its module in that set: one that changes under it costs the
+    object file, since ctypes drops the error ("no compiled object yet").
+    """
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
 @global_compiler_lock  # type: ignore[untyped-decorator]
+@_nothing_collected()
 def machine_code(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
     """The object file of a kernel for arguments like these, behind a line of JSON that says how it is called.
 

@@ -57,6 +57,21 @@ def test_a_changed_callee_in_another_file_is_noticed(package: Path, tmp_path: Pa
     assert python(package, **cache).stdout == "[0, 0, 0, 0]\n"
 
 
+def test_nothing_is_collected_while_machine_code_is_made() -> None:
+    """Collected in the middle, what numba has dropped could cost the object file that LLVM is about to hand over."""
+    code = (
+        "import gc, sys; import numpy as np; from dataserver.planning.kernels.compiling import machine_code\n"
+        "def total(values): return values[0] + values[1]\n"
+        "def collecting(phase, about):\n"
+        "    frame = sys._getframe()\n"
+        "    while frame := frame.f_back: seen.add(frame.f_code.co_name)\n"
+        "seen = set(); gc.callbacks.append(collecting); gc.set_threshold(1)\n"
+        "print(len(machine_code(total, (np.arange(2),))) > 0, '__enter__' in seen, 'machine_code' in seen)\n"
+    )
+    done = python(ROOT, code)
+    assert done.stdout == "True True False\n"
+
+
 def test_a_place_that_cannot_be_written_is_named_and_the_work_goes_on(package: Path, tmp_path: Path) -> None:
     file = tmp_path / "a-file"
     file.touch()
