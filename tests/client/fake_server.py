@@ -112,6 +112,8 @@ class FakeServer(DataServiceServicer):
         self.reports: list[pb.StepTimes] = []
         self.sent: list[tuple[int, int]] = []
         self.registrations = 0
+        self.asked = 0
+        """How often it said what it is."""
         self.ended = threading.Semaphore(0)
         self._closing = threading.Event()
         self._server = grpc.server(futures.ThreadPoolExecutor(16), options=OPTIONS)
@@ -130,6 +132,7 @@ class FakeServer(DataServiceServicer):
         self.close()
 
     def GetServerInfo(self, request, context):  # noqa: ARG002, N802
+        self.asked += 1
         fields = {"order_versions": [1], "content_versions": [2], "plan_versions": [1], "content_digest": DIGEST}
         return pb.GetServerInfoResponse(**{"release": "fake", **fields, **self.answers.info})
 

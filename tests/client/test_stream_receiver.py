@@ -10,7 +10,7 @@ import zstandard
 from client.fake_server import pack
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import microbatch_pb2 as mb
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainclient.stream.buffers import BufferPool, Bytes
@@ -89,6 +89,8 @@ def test_chunks_are_found_as_protobuf_finds_them(content: bytes) -> None:
 
 @settings(max_examples=300)
 @given(st.binary(max_size=40))
+@example(b"\n")
+@example(b"\n\x80")
 def test_no_bytes_break_the_chunk_parser(message: bytes) -> None:
     try:
         content = chunk_content(message)

@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from shards import write_interleaved, write_texts
 
 from dataserver.dataset import Dataset, StaleIndexError, build_index
-from dataserver.dataset.columns import CORE_SCHEMA, IMAGE_TYPE, RANGES
+from dataserver.dataset.columns import CORE_SCHEMA, IMAGE_TYPE, RANGES, check_images
 from dataserver.dataset.descriptions import describe
 from dataserver.dataset.files import ShardFile, find_shards
 from dataserver.dataset.index import (
@@ -198,6 +199,13 @@ def contents(table: pa.Table) -> Iterator[pa.Table]:
             if wrong is None or wrong >= 0 or name not in ("orientation", "format"):
                 yield with_images(table, lambda i, n=name, w=wrong: {**i, n: w}, IMAGE_TYPE)
     yield with_images(table, lambda image: {**image, "width": 1 << 14, "height": 1 << 14}, IMAGE_TYPE)
+
+
+def test_the_image_that_is_too_large_is_the_one_that_is_named() -> None:
+    sides = np.array([300, 1 << 14])
+    fields = {name: np.full(2, least) for name, (least, _) in RANGES.items()} | {"width": sides, "height": sides}
+    with pytest.raises(ValueError, match=f"it gives an image {1 << 28} pixels"):
+        check_images(fields)
 
 
 @pytest.mark.parametrize("damages", [schemas, contents])

@@ -109,6 +109,16 @@ ITEMS = st.lists(
 )
 
 
+def test_rows_for_a_rank_that_does_not_exist_are_refused() -> None:
+    items: list[Item] = [(0, 0, RANKS, 0, 2, True)]
+    outlet, inlet = ends({}, 0)
+    inlet.begin_step([], lambda first: [view(items, slice(2, 4), (0, k)) for k in range(first, first + ROUND)])  # type: ignore[arg-type, misc]
+    first, last = (view(items, slice(0, 2), (0, k)) for k in range(ROUND))
+    outlet.send(first, made(items, (0, 0)))  # type: ignore[arg-type]
+    with pytest.raises(RoutingError, match=f"names rank {RANKS} of a module with {RANKS} ranks"):
+        outlet.send(last, made(items, (0, 1)))  # type: ignore[arg-type]
+
+
 @settings(max_examples=60, deadline=None)
 @given(items=ITEMS)
 def test_every_row_crosses_to_its_microbatch_and_its_gradient_comes_back(items: list[Item]) -> None:

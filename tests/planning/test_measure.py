@@ -97,6 +97,15 @@ def test_lengths_are_the_sums_over_all_samples(found: list[Found], changes: dict
     assert (again.tolist(), certain_again.tolist()) == (lengths[order].tolist(), certain[order].tolist())
 
 
+def test_many_shards_are_laid_out_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job({"generation": {"ratio": "0.3", "query_tokens": 64}}, generator=1)
+    shards = [columns(seed, kind, 90) for seed, kind in enumerate(KINDS)]
+    measure = join_measures([measure_rows(job.stream.sizing, shard, np.arange(90)) for shard in shards])
+    whole = axis_lengths(job.stream, measure)
+    monkeypatch.setattr("dataserver.planning.measure.BLOCK", 2)
+    assert [a.tolist() for a in axis_lengths(job.stream, measure)] == [a.tolist() for a in whole]
+
+
 @pytest.mark.parametrize("kind", ["pairs", "documents", "texts"])
 @pytest.mark.parametrize("ratio", ["0", "0.3", "1"])
 def test_ordinary_shards_are_certain(kind: str, ratio: str) -> None:
@@ -174,6 +183,10 @@ def one_more(lists: Lists) -> Lists:
     return Lists(lists.at, lists.values + np.arange(len(lists.values)))
 
 
+def second_as_first(lists: Lists) -> Lists:
+    return Lists(lists.at, np.where(np.arange(len(lists.values)) == 1, lists.values[0], lists.values))
+
+
 def one_less(lists: Lists) -> Lists:
     return Lists(np.minimum(lists.at, lists.at[-1] - 1), lists.values[:-1])
 
@@ -190,6 +203,7 @@ def one_less(lists: Lists) -> Lists:
         ("pair_images", one_less, "not counted"),
         ("pair_image_counts", lambda x: Lists(x.at, x.values - 1), "not counted|not as many"),
         ("pair_images", lambda x: Lists(x.at, x.values * 0), "not in order"),
+        ("pair_images", second_as_first, "not in order"),
         ("long_texts", one_less, "longest pairs"),
         ("long_images", one_less, "longest pairs"),
         ("long_others", one_less, "longest other samples"),

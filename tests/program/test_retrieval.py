@@ -38,13 +38,16 @@ def by_sorting(queries: Tensor, candidates: Tensor) -> list[float]:
 @pytest.mark.parametrize(("ranks", "cut"), [(1, 0), (3, 21), (4, 13)])
 def test_as_by_sorting(ranks: int, cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In small parts; without the samples that do not count, on either side."""
+    parts, split = list[int](), torch.split
     monkeypatch.setattr(module, "MAX_SCORES", 70)
+    monkeypatch.setattr(torch, "split", lambda given, size: parts.append(size) or split(given, size))
     torch.manual_seed(5)
     image = torch.randn(40, 6, dtype=torch.float64)
     text = image + torch.randn(40, 6, dtype=torch.float64)
     valid = torch.rand(40) > 0.3
     found = recall(Retrieval(TOWERS, None), counted((image, text), valid, ranks, cut))
     assert found is not None
+    assert max(parts) * int(valid.sum()) <= 70
     expected = [*by_sorting(image[valid], text[valid]), *by_sorting(text[valid], image[valid])]
     assert [*found.values()] == pytest.approx(expected)
     assert [*found] == [f"{way}_r{k}" for way in ("image_to_text", "text_to_image") for k in AMONG]

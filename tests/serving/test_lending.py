@@ -397,13 +397,13 @@ def test_without_lending_there_is_no_socket() -> None:
 
 def test_a_client_that_knows_the_protos_alone(photographs: Path) -> None:
     with running({"photos": photographs}) as server:
-        job = server.create(large_job(end={"steps": 2}))
+        job = server.create(large_job(end={"steps": 6}))
         sent = server.read(job.job_id, "vit", 0)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.connect(f"\0{server.stub.GetServerInfo(pb.GetServerInfoRequest()).memory_socket}")
         connection.send(TOKEN + struct.pack("@Q", 1 << 28))
         connection.setblocking(False)
-        client = Client(connection)
+        client, numbers = Client(connection), set()
         stream = server.stub.StreamMicrobatches(
             pb.StreamMicrobatchesRequest(job_id=job.job_id, module="vit", rank=0, memory_token=TOKEN), timeout=60
         )
@@ -413,6 +413,8 @@ def test_a_client_that_knows_the_protos_alone(photographs: Path) -> None:
             client.read()
             assert client.blocks[lent.number][: found.total_bytes].tobytes() == bytes(body)
             client.give_back(lent.number)
+            numbers.add(lent.number)
+        assert len(numbers) < len(sent.microbatches), "what was returned is used again"
         assert next(stream).end.reason == pb.EndOfStream.REASON_END_OF_JOB
 
 

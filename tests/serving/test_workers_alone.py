@@ -159,6 +159,7 @@ class Turn:
 
     def __init__(self) -> None:
         self.pauses: list[float] = []
+        self.told = 0
 
     def __enter__(self) -> Self:
         return self
@@ -167,7 +168,7 @@ class Turn:
         pass
 
     def notify_all(self) -> None:
-        pass
+        self.told += 1
 
     def wait_for(self, _: Callable[[], bool], seconds: float) -> None:
         self.pauses.append(seconds)
@@ -281,7 +282,9 @@ def test_the_end_reaches_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [p.signals for p in processes] == [[signal.SIGTERM]] * 2
     keeper._end_others()
     assert [p.signals for p in processes] == [[signal.SIGTERM]] * 2, "they are ending"
+    told = world.turn.told
     keeper.end()
+    assert world.turn.told == told + 1, "who pauses before a process is started again"
     assert [p.signals for p in processes] == [[signal.SIGTERM] * 2] * 2, "at once, the second time"
 
 

@@ -150,9 +150,9 @@ class VirtualClock:
         timed = together and TimedCollective(together, self, self._times.hop_ns)
         return replace(channels, ways=ways, together=timed)
 
-    def stamp(self, device: torch.device, delay_ns: int = 0) -> Tensor:
-        """The time in so many nanoseconds from now as uint8 [TIME_BYTES]."""
-        return torch.tensor([self.now_ns + delay_ns]).view(torch.uint8).to(device)
+    def stamp(self, device: torch.device) -> Tensor:
+        """The time as uint8 [TIME_BYTES]."""
+        return torch.tensor([self.now_ns]).view(torch.uint8).to(device)
 
     def meet(self, stamp: Tensor) -> None:
         """Go on at the time of a stamp, if it is not over."""

@@ -221,6 +221,7 @@ def test_traffic_at_its_limits() -> None:
     for traffic, low, high in (
         (half + one, 1, 2**60 + 1),
         (np.array([[2**60, 1], [0, 2**60]]), 0, 2**60),
+        (np.array([[2**60 + 1, 0], [0, 0]]), 0, 2**60 + 1),
         (one - 2, -1, -1),
     ):
         with pytest.raises(ValueError) as refusal:  # noqa: PT011

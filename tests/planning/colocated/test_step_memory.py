@@ -166,8 +166,10 @@ def assert_rounds_keep_little(job: Job, plan: StepPlan) -> None:
     assert all((r.source_microbatch // size == r.target_microbatch // size).all() for r in plan.routings)
 
 
-def test_a_step_that_all_ranks_together_cannot_keep_is_cut_into_the_fewest_rounds() -> None:
+@pytest.mark.parametrize("microbatch", [1, 2])
+def test_a_step_that_all_ranks_together_cannot_keep_is_cut_into_the_fewest_rounds(microbatch: int) -> None:
     data = colocated_data(vit={"memory": memory(256, 900)})
+    data["execution"]["microbatch"] = microbatch
     job, samples = parse_job(data), make_samples(parse_job(data), 64, 3, 2)
     total, together = int(samples.patches.sum()), 4 * 900
     plan = plan_step(job, 0, samples)

@@ -117,11 +117,12 @@ def test_what_cannot_be_passed_or_computed_is_an_error(compiled: Callable[..., A
 
 
 def test_shapes_alone_ask_for_no_other_code(compiled: Callable[..., Any]) -> None:
-    """An array of one row, or of none, is contiguous in every sense."""
+    """An array of one row, or of none, is contiguous in every sense; and whose memory it is does not matter."""
     loop = compiled(weigh)
     for rows in (4, 1, 0):
         values = np.arange(6 * rows).reshape(rows, 6)
-        loop(Table(values, np.ones(6, np.bool_), (0, 9)), np.zeros(6, np.uint64), 1, True, np.zeros_like(values))
+        for own in (values, values.copy()):
+            loop(Table(own, np.ones(6, np.bool_), (0, 9)), np.zeros(6, np.uint64), 1, True, np.zeros_like(values))
     assert len(loop._entries) == 1
 
 

@@ -21,6 +21,7 @@ from dataserver.planning.pipelined.placing import (
     placement_problem,
     with_parity,
 )
+from dataserver.planning.pipelined.placing.parity import _needs_images
 from dataserver.planning.placement import in_slots
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.planner import plan_step
@@ -235,3 +236,8 @@ def test_what_the_search_may_do_by_definition(seed: int, width: int) -> None:
         kinds = [before[rank][wave] for wave in order]
         assert not allowed or kinds == before[rank]
         assert allowed or (not shift and kinds != before[rank]) or len({*before[rank]}) == 2
+
+
+def test_fewer_sequences_with_images_than_ranks_share_one_wave() -> None:
+    held = np.array([[0, 0], [0, 1], [0, 0]])
+    assert _needs_images(held, 4).tolist() == [[False, False], [False, True], [False, False]]

@@ -19,7 +19,7 @@ from dataserver.planning.simulation import (
     stage_operations,
 )
 
-F, B, I, *_ = OperationKind  # noqa: E741
+F, B, I, _, UNSHARD, REDUCE = OperationKind  # noqa: E741
 Lists = list[list[Operation]]
 
 
@@ -82,6 +82,14 @@ def every_operation_once() -> None:
     timeline = simulate(line([[*FINE, *interactions, *back]], 2, 2, 2, NO_EDGES))
     assert timeline.start_ns.tolist() == [list(range(10))]
     assert timeline.cause.tolist()[0][:5] == [-1, 0, 1, 2, 3]
+
+
+def collectives_are_where_their_list_has_come_to() -> None:
+    """On every node one waits for the operation before it in its own list, numbered through all nodes."""
+    passes = [Operation(F, 0), Operation(F, 1), Operation(B, 0), Operation(B, 1)]
+    both = [[Operation(UNSHARD, 0), *passes, Operation(REDUCE, 0)] for _ in range(2)]
+    cause = simulate(line(both, 2)).cause
+    assert cause[:, [0, 5]].tolist() == [[-1, 4], [-1, 10]]
 
 
 BEFORE: list[Any] = [
@@ -169,6 +177,7 @@ def test_every_list_that_cannot_be_is_told_in_full() -> None:
         for case in cases:
             check(*case)
     every_operation_once()
+    collectives_are_where_their_list_has_come_to()
     nodes_that_wait()
 
 
