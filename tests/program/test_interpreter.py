@@ -125,8 +125,11 @@ class PhaseClock(Stopwatch):
         self.calls.append("phase")
 
 
-def test_a_phase_begins_with_another_module_also_behind_a_single_operation(fleet: Fleet) -> None:
-    job = fleet.job(Degrees(1, 1, 1, 1, colocated=True), global_batch=1, packing={"enabled": False})
+@pytest.mark.parametrize(("frozen", "last"), [((), [1, "phase", 0]), (("vit",), [1])], ids=["trained", "frozen"])
+def test_a_phase_begins_with_another_module_also_behind_a_single_operation(
+    fleet: Fleet, frozen: tuple[str, ...], last: list[object]
+) -> None:
+    job = fleet.job(Degrees(1, 1, 1, 1, colocated=True, frozen=frozen), global_batch=1, packing={"enabled": False})
     case = Case("interpreter", fleet.address, job.spec.model_dump(mode="json"))
     made, calls, _ = interpreter(case, "vit")
     made._clock = PhaseClock(calls)
@@ -134,7 +137,7 @@ def test_a_phase_begins_with_another_module_also_behind_a_single_operation(fleet
     assert record is not None
     assert record.num_microbatches == 1
     phases = [chunk for chunk, _ in groupby(call if call == "phase" else call.chunk for call in calls[3:-3])]  # type: ignore[attr-defined]
-    assert phases == [0, "phase", 1, "phase", 2, "phase", 1, "phase", 0]
+    assert phases == [0, "phase", 1, "phase", 2, "phase", *last]
 
 
 @pytest.mark.parametrize("chunks", [1, 2])

@@ -332,12 +332,16 @@ def test_a_draining_server_refuses_new_streams_and_ends_when_the_last_is_done(ph
         server.server.wait()
 
 
-def test_a_consumer_that_does_not_read_cannot_hold_a_drain_beyond_its_grace(photographs: Path) -> None:
+@pytest.mark.parametrize("cut", [False, True], ids=["beyond its grace", "that is cut"])
+def test_a_consumer_that_does_not_read_cannot_hold_a_drain(photographs: Path, cut: bool) -> None:
     with running({"photos": photographs}, FIXED_WINDOW) as server:
         job_id = server.create(large_job(end={"steps": 20})).job_id
         held = server.stream(job_id)
         next(held)
-        server.server.drain(0.2)
+        server.server.drain(3600.0 if cut else 0.2)
+        if cut:
+            server.server.cut()
+            assert server.server.streams.wait_until_idle(TIMEOUT_S)
         server.server.wait()
         with pytest.raises(grpc.RpcError) as caught:
             list(held)
