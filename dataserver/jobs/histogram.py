@@ -8,7 +8,7 @@ import numpy as np
 
 from dataserver.dataset import Dataset, compile_filter
 from dataserver.jobs.measuring import Rules, columns_of, kept_rows
-from dataserver.planning.gathering import row_sums
+from dataserver.planning.samples import row_sums
 from dataserver.planning.sizing import patch_grids
 
 TEXT_BITS: Final = 5

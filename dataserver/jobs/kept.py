@@ -16,8 +16,8 @@ from dataserver.planning.samples import ShardTable
 from dataserver.planning.slices import Slices
 
 KEPT_BYTES: Final = 768 << 20
-"""A third each for tables, windows and plans. A sample takes some 80 bytes in a table, and 100 in a window: the windows
-of 256 MiB are 2.5 million samples, or thirty times eight shards of 10,000."""
+"""A third each for tables, windows and plans. A sample of one image takes some 40 bytes in a table, and 40 in a window:
+the windows of 256 MiB are 6.7 million samples, or eighty times eight shards of 10,000."""
 CUTS_BYTES: Final = 8 << 20
 """Where windows are cut into slices, besides: some 20,000 windows, or a hundred of as many slices as there may be."""
 

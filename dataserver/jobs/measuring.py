@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -102,7 +103,17 @@ def _in_processes(num_shards: int, workers: int | None) -> bool:
 
 def kept_rows(shard: Shard, keep: Filter | None, quarantine: Quarantine | None) -> I64:
     """The rows of a shard that filter and quarantine leave. int64 [k]."""
+    if keep is None and quarantine is None:
+        return _all_rows(shard.num_samples)
     return np.flatnonzero(shard.keep(keep, quarantine))
+
+
+@lru_cache(maxsize=16)
+def _all_rows(count: int) -> I64:
+    """What shards of as many samples share, of which none is left out. int64 [count], read-only."""
+    rows = np.arange(count)
+    rows.setflags(write=False)
+    return rows
 
 
 def columns_of(shard: Shard, tokenizer_digest: str) -> ShardColumns:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from dataserver.planning.placement import Placement
 from dataserver.planning.plan import Arrangement, Routing
 from dataserver.planning.samples import I64, Bool, StepSamples, Task
 from dataserver.planning.sizing import MicrobatchTooLargeError
+
+if TYPE_CHECKING:  # kernels are imported where they are called
+    from dataserver.planning.kernels.placed import Placed
 
 TASK_OF: Mapping[ModuleKind, Task] = MappingProxyType(
     {ModuleKind.ENCODER: Task.UNDERSTANDING, ModuleKind.GENERATOR: Task.GENERATION}
@@ -41,16 +45,14 @@ def arrange_samples(module: ModuleSpec, samples: StepSamples, sequence: I64, pla
 def arrange_sequences(module: ModuleSpec, samples: StepSamples, rank: I64, microbatch: I64, slot: I64) -> Arrangement:
     """The backbone's arrangement, from the place of each sample's sequence, int64 [n]; in canonical order within it."""
     order = in_order_of(rank, microbatch, slot)
-    at = rank[order], microbatch[order]
-    return Arrangement(module.name, order, *at, slot[order], _rows_before(*at, samples.tokens[order]))
+    at = _in_places(order, rank, microbatch, samples.tokens)
+    return Arrangement(module.name, order, at.rank, at.microbatch, slot[order], at.start)
 
 
 def arrange_items(module: ModuleSpec, rows: I64, rank: I64, microbatch: I64) -> Arrangement:
     """A tower's arrangement, from rows, rank and microbatch of each item, int64 [k]; in canonical order within them."""
     order = in_order_of(rank, microbatch)
-    at = rank[order], microbatch[order]
-    slot = _rows_before(*at, np.ones_like(order))
-    return Arrangement(module.name, order, *at, slot, _rows_before(*at, rows[order]))
+    return Arrangement(module.name, order, *_in_places(order, rank, microbatch, rows))
 
 
 def in_order_of(*keys: I64) -> I64:
@@ -182,10 +184,10 @@ def _check_memory(module: ModuleSpec, sizes: I64, rank: I64, wave: I64) -> None:
         )
 
 
-def _rows_before(rank: I64, microbatch: I64, rows: I64) -> I64:
-    from dataserver.planning.kernels.placed import rows_before
+def _in_places(order: I64, rank: I64, microbatch: I64, rows: I64) -> "Placed":
+    from dataserver.planning.kernels.placed import in_places
 
-    return rows_before(rank, microbatch, rows)
+    return in_places(order, rank, microbatch, rows)
 
 
 def module_images(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> I64:
@@ -217,6 +219,9 @@ class BesideBackbone:
     """The k images that a module handles, in backbone order, and where the backbone has their rows. int64 [k] each."""
 
     image: I64
+    """Index into the step's images."""
+    item: I64
+    """Which of the module's images it is, in canonical order."""
     rank: I64
     microbatch: I64
     start: I64
@@ -257,13 +262,15 @@ def arrange_and_route(
         microbatch: int64 [k], and the microbatch; in a pipeline the backbone's.
     """
     order, start = in_order_of(rank, microbatch), np.empty_like(rank)
-    at = rank[order], microbatch[order]
-    start[order] = _rows_before(*at, beside.rows[order])
-    slot = _rows_before(*at, np.ones_like(order))
-    arrangement = Arrangement(module.name, beside.image[order], *at, slot, start[order])
+    at = _in_places(order, rank, microbatch, beside.rows)
+    start[order] = at.start
+    arrangement = Arrangement(module.name, beside.image[order], *at)
     ends = [(module.name, (microbatch, rank, start)), (backbone.module, (beside.microbatch, beside.rank, beside.start))]
     if module.kind is ModuleKind.GENERATOR:
         ends.reverse()
     (source, first), (target, then) = ends
     by_source = in_order_of(*first[:2])  # within them the images are in the order of their first rows already
-    return arrangement, Routing(source, target, *(a[by_source] for a in (*first, *then, beside.rows)))
+    moved = [a[by_source] for a in (*first, *then, beside.rows)]
+    if np.array_equal(moved[0], moved[3]):
+        moved[3] = moved[0]  # in a pipeline both are the wave, which is kept once
+    return arrangement, Routing(source, target, *moved)

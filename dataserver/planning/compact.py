@@ -1,6 +1,5 @@
 """A plan without what follows from it: from the places of a step's items, arrangements and routings are made again."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -11,7 +10,6 @@ from dataserver.planning.arranging import (
     arrange_items,
     arrange_sequences,
     images_beside,
-    module_images,
 )
 from dataserver.planning.balancing import bin_loads
 from dataserver.planning.expectation import item_sizes
@@ -38,7 +36,7 @@ class UnfitPlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where each of a module's k items is, in canonical order (`items_of`). int64 [k] each."""
+    """Where each of a module's k samples or images is, in canonical order. int64 [k] each."""
 
     rank: I64
     microbatch: I64
@@ -90,11 +88,8 @@ def expand(job: Job, step: int, samples: StepSamples, found: CompactPlan) -> Ste
     _check_count("sequence slots", found.sequences_per_microbatch, 0, max(execution.microbatch, len(samples)))
     _require(len(found.places) == len(execution.modules), f"it has places for {len(found.places)} modules")
     _check_schedules(job, found)
-    items = {module.name: items_of(job, module, samples) for module in execution.modules}
-    for module, places in zip(execution.modules, found.places, strict=True):
-        _check_places(job, module, places, len(items[module.name]), samples, found)
+    arrangements, routings = _arranged(job, samples, found)
     _check_groups(job, found)
-    arrangements, routings = _arranged(job, samples, items, found)
     arranged = ArrangedStep(
         samples=samples,
         num_microbatches=found.num_microbatches,
@@ -107,13 +102,6 @@ def expand(job: Job, step: int, samples: StepSamples, found: CompactPlan) -> Ste
     return replace(make_plan(job, step, arranged), candidates=found.candidates, decisions=found.decisions)
 
 
-def items_of(job: Job, module: ModuleSpec, samples: StepSamples) -> I64:
-    """The items that a module handles: ascending indices into the step's samples or images. int64 [k]."""
-    if module.handles_images:
-        return module_images(job.spec, module, samples)
-    return np.arange(len(samples) if module.holds_samples else len(samples.image_rows))
-
-
 def _places(module: ModuleSpec, arrangement: Arrangement) -> Places:
     order = np.argsort(arrangement.item)
     slot = arrangement.slot[order] if module.kind is ModuleKind.BACKBONE else NO_SLOTS
@@ -121,43 +109,46 @@ def _places(module: ModuleSpec, arrangement: Arrangement) -> Places:
 
 
 def _arranged(
-    job: Job, samples: StepSamples, items: Mapping[str, I64], found: CompactPlan
+    job: Job, samples: StepSamples, found: CompactPlan
 ) -> tuple[tuple[Arrangement, ...], tuple[Routing, ...]]:
-    """Arrangements in the order of the job's modules, and routings in the same order."""
+    """Arrangements in the order of the job's modules, and routings in the same order; raises UnfitPlanError."""
     execution, routings = job.spec.execution, list[Routing]()
     made = dict[str, Arrangement]()
     places = {m.name: p for m, p in zip(execution.modules, found.places, strict=True)}
     for module in execution.modules:
         here = places[module.name]
         if module.kind is ModuleKind.BACKBONE:
+            _check_places(module, here, len(samples), found)
+            _check_sequences(job, here, samples, found)
             made[module.name] = arrange_sequences(module, samples, here.rank, here.microbatch, here.slot)
         elif not module.handles_images:
-            made[module.name] = arrange_items(module, item_sizes(module, samples), here.rank, here.microbatch)
+            sizes = item_sizes(module, samples)
+            _check_places(module, here, len(sizes), found)
+            made[module.name] = arrange_items(module, sizes, here.rank, here.microbatch)
     for module in execution.modules:
         if module.handles_images:
             here, backbone = places[module.name], made[execution.backbone.name]
             beside = images_beside(job.spec, module, samples, backbone)
-            number = np.empty(len(samples.image_rows), np.int64)
-            number[items[module.name]] = np.arange(len(beside.image))
-            at = number[beside.image]
-            made[module.name], routing = arrange_and_route(module, backbone, beside, here.rank[at], here.microbatch[at])
+            _check_places(module, here, len(beside.item), found)
+            at = here.rank[beside.item], here.microbatch[beside.item]
+            made[module.name], routing = arrange_and_route(module, backbone, beside, *at)
             routings.append(routing)
     return tuple(made[m.name] for m in execution.modules), tuple(routings)
 
 
-def _check_places(
-    job: Job, module: ModuleSpec, places: Places, count: int, samples: StepSamples, found: CompactPlan
-) -> None:
+def _check_places(module: ModuleSpec, places: Places, count: int, found: CompactPlan) -> None:
     name = f"of module {module.name}"
     _require(
         len(places.rank) == len(places.microbatch) == count, f"it places {len(places.rank)} items {name}, not {count}"
     )
     _check_range(f"ranks {name}", places.rank, module.dp)
     _check_range(f"microbatches {name}", places.microbatch, found.num_microbatches)
-    if module.kind is not ModuleKind.BACKBONE:
-        return
-    _require(len(places.slot) == count, f"it has {len(places.slot)} slots {name}, not {count}")
-    _check_range(f"slots {name}", places.slot, found.sequences_per_microbatch)
+
+
+def _check_sequences(job: Job, places: Places, samples: StepSamples, found: CompactPlan) -> None:
+    """Check where the backbone has its sequences, ranks and microbatches being in range."""
+    _require(len(places.slot) == len(samples), f"it has {len(places.slot)} slots of samples, not {len(samples)}")
+    _check_range("slots of samples", places.slot, found.sequences_per_microbatch)
     sequence = (places.rank * found.num_microbatches + places.microbatch) * found.sequences_per_microbatch + places.slot
     longest = int(bin_loads(samples.tokens, sequence, int(sequence.max(initial=-1)) + 1).max(initial=0))
     _require(longest <= job.stream.seq_len, f"a sequence has {longest} tokens, and seq_len is {job.stream.seq_len}")

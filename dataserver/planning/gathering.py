@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dataserver.planning.jobspec import SINGLE_STEP, PlanLimits, Stream
 from dataserver.planning.order import Span, StreamOrder
 from dataserver.planning.pacing import pace
-from dataserver.planning.samples import I32, I64, U64, ShardTable, StepSamples, ranges
+from dataserver.planning.samples import I32, I64, U64, SampleSizes, ShardTable, StepSamples, ranges, row_sums
 from dataserver.planning.sizing import MicrobatchTooLargeError, concatenate, shard_table, size_samples
 
 
@@ -43,7 +43,8 @@ def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> Sh
         SampleTooLargeError: a sample's images alone exceed `seq_len`.
     """
     counts = np.diff(columns.image_offsets)[row]
-    images = ranges(columns.image_offsets[row], counts)
+    all_rows = len(row) == len(columns.image_offsets) - 1
+    images = slice(None) if all_rows else ranges(columns.image_offsets[row], counts)
     return shard_table(
         stream,
         row,
@@ -63,28 +64,26 @@ class Window:
     """uint64 [n]: shard << ROW_BITS | row."""
     first: I64
     """int64 [n]: first unit of each sample, from the start of the pass."""
-    table: ShardTable
+    sizes: SampleSizes
     """Of the samples, in that order."""
 
-    def part(self, span: Span) -> tuple[U64, ShardTable]:
-        """The samples that begin in a span, uint64 [k], and their table."""
+    def part(self, span: Span) -> tuple[U64, SampleSizes]:
+        """The samples that begin in a span, uint64 [k], and their sizes."""
         begin, end = np.searchsorted(self.first, (span.first, span.last)).tolist()
-        offsets = self.table.image_offsets[begin : end + 1]
+        offsets = self.sizes.image_offsets[begin : end + 1]
         images = slice(int(offsets[0]), int(offsets[-1]))
-        return self.sample[begin:end], ShardTable(
-            row=self.table.row[begin:end],
-            text_tokens=self.table.text_tokens[begin:end],
+        return self.sample[begin:end], SampleSizes(
+            text_tokens=self.sizes.text_tokens[begin:end],
             image_offsets=offsets - offsets[0],
-            image_rows=self.table.image_rows[images],
-            image_columns=self.table.image_columns[images],
-            nominal=self.table.nominal[begin:end],
+            image_rows=self.sizes.image_rows[images],
+            image_columns=self.sizes.image_columns[images],
         )
 
 
 def gather_window(order: StreamOrder, span: Span, tables: Sequence[ShardTable]) -> Window:
     """The window in which a span lies, from the tables of its shards."""
     sample, first, at = order.window(span, tables)
-    return Window(sample, first, pick_rows(tables, at))
+    return Window(sample, first, pick_sizes(tables, at))
 
 
 def gather_step(
@@ -113,24 +112,23 @@ def gather_step(
     return concatenate(parts)
 
 
-def pick_rows(tables: Sequence[ShardTable], at: I64) -> ShardTable:
-    """Rows of several tables in a given order: int64 [k], where each is in the tables, one after the other."""
-    bases = np.cumsum([0, *(len(t.image_rows) for t in tables)])
-    firsts = np.concatenate([t.image_offsets[:-1] + b for t, b in zip(tables, bases, strict=False)])[at]
-    counts = np.concatenate([np.diff(t.image_offsets) for t in tables])[at]
-    images = ranges(firsts, counts)
-    return ShardTable(
-        row=np.concatenate([t.row for t in tables])[at],
-        text_tokens=np.concatenate([t.text_tokens for t in tables])[at],
-        image_offsets=np.concatenate([[0], np.cumsum(counts)]),
-        image_rows=np.concatenate([t.image_rows for t in tables])[images],
-        image_columns=np.concatenate([t.image_columns for t in tables])[images],
-        nominal=np.concatenate([t.nominal for t in tables])[at],
-    )
+def pick_sizes(tables: Sequence[SampleSizes], at: I64) -> SampleSizes:
+    """The sizes of samples of several tables in a given order: int64 [k], where each is in all of them, one by one."""
+    from dataserver.planning.kernels.gathered import Sizes, picked
+
+    return SampleSizes(*picked(Sizes(*map(np.concatenate, _columns(tables))), at))
 
 
-def row_sums(values: NDArray[Any], offsets: I64) -> I64:
-    """Sums of integers over rows: row r has the values from offsets[r] to before offsets[r + 1]. int64 [rows]."""
-    sums = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-    totals: I64 = sums[offsets[1:]] - sums[offsets[:-1]]
-    return totals
+def pick_rows(table: ShardTable, at: I64) -> ShardTable:
+    """Some samples of a table, int64 [k]."""
+    sizes = pick_sizes([table], at)
+    images = sizes.image_offsets, sizes.image_rows, sizes.image_columns
+    return ShardTable(sizes.text_tokens, *images, table.row[at], table.nominal[at])
+
+
+def _columns(tables: Sequence[SampleSizes]) -> tuple[list[NDArray[Any]], ...]:
+    """The columns of several tables, with offsets as those of one table."""
+    before = np.cumsum([0, *(len(t.image_rows) for t in tables)])
+    offsets = [t.image_offsets[:-1] + b for t, b in zip(tables, before[:-1], strict=True)]
+    rows, columns = [t.image_rows for t in tables], [t.image_columns for t in tables]
+    return [t.text_tokens for t in tables], [*offsets, before[-1:]], rows, columns

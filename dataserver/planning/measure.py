@@ -17,9 +17,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.gathering import ShardColumns, row_sums
+from dataserver.planning.gathering import ShardColumns
 from dataserver.planning.jobspec import Sizing, Stream
-from dataserver.planning.samples import I64, Bool, ranges
+from dataserver.planning.samples import I64, Bool, ranges, row_sums
 from dataserver.planning.sizing import (
     GENERATION_EXTRA,
     IMAGE_EXTRA,

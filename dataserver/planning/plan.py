@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from dataserver.planning.identity import Job
-from dataserver.planning.samples import I64, StepSamples, Task
+from dataserver.planning.samples import I64, StepSamples, Task, row_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ def make_plan(job: Job, step: int, arranged: ArrangedStep) -> StepPlan:
         job_id=job.job_id,
         stream_id=job.stream_id,
         step=step,
-        text_tokens=int((samples.text_tokens[understood] + 1).sum()),
-        target_patches=int(samples.patches[np.repeat(generated, np.diff(samples.image_offsets))].sum()),
+        text_tokens=int((samples.text_tokens + 1) @ understood),
+        target_patches=int(row_sums(samples.patches, samples.image_offsets) @ generated),
         hash=plan_hash(job.job_id, step, arranged),
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,12 @@ def ranges(starts: I64, counts: I64) -> I64:
     return found
 
 
+def row_sums(values: NDArray[Any], offsets: I64) -> I64:
+    """Sums of integers over rows: row r has the values from offsets[r] to before offsets[r + 1]. int64 [rows]."""
+    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)])
+    return np.diff(sums[offsets])
+
+
 class Task(IntEnum):
     """What a sample trains; the numbers are those of the proto."""
 
@@ -30,11 +37,9 @@ class Task(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ShardTable:
-    """The n samples of one shard that filter and quarantine leave, with their m images, in row order."""
+class SampleSizes:
+    """The sizes of n samples with their m images."""
 
-    row: I64
-    """int64 [n]: row of the shard's index."""
     text_tokens: I64
     """int64 [n]: tokens of all texts of the sample, before truncation."""
     image_offsets: I64
@@ -43,6 +48,17 @@ class ShardTable:
     """int32 [m]: rows of the image's patch grid."""
     image_columns: I32
     """int32 [m]: columns of the image's patch grid."""
+
+    def __len__(self) -> int:
+        return len(self.text_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTable(SampleSizes):
+    """The samples of one shard that filter and quarantine leave, in row order."""
+
+    row: I64
+    """int64 [n]: row of the shard's index."""
     nominal: I64
     """int64 [n]: nominal tokens, the sample's length on the dataset's axis (`sizing.nominal_tokens`)."""
 

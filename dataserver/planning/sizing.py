@@ -15,7 +15,7 @@ import numpy as np
 
 from dataserver.planning.jobspec import Sizing, Stream
 from dataserver.planning.randomness import Operator, dataset_key, draw
-from dataserver.planning.samples import I32, I64, U64, Bool, ShardTable, StepSamples, Task
+from dataserver.planning.samples import I32, I64, U64, Bool, SampleSizes, ShardTable, StepSamples, Task, row_sums
 
 UNDERSTANDING_EXTRA = 2
 """BOS and EOS."""
@@ -91,9 +91,9 @@ def shard_table(
         SampleTooLargeError: a sample's images alone exceed `seq_len`.
     """
     rows, columns = patch_grids(widths, heights, stream.sizing)
-    table = ShardTable(row, text_tokens, image_offsets, rows, columns, nominal=np.zeros(len(row), np.int64))
-    fixed = _fixed_tokens(stream, table)
-    too_large = np.flatnonzero(may_be_understood(stream, table) & (fixed > stream.seq_len))
+    sizes = SampleSizes(text_tokens, image_offsets, rows, columns)
+    fixed = _fixed_tokens(stream, sizes)
+    too_large = np.flatnonzero(may_be_understood(stream, sizes) & (fixed > stream.seq_len))
     if len(too_large):
         worst = too_large[np.argmax(fixed[too_large])]
         raise SampleTooLargeError(
@@ -103,8 +103,8 @@ def shard_table(
         )
     understood = np.minimum(fixed + text_tokens, stream.seq_len)
     generated = np.minimum(text_tokens + GENERATION_EXTRA + stream.generation.query_tokens, stream.seq_len)
-    nominal = np.where(is_pair(table), mixed_tokens(generation_share(stream), understood, generated), understood)
-    return ShardTable(row, text_tokens, image_offsets, rows, columns, nominal)
+    nominal = np.where(is_pair(sizes), mixed_tokens(generation_share(stream), understood, generated), understood)
+    return ShardTable(text_tokens, image_offsets, rows, columns, row, nominal)
 
 
 def generation_share(stream: Stream) -> Fraction:
@@ -118,17 +118,15 @@ def mixed_tokens(share: Fraction, understood: I64, generated: I64) -> I64:
     return mixed
 
 
-def _fixed_tokens(stream: Stream, table: ShardTable) -> I64:
+def _fixed_tokens(stream: Stream, table: SampleSizes) -> I64:
     """Tokens of each sample that are not text, when it is understood or of a contrastive stream."""
     if stream.contrastive_batch is not None:
-        return np.full(len(table.row), UNDERSTANDING_EXTRA, np.int64)
+        return np.full(len(table), UNDERSTANDING_EXTRA, np.int64)
     per_image = table.image_rows.astype(np.int64) * table.image_columns // stream.sizing.merge**2 + IMAGE_EXTRA
-    sums = np.concatenate([[0], np.cumsum(per_image)])
-    fixed: I64 = sums[table.image_offsets[1:]] - sums[table.image_offsets[:-1]] + UNDERSTANDING_EXTRA
-    return fixed
+    return row_sums(per_image, table.image_offsets) + UNDERSTANDING_EXTRA
 
 
-def is_pair(table: ShardTable) -> Bool:
+def is_pair(table: SampleSizes) -> Bool:
     """Samples of exactly one image and some text, which alone may be generated. bool [n]."""
     pairs: Bool = (np.diff(table.image_offsets) == 1) & (table.text_tokens > 0)
     return pairs
@@ -140,21 +138,21 @@ def pair_tasks(stream: Stream) -> tuple[bool, bool]:
     return ratio < 1, ratio > 0
 
 
-def may_be_understood(stream: Stream, table: ShardTable) -> Bool:
+def may_be_understood(stream: Stream, table: SampleSizes) -> Bool:
     """Samples whose images the backbone may have to see. bool [n]."""
     if pair_tasks(stream)[0]:
-        return np.ones(len(table.row), np.bool_)
+        return np.ones(len(table), np.bool_)
     return ~is_pair(table)
 
 
-def may_be_generated(stream: Stream, table: ShardTable) -> Bool:
+def may_be_generated(stream: Stream, table: SampleSizes) -> Bool:
     """Samples whose image a generator may have to learn. bool [n]."""
     if pair_tasks(stream)[1]:
         return is_pair(table)
-    return np.zeros(len(table.row), np.bool_)
+    return np.zeros(len(table), np.bool_)
 
 
-def most_tokens(stream: Stream, table: ShardTable) -> I64:
+def most_tokens(stream: Stream, table: SampleSizes) -> I64:
     """Backbone tokens of each sample after truncation, in the longest of the tasks that it may have. int64 [n]."""
     understood = np.where(may_be_understood(stream, table), _fixed_tokens(stream, table), 0)
     asked = np.where(may_be_generated(stream, table), GENERATION_EXTRA + stream.generation.query_tokens, 0)
@@ -172,19 +170,17 @@ def draw_tasks(stream: Stream, dataset: int, pass_: int, sample: U64, pairs: Boo
     threshold = int(Fraction(stream.generation.ratio) * 2**64)
     words = draw(stream.seed, Operator.TASK, dataset_key(stream.datasets[dataset].name), pass_, sample)
     below = np.ones(len(sample), np.bool_) if threshold >= 2**64 else words < np.uint64(threshold)
-    return np.where(pairs & below, Task.GENERATION, Task.UNDERSTANDING).astype(np.int32)
+    return np.where(pairs & below, np.int32(Task.GENERATION), np.int32(Task.UNDERSTANDING))
 
 
-def size_samples(stream: Stream, dataset: int, pass_: int, sample: U64, table: ShardTable) -> StepSamples:
+def size_samples(stream: Stream, dataset: int, pass_: int, sample: U64, table: SampleSizes) -> StepSamples:
     """The samples of one pass over a dataset, a position in the job's list, with their tasks and truncated sizes.
 
     Their numbers are uint64 [n], the table has their sizes in the same order.
     """
     task = draw_tasks(stream, dataset, pass_, sample, is_pair(table))
     generated = task == Task.GENERATION
-    fixed = np.where(generated, GENERATION_EXTRA + stream.generation.query_tokens, _fixed_tokens(stream, table)).astype(
-        np.int64
-    )
+    fixed = np.where(generated, GENERATION_EXTRA + stream.generation.query_tokens, _fixed_tokens(stream, table))
     kept = np.minimum(table.text_tokens, stream.seq_len - fixed)
     n = len(sample)
     return StepSamples(

@@ -76,7 +76,7 @@ def gather_slice(order: StreamOrder, span: Span, table: Table, slices: Slices, n
         found = table(shard)
         at = _leading(order, span, shard, found)
         position = np.flatnonzero((at >= begin) & (at < end))
-        parts.append(pick_rows([found], position))
+        parts.append(pick_rows(found, position))
     return gather_window(order, replace(span, window_start=int(slices.first[number])), parts)
 
 

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dataserver.planning.gathering import pick_rows
 from dataserver.planning.identity import parse_job
 from dataserver.planning.jobspec import SPECIAL_TOKENS
 from dataserver.planning.planner import plan_step
@@ -61,5 +62,5 @@ def _plan(backbone: dict[str, Any], layout: dict[str, Any] | None = None) -> Non
     )
     row = np.arange(24, dtype=np.int64)
     side = (28 * (1 + row % 5)).astype(np.int32)
-    table = shard_table(job.stream, row, 8 + row, np.arange(25, dtype=np.int64), side, side)
+    table = pick_rows(shard_table(job.stream, row, 8 + row, np.arange(25, dtype=np.int64), side, side), row)
     plan_step(job, 0, size_samples(job.stream, 0, 0, row.astype(np.uint64), table))

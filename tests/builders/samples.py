@@ -7,7 +7,7 @@ import numpy as np
 from dataserver.planning.gathering import Window, gather_window
 from dataserver.planning.identity import Job
 from dataserver.planning.order import Span, StreamOrder, units_of
-from dataserver.planning.samples import I64, ROW_BITS, U64, Bool, ShardTable, StepSamples, Task
+from dataserver.planning.samples import I64, ROW_BITS, U64, Bool, SampleSizes, ShardTable, StepSamples, Task
 from dataserver.planning.sizing import concatenate, shard_table, size_samples
 
 
@@ -101,19 +101,17 @@ class SyntheticDatasets:
         return concatenate(parts)
 
 
-def pick(tables: Sequence[ShardTable], at: I64) -> ShardTable:
-    """Rows of several tables, by where they are in all of them, one by one."""
+def pick(tables: Sequence[ShardTable], at: I64) -> SampleSizes:
+    """Sizes of samples of several tables, by where they are in all of them, one by one."""
     every = [(t, p) for t, table in enumerate(tables) for p in range(len(table.row))]
     rows = [every[i] for i in at.tolist()]
     images = [(t, i) for t, p in rows for i in range(tables[t].image_offsets[p], tables[t].image_offsets[p + 1])]
     counts = [int(np.diff(tables[t].image_offsets)[p]) for t, p in rows]
-    return ShardTable(
-        row=np.array([tables[t].row[p] for t, p in rows], np.int64),
+    return SampleSizes(
         text_tokens=np.array([tables[t].text_tokens[p] for t, p in rows], np.int64),
         image_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         image_rows=np.array([tables[t].image_rows[i] for t, i in images], np.int32),
         image_columns=np.array([tables[t].image_columns[i] for t, i in images], np.int32),
-        nominal=np.array([tables[t].nominal[p] for t, p in rows], np.int64),
     )
 
 

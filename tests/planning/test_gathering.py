@@ -9,7 +9,7 @@ import pytest
 from builders.jobs import TWO_DATASETS, make_job
 from builders.samples import SyntheticDatasets, make_table, pick
 
-from dataserver.planning.gathering import ShardColumns, Window, gather_step, pick_rows, size_rows
+from dataserver.planning.gathering import ShardColumns, Window, gather_step, pick_sizes, size_rows
 from dataserver.planning.jobspec import PLAN_LIMITS, SINGLE_STEP
 from dataserver.planning.order import Span
 from dataserver.planning.samples import ShardTable
@@ -25,12 +25,12 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_of_several_tables(seed: int) -> None:
+def test_samples_of_several_tables(seed: int) -> None:
     rng, job = np.random.default_rng(seed), make_job(stream={"seq_len": 4096})
     tables = [make_table(job, rng, int(rng.integers(0, 9)), max_images=3) for _ in range(4)]
     count = sum(len(table.row) for table in tables)
     at = rng.integers(0, max(1, count), int(rng.integers(0, 30)) if count else 0)
-    assert_same(pick_rows(tables, at), pick(tables, at))
+    assert_same(pick_sizes(tables, at), pick(tables, at))
 
 
 def test_a_step_is_gathered_from_the_shards_that_it_needs() -> None:

@@ -19,11 +19,29 @@ def order_of_places(place: I64) -> I64:
     return order
 
 
-def rows_before(rank: I64, microbatch: I64, rows: I64) -> I64:
-    """Sum of the rows before each item among those of its rank's microbatch, which stand together. int64 [k]."""
-    before = np.empty_like(rows)
-    _rows_before(rank, microbatch, rows, before)
-    return before
+class Placed(NamedTuple):
+    """k items, sorted by rank and microbatch. int64 [k] each."""
+
+    rank: I64
+    microbatch: I64
+    position: I64
+    """Items before it in its microbatch."""
+    start: I64
+    """Rows before it there."""
+
+
+def in_places(order: I64, rank: I64, microbatch: I64, rows: I64) -> Placed:
+    """Items in an order by rank and microbatch, with their places there.
+
+    Args:
+        order: int64 [k], the item that comes first, and so on.
+        rank: int64 [k], of each item; so are the others.
+        microbatch: its own.
+        rows: that it takes.
+    """
+    found = Placed(*(np.empty_like(order) for _ in Placed._fields))
+    _in_places(order, rank, microbatch, rows, found)
+    return found
 
 
 class Beside(NamedTuple):
@@ -43,7 +61,7 @@ class Beside(NamedTuple):
     """int32 [m]."""
 
 
-def images_of(beside: Beside, merged: int, given: int) -> tuple[I64, I64, I64, I64, I64]:
+def images_of(beside: Beside, merged: int, given: int) -> tuple[I64, ...]:
     """The images of some samples in the backbone's order; see `arranging.images_beside`.
 
     Args:
@@ -52,13 +70,14 @@ def images_of(beside: Beside, merged: int, given: int) -> tuple[I64, I64, I64, I
         given: rows of every image; negative where they follow from its patches.
 
     Returns:
-        int64 [k] each: image, rank, microbatch, first row in the backbone's microbatch, and rows.
+        int64 [k] each, in the order of `arranging.BesideBackbone`.
     """
-    counts = np.diff(beside.offsets)
-    found = np.empty((5, int(counts[beside.mine].sum())), np.int64)
-    _images_of(beside, merged, given, found)
-    image, rank, microbatch, start, rows = found
-    return image, rank, microbatch, start, rows
+    number = np.empty(len(beside.mine), np.int64)
+    count = _numbered(beside.offsets, beside.mine, number)
+    found = np.empty((6, count), np.int64)
+    with_images = np.flatnonzero(beside.of_kind[beside.item])
+    _images_of(beside, with_images, number, merged, given, found)
+    return tuple(found)
 
 
 @kernel
@@ -74,32 +93,45 @@ def _order(place: I64, following: I64, order: I64) -> None:
 
 
 @kernel
-def _rows_before(rank: I64, microbatch: I64, rows: I64, before: I64) -> None:
-    so_far = 0
-    for i in range(len(rows)):
-        if i > 0 and (rank[i] != rank[i - 1] or microbatch[i] != microbatch[i - 1]):
-            so_far = 0
-        before[i] = so_far
-        so_far += rows[i]
+def _in_places(order: I64, rank: I64, microbatch: I64, rows: I64, found: Placed) -> None:
+    """Fill in `found`."""
+    position = start = 0
+    for i in range(len(order)):
+        item = order[i]
+        found.rank[i], found.microbatch[i] = rank[item], microbatch[item]
+        if i > 0 and (found.rank[i] != found.rank[i - 1] or found.microbatch[i] != found.microbatch[i - 1]):
+            position = start = 0
+        found.position[i], found.start[i] = position, start
+        position += 1
+        start += rows[item]
 
 
 @kernel
-def _images_of(beside: Beside, merged: int, given: int, found: I64) -> None:
-    """Fill in `found`."""
+def _numbered(offsets: I64, mine: Bool, number: I64) -> int:
+    """Fill in how many images of the samples that are `mine` stand before each sample. Returns how many there are."""
+    count = 0
+    for sample in range(len(mine)):
+        number[sample] = count
+        count += mine[sample] * (offsets[sample + 1] - offsets[sample])  # a branch would be taken at random
+    return count
+
+
+@kernel
+def _images_of(beside: Beside, with_images: I64, number: I64, merged: int, given: int, found: I64) -> None:
+    """Fill in `found`, int64 [6, k]."""
     item, rank, microbatch = beside.item, beside.rank, beside.microbatch
-    count = so_far = 0
-    for i in range(len(item)):
-        if i > 0 and (rank[i] != rank[i - 1] or microbatch[i] != microbatch[i - 1]):
+    count = so_far = before = 0
+    for i in with_images:
+        if rank[i] != rank[before] or microbatch[i] != microbatch[before]:
             so_far = 0
-        sample = item[i]
-        if not beside.of_kind[sample]:
-            continue
+        before, sample = i, item[i]
         for image in range(beside.offsets[sample], beside.offsets[sample + 1]):
             rows = given
             if given < 0:
                 rows = beside.image_rows[image] * beside.image_columns[image] // merged
             if beside.mine[sample]:
-                found[0, count], found[1, count], found[2, count] = image, rank[i], microbatch[i]
-                found[3, count], found[4, count] = so_far, rows
+                found[0, count], found[1, count] = image, number[sample] + image - beside.offsets[sample]
+                found[2, count], found[3, count] = rank[i], microbatch[i]
+                found[4, count], found[5, count] = so_far, rows
                 count += 1
             so_far += rows

@@ -88,11 +88,11 @@ def test_an_accepted_job_can_be_planned_and_advice_suffices(
 def make_part(table: ShardTable, rows: I64) -> ShardTable:
     """Some pairs of a table, as a shard of their own."""
     return ShardTable(
-        table.row[rows],
         table.text_tokens[rows],
         np.arange(len(rows) + 1),
         table.image_rows[rows],
         table.image_columns[rows],
+        table.row[rows],
         table.nominal[rows],
     )
 

@@ -20,16 +20,19 @@ def test_the_order_is_stable_and_by_place(module: Any, count: int, places: int) 
 
 @pytest.mark.parametrize("module", [placed, interpreted("placed")])
 @pytest.mark.parametrize("count", [0, 1, 60])
-def test_rows_before_begin_anew_with_each_rank_and_each_microbatch(module: Any, count: int) -> None:
+def test_places_begin_anew_with_each_rank_and_each_microbatch(module: Any, count: int) -> None:
     rng = np.random.default_rng(count)
-    at = np.array(sorted(zip(rng.integers(0, 3, count), rng.integers(0, 4, count), strict=True)), np.int64)
-    rank, microbatch = at.reshape(-1, 2).T.copy()
-    rows = rng.integers(0, 5, count)
-    found = module.rows_before(rank, microbatch, rows)
-    for i in range(count):
-        same = (rank[:i] == rank[i]) & (microbatch[:i] == microbatch[i])
-        assert found[i] == rows[:i][same].sum()
-    assert len(found) == count
+    rank, microbatch, rows = (rng.integers(0, most, count) for most in (3, 4, 5))
+    order = np.lexsort((microbatch, rank))
+    found = module.in_places(order, rank, microbatch, rows)
+    assert all(array.dtype == np.int64 for array in found)
+    expected, before = [], dict[tuple[int, int], list[int]]()
+    for item in order.tolist():
+        at = int(rank[item]), int(microbatch[item])
+        here = before.setdefault(at, [])
+        expected.append((*at, len(here), sum(here)))
+        here.append(int(rows[item]))
+    assert list(zip(*(array.tolist() for array in found), strict=True)) == expected
 
 
 @pytest.mark.parametrize("module", [placed, interpreted("placed")])
@@ -44,11 +47,12 @@ def test_images_come_in_the_backbones_order_behind_those_of_other_modules(module
     of_kind = rng.random(count) < 0.7
     mine = of_kind & (rng.random(count) < 0.6)
     expected, so_far = [], dict[tuple[int, int], int]()
+    ours = np.flatnonzero(np.repeat(mine, counts)).tolist()
     for r, m, sample in at:
         for image in range(offsets[sample], offsets[sample + 1]) if of_kind[sample] else ():
             taken = given if given >= 0 else int(rows[image]) * int(columns[image]) // 4
             if mine[sample]:
-                expected.append((image, r, m, so_far.get((r, m), 0), taken))
+                expected.append((image, ours.index(image), r, m, so_far.get((r, m), 0), taken))
             so_far[r, m] = so_far.get((r, m), 0) + taken
     beside = module.Beside(item, rank, microbatch, offsets, of_kind, mine, rows, columns)
     found = module.images_of(beside, 4, given)
