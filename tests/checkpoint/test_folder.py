@@ -14,6 +14,7 @@ from trainclient.checkpoint.folder import (
     STATE_VERSION,
     CheckpointError,
     Checkpoints,
+    SaveError,
     TrainerState,
     complete_checkpoints,
     read_state,
@@ -105,6 +106,17 @@ def test_damaged_files_are_named(checkpoints: Checkpoints, kind: str, damage: st
     with pytest.raises(CheckpointError, match=rf"the checkpoint {path} cannot be read \(") as caught:
         checkpoints.load(path, tensors(0))
     assert "Traceback" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_written_to_is_known_before_the_first_checkpoint(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    assert checkpoints.latest() is None
+    file = tmp_path / "file"
+    file.touch()
+    for folder, reason in ((file, "File exists"), (file / "checkpoints", "Not a directory")):
+        with pytest.raises(SaveError, match=rf"no checkpoint can be written to {folder} \(rank 0: {reason}: .*check"):
+            Checkpoints(folder, keep=2, group=dist.group.WORLD).latest()
 
 
 def test_incomplete_ones_are_passed_over_and_swept(checkpoints: Checkpoints, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ in the whole model, and `trainer.json`. It is written under another name and ren
 named `step-N` is always whole, whenever the processes are killed.
 """
 
+import errno
 import json
 import os
 import re
@@ -175,7 +176,9 @@ class Checkpoints:
 
         Raises:
             CheckpointError: this process does not see the folder that the first one sees.
+            SaveError: it cannot be written to; better known now than at the first checkpoint.
         """
+        self._led(f"no checkpoint can be written to {self._directory}", lambda: make_folder(self._directory))
         found = complete_checkpoints(self._directory) if self._leads else []
         step = torch.tensor([_step_of(found[-1]) if found else -1])
         dist.broadcast(step, group_src=0, group=self._group)
@@ -206,6 +209,13 @@ class Checkpoints:
                 )
         with explained(f"the checkpoint {path} cannot be read"):
             load(tensors, checkpoint_id=path, process_group=self._group)
+
+
+def make_folder(directory: Path) -> None:
+    """Make the folder of checkpoints, if it is not there; OSError if it can be neither made nor written to."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:

@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import Store
 from trainclient.exchange.transport import PeerLostError
 from trainclient.stream.errors import ClientError
 from trainclient.training import stopped
+from trainclient.training.frames import is_ours, is_users
 
 BEAT_S = 1.0
 SILENT_S = 5.0
@@ -37,7 +38,7 @@ MAX_LINE = 1 << 14
 MAX_DOING = 200
 """Characters of what a process does."""
 MAX_FRAMES = 2
-"""Of our own functions, the innermost ones, of which a message says where a process was."""
+"""Of functions that are ours or the user's, the innermost ones, of which a message says where a process was."""
 MAX_NAMED = 64
 """Processes whose last operation a message tells."""
 ADDRESS_KEY = "disttrain/control"
@@ -318,7 +319,7 @@ class Control:
 
 
 def _places(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """The innermost places in our own code, of frames from the inside out."""
-    found = ((Path(frame.f_code.co_filename), frame.f_code.co_name, line) for frame, line in frames)
-    own = (f"{path.name}:{line} {name}" for path, name, line in found if "trainclient" in path.parts)
-    return " < ".join(islice(own, MAX_FRAMES))
+    """The innermost places in our own code and the user's, of frames from the inside out."""
+    own = (f for f in frames if is_ours(f[0].f_code.co_filename) or is_users(f[0].f_code.co_filename))
+    named = (f"{Path(frame.f_code.co_filename).name}:{line} {frame.f_code.co_name}" for frame, line in own)
+    return " < ".join(islice(named, MAX_FRAMES))

@@ -3,25 +3,18 @@
 import logging
 import os
 import sys
-import sysconfig
 import traceback
-from pathlib import Path
-from typing import Final
 
 from trainclient.checkpoint.folder import SaveError
 from trainclient.exchange.transport import PeerLostError, lacks_memory, plain_text
 from trainclient.report import FAILURE, USER_ERROR, report
 from trainclient.training.config import TrainConfig
 from trainclient.training.control import RunEndedError
+from trainclient.training.frames import is_users
 from trainclient.training.loop import TrainingError
 from trainclient.training.rank import Process, run_rank
 from trainclient.training.signals import StopSignals
 
-_NOT_OWN: Final = (
-    *(Path(__file__).parents[2] / name for name in ("dataserver", "trainclient", "protos")),
-    *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
-)
-"""Where code lies that no user has written."""
 _log = logging.getLogger(__name__)
 
 
@@ -65,9 +58,7 @@ def _explain(error: Exception, rank: str, stop: StopSignals) -> int:
 
 def _place(error: Exception) -> str:
     """Where in code of the user's own, such as a module, an error arose; empty if nowhere there."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not any(Path(f.filename).is_relative_to(folder) for folder in _NOT_OWN)]
-    own = [f for f in own if not f.filename.startswith("<")]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
