@@ -103,7 +103,7 @@ def report(batches: Iterable[int], count: int) -> None:
     next(iterator)
     _say("first")
     seen = 0
-    while seen < count // 4:
+    while seen < count * 3 // 4:  # until all queues are full: what is decoded for these is no part of what is counted
         seen += next(iterator)
     _say("begin")
     seen = 0
