@@ -28,8 +28,9 @@ Options = dict[str, Any]
             {"backbone": LORA},
             {"backbone": {**LORA, "sharding": "zero3"}},
         ),
+        (Degrees(1, 1, 2, 1, sp=2), {}, {}),
     ],
-    ids=["shares", "peers", "shares of peers' adapters"],
+    ids=["shares", "peers", "shares of peers' adapters", "shared sequences"],
 )
 def test_a_compiled_run_has_the_losses_of_one_that_is_not(
     fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees, plain: Options, compiled: Options

@@ -72,8 +72,8 @@ def steps(draw: st.DrawFn) -> tuple[StepPrograms, Topology]:
     encoder, generator = draw(st.integers(0, 3)), draw(st.integers(1, 2))
     frozen = draw(st.sets(st.sampled_from(["vit", "llm", "dit", "vit_more", "dit_more"])))
     seconds = draw(st.integers(0, 2)) if encoder else 0, draw(st.integers(0, 2))
-    backbone = draw(st.integers(1, 3))
-    degrees = Degrees(encoder, backbone, stages, generator, chunks, *seconds, frozen=tuple(sorted(frozen)))
+    backbone, marked = draw(st.integers(1, 3)), tuple(sorted(frozen))
+    degrees = Degrees(encoder, backbone, stages, generator, chunks, *seconds, marked, sp=draw(st.integers(1, 2)))
     microbatches = stages * draw(st.integers(1, 4)) if chunks > 1 else draw(st.integers(1, 9))
     schedule = {} if chunks > 1 else {"schedule": draw(st.sampled_from(["1f1b", "gpipe"]))}
     extra = draw(st.integers(0, 3)) if schedule.get("schedule") == "1f1b" else 0
