@@ -76,7 +76,7 @@ def _member(port: int, rank: int, world: int, how: str, timeout_s: float, connec
         connection.send("ready")
         connection.recv()
         if how == "fail":
-            raise RuntimeError("the disk is\nfull")
+            raise RuntimeError("[enforce fail at disk.cpp:1] err == 0. the disk is\nfull")
         if how == "lose":  # as a collective with the last process
             threading.Event().wait(timeout_s)
             raise PeerLostError("timed out")

@@ -70,7 +70,7 @@ def test_what_fails_says_why_and_of_several_that_fail_alike_one(tmp_path: Path) 
         assert code == 1
         (said,) = (k for k in (1, 2) if f"global rank {k} (llm rank {k}) failed: the disk is full. Its last" in errors)
         (_, loud), (_, quiet) = (members[k].ended(DEADLINE_S) for k in (said, 3 - said))
-        assert loud.endswith("RuntimeError: the disk is\nfull\n")
+        assert loud.endswith("err == 0. the disk is\nfull\n")
         assert "RunEndedError: global rank" in quiet
 
 

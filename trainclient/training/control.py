@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from torch._C._distributed_c10d import Store
 
-from trainclient.exchange.transport import PeerLostError
+from trainclient.exchange.transport import PeerLostError, plain_text
 from trainclient.stream.errors import ClientError
 from trainclient.training import stopped
 from trainclient.training.frames import is_ours, is_users
@@ -132,7 +132,7 @@ class Control:
         if lost and self._judged.wait(SILENT_S + GRACE_S):
             raise RunEndedError(self._verdict, reports=self.reports) from error
         failed = isinstance(error, Exception) and not getattr(error, "known_to_all", False)
-        told = failed and self._fail(error, lost=lost)
+        told = error is not None and failed and self._fail(error, lost=lost)
         self._left.set()
         self._thread.join()
         for peer in self._peers:
@@ -144,12 +144,12 @@ class Control:
         if told:
             raise RunEndedError(self._verdict, reports=lost and self.reports) from error
 
-    def _fail(self, error: BaseException | None, *, lost: bool) -> bool:
+    def _fail(self, error: BaseException, *, lost: bool) -> bool:
         """Tell the others why this process ends. Returns whether the verdict says it for all.
 
         Whoever has lost contact knows no more than the verdict; of others that fail alike, one says it.
         """
-        said = " ".join(str(error).split())[:1000] or type(error).__name__
+        said = " ".join(plain_text(error).split())[:1000] or type(error).__name__
         cause = type(error).__name__ if isinstance(error, ClientError) else said  # servers fail all, each in its words
         if self._rank == 0 or (lost and self._silent):
             self._failed(None, said, cause, lost=lost)
