@@ -159,6 +159,8 @@ class Borrower:
         """Bytes of the largest microbatch for which a block was made."""
         self._is_hungry = False
         """Whether the client has nothing left to read, by what it said since it was lent something."""
+        self._keeps = False
+        """Whether that was so when it had as much as it wants: it keeps what it has, or a fork does."""
 
     def block(self, num_bytes: int) -> Block | None:
         """Room for a microbatch; None for a small one, or where the client keeps as much as it wants, or is gone."""
@@ -174,9 +176,8 @@ class Borrower:
         Whatever it keeps, it is lent one more when it has nothing left to read.
         """
         self._take_back()
-        if self._limit_bytes == 0 or not self._lent or self._is_hungry:
-            return True
-        return len(self._lent) < MAX_LENT and self._lent_bytes + block.buffer.nbytes <= self._limit_bytes
+        nobody = self._limit_bytes == 0
+        return nobody or not self._lent or self._is_hungry or not self._is_full(block.buffer.nbytes)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the client says something, or is gone; at most so long. Any thread may call it."""
@@ -208,6 +209,10 @@ class Borrower:
             self._connection.close()
             self._connection = None
 
+    def _is_full(self, more_bytes: int) -> bool:
+        """Whether the client does not want so many bytes beside what it looks at."""
+        return len(self._lent) >= MAX_LENT or self._lent_bytes + more_bytes > self._limit_bytes
+
     @property
     def _lent_bytes(self) -> int:
         return sum(block.buffer.nbytes for block in self._lent.values())
@@ -215,8 +220,7 @@ class Borrower:
     def _fitting(self, num_bytes: int) -> Block | None:
         if not MIN_LENT_BYTES <= num_bytes <= self._limit_bytes:
             return None
-        # Not if it has more than it wants, and the one that it is lent when it has nothing left: it keeps what it has.
-        if len(self._lent) > MAX_LENT + 1 or self._lent_bytes > self._limit_bytes + num_bytes:
+        if self._keeps and self._is_full(num_bytes):
             return None
         fitting = [block for block in self._idle if num_bytes <= block.buffer.nbytes <= 2 * size_class(num_bytes)]
         if fitting:
@@ -231,7 +235,12 @@ class Borrower:
             self._idle.remove(small)
             self._drop(small)
         self._largest = max(self._largest, num_bytes)
-        return self._new(size_class(max(num_bytes, min(self._largest, num_bytes * 5 // 4))))
+        roomy = size_class(max(num_bytes, min(self._largest, num_bytes * 5 // 4)))
+        block = self._new(roomy) or self._new(size_class(num_bytes))
+        while block is None and self._idle:
+            self._drop(self._idle.pop(0))
+            block = self._new(size_class(num_bytes))
+        return block
 
     def _take_back(self) -> None:
         """Take what the client has returned. One that is gone, or says something else, gets no further blocks."""
@@ -246,9 +255,12 @@ class Borrower:
                 self._limit_bytes = 0
                 return
             (number,) = _RETURNED.unpack(message)
-            self._is_hungry = self._is_hungry or number == _HUNGRY
-            block = self._lent.pop(number, None)
-            if block is not None:  # else it returns what it does not have
+            if number == _HUNGRY:
+                self._is_hungry = True
+                self._keeps = self._keeps or self._is_full(self._largest)
+            elif (block := self._lent.pop(number, None)) is not None:  # else it returns what it does not have
+                most = 2 * len(self._lent) > MAX_LENT or 2 * self._lent_bytes > self._limit_bytes
+                self._keeps = self._keeps and most
                 self._reuse(block)
 
     def _reuse(self, block: Block) -> None:

@@ -172,6 +172,14 @@ def test_blocks_are_used_for_smaller_microbatches_and_make_room_for_larger_ones(
     assert budget.used == 2 * size_class(2 * SIZE + 1)
 
 
+def test_a_large_block_makes_room_for_a_small_one_where_there_is_none_beside_it(desk: Lending) -> None:
+    budget = ByteBudget(3 * SIZE)
+    borrower, client = borrow(desk, account=budget.open())
+    client.give_back(made(borrower, 3 * SIZE).number)
+    assert borrower.block(SIZE) is not None
+    assert budget.used == SIZE
+
+
 def test_few_blocks_wait_to_be_used_again(desk: Lending) -> None:
     borrower, client = borrow(desk)
     blocks = [made(borrower) for _ in range(MAX_IDLE + 2)]
@@ -250,13 +258,23 @@ def test_a_client_is_lent_more_when_it_returns_some_or_has_nothing_to_read(desk:
 
 
 def test_blocks_are_counted_and_small_ones_are_not_worth_it(desk: Lending) -> None:
-    borrower, _client = borrow(desk)
+    borrower, client = borrow(desk)
     assert borrower.block(MIN_LENT_BYTES - 1) is None
     for _ in range(MAX_LENT):
         assert borrower.has_room(made(borrower, MIN_LENT_BYTES)) == (len(borrower._lent) < MAX_LENT)
-    for _ in range(2):  # ahead, and that of one who keeps what it has
-        made(borrower, MIN_LENT_BYTES)
+    numbers = list(borrower._lent)
+    assert borrower.block(MIN_LENT_BYTES) is not None  # ahead
+    client.give_back(HUNGRY)
+    assert borrower.block(MIN_LENT_BYTES) is None  # it keeps them
+    client.give_back(numbers.pop())
+    assert borrower.block(MIN_LENT_BYTES) is not None
+    lent(borrower, MIN_LENT_BYTES)
     assert borrower.block(MIN_LENT_BYTES) is None
+    for number in numbers:
+        client.give_back(number)
+    for _ in range(MAX_LENT):
+        lent(borrower, MIN_LENT_BYTES)
+    assert borrower.block(MIN_LENT_BYTES) is not None  # it has returned most since
 
 
 def test_the_blocks_of_all_clients_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
