@@ -236,11 +236,11 @@ class Borrower:
             self._drop(small)
         self._largest = max(self._largest, num_bytes)
         roomy = size_class(max(num_bytes, min(self._largest, num_bytes * 5 // 4)))
-        block = self._new(roomy) or self._new(size_class(num_bytes))
-        while block is None and self._idle:
+        fresh = self._new(roomy) or self._new(size_class(num_bytes))
+        while fresh is None and self._idle:
             self._drop(self._idle.pop(0))
-            block = self._new(size_class(num_bytes))
-        return block
+            fresh = self._new(size_class(num_bytes))
+        return fresh
 
     def _take_back(self) -> None:
         """Take what the client has returned. One that is gone, or says something else, gets no further blocks."""
