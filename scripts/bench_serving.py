@@ -25,8 +25,8 @@ from pathlib import Path
 
 import psutil
 from benchmarks.rows import Row, report
-from loaders.common import PREPARE
 from loaders.installing import ENVIRONMENTS, install, python_of
+from loaders.reporting import PREPARE
 
 HERE = Path(__file__).parent
 

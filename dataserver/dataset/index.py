@@ -13,7 +13,6 @@ so that it costs a server nothing until a job's sizes are read.
 import contextlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -72,6 +71,8 @@ def atomic_writer(path: Path) -> Iterator[Path]:
     Raises:
         DatasetError: the folder cannot be written.
     """
+    import tempfile  # servers write none while they start
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         sweep_temps(path)

@@ -58,7 +58,7 @@ class ImageRef(NamedTuple):
     orientation: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenizedDocument:
     """One sample's parts in document order."""
 

@@ -17,7 +17,7 @@ _CHECKED_BYTES: Final = 1 << 20
 """Read at a time while the checksum is found."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenIds:
     """The ids of all texts of a shard, whose checksum is that of the counts."""
 

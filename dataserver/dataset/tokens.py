@@ -54,7 +54,7 @@ class TokensReport:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenCounts:
     """What the first file says."""
 

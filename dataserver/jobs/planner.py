@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -13,14 +13,15 @@ from dataserver.jobs.tables import ShardTables
 from dataserver.jobs.turns import Turns, Unwanted, always_wanted
 from dataserver.planning.gathering import Window, gather_step
 from dataserver.planning.identity import Job, JobSpecError
-from dataserver.planning.layout import Limits, layout_of
 from dataserver.planning.measure import Measure, axis_lengths
 from dataserver.planning.order import Span, StreamOrder, units_of
 from dataserver.planning.pacing import pace
 from dataserver.planning.plan import StepPlan
 from dataserver.planning.plan_limits import PlanLimitError, check_contents, limits_of
-from dataserver.planning.planner import plan_step
 from dataserver.planning.samples import I64, StepSamples
+
+if TYPE_CHECKING:
+    from dataserver.planning.layout import Limits
 
 Value = TypeVar("Value")
 Fetch = Callable[["JobPlanner", int, Unwanted], StepPlan | None]
@@ -115,6 +116,8 @@ class JobPlanner:
         return plan
 
     def _made(self, step: int, unwanted: Unwanted) -> StepPlan:
+        from dataserver.planning.planner import plan_step  # see `_lay_out`
+
         def compute(unwanted: Unwanted) -> StepPlan:
             began = monotonic()
             plan = self.in_turn(lambda: plan_step(self.job, step, self.samples(step)), unwanted)
@@ -143,6 +146,8 @@ class JobPlanner:
         return self._tables.windows(self._order, span)
 
     def _lay_out(self, measures: Sequence[Measure]) -> StreamOrder:
+        from dataserver.planning.layout import layout_of  # with the simulator, which servers load with their first job
+
         limits = layout_of(self.job.spec.execution).limits(self.job.spec)
         lengths = [self._lengths(dataset, measure, limits) for dataset, measure in enumerate(measures)]
         order = StreamOrder(self.job.stream, self.job.spec.execution.end, lengths)
@@ -151,7 +156,7 @@ class JobPlanner:
         limits.check(order.repeats(self.job.stream.contrastive_batch or 1))
         return order
 
-    def _lengths(self, dataset: int, measure: Measure, limits: Limits) -> I64:
+    def _lengths(self, dataset: int, measure: Measure, limits: "Limits") -> I64:
         """The length of each shard on its dataset's axis, int64 [shards]; what its measure leaves open is looked at."""
         lengths, certain = axis_lengths(self.job.stream, measure)
         clear = limits.add_measured(dataset, measure)

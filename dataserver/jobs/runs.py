@@ -27,7 +27,7 @@ class NoSuchRunError(ValueError):
     """A dataset does not have so many runs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MeasuredRun:
     """The measure of one run, as servers tell it to each other."""
 

@@ -214,7 +214,7 @@ def image_rows(stream: Stream, samples: StepSamples, images: I64, task: Task) ->
     return rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BesideBackbone:
     """The k images that a module handles, in backbone order, and where the backbone has their rows. int64 [k] each."""
 

@@ -34,7 +34,7 @@ class UnfitPlanError(ValueError):
     """A compact plan that is none of the step's; the message says what does not fit."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Places:
     """Where each of a module's k samples or images is, in canonical order. int64 [k] each."""
 
@@ -47,7 +47,7 @@ class Places:
 NO_SLOTS: Final = np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CompactPlan:
     """What was decided about a step, its samples being known."""
 

@@ -14,7 +14,7 @@ from dataserver.planning.samples import I32, I64, U64, SampleSizes, ShardTable, 
 from dataserver.planning.sizing import MicrobatchTooLargeError, concatenate, shard_table, size_samples
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ShardColumns:
     """What the index knows of the n samples of a shard with their t texts and m images, in row order."""
 
@@ -56,7 +56,7 @@ def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> Sh
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Window:
     """The n samples of a shuffle window of one pass, or of a slice of it, in canonical order: what steps consist of."""
 

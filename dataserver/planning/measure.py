@@ -38,7 +38,7 @@ BLOCK: Final = 256
 """Shards that are computed with at once, so that it takes little memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Lists:
     """A list of integers for each of s shards, one after the other."""
 
@@ -83,7 +83,7 @@ class Lists:
         return found
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Measure:
     """What is known of each of s shards. A pair has one image and some text; all other samples are `others`."""
 

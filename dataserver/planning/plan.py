@@ -13,7 +13,7 @@ from dataserver.planning.identity import Job
 from dataserver.planning.samples import I64, StepSamples, Task, row_sums
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Arrangement:
     """Which rank and microbatch of one module holds each of its k items.
 
@@ -42,7 +42,7 @@ class Arrangement:
         return slice(int(first), int(last))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Routing:
     """Rows that move from one module's output to another's input, over the whole step.
 
@@ -69,7 +69,7 @@ class Routing:
         return Routing(self.source_module, self.target_module, *(np.zeros(0, np.int64) for _ in range(7)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ModuleSchedule:
     """How many microbatches the stages of a module hold at most between forward and backward.
 
@@ -91,7 +91,7 @@ def round_size(schedules: Sequence[ModuleSchedule], num_microbatches: int) -> in
     return max((s.drain_every for s in schedules), default=0) or num_microbatches
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RankGroups:
     """Groups of a module's ranks that share the sequences of one microbatch; g in the whole step.
 
@@ -154,7 +154,7 @@ class Candidate:
     """Simulated time of the step."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ArrangedStep:
     """Where every item of a step goes and what every stage holds: all that the simulator asks of a plan."""
 
@@ -181,7 +181,7 @@ class ArrangedStep:
         return next(s.in_flight for s in self.schedules if s.module == module)
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True, eq=False)
 class StepPlan(ArrangedStep):
     """Everything that is decided about one step."""
 

@@ -36,7 +36,7 @@ class Task(IntEnum):
     CONTRASTIVE = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SampleSizes:
     """The sizes of n samples with their m images."""
 
@@ -63,7 +63,7 @@ class ShardTable(SampleSizes):
     """int64 [n]: nominal tokens, the sample's length on the dataset's axis (`sizing.nominal_tokens`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepSamples:
     """The n samples of a step in canonical order, with their m images."""
 

@@ -27,7 +27,7 @@ _IMAGE_BYTES: Final = 8
 """In the arrays of a window."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Slices:
     """How a window is cut into s slices."""
 

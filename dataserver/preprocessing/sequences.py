@@ -56,7 +56,7 @@ class _Planned(NamedTuple):
     """Tokens of each, where it is understood."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Tokens:
     """The tokens of all samples of a view, one after the other."""
 

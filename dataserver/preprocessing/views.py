@@ -46,7 +46,7 @@ class Validity(IntEnum):
     """An image that cannot be made from its stored bytes, or a sample with such an image."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Images:
     """The images that are decoded for a view: k of them, of n items."""
 
@@ -58,7 +58,7 @@ class _Images:
     """bool [k]: what its task found."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PreparedView:
     """A view that is complete when all `tasks` have run and `finish` was called."""
 
@@ -216,7 +216,7 @@ def _image_tasks(
         yield partial(decoding.run, order[first : first + IMAGES_PER_TASK])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Decoding:
     """What the tasks of a view share: of each of its k images, where it is stored and where its patches go."""
 

@@ -24,13 +24,11 @@ from dataserver.planning.jobspec import (
     value_at,
 )
 from dataserver.planning.naming import counted
-from dataserver.planning.planner import explain
 from dataserver.preprocessing import content_digest, tokenizer_spec
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.descriptions import describe_samples
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
-from dataserver.serving.plan_message import plan_message
 from dataserver.serving.registry import JobRegistry, ServedJob
 from dataserver.serving.source import ViewSource
 from dataserver.serving.stream import MicrobatchStream
@@ -103,6 +101,9 @@ class DataService:
 
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:
         """Plan one step and say what the plan gains."""
+        from dataserver.planning.planner import explain  # with the simulator; few ask for it
+        from dataserver.serving.plan_message import plan_message
+
         served, unwanted = self._jobs.get(request.job_id), _left(context)
         plan = served.planner.plan(request.step, unwanted)
         message = served.planner.in_turn(

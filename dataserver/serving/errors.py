@@ -10,9 +10,6 @@ import grpc
 from disttrain.v1 import errors_pb2
 from disttrain.v1.errors_pb2 import ErrorAction, ErrorReason
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.rpc.error_details_pb2 import ErrorInfo
-from google.rpc.status_pb2 import Status
-from grpc_status import rpc_status
 
 from dataserver.dataset import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
 from dataserver.jobs import (
@@ -140,6 +137,10 @@ def service_error(error: Exception) -> DataServiceError:
 
 def abort(context: grpc.ServicerContext, error: DataServiceError) -> NoReturn:
     """End a call with the error's status, text and ErrorInfo."""
+    from google.rpc.error_details_pb2 import ErrorInfo  # servers load these with their first error
+    from google.rpc.status_pb2 import Status
+    from grpc_status import rpc_status
+
     rule = error.rule
     info = ErrorInfo(
         reason=ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_"),

@@ -11,7 +11,7 @@ from dataserver.serving.registry import ServedJob
 from dataserver.serving.wire import EncodedMicrobatch, encode_microbatch, zstd_compressor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MicrobatchSpec:
     """Shapes and places of what a microbatch will hold."""
 

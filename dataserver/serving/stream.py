@@ -43,7 +43,7 @@ LOOK_S: Final = 0.1
 """Time between two looks at whether a stream is to end, while its consumer wants no more memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Shared:
     """What all streams of a server share."""
 

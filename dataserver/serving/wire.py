@@ -35,7 +35,7 @@ _DTYPES = {
 Compressor = Callable[[memoryview], bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class EncodedMicrobatch:
     """A microbatch ready to be sent."""
 

@@ -1,13 +1,11 @@
-"""What all loaders but ours share: one function from bytes to patches, and how they tell the benchmark where they are.
+"""What all loaders but ours share: one function from bytes to patches.
 
 Imports nothing of ours, so that a serial loop over it is what anybody could write.
 """
 
 import io
 import os
-import sys
 import tarfile
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import cv2
@@ -18,8 +16,6 @@ from PIL import Image
 
 PATCH, BLOCK, MAX_BLOCKS = 14, 28, 256
 """Pixels of a patch and of a merge block of 2 x 2 patches; most blocks of an image."""
-BATCH = 32
-"""Images of a batch."""
 U8 = NDArray[np.uint8]
 Place = tuple[Path, int, int]
 """Shard, offset and bytes of an image."""
@@ -67,8 +63,6 @@ def patches(pixels: U8, rows: int, columns: int) -> U8:
 
 
 DECODERS = {"fast": fast, "plain": plain}
-PREPARE = "prepare"
-"""In place of a decoder: only make the copy of the shards that a loader wants."""
 
 
 def members(folder: Path) -> list[Place]:
@@ -92,26 +86,3 @@ def read(files: Files, place: Place) -> bytes:
 def joined(images: list[U8]) -> tuple[U8, NDArray[np.int64]]:
     """A batch: patches of all images, and how many each has."""
     return np.concatenate(images), np.array([len(image) for image in images])
-
-
-def report(batches: Iterable[int], count: int) -> None:
-    """Run through batches, given the images in each, and tell the benchmark: `first`, `begin`, `end`.
-
-    It answers each with a line, having looked at the processes in between.
-    """
-    iterator: Iterator[int] = iter(batches)
-    next(iterator)
-    _say("first")
-    seen = 0
-    while seen < count * 3 // 4:  # until all queues are full: what is decoded for these is no part of what is counted
-        seen += next(iterator)
-    _say("begin")
-    seen = 0
-    while seen < count:
-        seen += next(iterator)
-    _say(f"end {seen}")
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
-    sys.stdin.readline()

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaders.common import BATCH, DECODERS, U8, Files, joined, members, read, report
+from loaders.common import DECODERS, U8, Files, joined, members, read
+from loaders.reporting import BATCH, report
 
 
 class Images(Dataset[U8]):

@@ -18,7 +18,8 @@ from megatron.energon import (
     stateless,
 )
 
-from loaders.common import BATCH, DECODERS, PREPARE, joined, report
+from loaders.common import DECODERS, joined
+from loaders.reporting import BATCH, PREPARE, report
 
 DATASET = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 

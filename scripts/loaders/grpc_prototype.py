@@ -18,7 +18,8 @@ from typing import Final
 import grpc
 import numpy as np
 
-from loaders.common import BATCH, DECODERS, Files, Place, members, read, report
+from loaders.common import DECODERS, Files, Place, members, read
+from loaders.reporting import BATCH, report
 
 SERVE: Final = "serve"
 """In place of a count: be the server."""

@@ -10,7 +10,8 @@ from streaming import MDSWriter, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
 from torch.utils.data import DataLoader
 
-from loaders.common import BATCH, DECODERS, PREPARE, U8, Files, joined, members, read, report
+from loaders.common import DECODERS, U8, Files, joined, members, read
+from loaders.reporting import BATCH, PREPARE, report
 
 
 class Images(StreamingDataset):  # type: ignore[misc]

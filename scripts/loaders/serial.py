@@ -4,7 +4,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from loaders.common import BATCH, DECODERS, Files, joined, members, read, report
+from loaders.common import DECODERS, Files, joined, members, read
+from loaders.reporting import BATCH, report
 
 
 def batches(folder: Path, decoder: str) -> Iterator[int]:

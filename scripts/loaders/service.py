@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from loaders.common import BATCH, report
+from loaders.reporting import BATCH, report
 from trainclient.allocator import keep_freed_memory
 from trainclient.client import DataClient
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from loaders.common import BATCH, BLOCK, MAX_BLOCKS, PATCH, PREPARE, Files, members, read, report
+from loaders.common import BLOCK, MAX_BLOCKS, PATCH, Files, members, read
+from loaders.reporting import BATCH, PREPARE, report
 
 SERVE = "serve"
 """In place of a compression: be the worker."""

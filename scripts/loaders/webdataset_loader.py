@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 import webdataset
 
-from loaders.common import BATCH, DECODERS, U8, joined, report
+from loaders.common import DECODERS, U8, joined
+from loaders.reporting import BATCH, report
 
 
 def collate(images: list[tuple[U8]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,6 +1,5 @@
 """What is wrong with a job, in one line: each field by its path, what was found there, what is required."""
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
@@ -74,6 +73,8 @@ def _member(data: Any, key: int | str) -> Any:
 def _problem(error: ErrorDetails, model: type[BaseModel]) -> str:
     kind, found = error["type"], error["input"]
     if kind == "extra_forbidden":
+        import difflib  # most jobs are spelled right
+
         near = difflib.get_close_matches(str(error["loc"][-1])[:_MOST_CHARS], _fields_beside(error["loc"], model), 1)
         meant = f"is {near[0]} meant?" if near else "correct its spelling, or use the release that knows it"
         return f"this key is unknown; {meant}"
