@@ -4,8 +4,8 @@
 The accelerator is a sleep of so many times the local decoding time, the same in all three; data and decoding code are
 the same too, and rounds are interleaved. Check 24 of docs/evidence.md: the wait shrinks from the time of decoding to
 that of handing over a tensor. Then a trainer that takes 80 % of what the server was just seen to deliver: what it waits
-for 2,000 microbatches. --prefetch-mib 48 128 compares such trainers alone, in interleaved rounds, by what their clients
-receive ahead.
+for 2,000 microbatches. --prefetch-mib 48 128 compares such trainers alone, in interleaved rounds of one pace, by what
+their clients receive ahead.
 """
 
 import argparse
@@ -125,18 +125,23 @@ class Steady:
     waits_s: list[float]
 
 
-def steady(address: str, job: Job, count: int, prefetch_bytes: int = PREFETCH_BYTES) -> Steady:
-    """Read a quarter of `count` microbatches as fast as they come, and then `count` at the trainer's pace."""
-    with DataClient(address, job.spec, MODULE, 0, prefetch_bytes=prefetch_bytes) as client:
+def delivers_s(address: str, job: Job, count: int) -> float:
+    """Seconds between two microbatches, of `count` that are read as fast as they come."""
+    with DataClient(address, job.spec, MODULE, 0) as client:
         microbatches = iter(client)
         for _ in range(WAVES):
             next(microbatches)
         began = time.perf_counter()
-        for _ in range(count // 4):
+        for _ in range(count):
             next(microbatches)
-        interval_s = (time.perf_counter() - began) / (count // 4)
-        busy_s = interval_s / LOAD
-        return Steady(interval_s, busy_s, waits(islice(microbatches, count + 1), busy_s))
+        return (time.perf_counter() - began) / count
+
+
+def steady(address: str, job: Job, count: int, interval_s: float, prefetch_bytes: int = PREFETCH_BYTES) -> Steady:
+    """Read `count` microbatches at the pace of a trainer, given how fast the server delivers them."""
+    busy_s = interval_s / LOAD
+    with DataClient(address, job.spec, MODULE, 0, prefetch_bytes=prefetch_bytes) as client:
+        return Steady(interval_s, busy_s, waits(islice(client, count + 1), busy_s))
 
 
 def steady_rows(runs: list[Steady], about: str = "") -> Iterator[Row]:
@@ -189,8 +194,9 @@ def compared(served: Served, case: Case, prefetch_mib: list[int], rounds: int, m
     job = served.long_job(case, microbatches)
     found: dict[int, list[Steady]] = {mib: [] for mib in prefetch_mib}
     for number in range(rounds):
+        interval_s = delivers_s(served.address, job, microbatches // 2)  # one pace for all of a round
         for mib in prefetch_mib[:: -1 if number % 2 else 1]:
-            found[mib].append(steady(served.address, job, microbatches, mib << 20))
+            found[mib].append(steady(served.address, job, microbatches, interval_s, mib << 20))
     for mib, runs in found.items():
         yield from steady_rows(runs, f"{mib} MiB ahead: ")
 
@@ -207,7 +213,9 @@ def measure(served: Served, case: Case, rounds: int, microbatches: int) -> tuple
         found[AHEAD] += waits(ahead(local(job, served.catalog, count)), busy_s)
         with DataClient(served.address, job.spec, MODULE, 0) as client:
             found[SERVER] += waits(iter(client), busy_s)
-    return found, steady(served.address, served.long_job(case, microbatches), microbatches)
+    long = served.long_job(case, microbatches)
+    interval_s = delivers_s(served.address, long, microbatches // 4)
+    return found, steady(served.address, long, microbatches, interval_s)
 
 
 def rows(case: Case, found: dict[str, list[float]]) -> Iterator[Row]:
