@@ -53,7 +53,7 @@ class SampleSizes:
         return len(self.text_tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ShardTable(SampleSizes):
     """The samples of one shard that filter and quarantine leave, in row order."""
 
