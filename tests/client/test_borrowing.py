@@ -70,6 +70,21 @@ def test_a_client_with_nothing_to_read_is_lent_one_more(desk: Lending) -> None:
     borrowed.ask()  # of nobody
 
 
+def test_what_finds_no_room_is_said_later(desk: Lending) -> None:
+    borrower, borrowed = pair(desk)
+    taken = borrowed.take(lend(borrower, 3), SIZE)
+    while not borrowed._unsaid:  # the server does not listen
+        borrowed.ask()
+    del taken
+    assert len(borrowed._unsaid) == 2
+    while borrowed._unsaid:
+        borrower.block(1)
+        borrowed.ask()
+    for _ in range(100):  # it listens to some at a time
+        borrower.block(1)
+    assert {lend(borrower, 4), lend(borrower, 5)} == {0, 1}, "one that was returned, and another one"
+
+
 def test_what_is_lent_when_a_process_forks_stays_as_it_is(desk: Lending) -> None:
     borrower, borrowed = pair(desk)
     taken = [borrowed.take(lend(borrower, 3), SIZE)]

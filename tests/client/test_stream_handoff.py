@@ -71,6 +71,24 @@ def test_small_microbatches_are_bounded_in_number() -> None:
     taking.join()
 
 
+@pytest.mark.timeout(20)
+def test_a_receiver_whose_stream_ended_for_want_of_reading_waits_for_the_caller() -> None:
+    handoff = Handoff(limit_bytes=100, stall_s=0.05)
+    handoff.await_caller()  # nothing is left
+    for _ in range(2):
+        handoff.put(microbatch())
+    taking = threading.Timer(0.2, handoff.take, (pytest.fail,))
+    taking.start()
+    handoff.await_caller()
+    assert handoff.ready_bytes == 10, "it went on before one was taken"
+    taking.join()
+    closing = threading.Timer(0.05, handoff.close)
+    closing.start()
+    with pytest.raises(ClosedError):
+        handoff.await_caller()
+    closing.join()
+
+
 def test_what_can_be_had_without_waiting() -> None:
     handoff = Handoff(limit_bytes=100, stall_s=60)
     assert not handoff.ready

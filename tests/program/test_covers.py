@@ -33,6 +33,7 @@ PIPELINED_ROWS = covering(
     [row for of, rest in product(PIPELINED, every(REST, lambda _: True)) if fits_eight(row := of | rest)]
 )
 """Any two of all their choices."""
+ALL = every({name: PIPELINES[name] for name in DEGREES}, fits)
 COLOCATED: Factors = {
     "degrees": (
         Degrees(2, 2, 1, 2, colocated=True),
@@ -107,6 +108,16 @@ def check(fleet: Fleet, pool: Pool, folder: Path, rows: dict[str, Row], degrees:
 def test_pipelined(fleet: Fleet, pool: Pool, tmp_path: Path, of: Row) -> None:
     rows = named(row for row in PIPELINED_ROWS if row.items() >= of.items())
     check(fleet, pool, tmp_path, rows, degrees_of(of))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(len(ALL)), ids=lambda number: str(degrees_of(ALL[number])))
+def test_all_degrees_of_pipelines(fleet: Fleet, pool: Pool, tmp_path: Path, number: int) -> None:
+    """On ten processes at most, with all ways to hold parameters; what else they differ in comes in turn."""
+    of, turns = ALL[number], every({name: REST[name] for name in REST if name != "sharding"}, lambda _: True)
+    with_shares = [of | turns[(3 * number + k) % len(turns)] | {"sharding": way} for k, way in enumerate(SHARDING)]
+    rows = [row if fits(row) else row | {"extra": 0} for row in with_shares]
+    check(fleet, pool, tmp_path, named(rows), degrees_of(of))
 
 
 def test_any_two_choices_of_a_pipeline_on_eight_processes_meet() -> None:

@@ -44,7 +44,10 @@ class Threads:
     def leads(self) -> bool:
         return self.position == 0
 
-    def begin(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Callable[[], Tensor]:
+    def begin(
+        self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int], *, midway: bool = False
+    ) -> Callable[[], Tensor]:
+        del midway
         for peer, rows in enumerate(torch.split(values, list(leaving))):
             self.boxes[self.position, peer].put(rows)
 
@@ -93,8 +96,13 @@ class Noting(GroupPeers):
 
     notes: ClassVar[dict[int, list[str]]] = {}
 
-    def begin(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Callable[[], Tensor]:
-        notes, arrived = self.notes.setdefault(self.position, []), super().begin(values, leaving, arriving)
+    def begin(
+        self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int], *, midway: bool = False
+    ) -> Callable[[], Tensor]:
+        notes, arrived = (
+            self.notes.setdefault(self.position, []),
+            super().begin(values, leaving, arriving, midway=midway),
+        )
         notes.append("begun")
 
         def waited() -> Tensor:

@@ -131,6 +131,15 @@ def test_of_a_contact_that_is_lost_early_who_is_silent_is_the_reason(
     assert caught.value.reports
 
 
+STRANGE = (
+    b'{"token": "no", "rank": 1}\n',
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"[1]\n",
+    b"[" * 9000 + b"\n",
+    b"x" * (1 << 17),
+)
+
+
 def test_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that say nothing, too."""
     monkeypatch.setattr(control_module, "BEAT_S", 0.05)
@@ -139,7 +148,7 @@ def test_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = control(store, 0), control(store, 1)
     with first, second:
         address = first._listener.getsockname()  # type: ignore[union-attr]
-        for word in (b'{"token": "no", "rank": 1}\n', b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b"x" * (1 << 15)):
+        for word in STRANGE:
             with socket.create_connection(address) as stranger:
                 stranger.settimeout(10)
                 stranger.sendall(word)

@@ -36,7 +36,9 @@ class Sharers(Peers, Protocol):
     def position(self) -> int:
         """Of this process among them."""
 
-    def begin(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Callable[[], Tensor]:
+    def begin(
+        self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int], *, midway: bool = False
+    ) -> Callable[[], Tensor]:
         """Hand rows to all peers, and take theirs; their gradients go the other way.
 
         All peers call this together, also again before what was begun has been waited for.
@@ -45,6 +47,8 @@ class Sharers(Peers, Protocol):
             values: [n, ...], first those for the first peer.
             leaving: how many rows each peer gets.
             arriving: how many rows each peer has for this one.
+            midway: whether all peers are in the middle of the same computing; else one may have yet to receive what it
+                hands on.
 
         Returns:
             What waits for theirs, [m, ...], first those of the first peer.

@@ -42,8 +42,8 @@ class GroupPeers:
     waits: Waits
     """Of this process."""
     alike: bool = False
-    """Whether they always have equal parts of the same microbatch: what they exchange then takes as long as its rows
-    take, and is no wait."""
+    """Whether they always have equal parts of the same microbatch: what they exchange in the middle of it takes as long
+    as its rows take, and is no wait."""
 
     @property
     def leads(self) -> bool:
@@ -60,9 +60,11 @@ class GroupPeers:
         """See `Sharers`."""
         return self.group.rank()
 
-    def begin(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Callable[[], Tensor]:
+    def begin(
+        self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int], *, midway: bool = False
+    ) -> Callable[[], Tensor]:
         """See `Sharers`."""
-        waits = Waits(self.device) if self.alike else self.waits
+        waits = Waits(self.device) if midway and self.alike else self.waits
         return begin_exchange(values, leaving, arriving, self.group, waits)
 
     def hand_on(self, message: Tensor) -> None:

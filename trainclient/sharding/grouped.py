@@ -36,12 +36,12 @@ class SharedRows:
         """See `models.attention.HeadSharing`."""
         ranks, (here, heads, size) = self._peers.size, rows.shape
         sent = rows.view(here, ranks, heads // ranks, size).transpose(0, 1).flatten(0, 1)
-        return self._peers.begin(sent, [here] * ranks, self._lengths)
+        return self._peers.begin(sent, [here] * ranks, self._lengths, midway=True)
 
     def to_rows(self, mixed: Tensor) -> Tensor:
         """See `models.attention.HeadSharing`."""
         ranks, here = self._peers.size, self._lengths[self._peers.position]
-        found = self._peers.begin(mixed, self._lengths, [here] * ranks)()
+        found = self._peers.begin(mixed, self._lengths, [here] * ranks, midway=True)()
         return found.view(ranks, here, *mixed.shape[1:]).transpose(0, 1).flatten(1, 2)
 
     def batch(self, whole: BackboneBatch, query_tokens: int) -> BackboneBatch:

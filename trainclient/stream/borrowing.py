@@ -80,6 +80,7 @@ class Borrowed:
         self._connection = connection
         self._blocks: dict[int, mmap.mmap] = {}
         self._lent: set[int] = set()
+        self._unsaid: list[int] = []
         self._saying = threading.RLock()
         """Held while something is said, so that no descriptor is closed under it. A finalizer may run at any allocation
         of any thread, also of one that holds this."""
@@ -119,7 +120,14 @@ class Borrowed:
 
     def _say(self, number: int) -> None:
         with suppress(OSError), self._saying:  # nobody wants to hear it any more
-            self._connection.send(_RETURNED.pack(number))
+            self._unsaid.append(number)
+            while self._unsaid:
+                said = self._unsaid.pop()
+                try:
+                    self._connection.send(_RETURNED.pack(said))
+                except BlockingIOError:  # the server has not listened for long; it goes with the next
+                    self._unsaid.append(said)
+                    return
 
     def _read_blocks(self) -> None:
         """Map what has come, and drop what is not used any more."""

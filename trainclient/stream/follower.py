@@ -109,8 +109,9 @@ class Follower:
                 elif self._cursor == idle_at:
                     server = rotation.endpoint.address
                     rotation.failed(CutStreamError(f"server {server}: it ended two streams as idle at {idle_at}"))
-                else:  # by the time its end was read there is room again: the same server may go on at once
+                else:
                     idle_at = self._cursor
+                    self._handoff.await_caller()  # then the same server may go on
 
     def _stream(self, rotation: Rotation) -> EndOfStream:
         """Read one server's stream to its end, bringing the server the job where it does not know it."""

@@ -61,6 +61,19 @@ class Handoff:
                 raise ClosedError("the reader was closed")
             self._start_clock()
 
+    def await_caller(self) -> None:
+        """Receiver: wait until the caller takes another one, or has none left; for want of that a stream has ended.
+
+        Raises:
+            ClosedError: the caller closed the reader.
+        """
+        with self._changed:
+            self._stalled_at = None
+            queued = len(self._ready)
+            self._changed.wait_for(lambda: self._closed or len(self._ready) < max(1, queued))
+            if self._closed:
+                raise ClosedError("the reader was closed")
+
     def put(self, microbatch: Microbatch[Array]) -> None:
         """Receiver: leave a microbatch for the caller."""
         with self._changed:

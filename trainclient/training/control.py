@@ -34,7 +34,10 @@ SILENT_S = 5.0
 """What a process may be late beyond `timeout_s`."""
 GRACE_S = 3.0
 """For the main thread to find out by itself what the control channel knows, and to say it in order."""
-MAX_LINE = 1 << 14
+MAX_LINE = 1 << 16
+"""Bytes of what is said at once."""
+MAX_STRANGERS = 64
+"""Connections of processes that have not said yet who they are, beyond one for each rank."""
 MAX_DOING = 200
 """Characters of what a process does."""
 MAX_FRAMES = 2
@@ -184,8 +187,11 @@ class Control:
 
     def _read(self, source: Any, selector: selectors.BaseSelector) -> None:
         if self._listener is not None and source is self._listener:
-            connection, _ = self._listener.accept()
-            if len(self._peers) >= 2 * self._world_size:  # strangers
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # who came has left again, or there is no descriptor left for it
+                return
+            if len(self._peers) >= self._world_size + MAX_STRANGERS:
                 connection.close()
                 return
             connection.setblocking(False)
@@ -202,7 +208,8 @@ class Control:
         peer.received += data
         *lines, rest = peer.received.split(b"\n")
         peer.received = bytearray(rest)
-        gone = not data or len(rest) > MAX_LINE or not all(self._take(peer, bytes(line)) for line in lines)
+        short = all(len(line) <= MAX_LINE for line in (*lines, rest))
+        gone = not data or not short or not all(self._take(peer, bytes(line)) for line in lines)
         if gone:
             self._drop(peer, selector)
             if peer.rank >= 0 and peer.rank not in self._gone:
@@ -217,7 +224,7 @@ class Control:
         """Understand a line; False closes the connection, for a stranger or one that takes its leave."""
         try:
             word = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         peer.heard = time.monotonic()
         if not isinstance(word, dict):
@@ -291,7 +298,8 @@ class Control:
                 return
             self._verdict, self._blamed, self._cause = verdict, blamed, cause
             if self._rank == 0:
-                word = {"end": verdict[: MAX_LINE // 2], "rank": blamed, "cause": cause, "stopped": silent}
+                # Of one character JSON may make six bytes, and the cause comes with it.
+                word = {"end": verdict[: MAX_LINE // 8], "rank": blamed, "cause": cause, "stopped": silent}
                 for peer in [p for p in self._peers if p.rank >= 0]:
                     self._send(peer, word)
             self._judged.set()
