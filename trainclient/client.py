@@ -76,7 +76,8 @@ class DataClient(ViewClient[torch.Tensor]):
             buffers=TorchBuffers(pin_memory=True) if pin_memory else None,
         )
 
-    def _handed_out(self, microbatch: Microbatch[Array]) -> Batch:
+    @staticmethod
+    def _handed_out(microbatch: Microbatch[Array]) -> Batch:
         return as_torch(microbatch)
 
 

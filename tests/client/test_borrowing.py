@@ -1,6 +1,7 @@
 """What a client does with memory that a server lends, and with a server that lends it wrongly."""
 
 import fcntl
+import math
 import os
 import resource
 import secrets
@@ -83,6 +84,21 @@ def test_what_finds_no_room_is_said_later(desk: Lending) -> None:
     for _ in range(100):  # it listens to some at a time
         borrower.block(1)
     assert {lend(borrower, 4), lend(borrower, 5)} == {0, 1}, "one that was returned, and another one"
+
+
+def test_while_most_is_kept_returns_are_said_together(desk: Lending) -> None:
+    borrower, borrowed = pair(desk)
+    taken = [borrowed.take(lend(borrower, number), SIZE) for number in range(5)]
+    borrowed._said_at = math.inf
+    taken.pop()
+    taken.pop()
+    assert len(borrowed._unsaid) == 2
+    taken.pop()
+    assert not borrowed._unsaid
+    assert {lend(borrower, 7) for _ in range(3)} == {2, 3, 4}
+    borrowed._said_at = 0.0
+    taken.pop()
+    assert not borrowed._unsaid, "nothing was said for long"
 
 
 def test_what_is_lent_when_a_process_forks_stays_as_it_is(desk: Lending) -> None:

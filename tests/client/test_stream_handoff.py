@@ -1,5 +1,6 @@
 """The handoff between the receiving thread and the caller, where their waits cross."""
 
+import itertools
 import threading
 import time
 from dataclasses import dataclass
@@ -64,11 +65,29 @@ def test_small_microbatches_are_bounded_in_number() -> None:
         handoff.put(microbatch(1))
     handoff.admit(1)  # there is room for one more
     handoff.put(microbatch(1))
-    taking = threading.Timer(0.05, handoff.take, (pytest.fail,))
-    taking.start()
-    handoff.admit(1)
-    assert handoff.ready_bytes == MAX_READY - 1, "it was admitted before one was taken"
-    taking.join()
+    assert woken_after(handoff, 1) == (MAX_READY // 2, 1)
+
+
+@pytest.mark.timeout(20)
+def test_a_large_microbatch_waits_until_it_fits() -> None:
+    handoff = Handoff(limit_bytes=40, stall_s=60)
+    for _ in range(4):
+        handoff.put(microbatch())
+    assert woken_after(handoff, 25) == (3, 2)
+
+
+def woken_after(handoff: Handoff, nbytes: int) -> tuple[int, int]:
+    """How many microbatches are taken before a receiver has room, and how often it is woken for that."""
+    receiver, woken = threading.Thread(target=handoff.admit, args=(nbytes,)), 0
+    receiver.start()
+    for taken in itertools.count():
+        while receiver.is_alive() and not handoff._changed._waiters:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+        if not receiver.is_alive():
+            return taken, woken
+        handoff.take(pytest.fail)
+        woken += not handoff._changed._waiters  # type: ignore[attr-defined]
+    raise AssertionError
 
 
 @pytest.mark.timeout(20)

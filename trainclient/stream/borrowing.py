@@ -15,6 +15,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 import weakref
 from contextlib import ExitStack, suppress
 from typing import Final
@@ -26,6 +27,10 @@ from trainclient.stream.errors import ProtocolError
 
 MAX_BLOCKS: Final = 256
 """Mapped at once; a server has fewer."""
+
+SAY_EVERY_S: Final = 0.05
+"""While more is kept than was returned, returns are said together, so often at most. To say something wakes the server,
+and where cores are busy whoever wakes another thread may lose its own core to it, for some milliseconds."""
 
 _NAME: Final = re.compile("disttrain-[0-9a-f]{32}")
 _HELLO: Final = struct.Struct("<16sQ")
@@ -81,6 +86,8 @@ class Borrowed:
         self._blocks: dict[int, mmap.mmap] = {}
         self._lent: set[int] = set()
         self._unsaid: list[int] = []
+        self._said_at = 0.0
+        """When something was said last, on the monotonic clock."""
         self._saying = threading.RLock()
         """Held while something is said, so that no descriptor is closed under it. A finalizer may run at any allocation
         of any thread, also of one that holds this."""
@@ -104,7 +111,8 @@ class Borrowed:
 
     def ask(self) -> None:
         """Say that nothing is left to read: one more is lent then, whatever is kept. Any thread may call it."""
-        self._say(_HUNGRY)
+        self._unsaid.append(_HUNGRY)
+        self.say()
 
     def close(self) -> None:
         """Ask for nothing more; what was taken stays."""
@@ -113,14 +121,17 @@ class Borrowed:
         self._blocks.clear()
 
     def _return(self, number: int, forks: int) -> None:
-        """At once: the stream may wait for it."""
+        """Say so at once where the stream may wait for it, else with others."""
         if forks == _forks:
             self._lent.discard(number)
-            self._say(number)
-
-    def _say(self, number: int) -> None:
-        with suppress(OSError), self._saying:  # nobody wants to hear it any more
             self._unsaid.append(number)
+            if len(self._unsaid) >= len(self._lent) or time.monotonic() > self._said_at + SAY_EVERY_S:
+                self.say()
+
+    def say(self) -> None:
+        """Say what was returned. Any thread may call it."""
+        self._said_at = time.monotonic()
+        with suppress(OSError), self._saying:  # nobody wants to hear it any more
             while self._unsaid:
                 said = self._unsaid.pop()
                 try:

@@ -135,10 +135,11 @@ class ViewClient(Generic[TensorT]):
                 prefetch_bytes=self._prefetch_bytes,
                 max_microbatch_bytes=self._max_microbatch_bytes,
                 buffers=self._buffers,
+                shown=self._handed_out,
             )
-        microbatch = next(reader)
+        microbatch: Microbatch[TensorT] = next(reader)
         self._cursor = reader.cursor
-        return self._handed_out(microbatch)
+        return microbatch
 
     def follow(self, microbatch: Microbatch[Any]) -> None:
         """Stand behind a microbatch that another process has read; this client reads none itself."""
@@ -255,8 +256,9 @@ class ViewClient(Generic[TensorT]):
     ) -> None:
         self.close()
 
+    @staticmethod
     @abstractmethod
-    def _handed_out(self, microbatch: Microbatch[Array]) -> Microbatch[TensorT]:
+    def _handed_out(microbatch: Microbatch[Array]) -> Microbatch[TensorT]:
         """A received microbatch with tensors of the client's kind, over the same memory."""
 
     def _start_at(self, step: Any) -> Cursor:
@@ -278,7 +280,8 @@ class ViewClient(Generic[TensorT]):
 class ArrayClient(ViewClient[Array]):
     """A client whose tensors are numpy arrays."""
 
-    def _handed_out(self, microbatch: Microbatch[Array]) -> Microbatch[Array]:
+    @staticmethod
+    def _handed_out(microbatch: Microbatch[Array]) -> Microbatch[Array]:
         return microbatch
 
 

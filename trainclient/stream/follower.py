@@ -1,7 +1,8 @@
 """Follows one view of a job from server to server, and checks that it is one and the same job everywhere."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from disttrain.v1.data_service_pb2 import EndOfStream, GetServerInfoResponse, StreamMicrobatchesRequest
@@ -68,6 +69,7 @@ class Follower:
         buffers: Buffers | None,
         prefetch_bytes: int,
         handoff: Handoff,
+        shown: Callable[[Microbatch[Array]], Microbatch[Any]],
         guard: CallGuard,
     ) -> None:
         self._fleet = fleet
@@ -80,6 +82,7 @@ class Follower:
         self._lent_stays = buffers is None
         self._lent_bytes = prefetch_bytes
         self._handoff = handoff
+        self._shown = shown
         self._guard = guard
         self._in_hand: _StepInHand | None = None
 
@@ -142,7 +145,7 @@ class Follower:
                 microbatch = self._receive(head, call, borrowed, endpoint.address)
                 self._fleet.commit(endpoint, info.content_digest)
                 self._cursor = microbatch.cursor.after(microbatch.num_microbatches)
-                self._handoff.put(microbatch)
+                self._handoff.put(self._shown(microbatch))
                 rotation.succeeded()
         except IdleEndError as idle:
             return idle.end
@@ -168,6 +171,8 @@ class Follower:
         microbatch = read_header(header, table)
         self._check(microbatch, server)
         self._handoff.admit(microbatch.nbytes)
+        if borrowed is not None:
+            borrowed.say()  # here, so that the caller need not
         if microbatch.withheld:
             if not self._view.share_fetch:
                 raise ProtocolError("it withheld the tensors of a microbatch that this client shares with no other")

@@ -4,10 +4,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from trainclient.stream.errors import ClosedError
-from trainclient.stream.microbatch import Array, Microbatch
+from trainclient.stream.microbatch import Microbatch
 
 MAX_READY: Final = 16
 """Microbatches in the queue, however small they are: servers plan every step that any of a job's ranks is at, so a
@@ -26,13 +26,15 @@ class Handoff:
         self._limit_bytes = limit_bytes
         self._stall_s = stall_s
         self._changed = threading.Condition()
-        self._ready: deque[Microbatch[Array]] = deque()
+        self._ready: deque[Microbatch[Any]] = deque()
         self._ready_bytes = 0
         self._stalled_at: float | None = time.monotonic() + stall_s
         self._finished = False
         self._error: Exception | None = None
         self._closed = False
         self._told: Callable[[], object] | None = None
+        self._awaited = 0
+        """The receiver waits until so few microbatches are left."""
 
     def restart_clock(self) -> None:
         """Receiver: a new request was sent."""
@@ -56,9 +58,11 @@ class Handoff:
         """
         with self._changed:
             self._stalled_at = None
-            self._changed.wait_for(lambda: self._closed or not self._ready or self._fits(nbytes))
-            if self._closed:
-                raise ClosedError("the reader was closed")
+            if self._ready and not self._fits(nbytes):
+                self._await_at_most(len(self._ready) // 2)
+                while not self._closed and self._ready and not self._fits(nbytes):
+                    self._await_at_most(len(self._ready) - 1)
+            self._check_open()
             self._start_clock()
 
     def await_caller(self) -> None:
@@ -69,12 +73,10 @@ class Handoff:
         """
         with self._changed:
             self._stalled_at = None
-            queued = len(self._ready)
-            self._changed.wait_for(lambda: self._closed or len(self._ready) < max(1, queued))
-            if self._closed:
-                raise ClosedError("the reader was closed")
+            self._await_at_most(max(0, len(self._ready) - 1))
+            self._check_open()
 
-    def put(self, microbatch: Microbatch[Array]) -> None:
+    def put(self, microbatch: Microbatch[Any]) -> None:
         """Receiver: leave a microbatch for the caller."""
         with self._changed:
             self._ready.append(microbatch)
@@ -89,7 +91,7 @@ class Handoff:
             self._error = error
             self._changed.notify_all()
 
-    def take(self, on_stall: Callable[[], None]) -> Microbatch[Array] | None:
+    def take(self, on_stall: Callable[[], None]) -> Microbatch[Any] | None:
         """Caller: the next microbatch; None at the end of the job.
 
         Args:
@@ -116,7 +118,8 @@ class Handoff:
                     self._changed.wait(left)
             microbatch = self._ready.popleft()
             self._ready_bytes -= microbatch.nbytes
-            self._changed.notify_all()
+            if len(self._ready) <= self._awaited:
+                self._changed.notify_all()
             told = None if self._ready else self._told
             if told is not None and self._stalled_at is not None:  # the server may have waited to be told
                 self._stalled_at = time.monotonic() + self._stall_s
@@ -147,6 +150,16 @@ class Handoff:
     def _start_clock(self) -> None:
         self._stalled_at = time.monotonic() + self._stall_s
         self._changed.notify_all()  # a caller that found the clock stopped waits without a limit
+
+    def _await_at_most(self, count: int) -> None:
+        """Wait until so few are left, or the reader is closed. The caller wakes no thread before: on a machine whose
+        cores are busy it may lose its own to the one it wakes, and gets it back some milliseconds later."""
+        self._awaited = count
+        self._changed.wait_for(lambda: self._closed or len(self._ready) <= count)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the reader was closed")
 
     def _fits(self, nbytes: int) -> bool:
         return len(self._ready) < MAX_READY and self._ready_bytes + nbytes <= self._limit_bytes

@@ -4,9 +4,10 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from dataserver.planning.identity import Job
 from trainclient.stream.buffers import Buffers
@@ -41,6 +42,7 @@ class MicrobatchReader:
         prefetch_bytes: int = PREFETCH_BYTES,
         max_microbatch_bytes: int = MAX_MICROBATCH_BYTES,
         buffers: Buffers | None = None,
+        shown: Callable[[Microbatch[Array]], Microbatch[Any]] = lambda microbatch: microbatch,
     ) -> None:
         """Begin to receive.
 
@@ -54,6 +56,8 @@ class MicrobatchReader:
             max_microbatch_bytes: a larger one is refused before memory is taken for it.
             buffers: where microbatches are put; by default they stay in memory that a server on this machine lends, and
                 go into a pool of this reader's own otherwise.
+            shown: what a received microbatch is turned into, in the receiving thread; nothing by default. It must not
+                refer to whoever owns this reader, or that would never be dropped.
         """
         self._cursor = start or Cursor(0)
         self._wait_s = 0.0
@@ -70,6 +74,7 @@ class MicrobatchReader:
             buffers=buffers,
             prefetch_bytes=prefetch_bytes,
             handoff=self._handoff,
+            shown=shown,
             guard=self._guard,
         )
         name = f"reader-{view.module}-{view.rank}"
@@ -98,7 +103,7 @@ class MicrobatchReader:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Microbatch[Array]:
+    def __next__(self) -> Microbatch[Any]:
         """The next microbatch; StopIteration after the job's last one.
 
         Raises:
