@@ -4,8 +4,9 @@
 Each stream is the view of an encoder rank of its own, read as fast as it comes; all ranks are one job's, so that every
 server has a share of them. Several servers are peers, which plan every step once. CPU time is that of all servers and
 of the process that reads, between a warm-up and the end; rounds are interleaved, and ratios are those of one round.
-Fairness is what each of the 256 streams got by the end, over the median. Memory is that of each server, over what it
-may use: its prefetch budget, a microbatch for each stream, and what a server without streams takes.
+Fairness is what each of the 256 streams got by the end, over the median, whichever server it is of. Memory is that of
+each server (PSS, at several moments), over what it may use: its prefetch budget, a microbatch for each stream, and what
+a server without streams takes. Messages in gRPC's hands and plans in the making are not in that sum, but are measured.
 """
 
 import argparse
@@ -44,6 +45,8 @@ FIRST_PORT: Final = 47_410
 """Peers name each other's, so they cannot be any that are free."""
 PREFETCH_MB: Final = 256
 """Budget of each server for working ahead."""
+LOOKS: Final = 8
+"""Moments at which memory is measured."""
 TIMEOUT_S: Final = 600.0
 
 
@@ -100,8 +103,8 @@ class Measured:
     wall_s: float
     idle_mb: float
     """PSS of the largest server before any stream."""
-    busy_mb: float
-    """PSS of the largest server while all streams are read."""
+    busy_mb: list[float]
+    """PSS of the largest server while all streams are read, at each look."""
     largest_mb: float
     """The largest microbatch."""
 
@@ -130,11 +133,14 @@ def measure(folder: Path, streams: int, servers: int, images: int) -> Measured:
             stack.callback(consumer.close)
         _wait_for(consumers, max(streams, images // MICROBATCH // 4))
         before, cpu_s, began = [c.count for c in consumers], _cpu_s(running), time.perf_counter()
-        _wait_for(consumers, sum(before) + images // MICROBATCH)
+        busy_mb = []
+        for look in range(1, LOOKS + 1):
+            _wait_for(consumers, sum(before) + images // MICROBATCH * look // LOOKS)
+            busy_mb.append(_largest_pss_mb(running))
         counts = [c.count - b for c, b in zip(consumers, before, strict=True)]
         cpu_s, wall_s = _cpu_s(running) - cpu_s, time.perf_counter() - began
         largest_mb = max(consumer.largest_bytes for consumer in consumers) / 1e6
-        return Measured(counts, cpu_s, wall_s, idle_mb, _largest_pss_mb(running), largest_mb)
+        return Measured(counts, cpu_s, wall_s, idle_mb, busy_mb, largest_mb)
 
 
 def _wait_for(consumers: list[Consumer], count: int) -> None:
@@ -180,12 +186,13 @@ def rows_of_many(found: Measured) -> Iterator[Row]:
         f"within {WITHIN:.0%}",
         fair,
     )
+    middle_mb, busy_mb = statistics.median(found.busy_mb), max(found.busy_mb)
     most = found.idle_mb + PREFETCH_MB * 1.048576 + found.largest_mb * streams / servers
     yield Row(
         f"{title}: memory of the largest server",
-        f"{found.busy_mb:.0f} MB; {found.idle_mb:.0f} MB without streams",
+        f"{middle_mb:.0f} MB, at most {busy_mb:.0f}; {found.idle_mb:.0f} MB without streams",
         f"<= {most:.0f} MB",
-        found.busy_mb <= most,
+        busy_mb <= most,
     )
 
 

@@ -27,6 +27,7 @@ from disttrain.v1.data_service_pb2 import EndOfStream
 from dataserver.planning.plan import StepPlan
 from dataserver.serving.assembly import Assembly, with_retries
 from dataserver.serving.errors import DataServiceError, service_error
+from dataserver.serving.fair_pool import FairPool
 from dataserver.serving.lending import Lending
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import JOB_CHARS, Metrics, Progress, Stage, Wait
@@ -58,7 +59,8 @@ class Shared:
     own. Decoding has threads of its own, so that a new stream's plan need not wait for images."""
     making: AbstractContextManager[bool]
     """Held while a stream reads token ids and lays out a view, which few of them do at once."""
-    decoding: Executor
+    decoding: FairPool
+    """Of images; a queue for each stream."""
     lending: Lending
     draining: threading.Event
     """Set when streams are to end after the microbatch in hand."""
@@ -94,6 +96,7 @@ class MicrobatchStream:
         self._on_close = on_close
         self._source = source
         self._account = shared.budget.open()
+        self._decoding = shared.decoding.queue()
         self._borrower = shared.lending.claim(memory_token, self._account)
         self._condition = threading.Condition()
         """Guards what follows, except `_position` (the consumer's), `_cursor`, `_pending` and `_plan` (the preparing
@@ -341,7 +344,7 @@ class MicrobatchStream:
                 return
         # Without the lock: this reads token ids. If `close` cancelled the assembly meanwhile, `start` only settles it.
         with self._shared.making:
-            assembly.start(self._source, self._shared.decoding)
+            assembly.start(self._source, self._decoding)
         with self._condition:
             self._preparing = False
         self._prepare_more()

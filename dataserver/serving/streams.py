@@ -9,6 +9,7 @@ from disttrain.v1 import errors_pb2
 
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
+from dataserver.serving.fair_pool import FairPool
 from dataserver.serving.lending import Lending
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics, Progress
@@ -24,15 +25,16 @@ class Streams:
     """All open streams."""
 
     def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
+        budget = ByteBudget(config.prefetch_bytes)
         self.shared = Shared(
             stream_bytes=config.stream_bytes,
             ahead_bytes=AHEAD_BYTES * config.decode_threads,
-            budget=ByteBudget(config.prefetch_bytes),
-            buffers=BufferPool(config.prefetch_bytes + config.stream_bytes),
+            budget=budget,
+            buffers=BufferPool(budget),
             # Twice as many: the thread of a closed stream may still compute a plan that others wait for.
             preparing=ThreadPoolExecutor(2 * config.max_streams, "prepare"),
             making=threading.BoundedSemaphore(MAKING_AT_ONCE),
-            decoding=ThreadPoolExecutor(config.decode_threads, "decode"),
+            decoding=FairPool(config.decode_threads, "decode"),
             lending=Lending(config.lend_memory),
             draining=threading.Event(),
             metrics=metrics,
@@ -124,7 +126,7 @@ class Streams:
         self.shared.lending.close()
         # Closed streams submit nothing to `preparing`; what runs there may still submit to `decoding`: it ends first.
         self.shared.preparing.shutdown(cancel_futures=True)
-        self.shared.decoding.shutdown(cancel_futures=True)
+        self.shared.decoding.shutdown()
 
     def _watch(self) -> None:
         """End streams soon after they have been idle for so long."""

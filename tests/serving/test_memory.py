@@ -1,6 +1,7 @@
 import threading
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ def test_size_classes_hold_what_they_are_for_and_waste_at_most_a_quarter(num_byt
 
 
 def test_a_returned_buffer_is_used_again_and_never_twice() -> None:
-    pool = BufferPool(64 * MIB)
+    pool = BufferPool(ByteBudget(64 * MIB))
     first = pool.take(3 * MIB)
     assert pool.take(3 * MIB) is not first
     pool.give(first)
@@ -28,12 +29,46 @@ def test_a_returned_buffer_is_used_again_and_never_twice() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    pool = BufferPool(4 * MIB)
+    pool = BufferPool(ByteBudget(4 * MIB))
     buffers = [pool.take(MIB) for _ in range(8)]
     for buffer in buffers:
         pool.give(buffer)
         assert pool.free_bytes <= 4 * MIB
     assert pool.take(MIB) is buffers[-1]
+
+
+def test_what_is_kept_and_what_is_granted_never_exceed_the_budget_together() -> None:
+    budget = ByteBudget(4 * MIB)
+    pool, account = BufferPool(budget), budget.open()
+    buffers = [pool.take(MIB) for _ in range(4)]
+    for buffer in buffers:
+        pool.give(buffer)
+    assert account.take(3 * MIB)
+    assert pool.take(2 * MIB).nbytes == 2 * MIB, "another size, which is in use without being granted"
+    assert pool.free_bytes == 0
+    for buffer in buffers:
+        pool.give(buffer)
+        assert pool.free_bytes + budget.used <= budget.total
+    assert account.take(MIB)
+    pool.give(buffers[0])
+    assert pool.free_bytes == MIB, "a stream without a budget uses its own again"
+
+
+def test_what_is_dropped_goes_back_to_the_system() -> None:
+    pool, process = BufferPool(ByteBudget(0)), psutil.Process()
+    buffers = [pool.take(MIB) for _ in range(64)]
+    for buffer in buffers:
+        buffer[:] = 1
+    full = process.memory_info().rss
+    for i in range(0, 64, 2):  # every other one
+        pool.give(buffers[i])
+        buffers[i] = buffer = np.empty(0, np.uint8)
+    assert full - process.memory_info().rss > 24 * MIB
+
+
+def test_memory_that_there_is_not_is_an_error_of_memory() -> None:
+    with pytest.raises(MemoryError, match="for a microbatch"):
+        BufferPool(ByteBudget(0)).take(1 << 60)
 
 
 def test_a_lone_stream_may_have_the_whole_budget_and_two_share_it() -> None:
@@ -62,7 +97,7 @@ def test_a_stream_may_exceed_its_share_with_one_microbatch() -> None:
 
 @pytest.mark.parametrize("num_threads", [2, 8])
 def test_nothing_is_lost_between_threads(num_threads: int) -> None:
-    budget, pool = ByteBudget(1000), BufferPool(MIB)
+    budget, pool = ByteBudget(1000), BufferPool(ByteBudget(MIB))
     failures: list[int] = []
 
     def work(seed: int) -> None:

@@ -13,6 +13,7 @@ from disttrain.v1.data_service_pb2 import EndOfStream
 from serving.harness import TIMEOUT_S
 
 from dataserver.serving.errors import DataServiceError
+from dataserver.serving.fair_pool import FairPool
 from dataserver.serving.lending import Lending
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics
@@ -48,12 +49,13 @@ class Source:
 @pytest.fixture
 def shared() -> Iterator[Shared]:
     """Room for one microbatch of each stream, and one place for making them."""
-    with ThreadPoolExecutor(8) as preparing, ThreadPoolExecutor(1) as decoding:
+    budget, decoding = ByteBudget(0), FairPool(1, "decode")
+    with ThreadPoolExecutor(8) as preparing:
         yield Shared(
             stream_bytes=SIZE,
             ahead_bytes=8 * SIZE,
-            budget=ByteBudget(0),
-            buffers=BufferPool(4 * SIZE),
+            budget=budget,
+            buffers=BufferPool(budget),
             preparing=preparing,
             making=threading.BoundedSemaphore(1),
             decoding=decoding,
@@ -61,6 +63,7 @@ def shared() -> Iterator[Shared]:
             draining=threading.Event(),
             metrics=Metrics(),
         )
+    decoding.shutdown()
 
 
 def opened(shared: Shared, source: Any) -> MicrobatchStream:

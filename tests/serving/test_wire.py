@@ -79,7 +79,7 @@ def test_buffers_and_shares_to_the_byte() -> None:
     ]:
         classes = sorted({1 << 16, *(quarters << i for i in range(14, 31) for quarters in (4, 5, 6, 7))})
         assert size_class(size) == next(c for c in classes if c >= size), size
-    pool = BufferPool(3 << 16)
+    pool = BufferPool(ByteBudget(3 << 16))
     small = [pool.take(1) for _ in range(4)]
     for buffer in small:
         pool.give(buffer)
@@ -87,7 +87,7 @@ def test_buffers_and_shares_to_the_byte() -> None:
     assert pool.take(1) is small[3]
     assert [pool.take(1) is b for b in (small[2], small[1])] == [True, True]
     assert (pool.free_bytes, pool.take(1) is small[0]) == (0, False)
-    many = BufferPool(1 << 40)
+    many = BufferPool(ByteBudget(1 << 40))
     buffer = np.zeros(1 << 16, np.uint8)
     for _ in range(257):
         many.give(buffer)

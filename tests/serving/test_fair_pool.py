@@ -1,0 +1,61 @@
+"""Queues of a pool have their turns, whatever the others have waiting."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+
+import pytest
+from serving.harness import TIMEOUT_S
+
+from dataserver.serving.fair_pool import FairPool
+
+
+@pytest.fixture
+def pool() -> Iterator[FairPool]:
+    """One with one thread."""
+    made = FairPool(1, "test")
+    yield made
+    made.shutdown()
+
+
+def test_queues_have_a_task_run_in_turn_however_many_they_have(pool: FairPool) -> None:
+    ran, go = list[str](), threading.Event()
+    first = pool.queue().submit(go.wait, TIMEOUT_S)
+    many, few = pool.queue(), pool.queue()
+    futures = [many.submit(ran.append, f"many {i}") for i in range(4)]
+    futures += [few.submit(ran.append, f"few {i}") for i in range(2)]
+    go.set()
+    assert not wait([first, *futures], TIMEOUT_S).not_done
+    assert ran == ["many 0", "few 0", "many 1", "few 1", "many 2", "many 3"]
+
+
+def test_what_a_task_gives_or_raises_and_what_is_cancelled(pool: FairPool) -> None:
+    queue, go = pool.queue(), threading.Event()
+    first = queue.submit(go.wait, timeout=TIMEOUT_S)
+    cancelled, failed, last = queue.submit(print), queue.submit(int, "x"), queue.submit(int, "7")
+    told: list[Future[None]] = []
+    cancelled.add_done_callback(told.append)
+    assert cancelled.cancel()
+    assert told == [cancelled]
+    go.set()
+    assert first.result(TIMEOUT_S)
+    assert isinstance(failed.exception(TIMEOUT_S), ValueError)
+    assert last.result(TIMEOUT_S) == 7
+
+
+def test_a_pool_that_ends_finishes_what_runs_and_cancels_what_waits(pool: FairPool) -> None:
+    queue, began, go = pool.queue(), threading.Event(), threading.Event()
+
+    def work() -> int:
+        began.set()
+        return int(go.wait(TIMEOUT_S))
+
+    running, waiting = queue.submit(work), pool.queue().submit(print)
+    assert began.wait(TIMEOUT_S)
+    waiting.add_done_callback(lambda _: queue.tasks.clear())  # it may take locks, so none is held
+    threading.Timer(0.05, go.set).start()
+    pool.shutdown()
+    assert running.result(0) == 1
+    assert waiting.cancelled()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        queue.submit(print)
