@@ -100,7 +100,7 @@ TIMES: dict[str, dict[str, float]] = {
     "dataserver/serving/stream.py": {"LOOK_S": 0.1},
     "dataserver/serving/supervisor.py": {"FIRST_PAUSE_S": 1, "MAX_PAUSE_S": 30, "STEADY_S": 60},
     "trainclient/stream/endpoint.py": {"PING_EVERY_MS": 2000, "PING_TIMEOUT_MS": 5000},
-    "trainclient/stream/borrowing.py": {"SAY_EVERY_S": 0.05},
+    "trainclient/stream/borrowing.py": {"SAY_EVERY_S": 0.2},
     "trainclient/stream/reader.py": {"JOIN_S": 10},
     "trainclient/stream/rotation.py": {"FIRST_PAUSE_S": 0.1, "LONGEST_PAUSE_S": 5, "REPORT_EVERY_S": 5},
 }

@@ -28,9 +28,11 @@ from trainclient.stream.errors import ProtocolError
 MAX_BLOCKS: Final = 256
 """Mapped at once; a server has fewer."""
 
-SAY_EVERY_S: Final = 0.05
-"""While more is kept than was returned, returns are said together, so often at most. To say something wakes the server,
-and where cores are busy whoever wakes another thread may lose its own core to it, for some milliseconds."""
+KEPT: Final = 2
+SAY_EVERY_S: Final = 0.2
+"""While more than `KEPT` blocks are kept beyond those returned, returns are said together, at least so often. To say
+something wakes the server, and where cores are busy whoever wakes another thread may lose its own core to it, for some
+milliseconds."""
 
 _NAME: Final = re.compile("disttrain-[0-9a-f]{32}")
 _HELLO: Final = struct.Struct("<16sQ")
@@ -125,14 +127,14 @@ class Borrowed:
         if forks == _forks:
             self._lent.discard(number)
             self._unsaid.append(number)
-            if len(self._unsaid) >= len(self._lent) or time.monotonic() > self._said_at + SAY_EVERY_S:
+            if len(self._unsaid) + KEPT >= len(self._lent) or time.monotonic() > self._said_at + SAY_EVERY_S:
                 self.say()
 
     def say(self) -> None:
         """Say what was returned. Any thread may call it."""
-        self._said_at = time.monotonic()
         with suppress(OSError), self._saying:  # nobody wants to hear it any more
             while self._unsaid:
+                self._said_at = time.monotonic()
                 said = self._unsaid.pop()
                 try:
                     self._connection.send(_RETURNED.pack(said))
