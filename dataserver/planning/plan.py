@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from dataserver.planning.identity import Job
+from dataserver.planning.narrow import narrow
 from dataserver.planning.samples import I64, StepSamples, Task, row_sums
 
 
@@ -200,12 +201,13 @@ class StepPlan(ArrangedStep):
     """What else was decided, and why."""
 
 
-def plan_hash(job_id: str, step: int, arranged: ArrangedStep) -> bytes:
-    """SHA-256 over job, step and every array of a plan as little-endian 64-bit words, each preceded by its length.
+def plan_hash(version: int, job_id: str, step: int, arranged: ArrangedStep) -> bytes:
+    """SHA-256 over job, step and every array of a plan, each preceded by its length. Of numbers, zeros are left out.
 
-    Of numbers, zeros are left out.
+    Arrays are little-endian words of 64 bits in version 1. From version 2 on they have as few bytes as their largest
+    value takes, a quarter in all: every server of a plan computes its hash.
     """
-    digest = hashlib.sha256(f"disttrain plan 1\n{job_id}\n{step}\n{arranged.num_microbatches}\n".encode())
+    digest = hashlib.sha256(f"disttrain plan {version}\n{job_id}\n{step}\n{arranged.num_microbatches}\n".encode())
     parts: tuple[StepSamples | Arrangement | Routing | ModuleSchedule | RankGroups, ...]
     parts = (arranged.samples, *arranged.arrangements, *arranged.routings, *arranged.schedules, arranged.groups)
     for part in parts:
@@ -216,10 +218,10 @@ def plan_hash(job_id: str, step: int, arranged: ArrangedStep) -> bytes:
             elif isinstance(value, int):
                 digest.update(f"{name} {value}\n".encode() if value else b"")
             else:
-                digest.update(f"{name} {len(value)}\n".encode())
-                # int64 has the bytes of uint64: ordinarily nothing is copied.
-                words = value if value.dtype == np.int64 else value.astype(np.uint64, copy=False)
-                digest.update(np.ascontiguousarray(words, words.dtype.newbyteorder("<")).data)
+                words = value.astype("<u8") if version == 1 else narrow(value)
+                width = "" if version == 1 else f" {words.itemsize}"
+                digest.update(f"{name} {len(words)}{width}\n".encode())
+                digest.update(words.data)
     return digest.digest()
 
 
@@ -234,5 +236,5 @@ def make_plan(job: Job, step: int, arranged: ArrangedStep) -> StepPlan:
         step=step,
         text_tokens=int((samples.text_tokens + 1) @ understood),
         target_patches=int(row_sums(samples.patches, samples.image_offsets) @ generated),
-        hash=plan_hash(job.job_id, step, arranged),
+        hash=plan_hash(job.spec.execution.plan_version, job.job_id, step, arranged),
     )

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from dataserver.planning.identity import Job, parse_job
+from dataserver.planning.identity import Job, identify, parse_job
 from dataserver.planning.job import AnyLayout, Execution
 from dataserver.planning.jobspec import BalancePolicy
 
@@ -106,3 +106,10 @@ def changed(data: Any, path: tuple[Any, ...], value: Any) -> Any:
 def make_job(**arguments: Any) -> Job:
     """`job_data`, parsed."""
     return parse_job(job_data(**arguments))
+
+
+def in_version_1(job: Job) -> Job:
+    """The job with plan_version 1: plans of version 2 are the same ones, with another hash."""
+    return identify(
+        job.spec.model_copy(update={"execution": job.spec.execution.model_copy(update={"plan_version": 1})})
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders.jobs import LAYOUT_KINDS
+from builders.jobs import LAYOUT_KINDS, in_version_1
 from builders.matrix import Step, matrix, samples_of
 
 from dataserver.planning.layout import PlannedTimeline, layout_of
@@ -27,7 +27,7 @@ STEP = 3
 
 def outcome(step: Step) -> dict[str, str]:
     """What planning a step says, in short."""
-    job, tables = step
+    job, tables = in_version_1(step[0]), step[1]
     limits = layout_of(job.spec.execution).limits(job.spec)
     found = {}
     try:

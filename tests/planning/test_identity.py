@@ -1,5 +1,6 @@
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -53,11 +54,19 @@ execution:
 """
 
 
-def test_golden_ids() -> None:
+@pytest.mark.parametrize(
+    ("version", "job_id"),
+    [
+        (1, "c96739673a0b82a065dcbb62de4ffced99419a928af96a236a9e9de087587fe1"),
+        (2, "da6b64118911cc5aaeeba15ac69e5b0abab05ad8fe1fa6c1c5cf2b7326d9403f"),
+    ],
+)
+def test_golden_ids(version: int, job_id: str) -> None:
     """A change here changes the identity of running jobs: do not make one."""
-    job = parse_job(parse_yaml(GOLDEN_JOB.encode()))
+    job = parse_job(parse_yaml(f"{GOLDEN_JOB}  plan_version: {version}\n".encode()))
     assert job.stream_id == "cdbc995083e1ea03daef68fdf47474cdbaef6e049ec5b93090b88e8481def5d9"
-    assert job.job_id == "c96739673a0b82a065dcbb62de4ffced99419a928af96a236a9e9de087587fe1"
+    assert job.job_id == job_id
+    assert (job == parse_job(parse_yaml(GOLDEN_JOB.encode()))) == (version == 2)
 
 
 def test_ids_are_hashes_of_canonical_json() -> None:
@@ -276,14 +285,14 @@ def test_every_field_counts() -> None:
 @pytest.mark.parametrize(
     ("path", "supported"),
     [
-        (("stream", "order_version"), 1),
-        (("stream", "content_version"), 2),
-        (("execution", "plan_version"), 1),
+        (("stream", "order_version"), [1]),
+        (("stream", "content_version"), [2]),
+        (("execution", "plan_version"), [1, 2]),
     ],
 )
-def test_other_versions_are_refused_by_name(path: tuple[str, str], supported: int) -> None:
-    found = supported + 1
-    refusal = rf"pinned to {path[1]} {found}; this release has \[{supported}\]"
+def test_other_versions_are_refused_by_name(path: tuple[str, str], supported: list[int]) -> None:
+    found = supported[-1] + 1
+    refusal = f"pinned to {path[1]} {found}; this release has {re.escape(str(supported))}"
     with pytest.raises(UnsupportedVersionError, match=refusal):
         parse_job(changed(job_data(), path, found))
 

@@ -7,11 +7,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from builders.jobs import dataset, make_job
 from builders.pipelined import sample_plan
 from builders.samples import SyntheticDatasets
 
 from dataserver.planning.identity import Job
+from dataserver.planning.narrow import narrow
 from dataserver.planning.plan import Arrangement, ModuleSchedule, RankGroups, Routing, StepPlan, plan_hash
 from dataserver.planning.planner import plan_step, timeline
 from dataserver.planning.samples import ShardTable, StepSamples
@@ -20,15 +22,16 @@ from dataserver.planning.sizing import shard_table
 GOLDEN = Path(__file__).with_name("golden.json")
 
 
-def hash_again(plan: StepPlan, **changes: object) -> bytes:
-    changed = replace(plan, **changes)  # type: ignore[arg-type]
-    return plan_hash(changed.job_id, changed.step, changed)
-
-
-def test_the_hash_covers_everything() -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_hash_covers_everything(version: int) -> None:
     plan = sample_plan()
-    hashes = {plan.hash, hash_again(plan, job_id="0" * 64), hash_again(plan, step=6)}
-    assert hash_again(plan) == plan.hash
+
+    def hash_again(plan: StepPlan, **changes: object) -> bytes:
+        changed = replace(plan, **changes)  # type: ignore[arg-type]
+        return plan_hash(version, changed.job_id, changed.step, changed)
+
+    hashes = {hash_again(plan), hash_again(plan, job_id="0" * 64), hash_again(plan, step=6)}
+    assert (hash_again(plan) == plan.hash) == (version == 2)
     hashes.add(hash_again(plan, num_microbatches=plan.num_microbatches + 1))
     hashes.add(hash_again(plan, routings=plan.routings[::-1]))
     expected = 5
@@ -55,6 +58,14 @@ def test_the_hash_covers_everything() -> None:
 
 def _bumped(values: np.ndarray) -> np.ndarray:
     return np.append(values[:-1], values[-1:] + 1) if len(values) else np.ones(1, np.int64)
+
+
+def test_arrays_of_other_widths_have_other_hashes() -> None:
+    """Four small numbers have the bytes of two larger ones."""
+    plan = sample_plan()
+    few, many = (replace(plan.groups, degree=np.array(v)) for v in ([0x0201, 0x0403], [1, 2, 3, 4]))
+    assert narrow(few.degree).tobytes() == narrow(many.degree).tobytes()
+    assert len({plan_hash(2, plan.job_id, 0, replace(plan, groups=g)) for g in (few, many)}) == 2
 
 
 def test_every_part_of_a_plan_is_hashed() -> None:
@@ -84,7 +95,7 @@ def test_another_process_makes_the_same_plan() -> None:
 # Rewrite the file with `python -m planning.test_plan_identity` from tests/, together with the raised version.
 
 
-def golden_job() -> Job:
+def golden_job(version: int) -> Job:
     return make_job(
         stream={
             "datasets": [dataset("laion", weight="0.7"), dataset("obelics", weight="0.3")],
@@ -94,7 +105,7 @@ def golden_job() -> Job:
             "shuffle_window": 2,
             "seed": 42,
         },
-        execution={"microbatch": 2, "end": {"passes": 2}},
+        execution={"microbatch": 2, "end": {"passes": 2}, "plan_version": version},
         encoder=3,
         backbone=(2, 2),
         generator=2,
@@ -110,8 +121,8 @@ def golden_table(job: Job, num_samples: int, max_images: int) -> ShardTable:
     return shard_table(job.stream, rows, rows * 83 % 311, offsets, 16 + images * 197 % 907, 16 + images * 331 % 601)
 
 
-def golden() -> dict[str, object]:
-    job = golden_job()
+def golden(version: int) -> dict[str, object]:
+    job = golden_job(version)
     sizes = (((90, 0, 70, 80), 1), ((40, 50), 3))
     tables = [[golden_table(job, n, images) for n in shards] for shards, images in sizes]
     data = SyntheticDatasets(job, tables)
@@ -141,11 +152,12 @@ def golden() -> dict[str, object]:
     }
 
 
-def test_golden_order_and_plans() -> None:
-    expected, found = json.loads(GOLDEN.read_text()), golden()
+@pytest.mark.parametrize("version", [1, 2])
+def test_golden_order_and_plans(version: int) -> None:
+    expected, found = json.loads(GOLDEN.read_text())[version - 1], golden(version)
     assert found["order"] == expected["order"], "order-breaking: raise order_version"
     assert found == expected, "plan-breaking: raise plan_version"
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps(golden(), separators=(",", ":")) + "\n")
+    GOLDEN.write_text(json.dumps([golden(1), golden(2)], separators=(",", ":")) + "\n")

@@ -213,7 +213,7 @@ def test_a_lie_that_is_consistent_is_found_by_planning_again(
 
 def _named(plan: StepPlan, job_id: str) -> StepPlan:
     """A plan as that of another job, with the hash that it then has."""
-    return replace(plan, job_id=job_id, hash=plan_hash(job_id, plan.step, plan))
+    return replace(plan, job_id=job_id, hash=plan_hash(2, job_id, plan.step, plan))
 
 
 def test_a_peer_of_another_build_is_asked_for_nothing(

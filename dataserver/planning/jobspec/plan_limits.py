@@ -34,22 +34,19 @@ class PlanLimits:
     """Nanoseconds, bytes, or products of them, that could come together in one step: they are added in int64."""
 
 
-PLAN_LIMITS: Final[Mapping[int, PlanLimits]] = MappingProxyType(
-    {
-        1: PlanLimits(
-            step_sequences=1 << 17,
-            step_samples=1 << 17,
-            step_images=1 << 18,
-            step_microbatches=1 << 14,
-            step_operations=1 << 21,
-            step_passes=1 << 20,
-            rank_pairs=1 << 24,
-            group_sequences=1 << 13,
-            island_work=1 << 27,
-            integer=1 << 62,
-        )
-    }
+_LIMITS: Final = PlanLimits(
+    step_sequences=1 << 17,
+    step_samples=1 << 17,
+    step_images=1 << 18,
+    step_microbatches=1 << 14,
+    step_operations=1 << 21,
+    step_passes=1 << 20,
+    rank_pairs=1 << 24,
+    group_sequences=1 << 13,
+    island_work=1 << 27,
+    integer=1 << 62,
 )
+PLAN_LIMITS: Final[Mapping[int, PlanLimits]] = MappingProxyType({1: _LIMITS, 2: _LIMITS})
 """By plan version."""
 
 SINGLE_STEP: Final = 4

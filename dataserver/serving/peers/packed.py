@@ -1,12 +1,9 @@
 """Arrays of integers in messages between servers: 1, 2, 4 or 8 bytes each, little-endian."""
 
-from typing import Final
-
 import numpy as np
 
+from dataserver.planning.narrow import WIDTHS, narrow
 from dataserver.planning.samples import I64
-
-_WIDTHS: Final = (1, 2, 4, 8)
 
 
 class PackedError(ValueError):
@@ -15,8 +12,7 @@ class PackedError(ValueError):
 
 def packed(values: I64) -> bytes:
     """Integers from 0 on, in as few bytes as the largest takes."""
-    width = next(w for w in _WIDTHS if int(values.max(initial=0)) < 1 << 8 * w)
-    return values.astype(f"<u{width}").tobytes()
+    return narrow(values).tobytes()
 
 
 def unpacked(what: str, data: bytes, count: int) -> I64:
@@ -25,7 +21,7 @@ def unpacked(what: str, data: bytes, count: int) -> I64:
     Raises:
         PackedError: it is another number of them, or one is beyond int64.
     """
-    width = next((w for w in _WIDTHS if len(data) == w * count), None)
+    width = next((w for w in WIDTHS if len(data) == w * count), None)
     if width is None:
         raise PackedError(f"it has {len(data)} bytes for the {what} of {count} items; 1, 2, 4 or 8 each are required")
     values = np.frombuffer(data, f"<u{width}").astype(np.int64)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.contrastive import contrastive_job, contrastive_samples, contrastive_table, tower
+from builders.jobs import in_version_1
 from planning.scattered import digest, numbers
 
 from dataserver.planning.balancing import BALANCERS, BinRoom
@@ -163,7 +164,7 @@ def small_jobs() -> Iterator[Job]:
                 fields["memory"] = {"room_bytes": 100 * units, "unit_bytes": 100}
             towers.append(tower(f"{modality}-{number}", modality, **fields))
         pipe = seed % 7 > 0
-        yield contrastive_job(
+        job = contrastive_job(
             towers,
             batch=12 * each,
             groups=1 + seed % 4,
@@ -172,6 +173,7 @@ def small_jobs() -> Iterator[Job]:
             extra_in_flight=seed % 3 if pipe else 0,
             interaction_ns=777 * (seed % 3),
         )
+        yield in_version_1(job)
 
 
 def planned(job: Job, number: int) -> list[object]:
