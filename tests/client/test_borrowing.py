@@ -7,14 +7,17 @@ import resource
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dataserver.serving.lending import Borrower, Lending
 from dataserver.serving.memory import ByteBudget
+from trainclient.stream import borrowing
 from trainclient.stream.borrowing import MAX_BLOCKS, Borrowed
 from trainclient.stream.errors import ProtocolError
 
@@ -99,6 +102,23 @@ def test_while_most_is_kept_returns_are_said_together(desk: Lending) -> None:
     borrowed._said_at = 0.0
     taken.pop()
     assert not borrowed._unsaid, "nothing was said for long"
+
+
+def test_what_is_dropped_while_something_is_said_is_said_as_well(
+    desk: Lending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Garbage may be collected at any call, also in the thread that is saying something."""
+    borrower, borrowed = pair(desk)
+    kept = [borrowed.take(lend(borrower, 3), SIZE)]
+
+    def monotonic() -> float:
+        kept.clear()
+        return time.monotonic()
+
+    monkeypatch.setattr(borrowing, "time", SimpleNamespace(monotonic=monotonic))
+    borrowed.ask()
+    assert not kept
+    assert lend(borrower, 4) == 0
 
 
 def test_what_is_lent_when_a_process_forks_stays_as_it_is(desk: Lending) -> None:

@@ -30,9 +30,9 @@ MAX_BLOCKS: Final = 256
 
 KEPT: Final = 2
 SAY_EVERY_S: Final = 0.2
-"""While more than `KEPT` blocks are kept beyond those returned, returns are said together, at least so often. To say
-something wakes the server, and where cores are busy whoever wakes another thread may lose its own core to it, for some
-milliseconds."""
+"""While more than `KEPT` blocks are kept beyond those returned, returns are said together: by the first one after this
+time, or when the stream receives the next microbatch. To say something wakes the server, and where cores are busy
+whoever wakes another thread may lose its own core to it, for some milliseconds."""
 
 _NAME: Final = re.compile("disttrain-[0-9a-f]{32}")
 _HELLO: Final = struct.Struct("<16sQ")
@@ -134,8 +134,8 @@ class Borrowed:
         """Say what was returned. Any thread may call it."""
         with suppress(OSError), self._saying:  # nobody wants to hear it any more
             while self._unsaid:
+                said = self._unsaid.pop()  # at once: any call in between may collect garbage, and that says it all
                 self._said_at = time.monotonic()
-                said = self._unsaid.pop()
                 try:
                     self._connection.send(_RETURNED.pack(said))
                 except BlockingIOError:  # the server has not listened for long; it goes with the next
