@@ -80,15 +80,8 @@ def _mapped(num_bytes: int) -> Buffer:
 class ByteBudget:
     """Bytes that all streams share for working ahead. Nothing waits here: what is not granted is asked for again."""
 
-    def __init__(self, total: int, beside: int = 0) -> None:
-        """Nothing is granted yet.
-
-        Args:
-            total: bytes.
-            beside: of them, what each open account's stream takes beside microbatches; at most a quarter of its share.
-        """
+    def __init__(self, total: int) -> None:
         self.total = total
-        self._beside = beside
         self._lock = threading.Lock()
         self._used = 0
         self._accounts = 0
@@ -101,15 +94,15 @@ class ByteBudget:
 
     @property
     def left(self) -> int:
-        """Bytes that could be granted at present."""
+        """Bytes that are not granted at present."""
         with self._lock:
-            return self._left()
+            return self.total - self._used
 
     @property
     def share(self) -> int:
         """Bytes that each open account may hold; all of them, where none is open."""
         with self._lock:
-            return self._share()
+            return self.total // max(1, self._accounts)
 
     def open(self) -> "Account":
         """The account of a new stream."""
@@ -120,21 +113,11 @@ class ByteBudget:
     def _grant(self, held: int, num_bytes: int) -> bool:
         with self._lock:
             # The account that asks is open (`MicrobatchStream.close`), so there is at least one.
-            fair = held == 0 or held + num_bytes <= self._share()
-            if not fair or num_bytes > self._left():
+            fair = held == 0 or held + num_bytes <= self.total // self._accounts
+            if not fair or self._used + num_bytes > self.total:
                 return False
             self._used += num_bytes
             return True
-
-    def _share(self) -> int:
-        return self.total // max(1, self._accounts) - self._taken_beside()
-
-    def _left(self) -> int:
-        return self.total - self._accounts * self._taken_beside() - self._used
-
-    def _taken_beside(self) -> int:
-        """By each stream."""
-        return min(self._beside, self.total // max(1, self._accounts) // 4)
 
     def _return(self, num_bytes: int) -> None:
         with self._lock:
