@@ -15,7 +15,7 @@ import numpy as np
 
 from dataserver.planning.jobspec import Sizing, Stream
 from dataserver.planning.randomness import Operator, dataset_key, draw
-from dataserver.planning.samples import I32, I64, U64, Bool, SampleSizes, ShardTable, StepSamples, Task, row_sums
+from dataserver.planning.samples import I32, I64, U64, Bool, SampleSizes, ShardTable, StepSamples, Task
 
 UNDERSTANDING_EXTRA = 2
 """BOS and EOS."""
@@ -53,24 +53,10 @@ def patch_grid(width: int, height: int, sizing: Sizing) -> tuple[int, int]:
 
 def patch_grids(widths: I32 | I64, heights: I32 | I64, sizing: Sizing) -> tuple[I32, I32]:
     """`patch_grid` of many images: int32 [m] and int32 [m]. Sides up to 2^31 - 1 overflow nowhere."""
-    width, height = widths.astype(np.int64), heights.astype(np.int64)
-    block = sizing.patch * sizing.merge
-    limit = sizing.max_patches // sizing.merge**2
-    rows, columns = np.maximum(1, _round(height, block)), np.maximum(1, _round(width, block))
-    large = np.flatnonzero(rows * columns > limit)
-    if len(large):
-        width, height = width[large], height[large]
-        squares = np.arange(1, limit + 1, dtype=np.int64) ** 2
-        root = np.searchsorted(squares, limit * height // width, side="right")  # integer square root, at most limit
-        fewer = np.maximum(1, root)
-        columns[large] = np.maximum(1, np.minimum(limit // fewer, _round(fewer * width, height)))
-        rows[large] = np.minimum(limit // columns[large], fewer)
-    return (rows * sizing.merge).astype(np.int32), (columns * sizing.merge).astype(np.int32)
+    from dataserver.planning.kernels.sized import grids
 
-
-def _round(numerator: I64, denominator: I64 | int) -> I64:
-    rounded: I64 = (2 * numerator + denominator) // (2 * denominator)
-    return rounded
+    rows, columns = grids(widths, heights, sizing.patch * sizing.merge, sizing.max_patches // sizing.merge**2)
+    return rows * np.int32(sizing.merge), columns * np.int32(sizing.merge)
 
 
 def shard_table(
@@ -122,8 +108,10 @@ def _fixed_tokens(stream: Stream, table: SampleSizes) -> I64:
     """Tokens of each sample that are not text, when it is understood or of a contrastive stream."""
     if stream.contrastive_batch is not None:
         return np.full(len(table), UNDERSTANDING_EXTRA, np.int64)
-    per_image = table.image_rows.astype(np.int64) * table.image_columns // stream.sizing.merge**2 + IMAGE_EXTRA
-    return row_sums(per_image, table.image_offsets) + UNDERSTANDING_EXTRA
+    from dataserver.planning.kernels.sized import image_tokens
+
+    images = table.image_offsets, table.image_rows, table.image_columns
+    return image_tokens(*images, stream.sizing.merge**2, IMAGE_EXTRA) + UNDERSTANDING_EXTRA
 
 
 def is_pair(table: SampleSizes) -> Bool:

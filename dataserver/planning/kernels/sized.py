@@ -1,0 +1,64 @@
+"""Compiled loops over the images of samples, one by one."""
+
+from math import sqrt
+
+import numpy as np
+
+from dataserver.planning.kernels import kernel
+from dataserver.planning.samples import I32, I64
+
+
+def grids(widths: I32 | I64, heights: I32 | I64, block: int, limit: int) -> tuple[I32, I32]:
+    """Rows and columns of merge blocks of each image, int32 [m] each; see `sizing.patch_grids`.
+
+    Args:
+        widths: pixels, positive.
+        heights: pixels, positive.
+        block: pixels of a merge block's side.
+        limit: blocks of an image.
+    """
+    rows, columns = np.empty(len(widths), np.int32), np.empty(len(widths), np.int32)
+    _grids(widths, heights, block, limit, rows, columns)
+    return rows, columns
+
+
+def image_tokens(offsets: I64, rows: I32, columns: I32, merged: int, extra: int) -> I64:
+    """Backbone tokens of the images of each sample, int64 [n].
+
+    Args:
+        offsets: int64 [n + 1], first image of each sample.
+        rows: int32 [m], rows of the image's patch grid.
+        columns: int32 [m], its columns.
+        merged: patches that make up a token.
+        extra: tokens beside those of each image.
+    """
+    tokens = np.empty(len(offsets) - 1, np.int64)
+    _image_tokens(offsets, rows, columns, merged, extra, tokens)
+    return tokens
+
+
+@kernel
+def _grids(widths: I32 | I64, heights: I32 | I64, block: int, limit: int, rows: I32, columns: I32) -> None:
+    """Fill in `rows` and `columns`."""
+    for i in range(len(widths)):
+        width, height = widths[i], heights[i]
+        down, across = max(1, (2 * height + block) // (2 * block)), max(1, (2 * width + block) // (2 * block))
+        if down * across > limit:
+            square = limit * height // width
+            root = int(sqrt(square))  # of less than 2^53, so at most one off
+            root += (root + 1) * (root + 1) <= square
+            root -= root * root > square
+            down = max(1, min(limit, root))
+            across = max(1, min(limit // down, (2 * down * width + height) // (2 * height)))
+            down = min(limit // across, down)
+        rows[i], columns[i] = down, across
+
+
+@kernel
+def _image_tokens(offsets: I64, rows: I32, columns: I32, merged: int, extra: int, tokens: I64) -> None:
+    """Fill in `tokens`."""
+    for sample in range(len(tokens)):
+        count = 0
+        for image in range(offsets[sample], offsets[sample + 1]):
+            count += rows[image] * columns[image] // merged + extra
+        tokens[sample] = count
