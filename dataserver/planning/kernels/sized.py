@@ -1,7 +1,5 @@
 """Compiled loops over the images of samples, one by one."""
 
-from math import sqrt
-
 import numpy as np
 
 from dataserver.planning.kernels import kernel
@@ -18,7 +16,7 @@ def grids(widths: I32 | I64, heights: I32 | I64, block: int, limit: int) -> tupl
         limit: blocks of an image.
     """
     rows, columns = np.empty(len(widths), np.int32), np.empty(len(widths), np.int32)
-    _grids(widths, heights, block, limit, rows, columns)
+    _grids(widths, heights, block, limit, 1 << limit.bit_length() - 1, rows, columns)
     return rows, columns
 
 
@@ -38,17 +36,18 @@ def image_tokens(offsets: I64, rows: I32, columns: I32, merged: int, extra: int)
 
 
 @kernel
-def _grids(widths: I32 | I64, heights: I32 | I64, block: int, limit: int, rows: I32, columns: I32) -> None:
-    """Fill in `rows` and `columns`."""
+def _grids(widths: I32 | I64, heights: I32 | I64, block: int, limit: int, bit: int, rows: I32, columns: I32) -> None:
+    """Fill in `rows` and `columns`; `bit` is the highest one of `limit`."""
     for i in range(len(widths)):
         width, height = widths[i], heights[i]
         down, across = max(1, (2 * height + block) // (2 * block)), max(1, (2 * width + block) // (2 * block))
         if down * across > limit:
-            square = limit * height // width
-            root = int(sqrt(square))  # of less than 2^53, so at most one off
-            root += (root + 1) * (root + 1) <= square
-            root -= root * root > square
-            down = max(1, min(limit, root))
+            square, root, step = limit * height // width, 0, bit
+            while step > 0:  # the integer square root, at most the limit, bit by bit
+                if root + step <= limit and (root + step) * (root + step) <= square:
+                    root += step
+                step >>= 1
+            down = max(1, root)
             across = max(1, min(limit // down, (2 * down * width + height) // (2 * height)))
             down = min(limit // across, down)
         rows[i], columns[i] = down, across
