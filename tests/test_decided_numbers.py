@@ -77,7 +77,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "dataserver/planning/sizing.py": {"UNDERSTANDING_EXTRA": 2, "IMAGE_EXTRA": 2, "GENERATION_EXTRA": 2},
     "dataserver/planning/waves.py": {"AUTOMATIC_EXTRA": 4},
 }
-"""What plan_version 1 means, and fits of costs, on which plans depend: servers of one fleet must plan alike."""
+"""What plan_version 1 and 2 mean, and fits of costs, on which plans depend: servers of one fleet must plan alike."""
 TIMES: dict[str, dict[str, float]] = {
     "dataserver/dataset/index.py": {"TEMP_LIFETIME_S": 600},
     "dataserver/dataset/workers.py": {"LOOK_S": 0.25},

@@ -24,7 +24,8 @@ def size_class(num_bytes: int) -> int:
 class BufferPool:
     """Byte buffers by size class. A fresh buffer costs a page fault per 4 KiB, four times a warm copy.
 
-    It keeps no more than the budget has left, so that what is granted and what is kept never exceed it together.
+    It keeps no more than the budget has left, so that what is granted and what is kept do not exceed it together; but
+    one buffer, the one returned last, it always keeps. Who is granted memory that is not from here has it `trim`.
     """
 
     def __init__(self, budget: "ByteBudget") -> None:
@@ -62,6 +63,11 @@ class BufferPool:
             self._drop(self._budget.left - buffer.nbytes)
             self._free.append(buffer)
             self._free_bytes += buffer.nbytes
+
+    def trim(self) -> None:
+        """Let go of what is kept beyond what the budget has left."""
+        with self._lock:
+            self._drop(self._budget.left)
 
     def _drop(self, limit: int) -> None:
         """Let go of all that is kept beyond so many bytes."""

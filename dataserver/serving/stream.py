@@ -402,6 +402,7 @@ class MicrobatchStream:
         """An assembly in memory that the consumer sees; None if that takes none, or no more of it, for now."""
         if self._borrower is None or (block := self._borrower.block(spec.num_bytes)) is None:
             return None
+        self._shared.buffers.trim()  # in whose place it may have come
         return Assembly(spec, block.buffer, self._shared.metrics, self._settle, block)
 
     def _sendable(self, spec: MicrobatchSpec) -> Assembly | None:

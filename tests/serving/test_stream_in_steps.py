@@ -21,6 +21,7 @@ from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream import MAX_AHEAD, MicrobatchStream, Shared
 from dataserver.serving.wire import EncodedMicrobatch
+from trainclient.stream.borrowing import Borrowed
 
 SIZE = 1 << 16
 """Bytes of a microbatch, and of its buffer."""
@@ -205,6 +206,22 @@ def test_a_closed_stream_gives_all_back_and_says_nothing_more() -> None:
     second = desk.shared.budget.open()
     assert second.take(1)
     assert second.take(3 * SIZE - 1), "the closed stream shares no more"
+
+
+def test_memory_that_is_lent_takes_the_place_of_idle_buffers() -> None:
+    desk = Desk(Source(), 8 * SIZE)
+    desk.stream.close()
+    idle = desk.shared.buffers.free_bytes
+    assert idle >= 7 * SIZE
+    borrowed = Borrowed.of(desk.shared.lending.name, 1 << 30, stays=True)
+    assert borrowed is not None
+    stream = MicrobatchStream(desk.shared, Source(), 0, 0, lambda: None, desk.closed.append, borrowed.token)  # type: ignore[arg-type]
+    stream.start()
+    used = desk.shared.budget.used
+    assert used >= 4 * SIZE
+    assert used + desk.shared.buffers.free_bytes <= desk.shared.budget.total
+    stream.close()
+    borrowed.close()
 
 
 def test_a_stream_is_idle_when_a_message_was_not_taken_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:

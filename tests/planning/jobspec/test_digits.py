@@ -18,7 +18,7 @@ from dataserver.planning.planner import plan_step
 
 LIMITS = (131_072, 131_072, 262_144, 16_384, 2_097_152, 1_048_576, 16_777_216, 8_192, 134_217_728, 2**62)
 """Sequences, samples, images, microbatches, operations, passes, pairs of ranks, grouped sequences, work of islands,
-and the largest integer, of plan version 1."""
+and the largest integer, of plan versions 1 and 2."""
 
 
 def test_limits_of_a_step_in_digits() -> None:
