@@ -43,9 +43,9 @@ def _grids(widths: I32 | I64, heights: I32 | I64, block: int, limit: int, bit: i
         down, across = max(1, (2 * height + block) // (2 * block)), max(1, (2 * width + block) // (2 * block))
         if down * across > limit:
             square, root, step = limit * height // width, 0, bit
-            while step > 0:  # the integer square root, at most the limit, bit by bit
-                if root + step <= limit and (root + step) * (root + step) <= square:
-                    root += step
+            while step > 0:  # the integer square root, at most the limit, bit by bit; branches would be taken at random
+                more = root + step
+                root += step * (more <= limit) * (more * more <= square)
                 step >>= 1
             down = max(1, root)
             across = max(1, min(limit // down, (2 * down * width + height) // (2 * height)))
