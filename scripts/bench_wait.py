@@ -86,13 +86,21 @@ def ahead(microbatches: Iterator[None]) -> Iterator[None]:
 
 
 def waits(microbatches: Iterator[Any], busy_s: float) -> list[float]:
-    """Seconds that each microbatch but the first is waited for, with an accelerator that is busy in between."""
+    """Seconds that each microbatch but the first is waited for, with an accelerator that is busy in between.
+
+    As in a loop, each microbatch is let go of when the next one is there.
+    """
     found: list[float] = []
+    held: Any = None
     while True:
         start = time.perf_counter()
-        if next(microbatches, microbatches) is microbatches:
+        coming = next(microbatches, microbatches)
+        waited = time.perf_counter() - start
+        if coming is microbatches:
             return found[1:]
-        found.append(time.perf_counter() - start)
+        found.append(waited)
+        held = coming  # noqa: F841
+        del coming
         time.sleep(busy_s)
 
 

@@ -20,6 +20,9 @@ class Handoff:
     The receiver asks for room before it takes memory, and gets it when the queue is empty or the new microbatch fits
     the bounds as well: one microbatch always has a place, however large. While the receiver waits for room, it is not
     the server that is slow, and the stall clock is stopped.
+
+    To take what lies ready needs no lock: the caller comes back from a long computation, on a busy core with cold
+    caches, and all that it runs here counts as waiting for data.
     """
 
     def __init__(self, limit_bytes: int, stall_s: float) -> None:
@@ -27,14 +30,17 @@ class Handoff:
         self._stall_s = stall_s
         self._changed = threading.Condition()
         self._ready: deque[Microbatch[Any]] = deque()
-        self._ready_bytes = 0
+        self._put_bytes = 0
+        """Of all microbatches so far; only the receiver counts it."""
+        self._taken_bytes = 0
+        """Of all microbatches so far; only the caller counts it."""
         self._stalled_at: float | None = time.monotonic() + stall_s
         self._finished = False
         self._error: Exception | None = None
         self._closed = False
         self._told: Callable[[], object] | None = None
-        self._awaited = 0
-        """The receiver waits until so few microbatches are left."""
+        self._awaited = -1
+        """The receiver waits until so few microbatches are left; -1 while it does not."""
 
     def restart_clock(self) -> None:
         """Receiver: a new request was sent."""
@@ -79,8 +85,10 @@ class Handoff:
     def put(self, microbatch: Microbatch[Any]) -> None:
         """Receiver: leave a microbatch for the caller."""
         with self._changed:
+            if self._closed:
+                return
+            self._put_bytes += microbatch.nbytes
             self._ready.append(microbatch)
-            self._ready_bytes += microbatch.nbytes
             self._stalled_at = time.monotonic() + self._stall_s
             self._changed.notify_all()
 
@@ -101,6 +109,44 @@ class Handoff:
             Exception: what the receiver finished with, after all that it received before.
             ClosedError: the reader was closed meanwhile.
         """
+        try:
+            microbatch = self._ready.popleft()
+        except IndexError:
+            found = self._await_ready(on_stall)
+            if found is None:
+                return None
+            microbatch = found
+        self._taken_bytes += microbatch.nbytes
+        # The receiver says what it awaits before it looks at the queue, so that one of the two sees the other.
+        left = len(self._ready)
+        if left <= self._awaited:
+            with self._changed:
+                self._changed.notify_all()
+        if not left and (told := self._told) is not None:
+            with self._changed:
+                if self._stalled_at is not None:  # the server may have waited to be told
+                    self._stalled_at = time.monotonic() + self._stall_s
+            told()
+        return microbatch
+
+    def close(self) -> None:
+        """Caller: nothing more is wanted; what is queued is dropped."""
+        with self._changed:
+            self._closed = True
+            self._ready.clear()
+            self._changed.notify_all()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a microbatch can be taken without waiting."""
+        return bool(self._ready)
+
+    @property
+    def ready_bytes(self) -> int:
+        """Bytes received and not yet taken."""
+        return self._put_bytes - self._taken_bytes if self._ready else 0
+
+    def _await_ready(self, on_stall: Callable[[], None]) -> Microbatch[Any] | None:
         with self._changed:
             while not self._ready:
                 if self._closed:
@@ -116,36 +162,7 @@ class Handoff:
                     on_stall()
                 else:
                     self._changed.wait(left)
-            microbatch = self._ready.popleft()
-            self._ready_bytes -= microbatch.nbytes
-            if len(self._ready) <= self._awaited:
-                self._changed.notify_all()
-            told = None if self._ready else self._told
-            if told is not None and self._stalled_at is not None:  # the server may have waited to be told
-                self._stalled_at = time.monotonic() + self._stall_s
-        if told is not None:
-            told()
-        return microbatch
-
-    def close(self) -> None:
-        """Caller: nothing more is wanted; what is queued is dropped."""
-        with self._changed:
-            self._closed = True
-            self._ready.clear()
-            self._ready_bytes = 0
-            self._changed.notify_all()
-
-    @property
-    def ready(self) -> bool:
-        """Whether a microbatch can be taken without waiting."""
-        with self._changed:
-            return bool(self._ready)
-
-    @property
-    def ready_bytes(self) -> int:
-        """Bytes received and not yet taken."""
-        with self._changed:
-            return self._ready_bytes
+            return self._ready.popleft()
 
     def _start_clock(self) -> None:
         self._stalled_at = time.monotonic() + self._stall_s
@@ -156,10 +173,11 @@ class Handoff:
         cores are busy it may lose its own to the one it wakes, and gets it back some milliseconds later."""
         self._awaited = count
         self._changed.wait_for(lambda: self._closed or len(self._ready) <= count)
+        self._awaited = -1
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the reader was closed")
 
     def _fits(self, nbytes: int) -> bool:
-        return len(self._ready) < MAX_READY and self._ready_bytes + nbytes <= self._limit_bytes
+        return len(self._ready) < MAX_READY and self.ready_bytes + nbytes <= self._limit_bytes
