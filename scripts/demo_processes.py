@@ -1,4 +1,4 @@
-"""Processes of the demo: each a session of its own with a log, all of them ended when the demo ends."""
+"""Processes of the demo: each leads a group of its own with a log, all of them ended when the demo ends."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-                start_new_session=True,
+                process_group=0,  # not a session: the system would schedule each as a group of its own
             )
         self._read = 0
 

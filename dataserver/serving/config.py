@@ -68,7 +68,7 @@ class ServerConfig(BaseModel):
     stream_bytes: Annotated[int, Field(ge=1 * MIB, le=1 << 40)] = 256 * MIB
     """Largest microbatch. Every open stream may hold one, whatever the others hold."""
     prefetch_bytes: Annotated[int, Field(ge=0, le=1 << 44)] = 1024 * MIB
-    """Memory that all streams together use to work ahead of their consumers."""
+    """Memory that all streams together use to work ahead of their consumers, a message of each on its way included."""
     lend_memory: bool = True
     """Lend microbatches to clients of the same user on this machine as memory, in place of sending their bytes."""
     decode_threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=lambda: os.cpu_count() or 1)

@@ -86,8 +86,15 @@ def _mapped(num_bytes: int) -> Buffer:
 class ByteBudget:
     """Bytes that all streams share for working ahead. Nothing waits here: what is not granted is asked for again."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, beside: int = 0) -> None:
+        """Nothing is granted yet.
+
+        Args:
+            total: bytes.
+            beside: of them, what each open account's stream takes beside microbatches; at most a quarter of its share.
+        """
         self.total = total
+        self._beside = beside
         self._lock = threading.Lock()
         self._used = 0
         self._accounts = 0
@@ -100,15 +107,15 @@ class ByteBudget:
 
     @property
     def left(self) -> int:
-        """Bytes that are not granted at present."""
+        """Bytes that could be granted at present."""
         with self._lock:
-            return self.total - self._used
+            return self._left()
 
     @property
     def share(self) -> int:
         """Bytes that each open account may hold; all of them, where none is open."""
         with self._lock:
-            return self.total // max(1, self._accounts)
+            return self._share()
 
     def open(self) -> "Account":
         """The account of a new stream."""
@@ -119,11 +126,21 @@ class ByteBudget:
     def _grant(self, held: int, num_bytes: int) -> bool:
         with self._lock:
             # The account that asks is open (`MicrobatchStream.close`), so there is at least one.
-            fair = held == 0 or held + num_bytes <= self.total // self._accounts
-            if not fair or self._used + num_bytes > self.total:
+            fair = held == 0 or held + num_bytes <= self._share()
+            if not fair or num_bytes > self._left():
                 return False
             self._used += num_bytes
             return True
+
+    def _share(self) -> int:
+        return self.total // max(1, self._accounts) - self._taken_beside()
+
+    def _left(self) -> int:
+        return self.total - self._accounts * self._taken_beside() - self._used
+
+    def _taken_beside(self) -> int:
+        """By each stream."""
+        return min(self._beside, self.total // max(1, self._accounts) // 4)
 
     def _return(self, num_bytes: int) -> None:
         with self._lock:

@@ -16,6 +16,7 @@ from dataserver.serving.metrics import Metrics, Progress
 from dataserver.serving.places import Places
 from dataserver.serving.source import ViewSource
 from dataserver.serving.stream import AHEAD_BYTES, MicrobatchStream, Shared
+from dataserver.serving.wire import CHUNK_BYTES
 
 MAKING_AT_ONCE: Final = 4
 """Streams that read token ids and lay out views at once."""
@@ -25,7 +26,7 @@ class Streams:
     """All open streams."""
 
     def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
-        budget = ByteBudget(config.prefetch_bytes)
+        budget = ByteBudget(config.prefetch_bytes, beside=CHUNK_BYTES)  # a message in gRPC's hands
         self.shared = Shared(
             stream_bytes=config.stream_bytes,
             ahead_bytes=AHEAD_BYTES * config.decode_threads,

@@ -86,6 +86,27 @@ def test_a_lone_stream_may_have_the_whole_budget_and_two_share_it() -> None:
     assert budget.used == 50
 
 
+def test_what_streams_take_beside_microbatches_is_part_of_the_budget() -> None:
+    budget = ByteBudget(1000, beside=100)
+    first = budget.open()
+    assert (budget.share, budget.left) == (900, 900)
+    second = budget.open()
+    assert (budget.share, budget.left) == (400, 800)
+    assert first.take(400)
+    assert not first.take(1)
+    assert not second.take(401), "what is left"
+    assert second.take(400)
+    for account in (budget.open(), budget.open()):
+        account.close()
+    third, fourth, fifth = budget.open(), budget.open(), budget.open()
+    assert (budget.share, budget.used) == (150, 800), "a quarter of a small share at most"
+    assert not third.take(1)
+    for account in (first, fourth, fifth):
+        account.close()
+    first.give(400)
+    assert (budget.share, budget.left) == (400, 400)
+
+
 def test_a_stream_may_exceed_its_share_with_one_microbatch() -> None:
     budget = ByteBudget(100)
     accounts = [budget.open() for _ in range(4)]
