@@ -119,9 +119,11 @@ class StreamOrder:
             uint64 [n] numbers of the samples in canonical order, int64 [n] the first unit of each, from the start of
             the pass, and int64 [n] where each is in the tables, one after the other.
         """
+        from dataserver.planning.kernels.gathered import order_of_draws
+
         sample = np.concatenate([self.numbers(s, t) for s, t in zip(span.shards, tables, strict=True)])
         words = self.draws(span, sample)
-        order = np.argsort(words)  # four times as fast as `lexsort`, which is needed only where two words are equal
+        order = order_of_draws(words)  # a fraction of what `lexsort` takes, needed only where two words are equal
         ordered = words[order]
         if (ordered[1:] == ordered[:-1]).any():
             order = np.lexsort((sample, words))

@@ -9,7 +9,7 @@ from typing import Any, Final
 from trainclient.stream.errors import ClosedError
 from trainclient.stream.microbatch import Microbatch
 
-MAX_READY: Final = 16
+MAX_READY: Final = 8
 """Microbatches in the queue, however small they are: servers plan every step that any of a job's ranks is at, so a
 backbone of small views must not run dozens of steps ahead of its encoder."""
 

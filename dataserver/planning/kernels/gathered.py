@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dataserver.planning.kernels import kernel
-from dataserver.planning.samples import I32, I64
+from dataserver.planning.kernels.placed import order_of_places
+from dataserver.planning.samples import I32, I64, U64
 
 
 class Sizes(NamedTuple):
@@ -24,6 +25,35 @@ def picked(sizes: Sizes, at: I64) -> Sizes:
     found = Sizes(np.empty(len(at), np.int64), offsets, np.empty(count, np.int32), np.empty(count, np.int32))
     _pick(sizes, at, found)
     return found
+
+
+def order_of_draws(words: U64) -> I64:
+    """The order of draws by their words, int64 [n]; equal ones come in any order.
+
+    Draws are spread evenly over their range, so they are counted by so many leading bits that there are two to four
+    places for each, and few share one: a fifth of the time of numpy's `argsort`, where that has no vector instructions.
+
+    Args:
+        words: uint64 [n].
+    """
+    if not len(words):
+        return np.empty(0, np.int64)
+    above = words - words.min()
+    shift = max(0, int(above.max()).bit_length() - len(words).bit_length() - 1)
+    order = order_of_places((above >> np.uint64(shift)).astype(np.int64))
+    _settle(words, order)
+    return order
+
+
+@kernel
+def _settle(words: U64, order: I64) -> None:
+    """Sort an order in which only neighbours are out of place, by insertion."""
+    for i in range(1, len(order)):
+        item, to = order[i], i
+        while to > 0 and words[order[to - 1]] > words[item]:
+            order[to] = order[to - 1]
+            to -= 1
+        order[to] = item
 
 
 @kernel
