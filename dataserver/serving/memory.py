@@ -42,7 +42,11 @@ class BufferPool:
             return self._free_bytes
 
     def take(self, num_bytes: int) -> Buffer:
-        """A buffer of `size_class(num_bytes)` bytes, with arbitrary content; MemoryError if there is none."""
+        """A buffer of `size_class(num_bytes)` bytes that were granted, or need not be, with arbitrary content.
+
+        Raises:
+            MemoryError: the system has none left.
+        """
         capacity = size_class(num_bytes)
         with self._lock:
             for i in range(len(self._free) - 1, -1, -1):
@@ -51,7 +55,7 @@ class BufferPool:
                     del self._free[i]
                     self._free_bytes -= capacity
                     return buffer
-            self._drop(self._budget.left - capacity)
+            self._drop(self._budget.left)
         return _mapped(capacity)
 
     def give(self, buffer: Buffer) -> None:

@@ -29,7 +29,7 @@ from dataserver.serving.assembly import Assembly, with_retries
 from dataserver.serving.errors import DataServiceError, service_error
 from dataserver.serving.fair_pool import FairPool
 from dataserver.serving.lending import Lending
-from dataserver.serving.memory import BufferPool, ByteBudget
+from dataserver.serving.memory import BufferPool, ByteBudget, size_class
 from dataserver.serving.metrics import JOB_CHARS, Metrics, Progress, Stage, Wait
 from dataserver.serving.source import MicrobatchSpec, ViewSource
 from dataserver.serving.wire import end_of_stream
@@ -407,13 +407,18 @@ class MicrobatchStream:
 
     def _sendable(self, spec: MicrobatchSpec) -> Assembly | None:
         """An assembly in memory of this server alone; None if there is none left."""
-        buffer = self._shared.buffers.take(spec.num_bytes)
-        assembly = Assembly(spec, buffer, self._shared.metrics, self._settle)
-        if self._own_room is None:
-            self._own_room = assembly
-        elif not self._account.take(buffer.nbytes):
-            self._shared.buffers.give(buffer)
+        own, capacity = self._own_room is None, size_class(spec.num_bytes)
+        if not own and not self._account.take(capacity):
             return None
+        try:
+            buffer = self._shared.buffers.take(spec.num_bytes)
+        except MemoryError:
+            if not own:
+                self._account.give(capacity)
+            raise
+        assembly = Assembly(spec, buffer, self._shared.metrics, self._settle)
+        if own:
+            self._own_room = assembly
         return assembly
 
     def _settle(self, assembly: Assembly) -> None:
