@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,8 @@ META_PREFIX: Final = "meta."
 """Before the names of the columns that come from a sidecar."""
 NO_SIDECAR: Final = -1
 
-TEMP_SUFFIX: Final = ".tmp"
+TEMP_SUFFIX: Final = ".disttrain-tmp"
+"""Nobody else's files have it, so that all old ones of a folder may be removed."""
 TEMP_LIFETIME_S: Final = 600.0
 """A temporary file is written within seconds; an older one was left by a killed process and is swept."""
 
@@ -75,7 +77,7 @@ def atomic_writer(path: Path) -> Iterator[Path]:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        sweep_temps(path)
+        _sweep_once(path.parent)
         descriptor, name = tempfile.mkstemp(TEMP_SUFFIX, f".{path.name}.", path.parent)
         try:
             yield Path(name)
@@ -103,11 +105,17 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def sweep_temps(path: Path) -> None:
-    """Remove what killed writers of `path` left behind; the files of running ones are newer and stay."""
-    with os.scandir(path.parent) as entries:
+@cache
+def _sweep_once(folder: Path) -> None:
+    """Look at each folder once in a process: it may hold several files of very many shards."""
+    sweep_temps(folder)
+
+
+def sweep_temps(folder: Path) -> None:
+    """Remove what killed writers left behind in a folder; the files of running ones are newer and stay."""
+    with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(f".{path.name}.") and entry.name.endswith(TEMP_SUFFIX):
+            if entry.name.endswith(TEMP_SUFFIX):
                 with contextlib.suppress(FileNotFoundError):
                     if entry.stat().st_mtime < time.time() - TEMP_LIFETIME_S:
                         Path(entry.path).unlink()

@@ -3,11 +3,12 @@
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dataserver.dataset import DatasetError
-from dataserver.dataset.index import TEMP_LIFETIME_S, atomic_writer, sweep_temps
+from dataserver.dataset.index import TEMP_LIFETIME_S, TEMP_SUFFIX, atomic_writer
 
 
 def descriptors() -> int:
@@ -32,7 +33,7 @@ def test_a_file_is_synced_before_it_has_its_name_and_its_folder_after(
     monkeypatch.setattr(os, "fsync", sync)
     before = descriptors()
     with atomic_writer(path) as temp:
-        assert (temp.parent, temp.name[:6], temp.suffix) == (path.parent, ".file.", ".tmp")
+        assert (temp.parent, temp.name[:6], temp.suffix) == (path.parent, ".file.", TEMP_SUFFIX)
         temp.write_bytes(b"content")
         assert not path.exists()
     assert synced == [(temp.name, False), ("new", True)]
@@ -60,11 +61,30 @@ def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old"
 
 
-def test_only_old_temporaries_of_the_same_file_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ages = {".file.a.tmp": 1, ".file.b.tmp": -1, ".other.a.tmp": 1, ".file.a": 1, "file.a.tmp": 1}
+def test_the_first_writer_of_a_folder_sweeps_what_killed_ones_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = f".file.a{TEMP_SUFFIX}", f".other.a{TEMP_SUFFIX}"
+    ages = {**dict.fromkeys(old, 1), f".file.b{TEMP_SUFFIX}": -1, ".file.a": 1, "file.a.tmp": 1, ".file.a.tmp": 1}
     for name, older_s in ages.items():
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (0, 1_000_000 - TEMP_LIFETIME_S - older_s))
     monkeypatch.setattr("dataserver.dataset.index.time.time", lambda: 1_000_000.0)
-    sweep_temps(tmp_path / "file")
-    assert {entry.name for entry in tmp_path.iterdir()} == ages.keys() - {".file.a.tmp"}
+    with atomic_writer(tmp_path / "new") as temp:
+        temp.write_bytes(b"content")
+    assert {entry.name for entry in tmp_path.iterdir()} == {*(ages.keys() - set(old)), "new"}
+
+
+def test_a_folder_is_looked_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned = []
+
+    def scan(folder: Path) -> Any:
+        scanned.append(folder)
+        return scandir(folder)
+
+    scandir = os.scandir
+    monkeypatch.setattr("dataserver.dataset.index.os.scandir", scan)
+    for number in range(3):
+        with atomic_writer(tmp_path / str(number)) as temp:
+            temp.write_bytes(b"content")
+    assert scanned == [tmp_path]

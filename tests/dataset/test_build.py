@@ -215,14 +215,14 @@ def test_an_interrupted_build_continues_and_leaves_no_process(tmp_path: Path, ho
 
 def test_old_temporary_files_are_swept(tmp_path: Path) -> None:
     folder = write_texts(tmp_path, 3, 3)
-    old, young = folder / ".00000.tar.index.old.tmp", folder / ".00000.tar.index.young.tmp"
+    old, young = folder / ".00000.tar.index.old.disttrain-tmp", folder / ".00000.tar.index.young.disttrain-tmp"
     old.touch()
     young.touch()
     os.utime(old, (0, 0))
     build_index(folder, workers=1)
     assert not old.exists()
     assert young.exists()
-    assert [p.name for p in folder.iterdir() if p.name.endswith(".tmp")] == [young.name]
+    assert [p.name for p in folder.iterdir() if p.name.endswith("-tmp")] == [young.name]
 
 
 def test_a_damaged_index_is_stale_and_built_again(tmp_path: Path) -> None:
