@@ -2,8 +2,9 @@
 """A fleet under many streams: CPU time of an image by streams x servers, and 256 streams on 4 servers.
 
 Each stream is the view of an encoder rank of its own, read as fast as it comes; all ranks are one job's, so that every
-server has a share of them. Several servers are peers, which plan every step once. CPU time is that of all servers and
-of the process that reads, between a warm-up and the end; rounds are interleaved, and ratios are those of one round.
+server has a share of them. Several servers are peers, which plan every step once. The last shape is read from 4,000
+small shards as well, links to a hundred with the same images as the four of the others. CPU time is that of all servers
+and of the process that reads, between a warm-up and the end; rounds are interleaved, and ratios are those of one round.
 Fairness is what each of the 256 streams got by the end, over the median, whichever server it is of. Memory is that of
 each server (PSS, at several moments), over what it may use: its prefetch budget, a microbatch for each stream, and what
 a server without streams takes. Messages in gRPC's hands and plans in the making are not in that sum, but are measured.
@@ -39,6 +40,11 @@ BASE: Final = (2, 1)
 SHAPES: Final = (BASE, (32, 1), (32, 4))
 """Streams and servers."""
 MANY: Final = (256, 4)
+SAMPLES: Final = 1500
+FEW_SHARDS: Final = 4
+LINKED: Final = 100
+LINKS: Final = 40
+"""Distinct small shards, and names of each."""
 WITHIN: Final = 0.1
 """CPU time of an image over that of `BASE`, and what any stream gets over the median, at most more."""
 FIRST_PORT: Final = 47_410
@@ -114,11 +120,26 @@ class Measured:
         return self.cpu_s / (sum(self.counts) * MICROBATCH) * 1e3
 
 
-def measure(folder: Path, streams: int, servers: int, images: int) -> Measured:
+def make_shards(folder: Path, many: Path, processes: Processes) -> None:
+    """Make and index the same samples in a few shards, and in many small ones that all but a hundred are links to."""
+    distinct = many.with_name(f"{many.name}-distinct")
+    for place, count in ((folder, FEW_SHARDS), (distinct, LINKED)):
+        make = [sys.executable, HERE / "make_demo_shards.py", place, "--samples", SAMPLES, "--shards", count]
+        processes.run([processes.start(f"making {count} shards", make)], print)
+    many.mkdir()
+    for number, shard in enumerate(sorted(distinct.glob("*.tar"))):
+        for link in range(LINKS):
+            (many / f"{number * LINKS + link:06d}.tar").hardlink_to(shard)
+    index = [sys.executable, "-m", "dataserver", "index", folder, many]
+    processes.run([processes.start("indexing", index)], print)
+
+
+def measure(shards: Path, streams: int, servers: int, images: int) -> Measured:
     """Read so many images from servers that are started for it."""
+    folder = shards.parent
     with Processes(folder) as processes, ExitStack() as stack:
         addresses = [f"127.0.0.1:{FIRST_PORT + n}" for n in range(servers)]
-        serve = [sys.executable, "-m", "dataserver", "serve", "--dataset", f"pairs={folder / 'shards'}"]
+        serve = [sys.executable, "-m", "dataserver", "serve", "--dataset", f"pairs={shards}"]
         options = ["--max-streams", max(64, streams), "--prefetch-bytes", PREFETCH_MB << 20]
         peers = ["--peers", ",".join(addresses)] if servers > 1 else []
         children = [processes.start(address, [*serve, *options, *peers, "--listen", address]) for address in addresses]
@@ -173,6 +194,13 @@ def rows(found: dict[tuple[int, int], list[Measured]]) -> Iterator[Row]:
         )
 
 
+def row_of_shards(few: list[Measured], many: list[Measured]) -> Row:
+    """CPU time of an image from many shards over that from few."""
+    ratio = statistics.median(a.cpu_ms / b.cpu_ms for a, b in zip(many, few, strict=True))
+    title = f"{SHAPES[-1][0]} streams x {SHAPES[-1][1]} servers: {LINKED * LINKS:,} shards, over {FEW_SHARDS}"
+    return Row(title, f"{ratio:.2f} x", f"<= {1 + WITHIN} x", ratio <= 1 + WITHIN)
+
+
 def rows_of_many(found: Measured) -> Iterator[Row]:
     """Fairness and memory under very many streams."""
     streams, servers = MANY
@@ -204,19 +232,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
     given = parser.parse_args()
     found: dict[tuple[int, int], list[Measured]] = {shape: [] for shape in SHAPES}
+    linked: list[Measured] = []
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        with Processes(folder) as processes:
-            make = [sys.executable, HERE / "make_demo_shards.py", folder / "shards", "--samples", 1500, "--shards", 6]
-            processes.run([processes.start("making shards", make)], print)
-            index = [sys.executable, "-m", "dataserver", "index", folder / "shards"]
-            processes.run([processes.start("indexing", index)], print)
+        few, many = Path(place) / "shards", Path(place) / "many"
+        with Processes(Path(place)) as processes:
+            make_shards(few, many, processes)
         for number in range(given.rounds):
             for shape in SHAPES if number % 2 == 0 else SHAPES[::-1]:
-                found[shape].append(measure(folder, *shape, given.images))
+                found[shape].append(measure(few, *shape, given.images))
                 print(f"round {number + 1}: {shape}: {found[shape][-1].cpu_ms:.2f} ms", flush=True)
-        many = measure(folder, *MANY, given.many_images)
-    return report([*rows(found), *rows_of_many(many)])
+            linked.append(measure(many, *SHAPES[-1], given.images))
+        streams = measure(few, *MANY, given.many_images)
+    return report([*rows(found), row_of_shards(found[SHAPES[-1]], linked), *rows_of_many(streams)])
 
 
 if __name__ == "__main__":
