@@ -95,7 +95,7 @@ class ByteBudget:
 
         Args:
             total: bytes.
-            beside: of them, what each open account's stream takes beside microbatches; at most a quarter of its share.
+            beside: of them, what each open account's stream takes beside microbatches; at most half of its share.
         """
         self.total = total
         self._beside = beside
@@ -144,7 +144,7 @@ class ByteBudget:
 
     def _taken_beside(self) -> int:
         """By each stream."""
-        return min(self._beside, self.total // max(1, self._accounts) // 4)
+        return min(self._beside, self.total // max(1, self._accounts) // 2)
 
     def _return(self, num_bytes: int) -> None:
         with self._lock:

@@ -26,7 +26,7 @@ class Streams:
     """All open streams."""
 
     def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
-        budget = ByteBudget(config.prefetch_bytes, beside=CHUNK_BYTES)  # a message in gRPC's hands
+        budget = ByteBudget(config.prefetch_bytes, beside=2 * CHUNK_BYTES)  # a message in gRPC's hands, and its copy
         self.shared = Shared(
             stream_bytes=config.stream_bytes,
             ahead_bytes=AHEAD_BYTES * config.decode_threads,

@@ -87,24 +87,24 @@ def test_a_lone_stream_may_have_the_whole_budget_and_two_share_it() -> None:
 
 
 def test_what_streams_take_beside_microbatches_is_part_of_the_budget() -> None:
-    budget = ByteBudget(1000, beside=100)
+    budget = ByteBudget(1000, beside=150)
     first = budget.open()
-    assert (budget.share, budget.left) == (900, 900)
+    assert (budget.share, budget.left) == (850, 850)
     second = budget.open()
-    assert (budget.share, budget.left) == (400, 800)
-    assert first.take(400)
+    assert (budget.share, budget.left) == (350, 700)
+    assert first.take(350)
     assert not first.take(1)
-    assert not second.take(401), "what is left"
-    assert second.take(400)
+    assert not second.take(351), "what is left"
+    assert second.take(350)
     for account in (budget.open(), budget.open()):
         account.close()
     third, fourth, fifth = budget.open(), budget.open(), budget.open()
-    assert (budget.share, budget.used) == (150, 800), "a quarter of a small share at most"
+    assert (budget.share, budget.used) == (100, 700), "half of a small share at most"
     assert not third.take(1)
     for account in (first, fourth, fifth):
         account.close()
-    first.give(400)
-    assert (budget.share, budget.left) == (400, 400)
+    first.give(350)
+    assert (budget.share, budget.left) == (350, 350)
 
 
 def test_a_stream_may_exceed_its_share_with_one_microbatch() -> None:
