@@ -3,8 +3,8 @@
 
 Each stream is the view of an encoder rank of its own, read as fast as it comes; all ranks are one job's, so that every
 server has a share of them. Several servers are peers, which plan every step once. The last shape is read from 4,000
-small shards as well, links to a hundred with the same images as the four of the others. CPU time is that of all servers
-and of the process that reads, between a warm-up and the end; rounds are interleaved, and ratios are those of one round.
+shards as well, which are links to the four of the others. CPU time is that of all servers and of the process that
+reads, between a warm-up and the end; rounds are interleaved, and ratios are those of one round.
 Fairness is what each of the 256 streams got by the end, over the median, whichever server it is of. Memory is that of
 each server (PSS, at several moments), over what it may use: its prefetch budget, a microbatch for each stream, and what
 a server without streams takes. Messages in gRPC's hands and plans in the making are not in that sum, but are measured.
@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import grpc
 import psutil
+from benchmarks.many_shards import link_shards
 from benchmarks.rows import Row, report
 from demo_processes import Processes
 from disttrain.v1 import data_service_pb2 as pb
@@ -42,9 +43,7 @@ SHAPES: Final = (BASE, (32, 1), (32, 4))
 MANY: Final = (256, 4)
 SAMPLES: Final = 1500
 FEW_SHARDS: Final = 4
-LINKED: Final = 100
-LINKS: Final = 40
-"""Distinct small shards, and names of each."""
+MANY_SHARDS: Final = 4000
 WITHIN: Final = 0.1
 """CPU time of an image over that of `BASE`, and what any stream gets over the median, at most more."""
 FIRST_PORT: Final = 47_410
@@ -120,18 +119,15 @@ class Measured:
         return self.cpu_s / (sum(self.counts) * MICROBATCH) * 1e3
 
 
-def make_shards(folder: Path, many: Path, processes: Processes) -> None:
-    """Make and index the same samples in a few shards, and in many small ones that all but a hundred are links to."""
-    distinct = many.with_name(f"{many.name}-distinct")
-    for place, count in ((folder, FEW_SHARDS), (distinct, LINKED)):
-        make = [sys.executable, HERE / "make_demo_shards.py", place, "--samples", SAMPLES, "--shards", count]
-        processes.run([processes.start(f"making {count} shards", make)], print)
+def make_shards(few: Path, many: Path, processes: Processes) -> None:
+    """Make and index a few shards, and give them many names."""
+    make = [sys.executable, HERE / "make_demo_shards.py", few, "--samples", SAMPLES, "--shards", FEW_SHARDS]
+    processes.run([processes.start("making shards", make)], print)
+    index = [sys.executable, "-m", "dataserver", "index"]
+    processes.run([processes.start("indexing", [*index, few])], print)
     many.mkdir()
-    for number, shard in enumerate(sorted(distinct.glob("*.tar"))):
-        for link in range(LINKS):
-            (many / f"{number * LINKS + link:06d}.tar").hardlink_to(shard)
-    index = [sys.executable, "-m", "dataserver", "index", folder, many]
-    processes.run([processes.start("indexing", index)], print)
+    link_shards(few, many, MANY_SHARDS)
+    processes.run([processes.start("measuring many shards", [*index, many])], print)
 
 
 def measure(shards: Path, streams: int, servers: int, images: int) -> Measured:
@@ -197,7 +193,7 @@ def rows(found: dict[tuple[int, int], list[Measured]]) -> Iterator[Row]:
 def row_of_shards(few: list[Measured], many: list[Measured]) -> Row:
     """CPU time of an image from many shards over that from few."""
     ratio = statistics.median(a.cpu_ms / b.cpu_ms for a, b in zip(many, few, strict=True))
-    title = f"{SHAPES[-1][0]} streams x {SHAPES[-1][1]} servers: {LINKED * LINKS:,} shards, over {FEW_SHARDS}"
+    title = f"{SHAPES[-1][0]} streams x {SHAPES[-1][1]} servers: {MANY_SHARDS:,} shards, over {FEW_SHARDS}"
     return Row(title, f"{ratio:.2f} x", f"<= {1 + WITHIN} x", ratio <= 1 + WITHIN)
 
 

@@ -70,14 +70,24 @@ def make_dataset(
     say("token ids")
     count_tokens(originals, load_tokenizer("bytes"))
     say("links")
-    for number in range(shards):
-        os.link(tar, folder / f"{number:06d}.tar")
-    time.sleep(TICK_S)
-    suffixes = [p.name.removeprefix("000000.tar") for p in originals.glob("000000.tar.*")]
-    for number in range(shards):
-        for suffix in suffixes:
-            os.link(originals / f"{number % distinct:06d}.tar{suffix}", folder / f"{number:06d}.tar{suffix}")
+    link_shards(originals, folder, shards)
     return folder
+
+
+def link_shards(originals: Path, folder: Path, count: int) -> None:
+    """Give the indexed shards of a folder `count` names in another one that exists, in turn."""
+    tars = sorted(originals.glob("*.tar"))
+    names = [f"{number:06d}" for number in range(count)]
+    for number, name in enumerate(names):
+        tar = tars[number % len(tars)]
+        os.link(tar, folder / f"{name}.tar")
+        if (sidecar := tar.with_suffix(".parquet")).exists():
+            os.link(sidecar, folder / f"{name}.parquet")
+    time.sleep(TICK_S)
+    suffixes = [p.name.removeprefix(tars[0].name) for p in originals.glob(f"{tars[0].name}.*")]
+    for number, name in enumerate(names):
+        for suffix in suffixes:
+            os.link(f"{tars[number % len(tars)]}{suffix}", folder / f"{name}.tar{suffix}")
 
 
 def _write_index(tar: Path, samples: int, seed: int, median: int) -> None:
