@@ -34,8 +34,8 @@ NO_SIDECAR: Final = -1
 
 TEMP_SUFFIX: Final = ".disttrain-tmp"
 """Nobody else's files have it, so that all old ones of a folder may be removed."""
-TEMP_LIFETIME_S: Final = 600.0
-"""A temporary file is written within seconds; an older one was left by a killed process and is swept."""
+TEMP_LIFETIME_S: Final = 86_400.0
+"""A temporary file is written within minutes; an older one was left by a killed process and is swept."""
 
 HEADER_KEY: Final = b"disttrain.header"
 ODDITIES_KEY: Final = b"disttrain.oddities"
@@ -116,7 +116,7 @@ def sweep_temps(folder: Path) -> None:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(TEMP_SUFFIX):
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):  # another process was quicker, or it is another user's
                     if entry.stat().st_mtime < time.time() - TEMP_LIFETIME_S:
                         Path(entry.path).unlink()
 

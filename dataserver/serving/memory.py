@@ -117,7 +117,7 @@ class ByteBudget:
 
     @property
     def share(self) -> int:
-        """Bytes that each open account may hold; all of them, where none is open."""
+        """Bytes of microbatches that each open account may hold; those of a first one, where none is open."""
         with self._lock:
             return self._share()
 

@@ -48,6 +48,38 @@ def test_nothing_stalls_while_the_clock_is_stopped() -> None:
 
 
 @pytest.mark.timeout(20)
+def test_the_last_microbatch_may_be_taken_while_the_receiver_looks_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    handoff = Handoff(limit_bytes=40, stall_s=60)
+    for nbytes in (10, 25):
+        handoff.put(microbatch(nbytes))
+    looked, fits = threading.Event(), handoff._fits
+
+    def taken_meanwhile(nbytes: int) -> bool:
+        found = fits(nbytes)
+        if len(handoff._ready) == 1:
+            handoff._ready.popleft()  # as the caller does, without the lock
+        looked.set()
+        return found
+
+    monkeypatch.setattr(handoff, "_fits", taken_meanwhile)
+    receiver = threading.Thread(target=lambda: (handoff.admit(25), handoff.put(microbatch(25))))
+    receiver.start()
+    assert looked.wait(10)
+    taken = [handoff.take(pytest.fail) for _ in range(2)]
+    assert [one and one.nbytes for one in taken] == [10, 25]
+    receiver.join()
+
+
+def test_what_is_put_after_the_end_is_dropped() -> None:
+    handoff = Handoff(limit_bytes=10, stall_s=60)
+    handoff.close()
+    handoff.put(microbatch())
+    assert not handoff.ready
+    with pytest.raises(ClosedError):
+        handoff.take(pytest.fail)
+
+
+@pytest.mark.timeout(20)
 def test_close_wakes_a_receiver_that_waits_for_room() -> None:
     handoff = Handoff(limit_bytes=10, stall_s=60)
     handoff.put(microbatch())
@@ -113,5 +145,5 @@ def test_what_can_be_had_without_waiting() -> None:
     assert not handoff.ready
     handoff.put(microbatch(1))
     assert handoff.ready
-    handoff.take(pytest.fail)  # type: ignore[arg-type]
+    handoff.take(pytest.fail)
     assert not handoff.ready

@@ -143,9 +143,34 @@ def test_a_stream_prepares_as_far_ahead_as_its_memory_and_its_limits_allow(
     assert numbers == NUMBERS
     assert desk.source.plans == [0, 1, 2, 3, 4]
     assert desk.end() == (EndOfStream.REASON_END_OF_JOB, 5, 0)
-    refused = budget < ahead * SIZE and ahead < MAX_AHEAD  # it had a buffer, though no memory
-    assert desk.shared.buffers.free_bytes == max(SIZE, min(budget, (ahead + refused) * SIZE))
+    assert desk.shared.buffers.free_bytes == max(SIZE, min(budget, ahead * SIZE))
     assert MAX_AHEAD == 8
+
+
+def test_what_is_refused_takes_no_buffer() -> None:
+    desk, taken = Desk(Source(), budget=2 * SIZE), list[int]()
+    take = desk.shared.buffers.take
+    desk.shared.buffers.take = lambda num_bytes: taken.append(num_bytes) or take(num_bytes)  # type: ignore[method-assign, func-returns-value]
+    for number in range(5):
+        assert desk.read() == NUMBERS[number]
+        assert len(taken) == number, "one for each that was released"
+
+
+def test_what_was_granted_goes_back_where_the_machine_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, asked = BufferPool.take, list[int]()
+
+    def take(pool: BufferPool, num_bytes: int) -> Any:
+        asked.append(num_bytes)
+        if len(asked) > 1:  # the first one lies in the stream's own room
+            raise MemoryError
+        return whole(pool, num_bytes)
+
+    monkeypatch.setattr(BufferPool, "take", take)
+    desk = Desk(Source())
+    assert desk.read() == NUMBERS[0]
+    with pytest.raises(DataServiceError, match="MemoryError"):
+        desk.read()
+    assert desk.shared.budget.used == 0
 
 
 @pytest.mark.parametrize("start", [(0, 2), (3, 1), (4, 2), (5, 0)])

@@ -9,7 +9,7 @@ from typing import Any, Final
 from trainclient.stream.errors import ClosedError
 from trainclient.stream.microbatch import Microbatch
 
-MAX_READY: Final = 8
+MAX_READY: Final = 16
 """Microbatches in the queue, however small they are: servers plan every step that any of a job's ranks is at, so a
 backbone of small views must not run dozens of steps ahead of its encoder."""
 
@@ -67,7 +67,7 @@ class Handoff:
             if self._ready and not self._fits(nbytes):
                 self._await_at_most(len(self._ready) // 2)
                 while not self._closed and self._ready and not self._fits(nbytes):
-                    self._await_at_most(len(self._ready) - 1)
+                    self._await_fewer()
             self._check_open()
             self._start_clock()
 
@@ -79,7 +79,7 @@ class Handoff:
         """
         with self._changed:
             self._stalled_at = None
-            self._await_at_most(max(0, len(self._ready) - 1))
+            self._await_fewer()
             self._check_open()
 
     def put(self, microbatch: Microbatch[Any]) -> None:
@@ -148,6 +148,7 @@ class Handoff:
 
     def _await_ready(self, on_stall: Callable[[], None]) -> Microbatch[Any] | None:
         with self._changed:
+            self._changed.notify_all()  # an interrupt may have kept the take before from saying that nothing is left
             while not self._ready:
                 if self._closed:
                     raise ClosedError("the reader was closed; open another one to go on")
@@ -174,6 +175,9 @@ class Handoff:
         self._awaited = count
         self._changed.wait_for(lambda: self._closed or len(self._ready) <= count)
         self._awaited = -1
+
+    def _await_fewer(self) -> None:
+        self._await_at_most(max(0, len(self._ready) - 1))  # the caller may take the last one at any moment
 
     def _check_open(self) -> None:
         if self._closed:

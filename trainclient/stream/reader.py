@@ -140,8 +140,8 @@ class MicrobatchReader:
 def _stop(guard: CallGuard, handoff: Handoff, thread: threading.Thread, pid: int) -> None:
     if os.getpid() != pid:
         return  # a fork inherits the reader, but neither its thread nor its calls
+    handoff.close()  # first: what the receiver then ends with is no end of the job
     guard.stop()
-    handoff.close()
     # A collection may run this in any thread, also in the receiving one, and before that was started.
     if thread is not threading.current_thread() and thread.ident is not None:
         thread.join(JOIN_S)
