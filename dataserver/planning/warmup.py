@@ -39,6 +39,8 @@ def warm_up(*shares: int) -> None:
 
 def _plan(backbone: dict[str, Any], layout: dict[str, Any] | None = None) -> None:
     """Plan a step of a job with the default policies but for its layout and some fields of its backbone."""
+    from dataserver.planning.kernels.gathered import order_of_draws
+
     ids = dict.fromkeys(SPECIAL_TOKENS, 0)
     job = parse_job(
         {
@@ -62,5 +64,6 @@ def _plan(backbone: dict[str, Any], layout: dict[str, Any] | None = None) -> Non
     )
     row = np.arange(24, dtype=np.int64)
     side = (28 * (1 + row % 5)).astype(np.int32)
-    table = pick_rows(shard_table(job.stream, row, 8 + row, np.arange(25, dtype=np.int64), side, side), row)
+    order = order_of_draws(row.astype(np.uint64))
+    table = pick_rows(shard_table(job.stream, row, 8 + row, np.arange(25, dtype=np.int64), side, side), order)
     plan_step(job, 0, size_samples(job.stream, 0, 0, row.astype(np.uint64), table))
