@@ -110,7 +110,7 @@ def test_the_numbers_are_those_of_what_was_streamed(folder: Path) -> None:
 
 def test_an_unread_stream_shows_until_it_is_closed(photographs: Path) -> None:
     job = large_job(datasets=[{"name": "d"}], global_batch=8, microbatch=2, end={"steps": 3})
-    with serving(photographs, prefetch_bytes=4 << 20) as server:
+    with serving(photographs, prefetch_bytes=6 << 20) as server:
         job_id = server.create(job).job_id
         rank = (job_id[:12], "vit", "0")
         stream = server.stream(job_id)
@@ -130,7 +130,7 @@ def test_an_unread_stream_shows_until_it_is_closed(photographs: Path) -> None:
         assert later[("open_streams",)] == 1
         assert ("rank_sent_step", *rank) not in later
         assert later[("queued_microbatches", "ready")] == later[("rank_ready_microbatches", *rank)]
-        assert 0 < later[("prefetch_used_bytes",)] <= later[("prefetch_limit_bytes",)] == 4 << 20
+        assert 0 < later[("prefetch_used_bytes",)] <= later[("prefetch_limit_bytes",)] == 6 << 20
         rest = list(stream)
         assert rest[-1].WhichOneof("message") == "end"
         gone = until(server, lambda now: now[("open_streams",)] == 0)
