@@ -6,8 +6,9 @@ server has a share of them. Several servers are peers, which plan every step onc
 shards as well, which are links to the four of the others. CPU time is that of all servers and of the process that
 reads, between a warm-up and the end; rounds are interleaved, and ratios are those of one round.
 Fairness is what each of the 256 streams got by the end, over the median, whichever server it is of. Memory is that of
-each server (PSS, at several moments), over what it may use: its prefetch budget, a microbatch for each stream, and what
-a server without streams takes. Messages in gRPC's hands and plans in the making are not in that sum, but are measured.
+each server (PSS, at several moments), over what it may use: its prefetch budget, messages in gRPC's hands included, a
+microbatch for each stream, and what a server without streams takes. Plans in the making are not in that sum, but are
+measured.
 """
 
 import argparse

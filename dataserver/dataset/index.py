@@ -77,7 +77,7 @@ def atomic_writer(path: Path) -> Iterator[Path]:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep_once(path.parent)
+        _sweep_temps(path.parent)
         descriptor, name = tempfile.mkstemp(TEMP_SUFFIX, f".{path.name}.", path.parent)
         try:
             yield Path(name)
@@ -106,13 +106,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 @cache
-def _sweep_once(folder: Path) -> None:
-    """Look at each folder once in a process: it may hold several files of very many shards."""
-    sweep_temps(folder)
+def _sweep_temps(folder: Path) -> None:
+    """Remove what killed writers left behind in a folder; the files of running ones are newer and stay.
 
-
-def sweep_temps(folder: Path) -> None:
-    """Remove what killed writers left behind in a folder; the files of running ones are newer and stay."""
+    Once in a process: a folder may hold several files of very many shards, each of which is written.
+    """
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(TEMP_SUFFIX):
