@@ -72,12 +72,13 @@ PLANS: dict[str, dict[str, Any]] = {
     "dataserver/planning/pipelined/placing/search.py": {
         "SEARCH_OPERATIONS": 4_400,
         "RESERVED_OPERATIONS": 800_000,
+        "GOAL_SHARE": 4_096,
         "FITTING_LOOKS": 32,
     },
     "dataserver/planning/sizing.py": {"UNDERSTANDING_EXTRA": 2, "IMAGE_EXTRA": 2, "GENERATION_EXTRA": 2},
     "dataserver/planning/waves.py": {"AUTOMATIC_EXTRA": 4},
 }
-"""What plan_version 1 and 2 mean, and fits of costs, on which plans depend: servers of one fleet must plan alike."""
+"""What plan versions mean, and fits of costs, on which plans depend: servers of one fleet must plan alike."""
 TIMES: dict[str, dict[str, float]] = {
     "dataserver/dataset/index.py": {"TEMP_LIFETIME_S": 86_400},
     "dataserver/dataset/workers.py": {"LOOK_S": 0.25},

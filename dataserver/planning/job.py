@@ -25,7 +25,7 @@ from dataserver.planning.jobspec import (
 from dataserver.planning.pipelined.options import PipelinedOptions
 from dataserver.planning.samples import I64
 
-SUPPORTED_PLAN_VERSIONS: Final = frozenset({1, 2})
+SUPPORTED_PLAN_VERSIONS: Final = frozenset({1, 2, 3})
 
 AnyLayout = PipelinedOptions | GroupedOptions | ColocatedOptions | ContrastiveOptions
 """The registry of layouts. A layout's folder holds its options, named here, and its functions (`layout.layout_of`)."""
@@ -61,11 +61,12 @@ class Execution(SpecModel):
     """How long rows take between modules and between stages, each pair once; pairs that are not named take no time."""
     end: End
     """End of the job."""
-    plan_version: Positive = 2
-    """Version of the rules that turn a step's samples into a plan, and of the limits of a step. Versions 1 and 2 make
-    the same plans; those of version 2 have hashes that servers find sooner. Both take at most 131,072 sequences and, on
-    average, samples; 16,384 microbatches of each rank; 2^20 sequences x stages; 2^21 forwards and backwards of all
-    ranks; colocated 2^24 pairs of ranks, grouped 8,192 sequences; and times that add up to less than 2^62 ns in a step.
+    plan_version: Positive = 3
+    """Version of the rules that turn a step's samples into a plan, and of the limits of a step. Version 2 makes the
+    plans of version 1, with hashes that servers find sooner; in version 3 the search for a pipelined plan ends where no
+    plan can be faster by more than one part in 4,096. All take at most 131,072 sequences and, on average, samples;
+    16,384 microbatches of each rank; 2^20 sequences x stages; 2^21 forwards and backwards of all ranks; colocated 2^24
+    pairs of ranks, grouped 8,192 sequences; and times that add up to less than 2^62 ns in a step.
     A job beyond a limit is refused by the limit's name (docs/planning.md)."""
     validity: ValidityPolicy | None = None
     """What the views of samples say of their validity; by default nothing that takes decoding, which the ranks that get

@@ -108,8 +108,8 @@ def make_job(**arguments: Any) -> Job:
     return parse_job(job_data(**arguments))
 
 
-def in_version_1(job: Job) -> Job:
-    """The job with plan_version 1: plans of version 2 are the same ones, with another hash."""
+def in_version(job: Job, version: int) -> Job:
+    """The job with another plan_version: plans of version 2 are those of version 1, with another hash."""
     return identify(
-        job.spec.model_copy(update={"execution": job.spec.execution.model_copy(update={"plan_version": 1})})
+        job.spec.model_copy(update={"execution": job.spec.execution.model_copy(update={"plan_version": version})})
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders.jobs import LAYOUT_KINDS, in_version_1
+from builders.jobs import LAYOUT_KINDS, in_version
 from builders.matrix import Step, matrix, samples_of
 
 from dataserver.planning.layout import PlannedTimeline, layout_of
@@ -23,11 +23,13 @@ GOLDEN = Path(__file__).with_name("golden_matrix.json")
 BLOCKS, BLOCK = 8, 10
 """Of each layout's kind, and jobs in a block."""
 STEP = 3
+CASES = [*((kind, 1) for kind in LAYOUT_KINDS), ("pipelined", 3)]
+"""Kinds and plan versions: version 2 makes the plans of version 1, and version 3 other ones of pipelines alone."""
 
 
-def outcome(step: Step) -> dict[str, str]:
+def outcome(step: Step, version: int) -> dict[str, str]:
     """What planning a step says, in short."""
-    job, tables = in_version_1(step[0]), step[1]
+    job, tables = in_version(step[0], version), step[1]
     limits = layout_of(job.spec.execution).limits(job.spec)
     found = {}
     try:
@@ -75,21 +77,21 @@ def _digest(found: object) -> str:
     return sha256(json.dumps(found).encode()).hexdigest()[:16]
 
 
-def block_of(kind: str, block: int) -> list[dict[str, str]]:
-    return [outcome(matrix(kind, number)) for number in range(block * BLOCK, (block + 1) * BLOCK)]
+def block_of(kind: str, block: int, version: int) -> list[dict[str, str]]:
+    return [outcome(matrix(kind, number), version) for number in range(block * BLOCK, (block + 1) * BLOCK)]
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-@pytest.mark.parametrize("kind", LAYOUT_KINDS)
-def test_golden_matrix(kind: str, block: int) -> None:
-    golden = json.loads(GOLDEN.read_text())[kind][block]
-    for number, (found, expected) in enumerate(zip(block_of(kind, block), golden, strict=True)):
+@pytest.mark.parametrize(("kind", "version"), CASES)
+def test_golden_matrix(kind: str, version: int, block: int) -> None:
+    golden = json.loads(GOLDEN.read_text())[f"{kind} {version}"][block]
+    for number, (found, expected) in enumerate(zip(block_of(kind, block, version), golden, strict=True)):
         assert found == expected, f"job {block * BLOCK + number} of the {kind} ones"
 
 
 def write() -> None:
     """Write the golden file."""
-    found = {kind: [block_of(kind, block) for block in range(BLOCKS)] for kind in LAYOUT_KINDS}
+    found = {f"{kind} {version}": [block_of(kind, b, version) for b in range(BLOCKS)] for kind, version in CASES}
     GOLDEN.write_text(json.dumps(found, indent=0) + "\n")
 
 

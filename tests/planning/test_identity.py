@@ -59,6 +59,7 @@ execution:
     [
         (1, "c96739673a0b82a065dcbb62de4ffced99419a928af96a236a9e9de087587fe1"),
         (2, "da6b64118911cc5aaeeba15ac69e5b0abab05ad8fe1fa6c1c5cf2b7326d9403f"),
+        (3, "0e91cf0c33c598133d6ab4fa9bb8e9bd8516c972aa312fd2f88c04edbfa08c7b"),
     ],
 )
 def test_golden_ids(version: int, job_id: str) -> None:
@@ -66,7 +67,7 @@ def test_golden_ids(version: int, job_id: str) -> None:
     job = parse_job(parse_yaml(f"{GOLDEN_JOB}  plan_version: {version}\n".encode()))
     assert job.stream_id == "cdbc995083e1ea03daef68fdf47474cdbaef6e049ec5b93090b88e8481def5d9"
     assert job.job_id == job_id
-    assert (job == parse_job(parse_yaml(GOLDEN_JOB.encode()))) == (version == 2)
+    assert (job == parse_job(parse_yaml(GOLDEN_JOB.encode()))) == (version == 3)
 
 
 def test_ids_are_hashes_of_canonical_json() -> None:
@@ -287,7 +288,7 @@ def test_every_field_counts() -> None:
     [
         (("stream", "order_version"), [1]),
         (("stream", "content_version"), [2]),
-        (("execution", "plan_version"), [1, 2]),
+        (("execution", "plan_version"), [1, 2, 3]),
     ],
 )
 def test_other_versions_are_refused_by_name(path: tuple[str, str], supported: list[int]) -> None:

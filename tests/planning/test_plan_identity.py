@@ -22,7 +22,7 @@ from dataserver.planning.sizing import shard_table
 GOLDEN = Path(__file__).with_name("golden.json")
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_the_hash_covers_everything(version: int) -> None:
     plan = sample_plan()
 
@@ -31,7 +31,7 @@ def test_the_hash_covers_everything(version: int) -> None:
         return plan_hash(version, changed.job_id, changed.step, changed)
 
     hashes = {hash_again(plan), hash_again(plan, job_id="0" * 64), hash_again(plan, step=6)}
-    assert (hash_again(plan) == plan.hash) == (version == 2)
+    assert (hash_again(plan) == plan.hash) == (version == 3)
     hashes.add(hash_again(plan, num_microbatches=plan.num_microbatches + 1))
     hashes.add(hash_again(plan, routings=plan.routings[::-1]))
     expected = 5
@@ -152,7 +152,7 @@ def golden(version: int) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_golden_order_and_plans(version: int) -> None:
     expected, found = json.loads(GOLDEN.read_text())[version - 1], golden(version)
     assert found["order"] == expected["order"], "order-breaking: raise order_version"
@@ -160,4 +160,4 @@ def test_golden_order_and_plans(version: int) -> None:
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps([golden(1), golden(2)], separators=(",", ":")) + "\n")
+    GOLDEN.write_text(json.dumps([golden(version) for version in (1, 2, 3)], separators=(",", ":")) + "\n")

@@ -210,7 +210,8 @@ class Climb(NamedTuple):
     A change is kept if the slowest island becomes no slower and the other one either no slower or, where that makes the
     slowest faster, not as slow as it was, and all that it touches keeps within the memory. Exchanges that cannot help
     are not simulated. Deterministic: the n-th trial is given by the n-th word, and the search ends after `budget`
-    simulated islands or when the words are used up. This is its state between two calls of `go_on`.
+    simulated islands, when the words are used up, or when the slowest island takes no longer than `goal_ns`. This is
+    its state between two calls of `go_on`.
     """
 
     slots: Slots
@@ -244,23 +245,26 @@ def climb_of(at: I64, costs: Costs) -> Climb:
     return Climb(slots_of(at, costs), costs, clocks, np.full(ranks // per_island, -1, np.int64))
 
 
-def go_on(climb: Climb, words: U64, budget: int) -> tuple[int, int]:
+def go_on(climb: Climb, words: U64, budget: int, goal_ns: int = -1) -> tuple[int, int]:
     """Simulate islands that were not simulated yet, the first ones first, then try what the words say.
 
     Args:
         climb: the state, changed in place.
         words: uint64 [trials], random; none as long as the climb is not ready.
         budget: islands to simulate.
+        goal_ns: time of the slowest island that is enough; -1 for none.
 
     Returns:
         Islands that were simulated, which may be one more; words that were used.
     """
-    simulated, used = _climb(*climb, words, budget)
+    simulated, used = _climb(*climb, words, budget, goal_ns)
     return simulated, used
 
 
 @kernel
-def _climb(slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, words: U64, budget: int) -> tuple[int, int]:
+def _climb(
+    slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, words: U64, budget: int, goal_ns: int
+) -> tuple[int, int]:
     per_island, simulated, used = costs.ranks_per_island, 0, 0
     if makespan[0] < 0:
         fill(slots, costs)
@@ -269,10 +273,10 @@ def _climb(slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, words: U64
             makespan[island] = island_makespan(slots.time, island * per_island, costs, clocks)
             simulated += 1
     for word in words:
-        if simulated >= budget:
+        worst = first_largest(makespan)
+        if simulated >= budget or makespan[worst] <= goal_ns:
             break
         used += 1
-        worst = first_largest(makespan)
         kind, rank, first, slot, other, second, other_slot = _trial(word, per_island, slots.at.shape)
         rank += worst * per_island
         if kind < 3:

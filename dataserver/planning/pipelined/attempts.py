@@ -9,7 +9,7 @@ from dataserver.planning.candidates import fastest
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec, OrderPolicy
 from dataserver.planning.pipelined.candidates import CandidatePlan, ImageSpread, Trial, candidates_of
 from dataserver.planning.pipelined.packed import PackedStep
-from dataserver.planning.pipelined.placing import makespan_ns, searched
+from dataserver.planning.pipelined.placing import NO_GOAL, goal_ns, makespan_ns, searched
 from dataserver.planning.pipelined.starts import CANONICAL, Starts, find_starts, guided_problem
 from dataserver.planning.samples import I64
 from dataserver.planning.waves import extras
@@ -94,14 +94,19 @@ def _by_rules(packed: PackedStep, starts: Starts) -> Iterator[Trial]:
 
 
 def _searches(packed: PackedStep, starts: Starts, most_sequences: int) -> Iterator[Trial]:
-    """From the best start for every number of extra microbatches, unless memory makes two of them the same."""
+    """From the best start for every number of extra microbatches, unless memory makes two of them the same.
+
+    Before plan_version 3 a search used up its budget wherever it was.
+    """
+    has_goal = packed.execution.plan_version >= 3
     placements, before = [*starts.by_rules.values(), *starts.by_algorithm_2.values()], list[I64]()
     spreads = _spreads(packed, starts.problem.islands, canonical=False)
     for extra in extras(packed.execution):
         guided = [(guided_problem(packed, starts.problem, extra, start), start) for start in placements]
         problem, best = min(guided, key=lambda pair: makespan_ns(*pair))
         if not any(np.array_equal(problem.in_flight, other) for other in before):
-            found = searched(problem, [best], packed.step, packed.job.stream.seed, most_sequences)
+            goal = goal_ns(problem) if has_goal else NO_GOAL
+            found = searched(problem, [best], packed.step, packed.job.stream.seed, most_sequences, goal)
             yield Trial("search", found, spreads, (extra,))
         before.append(problem.in_flight)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.contrastive import contrastive_job, contrastive_samples, contrastive_table, tower
-from builders.jobs import in_version_1
+from builders.jobs import in_version
 from planning.scattered import digest, numbers
 
 from dataserver.planning.balancing import BALANCERS, BinRoom
@@ -173,7 +173,7 @@ def small_jobs() -> Iterator[Job]:
             extra_in_flight=seed % 3 if pipe else 0,
             interaction_ns=777 * (seed % 3),
         )
-        yield in_version_1(job)
+        yield in_version(job, 1)
 
 
 def planned(job: Job, number: int) -> list[object]:

@@ -159,7 +159,8 @@ def test_a_search_spends_its_budget_piece_by_piece(
     problem, _ = next(p for p in map(problem_of, range(50)) if p[0].islands == 1)
     asked, words_left, results = [], [], iter([*simulates, 10**9])
 
-    def go_on(climb: Climb, words: I64, limit: int) -> tuple[int, int]:
+    def go_on(climb: Climb, words: I64, limit: int, goal: int = -1) -> tuple[int, int]:
+        assert goal == -1
         if not climb.is_ready:
             assert not len(words)
             climb.makespan[:] = 101
@@ -183,9 +184,9 @@ def test_no_piece_of_a_search_grows_with_the_islands(
     """Not the first ones, which simulate all islands; nor those whose words look for the slowest of all of them."""
     found, whole = [], pipeline.go_on
 
-    def go_on(climb: Climb, words: U64, limit: int) -> tuple[int, int]:
+    def go_on(climb: Climb, words: U64, limit: int, goal: int = -1) -> tuple[int, int]:
         found.append((len(words), limit))
-        return whole(climb, words, limit) if not climb.is_ready else (1, len(words))
+        return whole(climb, words, limit, goal) if not climb.is_ready else (1, len(words))
 
     monkeypatch.setattr(pipeline, "go_on", go_on)
     monkeypatch.setattr(search, "OPERATIONS_AT_ONCE", operations)

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from dataserver.planning.balancing import BALANCERS, longest_first
 from dataserver.planning.balancing import padded as padded_batches
 from dataserver.planning.jobspec import BalancePolicy
+from dataserver.planning.kernels.pipeline import climb_of, go_on
 from dataserver.planning.pipelined import placing
 from dataserver.planning.pipelined.placing import PlacementProblem, search
 from dataserver.planning.pipelined.placing.hops import Hops
 from dataserver.planning.pipelined.placing.problem import Rooms
-from dataserver.planning.placement import Placement, in_order
+from dataserver.planning.placement import Placement, in_order, in_slots, of_slots
 from dataserver.planning.randomness import Operator, draws
 from dataserver.planning.simulation import disttrain_order
 
@@ -414,6 +415,48 @@ def test_a_search_tries_what_its_budget_allows() -> None:
         assert placing.makespan_ns(problem, found) <= before
         lower = placing.lower_bound_ns(problem, within_islands=True)
         assert lower <= placing.makespan_ns(problem, found)
+
+
+def one_stage(seed: int) -> PlacementProblem:
+    """One rank with an encoder and a generator, whose backbone takes longest: its bound can be reached."""
+    random = np.random.default_rng(seed)
+    own = np.concatenate([random.integers(100, 1_000, (3, 64)), np.zeros((3, 1), np.int64)], axis=1)
+    own[1, :-1] *= 100
+    return PlacementProblem(
+        dp=1, num_waves=8, slots=8, islands=1, num_stages=1, num_encoders=1, in_flight=np.array([3, 2, 1]), own=own,
+        way=own[:, :-1].copy(), base=np.array([1, 2, 3]), chunks=1, percent=np.array([200, 200, 100]), rooms=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_search_ends_at_its_goal(seed: int) -> None:
+    """With the first placement that is near enough, which it comes to before its budget is used up, and no later."""
+    problem = one_stage(seed)
+    goal, start = placing.goal_ns(problem), placing.balanced(problem, BalancePolicy.NONE)
+    bound = placing.lower_bound_ns(problem)
+    assert goal == bound + bound // 4_096
+    found, best = (placing.searched(problem, [start], 7, seed, goal=g) for g in (goal, placing.NO_GOAL))
+    climb = climb_of(in_slots(problem.shape, start), search._costs(problem))
+    go_on(climb, np.zeros(0, np.uint64), 1)
+    trials = 0
+    for word in draws(seed, Operator.PLAN_SEARCH, 0, 0, 7, 100_000):
+        if climb.makespan_ns <= goal:
+            break
+        assert go_on(climb, np.array([word]), 1, goal)[1] == 1
+        trials += 1
+    assert go_on(climb, draws(0, Operator.PLAN_SEARCH, 0, 0, 7, 10), 10, goal) == (0, 0)
+    assert rows_of(found) == rows_of(of_slots(climb.slots.at)) != rows_of(best)
+    assert 20 < trials < 100_000
+    assert bound <= placing.makespan_ns(problem, best) <= placing.makespan_ns(problem, found) <= goal
+
+
+def test_a_search_without_a_goal_goes_on_at_the_bound() -> None:
+    """Where nothing takes any time, all placements are at the bound."""
+    timeless = replace(one_stage(0), own=one_stage(0).own * 0, way=one_stage(0).way * 0, base=np.zeros(3, np.int64))
+    start = placing.balanced(timeless, BalancePolicy.NONE)
+    assert placing.goal_ns(timeless) == placing.makespan_ns(timeless, start) == 0
+    assert rows_of(placing.searched(timeless, [start], 7, 0, goal=0)) == rows_of(start)
+    assert rows_of(placing.searched(timeless, [start], 7, 0)) != rows_of(start)
 
 
 def test_exchanges_until_memory_holds_all_of_it() -> None:

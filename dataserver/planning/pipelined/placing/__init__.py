@@ -9,7 +9,7 @@ simulated in microseconds.
 from dataserver.planning.pipelined.placing.bounds import lower_bound_ns
 from dataserver.planning.pipelined.placing.parity import with_parity
 from dataserver.planning.pipelined.placing.problem import PlacementProblem, placement_problem
-from dataserver.planning.pipelined.placing.search import fitted, lacking_alone, makespan_ns, searched
+from dataserver.planning.pipelined.placing.search import NO_GOAL, fitted, goal_ns, lacking_alone, makespan_ns, searched
 from dataserver.planning.pipelined.placing.seeds import (
     balanced,
     in_disttrain_order,
@@ -21,10 +21,12 @@ from dataserver.planning.pipelined.placing.seeds import (
 from dataserver.planning.placement import Placement
 
 __all__ = [
+    "NO_GOAL",
     "Placement",
     "PlacementProblem",
     "balanced",
     "fitted",
+    "goal_ns",
     "in_disttrain_order",
     "lacking_alone",
     "lower_bound_ns",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dataserver.planning.pacing import pace
+from dataserver.planning.pipelined.placing.bounds import lower_bound_ns
 from dataserver.planning.pipelined.placing.problem import PlacementProblem
 from dataserver.planning.placement import Placement, in_slots, of_slots
 from dataserver.planning.randomness import Operator, draws
@@ -20,6 +21,13 @@ that planning time grows with the step and no faster."""
 RESERVED_OPERATIONS = 800_000
 """Subtracted from these, at most half of them: about the time that any plan takes beside its search, however small."""
 
+GOAL_SHARE = 4_096
+"""A search is at its goal where no placement can be faster by more than one part in so many. One rank of few stages
+comes that near in a sixth of its budget, where each part that is left costs as much as all before."""
+
+NO_GOAL = -1
+"""A search with it uses up its budget."""
+
 FITTING_LOOKS = 32
 """Exchanges that may be tried for each sequence to make a placement fit the memory."""
 
@@ -30,8 +38,19 @@ LOOKS_AT_ONCE = 1 << 14
 """Exchanges that are tried between two calls of `pace`, where an island has one backbone rank; else so many fewer."""
 
 
+def goal_ns(problem: PlacementProblem) -> int:
+    """Simulated time of the slowest island that is so near the best one that a search ends with it."""
+    bound = lower_bound_ns(problem)
+    return bound + bound // GOAL_SHARE
+
+
 def searched(
-    problem: PlacementProblem, starts: list[Placement], step: int, seed: int, most_sequences: int | None = None
+    problem: PlacementProblem,
+    starts: list[Placement],
+    step: int,
+    seed: int,
+    most_sequences: int | None = None,
+    goal: int = NO_GOAL,
 ) -> Placement:
     """Improve the best of some placements by bounded hill climbing on the slowest island.
 
@@ -44,6 +63,7 @@ def searched(
         step: its number.
         seed: of the stream.
         most_sequences: that the budget is for, where memory divides what fewer sequences could hold; all by default.
+        goal: nanoseconds, see `goal_ns`.
     """
     ends = len(problem.base) - 1
     count = problem.num_sequences if most_sequences is None else min(most_sequences, problem.num_sequences)
@@ -52,7 +72,7 @@ def searched(
     budget = allowed // _island_operations(problem)
     start = min(starts, key=lambda start: makespan_ns(problem, start)) if len(starts) > 1 else starts[0]
     best = in_slots(problem.shape, start)
-    _improve(problem, best, draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget), budget)
+    _improve(problem, best, draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget), budget, goal)
     return of_slots(best)
 
 
@@ -92,8 +112,8 @@ def fitted(problem: PlacementProblem, placement: Placement) -> tuple[Placement, 
     return of_slots(slots.at), int(lacking.argmax()) if lacking.any() else None
 
 
-def _improve(problem: PlacementProblem, slots: I64, words: U64, budget: int) -> int:
-    """Improve `slots` in place with at most `budget` simulated islands; the makespan that it had."""
+def _improve(problem: PlacementProblem, slots: I64, words: U64, budget: int, goal: int = NO_GOAL) -> int:
+    """Improve `slots` in place with at most `budget` simulated islands, or to the goal; the makespan that it had."""
     from dataserver.planning.kernels.pipeline import climb_of, go_on
 
     climb, at_once = climb_of(slots, _costs(problem)), max(1, OPERATIONS_AT_ONCE // _island_operations(problem))
@@ -102,9 +122,9 @@ def _improve(problem: PlacementProblem, slots: I64, words: U64, budget: int) -> 
         pace()
         go_on(climb, words[:0], at_once)
     before, left = climb.makespan_ns, budget - problem.islands
-    while left > 0 and len(words):
+    while left > 0 and len(words) and climb.makespan_ns > goal:
         pace()
-        simulated, used = go_on(climb, words[:words_at_once], min(left, at_once))
+        simulated, used = go_on(climb, words[:words_at_once], min(left, at_once), goal)
         left, words = left - simulated, words[used:]
     return before
 
