@@ -6,6 +6,7 @@ and behind each process; the least of a few runs counts, since other programs on
 row misses its target. Takes about five minutes.
 """
 
+import argparse
 import os
 import resource
 import subprocess
@@ -68,8 +69,12 @@ T = TypeVar("T")
 
 def main() -> int:
     """Measure and print."""
-    if len(sys.argv) > 1:
-        plan(sys.argv[1], int(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    # What this program runs itself, in a process of its own: one plan.
+    parser.add_argument("--plan", nargs=2, metavar=("LAYOUT", "SIZE"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.plan:
+        plan(given.plan[0], int(given.plan[1]))
         return 0
     return report([*plan_rows(), *word_rows()])
 
@@ -103,7 +108,7 @@ def planned_cpu_s(job: tuple[str, int]) -> float:
     layout, size = job
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
-        [sys.executable, __file__, layout, str(size)], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True
+        [sys.executable, __file__, "--plan", layout, str(size)], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -120,9 +120,10 @@ class Measured:
         return self.cpu_s / (sum(self.counts) * MICROBATCH) * 1e3
 
 
-def make_shards(few: Path, many: Path, processes: Processes) -> None:
-    """Make and index a few shards, and give them many names."""
-    make = [sys.executable, HERE / "make_demo_shards.py", few, "--samples", SAMPLES, "--shards", FEW_SHARDS]
+def make_shards(few: Path, many: Path, processes: Processes, drawn: list[object]) -> None:
+    """Make and index a few shards, and give them many names. `drawn` are options of their images."""
+    size = ["--samples", SAMPLES, "--shards", FEW_SHARDS]
+    make = [sys.executable, HERE / "make_demo_shards.py", few, *size, *drawn]
     processes.run([processes.start("making shards", make)], print)
     index = [sys.executable, "-m", "dataserver", "index"]
     processes.run([processes.start("indexing", [*index, few])], print)
@@ -227,13 +228,15 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=6000, help="of a run (default 6000)")
     parser.add_argument("--many-images", type=int, default=40_000, help="of the run with 256 streams (default 40000)")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
+    parser.add_argument("--seed", type=int, default=0, help="of the images")
+    parser.add_argument("--median", type=int, default=512, help="their width in pixels (default 512)")
     given = parser.parse_args()
     found: dict[tuple[int, int], list[Measured]] = {shape: [] for shape in SHAPES}
     linked: list[Measured] = []
     with tempfile.TemporaryDirectory() as place:
         few, many = Path(place) / "shards", Path(place) / "many"
         with Processes(Path(place)) as processes:
-            make_shards(few, many, processes)
+            make_shards(few, many, processes, ["--seed", given.seed, "--median", given.median])
         for number in range(given.rounds):
             for shape in SHAPES if number % 2 == 0 else SHAPES[::-1]:
                 found[shape].append(measure(few, *shape, given.images))

@@ -7,6 +7,7 @@ with HiGHS on one thread, 60 s each, to gap zero. Writes tests/planning/balancin
 every instance and keeps what is there already, so that an interrupted run continues.
 """
 
+import argparse
 import json
 import time
 from pathlib import Path
@@ -69,6 +70,8 @@ def solve(loads: list[int], bins: int) -> dict[str, Any]:
 
 def main() -> None:
     """Solve what the file lacks."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=formatter).parse_args()
     document: dict[str, Any] = {
         "command": COMMAND,
         "solver": f"HiGHS {cast(Any, highspy).Highs().version()}, 1 thread, {TIME_LIMIT_S} s, gap zero",
