@@ -142,6 +142,32 @@ print(next(reader).step)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
+def test_the_interpreter_exits_with_a_generator_that_has_a_call_in_flight(serve: Serve, run_python) -> None:
+    """What it holds is closed when gRPC's threads have ended already, which the end of a call needs."""
+    server = serve(streams=["hang:1"])
+    program = f"""
+from client.opened import *
+from disttrain.v1.data_service_pb2 import StreamMicrobatchesRequest
+from trainclient.stream.endpoint import CallGuard
+
+def steps():
+    fleet = Fleet("{server.address}")
+    job = resolve_job(job_data(), fleet)
+    request = StreamMicrobatchesRequest(job_id=job.job_id, module=VIEW.module, rank=VIEW.rank)
+    try:
+        call = fleet.endpoints[0].stream(request, CallGuard())
+        yield len(next(call)) > 0
+        yield call
+    finally:
+        fleet.close()
+
+held = steps()
+print(next(held))
+"""
+    done = run_python(program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 def test_the_stream_client_imports_neither_torch_nor_pillow(run_python) -> None:
     program = """
 import sys

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -194,7 +195,13 @@ class Endpoint:
         return DeadlineError(f"a call to server {self.address} was cancelled")
 
     def close(self) -> None:
-        """Close this process's channel and with it all calls."""
+        """Close this process's channel and with it all calls.
+
+        When the interpreter ends, which closes generators that hold a client, gRPC's threads no longer run, and it would
+        wait for them for ever; the system closes the connections then.
+        """
+        if sys.is_finalizing():
+            return
         with self._lock:
             channel = self._channels.pop(os.getpid(), None)
         if channel is not None:
