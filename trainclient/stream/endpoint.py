@@ -197,8 +197,8 @@ class Endpoint:
     def close(self) -> None:
         """Close this process's channel and with it all calls.
 
-        When the interpreter ends, which closes generators that hold a client, gRPC's threads no longer run, and it would
-        wait for them for ever; the system closes the connections then.
+        When the interpreter ends, which closes generators that hold a client, gRPC's threads no longer run, and it
+        would wait for them for ever; the system closes the connections then.
         """
         if sys.is_finalizing():
             return
