@@ -18,6 +18,7 @@ from serving.harness import TIMEOUT_S, Running, job_data, reason_of, running
 from serving.peers import fleet, free_addresses, live, lying, made, read_all, sources, until
 
 from dataserver.jobs import JobPlanner, Unwanted
+from dataserver.planning.identity import Job
 from dataserver.planning.plan import StepPlan, plan_hash
 from dataserver.planning.planner import baseline_plan
 from dataserver.serving.metrics import PlanSource
@@ -199,7 +200,7 @@ def test_a_lie_that_is_consistent_is_found_by_planning_again(
 
         def baseline(answer: pb.FetchPlanResponse) -> pb.FetchPlanResponse:
             plan = baseline_plan(served.job, answer.step, served.planner.samples(answer.step))
-            plan = _named(plan, served.job.job_id)
+            plan = _named(plan, served.job)
             return places_message(served.job, plan, build_id())
 
         address, liar = stack.enter_context(lying(truth, baseline))
@@ -211,9 +212,10 @@ def test_a_lie_that_is_consistent_is_found_by_planning_again(
             assert "and this server makes" in warning
 
 
-def _named(plan: StepPlan, job_id: str) -> StepPlan:
-    """A plan as that of another job, with the hash that it then has."""
-    return replace(plan, job_id=job_id, hash=plan_hash(2, job_id, plan.step, plan))
+def _named(plan: StepPlan, job: Job) -> StepPlan:
+    """A plan as that of a job, with the hash that it then has."""
+    version = job.spec.execution.plan_version
+    return replace(plan, job_id=job.job_id, hash=plan_hash(version, job.job_id, plan.step, plan))
 
 
 def test_a_peer_of_another_build_is_asked_for_nothing(
