@@ -10,6 +10,7 @@ from dataserver.planning.colocated.options import ColocatedOptions
 from dataserver.planning.contrastive.options import ContrastiveOptions
 from dataserver.planning.grouped.options import GroupedOptions
 from dataserver.planning.jobspec import (
+    PLAN_LIMITS,
     End,
     LayoutOptions,
     ModuleKind,
@@ -25,7 +26,7 @@ from dataserver.planning.jobspec import (
 from dataserver.planning.pipelined.options import PipelinedOptions
 from dataserver.planning.samples import I64
 
-SUPPORTED_PLAN_VERSIONS: Final = frozenset({1, 2, 3})
+SUPPORTED_PLAN_VERSIONS: Final = frozenset(PLAN_LIMITS)
 
 AnyLayout = PipelinedOptions | GroupedOptions | ColocatedOptions | ContrastiveOptions
 """The registry of layouts. A layout's folder holds its options, named here, and its functions (`layout.layout_of`)."""

@@ -2,7 +2,7 @@
 
 A change to a `plan` is plan-breaking and must raise plan_version; so is one that refuses a job that had a plan. What is
 `simulated` and `compared` may change, since only the best plan is run. Write the file again with
-`python -m planning.test_golden_matrix` from tests/.
+`PYTHONPATH=../scripts python -m planning.test_golden_matrix` from tests/.
 """
 
 import json

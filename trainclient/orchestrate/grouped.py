@@ -48,7 +48,7 @@ def grouped(problem: Problem) -> list[Choice]:
         NoLayoutError: servers do not plan such a job.
         TooLargeError: nothing fits.
     """
-    most = PLAN_LIMITS[1].group_sequences
+    most = PLAN_LIMITS[max(PLAN_LIMITS)].group_sequences
     if problem.workload.stream.global_batch > most:
         raise NoLayoutError(
             f"grouped: servers plan groups of at most {most} sequences, global-batch is "
