@@ -155,7 +155,17 @@ def _sum_up(
     Four old rows or fewer, which is what most new rows have, are summed up at once. Weights are read as 16 bits: only
     of factors that are no wider does the compiler know that it may multiply 16 bits at a time.
     """
-    if count <= 4:
+    if count <= 2:
+        a, b, second = taps[at, 0], taps[at, 1], min(first + 1, old - 1)
+        for x in range(width):
+            out[y, x] = np.uint16(_ONE // 2 + a * pixels[first, x] + b * pixels[second, x]) >> 8
+    elif count == 3:
+        a, b, c = taps[at, 0], taps[at, 1], taps[at, 2]
+        second, third = min(first + 1, old - 1), min(first + 2, old - 1)
+        for x in range(width):
+            near = a * pixels[first, x] + b * pixels[second, x]
+            out[y, x] = np.uint16(_ONE // 2 + near + c * pixels[third, x]) >> 8
+    elif count == 4:
         a, b, c, d = taps[at, 0], taps[at, 1], taps[at, 2], taps[at, 3]
         second, third, fourth = min(first + 1, old - 1), min(first + 2, old - 1), min(first + 3, old - 1)
         for x in range(width):
