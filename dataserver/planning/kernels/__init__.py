@@ -64,7 +64,7 @@ def load_word(function: _Function) -> _Function:
 
 
 def store_word(function: _Function) -> _Function:
-    """A function of the same and a uint32 that writes it."""
+    """A function of the same and an unsigned number, of whatever size, that writes it."""
     PARTS[function] = {"intrinsic": "store_word"}
     return function
 

@@ -43,26 +43,26 @@ def _load_word(_context: Any, array: Any, at: Any) -> Any:
     """Four bytes of an array as one number, which need not begin at a multiple of four."""
 
     def load(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return builder.load(_place(context, builder, signature, given), align=1)
+        return builder.load(_place(context, builder, signature, given, 32), align=1)
 
     return numba.uint32(array, at), load
 
 
 @numba.extending.intrinsic  # type: ignore[untyped-decorator]
-def _store_word(_context: Any, array: Any, at: Any, _word: Any) -> Any:
-    """Write them."""
+def _store_word(_context: Any, array: Any, at: Any, word: Any) -> Any:
+    """Write as many as a number has."""
 
     def store(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        builder.store(given[2], _place(context, builder, signature, given), align=1)
+        builder.store(given[2], _place(context, builder, signature, given, word.bitwidth), align=1)
         return context.get_dummy_value()
 
-    return numba.void(array, at, numba.uint32), store
+    return numba.void(array, at, word), store
 
 
-def _place(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+def _place(context: Any, builder: Any, signature: Any, given: Any, bits: int) -> Any:
     """Where a number of bytes behind the first of an array a word lies."""
     array = context.make_array(signature.args[0])(context, builder, given[0])
-    return builder.bitcast(builder.gep(array.data, [given[1]]), ir.IntType(32).as_pointer())
+    return builder.bitcast(builder.gep(array.data, [given[1]]), ir.IntType(bits).as_pointer())
 
 
 _INTRINSICS: Final = {"high_word": _high_word, "load_word": _load_word, "store_word": _store_word}

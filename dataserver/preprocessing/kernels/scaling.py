@@ -1,6 +1,6 @@
 """Scaling of images to their places among the patches."""
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,9 @@ BAND: Final = 64
 """New rows that are made at a time: what lies between the two passes then stays in a core's own caches."""
 _ONE: Final = 256
 """Sum of the weights of a new row."""
-_BYTE, _HALF, _PIXEL = np.uint32(0xFF), np.uint32(0xFFFF), np.uint32(0xFFFFFF)
+_BYTE, _PIXEL = np.uint32(0xFF), np.uint32(0xFFFFFF)
 _8, _16, _24 = np.uint32(8), np.uint32(16), np.uint32(24)
+_LONG_24, _LONG_48 = np.uint64(24), np.uint64(48)
 
 
 @kernel
@@ -61,22 +62,29 @@ def scale_image(
             _sum_up(pixels, height, first, count, taps, width, sums, 3 * old_width, rows, y)
         for x in range(old_width):
             for y in range(num):
-                _put_word(lying, x * column + 4 * y, _word(rows, y * line + 3 * x))
+                _put(lying, x * column + 4 * y, _word(rows, y * line + 3 * x))
         x = 0
         while x < width:
             beside = across[x]
-            together = 4 if x + 3 < width and across[x + 3] == beside + 3 else 1
+            together = 1
+            if x + 1 < width and across[x + 1] == beside + 1:
+                together = 4 if x + 3 < width and across[x + 3] == beside + 3 else 2
             for k in range(together):
                 first, count = spans[0, x + k], spans[1, x + k]
                 _sum_up(lying, old_width, first, count, taps, x + k, sums, 4 * num, lying, old_width + k)
             if together == 4:
                 for y in range(num):
                     place, at = 3 * (down[top + y] + beside), old_width * column + 4 * y
-                    one, two = _word(lying, at), _word(lying, at + column)
+                    one, two = np.uint64(_word(lying, at) & _PIXEL), np.uint64(_word(lying, at + column) & _PIXEL)
                     three, four = _word(lying, at + 2 * column), _word(lying, at + 3 * column)
-                    _put_word(out, place, one & _PIXEL | two << _24)
-                    _put_word(out, place + 4, two >> _8 & _HALF | three << _16)
-                    _put_word(out, place + 8, three >> _16 & _BYTE | four << _8)
+                    _put(out, place, one | two << _LONG_24 | np.uint64(three) << _LONG_48)
+                    _put(out, place + 8, np.uint32(three >> _16 & _BYTE | four << _8))
+            elif together == 2:
+                for y in range(num):
+                    place, at = 3 * (down[top + y] + beside), old_width * column + 4 * y
+                    left, right = _word(lying, at), _word(lying, at + column)
+                    _put(out, place, np.uint32(left & _PIXEL | right << _24))
+                    _put(out, place + 4, np.uint16(right >> _8))
             else:
                 for y in range(num):
                     place, at = 3 * (down[top + y] + beside), 4 * y
@@ -93,9 +101,9 @@ def _word(array: NDArray[np.uint8], at: int) -> np.uint32:
 
 
 @store_word
-def _put_word(array: NDArray[np.uint8], at: int, word: np.uint32) -> None:
-    """Write what `_word` reads."""
-    array.reshape(-1)[at : at + 4].view("<u4")[0] = word
+def _put(array: NDArray[np.uint8], at: int, number: np.unsignedinteger[Any]) -> None:
+    """Write the bytes of a number, least significant first."""
+    array.reshape(-1)[at : at + number.nbytes].view(number.dtype)[0] = number
 
 
 @part
@@ -152,7 +160,7 @@ def _sum_up(
 ) -> None:
     """Make row y of `out`, so many bytes wide, of the `old` rows of pixels, by their weights `taps[at]`.
 
-    Four old rows or fewer, which is what most new rows have, are summed up at once. Weights are read as 16 bits: only
+    Four old rows or fewer, which is what most new rows have, are summed up at once, and none of weight 0. Weights are read as 16 bits: only
     of factors that are no wider does the compiler know that it may multiply 16 bits at a time.
     """
     if count <= 2:
