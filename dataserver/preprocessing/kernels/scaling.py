@@ -160,8 +160,8 @@ def _sum_up(
 ) -> None:
     """Make row y of `out`, so many bytes wide, of the `old` rows of pixels, by their weights `taps[at]`.
 
-    Four old rows or fewer, which is what most new rows have, are summed up at once, and none of weight 0. Weights are read as 16 bits: only
-    of factors that are no wider does the compiler know that it may multiply 16 bits at a time.
+    Four old rows or fewer, which is what most new rows have, are summed up at once, and none of weight 0. Weights are
+    read as 16 bits: only of factors that are no wider does the compiler know that it may multiply 16 bits at a time.
     """
     if count <= 2:
         a, b, second = taps[at, 0], taps[at, 1], min(first + 1, old - 1)
