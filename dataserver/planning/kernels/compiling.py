@@ -60,7 +60,7 @@ def _store_word(_context: Any, array: Any, at: Any, word: Any) -> Any:
 
 
 def _place(context: Any, builder: Any, signature: Any, given: Any, bits: int) -> Any:
-    """Where a number of bytes behind the first of an array a word lies."""
+    """Where a number of bytes behind the first of an array a word of so many bits lies."""
     array = context.make_array(signature.args[0])(context, builder, given[0])
     return builder.bitcast(builder.gep(array.data, [given[1]]), ir.IntType(bits).as_pointer())
 
