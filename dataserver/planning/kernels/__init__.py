@@ -64,7 +64,10 @@ def load_word(function: _Function) -> _Function:
 
 
 def store_word(function: _Function) -> _Function:
-    """A function of the same and an unsigned number, of whatever size, that writes it."""
+    """A function of the same and an unsigned number that writes it: as many bytes as its type has.
+
+    Sums and shifts of numbers have 64 bits in compiled code, so what is to have fewer is converted in the call.
+    """
     PARTS[function] = {"intrinsic": "store_word"}
     return function
 

@@ -45,7 +45,7 @@ def scale_image(
         weights: room for those of one new row or column, [old ones under a triangle].
         spans: room for the first old column of each new one, and how many it has, [2, new columns].
         taps: room for the weights of new columns and of one new row as shares of 256, [new columns + 1, as many as
-            `weights`, at least 4].
+            `weights`, at least 2].
         sums: room for one row, [at least 3 * old columns, and 4 * BAND]; at most 255 * 256 + 128.
         rows: room for new rows, [BAND, at least 3 * old columns + 1].
         lying: room for them as columns, and for four new columns behind these, [old columns + 4, 4 * BAND].
@@ -140,8 +140,8 @@ def _weigh(
         rounded = (running * _ONE + total // 2) // total
         taps[at, k] = rounded - before
         before = rounded
-    for k in range(count, 4):
-        taps[at, k] = 0
+    if count == 1:
+        taps[at, 1] = 0
     return first, count
 
 
@@ -160,8 +160,9 @@ def _sum_up(
 ) -> None:
     """Make row y of `out`, so many bytes wide, of the `old` rows of pixels, by their weights `taps[at]`.
 
-    Four old rows or fewer, which is what most new rows have, are summed up at once, and none of weight 0. Weights are
-    read as 16 bits: only of factors that are no wider does the compiler know that it may multiply 16 bits at a time.
+    Two, three or four old rows, which is what most new rows have, are summed up at once; a single one has a second of
+    weight 0 beside it. Weights are read as 16 bits: only of factors that are no wider does the compiler know that it
+    may multiply 16 bits at a time.
     """
     if count <= 2:
         a, b, second = taps[at, 0], taps[at, 1], min(first + 1, old - 1)
