@@ -29,6 +29,7 @@ from dataserver.cli.warm import compile_all
 from dataserver.jobs import Catalog
 from dataserver.preprocessing import silence_pillow_warnings
 from dataserver.serving.allocator import keep_freed_memory
+from dataserver.serving.descriptors import allow_many_descriptors
 from dataserver.serving.config import ConfigError, ServerConfig, load_config
 from dataserver.serving.server import DataServer
 from dataserver.serving.supervisor import LISTENING, Supervisor
@@ -126,6 +127,7 @@ def serve(
         log_format=log_format,
     )
     keep_freed_memory()
+    allow_many_descriptors()
     silence_pillow_warnings()
     settings = load_config(config, flags)
     logs.use(settings.log_format)

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 SIZES_CACHE_BYTES: Final = 64 << 20
 TEXTS_CACHE_BYTES: Final = 64 << 20
 TOKEN_IDS_CACHE_BYTES: Final = 32 << 20
-"""Of their offsets; the ids themselves are read from the file each time. Some 400 shards of 10,000 texts."""
+"""Of their offsets; the ids themselves are read from the file each time."""
+MAX_OPEN_TOKEN_IDS: Final = 128
+"""Each keeps its file open. Of 10,000 texts and more a shard; 400 of such would fit the bytes."""
 TOKEN_COUNTS_CACHE_BYTES: Final = 4 << 20
 """A hundred such shards: what plans them needs their counts, and a moment later what opens their ids."""
 
@@ -84,7 +86,9 @@ class IndexCaches:
             rows=LruCache(SIZES_CACHE_BYTES, lambda rows: rows.num_bytes),
             texts=LruCache(TEXTS_CACHE_BYTES, lambda batch: int(batch.nbytes)),
             counts=LruCache(TOKEN_COUNTS_CACHE_BYTES, lambda counts: counts.counts.nbytes),
-            token_ids=LruCache(TOKEN_IDS_CACHE_BYTES, lambda ids: ids.num_bytes),
+            token_ids=LruCache(
+                TOKEN_IDS_CACHE_BYTES, lambda ids: max(ids.num_bytes, TOKEN_IDS_CACHE_BYTES // MAX_OPEN_TOKEN_IDS)
+            ),
         )
 
 

@@ -3,6 +3,7 @@
 gRPC would refuse both by itself, but without google.rpc.ErrorInfo.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,8 +20,25 @@ if TYPE_CHECKING:  # gRPC's classes cannot be subscripted at run time
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
+_log = logging.getLogger(__name__)
 
-class CallPool(ThreadPoolExecutor):
+
+class LastingPool(ThreadPoolExecutor):
+    """Takes work even where no thread can be started for it: gRPC submits in its only thread, which no error may end."""
+
+    def _adjust_thread_count(self) -> None:
+        """Start a thread if none is free. The work is in the queue already, for one that ends another, or a later one."""
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError as error:
+            _log.warning(
+                "a call waits for another to end (%s): allow this server more threads (`ulimit -u`, a container's "
+                "limit of processes), or fewer streams",
+                error,
+            )
+
+
+class CallPool(LastingPool):
     """One thread for each call that may be in hand. gRPC submits a call as soon as its headers are there."""
 
     def __init__(self, max_calls: int, calls: str, remedy: str) -> None:
@@ -79,7 +97,7 @@ class Gate(grpc.ServerInterceptor):
 
     def __init__(self, calls: CallPool) -> None:
         self._calls = calls
-        self._refusing = ThreadPoolExecutor(1, "refuse")
+        self._refusing = LastingPool(1, "refuse")
 
     def intercept_service(
         self,

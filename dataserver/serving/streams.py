@@ -94,9 +94,17 @@ class Streams:
                     f"this server has {self._max_streams} streams open, as many as it may; go to another one, or raise "
                     "max_streams",
                 )
-            stream = MicrobatchStream(self.shared, source, step, microbatch, cancel, self._forget, memory_token)
+            try:
+                stream = MicrobatchStream(self.shared, source, step, microbatch, cancel, self._forget, memory_token)
+            except BaseException:
+                self._places.give(place)
+                raise
             self._open[stream] = place
-        stream.start()  # does nothing if the stream was closed since the lock was released
+        try:
+            stream.start()  # does nothing if the stream was closed since the lock was released
+        except BaseException:  # such as no thread to be had
+            stream.close()
+            raise
         return stream
 
     def drain(self) -> int:

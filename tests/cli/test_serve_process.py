@@ -1,5 +1,6 @@
 import json
 import re
+import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,18 @@ def test_a_signal_drains_and_ends_with_success(server: ServerProcess, folder: Pa
     assert code == 0
     assert errors is not None
     assert "Traceback" not in errors.read()
+
+
+def test_a_server_may_open_as_many_files_as_the_system_lets_it(folder: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        with serving("--dataset", f"d={folder}") as server:
+            limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert limits == (before[1], before[1])
+    assert before[1] > 512
 
 
 def test_an_idle_server_ends_at_once(server: ServerProcess) -> None:

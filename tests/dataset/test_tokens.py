@@ -1,5 +1,6 @@
 """Token counts beside the index: order, freshness, and the command that a missing count names."""
 
+import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import pytest
 from shards import write_interleaved, write_tar, write_texts
 
 from dataserver.dataset import Dataset, DatasetError, ShardReadError, TokensMissingError, build_index, count_tokens
+from dataserver.dataset import shard as shard_module
 from dataserver.dataset.files import ShardFile
 from dataserver.dataset.index import BATCH_ROWS, IndexHeader
 from dataserver.dataset.tokens import TokenCounts, read_counts
@@ -197,6 +199,21 @@ def test_ids_that_are_cut_while_they_are_read_are_trouble_of_the_storage(tmp_pat
     with pytest.raises(ShardReadError, match="gave 2 of 5 bytes; was it cut"):
         shard.document(1, BYTES.digest)
     assert bytes(shard.document(0, BYTES.digest).texts[0].tolist()) == b"one two"
+
+
+def test_few_files_of_ids_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_module, "MAX_OPEN_TOKEN_IDS", 2)
+    folder = write_texts(tmp_path, 10, 2)
+    build_index(folder, workers=1)
+    count_tokens(folder, BYTES)
+    shards = Dataset.open(folder).shards
+    for shard in shards:
+        assert shard.document(0, BYTES.digest).texts
+    gc.collect()
+    files = (Path(f"/proc/self/fd/{number}").resolve() for number in range(256))
+    held = sorted(file.name for file in files if file.parent == folder.resolve() and ".ids-" in file.name)
+    assert [name.split(".")[0] for name in held] == ["00003", "00004"]
+    assert len(shards) == 5
 
 
 def test_counts_are_read_once_for_planning_and_for_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

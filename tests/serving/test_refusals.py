@@ -186,3 +186,47 @@ def test_a_plan_and_a_header_as_large_as_a_message_may_be_and_one_byte_larger(
         assert (reason, action) == ("MICROBATCH_TOO_LARGE", "GIVE_UP")
         sizes = rf"{len(header)} bytes, more than the {len(header) - 1} of one"
         assert re.search(rf"the header of microbatch 0 of step 0 names \d+ items in {sizes}", text)
+
+
+def lacking(monkeypatch: pytest.MonkeyPatch, prefix: str, count: int) -> None:
+    """Let so many threads of a pool fail to start, as beyond a limit of the system."""
+    start, left = threading.Thread.start, [None] * count
+
+    def started(thread: threading.Thread) -> None:
+        if left and thread.name.startswith(prefix):
+            left.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "method", "code"),
+    [("rpc", "GetPlan", CODE.NOT_FOUND), ("refuse", "NoSuchMethod", CODE.UNIMPLEMENTED)],
+)
+def test_a_thread_that_cannot_be_started_costs_no_call(
+    datasets: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    prefix: str,
+    method: str,
+    code: grpc.StatusCode,
+) -> None:
+    with running(datasets) as server:
+        lacking(monkeypatch, prefix, 1)
+        calls = [server.channel.unary_unary(f"{SERVICE}/{method}").future(b"", timeout=TIMEOUT_S) for _ in range(4)]
+        codes = {call.exception(TIMEOUT_S).code() for call in calls}
+    assert codes == {code}
+    assert "a call waits for another to end (can't start new thread)" in caplog.text
+
+
+def test_a_stream_that_cannot_begin_takes_no_place(datasets: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(datasets, max_streams=1) as server:
+        job_id = server.create().job_id
+        lacking(monkeypatch, "prepare", 2)
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError) as caught:
+                server.read(job_id)
+            assert reason_of(caught.value)[0] is CODE.INTERNAL
+        assert server.read(job_id).microbatches
