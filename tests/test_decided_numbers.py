@@ -91,7 +91,6 @@ TIMES: dict[str, dict[str, float]] = {
         "LOOK_EVERY_S": 1,
         "RESOLVE_EVERY_S": 10,
         "PATIENCE_S": 15,
-        "SOON_S": 0.02,
         "GREETINGS_PER_S": 5,
     },
     "dataserver/serving/peers/peer.py": {"GREET_S": 4, "BRING_S": 1800},

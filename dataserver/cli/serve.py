@@ -29,8 +29,8 @@ from dataserver.cli.warm import compile_all
 from dataserver.jobs import Catalog
 from dataserver.preprocessing import silence_pillow_warnings
 from dataserver.serving.allocator import keep_freed_memory
-from dataserver.serving.descriptors import allow_many_descriptors
 from dataserver.serving.config import ConfigError, ServerConfig, load_config
+from dataserver.serving.descriptors import allow_many_descriptors
 from dataserver.serving.server import DataServer
 from dataserver.serving.supervisor import LISTENING, Supervisor
 from dataserver.serving.workers import end_with_parent, number_of_workers, worker_configs

@@ -1,8 +1,10 @@
 """What can go wrong with a dataset as a whole, and the collector of what is wrong with single samples."""
 
+import errno
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 MAX_ODDITY_BYTES = 4 << 20
 """Limit of the details kept per shard, some 50,000 of them; the counts stay exact beyond it."""
@@ -84,6 +86,16 @@ class OddityReport:
 
     counts: Mapping[str, int]
     details: tuple[Oddity, ...]
+
+
+_OF_THE_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP)
+"""What the system says where a file is gone or another one than expected; an empty one cannot be mapped (EINVAL)."""
+
+
+def check_storage(path: Path, error: Exception) -> None:
+    """Raise ShardReadError if a file could not be read for a reason that says nothing of what it holds."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno not in _OF_THE_FILE:
+        raise ShardReadError(f"cannot read {path}: {error}; check the storage") from error
 
 
 def printable(text: str, max_chars: int = MAX_DETAIL_CHARS) -> str:

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dataserver.dataset.errors import DatasetError, Oddity, OddityReport, StaleIndexError, printable
+from dataserver.dataset.errors import DatasetError, Oddity, OddityReport, StaleIndexError, check_storage, printable
 from dataserver.dataset.kinds import KINDS
 
 if TYPE_CHECKING:
@@ -121,7 +121,11 @@ def _sweep_temps(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Yield (source, reader) of an index; what cannot be parsed, or is no index, is a StaleIndexError."""
+    """Yield (source, reader) of an index; what cannot be parsed, or is no index, is a StaleIndexError.
+
+    Raises:
+        ShardReadError: storage failed.
+    """
     import pyarrow as pa
 
     from dataserver.dataset.columns import check_schema
@@ -132,6 +136,7 @@ def _open(path: Path) -> Iterator[tuple[Any, Any]]:
             check_schema(reader.schema, META_PREFIX)
             yield source, reader
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError, AttributeError) as error:
+        check_storage(path, error)
         raise StaleIndexError(f"{path} cannot be read ({printable(str(error))}); remove it and index again") from error
 
 

@@ -15,7 +15,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from dataserver.dataset.errors import DatasetError, TokensMissingError, printable
+from dataserver.dataset.errors import DatasetError, TokensMissingError, check_storage, printable
 from dataserver.dataset.files import ShardFile, find_shards, read_fresh_index
 from dataserver.dataset.index import BATCH_ROWS, IndexHeader, atomic_writer, read_batch
 
@@ -129,6 +129,7 @@ def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) ->
     except FileNotFoundError as error:
         raise _missing(shard, tokenizer_digest, "is not counted") from error
     except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+        check_storage(path, error)
         raise _missing(shard, tokenizer_digest, f"cannot be read ({printable(str(error))})") from error
     if not fresh or not same:
         raise _missing(shard, tokenizer_digest, "was counted from another index or tokenizer")

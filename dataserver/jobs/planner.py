@@ -99,6 +99,7 @@ class JobPlanner:
             StepOutOfRangeError: the job ends before.
             UnwantedError: the caller no longer waits. The plan is made all the same while another one does.
         """
+        self._order.check(step)  # before another server is asked for what does not exist
 
         def compute(unwanted: Unwanted) -> StepPlan:
             fetched = None if self._fetch is None else self._fetch(self, step, unwanted)

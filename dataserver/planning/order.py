@@ -91,14 +91,18 @@ class StreamOrder:
             for count, length in zip(taken, self._lengths, strict=True)
         ]
 
+    def check(self, step: int) -> None:
+        """Raise StepOutOfRangeError if the job ends before a step."""
+        if not 0 <= step < self.num_steps:
+            raise StepOutOfRangeError(f"step {step} does not exist; the job ends after step {self.num_steps - 1}")
+
     def spans(self, step: int) -> list[Span]:
         """The windows that a step touches, dataset by dataset in axis order.
 
         Raises:
             StepOutOfRangeError: the job ends before.
         """
-        if not 0 <= step < self.num_steps:
-            raise StepOutOfRangeError(f"step {step} does not exist; the job ends after step {self.num_steps - 1}")
+        self.check(step)
         firsts, lasts = self._bounds(step), self._bounds(step + 1)
         if step == self.num_steps - 1:
             lasts = [self._stops.get(dataset, last) for dataset, last in enumerate(lasts)]

@@ -24,10 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 class LastingPool(ThreadPoolExecutor):
-    """Takes work even where no thread can be started for it: gRPC submits in its only thread, which no error may end."""
+    """Takes work even where no thread can be started for it: gRPC submits in a thread that no error may end."""
 
     def _adjust_thread_count(self) -> None:
-        """Start a thread if none is free. The work is in the queue already, for one that ends another, or a later one."""
+        """Start a thread if none is free. The work is in the queue already, for whichever comes to it first."""
         try:
             super()._adjust_thread_count()
         except RuntimeError as error:

@@ -63,22 +63,37 @@ class Supervisor:
     def _keep(self, number: int, config: ServerConfig) -> None:
         """Keep one process running. This thread lives as long as it, which ends with its parent's thread."""
         pause, began = FIRST_PAUSE_S, monotonic()
-        while (process := self._spawn(number, config)) is not None:
-            self._follow(number, process)
-            code = process.wait()
+        while True:
+            try:
+                ended = self._run(number, config)
+            except OSError as error:  # such as a limit of processes
+                ended = False, f"cannot be started ({error})"
+            if ended is None:
+                return
+            ended_well, how = ended
             with self._changed:
-                del self._running[number]
-                ended_well, early = code == 0, bool(self._starting) and not self._ending
+                early = bool(self._starting) and not self._ending
                 self.failed = self.failed or early
             if ended_well or early:  # it was drained, and the others with it; or it cannot serve
                 self._end_others()
             if self._ending:
                 return
             pause = FIRST_PAUSE_S if monotonic() - began > STEADY_S else pause
-            _log.warning("worker %d %s; it is started again in %.0f s", number, _how(code), pause)
+            _log.warning("worker %d %s; it is started again in %.0f s", number, how, pause)
             with self._changed:
                 self._changed.wait_for(lambda: self._ending, pause)
             pause, began = min(2 * pause, MAX_PAUSE_S), monotonic()
+
+    def _run(self, number: int, config: ServerConfig) -> tuple[bool, str] | None:
+        """Run a process to its end: whether it ended well, and how; None where all are to end."""
+        process = self._spawn(number, config)
+        if process is None:
+            return None
+        self._follow(number, process)
+        code = process.wait()
+        with self._changed:
+            del self._running[number]
+        return code == 0, _how(code)
 
     def _spawn(self, number: int, config: ServerConfig) -> "subprocess.Popen[str] | None":
         """Start a process and tell it what to serve; None where all are to end."""

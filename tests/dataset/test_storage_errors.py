@@ -1,14 +1,26 @@
 """What storage refuses while a dataset is listed, indexed and read, in the words that users see."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from shards import write_tar, write_texts
 
-from dataserver.dataset import Dataset, DatasetError, ShardReadError, build_index, count_tokens, indexing, sidecar
+from dataserver.dataset import (
+    Dataset,
+    DatasetError,
+    ShardReadError,
+    StaleIndexError,
+    TokensMissingError,
+    build_index,
+    count_tokens,
+    indexing,
+    sidecar,
+)
 from dataserver.dataset.errors import Oddities
 from dataserver.dataset.files import find_shards
 from dataserver.dataset.indexing import index_shard
@@ -108,6 +120,41 @@ def test_counts_of_another_number_of_texts_are_refused(counted: Path, monkeypatc
         assert str(caught.value) == (
             f"{shard.file.tokens_path('bytes')} has {len(wrong)} counts for 2 texts; remove the file and count again"
         )
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.EIO, ShardReadError), (errno.ESTALE, ShardReadError), (errno.ENOENT, TokensMissingError)],
+)
+def test_counts_that_storage_does_not_give_are_not_missing_ones(
+    counted: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[DatasetError]
+) -> None:
+    def refuse(path: Path) -> bytes:
+        raise OSError(number, "the system's words", str(path))
+
+    (shard,) = Dataset.open(counted).shards
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(kind):
+        shard.token_counts("bytes")
+    monkeypatch.undo()
+    assert len(shard.token_counts("bytes")) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.EIO, ShardReadError), (errno.EMFILE, ShardReadError), (errno.ENOENT, StaleIndexError)]
+)
+def test_an_index_that_storage_does_not_give_is_not_stale(
+    counted: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[DatasetError]
+) -> None:
+    def refuse(path: str) -> None:
+        raise OSError(number, "the system's words", path)
+
+    (shard,) = Dataset.open(counted).shards
+    monkeypatch.setattr(pa, "memory_map", refuse)
+    with pytest.raises(kind, match="the system's words"):
+        shard.keys()
+    monkeypatch.undo()
+    assert len(shard.keys()) == 2
 
 
 def test_a_worker_that_dies_ends_the_work() -> None:

@@ -157,6 +157,17 @@ def test_steps_beyond_the_end_fail_every_time(pairs: Path) -> None:
     assert len(jobs.plan(4).samples) == 8
 
 
+def test_nobody_is_asked_for_steps_beyond_the_end(pairs: Path) -> None:
+    asked: list[int] = []
+    dataset = Dataset.open(pairs)
+    jobs = JobPlanner(planner(dataset).job, [dataset], fetch=lambda _planner, step, _unwanted: asked.append(step))
+    for step in (5, 1 << 40):
+        with pytest.raises(StepOutOfRangeError):
+            jobs.plan(step)
+    assert jobs.plan(4)
+    assert asked == [4]
+
+
 def test_a_filter_leaves_samples_out(pairs: Path) -> None:
     dataset = Dataset.open(pairs)
     jobs = planner(dataset, changes={"filter": "width >= 96 and punsafe < 0.5"})

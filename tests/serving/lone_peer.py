@@ -8,10 +8,11 @@ import grpc
 import pytest
 from disttrain.v1.peer_service_pb2 import GreetResponse
 
-from dataserver.serving.peers import fetching, membership
+from dataserver.serving.peers import fetching, membership, standing
 from dataserver.serving.peers import peer as peer_module
 from dataserver.serving.peers.build import build_id
 from dataserver.serving.peers.peer import Peer
+from dataserver.serving.peers.standing import Standing
 
 OWN = bytes(16)
 JOB: Any = SimpleNamespace(job_id="ab" * 32, text="{}")
@@ -30,7 +31,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    for module in (peer_module, membership, fetching):
+    for module in (peer_module, membership, fetching, standing):
         monkeypatch.setattr(module, "monotonic", found)
     return found
 
@@ -41,7 +42,7 @@ def said(number: int, build: str | None = None, **fields: Any) -> GreetResponse:
 
 @pytest.fixture
 def peer(clock: Clock) -> Iterator[Peer]:
-    found = Peer("127.0.0.1:1")
+    found = Peer("127.0.0.1:1", Standing())
     yield found
     found.close()
 
@@ -49,11 +50,14 @@ def peer(clock: Clock) -> Iterator[Peer]:
 class Failure(grpc.RpcError):
     """As a call raises it."""
 
-    def __init__(self, code: grpc.StatusCode, text: str = "why") -> None:
-        self._code, self._text = code, text
+    def __init__(self, code: grpc.StatusCode, text: str = "why", answered: bool = False) -> None:
+        self._code, self._text, self._answered = code, text, answered
 
     def code(self) -> grpc.StatusCode:
         return self._code
 
     def details(self) -> str:
         return self._text
+
+    def trailing_metadata(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(key="grpc-status-details-bin", value=b"")] if self._answered else []

@@ -83,6 +83,18 @@ def test_what_the_error_of_a_call_means(code: grpc.StatusCode, source: PlanSourc
     assert (found.source, str(found)) == (source, text)
 
 
+def test_a_peer_that_says_why_it_cannot_answer_is_not_silent() -> None:
+    found = fetching.failure_of(Failure(grpc.StatusCode.UNAVAILABLE, "12 of 900 shards are measured", answered=True))
+    assert (found.source, str(found)) == (PlanSource.REFUSED, "UNAVAILABLE: 12 of 900 shards are measured")
+
+
+def test_a_call_to_an_address_that_left_the_fleet_fails_as_one_that_is_silent(peer: Peer) -> None:
+    peer.close()
+    with pytest.raises(fetching.FailedError) as caught:
+        fetching.begun(peer.greet)
+    assert (caught.value.source, str(caught.value)) == (PlanSource.UNREACHABLE, "the connection was closed")
+
+
 class OnePeer(Peers):
     """Knows one peer, the owner of everything."""
 

@@ -15,6 +15,7 @@ from dataserver.serving.peers import membership
 from dataserver.serving.peers.build import build_id
 from dataserver.serving.peers.membership import Peers
 from dataserver.serving.peers.peer import Peer
+from dataserver.serving.peers.standing import MAX_DISTRUSTED, Standing
 
 __all__ = ["clock", "peer"]
 
@@ -41,7 +42,30 @@ def test_a_peer_is_set_aside_for_a_job_or_for_all(peer: Peer, clock: Clock) -> N
     clock.now = 1005.0
     assert (peer.serves("a"), peer.serves("b")) == (True, True)
     peer.set_aside(1.0, "c")
-    assert peer._aside == {"c": 1006.0}, "what is over is forgotten"
+    assert peer._standing._aside == {(bytes([1]) * 16, "c"): 1006.0}, "what is over is forgotten"
+    peer.hear(None)
+    peer.set_aside(9.0)
+    peer.hear(said(1))
+    assert peer.serves("a"), "nobody answered there"
+
+
+def test_what_a_process_did_counts_at_all_of_its_addresses(clock: Clock) -> None:
+    standing = Standing()
+    one, two = Peer("127.0.0.1:1", standing), Peer("127.0.0.1:2", standing)
+    for address in (one, two):
+        address.hear(said(1))
+    one.set_aside(3.0, "a")
+    assert (two.serves("a"), two.serves("b")) == (False, True)
+    clock.now += 3
+    assert two.serves("a")
+    two.distrust()
+    assert not one.serves("b")
+    for number in range(MAX_DISTRUSTED):
+        assert not one.serves("b")
+        standing.distrust(number.to_bytes(16, "big"))
+    assert one.serves("b"), "so many are remembered"
+    for address in (one, two):
+        address.close()
 
 
 def test_a_process_whose_plan_was_wrong_is_asked_no_more_but_the_next_one_is(peer: Peer) -> None:
@@ -55,8 +79,10 @@ def test_a_process_whose_plan_was_wrong_is_asked_no_more_but_the_next_one_is(pee
     assert peer.serves("a")
     peer.hear(None)
     peer.distrust()
+    peer.hear(said(3))
+    assert peer.serves("a"), "nobody answered there"
     peer.hear(said(1))
-    assert peer.serves("a")
+    assert not peer.serves("a"), "whoever answered there meanwhile"
 
 
 def test_a_job_is_brought_by_one_call_until_it_is_over(peer: Peer, clock: Clock) -> None:
@@ -94,8 +120,8 @@ def peers(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Peers:
 class Known(Peer):
     """A peer that is never called."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
+    def __init__(self, address: str, standing: Standing) -> None:
+        super().__init__(address, standing)
         self.closed = False
 
     def close(self) -> None:
@@ -191,6 +217,24 @@ def test_other_processes_of_a_peer_are_at_other_ports_of_its_host(peers: Peers) 
     assert told == ["a:1", "a:65535", *(f"a:{port}" for port in range(2, 254))], "256 are looked at"
 
 
+def test_other_processes_of_a_peer_that_is_late_with_an_answer_stay(peers: Peers) -> None:
+    found = know(peers, a=said(1, ports=[1, 2]))
+    peers._found = ["a:1"]
+    found["a"].hear(None)
+    assert list(peers._told_of()) == ["a:1", "a:2"]
+    found["a"].hear(said(2, ports=[3]))
+    assert list(peers._told_of()) == ["a:3"]
+
+
+def test_the_first_look_is_waited_for_once_however_long_a_name_takes(peers: Peers, clock: Clock) -> None:
+    waits: list[float] = []
+    peers._looked = SimpleNamespace(wait=waits.append)  # type: ignore[assignment]
+    for passed in (0, 3, 5, 100):
+        clock.now += passed
+        peers.ranked("job", 0)
+    assert waits == [8.0, 5.0, 0.0, 0.0]
+
+
 class Turns:
     """An event that is set after so many looks, and knows for how long it was waited for."""
 
@@ -200,6 +244,9 @@ class Turns:
 
     def is_set(self) -> bool:
         return len(self.waited) >= self.turns
+
+    def clear(self) -> None:
+        pass
 
     def wait(self, seconds: float) -> None:
         self.waited.append(seconds)
@@ -213,8 +260,10 @@ def test_names_are_looked_up_again_and_what_was_found_stays(
         "b:2": [OSError("odd"), ["10.0.0.2:2"], ["10.0.0.2:2", "10.0.0.4:2"], OSError(2, "unknown host")],
     }
     seen = []
+    before: dict[str, list[list[str]]] = {"a:1": [], "b:2": []}
 
     def addresses(name: str) -> list[str]:
+        before[name].append(peers._found)
         found = answers[name].pop(0)
         if isinstance(found, OSError):
             raise found
@@ -232,7 +281,9 @@ def test_names_are_looked_up_again_and_what_was_found_stays(
         ["10.0.0.3:1", "10.0.0.2:2", "10.0.0.4:2"],
     ]
     assert turns.waited == [10.0] * 4
+    assert before["b:2"][0] == ["10.0.0.1:1"], "what one name stands for is known while the next is looked up"
     assert peers._resolved.is_set()
+    assert peers._news.is_set()
     again = "; it is tried again"
     assert caplog.messages == [
         f"peer b:2: the name cannot be looked up (odd){again}",
@@ -257,10 +308,11 @@ def test_larger_fleets_are_asked_less_often(
     turns = Turns(2)
     turns.wait = lambda seconds: (turns.waited.append(seconds), peers._resolved.set())  # type: ignore[assignment]
     monkeypatch.setattr(peers, "_ended", turns)
+    monkeypatch.setattr(peers, "_news", turns)
     looked = []
     monkeypatch.setattr(peers._looked, "set", lambda: looked.append(len(turns.waited)))
     peers._look()
-    assert turns.waited == [0.02, pytest.approx(pause)]
+    assert turns.waited == [pytest.approx(pause)] * 2
     assert looked == [1], "everybody was asked after the names had been looked up"
     assert asked == 2 * sorted(peers._found)
 
@@ -281,7 +333,9 @@ def test_peers_that_fail_to_answer_are_lost_with_the_reason(
     for failing in know(peers, a=said(1), b=said(2), c=said(3)).values():
         failing.hear(None)
     peers._found = ["a:1", "b:1", "c:1"]
-    monkeypatch.setattr(peers, "_ended", Turns(1))
+    turns = Turns(1)
+    monkeypatch.setattr(peers, "_ended", turns)
+    monkeypatch.setattr(peers, "_news", turns)
     peers._look()
     assert [message.partition(":1 ")[2].partition(":")[0] for message in caplog.messages] == [
         "does not answer (in time)",

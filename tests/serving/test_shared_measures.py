@@ -198,6 +198,23 @@ def test_a_lie_is_told_of_once_and_changes_nothing(
         assert re.search(said, warning), warning
 
 
+def test_a_peer_that_leaves_the_fleet_meanwhile_costs_only_its_share(
+    folder: Path, expected: Measure, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its channel is closed then, while one of its shards is looked at."""
+    with fleet({"pairs": folder}, 2) as (one, _):
+        check = measure_fetching.measure_shards
+
+        def checked(*arguments: Any) -> list[Measure]:
+            one.server.peers._replace([])
+            return check(*arguments)
+
+        monkeypatch.setattr(measure_fetching, "measure_shards", checked)
+        one.create(JOB)
+        assert equal_measures(measure_of(one), expected)
+    assert "Traceback" not in caplog.text
+
+
 def test_what_came_before_a_lie_does_not_count(
     folder: Path, expected: Measure, caplog: pytest.LogCaptureFixture
 ) -> None:

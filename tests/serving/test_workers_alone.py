@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -206,7 +206,9 @@ class Process:
 class World:
     """Processes of a script, one after the other, each by its keeper, all in the test's thread."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, script: list[tuple[list[str], float, int]]) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, script: Sequence[tuple[list[str], float, int] | OSError]
+    ) -> None:
         self.now = 0.0
         self.script = iter(script)
         self.turn = Turn()
@@ -224,6 +226,8 @@ class World:
         found = next(self.script, None)
         if keeper._ending or found is None:
             return None
+        if isinstance(found, OSError):
+            raise found
         self.spawned += 1
         process = Process(self, *found)
         keeper._running[number] = process  # type: ignore[assignment]
@@ -257,6 +261,21 @@ def test_a_process_that_ends_before_all_serve_ends_all(monkeypatch: pytest.Monke
     found = world.supervise()
     assert found.failed
     assert (world.events, world.turn.pauses, world.spawned) == (["ended"], [], 1)
+
+
+def test_a_process_that_the_system_does_not_start_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = OSError(11, "Resource temporarily unavailable")
+    world = World(monkeypatch, [(READY, 5.0, 1), refused, refused, (READY, 5.0, 0)])
+    assert not world.supervise().failed
+    assert world.turn.pauses == [1, 2, 4]
+    assert caplog.messages[1] == (
+        "worker 0 cannot be started ([Errno 11] Resource temporarily unavailable); it is started again in 2 s"
+    )
+    first = World(monkeypatch, [refused, (READY, 5.0, 0)])
+    assert first.supervise().failed, "before all serve it ends all"
+    assert first.spawned == 0
 
 
 def test_all_serve_when_the_last_one_does_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:

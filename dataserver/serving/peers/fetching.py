@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from collections.abc import Callable
 from time import monotonic
 from typing import Final, TypeVar
 
@@ -28,7 +29,12 @@ CHECK_ONE_IN: Final = 64
 LOOK_S: Final = 0.05
 """Time between two looks at whether a caller still waits, and its peer is still there."""
 
+STATUS_DETAILS: Final = "grpc-status-details-bin"
+"""With every error that a server of ours answers, and none that gRPC makes: one that answers so is not silent."""
+CLOSED: Final = "the connection was closed"
+
 Answer = TypeVar("Answer")
+Begun = TypeVar("Begun")
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +94,7 @@ class PlanFetcher:
         self, peer: Peer, planner: JobPlanner, request: FetchPlanRequest, until: float, unwanted: Unwanted
     ) -> FetchPlanResponse:
         """Make the job known to a peer that does not know it, and ask again."""
-        call, since = peer.bring(planner.job)
+        call, since = begun(lambda: peer.bring(planner.job))
         try:
             awaited(call, peer, min(until, since + FETCH_S), unwanted)
             return _fetched(peer, request, until, unwanted)
@@ -140,11 +146,19 @@ def _compare(fetched: StepPlan, made: StepPlan) -> None:
 
 
 def _fetched(peer: Peer, request: FetchPlanRequest, until: float, unwanted: Unwanted) -> FetchPlanResponse:
-    call = peer.plans.FetchPlan.future(request, timeout=FETCH_S)
+    call = begun(lambda: peer.plans.FetchPlan.future(request, timeout=FETCH_S))
     try:
         return awaited(call, peer, until, unwanted)
     finally:
         call.cancel()
+
+
+def begun(begin: Callable[[], Begun]) -> Begun:
+    """Begin a call. Raises FailedError where the peer's address left the fleet meanwhile, which closes its channel."""
+    try:
+        return begin()
+    except ValueError:
+        raise FailedError(PlanSource.UNREACHABLE, CLOSED) from None
 
 
 def awaited(call: "grpc.Future[Answer]", peer: Peer, until: float, unwanted: Unwanted) -> Answer:
@@ -163,7 +177,7 @@ def awaited(call: "grpc.Future[Answer]", peer: Peer, until: float, unwanted: Unw
                 raise UnwantedError from None
             check_waiting(peer, until)
         except grpc.FutureCancelledError:
-            raise FailedError(PlanSource.UNREACHABLE, "the connection was closed") from None
+            raise FailedError(PlanSource.UNREACHABLE, CLOSED) from None
 
 
 def check_waiting(peer: Peer, until: float) -> None:
@@ -179,6 +193,7 @@ def failure_of(error: grpc.RpcError) -> FailedError:
     code, text = error.code(), f"{error.code().name}: {error.details()}"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return FailedError(PlanSource.LATE, f"no answer within {FETCH_S:.0f} s")
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+    answered = any(item.key == STATUS_DETAILS for item in error.trailing_metadata() or ())
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED) and not answered:
         return FailedError(PlanSource.UNREACHABLE, text)
     return FailedError(PlanSource.REFUSED, text)

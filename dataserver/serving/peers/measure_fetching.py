@@ -16,7 +16,15 @@ from dataserver.planning.measure import Measure, equal_measures
 from dataserver.serving.metrics import PlanSource
 from dataserver.serving.peers import fetching
 from dataserver.serving.peers.build import build_id
-from dataserver.serving.peers.fetching import LOOK_S, FailedError, awaited, check_waiting, failure_of, leave_alone
+from dataserver.serving.peers.fetching import (
+    LOOK_S,
+    FailedError,
+    awaited,
+    begun,
+    check_waiting,
+    failure_of,
+    leave_alone,
+)
 from dataserver.serving.peers.measure_message import UnfitMeasureError, measure_from_message, measures_request
 from dataserver.serving.peers.membership import Peers
 from dataserver.serving.peers.peer import Peer
@@ -26,12 +34,17 @@ from dataserver.serving.peers.peer import Peer
 class _Share:
     """The runs that one peer owns."""
 
-    left: deque[int]
+    left: deque[int] = field(default_factory=deque)
     """Those that it is still to be asked for; the first one is being asked for."""
-    call: "grpc.Future[FetchMeasuresResponse]"
-    until: float
+    call: "grpc.Future[FetchMeasuresResponse] | None" = None
+    until: float = 0.0
     """When the call is late, on the monotonic clock."""
     found: dict[int, Measure] = field(default_factory=dict)
+
+    def cancel(self) -> None:
+        """Give up what is being asked for."""
+        if self.call is not None:
+            self.call.cancel()
 
 
 class MeasureFetcher:
@@ -54,13 +67,10 @@ class MeasureFetcher:
         shares: dict[Peer, _Share] = {}
         for run in wanted:
             owner = self._peers.ranked(runs.name, run)[0]
-            if owner is None:
-                continue
-            if owner in shares:
-                shares[owner].left.append(run)
-            else:
-                shares[owner] = _Share(deque([run]), *self._asked(owner, runs, run, woken))
+            if owner is not None:
+                shares.setdefault(owner, _Share()).left.append(run)
         ended: list[_Share] = []
+        woken.set()
         try:
             while shares:
                 woken.wait(LOOK_S)
@@ -71,42 +81,43 @@ class MeasureFetcher:
                         ended.append(shares.pop(peer))
         finally:
             for share in shares.values():
-                share.call.cancel()
+                share.cancel()
         return {run: measure for share in ended for run, measure in share.found.items()}
 
     def _asked(
         self, peer: Peer, runs: Runs, run: int, woken: threading.Event
     ) -> "tuple[grpc.Future[FetchMeasuresResponse], float]":
         request = measures_request(runs.dataset.fingerprint, runs.rules, run, build_id())
-        call = peer.plans.FetchMeasures.future(request, timeout=fetching.FETCH_S)
+        call = begun(lambda: peer.plans.FetchMeasures.future(request, timeout=fetching.FETCH_S))
         call.add_done_callback(lambda _: woken.set())
         return call, monotonic() + fetching.FETCH_S
 
     def _advance(self, peer: Peer, share: _Share, runs: Runs, woken: threading.Event) -> bool:
         """Look at the call to a peer, and ask for its next run; whether there is one."""
         try:
-            if not share.call.done():
+            if share.call is not None and not share.call.done():
                 check_waiting(peer, share.until)
                 return True
-            share.found[share.left[0]] = self._checked(peer, share, runs)
+            if share.call is not None:
+                share.found[share.left[0]] = self._checked(peer, share.call, share, runs)
+                share.left.popleft()
+            if share.left:
+                share.call, share.until = self._asked(peer, runs, share.left[0], woken)
+            return bool(share.left)
         except FailedError as failure:
-            share.call.cancel()
+            share.cancel()
             if failure.source is PlanSource.WRONG:
                 share.found.clear()
             rows = runs.rows(share.left[0])
             what = f"measure of shards {rows.start} to {rows.stop - 1} of {runs.dataset.index_folder}"
             leave_alone(self._peers, peer, failure, runs.name, what, "what it owns is measured here")
             return False
-        share.left.popleft()
-        if share.left:
-            share.call, share.until = self._asked(peer, runs, share.left[0], woken)
-        return bool(share.left)
 
-    def _checked(self, peer: Peer, share: _Share, runs: Runs) -> Measure:
+    def _checked(self, peer: Peer, call: "grpc.Future[FetchMeasuresResponse]", share: _Share, runs: Runs) -> Measure:
         """What a peer answered, of which one shard is measured here, too. Nobody knows before which one."""
         run = share.left[0]
         try:
-            message = awaited(share.call, peer, share.until, always_wanted)
+            message = awaited(call, peer, share.until, always_wanted)
         except grpc.RpcError as error:
             raise failure_of(error) from None
         shards = runs.shards(run)

@@ -15,9 +15,10 @@ from typing import Final
 import grpc
 from disttrain.v1.peer_service_pb2 import GreetResponse
 
-from dataserver.serving.config import MAX_WORKERS, joined, split_address
+from dataserver.serving.config import joined, split_address
 from dataserver.serving.peers.build import build_id
 from dataserver.serving.peers.peer import GREET_S, INSTANCE_BYTES, Peer
+from dataserver.serving.peers.standing import Standing
 
 LOOK_EVERY_S: Final = 1.0
 """Time between two questions to the same address, in small fleets."""
@@ -29,8 +30,6 @@ RESOLVE_EVERY_S: Final = 10.0
 PATIENCE_S: Final = 15.0
 """Time after the start in which a peer that never answered is no news."""
 MAX_PORT: Final = 65535
-SOON_S: Final = 0.02
-"""Time between two looks until names have been looked up."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +46,7 @@ class Peers:
         """
         self.instance = instance
         self._names = names
+        self._standing = Standing()
         self._lock = threading.Lock()
         """Guards the two below."""
         self._peers: dict[str, Peer] = {}
@@ -59,13 +59,15 @@ class Peers:
         self._resolved = threading.Event()
         """Set when names have been looked up once, and `_looked` when everybody was asked once."""
         self._looked = threading.Event()
+        self._news = threading.Event()
+        """Set where there is reason to look at once."""
         self._ended = threading.Event()
         for work in (self._resolve, self._look):
             threading.Thread(target=work, name="peers", daemon=True).start()
 
     def ranked(self, job_id: str, step: int) -> list[Peer | None]:
         """Live servers that may be asked for the plan of a step, its owner first; None is this one."""
-        self._looked.wait(2 * GREET_S)
+        self._looked.wait(max(0.0, self._began + 2 * GREET_S - monotonic()))  # after the start, and not longer
         named: dict[bytes, Peer | None] = {self.instance: None}
         for peer in self.peers():
             said = peer.said
@@ -92,22 +94,33 @@ class Peers:
     def close(self) -> None:
         """Stop looking, and end all calls."""
         self._ended.set()
+        self._news.set()
         self._replace([])
 
     def _look(self) -> None:
-        while not self._ended.is_set():
+        while True:
+            self._news.clear()
+            if self._ended.is_set():
+                return
             resolved = self._resolved.is_set()
             self._replace(dict.fromkeys((*self._found, *self._told_of())))
             peers = self.peers()
-            for peer, call in [(peer, peer.greet()) for peer in peers]:
-                try:
-                    self._heard(peer, call.result())
-                except grpc.RpcError as error:
-                    if not self._ended.is_set():
-                        self.lost(peer, _why(error))
+            try:
+                self._ask(peers)
+            except (grpc.FutureCancelledError, ValueError):  # they were closed meanwhile, as `close` does
+                continue
             if resolved:
                 self._looked.set()
-            self._ended.wait(max(LOOK_EVERY_S, len(peers) / GREETINGS_PER_S) if resolved else SOON_S)
+            self._news.wait(max(LOOK_EVERY_S, len(peers) / GREETINGS_PER_S))
+
+    def _ask(self, peers: Sequence[Peer]) -> None:
+        """Ask all who they are."""
+        for peer, call in [(peer, peer.greet()) for peer in peers]:
+            try:
+                self._heard(peer, call.result())
+            except grpc.RpcError as error:
+                if not self._ended.is_set():
+                    self.lost(peer, _why(error))
 
     def _heard(self, peer: Peer, said: GreetResponse) -> None:
         if len(said.instance) != INSTANCE_BYTES:
@@ -136,24 +149,26 @@ class Peers:
                     if self._is_news(f"name {name}", "unknown"):
                         problem = error.strerror or str(error)
                         _log.warning("peer %s: the name cannot be looked up (%s); it is tried again", name, problem)
-            self._found = [address for name in self._names for address in found.get(name, ())]
-            self._resolved.set()
+                self._found = [address for known in self._names for address in found.get(known, ())]
+            if not self._resolved.is_set():
+                self._resolved.set()
+                self._news.set()
             self._ended.wait(RESOLVE_EVERY_S)
 
     def _told_of(self) -> Iterator[str]:
         """Where peers say that other processes of theirs are: other ports of the hosts at which they answer."""
         for address in self._found:
             peer = self._peers.get(address)
-            if peer is not None and (said := peer.said) is not None:
+            if peer is not None:
                 host, _ = split_address(peer.address)
-                yield from (joined(host, port) for port in said.ports[:MAX_WORKERS] if 0 < port <= MAX_PORT)
+                yield from (joined(host, port) for port in peer.ports if 0 < port <= MAX_PORT)
 
     def _replace(self, addresses: Iterable[str]) -> None:
         """Know these addresses, and no others."""
         with self._lock:
             wanted = () if self._ended.is_set() else tuple(addresses)
             gone = [peer for address, peer in self._peers.items() if address not in wanted]
-            self._peers = {address: self._peers.get(address) or Peer(address) for address in wanted}
+            self._peers = {address: self._peers.get(address) or Peer(address, self._standing) for address in wanted}
         for peer in gone:
             peer.close()
 

@@ -12,6 +12,8 @@ from disttrain.v1.peer_service_pb2 import GreetRequest, GreetResponse
 from disttrain.v1.peer_service_pb2_grpc import PeerServiceStub
 
 from dataserver.planning.identity import Job
+from dataserver.serving.config import MAX_WORKERS
+from dataserver.serving.peers.standing import Standing
 
 GREET_S: Final = 4.0
 """Time that a server has to answer Greet, its connection included. Its processor may be busy, so no less."""
@@ -46,8 +48,10 @@ class _Bringing:
 class Peer:
     """What is known of one address. Thread-safe."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, standing: Standing) -> None:
         self.address = address
+        self._standing = standing
+        """Of all servers of the fleet."""
         self._channel = grpc.insecure_channel(address, _OPTIONS)
         self.plans = PeerServiceStub(self._channel)
         self._jobs = DataServiceStub(self._channel)
@@ -55,10 +59,7 @@ class Peer:
         self._said: GreetResponse | None = None
         self.answered = False
         """Whether it ever did."""
-        self._aside: dict[str, float] = {}
-        """Until when it is not asked, by job; by the empty name for all jobs."""
-        self._distrusted = b""
-        """Its instance whose plan was wrong."""
+        self._ports: tuple[int, ...] = ()
         self._bringing: dict[str, _Bringing] = {}
 
     @property
@@ -66,14 +67,15 @@ class Peer:
         """What it answered last; None while it does not answer."""
         return self._said
 
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Of the other processes that it told of last: those of one that is late with an answer go on."""
+        return self._ports
+
     def serves(self, job_id: str) -> bool:
         """Whether it may be asked for plans of a job at present."""
-        now = monotonic()
-        with self._lock:
-            said = self._said
-            if said is None or said.draining or said.instance == self._distrusted:
-                return False
-            return all(self._aside.get(name, 0.0) <= now for name in ("", job_id))
+        said = self._said
+        return said is not None and not said.draining and self._standing.allows(said.instance, job_id)
 
     def greet(self) -> "grpc.Future[GreetResponse]":
         """Ask who is there; the call ends within `GREET_S`."""
@@ -83,19 +85,19 @@ class Peer:
         """Keep what it answered, or that it does not answer."""
         with self._lock:
             self._said = said
-            self.answered = self.answered or said is not None
+            if said is not None:
+                self._ports = tuple(said.ports[:MAX_WORKERS])
+                self.answered = True
 
     def set_aside(self, seconds: float, job_id: str = "") -> None:
-        """Do not ask it for a while; by default not for any job."""
-        now = monotonic()
-        with self._lock:
-            self._aside = {name: until for name, until in self._aside.items() if until > now}
-            self._aside[job_id] = now + seconds
+        """Do not ask the process that answers there for a while; by default not for any job."""
+        if (said := self._said) is not None:
+            self._standing.set_aside(said.instance, seconds, job_id)
 
     def distrust(self) -> None:
         """Ask the process that answers there for nothing any more."""
-        with self._lock:
-            self._distrusted = b"" if self._said is None else self._said.instance
+        if (said := self._said) is not None:
+            self._standing.distrust(said.instance)
 
     def bring(self, job: Job) -> "tuple[grpc.Future[Any], float]":
         """Make a job known there; one call however many ask for it. The call goes on when nobody waits for it.
