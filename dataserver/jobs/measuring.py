@@ -1,7 +1,9 @@
 """Measuring shards: their samples are looked at once, in processes of their own where there are many."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -9,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from dataserver.dataset import Filter, Quarantine, Shard, compile_filter, in_processes
+from dataserver.jobs.once import LOOK_S
 from dataserver.planning.gathering import ShardColumns
 from dataserver.planning.jobspec import Sizing
 from dataserver.planning.measure import Measure, measure_rows
@@ -22,6 +25,7 @@ TASK: Final = 16
 """Shards that a process is given at once."""
 NICENESS: Final = 10
 """Of the processes of a server: its streams come first."""
+_has_processes: Final = threading.Lock()
 Progress = Callable[[int, int], object]
 """Called with (shards done, shards in total)."""
 
@@ -86,7 +90,8 @@ def measure_tasks(
     if _in_processes(sum(map(len, tasks)), workers):
         cores = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
         reduced = [(shards, _reduced(rules, shards)) for shards in tasks]
-        yield from in_processes(_measure_all, reduced, workers or cores, look, niceness)
+        with _turn(look):
+            yield from in_processes(_measure_all, reduced, workers or cores, look, niceness)
         return
     keep = compile_filter(rules.filter) if rules.filter else None
     for position, shards in enumerate(tasks):
@@ -95,6 +100,17 @@ def measure_tasks(
             look()
             found.append(_measure(shard, rules, keep))
         yield position, found
+
+
+@contextmanager
+def _turn(look: Callable[[], object]) -> Iterator[None]:
+    """Wait until no other measure has processes: those of one take all cores, and of several too much memory."""
+    while not _has_processes.acquire(timeout=LOOK_S):
+        look()
+    try:
+        yield
+    finally:
+        _has_processes.release()
 
 
 def _in_processes(num_shards: int, workers: int | None) -> bool:

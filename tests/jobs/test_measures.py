@@ -1,5 +1,6 @@
 """Measures of real datasets: made once, kept on disk, made again where the disk does not have them as they were."""
 
+import multiprocessing
 import os
 import resource
 import subprocess
@@ -299,6 +300,23 @@ def test_processes_find_what_one_finds(dataset: Dataset, monkeypatch: pytest.Mon
 
     with pytest.raises(UnwantedError):
         measure_shards(dataset.shards, rules, look=ended, workers=2)
+
+
+def test_one_measure_at_a_time_has_processes(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "MANY", 2)
+    rules = [Rules(BYTES.digest, Sizing(), f"width >= {n}") for n in (90, 91)]
+    expected = [measure_shards(dataset.shards, one, workers=1) for one in rules]
+    first = measuring.measure_tasks([[shard] for shard in dataset.shards], rules[0], workers=2)
+    parts = dict([next(first)])
+    looked, found = threading.Event(), list[list[Measure]]()
+    second = threading.Thread(target=lambda: found.append(measure_shards(dataset.shards, rules[1], look=looked.set)))
+    second.start()
+    assert looked.wait(60), "it waits, and whoever it is for may leave"
+    assert len(multiprocessing.active_children()) == 2
+    parts |= dict(first)
+    second.join(60)
+    assert all(same(parts[n][0], measure) for n, measure in enumerate(expected[0]))
+    assert all(same(a, b) for a, b in zip(found[0], expected[1], strict=True))
 
 
 def test_a_cache_folder_keeps_what_was_used_last(
