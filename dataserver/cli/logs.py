@@ -45,6 +45,8 @@ def start(arguments: Sequence[str]) -> None:
     handler = _Handler()
     handler.setFormatter(_TEXT)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    # It logs a traceback of each message that is none, and whoever called learns of it all the same.
+    logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
     words = [word for argument in arguments for word in argument.split("=", 1)]
     if ("--log-format", "json") in pairwise(words):
         use("json")

@@ -32,7 +32,7 @@ class AdminService:
 
     def metrics(self) -> pb.GetMetricsResponse:
         """The numbers of all processes that serve the address."""
-        others = self._siblings.ask(lambda stub: stub.GetMetrics, pb.GetMetricsRequest(this_process=True))
+        others = self._siblings.metrics()
         return summed([self._metrics(), *others]) if others else self._metrics()
 
     def GetMetrics(self, request: pb.GetMetricsRequest, _: grpc.ServicerContext) -> pb.GetMetricsResponse:  # noqa: N802
@@ -52,5 +52,5 @@ class AdminService:
         others: list[pb.DrainResponse] = []
         if not request.this_process:
             same = pb.DrainRequest(grace=request.grace if request.HasField("grace") else None, this_process=True)
-            others = self._siblings.ask(lambda stub: stub.Drain, same)
+            others = self._siblings.drain(same)
         return pb.DrainResponse(open_streams=self._drain(grace_s) + sum(other.open_streams for other in others))

@@ -102,7 +102,16 @@ class Supervisor:
             if self._ending:
                 return None
             process = self._running[number] = subprocess.Popen(
-                [sys.executable, "-m", "dataserver", "serve", "--config", "/dev/stdin"],
+                [
+                    sys.executable,
+                    "-m",
+                    "dataserver",
+                    "serve",
+                    "--config",
+                    "/dev/stdin",
+                    "--log-format",
+                    config.log_format,
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

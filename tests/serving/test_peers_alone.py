@@ -11,8 +11,10 @@ import pytest
 from disttrain.v1.peer_service_pb2 import GreetResponse
 from serving.lone_peer import JOB, OWN, Clock, Failure, clock, peer, said
 
+from dataserver.serving.metrics import PlanSource
 from dataserver.serving.peers import membership
 from dataserver.serving.peers.build import build_id
+from dataserver.serving.peers.fetching import FailedError
 from dataserver.serving.peers.membership import Peers
 from dataserver.serving.peers.peer import Peer
 from dataserver.serving.peers.standing import MAX_DISTRUSTED, Standing
@@ -259,37 +261,68 @@ def test_names_are_looked_up_again_and_what_was_found_stays(
         "a:1": [["10.0.0.1:1"], OSError(2, "unknown host"), OSError(2, "unknown host"), ["10.0.0.3:1"]],
         "b:2": [OSError("odd"), ["10.0.0.2:2"], ["10.0.0.2:2", "10.0.0.4:2"], OSError(2, "unknown host")],
     }
-    seen = []
-    before: dict[str, list[list[str]]] = {"a:1": [], "b:2": []}
 
     def addresses(name: str) -> list[str]:
-        before[name].append(peers._found)
         found = answers[name].pop(0)
         if isinstance(found, OSError):
             raise found
         return found  # type: ignore[no-any-return]
 
-    turns = Turns(4)
-    turns.wait = lambda seconds: (seen.append(peers._found), turns.waited.append(seconds))  # type: ignore[assignment]
     monkeypatch.setattr(membership, "_addresses", addresses)
-    monkeypatch.setattr(peers, "_ended", turns)
-    peers._resolve()
-    assert seen == [
-        ["10.0.0.1:1"],
-        ["10.0.0.1:1", "10.0.0.2:2"],
-        ["10.0.0.1:1", "10.0.0.2:2", "10.0.0.4:2"],
-        ["10.0.0.3:1", "10.0.0.2:2", "10.0.0.4:2"],
-    ]
-    assert turns.waited == [10.0] * 4
-    assert before["b:2"][0] == ["10.0.0.1:1"], "what one name stands for is known while the next is looked up"
-    assert peers._resolved.is_set()
-    assert peers._news.is_set()
+    found, known = [], []
+    for _ in range(4):
+        for name in ("a:1", "b:2"):
+            monkeypatch.setattr(peers, "_ended", Turns(1))
+            peers._resolve(name)
+            assert peers._ended.waited == [10.0]  # type: ignore[attr-defined]
+            found.append(peers._found)
+            known.append((peers._resolved.is_set(), peers._news.is_set()))
+            peers._news.clear()
+    one, two, both, three = "10.0.0.1:1", "10.0.0.2:2", ["10.0.0.2:2", "10.0.0.4:2"], "10.0.0.3:1"
+    assert found == [[one], [one], [one], [one, two], [one, two], [one, *both], [three, *both], [three, *both]]
+    changes = [True, True, False, True, False, True, True, False]
+    assert known == [(number > 0, news) for number, news in enumerate(changes)], "the second one completes the list"
     again = "; it is tried again"
     assert caplog.messages == [
         f"peer b:2: the name cannot be looked up (odd){again}",
         f"peer a:1: the name cannot be looked up (unknown host){again}",
         f"peer b:2: the name cannot be looked up (unknown host){again}",
     ]
+
+
+def test_a_name_that_takes_long_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers need no look-up, and each name has its own."""
+    slow, asked = threading.Event(), threading.Event()
+    look_up = membership._addresses
+
+    def addresses(name: str) -> list[str]:
+        if name.startswith("slow"):
+            slow.wait(60)
+        return look_up(name)
+
+    def greet(peer: Peer) -> Any:
+        if "127.0.0.9:1" in [p.address for p in found.peers()]:
+            asked.set()
+        return SimpleNamespace(result=lambda: said(1))
+
+    monkeypatch.setattr(membership, "_addresses", addresses)
+    monkeypatch.setattr(Peer, "greet", greet)
+    found = Peers(["slow.test:1", "localhost:2", "127.0.0.9:1"], OWN)
+    try:
+        assert asked.wait(30)
+        assert not found._resolved.is_set()
+    finally:
+        found.close()
+        slow.set()
+
+
+def test_texts_of_other_programs_are_shown_in_one_line(peers: Peers, caplog: pytest.LogCaptureFixture) -> None:
+    found = know(peers, a=None)
+    peers._heard(found["a"], said(1, "9\n\x1b[31mforged"))
+    failure = Failure(grpc.StatusCode.UNAVAILABLE, "odd\nforged")
+    assert membership._why(failure) == r"odd\nforged"
+    assert str(FailedError(PlanSource.REFUSED, "a\x1bb")) == r"a\x1bb"
+    assert r"is build 9\n\x1b[31mforged, and" in caplog.messages[0]
 
 
 @pytest.mark.parametrize(("count", "pause"), [(0, 1.0), (5, 1.0), (6, 1.2), (100, 20.0)])

@@ -13,7 +13,9 @@ from typing import Any, Self
 import grpc
 import pytest
 from disttrain.v1 import admin_service_pb2 as pb
+from google.protobuf.duration_pb2 import Duration
 
+from dataserver.serving import siblings as siblings_module
 from dataserver.serving import supervisor as supervisor_module
 from dataserver.serving import workers
 from dataserver.serving.config import ServerConfig, Worker, load_config
@@ -332,12 +334,14 @@ def test_a_process_is_told_its_configuration_and_where_the_places_are(monkeypatc
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     alone = configured()
-    one_of_two = alone.model_copy(update={"worker": Worker(number=1, ports=(7, 8), places=5)})
+    one_of_two = alone.model_copy(update={"log_format": "json", "worker": Worker(number=1, ports=(7, 8), places=5)})
     for config in (alone, one_of_two, alone):
         assert keeper._spawn(4, config) is keeper._running[4]
     assert [options["pass_fds"] for _, options in started] == [[], [5], []]
     assert all(options["start_new_session"] and options["text"] for _, options in started)
-    assert started[0][0][1:] == ["-m", "dataserver", "serve", "--config", "/dev/stdin"]
+    shared = ["-m", "dataserver", "serve", "--config", "/dev/stdin", "--log-format"]
+    assert started[0][0][1:] == [*shared, "text"]
+    assert started[1][0][1:] == [*shared, "json"]
     assert written == [c.model_dump_json() for c in (alone, one_of_two, alone)], "one that has ended is no error"
     keeper._ending = True
     assert keeper._spawn(4, alone) is None
@@ -351,24 +355,66 @@ def siblings() -> Iterator[Siblings]:
     found.close()
 
 
-def test_siblings_that_do_not_answer_have_nothing_to_say(siblings: Siblings) -> None:
-    class Lost(grpc.RpcError):
-        def details(self) -> str:
-            return "refused"
+class Lost(grpc.RpcError):
+    def details(self) -> str:
+        return "refused"
 
-    def lost() -> None:
-        raise Lost
 
-    calls = iter([lost, lambda: "answer"])
-    timeouts = []
+def answering(siblings: Siblings, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[tuple[Any, float]]:
+    """Let the siblings answer one after the other; None is none. What they were asked, and for how long."""
+    asked: list[tuple[Any, float]] = []
+    left = iter(answers)
 
-    def future(request: str, timeout: float) -> Any:
-        timeouts.append((request, timeout))
-        return SimpleNamespace(result=next(calls))
+    def future(request: Any, timeout: float) -> Any:
+        asked.append((request, timeout))
+        answer = next(left)
 
-    found: list[Any] = siblings.ask(lambda _: SimpleNamespace(future=future), "request")  # type: ignore[arg-type,return-value]
-    assert found == ["answer"]
-    assert timeouts == [("request", 1.0)] * 2
+        def result() -> Any:
+            if answer is None:
+                raise Lost
+            return answer
+
+        return SimpleNamespace(result=result)
+
+    method = SimpleNamespace(future=future)
+    stub = SimpleNamespace(GetMetrics=method, Drain=method)
+    monkeypatch.setattr(siblings_module, "AdminServiceStub", lambda _: stub)
+    return asked
+
+
+def test_siblings_that_do_not_answer_drain_nothing(
+    siblings: Siblings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    asked = answering(siblings, monkeypatch, None, "one", None, "two", "three", "four")
+    request: Any = "request"
+    assert [siblings.drain(request) for _ in range(3)] == [["one"], ["two"], ["three", "four"]]
+    assert asked == [("request", 1.0)] * 6
+    assert caplog.messages == [
+        "the process of this server at 127.0.0.1:1 does not answer: refused",
+        "the process of this server at 127.0.0.1:1 answers again",
+    ]
+
+
+def test_numbers_of_a_sibling_that_is_late_are_those_of_before(
+    siblings: Siblings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that no counter falls, and comes back."""
+    now = [100.0]
+    monkeypatch.setattr(siblings_module, "monotonic", lambda: now[0])
+
+    def numbers(seconds: int, images: int) -> pb.GetMetricsResponse:
+        return pb.GetMetricsResponse(uptime=Duration(seconds=seconds), decoded_images=images)
+
+    asked = answering(
+        siblings, monkeypatch, None, numbers(9, 5), numbers(1, 7), None, None, None, numbers(2, 0), numbers(16, 8)
+    )
+    found = []
+    for _ in range(4):
+        found.append(sorted((a.uptime.seconds, a.decoded_images) for a in siblings.metrics()))
+        now[0] += 2
+    assert found == [[(9, 5)], [(1, 7), (11, 5)], [(3, 7), (13, 5)], [(2, 0), (16, 8)]]
+    assert all(request.this_process for request, _ in asked)
 
 
 def test_sums_of_buckets_of_unequal_number_and_of_ranks_by_name() -> None:

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 import grpc
 from disttrain.v1.peer_service_pb2 import FetchPlanRequest, FetchPlanResponse
 
+from dataserver.dataset.errors import printable
 from dataserver.jobs import JobPlanner, Unwanted, UnwantedError
 from dataserver.planning.compact import UnfitPlanError
 from dataserver.planning.plan import StepPlan
@@ -31,6 +32,7 @@ LOOK_S: Final = 0.05
 
 STATUS_DETAILS: Final = "grpc-status-details-bin"
 """With every error that a server of ours answers, and none that gRPC makes: one that answers so is not silent."""
+MAX_REASON_CHARS: Final = 400
 CLOSED: Final = "the connection was closed"
 
 Answer = TypeVar("Answer")
@@ -42,7 +44,7 @@ class FailedError(Exception):
     """A peer gave no answer, or a wrong one."""
 
     def __init__(self, source: PlanSource, why: str) -> None:
-        super().__init__(why)
+        super().__init__(printable(why, MAX_REASON_CHARS))  # a peer may have chosen it
         self.source = source
 
 

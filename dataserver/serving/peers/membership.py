@@ -5,6 +5,7 @@ apart by what they answer: one that has several names counts once, and this serv
 """
 
 import hashlib
+import ipaddress
 import logging
 import socket
 import threading
@@ -15,6 +16,7 @@ from typing import Final
 import grpc
 from disttrain.v1.peer_service_pb2 import GreetResponse
 
+from dataserver.dataset.errors import printable
 from dataserver.serving.config import joined, split_address
 from dataserver.serving.peers.build import build_id
 from dataserver.serving.peers.peer import GREET_S, INSTANCE_BYTES, Peer
@@ -29,6 +31,7 @@ RESOLVE_EVERY_S: Final = 10.0
 """Time between two look-ups of the names."""
 PATIENCE_S: Final = 15.0
 """Time after the start in which a peer that never answered is no news."""
+MAX_BUILD_CHARS: Final = 64
 MAX_PORT: Final = 65535
 
 _log = logging.getLogger(__name__)
@@ -45,25 +48,33 @@ class Peers:
             instance: what this server answers to Greet.
         """
         self.instance = instance
-        self._names = names
+        self._names = tuple(dict.fromkeys(names))
         self._standing = Standing()
         self._lock = threading.Lock()
-        """Guards the two below."""
+        """Guards the four below."""
         self._peers: dict[str, Peer] = {}
         """By address. Peers that are gone are closed."""
-        self._began = monotonic()
         self._told: dict[str, str] = {}
         """What the log said last of addresses and names; that all is well is empty."""
+        self._stand_for: dict[str, list[str]] = {}
+        """The addresses of each name that was looked up, which may be none."""
         self._found: list[str] = []
-        """Addresses that the names stand for."""
+        """All of these."""
+        self._began = monotonic()
         self._resolved = threading.Event()
-        """Set when names have been looked up once, and `_looked` when everybody was asked once."""
+        """Set when all names have been looked up once, and `_looked` when everybody was asked once."""
         self._looked = threading.Event()
         self._news = threading.Event()
         """Set where there is reason to look at once."""
         self._ended = threading.Event()
-        for work in (self._resolve, self._look):
-            threading.Thread(target=work, name="peers", daemon=True).start()
+        if not self._names:
+            self._resolved.set()
+        for name in self._names:
+            if _is_number(name):
+                self._keep(name, _addresses(name))
+            else:
+                threading.Thread(target=self._resolve, args=(name,), name=f"name {name}", daemon=True).start()
+        threading.Thread(target=self._look, name="peers", daemon=True).start()
 
     def ranked(self, job_id: str, step: int) -> list[Peer | None]:
         """Live servers that may be asked for the plan of a step, its owner first; None is this one."""
@@ -117,10 +128,13 @@ class Peers:
         """Ask all who they are."""
         for peer, call in [(peer, peer.greet()) for peer in peers]:
             try:
-                self._heard(peer, call.result())
+                said = call.result()
             except grpc.RpcError as error:
                 if not self._ended.is_set():
                     self.lost(peer, _why(error))
+            else:
+                if not self._ended.is_set():
+                    self._heard(peer, said)
 
     def _heard(self, peer: Peer, said: GreetResponse) -> None:
         if len(said.instance) != INSTANCE_BYTES:
@@ -133,27 +147,34 @@ class Peers:
                 _log.info("peer %s answers; %d of %d other servers are live", peer.address, *self._count())
             elif not fits:
                 _log.warning(
-                    "peer %s is build %.64s, and this server is %s: they share no plans until both are of one release",
-                    *(peer.address, said.build, build_id()),
+                    "peer %s is build %s, and this server is %s: they share no plans until both are of one release",
+                    *(peer.address, printable(said.build, MAX_BUILD_CHARS), build_id()),
                 )
 
-    def _resolve(self) -> None:
-        """Look names up, apart from asking peers: a look-up may take half a minute."""
-        found: dict[str, list[str]] = {}
+    def _resolve(self, name: str) -> None:
+        """Look a name up again and again, apart from all else: one look-up may take half a minute."""
         while not self._ended.is_set():
-            for name in self._names:
-                try:
-                    found[name] = _addresses(name)
-                    self._is_news(f"name {name}", "")
-                except OSError as error:  # what was found before may still be there
-                    if self._is_news(f"name {name}", "unknown"):
-                        problem = error.strerror or str(error)
-                        _log.warning("peer %s: the name cannot be looked up (%s); it is tried again", name, problem)
-                self._found = [address for known in self._names for address in found.get(known, ())]
-            if not self._resolved.is_set():
-                self._resolved.set()
-                self._news.set()
+            try:
+                found = _addresses(name)
+                self._is_news(f"name {name}", "")
+            except OSError as error:
+                found = None  # what was found before may still be there
+                if self._is_news(f"name {name}", "unknown") and not self._ended.is_set():
+                    problem = error.strerror or str(error)
+                    _log.warning("peer %s: the name cannot be looked up (%s); it is tried again", name, problem)
+            self._keep(name, found)
             self._ended.wait(RESOLVE_EVERY_S)
+
+    def _keep(self, name: str, found: list[str] | None) -> None:
+        """Note what a name stands for, or that it was looked up in vain."""
+        with self._lock:
+            before, all_before = self._found, len(self._stand_for) == len(self._names)
+            self._stand_for[name] = self._stand_for.get(name, []) if found is None else found
+            self._found = [address for known in self._names for address in self._stand_for.get(known, ())]
+            if len(self._stand_for) == len(self._names):
+                self._resolved.set()
+            if self._found != before or self._resolved.is_set() != all_before:
+                self._news.set()
 
     def _told_of(self) -> Iterator[str]:
         """Where peers say that other processes of theirs are: other ports of the hosts at which they answer."""
@@ -197,6 +218,14 @@ def _addresses(name: str) -> list[str]:
     return [joined(str(address[0]), port) for *_, address in found]
 
 
+def _is_number(name: str) -> bool:
+    """Whether the host of HOST:PORT is an address already, which stands for itself."""
+    try:
+        return bool(ipaddress.ip_address(split_address(name, "peers")[0]))
+    except ValueError:
+        return False
+
+
 def _why(error: grpc.RpcError) -> str:
     code = error.code()
-    return str(error.details() or code.name) if code is not grpc.StatusCode.DEADLINE_EXCEEDED else "in time"
+    return printable(error.details() or code.name) if code is not grpc.StatusCode.DEADLINE_EXCEEDED else "in time"
