@@ -4,10 +4,12 @@ import itertools
 import threading
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from trainclient.stream import handoff as module
 from trainclient.stream.errors import ClosedError
 from trainclient.stream.handoff import MAX_READY, Handoff
 
@@ -45,6 +47,29 @@ def test_nothing_stalls_while_the_clock_is_stopped() -> None:
     assert handoff.take(lambda: stalls.append(time.monotonic())) is not None
     assert not stalls
     late.join()
+
+
+@pytest.mark.timeout(20)
+def test_a_server_that_waited_to_be_told_has_the_whole_time_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed_s = 0.0
+
+    def now() -> float:
+        return time.monotonic() + computed_s
+
+    def stall() -> None:
+        stalls.append(now())
+        handoff.finish(None)
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=now))
+    handoff, told, stalls = Handoff(limit_bytes=10, stall_s=0.05), list[float](), list[float]()
+    handoff.when_emptied(lambda: told.append(now()))
+    handoff.put(microbatch())
+    computed_s = 3600.0
+    before = now()
+    assert handoff.take(pytest.fail) is not None
+    assert len(told) == 1
+    assert handoff.take(stall) is None
+    assert stalls[0] >= before + 0.05
 
 
 @pytest.mark.timeout(20)

@@ -57,6 +57,18 @@ def test_few_descriptors_are_open(folder: Path, monkeypatch: pytest.MonkeyPatch)
         assert descriptors() == [paths(folder)[n].name for n in held]
 
 
+def test_a_descriptor_on_which_reading_failed_is_used_no_more(folder: Path) -> None:
+    """One whose file the storage has lost fails for ever, though the path leads to a file that can be read."""
+    shards, path = opened(folder), paths(folder)[0]
+    shards.read(0, 0, 1)
+    unreadable = os.open(folder, os.O_RDONLY)
+    os.dup2(unreadable, shards._descriptors.get(0, lambda: module.Descriptor(path)).number)
+    os.close(unreadable)
+    with pytest.raises(ShardReadError, match=rf"cannot read {path}: .*; check the storage"):
+        shards.read(0, 0, 1)
+    assert shards.read(0, 0, 1) == path.read_bytes()[:1]
+
+
 def test_a_shard_that_changes_whenever_it_is_read_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards, path, reads = opened(folder), paths(folder)[0], 0
     pread = os.pread

@@ -21,7 +21,7 @@ from dataserver.jobs import measures, measuring, runs
 from dataserver.jobs.errors import MeasuringError
 from dataserver.jobs.measures import Measures, beside_indexes, keep_measure
 from dataserver.jobs.measuring import Rules, measure_shards
-from dataserver.jobs.turns import UnwantedError
+from dataserver.jobs.turns import UnwantedError, always_wanted
 from dataserver.planning.jobspec import Sizing
 from dataserver.planning.measure import Lists, Measure
 from dataserver.preprocessing.tokens import load_tokenizer
@@ -280,6 +280,17 @@ def test_what_fails_fails_for_all_and_is_tried_again(dataset: Dataset) -> None:
     for _ in range(2):
         with pytest.raises(TokensMissingError, match="is not counted"):
             kept.get(dataset, other)
+
+
+def test_a_run_that_failed_once_is_measured_when_it_can_be(tmp_path: Path) -> None:
+    """For other servers, which ask again: its tokens were counted meanwhile."""
+    folder = write_texts(tmp_path / "texts", num_samples=6, shard_size=3)
+    build_index(folder, workers=1)
+    kept, dataset = Measures(), Dataset.open(folder)
+    with pytest.raises(TokensMissingError, match="is not counted"):
+        kept.run(dataset, PLAIN, 0, always_wanted)
+    count_tokens(folder, BYTES)
+    assert kept.run(dataset, PLAIN, 0, always_wanted).measure.samples.sum() == 6
 
 
 def test_processes_find_what_one_finds(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

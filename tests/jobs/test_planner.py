@@ -327,3 +327,21 @@ def test_two_jobs_and_many_threads_compute_no_table_and_no_window_twice(
         thread.join(timeout=60)
     assert not failed
     assert len(made) == len(set(made)) == 3 + 2
+
+
+def test_what_is_kept_of_other_jobs_is_forgotten(pairs: Path) -> None:
+    dataset, kept = Dataset.open(pairs), Kept()
+    one, other = (planner(dataset, changes={"shuffle_window": size}).job for size in (1, 2))
+    caches = kept.tables, kept.windows, kept.cuts, kept.plans
+
+    def used() -> list[int]:
+        return [cache.used for cache in caches]
+
+    every_plan(JobPlanner(one, [dataset], kept))
+    before = used()
+    every_plan(JobPlanner(other, [dataset], kept))
+    assert all(more > 0 for more in np.subtract(used(), before))
+    kept.forget_others([one])
+    assert used() == before
+    kept.forget_others([])
+    assert used() == [0] * 4

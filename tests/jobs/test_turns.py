@@ -121,6 +121,22 @@ def test_a_job_that_computed_while_nobody_waited_owes_nothing(monkeypatch: pytes
     assert old.granted, "the new job had its slice"
 
 
+def test_who_is_ahead_of_the_others_stays_so_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(turns_module, "time", SimpleNamespace(monotonic=lambda: now))
+    turns, (ahead, behind, back) = Turns(1), (_Work(job, always_wanted) for job in ("ahead", "behind", "ahead"))
+    turns._enter(ahead)
+    turns._enter(behind)
+    now += 3600.0
+    turns._leave(ahead)
+    turns._enter(back)
+    now += SLICE_S
+    turns._stop(behind)
+    turns._waiting.append(behind)
+    turns._grant()
+    assert turns._working == [behind], "it has used one slice, the other one an hour"
+
+
 def test_whoever_becomes_the_first_that_waits_looks_at_once() -> None:
     turns, works = Turns(1), [_Work(f"job {i}", always_wanted) for i in range(3)]
     for work in works:

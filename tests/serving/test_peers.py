@@ -307,6 +307,9 @@ def test_what_is_planned_here_is_made_once(server: Running) -> None:
     plans = [planner.plan_here(0), planner.plan(0), planner.plan_here(0)]
     assert len(times) == 1
     assert all(plan is plans[0] for plan in plans)
+    for step in (1, 2, 1):  # of which nobody holds a plan
+        planner.plan_here(step)
+    assert len(times) == 3
 
 
 def test_a_plan_that_is_too_large_for_a_message_is_refused(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -317,3 +317,22 @@ def test_a_cancelled_assembly_is_settled_without_its_tasks() -> None:
     assert settled == [made]
     assert made.encoded is None
     assert made.error is None
+
+
+def test_an_assembly_that_failed_begins_no_other_task() -> None:
+    source, settled, begun = Source(), list[Assembly](), list[int]()
+
+    def task(number: int) -> int:
+        begun.append(number)
+        raise ValueError(f"no image {number}")
+
+    tasks = [lambda number=number: task(number) for number in range(3)]
+    prepared = SimpleNamespace(tasks=tasks, finish=lambda: None, buffer=b"", num_images=3, num_invalid=0)
+    source.prepare = lambda *_: prepared  # type: ignore[method-assign]
+    made = Assembly(source.specify(source.plan(0, None), 0), np.zeros(SIZE, np.uint8), Metrics(), settled.append)
+    with ThreadPoolExecutor(1) as pool:
+        made.start(source, pool)  # type: ignore[arg-type]
+    assert begun == [0]
+    assert settled == [made]
+    assert made.encoded is None
+    assert str(made.error) == "no image 0"
