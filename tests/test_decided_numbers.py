@@ -81,6 +81,7 @@ PLANS: dict[str, dict[str, Any]] = {
 """What plan versions mean, and fits of costs, on which plans depend: servers of one fleet must plan alike."""
 TIMES: dict[str, dict[str, float]] = {
     "dataserver/dataset/index.py": {"TEMP_LIFETIME_S": 86_400},
+    "dataserver/dataset/stamps.py": {"TICK_S": 0.02},
     "dataserver/dataset/workers.py": {"LOOK_S": 0.25},
     "dataserver/planning/kernels/files.py": {"PATIENCE_S": 60, "_POLL_S": 0.05},
     "dataserver/serving/admin_service.py": {"MAX_GRACE_S": 3600, "DEFAULT_GRACE_S": 30},

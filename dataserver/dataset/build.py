@@ -1,9 +1,10 @@
 """Building indexes: one sequential pass per shard, in spawned processes, only where the index is missing or stale.
 
+A shard that is not known to be as it was indexed is read to find that out.
+
 Each index is complete or absent, so a build that was killed continues by being run again.
 """
 
-import contextlib
 import logging
 import os
 from collections import Counter
@@ -14,6 +15,7 @@ from pathlib import Path
 from dataserver.dataset.errors import DatasetError, StaleIndexError
 from dataserver.dataset.files import ShardFile, find_shards, index_folder, read_fresh_index, read_index
 from dataserver.dataset.index import read_oddities
+from dataserver.dataset.known import state_of, write_known
 from dataserver.dataset.numeric import has_numeric, write_numeric
 from dataserver.dataset.summary import Summary, write_summary
 from dataserver.dataset.workers import in_processes
@@ -55,7 +57,7 @@ def build_index(
     shards = find_shards(path, index_dir)
     sizes = {shard.name: shard.path.stat().st_size for shard in shards}
     summary = Summary.read(index_folder(shards[0]))
-    stale = [shard for shard in shards if not _is_older(shard, summary)]
+    stale = [shard for shard in shards if not _is_known(shard, summary)]
     total = sum(sizes.values())
     num_built = 0
     done = total - sum(sizes[shard.name] for shard in stale)
@@ -88,30 +90,28 @@ def build_index(
     return _report(shards, num_built, sum(content.header.num_samples for _, content in contents), total)
 
 
-def _is_older(shard: ShardFile, summary: Summary) -> bool:
-    """Say whether a shard has both files of its index and did not change since, as far as the files' times tell."""
+def _is_known(shard: ShardFile, summary: Summary) -> bool:
+    """Say whether a shard has all files of its index and is known to be as it was indexed."""
     try:
         found = read_index(shard, summary)
-        return not found.younger and has_numeric(shard.index_path, found.content.header)
+        return found.is_known and has_numeric(shard.index_path, found.content.header)
     except StaleIndexError:
         return False
 
 
 def _refresh(shard: ShardFile) -> tuple[bool, str]:
-    """Index a shard, unless its index describes its content; then touch the index, so that nobody compares them again.
+    """Index a shard, unless its index describes its content; then note that, so that nobody compares them again.
 
     Returns:
-        Whether it was indexed, and why its numeric columns were not written, where that is impossible.
+        Whether it was indexed, and why a file beside the index was not written, where that is impossible.
     """
     problem = ""
     try:
         indexed = read_fresh_index(shard)
         if not has_numeric(shard.index_path, indexed.header):  # of an earlier release, cut short, or removed
             problem = write_numeric(shard.index_path, indexed.header)
-        with contextlib.suppress(OSError):  # a read-only index is as good, only slower to open
-            os.utime(shard.index_path)
         if indexed.stamps == shard.stamps():
-            return False, problem
+            return False, problem or write_known(shard.index_path, indexed.header, state_of(indexed.stamps))
     except StaleIndexError:
         pass
     from dataserver.dataset.indexing import index_shard  # with parquet, which servers do without

@@ -6,6 +6,7 @@ descriptors are held in small bounded caches. All methods may be called from sev
 
 import hashlib
 import json
+import logging
 from pathlib import Path
 
 from dataserver.dataset.errors import DatasetError, ShardReadError
@@ -13,8 +14,10 @@ from dataserver.dataset.files import find_shards, index_folder, read_fresh_index
 from dataserver.dataset.headers import MAX_IMAGE_BYTES
 from dataserver.dataset.open_shards import OpenShards
 from dataserver.dataset.quarantine import Quarantine
-from dataserver.dataset.shard import IMAGE_COLUMNS, ImageRef, IndexCaches, Shard
+from dataserver.dataset.shard import IMAGE_COLUMNS, ImageRef, IndexCaches, Shard, TokenizedDocument
 from dataserver.dataset.summary import Summary
+
+_log = logging.getLogger(__name__)
 
 
 class Dataset:
@@ -29,7 +32,12 @@ class Dataset:
 
     @classmethod
     def open(
-        cls, path: Path, index_dir: Path | None = None, quarantine: Path | None = None, may_be_empty: bool = False
+        cls,
+        path: Path,
+        index_dir: Path | None = None,
+        quarantine: Path | None = None,
+        may_be_empty: bool = False,
+        lazily: bool = True,
     ) -> "Dataset":
         """Open the dataset at `path`, a folder of shards or one shard.
 
@@ -38,6 +46,8 @@ class Dataset:
             index_dir: where the indexes lie instead of beside the shards.
             quarantine: list of samples to leave out.
             may_be_empty: open it even if it has no usable sample.
+            lazily: compare shards that may have changed since they were indexed when they are read, not now, unless
+                their times say that they did.
 
         Raises:
             StaleIndexError: an index is missing or does not belong to its shard; names the command to run.
@@ -46,7 +56,13 @@ class Dataset:
         """
         files = find_shards(path, index_dir)
         summary = Summary.read(index_folder(files[0]))
-        indexed = [read_fresh_index(file, summary) for file in files]
+        indexed = [read_fresh_index(file, summary, lazily) for file in files]
+        if num_unknown := sum(not shard.is_known for shard in indexed):
+            _log.warning(
+                "%d of %d shards at %s may have changed since they were indexed, for instance because they were copied:"
+                " each is read whole before any of its samples is served; %s does so once",
+                *(num_unknown, len(files), path, files[0].index_command),
+            )
         if not may_be_empty and not any(shard.header.num_samples for shard in indexed):
             raise DatasetError(
                 f"the {len(files)} shards at {path} have no usable sample; see what is wrong: dataserver lint {path}"
@@ -63,6 +79,17 @@ class Dataset:
     def index_folder(self) -> Path:
         """Where the indexes lie."""
         return index_folder(self.shards[0].file)
+
+    def document(self, shard: int, row: int, tokenizer_digest: str) -> TokenizedDocument:
+        """Return the parts of a sample with the token ids of its texts, as `Shard.document`.
+
+        Raises:
+            StaleIndexError: the shard has another content than the one that was indexed.
+            ShardReadError: storage failed.
+            TokensMissingError: this tokenizer's ids are missing; names the command to run.
+        """
+        self._open_shards.confirm(shard)
+        return self.shards[shard].document(row, tokenizer_digest)
 
     def read(self, ref: ImageRef) -> bytes:
         """Read an image's encoded bytes.

@@ -3,14 +3,16 @@
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from dataserver.dataset.errors import DatasetError, StaleIndexError
 from dataserver.dataset.index import NO_SIDECAR, IndexHeader, read_schema
-from dataserver.dataset.stamps import Stamp, digest_file
+from dataserver.dataset.known import read_known, state_of
+from dataserver.dataset.stamps import TICK_S, Stamp, digest_file
 from dataserver.dataset.summary import IndexContent, Summary
 
 SHARD_SUFFIX: Final = ".tar"
@@ -71,6 +73,17 @@ class ShardFile:
             sidecar = None
         return Stamp.of(os.stat(path)), sidecar  # noqa: PTH116
 
+    def settled_stamps(self) -> tuple[Stamp, Stamp | None]:
+        """The same, for reading the files now: whatever changes them from here on gives them other stamps.
+
+        A file that changed a moment ago could change once more without a new time; that moment is waited for. Raises
+        OSError.
+        """
+        stamps = self.stamps()
+        if any(s is not None and time.time_ns() - s.ctime_ns < TICK_S * 1e9 for s in stamps):
+            time.sleep(TICK_S)
+        return stamps
+
 
 @dataclass(frozen=True, slots=True)
 class IndexedShard:
@@ -80,8 +93,10 @@ class IndexedShard:
     content: IndexContent
     stamps: tuple[Stamp, Stamp | None]
     """Of the shard and its sidecar, before their contents were compared with the index."""
-    younger: tuple[tuple[Path, str], ...]
-    """Those of the two that changed after the index was written, each with the SHA-256 of what was indexed."""
+    is_known: bool
+    """Whether their contents are those of the index; else they may be others of the same sizes."""
+    is_late: bool
+    """Whether one of the two changed after the index was written."""
 
     @property
     def header(self) -> IndexHeader:
@@ -92,6 +107,15 @@ class IndexedShard:
     def columns(self) -> Mapping[str, str]:
         """Sidecar columns: name -> Arrow type."""
         return self.content.columns
+
+    def changed_file(self) -> Path | None:
+        """Read the shard and its sidecar; the first with another content than the index describes. Raises OSError."""
+        header = self.header
+        if digest_file(self.file.path) != header.sha256:
+            return self.file.path
+        if header.sidecar_sha256 and digest_file(self.file.sidecar_path) != header.sidecar_sha256:
+            return self.file.sidecar_path
+        return None
 
 
 def find_shards(path: Path, index_dir: Path | None = None) -> tuple[ShardFile, ...]:
@@ -169,23 +193,32 @@ def _check_name(root: Path, real_root: Path, name: str) -> None:
         raise DatasetError(f"shard {root / name} is not a regular file; remove it or repair the link")
 
 
-def read_fresh_index(shard: ShardFile, summary: Summary | None = None) -> IndexedShard:
-    """Read what a shard's index says of it, after comparing contents where the files' times do not tell.
+def read_fresh_index(shard: ShardFile, summary: Summary | None = None, lazily: bool = False) -> IndexedShard:
+    """Read what a shard's index says of it, after comparing contents where they are not known.
+
+    Args:
+        shard: the shard.
+        summary: of its dataset's indexes.
+        lazily: leave it to whoever reads the shard, unless it changed after the index was written.
 
     Raises:
         StaleIndexError: the index is missing, unreadable, or does not belong to the shard as it is now.
         DatasetError: the shard cannot be reached.
     """
     indexed = read_index(shard, summary)
-    for path, sha256 in indexed.younger:
-        _log.info("%s changed after it was indexed: comparing contents; %s does so once", path, shard.index_command)
-        try:
-            same = digest_file(path) == sha256
-        except OSError as error:
-            raise _unreachable(shard, error) from error
-        if not same:
-            raise _stale(shard, f"its index describes another content of {path.name}")
-    return indexed
+    if indexed.is_known or (lazily and not indexed.is_late):
+        return indexed
+    _log.info(
+        "%s may have changed since it was indexed: comparing contents; %s does so once", shard.path, shard.index_command
+    )
+    try:
+        stamps = shard.settled_stamps()
+        changed = indexed.changed_file()
+    except OSError as error:
+        raise _unreachable(shard, error) from error
+    if changed is not None:
+        raise _stale(shard, f"its index describes another content of {changed.name}")
+    return replace(indexed, stamps=stamps, is_known=True)
 
 
 def read_index(shard: ShardFile, summary: Summary | None = None) -> IndexedShard:
@@ -197,7 +230,7 @@ def read_index(shard: ShardFile, summary: Summary | None = None) -> IndexedShard
         written = os.stat(f"{shard.index_dir or shard.root}/{shard.name}{INDEX_SUFFIX}")  # noqa: PTH116
         content = None if summary is None else summary.find(shard.name, written)
         if content is None:
-            content = IndexContent(*read_schema(shard.index_path), written.st_size)
+            content = IndexContent(*read_schema(shard.index_path), written.st_size, None)
     except FileNotFoundError as error:
         raise _stale(shard, f"it has no index at {shard.index_path}") from error
     except (OSError, StaleIndexError) as error:
@@ -206,16 +239,16 @@ def read_index(shard: ShardFile, summary: Summary | None = None) -> IndexedShard
         stamp, sidecar = stamps = shard.stamps()
     except OSError as error:
         raise _unreachable(shard, error) from error
-    header = content.header
+    header, state = content.header, state_of(stamps)
     if stamp.num_bytes != header.shard_bytes:
         raise _stale(shard, f"its index describes {header.shard_bytes} bytes, it has {stamp.num_bytes}")
     if (sidecar.num_bytes if sidecar else NO_SIDECAR) != header.sidecar_bytes:
         raise _stale(shard, f"its index was made with another {shard.sidecar_path.name}")
+    if content.known != state and (known := read_known(shard.index_path, header)) != content.known:
+        content = replace(content, known=known)
     # Equal times prove nothing: file systems count them in milliseconds.
-    shard_is_late, sidecar_is_late = (s is not None and s.ctime_ns >= written.st_ctime_ns for s in stamps)
-    younger = [(shard.path, header.sha256)] if shard_is_late else []
-    younger += [(shard.sidecar_path, header.sidecar_sha256)] if sidecar_is_late else []
-    return IndexedShard(shard, content, stamps, tuple(younger))
+    is_late = any(s is not None and s.ctime_ns >= written.st_ctime_ns for s in stamps)
+    return IndexedShard(shard, content, stamps, content.known == state, is_late)
 
 
 def _unreachable(shard: ShardFile, error: OSError) -> DatasetError:

@@ -23,6 +23,7 @@ from dataserver.dataset.index import (
     canonical,
 )
 from dataserver.dataset.kinds import LOST_IMAGE
+from dataserver.dataset.known import state_of, write_known
 from dataserver.dataset.numeric import numeric_path, write_numeric
 from dataserver.dataset.samples import ImagePart, Sample, Scalar, read_samples
 from dataserver.dataset.sidecar import promised_images, read_sidecar
@@ -110,7 +111,7 @@ def write_index(
 
 
 def index_shard(shard: ShardFile) -> str:
-    """Index one shard in one sequential pass; why its numeric columns were not written, where that is impossible.
+    """Index one shard in one sequential pass; why a file beside the index was not written, where that is impossible.
 
     Raises:
         DatasetError: the shard cannot be read, changes meanwhile, or the index cannot be written.
@@ -120,7 +121,7 @@ def index_shard(shard: ShardFile) -> str:
     scalars: list[dict[str, Scalar]] = []
     without_image: list[int] = []
     try:
-        stamp, sidecar = before = shard.stamps()
+        stamp, sidecar = before = shard.settled_stamps()
         with shard.path.open("rb", buffering=READ_CHUNK_BYTES) as file:
             reader = HashingReader(file, stamp.num_bytes)
             for sample in read_samples(scan_members(reader, oddities), oddities):
@@ -148,4 +149,5 @@ def index_shard(shard: ShardFile) -> str:
         columns_digest=digest_columns(core_digest, meta),
         num_samples=len(rows.keys),
     )
-    return write_index(shard.index_path, header, oddities, rows.batches, meta)
+    problem = write_index(shard.index_path, header, oddities, rows.batches, meta)
+    return problem or write_known(shard.index_path, header, state_of(before))

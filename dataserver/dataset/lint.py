@@ -64,10 +64,10 @@ def lint(
         progress: called with (samples done, samples in total).
 
     Raises:
-        StaleIndexError: a shard is not indexed.
+        StaleIndexError: a shard is not indexed as it is now.
         ShardReadError: storage failed.
     """
-    dataset = Dataset.open(path, index_dir, may_be_empty=True)
+    dataset = Dataset.open(path, index_dir, may_be_empty=True, lazily=False)
     findings: list[Finding] = []
     counts: Counter[str] = Counter()
     num_samples = sum(shard.num_samples for shard in dataset.shards)

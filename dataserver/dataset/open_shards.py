@@ -10,7 +10,7 @@ from typing import Final
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import ShardReadError, StaleIndexError
 from dataserver.dataset.files import IndexedShard
-from dataserver.dataset.stamps import Stamp, digest_file
+from dataserver.dataset.stamps import Stamp
 
 MAX_OPEN_SHARDS: Final = 128
 
@@ -31,18 +31,18 @@ class Descriptor:
 class OpenShards:
     """Reads shards whose content is what their indexes describe; may be used by several threads.
 
-    Every read compares the file's stamp with the one for which that is known. Where they differ, the content is read
-    and compared with the index once.
+    Every read compares the file's stamp with the one for which that is known. Where they differ, or none is known yet,
+    the contents of the shard and its sidecar are read and compared with the index once.
     """
 
     def __init__(self, shards: Sequence[IndexedShard]) -> None:
         self._shards = shards
-        self._stamps = [shard.stamps[0] for shard in shards]
+        self._stamps = [shard.stamps[0] if shard.is_known else None for shard in shards]
         """For which the content is known to be that of the index."""
         self._refused: dict[int, Stamp] = {}
         """By position, for which it is known to be another."""
         self._descriptors: LruCache[Descriptor] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
-        self._checking = threading.Lock()
+        self._checking = [threading.Lock() for _ in shards]
 
     def read(self, position: int, offset: int, length: int) -> bytes:
         """Read `length` bytes of the shard at `position`.
@@ -72,11 +72,25 @@ class OpenShards:
             )
         return data
 
+    def confirm(self, position: int) -> None:
+        """Compare a shard with its index, if that was never done: for what is served from the index alone.
+
+        Raises as `read`.
+        """
+        if self._stamps[position] is None:
+            try:
+                self._check(position)
+            except OSError as error:
+                raise ShardReadError(
+                    f"cannot read {self._shards[position].file.path}: {error}; check the storage"
+                ) from error
+
     def _check(self, position: int) -> None:
-        """Compare the content of a file that changed with its index. Raises OSError, or what `read` raises."""
+        """Compare a shard that is not known, or changed, with its index. Raises OSError, or what `read` raises."""
         shard = self._shards[position]
-        path = shard.file.path
-        with self._checking:  # however many threads wait for a shard, it is read once
+        path, before = shard.file.path, self._stamps[position]
+        happened = "may have changed since it was indexed" if before is None else "changed while it was served"
+        with self._checking[position]:  # however many threads wait for a shard, it is read once
             stamp = Stamp.of(path.stat())
             if stamp == self._stamps[position]:
                 return
@@ -86,12 +100,16 @@ class OpenShards:
                     f" run {shard.file.index_command} and start the server again"
                 )
             if stamp != self._refused.get(position):
-                _log.warning("%s changed while it was served; its content is compared with its index", path)
-                if digest_file(path) == shard.header.sha256:
+                _log.log(
+                    logging.INFO if before is None else logging.WARNING,
+                    "%s %s; its content is compared with its index",
+                    *(path, happened),
+                )
+                if shard.changed_file() is None:
                     self._stamps[position] = stamp
                     return
                 self._refused[position] = stamp
         raise StaleIndexError(
-            f"{path} changed while it was served, its index describes another content;"
+            f"{path} {happened}, its index describes another content;"
             f" run {shard.file.index_command} and start the server again"
         )

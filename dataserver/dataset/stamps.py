@@ -3,11 +3,14 @@
 import hashlib
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+TICK_S: Final = 0.02
+"""Longer than a kernel takes from one time that it gives to files to the next, 10 ms at most."""
 
 
 class Stamp(NamedTuple):
-    """One state of a file as this machine sees it. Another machine may see another inode: stamps are never stored."""
+    """One state of a file as this machine sees it. Another may see another inode: `known.py` stores times alone."""
 
     device: int
     inode: int

@@ -1,7 +1,7 @@
 """The headers of all indexes of a dataset in one file beside them, so that a server opens it at once.
 
 An entry counts while its index has the size that it had then and did not change since the summary was written, by the
-file system's own time, as an index counts beside its shard. Any other index is read itself. Columns are only ever read
+file system's own time. Any other index is read itself. Columns are only ever read
 from an index whose own header is the one that was expected, so that a summary which lies serves nothing wrong.
 """
 
@@ -17,11 +17,14 @@ import numpy as np
 from dataserver.dataset.arrays import Array, ArraysError, read_arrays, write_arrays
 from dataserver.dataset.errors import DatasetError, printable
 from dataserver.dataset.index import FORMAT_VERSION, IndexHeader
+from dataserver.dataset.known import State
 
 SUMMARY_NAME: Final = "disttrain.summary"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _NUMBERS: Final = ("index_bytes", "shard_bytes", "sidecar_bytes", "num_samples", "columns")
 _DIGESTS: Final = ("sha256", "sidecar_sha256", "columns_digest")
+_UNKNOWN: Final[State] = (0, 0, 0, 0)
+"""In place of a state; no file changed in 1970."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +38,8 @@ class IndexContent:
     """Sidecar columns: name -> Arrow type. Shards with the same ones may share the mapping."""
     num_bytes: int
     """Of the index file."""
+    known: State | None
+    """In which its shard and sidecar were seen to have the contents that it describes; None where that is not known."""
 
 
 class Summary:
@@ -77,12 +82,13 @@ class Summary:
 def write_summary(folder: Path, shards: Sequence[tuple[str, IndexContent]]) -> None:
     """Write the summary of shards, by name, into the folder of their indexes; a warning where that is impossible."""
     schemas: dict[tuple[tuple[str, str], ...], int] = {}
-    numbers, digests = [], []
+    numbers, digests, known = [], [], []
     for _, found in shards:
         header = found.header
         columns = schemas.setdefault(tuple(found.columns.items()), len(schemas))
         numbers.append((found.num_bytes, header.shard_bytes, header.sidecar_bytes, header.num_samples, columns))
         digests.append(bytes.fromhex(header.sha256 + (header.sidecar_sha256 or "00" * 32) + header.columns_digest))
+        known.append(found.known or _UNKNOWN)
     about = {
         "version": _VERSION,
         "format_version": FORMAT_VERSION,
@@ -92,6 +98,7 @@ def write_summary(folder: Path, shards: Sequence[tuple[str, IndexContent]]) -> N
     arrays: dict[str, Array] = {
         "numbers": np.array(numbers, np.int64).reshape(-1, len(_NUMBERS)),
         "digests": np.frombuffer(b"".join(digests), np.uint8).reshape(-1, len(_DIGESTS), 32),
+        "known": np.array(known, np.int64).reshape(-1, len(_UNKNOWN)),
     }
     try:
         write_arrays(folder / SUMMARY_NAME, about, arrays)
@@ -103,12 +110,14 @@ def _parse(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, I
     if (about["version"], about["format_version"]) != (_VERSION, FORMAT_VERSION):
         raise ValueError("it was written by another release")
     names, columns = list(map(str, about["names"])), [{str(k): str(v) for k, v in c.items()} for c in about["columns"]]
-    numbers, digests = arrays["numbers"], arrays["digests"]
+    numbers, digests, states = arrays["numbers"], arrays["digests"], arrays["known"]
     if numbers.shape != (len(names), len(_NUMBERS)) or digests.shape != (len(names), len(_DIGESTS), 32):
         raise ValueError("its parts do not fit each other")
+    if states.shape != (len(names), len(_UNKNOWN)):
+        raise ValueError("its states do not fit its shards")
     found = {}
     text = digests.tobytes().hex()
-    for i, (name, row) in enumerate(zip(names, numbers.tolist(), strict=True)):
+    for i, (name, row, state) in enumerate(zip(names, numbers.tolist(), map(tuple, states.tolist()), strict=True)):
         at = i * 64 * len(_DIGESTS)
         size, shard_bytes, sidecar_bytes, num_samples, schema = row
         if min(num_samples, schema) < 0:
@@ -122,5 +131,5 @@ def _parse(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, I
             text[at + 128 : at + 192],
             num_samples,
         )
-        found[name] = IndexContent(header, columns[schema], size)
+        found[name] = IndexContent(header, columns[schema], size, None if state == _UNKNOWN else state)
     return found

@@ -173,7 +173,7 @@ def _sequences(
     for i in view.items.tolist():
         shard, row = divmod(int(plan.samples.sample[i]), 1 << ROW_BITS)
         dataset = datasets[int(plan.samples.dataset[i])]
-        documents.append(dataset.shards[shard].document(row, spec.stream.tokenizer.digest))
+        documents.append(dataset.document(shard, row, spec.stream.tokenizer.digest))
     assemble = backbone_arrays if view.kind is ModuleKind.BACKBONE else text_arrays
     return assemble(spec.stream, plan, view, documents)
 

@@ -2,7 +2,7 @@
 
 Tars are sparse files of the right size without a byte in them, so that nothing can be decoded; all that indexing,
 opening, creating jobs, planning and token ids need is there. A link changes the time of the file it leads to, and an
-index counts as fresh only if it is younger than its tar: so all tars are linked before all indexes.
+index is known to be that of its tar only for the time that it has then: so all tars are linked first, and it is noted.
 """
 
 import hashlib
@@ -18,8 +18,10 @@ import pyarrow as pa
 from dataserver.dataset import count_tokens
 from dataserver.dataset.columns import CORE_SCHEMA, IMAGE_TYPE
 from dataserver.dataset.errors import Oddities
-from dataserver.dataset.index import BATCH_ROWS, FORMAT_VERSION, NO_SIDECAR, IndexHeader
+from dataserver.dataset.files import find_shards
+from dataserver.dataset.index import BATCH_ROWS, FORMAT_VERSION, NO_SIDECAR, IndexHeader, read_schema
 from dataserver.dataset.indexing import write_index
+from dataserver.dataset.known import state_of, write_known
 from dataserver.preprocessing import load_tokenizer
 
 IMAGE_BYTES: Final = 60_000
@@ -67,6 +69,7 @@ def make_dataset(
     for number in range(distinct):
         say(f"index {number + 1} of {distinct}")
         _write_index(originals / f"{number:06d}.tar", samples, number + distinct * seed, median)
+    _note_known(originals)
     say("token ids")
     count_tokens(originals, load_tokenizer("bytes"))
     say("links")
@@ -84,10 +87,17 @@ def link_shards(originals: Path, folder: Path, count: int) -> None:
         if (sidecar := tar.with_suffix(".parquet")).exists():
             os.link(sidecar, folder / f"{name}.parquet")
     time.sleep(TICK_S)
+    _note_known(originals)
     suffixes = [p.name.removeprefix(tars[0].name) for p in originals.glob(f"{tars[0].name}.*")]
     for number, name in enumerate(names):
         for suffix in suffixes:
             os.link(f"{tars[number % len(tars)]}{suffix}", folder / f"{name}.tar{suffix}")
+
+
+def _note_known(folder: Path) -> None:
+    """Note that the shards of a folder are as their indexes say, which is not so where they are made up."""
+    for shard in find_shards(folder):
+        write_known(shard.index_path, read_schema(shard.index_path)[0], state_of(shard.stamps()))
 
 
 def _write_index(tar: Path, samples: int, seed: int, median: int) -> None:

@@ -1,6 +1,7 @@
 """Where the files of a dataset lie, which of them are shards, and when an index is trusted."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def test_what_is_no_dataset_is_refused_in_these_words(tmp_path: Path, monkeypatc
     assert refused(folder) == f"more than 1 shards below {folder}; split the dataset"
 
 
-def test_an_index_is_compared_with_contents_unless_it_is_strictly_younger(
+def test_an_index_is_compared_with_contents_unless_both_times_of_the_shard_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_texts(tmp_path, 3, 3)
@@ -88,12 +89,20 @@ def test_an_index_is_compared_with_contents_unless_it_is_strictly_younger(
     written = shard.index_path.stat().st_ctime_ns
     found: dict[str, tuple[Stamp, Stamp | None]] = {}
     monkeypatch.setattr(ShardFile, "stamps", lambda _: found["stamps"])
-    for ctime_ns, younger in ((written - 1, ()), (written, ("0",)), (written + 1, ("0",))):
-        found["stamps"] = stamp._replace(ctime_ns=ctime_ns), None
+    for changed, is_known, is_late in (
+        ({}, True, False),
+        ({"inode": 5, "device": 7}, True, False),
+        ({"mtime_ns": stamp.mtime_ns + 1}, False, False),
+        ({"ctime_ns": written - 1}, False, False),
+        ({"ctime_ns": written}, False, True),
+        ({"ctime_ns": written + 1}, False, True),
+    ):
+        found["stamps"] = stamp._replace(**changed), None
         indexed = read_index(shard)
-        assert indexed.younger == tuple((shard.path, header.sha256) for _ in younger)
+        assert (indexed.is_known, indexed.is_late) == (is_known, is_late)
         assert (indexed.file, indexed.stamps, indexed.columns) == (shard, found["stamps"], {})
-        assert read_fresh_index(shard) == indexed
+        assert read_fresh_index(shard, lazily=True) == replace(indexed, is_known=is_known or is_late)
+        assert read_fresh_index(shard) == replace(indexed, is_known=True)
     run = f"run: dataserver index {folder}"
     for off in (-1, 1):
         found["stamps"] = stamp._replace(num_bytes=stamp.num_bytes + off), None
