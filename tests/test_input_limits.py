@@ -38,7 +38,7 @@ LIMITS: dict[str, dict[str, int]] = {
     "dataserver/planning/jobspec/values.py": {"MAX_INTEGER": 9_007_199_254_740_991},
     "dataserver/planning/packing.py": {"MAX_SEQ_LEN": 1_073_741_824},
     "dataserver/preprocessing/limits.py": {
-        "MAX_SCANNED_PIXELS": 1_073_741_824,
+        "MAX_SCANNED_PIXELS": 2_147_483_648,
         "MAX_TOKENIZER_BYTES": 256 * MIB,
         "MAX_TEXT_BATCH_BYTES": 16 * MIB,
     },

@@ -18,9 +18,9 @@ DECODER_BYTES_PER_PIXEL: Final = 16
 """Most memory of one decode: 4 bytes in Pillow, and 12 in libwebp or 8 in libjpeg (progressive CMYK). Together with
 MAX_PIXELS that is 2 GB for the largest image."""
 
-MAX_SCANNED_PIXELS: Final = 1 << 30
-"""Most pixels x scans of one JPEG. A progressive file of a few kilobytes can hold thousands of scans, each of which
-walks over the whole image; cameras and encoders write about ten."""
+MAX_SCANNED_PIXELS: Final = 1 << 31
+"""Most pixels x scans of one JPEG, 16 scans of the largest image. A progressive file of a few kilobytes can hold
+thousands of scans, each of which walks over the whole image; cameras and encoders write about ten."""
 
 MAX_TOKENIZER_BYTES: Final = 256 << 20
 """Largest tokenizer file; the largest published vocabularies take about 35 MB."""

@@ -1,5 +1,6 @@
 """Bytes that are no image, or a trap."""
 
+import io
 import struct
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from dataserver.planning.jobspec import Sizing
 from dataserver.preprocessing.codecs import ImageShape, ordinary
 from dataserver.preprocessing.codecs.errors import InvalidImageError
 from dataserver.preprocessing.codecs.with_pillow import decode_with_pillow
+from dataserver.preprocessing.kernels.jpeg import look_at_jpeg
 from dataserver.preprocessing.limits import MAX_ENCODED_BYTES, MAX_PIXELS, MAX_SCANNED_PIXELS
 
 SIZING = Sizing(patch=4, merge=2, max_patches=64)
@@ -146,6 +148,65 @@ def test_the_limit_of_scans(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not refused(data, shape)
     monkeypatch.setattr(ordinary, "MAX_SCANNED_PIXELS", scanned - 1)
     assert refused(data, shape)
+
+
+def segment(marker: int, content: bytes) -> bytes:
+    return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
+
+
+SCANS = b"\xff\xda" * 400
+"""What looks like scans; random bytes of 25 MB hold as many."""
+PROGRESSIVE = FILES["progressive"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        PROGRESSIVE + SCANS,
+        PROGRESSIVE + PROGRESSIVE * 3,
+        PROGRESSIVE[:2] + segment(0xE1, PROGRESSIVE) + segment(0xEF, SCANS) + segment(0xFE, SCANS) + PROGRESSIVE[2:],
+        PROGRESSIVE[:-2] + segment(0xE4, SCANS) + PROGRESSIVE[-2:],
+        PROGRESSIVE[:-2] + b"\xff\xff\xff" + PROGRESSIVE[-1:] + SCANS,
+        encode(PICTURE, "JPEG", progressive=True, restart_marker_blocks=1) + SCANS,
+    ],
+    ids=["behind the end", "several images", "segments", "a segment behind scans", "filling", "restarts"],
+)
+def test_scans_are_those_that_are_decoded(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned = PICTURE.width * PICTURE.height * 10
+    assert data.count(b"\xff\xda") > 10
+    assert look_at_jpeg(np.frombuffer(data, np.uint8), 0)[0] == 10
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+    monkeypatch.setattr(ordinary, "MAX_SCANNED_PIXELS", scanned)
+    assert not refused(data)
+    monkeypatch.setattr(ordinary, "MAX_SCANNED_PIXELS", scanned - 1)
+    assert refused(data)
+
+
+@pytest.mark.parametrize(
+    ("begin", "counted"),
+    [
+        (b"\xff\xe0\xff\xff", 400),  # longer than the file
+        (b"\xff\xe0\0\1", 400),  # shorter than the length itself
+        (b"\xff\xda\0\1", 401),
+        (b"\xff\x02\6\x42", 400),  # no marker that has a length
+        (b"rubbish\xff\0\xff", 400),
+        (b"\xff\xe0\6\x3e", 1),  # this one does hide them, up to the last
+    ],
+)
+def test_all_that_may_be_scans_counts_where_a_file_goes_wrong(begin: bytes, counted: int) -> None:
+    data = np.frombuffer(b"\xff\xd8" + begin + b"\xff\xda\0\2" * 400, np.uint8)
+    assert look_at_jpeg(data, 0)[0] == counted
+    assert look_at_jpeg(data, 400 + (counted > 400))[0] == 400 + (counted > 400)
+    assert look_at_jpeg(data[:-12], 0)[0] == max(397, counted - 3)
+
+
+@pytest.mark.slow
+def test_an_ordinary_progressive_image_of_the_largest_size_is_valid() -> None:
+    width, height = 1 << 14, MAX_PIXELS >> 14
+    data = encode(Image.new("RGB", (width, height), "teal"), "JPEG", progressive=True)
+    assert data.count(b"\xff\xda") == 10
+    assert not refused(data, ImageShape(width, height, 1, 4, 8))
 
 
 def test_a_png_that_declares_more_than_it_holds_is_invalid() -> None:

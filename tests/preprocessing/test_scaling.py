@@ -184,10 +184,10 @@ def test_the_frame_of_a_jpeg_is_found(name: str) -> None:
     data = ORDINARY.get(name) or ODDITIES[name]
     components = {"grey JPEG": 1, "CMYK JPEG": 4}.get(name, 3)
     scans = data.count(b"\xff\xda")
-    assert look_at_jpeg(np.frombuffer(data, np.uint8)) == (scans, 52, 38, components)
+    assert look_at_jpeg(np.frombuffer(data, np.uint8), 0) == (scans, 52, 38, components)
     # Filling between segments is in order, and left to the decoder.
     filled = data[:2] + b"\xff\xff" + data[2:]
-    assert look_at_jpeg(np.frombuffer(filled, np.uint8)) == (scans, 0, 0, 0)
+    assert look_at_jpeg(np.frombuffer(filled, np.uint8), 0) == (scans, 0, 0, 0)
     pixels = decode_ordinary(filled, (52, 38), (52, 38))
     assert pixels is None or (pixels == decode_ordinary(data, (52, 38), (52, 38))).all()
     assert (pixels is None) == (name in ODDITIES)

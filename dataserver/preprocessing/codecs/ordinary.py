@@ -48,8 +48,9 @@ def decode_ordinary(data: bytes, size: tuple[int, int], least: tuple[int, int]) 
 def _jpeg(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8 | None:
     from dataserver.preprocessing.kernels.jpeg import look_at_jpeg
 
-    scans, width, height, components = look_at_jpeg(np.frombuffer(data, np.uint8))
-    if size[0] * size[1] * scans > MAX_SCANNED_PIXELS:
+    most = MAX_SCANNED_PIXELS // max(1, size[0] * size[1])
+    scans, width, height, components = look_at_jpeg(np.frombuffer(data, np.uint8), most)
+    if scans > most:
         raise InvalidImageError(f"{scans} scans of {size[0] * size[1]} pixels")
     try:
         if not components:
