@@ -1,7 +1,9 @@
 """Decoding against slow, obvious references."""
 
 import io
+import struct
 import warnings
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from preprocessing.pictures import ASTRONAUT, decode, encode, join_patches, naive_patches, noise
+from preprocessing.pictures import ASTRONAUT, decode, encode, join_patches, naive_patches, noise, png_chunk
 from skimage import data as photographs
 
 from dataserver.planning.jobspec import Sizing
@@ -106,6 +108,62 @@ def test_palette_with_transparency_is_white_where_it_is_transparent() -> None:
     assert valid
     assert (pixels[:, :12] == [10, 200, 10]).all()
     assert (pixels[:, 12:] == 255).all()
+
+
+def stored(pixels: np.ndarray, depth: int, transparent: int | tuple[int, int, int], interlaced: bool = False) -> bytes:
+    """A PNG of pixels [height, width] or [height, width, 3] of 1 to 16 bits, with a colour that is transparent."""
+    height, width = pixels.shape[:2]
+    starts = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+    lines = b""
+    for x, y, across, down in starts if interlaced else [(0, 0, 1, 1)]:
+        for line in pixels[y::down, x::across]:
+            bits = "".join(f"{value:0{depth}b}" for value in line.reshape(-1))
+            lines += b"\0" + int(bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8), "big")
+    header = struct.pack(">IIBBBBB", width, height, depth, 2 * (pixels.ndim - 2), 0, 0, interlaced)
+    colour = struct.pack(">3H", *transparent) if isinstance(transparent, tuple) else struct.pack(">H", transparent)
+    parts = [(b"IHDR", header), (b"tRNS", colour), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(kind, content) for kind, content in parts)
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
+def test_transparent_grey_of_any_depth_is_white(depth: int, interlaced: bool) -> None:
+    """Of 16 bits all count, though only the high byte is delivered."""
+    most = (1 << depth) - 1
+    greys = np.random.default_rng(0).integers(0, most + 1, (16, 24))
+    for grey in {0, 1, most // 3, most}:
+        if depth == 16:
+            greys[:, ::3] = grey
+            greys[::5] = grey ^ 1
+        expected = np.where(greys == grey, 255, greys >> 8 if depth == 16 else greys * 255 // most).astype(np.uint8)
+        valid, patches = decode(stored(greys, depth, grey, interlaced), SAME_SIZE, SIZING)
+        assert valid
+        assert np.array_equal(join_patches(patches, 4, 6, 4, 2), np.repeat(expected[:, :, None], 3, axis=2)), grey
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize("depth", [8, 16])
+def test_a_transparent_colour_of_any_depth_is_white(depth: int, interlaced: bool) -> None:
+    colours = np.random.default_rng(0).integers(0, 1 << depth, (16, 24, 3))
+    chosen = tuple(colours[3, 4].tolist())
+    colours[::2, ::3] = chosen
+    colours[1, :3] = np.array(chosen) ^ np.eye(3, dtype=int)  # another low bit of one channel
+    expected = (colours >> (depth - 8)).astype(np.uint8)
+    expected[(colours == chosen).all(2)] = 255
+    valid, patches = decode(stored(colours, depth, chosen, interlaced), SAME_SIZE, SIZING)
+    assert valid
+    pixels = join_patches(patches, 4, 6, 4, 2)
+    assert np.array_equal(pixels, expected)
+    assert (pixels[1, :3] != 255).any(1).all()
+
+
+@pytest.mark.parametrize(("depth", "grey", "white"), [(2, 0xFF01, 1), (4, 0x13, 3)])
+def test_of_a_transparent_grey_as_many_bits_count_as_are_stored(depth: int, grey: int, white: int) -> None:
+    greys = np.tile(np.arange(24) % (1 << depth), (16, 1))
+    _, patches = decode(stored(greys, depth, grey), SAME_SIZE, SIZING)
+    pixels = join_patches(patches, 4, 6, 4, 2)[:, :, 0]
+    most = (1 << depth) - 1
+    assert np.array_equal(pixels == 255, (greys == white) | (greys == most))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ The rules of content_version 2:
 1. JPEG, PNG or WebP, told by magic; the first frame of an animation. The stored size must be the one in the index.
 2. Of quality `fast`, a JPEG is decoded at the smallest of the scales 1/1, 1/2, 1/4, 1/8 that still covers the grid; of
    quality `exact`, all images are decoded whole.
-3. 16-bit grey keeps its high byte; palettes, CMYK and bilevel images become RGB; what is transparent lies on white.
-   Colour profiles are ignored.
+3. 16-bit grey keeps its high byte; palettes, CMYK and bilevel images become RGB; what is transparent lies on white,
+   in PNGs also the one colour that is transparent, all of its bits. Colour profiles are ignored.
 4. Scaled to exactly (columns x patch, rows x patch), aspect not kept to the pixel, by the filter of `scaling.py`.
 5. Turned upright as its EXIF orientation says.
 

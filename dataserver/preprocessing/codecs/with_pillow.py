@@ -1,6 +1,7 @@
 """All other images, by Pillow: PNG, palettes, CMYK, transparency, animations, and what is broken."""
 
 import io
+from typing import Final
 
 import numpy as np
 from PIL import Image
@@ -14,6 +15,13 @@ from dataserver.preprocessing.codecs.errors import InvalidImageError
 from dataserver.preprocessing.codecs.ordinary import webp_size
 from dataserver.preprocessing.codecs.patches import U8
 
+_WIDENED: Final = {"L;2": (0x03, 0x55), "L;4": (0x0F, 0x11)}
+"""How PNGs store grey that Pillow widens to 8 bits, but not the grey that is transparent: its bits, and the factor."""
+_DEEP: Final = "RGB;16B"
+"""Two bytes for a channel, of which Pillow takes the first, the high one."""
+_LOW_BYTES: Final = "RGB;16L"
+"""Of these it takes the second."""
+
 
 def decode_with_pillow(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8:
     """Decode any image that Pillow reads; arguments and result as of `ordinary.decode`.
@@ -25,7 +33,13 @@ def decode_with_pillow(data: bytes, size: tuple[int, int], least: tuple[int, int
     with _open(data, size) as image:
         if isinstance(image, JpegImageFile):
             image.draft(None, least)
+        stored_as = image.tile[0].args if image.tile and "transparency" in image.info else None
         image.load()
+        if isinstance(stored_as, str) and stored_as in _WIDENED:
+            bits, factor = _WIDENED[stored_as]
+            image.info["transparency"] = (image.info["transparency"] & bits) * factor
+        if stored_as == _DEEP:
+            return _opaque_deep(image, data, image.info["transparency"])
         return np.array(
             _opaque(image)
         )  # a copy, which can be written to as all others: loops are compiled for either kind
@@ -65,9 +79,33 @@ def _check_size(found: tuple[int, int] | None, expected: tuple[int, int]) -> Non
 def _opaque(image: Image.Image) -> Image.Image:
     """Return the image as RGB, on white where it is transparent."""
     if image.mode == "I" or image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+        grey = np.asarray(image)
+        high: U8 = (grey >> 8).astype(np.uint8)
+        if "transparency" in image.info:
+            high[grey == image.info["transparency"]] = 255
+        return Image.fromarray(high).convert("RGB")
     if not image.has_transparency_data:
         return image.convert("RGB")
     white = Image.new("RGBA", image.size, "white")
     white.alpha_composite(image.convert("RGBA"))
     return white.convert("RGB")
+
+
+def _opaque_deep(image: Image.Image, data: bytes, transparent: tuple[int, int, int]) -> U8:
+    """The pixels of a PNG of 16 bits a channel, white where all bits are those of the transparent colour.
+
+    Args:
+        image: as Pillow decodes it, to the high bytes.
+        data: the encoded image, which is decoded once more, to the low bytes.
+        transparent: of 16 bits each.
+    """
+    with _open(data, image.size) as low:
+        low.tile = [tile._replace(args=_LOW_BYTES) for tile in low.tile]
+        low.load()
+        is_transparent = np.ones((image.height, image.width), np.bool_)
+        for channel, value in enumerate(transparent):
+            is_transparent &= np.asarray(image.getchannel(channel)) == value >> 8
+            is_transparent &= np.asarray(low.getchannel(channel)) == value & 0xFF
+    pixels: U8 = np.array(image)
+    pixels[is_transparent] = 255
+    return pixels
