@@ -168,12 +168,13 @@ class Peers:
     def _keep(self, name: str, found: list[str] | None) -> None:
         """Note what a name stands for, or that it was looked up in vain."""
         with self._lock:
-            before, all_before = self._found, len(self._stand_for) == len(self._names)
+            before = self._found
             self._stand_for[name] = self._stand_for.get(name, []) if found is None else found
             self._found = [address for known in self._names for address in self._stand_for.get(known, ())]
-            if len(self._stand_for) == len(self._names):
+            last = len(self._stand_for) == len(self._names) and not self._resolved.is_set()
+            if last:
                 self._resolved.set()
-            if self._found != before or self._resolved.is_set() != all_before:
+            if last or self._found != before:
                 self._news.set()
 
     def _told_of(self) -> Iterator[str]:
