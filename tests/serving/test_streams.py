@@ -1,6 +1,7 @@
 import itertools
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -372,6 +373,24 @@ def test_a_shard_that_is_replaced_while_it_is_served_ends_as_a_stale_index(tmp_p
         *rest, text = refusal(server.stream(job_id))
         assert rest == [CODE.FAILED_PRECONDITION, "INDEX_STALE", "ANOTHER_SERVER"]
         assert f"dataserver index {folder}" in text
+        shard.write_bytes(content)
+        assert server.read(job_id).end is not None, "the content is what the index describes"
+
+
+def test_nothing_is_served_by_a_stale_index_that_is_younger_than_its_shard(tmp_path: Path) -> None:
+    """As a copy makes it, or whoever changes the rights of both in this order."""
+    folder = index(write_pairs(tmp_path / "d", 32, 32, seed=5))
+    shard = folder / "00000.tar"
+    content = shard.read_bytes()
+    shard.write_bytes(content.replace(b"bigdata", b"bigDATA"))
+    time.sleep(0.05)
+    (folder / "00000.tar.index").chmod(0o664)
+    with running({"d": folder}) as server:
+        job_id = server.create(job_data(datasets=[{"name": "d"}], end={"steps": 1})).job_id
+        for module in ("vit", "llm"):
+            *rest, text = refusal(server.stream(job_id, module))
+            assert rest == [CODE.FAILED_PRECONDITION, "INDEX_STALE", "ANOTHER_SERVER"]
+            assert f"dataserver index {folder}" in text
         shard.write_bytes(content)
         assert server.read(job_id).end is not None, "the content is what the index describes"
 
