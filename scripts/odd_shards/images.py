@@ -82,8 +82,15 @@ def zero_width(rng: Rng) -> bytes:
 
 
 def scan_bomb(_rng: Rng) -> bytes:
-    """A JPEG of a few kilobytes with 70 starts of scans over 2^24 pixels."""
-    return encode(Image.new("L", (4096, 4096), 7), "JPEG", quality=10) + b"\xff\xda" * 70
+    """A JPEG of some 100 kilobytes whose last scan over 2^24 pixels comes 130 times."""
+    data = encode(Image.new("L", (4096, 4096), 7), "JPEG", quality=10, progressive=True)
+    *_, last = data.removesuffix(b"\xff\xd9").split(b"\xff\xda")
+    return data[:-2] + (b"\xff\xda" + last) * 129 + data[-2:]
+
+
+def scans_behind(_rng: Rng) -> bytes:
+    """A JPEG of 2^24 pixels before what looks like 200 scans, as the film of a motion photo may."""
+    return encode(Image.new("L", (4096, 4096), 7), "JPEG", quality=10) + b"\xff\xda" * 200
 
 
 def cut(data: bytes, part: float) -> bytes:
@@ -127,6 +134,7 @@ IMAGES: dict[str, Maker] = {
     "PNG with a wrong checksum": _invalid(broken_crc),
     "PNG that declares more than it holds": _invalid(lambda _: declared_png(300, 200)),
     "JPEG with a thousand scans": _invalid(scan_bomb),
+    "JPEG before what looks like scans": _served(scans_behind),
     "truncated WebP": _left_out(lambda rng: cut(encode(picture(rng), "WEBP"), 0.6)),
     "JPEG cut within its header": _left_out(lambda rng: jpeg(rng)[:15]),
     "PNG cut within its header": _left_out(lambda rng: encode(picture(rng), "PNG")[:20]),
