@@ -26,7 +26,7 @@ from dataserver.dataset.kinds import LOST_IMAGE
 from dataserver.dataset.numeric import numeric_path, write_numeric
 from dataserver.dataset.samples import ImagePart, Sample, Scalar, read_samples
 from dataserver.dataset.sidecar import promised_images, read_sidecar
-from dataserver.dataset.stamps import digest_file
+from dataserver.dataset.stamps import NOT_REGULAR, digest_file
 from dataserver.dataset.tar import READ_CHUNK_BYTES, HashingReader, scan_members
 
 
@@ -133,7 +133,8 @@ def index_shard(shard: ShardFile) -> str:
         meta = read_sidecar(shard.sidecar_path, rows.keys, scalars, oddities)
         for row, size in promised_images(without_image, meta, scalars):
             oddities.add(rows.keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
-        sidecar_sha256 = digest_file(shard.sidecar_path) if sidecar else ""
+        has_content = sidecar is not None and sidecar.num_bytes != NOT_REGULAR
+        sidecar_sha256 = digest_file(shard.sidecar_path) if has_content else ""
         after = shard.stamps()
     except OSError as error:
         raise DatasetError(f"cannot read shard {shard.path}: {error}; make it readable and index again") from error

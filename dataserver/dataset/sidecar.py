@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from dataserver.dataset.errors import Oddities
 from dataserver.dataset.samples import Scalar
+from dataserver.dataset.stamps import check_regular
 
 EXCLUDED: Final = frozenset({"key", "caption", "exif"})
 """The key and the caption are columns of their own; exif is a long text that nobody filters by."""
@@ -49,7 +50,7 @@ def read_sidecar(path: Path, keys: Sequence[str], scalars: Sequence[dict[str, Sc
             columns = _parquet_columns(path, keys, oddities)
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # storage failed; a damaged parquet has no errno
+                raise  # storage failed; a damaged parquet has no errno, nor has what is no regular file
             oddities.add("", "bad_sidecar", f"{path.name}: {error}")
     if columns is None:
         columns = _json_columns(scalars, oddities)
@@ -105,6 +106,7 @@ def _target_type(kind: pa.DataType) -> pa.DataType | None:
 
 def _parquet_columns(path: Path, keys: Sequence[str], oddities: Oddities) -> dict[str, pa.Array]:
     """Read the scalar columns of a parquet and join them with `keys`; of a repeated key the first row counts."""
+    check_regular(path)
     size = path.stat().st_size
     if size > MAX_SIDECAR_BYTES:
         raise ValueError(f"{size} bytes, limit {MAX_SIDECAR_BYTES}")
