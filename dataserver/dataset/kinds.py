@@ -20,6 +20,7 @@ class Effect(StrEnum):
 
 UNDECODABLE: Final = "undecodable"
 LOST_IMAGE: Final = "lost_image"
+NEEDS_SPECIAL_MEMBER: Final = "needs_special_member"
 
 KINDS: Final[Mapping[str, Effect]] = {
     "bad_document": Effect.LEFT_OUT,
@@ -31,6 +32,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     "image_too_large": Effect.LEFT_OUT,
     "missing_caption": Effect.LEFT_OUT,
     "missing_image": Effect.LEFT_OUT,
+    NEEDS_SPECIAL_MEMBER: Effect.LEFT_OUT,
     "not_utf8": Effect.LEFT_OUT,
     "text_too_large": Effect.LEFT_OUT,
     "too_many_members": Effect.LEFT_OUT,
