@@ -14,15 +14,14 @@ LIMITS: dict[str, dict[str, int]] = {
     "dataserver/dataset/filters.py": {"MAX_FILTER_CHARS": 4096, "MAX_FILTER_DEPTH": 32},
     "dataserver/dataset/headers.py": {"MAX_IMAGE_BYTES": 64 * MIB, "MAX_IMAGE_PIXELS": 134_217_728},
     "dataserver/dataset/open_shards.py": {"MAX_OPEN_SHARDS": 128},
-    "dataserver/dataset/quarantine.py": {"MAX_QUARANTINE_BYTES": 256 * MIB},
-    "dataserver/dataset/samples.py": {"MAX_TEXT_BYTES": 4 * MIB, "MAX_SAMPLE_MEMBERS": 4096, "MAX_SCALARS": 1024},
-    "dataserver/dataset/sidecar.py": {
+    "dataserver/dataset/parquet_columns.py": {
         "MAX_SIDECAR_BYTES": 1024 * MIB,
         "MAX_SIDECAR_ROWS": 4_194_304,
         "MAX_SIDECAR_VALUE_BYTES": 512 * MIB,
-        "MAX_COLUMNS": 256,
-        "MAX_COLUMN_NAME_CHARS": 128,
     },
+    "dataserver/dataset/quarantine.py": {"MAX_QUARANTINE_BYTES": 256 * MIB},
+    "dataserver/dataset/samples.py": {"MAX_TEXT_BYTES": 4 * MIB, "MAX_SAMPLE_MEMBERS": 4096, "MAX_SCALARS": 1024},
+    "dataserver/dataset/sidecar_columns.py": {"MAX_COLUMNS": 256, "MAX_COLUMN_NAME_CHARS": 128},
     "dataserver/dataset/tar.py": {
         "MAX_MEMBER_BYTES": 64 * MIB,
         "MAX_EXTENSION_BYTES": 65_536,

@@ -21,6 +21,8 @@ class Effect(StrEnum):
 UNDECODABLE: Final = "undecodable"
 LOST_IMAGE: Final = "lost_image"
 NEEDS_SPECIAL_MEMBER: Final = "needs_special_member"
+ODD_VALUES: Final = "odd_values"
+UNUSABLE_COLUMN: Final = "unusable_column"
 
 KINDS: Final[Mapping[str, Effect]] = {
     "bad_document": Effect.LEFT_OUT,
@@ -44,9 +46,11 @@ KINDS: Final[Mapping[str, Effect]] = {
     UNDECODABLE: Effect.INVALID,
     "bad_sidecar": Effect.IGNORED,
     "extension_too_large": Effect.IGNORED,
+    ODD_VALUES: Effect.IGNORED,
     "special_member": Effect.IGNORED,
     "too_many_columns": Effect.IGNORED,
     "trailing_data": Effect.IGNORED,
+    UNUSABLE_COLUMN: Effect.IGNORED,
     "unsafe_name": Effect.IGNORED,
 }
 """Every kind of oddity; docs/datasets.md explains each."""

@@ -205,7 +205,7 @@ def bad_sidecar(rng: Rng, how: str) -> OddShard:
     tar.add("0.txt", CAPTION)
     shard.say("0", TEXT)
     shard.content = tar.whole()
-    shard.kinds.append("too_many_columns" if how == "wide" else "bad_sidecar")
+    shard.kinds.append({"wide": "too_many_columns", "not UTF-8": "unusable_column"}.get(how, "bad_sidecar"))
     good = _table(pa.table({"key": ["0"], "score": [1]}))
     not_utf8 = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"], pa.binary()).buffers())
     shard.sidecar = {

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dataserver.dataset import sidecar
+from dataserver.dataset import parquet_columns, sidecar_columns
 from dataserver.dataset.errors import Oddities
 from dataserver.dataset.sidecar import promised_images, read_sidecar
 
@@ -43,23 +43,51 @@ def test_columns_of_json_entries(tmp_path: Path) -> None:
     columns, oddities = read(tmp_path / "none.parquet", rows)
     assert columns == {
         "bool": ("bool", [True, None, None]),
-        "bools": ("string", [None, "1", "true"]),
+        "bools": ("int64", [None, 1, None]),
         "float": ("double", [1.0, None, None]),
         "high": ("int64", [highest, None, None]),
-        "higher": ("string", [str(1 << 63), "0.5", None]),
+        "higher": ("double", [float(1 << 63), 0.5, None]),
         "low": ("int64", [lowest, 0, None]),
-        "lower": ("string", [str(lowest - 1), None, None]),
-        "mixed": ("string", [None, "x", "2.5"]),
+        "lower": ("int64", [None, None, None]),
+        "mixed": ("double", [None, None, 2.5]),
         "n" * 128: ("int64", [None, None, 1]),
         "text": ("string", [None, "x", None]),
     }
-    assert oddities == []
+    null = "and are null: 1, the first is"
+    need = "a name needs 1 to 128 characters that can be printed"
+    assert oddities == [
+        ("", "unusable_column", f"a column is called '', 0 characters; {need}"),
+        ("", "unusable_column", f"a column is called 'a\\nb', 3 characters; {need}"),
+        ("", "unusable_column", f"a column is called '{'n' * 40}', 129 characters; {need}"),
+        ("", "odd_values", f"bools: values that do not fit int64 {null} 'True' of sample 2"),
+        ("", "odd_values", f"lower: values that do not fit int64 {null} '{lowest - 1}' of sample 0"),
+        ("", "odd_values", f"mixed: values that do not fit double {null} 'x' of sample 1"),
+    ]
     full = {f"c{i:03d}": i for i in range(256)}
     columns, oddities = read(tmp_path / "none", [full])
     assert (list(columns), oddities) == (list(full), [])
     columns, oddities = read(tmp_path / "none", [{**full, "c9": 1}])
     assert list(columns) == list(full)
     assert oddities == [("", "too_many_columns", "257 sidecar columns, the first 256 are kept")]
+
+
+def test_a_json_column_has_the_type_of_most_of_its_values(tmp_path: Path) -> None:
+    """Numbers before strings before booleans where there are as many, whatever comes first."""
+    cases: list[tuple[list[Any], str, list[Any], int]] = [
+        ([1, "x", 2], "int64", [1, None, 2], 1),
+        (["x", 1, "y"], "string", ["x", None, "y"], 1),
+        (["x", 1], "int64", [None, 1], 1),
+        (["x", True], "string", ["x", None], 1),
+        ([True, False, 1, "x"], "bool", [True, False, None, None], 2),
+        (["x", "y", 1, 2.5], "double", [None, None, 1.0, 2.5], 2),
+        ([1.5, 10**400, 1 << 64], "double", [1.5, None, float(1 << 64)], 1),
+        ([1, float("nan"), float("inf")], "double", [1.0, None, float("inf")], 0),
+    ]
+    for values, kind, kept, odd in cases:
+        found, oddities = read(tmp_path / "none", [{"a": value} for value in values])
+        assert found == {"a": (kind, kept)}
+        words = [f"a: values that do not fit {kind} and are null: {odd}, the first is"] * (odd > 0)
+        assert [detail[: len(words[0])] for _, _, detail in oddities] == words
 
 
 def test_columns_of_a_parquet(tmp_path: Path) -> None:
@@ -72,6 +100,10 @@ def test_columns_of_a_parquet(tmp_path: Path) -> None:
         "coded": pa.array(["a", "b", "c", "d"]).dictionary_encode(),
         "flag": [True, False, True, True],
         "bytes": [b"x"] * 4,
+        "nothing": pa.nulls(4),
+        "unsigned": pa.array([1, (1 << 63) - 1, 1 << 63, 1 << 63], pa.uint64()),
+        "view": pa.array(["a", "b", "c", "d"], pa.string_view()),
+        "broken": pa.Array.from_buffers(pa.string(), 4, pa.array([b"\xff"] * 4, pa.binary()).buffers()),
         "caption": ["c"] * 4,
     }
     pq.write_table(pa.table(columns), path)
@@ -82,14 +114,23 @@ def test_columns_of_a_parquet(tmp_path: Path) -> None:
         "half": ("double", [None, None, 1.5]),
         "large": ("string", ["b", None, "a"]),
         "small": ("int64", [2, None, 1]),
+        "unsigned": ("int64", [(1 << 63) - 1, None, 1]),
+        "view": ("string", ["b", None, "a"]),
     }
-    assert oddities == []
+    broken, binary = oddities[1][2], "bytes: its values are binary; filters compare numbers, strings and booleans"
+    assert [kind for _, kind, _ in oddities] == ["unusable_column"] * 2
+    assert (oddities[0][2], broken.startswith("broken: Invalid")) == (binary, True)
+
+
+def too_large(limit: int) -> tuple[str, str, str]:
+    return "", "unusable_column", f"score: more than {limit} bytes of values"
 
 
 def test_each_limit_of_a_parquet_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be used is an oddity, and the .json entries stand in for it."""
-    limits = ("MAX_SIDECAR_BYTES", "MAX_SIDECAR_ROWS", "MAX_SIDECAR_VALUE_BYTES", "READ_ROWS", "MAX_COLUMNS")
-    assert [getattr(sidecar, name) for name in limits] == [1 << 30, 1 << 22, 1 << 29, 256, 256]
+    """What cannot be used is an oddity, and the .json entries stand in for it; not for a column that is too large."""
+    limits = ("MAX_SIDECAR_BYTES", "MAX_SIDECAR_ROWS", "MAX_SIDECAR_VALUE_BYTES", "READ_ROWS")
+    assert [getattr(parquet_columns, name) for name in limits] == [1 << 30, 1 << 22, 1 << 29, 256]
+    assert sidecar_columns.MAX_COLUMNS == 256
     path = tmp_path / "0.parquet"
     keys = [str(i) for i in range(600)]
     table = pa.table({"key": keys, "score": list(range(600))})
@@ -102,13 +143,16 @@ def test_each_limit_of_a_parquet_on_both_sides(tmp_path: Path, monkeypatch: pyte
     for name, limit, words in (
         ("MAX_SIDECAR_BYTES", size, f"{size} bytes, limit {size - 1}"),
         ("MAX_SIDECAR_ROWS", 600, "600 rows, limit 599"),
-        ("MAX_SIDECAR_VALUE_BYTES", value_bytes, f"more than {value_bytes - 1} bytes of values"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(sidecar, name, limit)
+            patch.setattr(parquet_columns, name, limit)
             assert read(path, rows) == (whole, []), name
-            patch.setattr(sidecar, name, limit - 1)
+            patch.setattr(parquet_columns, name, limit - 1)
             assert read(path, rows) == (instead, [("", "bad_sidecar", f"0.parquet: {words}")])
+    for limit, found in ((value_bytes, (whole, [])), (value_bytes - 1, ({}, [too_large(value_bytes - 1)]))):
+        monkeypatch.setattr(parquet_columns, "MAX_SIDECAR_VALUE_BYTES", limit)
+        assert read(path, rows) == found
+    monkeypatch.undo()
     needed = "0.parquet: needs one string column 'key' and no repeated names"
     for wrong in (
         pa.table({"score": [1]}),

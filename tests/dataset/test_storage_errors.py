@@ -83,7 +83,7 @@ def test_storage_that_fails_is_no_damaged_sidecar(tmp_path: Path, monkeypatch: p
     found = sidecar.read_sidecar(path, ["a"], [{"width": 3}], oddities)
     assert found.to_pydict() == {"width": [3]}
     assert oddities.counts == {"bad_sidecar": 1}
-    monkeypatch.setattr(sidecar, "_parquet_columns", failing)
+    monkeypatch.setattr(sidecar, "parquet_columns", failing)
     with pytest.raises(OSError, match="Input/output error"):
         sidecar.read_sidecar(path, ["a"], [{}], oddities)
 
