@@ -21,6 +21,7 @@ LIMITS: dict[str, dict[str, int]] = {
     },
     "dataserver/dataset/quarantine.py": {"MAX_QUARANTINE_BYTES": 256 * MIB},
     "dataserver/dataset/samples.py": {"MAX_TEXT_BYTES": 4 * MIB, "MAX_SAMPLE_MEMBERS": 4096, "MAX_SCALARS": 1024},
+    "dataserver/dataset/scalar_rows.py": {"MAX_SCALAR_BYTES": 1024 * MIB},
     "dataserver/dataset/sidecar_columns.py": {"MAX_COLUMNS": 256, "MAX_COLUMN_NAME_CHARS": 128},
     "dataserver/dataset/tar.py": {
         "MAX_MEMBER_BYTES": 64 * MIB,

@@ -88,6 +88,10 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except MemoryError as error:
+        return _report(
+            MemoryError(f"not enough memory ({error}): use a machine with more, or fewer --workers or threads")
+        )
     except (ValueError, OSError, DataServiceError) as error:
         return _report(error)
     return 0

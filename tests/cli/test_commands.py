@@ -45,6 +45,24 @@ def test_index_prints_what_it_found_and_the_same_fingerprint_again(tmp_path: Pat
     assert "fingerprint" in first.stdout.splitlines()[-1]
 
 
+SHORT_OF_MEMORY = """
+import resource, sys
+from dataserver.cli import main
+import dataserver.cli.index, dataserver.dataset.indexing
+held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + (24 << 20),) * 2)
+sys.exit(main(["index", sys.argv[1], "--workers", "1"]))
+"""
+
+
+def test_a_lack_of_memory_is_one_line(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", [("0.jpg", bytes(48 << 20)), ("0.txt", b"x")])
+    ran = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY, tmp_path], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 2, ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "dataserver: not enough memory" in ran.stderr.splitlines()[-1]
+
+
 def test_index_of_a_read_only_dataset_lies_elsewhere(tmp_path: Path) -> None:
     folder = write_pairs(tmp_path / "d", 4, 4)
     before = sorted(folder.iterdir())

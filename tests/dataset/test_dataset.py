@@ -126,7 +126,7 @@ def test_sidecar_columns_are_bounded(tmp_path: Path) -> None:
 
 
 def test_a_parquet_that_unfolds_without_end(tmp_path: Path) -> None:
-    write_tar(tmp_path / "0.tar", [("0.txt", b"x")])
+    write_tar(tmp_path / "0.tar", [(f"{i}.txt", b"x") for i in range(2000)])
     repeated = pa.DictionaryArray.from_arrays(np.zeros(2000, np.int32), ["x" * (1 << 20)])
     keys = [str(i) for i in range(2000)]
     pq.write_table(pa.table({"key": keys, "text": repeated}), tmp_path / "0.parquet")

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dataserver.dataset import parquet_columns, sidecar_columns
+from dataserver.dataset import parquet_columns, scalar_rows, sidecar_columns
 from dataserver.dataset.errors import Oddities
 from dataserver.dataset.sidecar import promised_images, read_sidecar
 
@@ -123,7 +123,7 @@ def test_columns_of_a_parquet(tmp_path: Path) -> None:
 
 
 def too_large(limit: int) -> tuple[str, str, str]:
-    return "", "unusable_column", f"score: more than {limit} bytes of values"
+    return "", "unusable_column", f"score: {limit + 1} bytes of values, {limit} are left of {limit}"
 
 
 def test_each_limit_of_a_parquet_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,13 +133,15 @@ def test_each_limit_of_a_parquet_on_both_sides(tmp_path: Path, monkeypatch: pyte
     assert sidecar_columns.MAX_COLUMNS == 256
     path = tmp_path / "0.parquet"
     keys = [str(i) for i in range(600)]
-    table = pa.table({"key": keys, "score": list(range(600))})
+    values = [f"a longer value {i}" for i in range(600)]
+    table = pa.table({"key": keys, "score": values})
     pq.write_table(table, path)
     rows = [{"json": 1}] * 600
-    whole = {"score": ("int64", list(range(600)))}
+    whole = {"score": ("string", values)}
     instead = {"json": ("int64", [1] * 600)}
     size = path.stat().st_size
-    value_bytes = sum(batch.nbytes for batch in pq.ParquetFile(path).iter_batches(256))
+    value_bytes = pq.read_table(path, columns=["score"], read_dictionary=["score"]).nbytes
+    assert value_bytes > pq.read_metadata(path).row_group(0).column(1).total_uncompressed_size
     for name, limit, words in (
         ("MAX_SIDECAR_BYTES", size, f"{size} bytes, limit {size - 1}"),
         ("MAX_SIDECAR_ROWS", 600, "600 rows, limit 599"),
@@ -163,6 +165,50 @@ def test_each_limit_of_a_parquet_on_both_sides(tmp_path: Path, monkeypatch: pyte
         assert read(path, rows) == (instead, [("", "bad_sidecar", needed)])
     pq.write_table(pa.table({"key": pa.array([], pa.string()), "score": pa.array([], pa.int32())}), path)
     assert read(path, rows) == ({"score": ("int64", [None] * 600)}, [])
+
+
+@pytest.mark.parametrize("how", ["zstd", "dictionary", "delta"])
+def test_what_a_parquet_unfolds_to_is_known_before_it_takes_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A few bytes that stand for one long string, for one string very often, and for strings with one beginning."""
+    limit = 16 << 20
+    monkeypatch.setattr(parquet_columns, "MAX_SIDECAR_VALUE_BYTES", limit)
+    path, keys = tmp_path / "0.parquet", [str(i) for i in range(20)]
+    texts = {"zstd": ["x" * (4 * limit), *["a"] * 19]}.get(how, ["x" * (limit // 5)] * 20)
+    table = pa.table({"key": keys, "a": texts, "b": keys})
+    encoding = {"a": "DELTA_BYTE_ARRAY", "b": "DELTA_BYTE_ARRAY", "key": "DELTA_BYTE_ARRAY"} if how == "delta" else None
+    pq.write_table(table, path, compression="zstd", use_dictionary=how == "dictionary", column_encoding=encoding)
+    assert path.stat().st_size < limit // 100
+    del table
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        found, ((_, kind, detail),) = read(path, [{}] * 20)
+    finally:
+        pa.set_memory_pool(before)
+    assert found == {"b": ("string", keys)}
+    assert (kind, detail.endswith(f"bytes of values, {limit} are left of {limit}")) == ("unusable_column", True)
+    assert pool.max_memory() < 2 * limit
+
+
+def test_entries_of_json_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All or none of a shard, whatever they are; what makes no column does not count."""
+    for row, num_bytes in (({"a": 1}, 2 * 64 + 1), ({"a": "x" * 9}, 2 * 64 + 10), ({"caption": "c"}, 0)):
+        for limit in (num_bytes, num_bytes - 1):
+            monkeypatch.setattr(scalar_rows, "MAX_SCALAR_BYTES", limit)
+            rows, oddities = scalar_rows.ScalarRows(), Oddities()
+            rows.add(dict(row), oddities)
+            kept = {name: value for name, value in row.items() if name != "caption"}
+            fits = limit == num_bytes or not kept
+            assert (rows.rows, oddities.counts) == ([kept if fits else {}], {} if fits else {"unusable_column": 1})
+    rows, oddities = scalar_rows.ScalarRows(), Oddities()
+    monkeypatch.setattr(scalar_rows, "MAX_SCALAR_BYTES", 1000)
+    for number in range(100):
+        rows.add({"number": number}, oddities)
+    assert (rows.rows, oddities.counts) == ([{}] * 100, {"unusable_column": 1})
+    assert oddities.details[0].detail.startswith("the entries of .json members need more than 1000 bytes, and none is")
 
 
 def test_sizes_that_a_sidecar_promises() -> None:
