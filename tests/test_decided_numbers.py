@@ -112,6 +112,7 @@ KEPT: dict[str, dict[str, Any]] = {
         "TEXTS_CACHE_BYTES": 64 * MIB,
         "TOKEN_IDS_CACHE_BYTES": 32 * MIB,
         "TOKEN_COUNTS_CACHE_BYTES": 4 * MIB,
+        "MAX_OPEN_TOKEN_IDS": 128,
     },
     "dataserver/jobs/kept.py": {"KEPT_BYTES": 768 * MIB, "CUTS_BYTES": 8 * MIB},
     "dataserver/jobs/tables.py": {"KEPT_SLICES": 4},

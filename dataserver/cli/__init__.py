@@ -48,6 +48,19 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; what the user can put right is one line on stderr and exit code 2."""
+    try:
+        try:
+            return _main(arguments)
+        finally:
+            sys.stdout.flush()  # else Python does it when it ends, and prints a traceback where that is impossible
+    except OSError as error:
+        _forget_output()
+        if isinstance(error, BrokenPipeError):  # whoever read the output, such as `head`, has seen enough
+            return 1
+        return _report(ValueError(f"the output cannot be written ({error.strerror}); send it where there is room"))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     logs.start(given)
     if not given or given[0] in ("-h", "--help"):
@@ -85,12 +98,20 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
         ready = parse(function, f"dataserver {name}", arguments)
         _about_compiling(name, command)
         ready()
-    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except BrokenPipeError:
+        raise
+    except MemoryError as error:
+        return _report(
+            MemoryError(f"not enough memory ({error}): use a machine with more, or fewer --workers or threads")
+        )
     except (ValueError, OSError, DataServiceError) as error:
         return _report(error)
     return 0
+
+
+def _forget_output() -> None:
+    """Let what is left of the output go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _about_compiling(name: str, command: Command) -> None:

@@ -1,13 +1,17 @@
 """Argument types that several commands share."""
 
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import tyro
 from pydantic import BaseModel
 
 from dataserver.cli.logs import LogFormat
+
+if TYPE_CHECKING:
+    from dataserver.planning.jobspec import Sizing
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _SAYS_ITSELF = tyro.conf.arg(help_behavior_hint="")
@@ -55,6 +59,22 @@ def tokenizer_files(entries: Iterable[str]) -> dict[str, Path]:
     if BYTES in found:
         raise ValueError(f"--tokenizer {BYTES}={found[BYTES]}: {BYTES} is built in; give the file another name")
     return found
+
+
+def sizing_of(**values: int | str) -> "Sizing":
+    """The sizing that flags ask for, by the names that a job has for its fields.
+
+    Raises:
+        ValueError: a value is beyond what a job may have; says which, and what is required.
+    """
+    from pydantic import ValidationError
+
+    from dataserver.planning.jobspec import Sizing, describe
+
+    try:
+        return Sizing.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise ValueError(describe(error, values, Sizing)) from None
 
 
 def given(**values: Any) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.cli.arguments import MaybeInt, MaybePath
+from dataserver.cli.arguments import MaybeInt, MaybePath, sizing_of
 from dataserver.cli.tables import console_for_tables
 from dataserver.cli.throughput import READING, WARM_SAMPLES, Decoded, Made, Maker, Rate, sampled
 from dataserver.dataset import Dataset
-from dataserver.planning.jobspec import Quality, Sizing
 from dataserver.preprocessing import silence_pillow_warnings
 
 MAX_SAMPLES: Final = 100_000
@@ -52,9 +51,9 @@ def bench(
     _check("--samples", samples, MAX_SAMPLES)
     _check("--threads", threads, MAX_THREADS)
     _check("--rate", 1 if rate is None else rate, MAX_RATE)
+    sizing = sizing_of(max_patches=max_patches, quality=quality)
     silence_pillow_warnings()
     dataset = Dataset.open(path, index_dir)
-    sizing = Sizing(max_patches=max_patches, quality=Quality(quality))
     maker = Maker(dataset, sizing)
     chosen = sampled(dataset, samples, sizing)
     if not any(sample.images for sample in chosen):

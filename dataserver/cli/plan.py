@@ -7,6 +7,7 @@ from google.protobuf.json_format import MessageToJson
 
 from dataserver.cli.arguments import MaybePath, Pairs, Switch
 from dataserver.cli.jobs import open_job
+from dataserver.cli.outputs import writing
 from dataserver.cli.pages import write_page
 from dataserver.cli.pictures import draw_plan
 from dataserver.cli.stairs import mean_stairs
@@ -61,11 +62,14 @@ def plan(
     message = plan_message(parsed, planned, summary)
     rows = mean_stairs([stairs(parsed, planned)])
     if trace is not None:
-        write_trace(parsed, planned, summary.after, trace)
-    if plot is not None and plot.suffix.lower() == ".html":
-        write_page(parsed, planned, summary, rows, plot)
-    elif plot is not None:
-        draw_plan(summary, f"step {step} of job {parsed.job_id[:12]}, as simulated", plot, rows)
+        with writing("--trace", trace):
+            write_trace(parsed, planned, summary.after, trace)
+    if plot is not None:
+        with writing("--plot", plot):
+            if plot.suffix.lower() == ".html":
+                write_page(parsed, planned, summary, rows, plot)
+            else:
+                draw_plan(summary, f"step {step} of job {parsed.job_id[:12]}, as simulated", plot, rows)
     if json:
         print(MessageToJson(message, preserving_proto_field_name=True))
     else:

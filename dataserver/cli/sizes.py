@@ -6,11 +6,11 @@ from typing import Annotated
 
 import tyro
 
-from dataserver.cli.arguments import MaybePath, tokenizer_files
+from dataserver.cli.arguments import MaybePath, sizing_of, tokenizer_files
+from dataserver.cli.outputs import writing
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import Dataset
 from dataserver.jobs import Rules, size_histogram, thinned
-from dataserver.planning.jobspec import Sizing
 from dataserver.preprocessing import BYTES, load_tokenizer
 
 
@@ -45,10 +45,11 @@ def sizes(
         raise ValueError(
             f"--patch is {patch}, --merge {merge}, --max-patches {max_patches}; at least 1, 1 and merge^2 are required"
         )
+    sizing = sizing_of(patch=patch, merge=merge, max_patches=max_patches)
     named = tokenizer_files([tokenizer])
     digest = load_tokenizer(*next(iter(named.items()), (BYTES, None))).digest
     dataset = Dataset.open(path, index_dir, quarantine)
-    rules = Rules(digest, Sizing(patch=patch, merge=merge, max_patches=max_patches), filter, dataset.quarantine)
+    rules = Rules(digest, sizing, filter, dataset.quarantine)
     with progress_bar("counting sizes") as report:
         counted = size_histogram(dataset, rules, report)
     found = thinned(counted)
@@ -57,6 +58,7 @@ def sizes(
         for (tokens, patches), count in sorted(found.items())
         if tokens or patches
     ]
-    output.write_text(json.dumps({"samples": samples}) + "\n")
+    with writing("--output", output):
+        output.write_text(json.dumps({"samples": samples}) + "\n")
     of = "" if len(found) == len(counted) else f", which stand for {len(counted)}"
     print(f"{sum(found.values())} samples of {len(samples)} sizes{of} are in {output}")

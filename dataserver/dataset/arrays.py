@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataserver.dataset.index import atomic_writer
+from dataserver.dataset.stamps import check_regular
 
 Array = npt.NDArray[Any]
 
@@ -69,6 +70,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
         ArraysError: it cannot be read, or is not what was written.
     """
     try:
+        check_regular(path)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_FILE_BYTES:
@@ -91,6 +93,7 @@ def read_about(path: Path) -> dict[str, Any]:
         ArraysError: it cannot be read, or was not written to its end.
     """
     try:
+        check_regular(path)
         with path.open("rb") as file:
             if not file.read(_FIRST_LINE).startswith(_MAGIC):
                 raise ValueError("it holds no arrays")

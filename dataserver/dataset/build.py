@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataserver.dataset.errors import DatasetError, StaleIndexError
-from dataserver.dataset.files import ShardFile, find_shards, index_folder, read_fresh_index, read_index
+from dataserver.dataset.files import ShardFile, index_folder, list_shards, read_fresh_index, read_index
 from dataserver.dataset.index import read_oddities
 from dataserver.dataset.known import state_of, write_known
 from dataserver.dataset.numeric import has_numeric, write_numeric
@@ -54,7 +54,9 @@ def build_index(
     """
     if workers is not None and workers < 1:
         raise DatasetError(f"workers is {workers}; give at least 1")
-    shards = find_shards(path, index_dir)
+    listing = list_shards(path, index_dir)
+    listing.warn_of_links()
+    shards = listing.shards
     sizes = {shard.name: shard.path.stat().st_size for shard in shards}
     summary = Summary.read(index_folder(shards[0]))
     stale = [shard for shard in shards if not _is_known(shard, summary)]

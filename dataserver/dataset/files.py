@@ -4,7 +4,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,8 @@ SHARD_SUFFIX: Final = ".tar"
 SIDECAR_SUFFIX: Final = ".parquet"
 INDEX_SUFFIX: Final = ".index"
 MAX_SHARDS: Final = 1 << 20
+_MOST_SHOWN: Final = 8
+"""Names in one message."""
 
 _log = logging.getLogger(__name__)
 
@@ -118,8 +120,28 @@ class IndexedShard:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What lies at the path of a dataset."""
+
+    shards: tuple[ShardFile, ...]
+    """In name order."""
+    links: tuple[str, ...]
+    """Links to folders, which are not searched: relative to the root, in name order."""
+
+    def warn_of_links(self) -> None:
+        """Log the links, where there are any: what lies behind them is easily taken for a part of the dataset."""
+        if self.links:
+            _log.warning("%s; name the folders themselves, or put the shards in place of the links", _links(self.links))
+
+
 def find_shards(path: Path, index_dir: Path | None = None) -> tuple[ShardFile, ...]:
-    """List the shards at `path` (a folder, searched recursively, or one tar) in name order.
+    """The shards at a path in name order; as `list_shards`."""
+    return list_shards(path, index_dir).shards
+
+
+def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
+    """List the shards at `path`: a folder, searched recursively but not behind links, or one tar.
 
     Raises:
         DatasetError: the path does not exist, holds no shard, or a shard lies outside of it behind a link.
@@ -130,19 +152,28 @@ def find_shards(path: Path, index_dir: Path | None = None) -> tuple[ShardFile, .
         raise DatasetError(
             f"dataset path {path} cannot be opened ({error.strerror}); name a folder that holds .tar shards"
         ) from error
+    links: list[str] = []
     if path.is_file():
         if path.suffix != SHARD_SUFFIX:
             raise DatasetError(f"{path} is not a .tar shard; name a folder that holds .tar shards")
         root, names = path.parent, {path.name: True}
     else:
-        root, names = path, _walk(path)
+        root = path
+        names = _walk(path, links)
     if not names:
-        raise DatasetError(f"no .tar shards below {path}; name a folder that img2dataset or webdataset wrote")
+        skipped = f" ({_links(links)})" if links else ""
+        raise DatasetError(f"no .tar shards below {path}{skipped}; name a folder that img2dataset or webdataset wrote")
     real_root = root.resolve()
     for name in sorted(names):
         if names[name] or not name.isprintable():
             _check_name(root, real_root, name)
-    return tuple(ShardFile(name, root, index_dir) for name in sorted(names))
+    return Listing(tuple(ShardFile(name, root, index_dir) for name in sorted(names)), tuple(sorted(links)))
+
+
+def _links(links: Sequence[str]) -> str:
+    more = f" and {len(links) - _MOST_SHOWN} more" if len(links) > _MOST_SHOWN else ""
+    shown = ", ".join(map(ascii, sorted(links)[:_MOST_SHOWN]))
+    return f"folders behind links are not searched: {shown}{more}"
 
 
 def index_folder(shard: ShardFile) -> Path:
@@ -150,8 +181,11 @@ def index_folder(shard: ShardFile) -> Path:
     return shard.index_dir or shard.root
 
 
-def _walk(root: Path) -> dict[str, bool]:
-    """The shards below a folder, each with whether it or its sidecar is a link, or else no regular file."""
+def _walk(root: Path, links: list[str]) -> dict[str, bool]:
+    """The shards below a folder, each with whether it or its sidecar is a link, or else no regular file.
+
+    Links to folders are appended to `links`.
+    """
     names: dict[str, bool] = {}
     odd: set[str] = set()
     folders = [""]
@@ -164,7 +198,9 @@ def _walk(root: Path) -> dict[str, bool]:
                         continue
                     name = folder + entry.name
                     if entry.is_dir():
-                        if not entry.is_symlink():
+                        if entry.is_symlink():
+                            links.append(name)
+                        else:
                             folders.append(f"{name}/")
                     elif name.endswith(SHARD_SUFFIX):
                         names[name] = not entry.is_file(follow_symlinks=False)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dataserver.dataset.errors import DatasetError, Oddity, OddityReport, StaleIndexError, check_storage, printable
 from dataserver.dataset.kinds import KINDS
+from dataserver.dataset.stamps import check_regular
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,11 +49,11 @@ class IndexHeader:
     format_version: int
     shard_bytes: int
     sidecar_bytes: int
-    """Size of the parquet, `NO_SIDECAR` where there is none."""
+    """Size of the parquet, `NO_SIDECAR` where there is none, `NOT_REGULAR` where something else has its name."""
     sha256: str
     """Of the shard's bytes, hex."""
     sidecar_sha256: str
-    """Of the parquet's bytes, hex; empty where there is none."""
+    """Of the parquet's bytes, hex; empty where there are none."""
     columns_digest: str
     """sha256 over the logical values of all columns, hex."""
     num_samples: int
@@ -131,6 +132,7 @@ def _open(path: Path) -> Iterator[tuple[Any, Any]]:
     from dataserver.dataset.columns import check_schema
 
     try:
+        check_regular(path)
         with pa.memory_map(str(path)) as source:
             reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False))
             check_schema(reader.schema, META_PREFIX)

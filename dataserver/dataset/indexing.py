@@ -25,9 +25,10 @@ from dataserver.dataset.index import (
 from dataserver.dataset.kinds import LOST_IMAGE
 from dataserver.dataset.known import state_of, write_known
 from dataserver.dataset.numeric import numeric_path, write_numeric
-from dataserver.dataset.samples import ImagePart, Sample, Scalar, read_samples
+from dataserver.dataset.samples import ImagePart, Sample, read_samples
+from dataserver.dataset.scalar_rows import ScalarRows
 from dataserver.dataset.sidecar import promised_images, read_sidecar
-from dataserver.dataset.stamps import digest_file
+from dataserver.dataset.stamps import NOT_REGULAR, digest_file
 from dataserver.dataset.tar import READ_CHUNK_BYTES, HashingReader, scan_members
 
 
@@ -118,7 +119,7 @@ def index_shard(shard: ShardFile) -> str:
     """
     oddities = Oddities()
     rows = RowCollector()
-    scalars: list[dict[str, Scalar]] = []
+    scalars = ScalarRows()
     without_image: list[int] = []
     try:
         stamp, sidecar = before = shard.settled_stamps()
@@ -126,15 +127,16 @@ def index_shard(shard: ShardFile) -> str:
             reader = HashingReader(file, stamp.num_bytes)
             for sample in read_samples(scan_members(reader, oddities), oddities):
                 rows.add(sample)
-                scalars.append(sample.scalars)
+                scalars.add(sample.scalars, oddities)
                 if not sample.images:
-                    without_image.append(len(scalars) - 1)
+                    without_image.append(len(rows.keys) - 1)
             reader.skip(reader.remaining)
         core_digest = rows.finish()
-        meta = read_sidecar(shard.sidecar_path, rows.keys, scalars, oddities)
-        for row, size in promised_images(without_image, meta, scalars):
+        meta = read_sidecar(shard.sidecar_path, rows.keys, scalars.rows, oddities)
+        for row, size in promised_images(without_image, meta, scalars.rows):
             oddities.add(rows.keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
-        sidecar_sha256 = digest_file(shard.sidecar_path) if sidecar else ""
+        has_content = sidecar is not None and sidecar.num_bytes != NOT_REGULAR
+        sidecar_sha256 = digest_file(shard.sidecar_path) if has_content else ""
         after = shard.stamps()
     except OSError as error:
         raise DatasetError(f"cannot read shard {shard.path}: {error}; make it readable and index again") from error

@@ -20,6 +20,9 @@ class Effect(StrEnum):
 
 UNDECODABLE: Final = "undecodable"
 LOST_IMAGE: Final = "lost_image"
+NEEDS_SPECIAL_MEMBER: Final = "needs_special_member"
+ODD_VALUES: Final = "odd_values"
+UNUSABLE_COLUMN: Final = "unusable_column"
 
 KINDS: Final[Mapping[str, Effect]] = {
     "bad_document": Effect.LEFT_OUT,
@@ -31,6 +34,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     "image_too_large": Effect.LEFT_OUT,
     "missing_caption": Effect.LEFT_OUT,
     "missing_image": Effect.LEFT_OUT,
+    NEEDS_SPECIAL_MEMBER: Effect.LEFT_OUT,
     "not_utf8": Effect.LEFT_OUT,
     "text_too_large": Effect.LEFT_OUT,
     "too_many_members": Effect.LEFT_OUT,
@@ -42,9 +46,11 @@ KINDS: Final[Mapping[str, Effect]] = {
     UNDECODABLE: Effect.INVALID,
     "bad_sidecar": Effect.IGNORED,
     "extension_too_large": Effect.IGNORED,
+    ODD_VALUES: Effect.IGNORED,
     "special_member": Effect.IGNORED,
     "too_many_columns": Effect.IGNORED,
     "trailing_data": Effect.IGNORED,
+    UNUSABLE_COLUMN: Effect.IGNORED,
     "unsafe_name": Effect.IGNORED,
 }
 """Every kind of oddity; docs/datasets.md explains each."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from dataserver.dataset.errors import DatasetError
 from dataserver.dataset.index import IndexHeader, atomic_writer
-from dataserver.dataset.stamps import Stamp
+from dataserver.dataset.stamps import Stamp, check_regular
 
 KNOWN_SUFFIX: Final = ".known"
 _VERSION: Final = 1
@@ -37,8 +37,10 @@ def state_of(stamps: tuple[Stamp, Stamp | None]) -> State:
 
 def read_known(index: Path, header: IndexHeader) -> State | None:
     """The state in which the contents were those of an index; None where that is not known."""
+    path = known_path(index)
     try:
-        with known_path(index).open("rb") as file:
+        check_regular(path)
+        with path.open("rb") as file:
             found = json.loads(file.read(_MAX_BYTES))
         if (found["known"], found["sha256"], found["sidecar_sha256"]) != _content(header):
             return None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.errors import printable
+from dataserver.dataset.files import list_shards
 from dataserver.dataset.kinds import UNDECODABLE
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import ImageRef, Shard
@@ -67,6 +68,7 @@ def lint(
         StaleIndexError: a shard is not indexed as it is now.
         ShardReadError: storage failed.
     """
+    list_shards(path, index_dir).warn_of_links()
     dataset = Dataset.open(path, index_dir, may_be_empty=True, lazily=False)
     findings: list[Finding] = []
     counts: Counter[str] = Counter()

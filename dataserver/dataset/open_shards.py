@@ -10,7 +10,7 @@ from typing import Final
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import ShardReadError, StaleIndexError
 from dataserver.dataset.files import IndexedShard
-from dataserver.dataset.stamps import Stamp
+from dataserver.dataset.stamps import Stamp, check_regular
 
 MAX_OPEN_SHARDS: Final = 128
 
@@ -21,6 +21,7 @@ class Descriptor:
     """A file descriptor that is closed when nobody uses it any more, so that a cache can drop it at any time."""
 
     def __init__(self, path: Path) -> None:
+        check_regular(path)
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:

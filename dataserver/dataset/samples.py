@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from dataserver.dataset.errors import Oddities, SampleError, TarError
 from dataserver.dataset.headers import FORMATS, read_header, sniff_format
+from dataserver.dataset.kinds import NEEDS_SPECIAL_MEMBER
 from dataserver.dataset.tar import MAX_MEMBER_BYTES, Member, sample_key, show, split_name
 
 TEXT: Final = 0
@@ -147,6 +148,9 @@ def _add_member(group: _Group, extension: str, member: Member, oddities: Odditie
 
 def _caught(parse: Callable[[Member], Parsed], member: Member) -> Parsed | SampleError:
     """Parse a member; a failure is kept, because it matters only where the sample needs this member."""
+    if member.special:
+        remedy = "store the file itself: tar --hard-dereference --dereference, without --sparse"
+        return SampleError(NEEDS_SPECIAL_MEMBER, f"{member.name} is a link, device or sparse file; {remedy}")
     try:
         return parse(member)
     except SampleError as error:

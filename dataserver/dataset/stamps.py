@@ -2,11 +2,14 @@
 
 import hashlib
 import os
+import stat
 from pathlib import Path
 from typing import Final, NamedTuple
 
 TICK_S: Final = 0.02
 """Longer than a kernel takes from one time that it gives to files to the next, 10 ms at most."""
+NOT_REGULAR: Final = -2
+"""In place of the size of what is no regular file; `index.NO_SIDECAR` is another one."""
 
 
 class Stamp(NamedTuple):
@@ -21,11 +24,33 @@ class Stamp(NamedTuple):
 
     @classmethod
     def of(cls, found: os.stat_result) -> "Stamp":
-        """The stamp that the operating system's answer holds."""
+        """The stamp that the operating system's answer holds.
+
+        All that are no regular files have the same one, which is older than any index: they have no content that could
+        be compared, and a folder's size and times change with what lies in it.
+        """
+        if not stat.S_ISREG(found.st_mode):
+            return cls(0, 0, NOT_REGULAR, 0, 0)
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
+def check_regular(path: Path) -> None:
+    """Raise OSError unless a file is a regular one: to open a FIFO would wait for ever for somebody to write to it.
+
+    The error has no `errno` then: the storage is well, and what lies there is not what belongs there.
+    """
+    mode = os.stat(path).st_mode  # noqa: PTH116  text or path: servers ask for very many
+    if not stat.S_ISREG(mode):
+        raise OSError(f"it is a {_kind(mode)}, no regular file")
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
+    return kinds.get(stat.S_IFMT(mode), "device")
+
+
 def digest_file(path: Path) -> str:
-    """Return the SHA-256 of a file's content, hex. Raises OSError."""
+    """Return the SHA-256 of a regular file's content, hex. Raises OSError."""
+    check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

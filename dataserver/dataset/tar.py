@@ -1,8 +1,8 @@
 """Sequential reader of one tar that hashes every byte on the way: members with offsets and contents, in one pass.
 
 Tars are hostile: nothing is allocated by a declared size before it is compared with a limit and with what the file
-still holds. Formats: v7, ustar, GNU (long names, base-256 sizes) and PAX (path, size). Only regular files are members;
-links, devices and sparse files are not.
+still holds. Formats: v7, ustar, GNU (long names, base-256 sizes) and PAX (path, size). Links, devices and sparse files
+are members without content; folders are none.
 """
 
 import hashlib
@@ -36,12 +36,14 @@ WITHOUT_DATA = {b"1", b"2", b"3", b"4", b"5", b"6"}
 
 
 class Member(NamedTuple):
-    """One regular file of a tar; `content` is None where `length` exceeds `MAX_MEMBER_BYTES`."""
+    """One member of a tar; `content` is None where `length` exceeds `MAX_MEMBER_BYTES`, and where it is special."""
 
     name: str
     offset: int
     length: int
     content: bytes | None
+    special: bool = False
+    """Whether it is no regular file: its sample does without it, or is left out."""
 
 
 class _Header(NamedTuple):
@@ -128,7 +130,7 @@ class HashingReader:
 
 
 def scan_members(reader: HashingReader, oddities: Oddities) -> Iterator[Member]:
-    """Yield the regular files of a tar in order; members that cannot be used are counted in `oddities`.
+    """Yield the members of a tar in order; those that cannot be used, or not as files, are counted in `oddities`.
 
     Raises:
         TarError: the tar ends too early or a header is damaged; the members before it were yielded.
@@ -252,21 +254,22 @@ def _pax_size(value: bytes) -> int:
 
 
 def _read_member(reader: HashingReader, header: _Header, extensions: _Extensions, oddities: Oddities) -> Member | None:
-    """Read one member's data; None for directories and for what cannot be used."""
+    """Read one member's data; None for directories and for what has no name that can be used."""
     raw_name = extensions.path or header.name
     known = raw_name if extensions.known else None
-    special = header.kind not in REGULAR or extensions.sparse
+    directory = header.kind == DIRECTORY
+    special = not directory and (header.kind not in REGULAR or extensions.sparse)
     length = 0
     if header.kind not in WITHOUT_DATA:
         length = header.size if extensions.size is None else extensions.size
         _check_size(reader, length, raw_name, known)
-    if special and header.kind != DIRECTORY:
+    if special:
         oddities.add(sample_key(show(raw_name)), "special_member", f"{show(raw_name)} is no regular file")
-    name = None if special or not extensions.known else _safe_name(raw_name, oddities)
+    name = None if directory or not extensions.known else _safe_name(raw_name, oddities)
     if name is not None and name.endswith("/"):
         name = None  # a directory as v7 writes it
     offset = reader.position
-    if name is None or length > MAX_MEMBER_BYTES:
+    if name is None or special or length > MAX_MEMBER_BYTES:
         reader.skip(length)
         content = None
     else:
@@ -274,7 +277,7 @@ def _read_member(reader: HashingReader, header: _Header, extensions: _Extensions
         if len(content) < length:
             raise TarError("cut_tar", f"{name} ends after {len(content)} of {length} bytes", known)
     reader.skip(_padding(length))
-    return None if name is None else Member(name, offset, length, content)
+    return None if name is None else Member(name, offset, length, content, special)
 
 
 def _safe_name(raw: bytes, oddities: Oddities) -> str | None:

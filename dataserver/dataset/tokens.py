@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dataserver.dataset.errors import DatasetError, TokensMissingError, check_storage, printable
 from dataserver.dataset.files import ShardFile, find_shards, read_fresh_index
 from dataserver.dataset.index import BATCH_ROWS, IndexHeader, atomic_writer, read_batch
+from dataserver.dataset.stamps import check_regular
 
 I32 = npt.NDArray[np.int32]
 
@@ -92,7 +93,7 @@ def count_tokens(
         header = read_fresh_index(shard).header
         try:
             counts = read_counts(shard, header, tokenizer.digest).counts
-            if not shard.token_ids_path(tokenizer.digest).exists():
+            if not shard.token_ids_path(tokenizer.digest).is_file():
                 raise _missing(shard, tokenizer.digest, "has no ids")
         except TokensMissingError:
             counts = _tokenize_shard(shard, header, tokenizer)
@@ -114,6 +115,7 @@ def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) ->
 
     path = shard.tokens_path(tokenizer_digest)
     try:
+        check_regular(path)
         table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()  # to map so small a file takes longer
         metadata = table.schema.metadata or {}
         fresh = metadata.get(COLUMNS_KEY) == header.columns_digest.encode()

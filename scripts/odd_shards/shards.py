@@ -62,16 +62,16 @@ def hostile_members(rng: Rng) -> OddShard:
     for n, kind in enumerate((tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE)):
         tar.add(f"link{n}.jpg", b"", kind, linkname="/etc/passwd")
         tar.add(f"link{n}.txt", CAPTION)
-        shard.say(f"link{n}", TEXT, kinds=["special_member"])
+        shard.say(f"link{n}", verdict=LEFT_OUT, kinds=["special_member", "needs_special_member"])
     tar.add("folder.jpg", b"", tarfile.DIRTYPE)
     sparse = mended(plain_header("sparse.jpg", 100, b"S"), more=(482, b"\1"))
     tar.add_raw("sparse.jpg", sparse + bytes(BLOCK), rng.bytes(100))
     tar.add("sparse.txt", CAPTION)
-    shard.say("sparse", TEXT, kinds=["special_member"])
+    shard.say("sparse", verdict=LEFT_OUT, kinds=["special_member", "needs_special_member"])
     mapped = pax_header([("GNU.sparse.major", "1"), ("GNU.sparse.name", "mapped.jpg"), ("GNU.sparse.realsize", "9")])
     tar.add_raw("mapped.jpg", mapped + plain_header("GNUSparseFile.0/mapped.jpg", BLOCK), bytes(BLOCK))
     tar.add("mapped.txt", CAPTION)
-    shard.say("mapped", TEXT, kinds=["special_member"])
+    shard.say("mapped", verdict=LEFT_OUT, kinds=["special_member", "needs_special_member"])
     too_long = "n" * 1100 + ".txt"
     for name in ("/etc/passwd.txt", "../up.txt", "a/../../up.txt", "line\nbreak.txt", "bell\a.txt", too_long):
         tar.add(name, CAPTION)
@@ -205,7 +205,7 @@ def bad_sidecar(rng: Rng, how: str) -> OddShard:
     tar.add("0.txt", CAPTION)
     shard.say("0", TEXT)
     shard.content = tar.whole()
-    shard.kinds.append("too_many_columns" if how == "wide" else "bad_sidecar")
+    shard.kinds.append({"wide": "too_many_columns", "not UTF-8": "unusable_column"}.get(how, "bad_sidecar"))
     good = _table(pa.table({"key": ["0"], "score": [1]}))
     not_utf8 = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"], pa.binary()).buffers())
     shard.sidecar = {

@@ -118,6 +118,7 @@ def test_the_stage_that_took_most_limits() -> None:
         (("--samples", "0"), "--samples is 0; 1 to 100000 is required"),
         (("--rate", "-5"), "--rate is -5; 1 to"),
         (("--threads", "0"), "--threads is 0"),
+        (("--max-patches", "0"), "dataserver: max_patches: found 0; it should be greater than or equal to 1"),
         (("--max-patches", "1"), "max_patches is 1"),
     ],
 )

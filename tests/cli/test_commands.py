@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli.server_process import refused, run, spawn
+from cli.server_process import command, refused, run, spawn
 from shards import write_pairs, write_tar
 
 from dataserver.dataset import Dataset
@@ -43,6 +43,24 @@ def test_index_prints_what_it_found_and_the_same_fingerprint_again(tmp_path: Pat
     assert "2 (0 indexed now)" in second.stdout
     assert first.stdout.splitlines()[-1] == second.stdout.splitlines()[-1]
     assert "fingerprint" in first.stdout.splitlines()[-1]
+
+
+SHORT_OF_MEMORY = """
+import resource, sys
+from dataserver.cli import main
+import dataserver.cli.index, dataserver.dataset.indexing
+held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + (24 << 20),) * 2)
+sys.exit(main(["index", sys.argv[1], "--workers", "1"]))
+"""
+
+
+def test_a_lack_of_memory_is_one_line(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", [("0.jpg", bytes(48 << 20)), ("0.txt", b"x")])
+    ran = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY, tmp_path], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 2, ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "dataserver: not enough memory" in ran.stderr.splitlines()[-1]
 
 
 def test_index_of_a_read_only_dataset_lies_elsewhere(tmp_path: Path) -> None:
@@ -129,6 +147,10 @@ def test_plan_refuses_what_makes_no_sense(indexed: Path, job_file: Path, tmp_pat
     assert "counted from 0" in refused("plan", "--job", job_file, "--step=-1", "--dataset", data)
     assert "'d'" in refused("plan", "--job", job_file, "--step", "0", "--dataset", f"other={indexed}")
     assert "cannot be read" in refused("plan", "--job", tmp_path / "no.yaml", "--step", "0", "--dataset", data)
+    for nothing in ("", "null"):
+        job_file.write_text(nothing)
+        line = refused("plan", "--job", job_file, "--step", "0", "--dataset", data)
+        assert line.startswith("dataserver: the job is not valid: job: found null; ")
     job_file.write_text("stream: [")
     assert "not valid YAML" in refused("plan", "--job", job_file, "--step", "0", "--dataset", data)
     job_file.write_text("stream: {colour: 3}")
@@ -142,13 +164,13 @@ def test_every_command_takes_the_built_in_tokenizer_by_its_name(indexed: Path, j
         "plan": ("plan", *job, "--step", "0"),
         "simulate": ("simulate", *job, "--steps", "1"),
     }
-    for name, command in commands.items():
-        found = run(*command, "--tokenizer", "bytes")
+    for name, given in commands.items():
+        found = run(*given, "--tokenizer", "bytes")
         assert found.returncode == 0, (name, found.stderr)
     serve = ("serve", "--dataset", f"d={indexed}", "--listen", "nowhere")
     assert "HOST:PORT" in refused(*serve, "--tokenizer", "bytes"), "the tokenizer is accepted, the address is not"
     line = "dataserver: --tokenizer bytes=x.json: bytes is built in; give the file another name"
-    assert {refused(*command, "--tokenizer", "bytes=x.json") for command in (*commands.values(), serve)} == {line}
+    assert {refused(*given, "--tokenizer", "bytes=x.json") for given in (*commands.values(), serve)} == {line}
 
 
 def test_serve_refuses_to_start_without_what_it_needs(indexed: Path, tmp_path: Path) -> None:
@@ -191,6 +213,17 @@ def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
     found = run(*arguments, "--help")
     assert found.returncode == 0
     assert "usage: dataserver" in found.stdout
+
+
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    for arguments in ((), ("lint",)):
+        with Path("/dev/full").open("w") as full:
+            line = command(*arguments, "--help")
+            ran = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        assert ran.returncode == 2
+        (said,) = ran.stderr.splitlines()
+        assert said.startswith("dataserver: ")
+        assert "No space left on device" in said
 
 
 def test_a_data_server_never_imports_torch() -> None:

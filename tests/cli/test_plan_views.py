@@ -237,4 +237,6 @@ def test_a_bitmap_shows_the_colours_of_all_modules(line: tuple[str | Path, ...],
 def test_files_that_cannot_be_written_are_named(line: tuple[str | Path, ...], tmp_path: Path) -> None:
     assert "bmpx" in refused(*line, "--plot", tmp_path / "p.bmpx")
     for flag, name in (("--plot", "p.html"), ("--plot", "p.png"), ("--trace", "t.json")):
-        assert str(tmp_path / "nowhere" / name) in refused(*line, flag, tmp_path / "nowhere" / name)
+        path = tmp_path / "nowhere" / name
+        assert f"{flag} {path} cannot be written (No such file" in refused(*line, flag, path)
+    assert f"--trace {tmp_path} cannot be written (Is a directory); " in refused(*line, "--trace", tmp_path)

@@ -60,4 +60,10 @@ def test_of_many_sizes_some_stand_for_those_around_them() -> None:
 def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
     folder = write_pairs(tmp_path / "d", 4, 4)
     assert "dataserver index" in refused("sizes", folder, "--output", tmp_path / "x")
+    line = refused("sizes", folder, "--output", tmp_path / "x", "--patch", 300)
+    assert line == "dataserver: patch: found 300; it should be less than or equal to 256"
+    assert run("index", folder).returncode == 0
+    path = tmp_path / "nowhere" / "x"
+    said = f"dataserver: --output {path} cannot be written (No such file or directory); name a file in a folder that"
+    assert refused("sizes", folder, "--output", path).startswith(said)
     assert "--max-patches 1" in refused("sizes", folder, "--output", tmp_path / "x", "--max-patches", 1)

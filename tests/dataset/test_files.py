@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from shards import write_texts
 
-from dataserver.dataset import DatasetError, StaleIndexError, build_index
+from dataserver.dataset import DatasetError, StaleIndexError, build_index, lint
 from dataserver.dataset import files as files_module
-from dataserver.dataset.files import ShardFile, find_shards, read_fresh_index, read_index
+from dataserver.dataset.files import ShardFile, find_shards, list_shards, read_fresh_index, read_index
 from dataserver.dataset.index import NO_SIDECAR
 from dataserver.dataset.stamps import Stamp
 
@@ -74,6 +74,34 @@ def test_what_is_no_dataset_is_refused_in_these_words(tmp_path: Path, monkeypatc
     assert len(find_shards(folder)) == 2
     monkeypatch.setattr(files_module, "MAX_SHARDS", 1)
     assert refused(folder) == f"more than 1 shards below {folder}; split the dataset"
+
+
+def test_folders_behind_links_are_not_searched_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_texts(tmp_path / "outside", 2, 2)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("a", "z"):
+        (folder / name).symlink_to(tmp_path / "outside")
+    said = "folders behind links are not searched: 'a', 'z'"
+    with pytest.raises(DatasetError) as caught:
+        find_shards(folder)
+    assert str(caught.value) == (
+        f"no .tar shards below {folder} ({said}); name a folder that img2dataset or webdataset wrote"
+    )
+    write_texts(folder / "own", 2, 2)
+    listing = list_shards(folder)
+    assert ([shard.name for shard in listing.shards], listing.links) == (["own/00000.tar"], ("a", "z"))
+    for look in (build_index, lint):
+        caplog.clear()
+        look(folder)
+        assert [record.message.partition(";")[0] for record in caplog.records if record.levelname == "WARNING"] == [
+            said
+        ]
+    for number in range(8):
+        (folder / f"b{number}").symlink_to(tmp_path / "outside")
+    caplog.clear()
+    list_shards(folder).warn_of_links()
+    assert "'b6' and 2 more;" in caplog.text
 
 
 def test_an_index_is_compared_with_contents_unless_both_times_of_the_shard_are_known(

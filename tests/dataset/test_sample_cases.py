@@ -51,6 +51,10 @@ def large(name: str, length: int) -> Member:
     return Member(name, 7, length, None)
 
 
+def special(name: str) -> Member:
+    return Member(name, 7, 0, None, special=True)
+
+
 def document(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
@@ -77,6 +81,7 @@ def pair(key: str, text: str, image: ImagePart) -> tuple[str, tuple[int, ...], t
 
 TEXT = member("0.txt", b"t")
 NO_CAPTION = ("0", "missing_caption", "no text in .txt or in the caption of .json")
+REMEDY = " file; store the file itself: tar --hard-dereference --dereference, without --sparse"
 NO_IMAGE = "which the tar does not hold under its key"
 
 
@@ -125,6 +130,19 @@ def test_members_make_these_samples_and_oddities() -> None:
             ],
         ),
         ([large("0.jpg", 70_000_000), TEXT], [], [("0", "image_too_large", "0.jpg: 70000000 bytes, limit 67108864")]),
+        *(
+            (
+                [special(name), *others],
+                [],
+                [("0", "needs_special_member", f"{name} is a link, device or sparse{REMEDY}")],
+            )
+            for name, others in (
+                ("0.jpg", [TEXT]),
+                ("0.txt", [member("0.png", PNG), member("0.json", document(caption="c"))]),
+                ("0.json", [TEXT]),
+            )
+        ),
+        ([special("0.bin"), TEXT, special("0.x.cls")], [alone("0", "t")], []),
         ([large("0.txt", 5)], [], [("0", "text_too_large", "0.txt: 5 bytes, limit 4194304")]),
         ([member("0.txt", b"t" * (4 << 20))], [alone("0", "t" * (4 << 20))], []),
         (

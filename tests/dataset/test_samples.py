@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -186,15 +187,36 @@ def test_a_tar_without_its_end_marker_loses_nothing_else() -> None:
     assert oddities.details[0].detail.endswith("without an end-of-archive marker; the last sample before it is c")
 
 
-def test_a_link_in_place_of_an_image_names_its_sample(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "0.tar", "w") as tar:
-        for name, kind, content in (("0.jpg", tarfile.SYMTYPE, b""), ("0.txt", tarfile.REGTYPE, b"x")):
-            info = tarfile.TarInfo(name)
-            info.type, info.size = kind, len(content)
-            tar.addfile(info, io.BytesIO(content))
-    samples, oddities = read((tmp_path / "0.tar").read_bytes())
-    assert [(s.key, s.kinds) for s in samples] == [("0", (TEXT,))]
-    assert [(o.key, o.kind) for o in oddities.details] == [("0", "special_member")]
+def test_samples_that_need_a_link_or_a_sparse_file_are_left_out(tmp_path: Path) -> None:
+    """As GNU tar stores files that share an inode, symlinks, and files with holes; none is served as text alone."""
+    document = json.dumps({"texts": ["x", None], "images": [None, "3.jpg"]})
+    for key in "01245":
+        (tmp_path / f"{key}.txt").write_text("x")
+    (tmp_path / "0.jpg").write_bytes(JPEG)
+    (tmp_path / "1.jpg").hardlink_to(tmp_path / "0.jpg")
+    (tmp_path / "2.jpg").symlink_to("0.jpg")
+    (tmp_path / "3.jpg").hardlink_to(tmp_path / "0.jpg")
+    (tmp_path / "3.json").write_text(document)
+    with (tmp_path / "4.jpg").open("wb") as file:
+        file.write(JPEG)
+        file.truncate(1 << 20)
+    (tmp_path / "5.cls").hardlink_to(tmp_path / "0.jpg")  # which the sample does not need
+    names = sorted(path.name for path in tmp_path.iterdir())
+    subprocess.run(["tar", "--sparse", "-cf", "s.tar", *names], cwd=tmp_path, check=True)
+    samples, oddities = read((tmp_path / "s.tar").read_bytes())
+    assert [(s.key, s.kinds) for s in samples] == [("0", (IMAGE, TEXT)), ("5", (TEXT,))]
+    special = [(o.key, o.kind) for o in oddities.details if o.kind == "special_member"]
+    assert special == [(key, "special_member") for key in "12345"]
+    left_out = [o for o in oddities.details if o.kind != "special_member"]
+    assert [(o.key, o.kind) for o in left_out] == [(key, "needs_special_member") for key in "1234"]
+    assert left_out[0].detail == (
+        "1.jpg is a link, device or sparse file; store the file itself:"
+        " tar --hard-dereference --dereference, without --sparse"
+    )
+    whole = ["tar", "--hard-dereference", "--dereference", "-cf", "s.tar", *names]
+    subprocess.run(whole, cwd=tmp_path, check=True)
+    samples, oddities = read((tmp_path / "s.tar").read_bytes())
+    assert ([s.key for s in samples], oddities.counts) == (list("012345"), {})
 
 
 keys = st.text("ab0/-_", min_size=1, max_size=4).filter(lambda key: not key.startswith("/") and not key.endswith("/"))

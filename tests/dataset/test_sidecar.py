@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dataserver.dataset import sidecar
+from dataserver.dataset import parquet_columns, scalar_rows, sidecar_columns
 from dataserver.dataset.errors import Oddities
 from dataserver.dataset.sidecar import promised_images, read_sidecar
 
@@ -43,23 +43,51 @@ def test_columns_of_json_entries(tmp_path: Path) -> None:
     columns, oddities = read(tmp_path / "none.parquet", rows)
     assert columns == {
         "bool": ("bool", [True, None, None]),
-        "bools": ("string", [None, "1", "true"]),
+        "bools": ("int64", [None, 1, None]),
         "float": ("double", [1.0, None, None]),
         "high": ("int64", [highest, None, None]),
-        "higher": ("string", [str(1 << 63), "0.5", None]),
+        "higher": ("double", [float(1 << 63), 0.5, None]),
         "low": ("int64", [lowest, 0, None]),
-        "lower": ("string", [str(lowest - 1), None, None]),
-        "mixed": ("string", [None, "x", "2.5"]),
+        "lower": ("int64", [None, None, None]),
+        "mixed": ("double", [None, None, 2.5]),
         "n" * 128: ("int64", [None, None, 1]),
         "text": ("string", [None, "x", None]),
     }
-    assert oddities == []
+    null = "and are null: 1, the first is"
+    need = "a name needs 1 to 128 characters that can be printed"
+    assert oddities == [
+        ("", "unusable_column", f"a column is called '', 0 characters; {need}"),
+        ("", "unusable_column", f"a column is called 'a\\nb', 3 characters; {need}"),
+        ("", "unusable_column", f"a column is called '{'n' * 40}', 129 characters; {need}"),
+        ("", "odd_values", f"bools: values that do not fit int64 {null} 'True' of sample 2"),
+        ("", "odd_values", f"lower: values that do not fit int64 {null} '{lowest - 1}' of sample 0"),
+        ("", "odd_values", f"mixed: values that do not fit double {null} 'x' of sample 1"),
+    ]
     full = {f"c{i:03d}": i for i in range(256)}
     columns, oddities = read(tmp_path / "none", [full])
     assert (list(columns), oddities) == (list(full), [])
     columns, oddities = read(tmp_path / "none", [{**full, "c9": 1}])
     assert list(columns) == list(full)
     assert oddities == [("", "too_many_columns", "257 sidecar columns, the first 256 are kept")]
+
+
+def test_a_json_column_has_the_type_of_most_of_its_values(tmp_path: Path) -> None:
+    """Numbers before strings before booleans where there are as many, whatever comes first."""
+    cases: list[tuple[list[Any], str, list[Any], int]] = [
+        ([1, "x", 2], "int64", [1, None, 2], 1),
+        (["x", 1, "y"], "string", ["x", None, "y"], 1),
+        (["x", 1], "int64", [None, 1], 1),
+        (["x", True], "string", ["x", None], 1),
+        ([True, False, 1, "x"], "bool", [True, False, None, None], 2),
+        (["x", "y", 1, 2.5], "double", [None, None, 1.0, 2.5], 2),
+        ([1.5, 10**400, 1 << 64], "double", [1.5, None, float(1 << 64)], 1),
+        ([1, float("nan"), float("inf")], "double", [1.0, None, float("inf")], 0),
+    ]
+    for values, kind, kept, odd in cases:
+        found, oddities = read(tmp_path / "none", [{"a": value} for value in values])
+        assert found == {"a": (kind, kept)}
+        words = [f"a: values that do not fit {kind} and are null: {odd}, the first is"] * (odd > 0)
+        assert [detail[: len(words[0])] for _, _, detail in oddities] == words
 
 
 def test_columns_of_a_parquet(tmp_path: Path) -> None:
@@ -72,6 +100,10 @@ def test_columns_of_a_parquet(tmp_path: Path) -> None:
         "coded": pa.array(["a", "b", "c", "d"]).dictionary_encode(),
         "flag": [True, False, True, True],
         "bytes": [b"x"] * 4,
+        "nothing": pa.nulls(4),
+        "unsigned": pa.array([1, (1 << 63) - 1, 1 << 63, 1 << 63], pa.uint64()),
+        "view": pa.array(["a", "b", "c", "d"], pa.string_view()),
+        "broken": pa.Array.from_buffers(pa.string(), 4, pa.array([b"\xff"] * 4, pa.binary()).buffers()),
         "caption": ["c"] * 4,
     }
     pq.write_table(pa.table(columns), path)
@@ -82,33 +114,46 @@ def test_columns_of_a_parquet(tmp_path: Path) -> None:
         "half": ("double", [None, None, 1.5]),
         "large": ("string", ["b", None, "a"]),
         "small": ("int64", [2, None, 1]),
+        "unsigned": ("int64", [(1 << 63) - 1, None, 1]),
+        "view": ("string", ["b", None, "a"]),
     }
-    assert oddities == []
+    ((_, kind, detail),) = oddities
+    assert (kind, detail.partition(" ")[0]) == ("unusable_column", "broken:")
+
+
+def too_large(limit: int) -> tuple[str, str, str]:
+    return "", "unusable_column", f"score: {limit + 1} bytes of values, {limit} are left of {limit}"
 
 
 def test_each_limit_of_a_parquet_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be used is an oddity, and the .json entries stand in for it."""
-    limits = ("MAX_SIDECAR_BYTES", "MAX_SIDECAR_ROWS", "MAX_SIDECAR_VALUE_BYTES", "READ_ROWS", "MAX_COLUMNS")
-    assert [getattr(sidecar, name) for name in limits] == [1 << 30, 1 << 22, 1 << 29, 256, 256]
+    """What cannot be used is an oddity, and the .json entries stand in for it; not for a column that is too large."""
+    limits = ("MAX_SIDECAR_BYTES", "MAX_SIDECAR_ROWS", "MAX_SIDECAR_VALUE_BYTES", "READ_ROWS")
+    assert [getattr(parquet_columns, name) for name in limits] == [1 << 30, 1 << 22, 1 << 29, 256]
+    assert sidecar_columns.MAX_COLUMNS == 256
     path = tmp_path / "0.parquet"
     keys = [str(i) for i in range(600)]
-    table = pa.table({"key": keys, "score": list(range(600))})
+    values = [f"a longer value {i}" for i in range(600)]
+    table = pa.table({"key": keys, "score": values})
     pq.write_table(table, path)
     rows = [{"json": 1}] * 600
-    whole = {"score": ("int64", list(range(600)))}
+    whole = {"score": ("string", values)}
     instead = {"json": ("int64", [1] * 600)}
     size = path.stat().st_size
-    value_bytes = sum(batch.nbytes for batch in pq.ParquetFile(path).iter_batches(256))
+    value_bytes = pq.read_table(path, columns=["score"], read_dictionary=["score"]).nbytes
+    assert value_bytes > pq.read_metadata(path).row_group(0).column(1).total_uncompressed_size
     for name, limit, words in (
         ("MAX_SIDECAR_BYTES", size, f"{size} bytes, limit {size - 1}"),
         ("MAX_SIDECAR_ROWS", 600, "600 rows, limit 599"),
-        ("MAX_SIDECAR_VALUE_BYTES", value_bytes, f"more than {value_bytes - 1} bytes of values"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(sidecar, name, limit)
+            patch.setattr(parquet_columns, name, limit)
             assert read(path, rows) == (whole, []), name
-            patch.setattr(sidecar, name, limit - 1)
+            patch.setattr(parquet_columns, name, limit - 1)
             assert read(path, rows) == (instead, [("", "bad_sidecar", f"0.parquet: {words}")])
+    for limit, found in ((value_bytes, (whole, [])), (value_bytes - 1, ({}, [too_large(value_bytes - 1)]))):
+        monkeypatch.setattr(parquet_columns, "MAX_SIDECAR_VALUE_BYTES", limit)
+        assert read(path, rows) == found
+    monkeypatch.undo()
     needed = "0.parquet: needs one string column 'key' and no repeated names"
     for wrong in (
         pa.table({"score": [1]}),
@@ -119,6 +164,50 @@ def test_each_limit_of_a_parquet_on_both_sides(tmp_path: Path, monkeypatch: pyte
         assert read(path, rows) == (instead, [("", "bad_sidecar", needed)])
     pq.write_table(pa.table({"key": pa.array([], pa.string()), "score": pa.array([], pa.int32())}), path)
     assert read(path, rows) == ({"score": ("int64", [None] * 600)}, [])
+
+
+@pytest.mark.parametrize("how", ["zstd", "dictionary", "delta"])
+def test_what_a_parquet_unfolds_to_is_known_before_it_takes_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A few bytes that stand for one long string, for one string very often, and for strings with one beginning."""
+    limit = 16 << 20
+    monkeypatch.setattr(parquet_columns, "MAX_SIDECAR_VALUE_BYTES", limit)
+    path, keys = tmp_path / "0.parquet", [str(i) for i in range(20)]
+    texts = {"zstd": ["x" * (4 * limit), *["a"] * 19]}.get(how, ["x" * (limit // 5)] * 20)
+    table = pa.table({"key": keys, "a": texts, "b": keys})
+    encoding = {"a": "DELTA_BYTE_ARRAY", "b": "DELTA_BYTE_ARRAY", "key": "DELTA_BYTE_ARRAY"} if how == "delta" else None
+    pq.write_table(table, path, compression="zstd", use_dictionary=how == "dictionary", column_encoding=encoding)
+    assert path.stat().st_size < limit // 100
+    del table
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        found, ((_, kind, detail),) = read(path, [{}] * 20)
+    finally:
+        pa.set_memory_pool(before)
+    assert found == {"b": ("string", keys)}
+    assert (kind, detail.endswith(f"bytes of values, {limit} are left of {limit}")) == ("unusable_column", True)
+    assert pool.max_memory() < 2 * limit
+
+
+def test_entries_of_json_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All or none of a shard, whatever they are; what makes no column does not count."""
+    for row, num_bytes in (({"a": 1}, 2 * 64 + 1), ({"a": "x" * 9}, 2 * 64 + 10), ({"caption": "c"}, 0)):
+        for limit in (num_bytes, num_bytes - 1):
+            monkeypatch.setattr(scalar_rows, "MAX_SCALAR_BYTES", limit)
+            rows, oddities = scalar_rows.ScalarRows(), Oddities()
+            rows.add(dict(row), oddities)
+            kept = {name: value for name, value in row.items() if name != "caption"}
+            fits = limit == num_bytes or not kept
+            assert (rows.rows, oddities.counts) == ([kept if fits else {}], {} if fits else {"unusable_column": 1})
+    rows, oddities = scalar_rows.ScalarRows(), Oddities()
+    monkeypatch.setattr(scalar_rows, "MAX_SCALAR_BYTES", 1000)
+    for number in range(100):
+        rows.add({"number": number}, oddities)
+    assert (rows.rows, oddities.counts) == ([{}] * 100, {"unusable_column": 1})
+    assert oddities.details[0].detail.startswith("the entries of .json members need more than 1000 bytes, and none is")
 
 
 def test_sizes_that_a_sidecar_promises() -> None:

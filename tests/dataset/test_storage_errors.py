@@ -19,6 +19,7 @@ from dataserver.dataset import (
     build_index,
     count_tokens,
     indexing,
+    lint,
     sidecar,
 )
 from dataserver.dataset.errors import Oddities
@@ -84,7 +85,7 @@ def test_storage_that_fails_is_no_damaged_sidecar(tmp_path: Path, monkeypatch: p
     found = sidecar.read_sidecar(path, ["a"], [{"width": 3}], oddities)
     assert found.to_pydict() == {"width": [3]}
     assert oddities.counts == {"bad_sidecar": 1}
-    monkeypatch.setattr(sidecar, "_parquet_columns", failing)
+    monkeypatch.setattr(sidecar, "parquet_columns", failing)
     with pytest.raises(OSError, match="Input/output error"):
         sidecar.read_sidecar(path, ["a"], [{}], oddities)
 
@@ -165,3 +166,62 @@ def test_a_worker_that_dies_ends_the_work() -> None:
 def test_processes_give_way_as_they_are_told() -> None:
     own = os.nice(0)
     assert list(in_processes(os.nice, [0], 1, niceness=3)) == [(0, min(own + 3, 19))]
+
+
+def make_odd(path: Path, kind: str) -> None:
+    """Something that is no regular file in a file's place."""
+    path.unlink(missing_ok=True)
+    if kind == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+
+
+@pytest.mark.timeout(60)  # to open a FIFO would wait for ever
+@pytest.mark.parametrize("kind", ["FIFO", "folder"])
+def test_a_sidecar_that_is_no_regular_file_is_a_bad_one(tmp_path: Path, kind: str) -> None:
+    """It is told apart from a parquet, and from none, by what takes its place later."""
+    write_tar(tmp_path / "s.tar", [("0.txt", b"x"), ("0.json", b'{"score": 1}')])
+    sidecar_path = tmp_path / "s.parquet"
+    make_odd(sidecar_path, kind)
+    assert build_index(tmp_path, workers=1).oddities == {"bad_sidecar": 1}
+    (finding,) = lint(tmp_path).findings
+    assert finding.detail == f"s.parquet: it is a {kind}, no regular file"
+    assert Dataset.open(tmp_path).shards[0].column("score").to_pylist() == [1]
+    assert build_index(tmp_path, workers=1).num_built == 0
+    if kind == "folder":
+        (sidecar_path / "file").write_bytes(b"changes the folder's times")
+        assert build_index(tmp_path, workers=1).num_built == 0
+        (sidecar_path / "file").unlink()
+        sidecar_path.rmdir()
+    else:
+        sidecar_path.unlink()
+    assert (build_index(tmp_path, workers=1).num_built, lint(tmp_path).findings) == (1, ())
+
+
+@pytest.mark.timeout(60)
+def test_files_of_an_index_that_are_fifos_are_made_again(counted: Path) -> None:
+    names = sorted(path.name for path in counted.iterdir() if path.name not in ("0.tar", "1.tar"))
+    assert len(names) == 6, "index, its numbers and what is known, a summary, counts and ids"
+    for name in names:
+        make_odd(counted / name, "FIFO")
+        build_index(counted, workers=1)
+        count_tokens(counted, Bytes())
+        assert (counted / name).is_file(), name
+        assert Dataset.open(counted).shards[0].token_counts("bytes").tolist() == [7, 5]
+
+
+@pytest.mark.timeout(60)
+def test_files_of_an_index_that_become_fifos_are_refused(counted: Path) -> None:
+    opened = Dataset.open(counted).shards[0]
+    (ids,) = counted.glob("*.ids-*")
+    make_odd(ids, "FIFO")
+    with pytest.raises(ShardReadError, match=f"cannot read {ids}: it is a FIFO, no regular file"):
+        opened.document(0, "bytes")
+    (counts,) = counted.glob("*.tokens-*")
+    make_odd(counts, "FIFO")
+    with pytest.raises(TokensMissingError, match="it is a FIFO, no regular file"):
+        Dataset.open(counted).shards[0].token_counts("bytes")
+    make_odd(counted / "0.tar.index", "FIFO")
+    with pytest.raises(StaleIndexError, match=r"it is a FIFO, no regular file.*; remove it and index again"):
+        Dataset.open(counted)

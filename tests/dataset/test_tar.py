@@ -154,7 +154,7 @@ def test_links_devices_and_unsafe_names_are_counted() -> None:
         for name in ["../3.txt", "a/../4.txt", "/5.txt", "6\n.txt", "7.txt"]:
             tar.addfile(tarfile.TarInfo(name), io.BytesIO())
     found, oddities, error, _ = scan(buffer.getvalue())
-    assert [m.name for m in found] == ["7.txt"]
+    assert [(m.name, m.special) for m in found] == [("0.jpg", True), ("1.jpg", True), ("2.jpg", True), ("7.txt", False)]
     assert error is None
     assert oddities.counts == {"special_member": 3, "unsafe_name": 4}
 
@@ -176,7 +176,11 @@ def test_sparse_members_are_no_files(tmp_path: Path) -> None:
     data = blocks + b"x" * 100 + bytes(BLOCK - 100) + pax + mapped + make_tar([("1.txt", b"x")])
     found, oddities, error, _ = scan(data)
     assert error is None
-    assert [m.name for m in found] == ["1.txt"]
+    assert [(m.name, m.content, m.special) for m in found] == [
+        ("0.txt", None, True),
+        ("0.jpg", None, True),
+        ("1.txt", b"x", False),
+    ]
     assert [(o.key, o.kind) for o in oddities.details] == [("0", "special_member"), ("0", "special_member")]
 
 
@@ -254,7 +258,7 @@ def test_what_is_read_of_odd_tars() -> None:
     longest, longer = b"l" * 1020 + b".txt", b"l" * 1021 + b".txt"
     large = b"%d comment=" % (64 << 10) + b"c" * ((64 << 10) - 15) + b"\n"
     left_out = "the member name is absolute, too long or has control characters"
-    cases: list[tuple[bytes, list[tuple[str, int, bytes]], list[tuple[str, str, str]]]] = [
+    cases: list[tuple[bytes, list[tuple[str, int, bytes | None]], list[tuple[str, str, str]]]] = [
         (prefixed, [("p" * 155 + "/" + "n" * 100, 512, b"x")], []),
         (gnu, [("0.txt", 512, b"x")], []),
         (regular(b"0.txt", b"x" * 512), [("0.txt", 512, b"x" * 512)], []),
@@ -269,10 +273,26 @@ def test_what_is_read_of_odd_tars() -> None:
         (regular(b"0/", b""), [], []),
         (regular(b"0", b"", type=b"5", size=b"777"), [], []),
         *(
-            (regular(b"0.a", b"", type=kind, size=b"777"), [], [("0", "special_member", "0.a is no regular file")])
+            (
+                regular(b"0.a", b"", type=kind, size=b"777"),
+                [("0.a", 512, None)],
+                [("0", "special_member", "0.a is no regular file")],
+            )
             for kind in (b"1", b"2", b"3", b"4", b"6")
         ),
-        (regular(b"0.a", b"abc", type=b"V"), [], [("0", "special_member", "0.a is no regular file")]),
+        (
+            regular(b"0.a", b"abc", type=b"V"),
+            [("0.a", 512, None)],
+            [("0", "special_member", "0.a is no regular file")],
+        ),
+        (
+            regular(b"../0.a", b"", type=b"2"),
+            [],
+            [
+                ("../0", "special_member", "../0.a is no regular file"),
+                ("", "unsafe_name", "../0.a: the member name has a '..' part"),
+            ],
+        ),
         (extension(b"g", b"9 path=x\n") + regular(b"0.a", b"x"), [("0.a", 1536, b"x")], []),
         (extension(b"K", b"elsewhere\0") + regular(b"0.a", b"x"), [("0.a", 1536, b"x")], []),
         (extension(b"L", longest + b"\0") + regular(b"0", b"x"), [(longest.decode(), 2560, b"x")], []),
@@ -291,7 +311,7 @@ def test_what_is_read_of_odd_tars() -> None:
         ),
         (
             extension(b"x", b"21 GNU.sparse.major=\n9 path=n\n") + regular(b"0.a", b"ab"),
-            [],
+            [("n", 1536, None)],
             [("", "special_member", "n is no regular file")],
         ),
         (extension(b"x", large) + regular(b"0", b"x"), [("0", 66560, b"x")], []),
@@ -305,7 +325,8 @@ def test_what_is_read_of_odd_tars() -> None:
         found, counted, error, _ = scan(data + END)
         assert error is None
         assert [(m.name, m.offset, m.content) for m in found] == members
-        assert [m.length for m in found] == [len(content) for _, _, content in members]
+        assert all(m.length == len(m.content) for m in found if not m.special)
+        assert [m.special for m in found] == [content is None for _, _, content in members]
         assert [(o.key, o.kind, o.detail) for o in counted.details] == oddities
     assert (BLOCK, READ_CHUNK_BYTES, MAX_MEMBER_BYTES, MAX_EXTENSION_BYTES) == (512, 1 << 20, 64 << 20, 64 << 10)
     assert (MAX_NAME_CHARS, SPARSE_CONTINUES) == (1024, (482, 504))

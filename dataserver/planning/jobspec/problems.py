@@ -43,7 +43,7 @@ def _follows(error: ErrorDetails, paths: Sequence[Path], data: Any) -> bool:
     if error["type"] == "missing" and path[0] == "stream":  # a server fills in what stands beside the name
         return path[-1] != "name" and (*path[:-1], "name") in paths
     # a default that depends on a field that is wrong
-    return error["type"] == "model_type" and error["input"] is None and not _has(data, path)
+    return error["type"] == "model_type" and error["input"] is None and bool(path) and not _has(data, path)
 
 
 def _has(data: Any, path: Path) -> bool:

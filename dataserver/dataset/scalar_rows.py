@@ -1,0 +1,50 @@
+"""The scalar entries of a shard's .json members, kept until it is known whether they make its columns."""
+
+from typing import Final
+
+from dataserver.dataset.errors import Oddities
+from dataserver.dataset.kinds import UNUSABLE_COLUMN
+from dataserver.dataset.samples import Scalar
+from dataserver.dataset.sidecar_columns import EXCLUDED
+
+MAX_SCALAR_BYTES: Final = 1 << 30
+"""Limit of the memory of one shard's entries."""
+
+_ENTRY_BYTES: Final = 64
+"""Of an entry, besides the characters of a string; and of a name."""
+
+
+class ScalarRows:
+    """Entries row by row. Beyond the limit a shard has none, rather than those that happened to come first."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Scalar]] = []
+        self._names: dict[str, str] = {}
+        """So that all rows share them."""
+        self._num_bytes = 0
+
+    def add(self, scalars: dict[str, Scalar], oddities: Oddities) -> None:
+        """Append a row; the limit counts as an oddity once."""
+        kept = {} if self._num_bytes > MAX_SCALAR_BYTES else self._kept(scalars)
+        self.rows.append(kept)
+        if self._num_bytes > MAX_SCALAR_BYTES and kept:
+            self._drop(oddities)
+
+    def _kept(self, scalars: dict[str, Scalar]) -> dict[str, Scalar]:
+        """The entries that may make columns, whose memory is counted."""
+        kept: dict[str, Scalar] = {}
+        for name, value in scalars.items():
+            if name in EXCLUDED:  # captions are kept as texts
+                continue
+            if name not in self._names:
+                self._num_bytes += _ENTRY_BYTES + len(name)
+            kept[self._names.setdefault(name, name)] = value
+            self._num_bytes += _ENTRY_BYTES + (len(value) if isinstance(value, str) else 0)
+        return kept
+
+    def _drop(self, oddities: Oddities) -> None:
+        for row in self.rows:
+            row.clear()
+        self._names = {}
+        what = f"the entries of .json members need more than {MAX_SCALAR_BYTES} bytes, and none is kept"
+        oddities.add("", UNUSABLE_COLUMN, f"{what}; make smaller shards, or a parquet beside each")
