@@ -9,6 +9,7 @@ import grpc
 import tyro
 from disttrain.v1.admin_service_pb2 import GetMetricsRequest, GetMetricsResponse
 from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
+from rich.console import Console
 from rich.live import Live
 
 from dataserver.cli.arguments import Switch
@@ -41,8 +42,8 @@ def top(
     names = [name for address in addresses for name in address.split(",") if name]
     _check(names, interval_s)
     console = console_for_tables()
-    if not once and not console.is_terminal:
-        raise ValueError("top redraws a terminal, and the output is none; add --once to print one table")
+    if not once:
+        _check_terminal(console)
     with _fleet(names) as fleet:
         if once:
             fleet.look()
@@ -65,6 +66,13 @@ def _check(names: Sequence[str], interval_s: float) -> None:
         split_address(name, "a server")
     if not 0.1 <= interval_s <= MAX_INTERVAL_S:
         raise ValueError(f"--interval-s is {interval_s}; 0.1 to {MAX_INTERVAL_S:.0f} seconds are required")
+
+
+def _check_terminal(console: Console) -> None:
+    if not console.is_terminal:
+        raise ValueError("top redraws a terminal, and the output is none; add --once to print one table")
+    if console.is_dumb_terminal:
+        raise ValueError("top redraws a terminal, and this one (TERM) has no cursor; add --once to print one table")
 
 
 class Fleet:

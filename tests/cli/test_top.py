@@ -270,25 +270,49 @@ def test_refusals(arguments: tuple[str, ...], message_: str) -> None:
     assert message_ in refused("top", *arguments)
 
 
-def test_ctrl_c_ends_it_in_order(server: Running) -> None:
+@contextmanager
+def on_a_terminal(*arguments: str, term: str = "xterm") -> Iterator[tuple[subprocess.Popen[bytes], bytearray]]:
+    """`dataserver top` on a terminal of its own, and what it has written there."""
     leader, follower = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
-    line = command("top", server.address, "--interval-s", "0.2")
+    environment = {**os.environ, "TERM": term, "COLUMNS": "120", "LINES": "40"}
+    line = command("top", *arguments)
     with subprocess.Popen(line, stdout=follower, stderr=follower, stdin=follower, env=environment) as process:
         os.close(follower)
         shown = bytearray()
         reading = threading.Thread(target=read_all, args=(leader, shown))
         reading.start()
+        try:
+            yield process, shown
+        finally:
+            process.kill()
+            reading.join()
+            os.close(leader)
+
+
+def ended_by(number: int, address: str) -> tuple[int, bytes]:
+    """Exit code and output of a live view that had a signal."""
+    with on_a_terminal(address, "--interval-s", "0.2") as (process, shown):
         end = time.monotonic() + TIMEOUT_S
         while not re.search(rb"images/s", shown):
             assert time.monotonic() < end, bytes(shown)
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(TIMEOUT_S) == 0
-        reading.join()
-    os.close(leader)
+        process.send_signal(number)
+        code = process.wait(TIMEOUT_S)
+    return code, bytes(shown)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0)])
+def test_a_signal_ends_it_in_order(server: Running, number: int, code: int) -> None:
+    ended, shown = ended_by(number, server.address)
+    assert ended == code
     assert b"Traceback" not in shown
-    assert b"\x1b[?1049l" in shown, "the screen is as it was"
+    assert shown.count(b"\x1b[?1049h") == shown.count(b"\x1b[?1049l") == 1, "the screen is as it was"
+
+
+def test_a_terminal_without_a_cursor_is_refused() -> None:
+    with on_a_terminal("127.0.0.1:1", term="dumb") as (process, shown):
+        assert process.wait(TIMEOUT_S) == 2
+    assert b"add --once" in shown
 
 
 def read_all(descriptor: int, into: bytearray) -> None:
