@@ -1,8 +1,10 @@
 """`dataserver top`."""
 
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from types import FrameType
 from typing import Annotated, Any, Final
 
 import grpc
@@ -51,7 +53,7 @@ def top(
             console.print(fleet_tables(fleet.look()))
             return
         # Ctrl-C is how it ends, so it is no failure.
-        with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+        with suppress(KeyboardInterrupt), _in_order_on_sigterm(), Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 live.update(fleet_tables(fleet.look()), refresh=True)
                 time.sleep(interval_s)
@@ -66,6 +68,21 @@ def _check(names: Sequence[str], interval_s: float) -> None:
         split_address(name, "a server")
     if not 0.1 <= interval_s <= MAX_INTERVAL_S:
         raise ValueError(f"--interval-s is {interval_s}; 0.1 to {MAX_INTERVAL_S:.0f} seconds are required")
+
+
+@contextmanager
+def _in_order_on_sigterm() -> Iterator[None]:
+    """End with the shell's code for SIGTERM, but only after the screen is as it was; a second one ends it at once."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_terminal(console: Console) -> None:

@@ -301,7 +301,7 @@ def ended_by(number: int, address: str) -> tuple[int, bytes]:
     return code, bytes(shown)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_in_order(server: Running, number: int, code: int) -> None:
     ended, shown = ended_by(number, server.address)
     assert ended == code
