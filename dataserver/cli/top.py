@@ -15,12 +15,15 @@ from rich.console import Console
 from rich.live import Live
 
 from dataserver.cli.arguments import Switch
-from dataserver.cli.fleet_tables import Answer, answered, fleet_tables
+from dataserver.cli.fleet_numbers import Answer, answered
+from dataserver.cli.fleet_tables import DOES_NOT_ANSWER, fleet_tables
 from dataserver.cli.tables import console_for_tables
 from dataserver.serving.config import split_address
 
 ANSWER_S: Final = 2.0
 """Time that a server has to answer, its connection included."""
+WIDTH_OF_FILE: Final = 1000
+"""Of a table that goes to no terminal: it has all columns, and is as narrow as they are."""
 MAX_SERVERS: Final = 256
 MAX_INTERVAL_S: Final = 3600.0
 
@@ -50,13 +53,26 @@ def top(
         if once:
             fleet.look()
             time.sleep(interval_s)
-            console.print(fleet_tables(fleet.look()))
+            _print(console, fleet.look())
             return
-        # Ctrl-C is how it ends, so it is no failure.
-        with suppress(KeyboardInterrupt), _in_order_on_sigterm(), Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                live.update(fleet_tables(fleet.look()), refresh=True)
-                time.sleep(interval_s)
+        _watch(fleet, console, interval_s)
+
+
+def _print(console: Console, answers: Sequence[Answer]) -> None:
+    if not console.is_terminal:
+        console.width = WIDTH_OF_FILE
+    console.print(fleet_tables(answers, console.width))
+
+
+def _watch(fleet: "Fleet", console: Console, interval_s: float) -> None:
+    with (
+        suppress(KeyboardInterrupt),  # it is how this ends, so no failure
+        _in_order_on_sigterm(),
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while True:
+            live.update(fleet_tables(fleet.look(), console.width, console.height), refresh=True)
+            time.sleep(interval_s)
 
 
 def _check(names: Sequence[str], interval_s: float) -> None:
@@ -128,7 +144,7 @@ def _why(error: grpc.RpcError) -> str:
     """Why a server gave no numbers, in few words."""
     code = error.code()
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return "does not answer"
+        return DOES_NOT_ANSWER
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return "older release"
     return f"refuses: {error.details() or code.name}"
