@@ -2,15 +2,15 @@
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Annotated, Any, Final
 
 import grpc
 import tyro
-from disttrain.v1.admin_service_pb2 import GetMetricsRequest, GetMetricsResponse
-from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
+from disttrain.v1.admin_service_pb2 import DESCRIPTOR, GetMetricsRequest, GetMetricsResponse
+from google.protobuf.message import DecodeError
 from rich.console import Console
 from rich.live import Live
 
@@ -22,10 +22,43 @@ from dataserver.serving.config import split_address
 
 ANSWER_S: Final = 2.0
 """Time that a server has to answer, its connection included."""
+METHOD: Final = f"/{DESCRIPTOR.services_by_name['AdminService'].full_name}/GetMetrics"
+NO_SERVER: Final = "no server of this release"
+"""What is said where something else answers: another program, or another release."""
 WIDTH_OF_FILE: Final = 1000
 """Of a table that goes to no terminal: it has all columns, and is as narrow as they are."""
 MAX_SERVERS: Final = 256
 MAX_INTERVAL_S: Final = 3600.0
+
+
+class Fleet:
+    """Servers, and what each said last."""
+
+    def __init__(self, channels: Mapping[str, grpc.Channel]) -> None:
+        # Answers stay bytes for gRPC, which would print a traceback of those that cannot be read.
+        self._calls: dict[str, Any] = {
+            address: channel.unary_unary(METHOD, request_serializer=GetMetricsRequest.SerializeToString)
+            for address, channel in channels.items()
+        }
+        self._last: dict[str, GetMetricsResponse] = {}
+
+    def look(self) -> list[Answer]:
+        """Ask all servers at once; takes no longer than one of them may take."""
+        calls = {address: call.future(GetMetricsRequest(), timeout=ANSWER_S) for address, call in self._calls.items()}
+        return [self._answer(address, call) for address, call in calls.items()]
+
+    def _answer(self, address: str, call: Any) -> Answer:
+        try:
+            now = GetMetricsResponse.FromString(call.result())
+        except grpc.RpcError as error:
+            return Answer(address, problem=_why(error))
+        except DecodeError:
+            return Answer(address, problem=NO_SERVER)
+        if not now.HasField("uptime"):  # every server sends it; bytes of other programs may happen to be readable
+            return Answer(address, problem=NO_SERVER)
+        before = self._last.get(address)
+        self._last[address] = now
+        return answered(address, now, before)
 
 
 def top(
@@ -64,7 +97,7 @@ def _print(console: Console, answers: Sequence[Answer]) -> None:
     console.print(fleet_tables(answers, console.width))
 
 
-def _watch(fleet: "Fleet", console: Console, interval_s: float) -> None:
+def _watch(fleet: Fleet, console: Console, interval_s: float) -> None:
     with (
         suppress(KeyboardInterrupt),  # it is how this ends, so no failure
         _in_order_on_sigterm(),
@@ -108,36 +141,11 @@ def _check_terminal(console: Console) -> None:
         raise ValueError("top redraws a terminal, and this one (TERM) has no cursor; add --once to print one table")
 
 
-class Fleet:
-    """Servers, and what each said last."""
-
-    def __init__(self, stubs: dict[str, AdminServiceStub]) -> None:
-        self._stubs = stubs
-        self._last: dict[str, GetMetricsResponse] = {}
-
-    def look(self) -> list[Answer]:
-        """Ask all servers at once; takes no longer than one of them may take."""
-        calls = {
-            address: stub.GetMetrics.future(GetMetricsRequest(), timeout=ANSWER_S)
-            for address, stub in self._stubs.items()
-        }
-        return [self._answer(address, call) for address, call in calls.items()]
-
-    def _answer(self, address: str, call: Any) -> Answer:
-        try:
-            now: GetMetricsResponse = call.result()
-        except grpc.RpcError as error:
-            return Answer(address, problem=_why(error))
-        before = self._last.get(address)
-        self._last[address] = now
-        return answered(address, now, before)
-
-
 @contextmanager
 def _fleet(names: Sequence[str]) -> Iterator[Fleet]:
     with ExitStack() as stack:
         channels = {name: stack.enter_context(grpc.insecure_channel(name)) for name in dict.fromkeys(names)}
-        yield Fleet({name: AdminServiceStub(channel) for name, channel in channels.items()})
+        yield Fleet(channels)
 
 
 def _why(error: grpc.RpcError) -> str:
@@ -146,5 +154,5 @@ def _why(error: grpc.RpcError) -> str:
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return DOES_NOT_ANSWER
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return "older release"
+        return NO_SERVER
     return f"refuses: {error.details() or code.name}"

@@ -169,10 +169,22 @@ class Liar(AdminServiceServicer):
         )
 
 
+class Stranger(grpc.GenericRpcHandler):
+    """Another program, which answers every call with the same bytes."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def service(self, _details: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(lambda _request, _context: self._answer)
+
+
 @contextmanager
-def grpc_server(servicer: AdminServiceServicer | None) -> Iterator[str]:
+def grpc_server(servicer: AdminServiceServicer | Stranger | None) -> Iterator[str]:
     server = grpc.server(ThreadPoolExecutor(2))
-    if servicer is not None:
+    if isinstance(servicer, Stranger):
+        server.add_generic_rpc_handlers((servicer,))
+    elif servicer is not None:
         add_AdminServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -188,8 +200,18 @@ def test_servers_that_do_not_answer_are_shown_as_such(server: Running) -> None:
     assert done.returncode == 0
     ends = {row[0]: " ".join(row[8:]) for row in rows(done.stdout) if row and ":" in row[0]}
     assert ends[silent] == ends[closed] == "does not answer"
-    assert ends[other] == "older release"
+    assert ends[other] == "no server of this release"
     assert ends[server.address] == "0 -", "its memory is two words; nothing failed, and no stream waited"
+
+
+@pytest.mark.parametrize("answer", [b"\xff\xff\xff\xff no message", b""])
+def test_another_program_is_named_as_such_without_a_traceback(answer: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with grpc_server(Stranger(answer)) as address:
+        done = run("top", address, *ONCE)
+    (row,) = [row for row in rows(done.stdout) if row[:1] == [address]]
+    assert " ".join(row[8:]) == "no server of this release"
+    assert not caplog.records, "what is logged goes to stderr, and so onto the screen"
+    assert "Traceback" not in done.stderr
 
 
 def test_what_a_broken_server_says_is_shown_without_harm() -> None:
