@@ -29,9 +29,19 @@ def answered(address: str, now: GetMetricsResponse, before: GetMetricsResponse |
     return Answer(address, now, before if same else None)
 
 
+def fell(now: GetMetricsResponse, before: GetMetricsResponse) -> bool:
+    """Whether a counter did: a process among several of a server did not say in time what it has counted."""
+    return any(later < sooner for later, sooner in zip(_counters(now), _counters(before), strict=True))
+
+
+def _counters(answer: GetMetricsResponse) -> list[float]:
+    waits = [seconds_of(getattr(answer.waits, stage)) for stage in STAGES]
+    return [answer.decoded_images, answer.sent_bytes, *waits]
+
+
 def rates(now: GetMetricsResponse, before: GetMetricsResponse | None) -> tuple[str, str]:
-    """Images and megabytes a second between two answers; `-` without two."""
-    if before is None:
+    """Images and megabytes a second between two answers; `-` without two, or where a counter fell."""
+    if before is None or fell(now, before):
         return "-", "-"
     seconds = seconds_of(now.uptime) - seconds_of(before.uptime)
     images = (now.decoded_images - before.decoded_images) / seconds
@@ -40,7 +50,12 @@ def rates(now: GetMetricsResponse, before: GetMetricsResponse | None) -> tuple[s
 
 
 def slowest_stage(now: GetMetricsResponse, before: GetMetricsResponse | None) -> str:
-    """The stage for which streams waited most between two answers, or since the start; `-` where none waited."""
+    """The stage for which streams waited most between two answers, or since the start.
+
+    `-` where none waited, or a counter fell.
+    """
+    if before is not None and fell(now, before):
+        return "-"
     waits = {stage: seconds_of(getattr(now.waits, stage)) for stage in STAGES}
     if before is not None:
         waits = {stage: seconds - seconds_of(getattr(before.waits, stage)) for stage, seconds in waits.items()}

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from dataserver.cli.arguments import Switch
-from dataserver.cli.fleet_numbers import Answer, answered
+from dataserver.cli.fleet_numbers import Answer, answered, fell
 from dataserver.cli.fleet_tables import DOES_NOT_ANSWER, fleet_tables
 from dataserver.cli.tables import console_for_tables
 from dataserver.serving.config import split_address
@@ -25,6 +26,8 @@ ANSWER_S: Final = 2.0
 METHOD: Final = f"/{DESCRIPTOR.services_by_name['AdminService'].full_name}/GetMetrics"
 NO_SERVER: Final = "no server of this release"
 """What is said where something else answers: another program, or another release."""
+FALLS: Final = 5
+"""Looks for which counters may be less than they were before they are taken for those of another process."""
 WIDTH_OF_FILE: Final = 1000
 """Of a table that goes to no terminal: it has all columns, and is as narrow as they are."""
 MAX_SERVERS: Final = 256
@@ -41,6 +44,7 @@ class Fleet:
             for address, channel in channels.items()
         }
         self._last: dict[str, GetMetricsResponse] = {}
+        self._falls: Counter[str] = Counter()
 
     def look(self) -> list[Answer]:
         """Ask all servers at once; takes no longer than one of them may take."""
@@ -56,9 +60,22 @@ class Fleet:
             return Answer(address, problem=NO_SERVER)
         if not now.HasField("uptime"):  # every server sends it; bytes of other programs may happen to be readable
             return Answer(address, problem=NO_SERVER)
-        before = self._last.get(address)
-        self._last[address] = now
-        return answered(address, now, before)
+        answer = answered(address, now, self._last.get(address))
+        self._remember(answer)
+        return answer
+
+    def _remember(self, answer: Answer) -> None:
+        """Keep what the next answer is compared with.
+
+        That is not an answer whose counters fell: where a process of a server was late, they soon rise by all that it
+        has ever counted, which would be taken for a rate.
+        """
+        assert answer.now is not None
+        fallen = answer.before is not None and fell(answer.now, answer.before)
+        self._falls[answer.address] = self._falls[answer.address] + 1 if fallen else 0
+        if self._falls[answer.address] in (0, FALLS):
+            self._last[answer.address] = answer.now
+            self._falls[answer.address] = 0
 
 
 def top(
