@@ -1,63 +1,153 @@
-"""The numbers of a fleet as tables for people: rates between two answers of each server, and how far the ranks are."""
+"""The numbers of a fleet as tables that fit a terminal: one of its servers, one of the ranks that they serve."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from disttrain.v1.admin_service_pb2 import GetMetricsResponse, RankProgress
-from google.protobuf.duration_pb2 import Duration
-from rich import box
-from rich.console import Group
-from rich.table import Table
+from disttrain.v1.admin_service_pb2 import GetMetricsResponse
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-MAX_RANKS_SHOWN: Final = 48
+from dataserver.cli.fitted_table import HEAD_LINES, Column, FittedTable, Kind, fit
+from dataserver.cli.fleet_numbers import Answer, RankRow, by_lag, most_behind, ranked, rates, seconds_of, slowest_stage
+
+DOES_NOT_ANSWER: Final = "does not answer"
 MAX_CHARS: Final = 64
 """Of a text that a server sent."""
-STAGES: Final = ("planning", "decoding", "consumer")
-"""Those that divide the time of a stream among them."""
+MAX_NOTE_WIDTH: Final = 110
+KEEP_OF_SERVERS: Final = ("server", "state", "images/s", "MB/s", "streams", "memory", "ahead", "storage", "invalid")
+"""Columns, the one that is left out last first."""
+KEEP_OF_RANKS: Final = ("module", "rank", "lag", "step", "job", "unread", "server", "ready")
 _MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a server said last, and the time before; or why it said nothing."""
+class _Rows:
+    """A table, and which of its rows go first where there are too many."""
 
-    address: str
-    now: GetMetricsResponse | None = None
-    before: GetMetricsResponse | None = None
-    """Of the same process; None if there is no such answer."""
-    problem: str = ""
+    fitted: FittedTable
+    order: Sequence[int]
+    more: Callable[[Sequence[int]], str]
+    """What to say of these rows, which are not shown."""
+    red: frozenset[int] = frozenset()
+    beyond: int = 0
+    """Rows that the table never shows."""
+
+    def within(self, lines: int) -> list[int]:
+        """The first rows that take no more lines, one at least unless there is none, in the order of the table."""
+        shown: list[int] = []
+        for row in self.order:
+            lines -= self.fitted.row_lines[row]
+            if lines < 0 and (shown or lines + self.fitted.row_lines[row] <= 0):
+                break
+            shown.append(row)
+        return sorted(shown)
+
+    def lines(self, shown: Sequence[int]) -> int:
+        """How many these rows take."""
+        return sum(self.fitted.row_lines[row] for row in shown)
 
 
-def answered(address: str, now: GetMetricsResponse, before: GetMetricsResponse | None) -> Answer:
-    """An answer with the one before it, unless the server was started again in between."""
-    same = before is not None and _seconds(before.uptime) < _seconds(now.uptime)
-    return Answer(address, now, before if same else None)
+@dataclass(frozen=True)
+class _Part:
+    """Some rows of a table, and the lines below them."""
+
+    rows: _Rows
+    shown: Sequence[int]
+    notes: Sequence[str]
+
+    @property
+    def lines(self) -> int:
+        """How many it takes."""
+        return len(self.notes) + (HEAD_LINES + self.rows.lines(self.shown) if self.shown else 0)
+
+    def pieces(self) -> list[RenderableType]:
+        """What to print."""
+        table: list[RenderableType] = [self.rows.fitted.table(self.shown, self.rows.red)] if self.shown else []
+        return table + [Text(note, style="dim") for note in self.notes]
 
 
-def fleet_tables(answers: Sequence[Answer]) -> Group:
-    """Tables of servers and of ranks."""
-    ranks = ranked({answer.address: answer.now for answer in answers if answer.now is not None})
-    parts = [_servers(answers)]
-    if ranks:
-        parts.append(_ranks(ranks))
-    return Group(*parts)
+def fleet_tables(answers: Sequence[Answer], width: int, height: int | None = None) -> Group:
+    """Tables of servers and of ranks.
+
+    Args:
+        answers: of all servers.
+        width: characters of a line, to which columns are limited.
+        height: lines to which rows are limited; None shows all.
+    """
+    tables = [_servers(answers, width)]
+    if ranks := ranked({answer.address: answer.now for answer in answers if answer.now is not None}):
+        tables.append(_ranks(ranks, width))
+    view: list[_Part] = []
+    for view in _views(tables, width, height or 0):
+        if height is None or sum(part.lines for part in view) + len(view) - 1 <= height:
+            break
+    pieces: list[RenderableType] = []
+    for part in view:
+        pieces += [*([""] if pieces else []), *part.pieces()]
+    return Group(*pieces)
 
 
-def _servers(answers: Iterable[Answer]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, caption_justify="left")
-    table.add_column("server", no_wrap=True)
-    for title in ("images/s", "MB/s", "streams", "memory", "ahead", "invalid", "storage"):
-        table.add_column(title, justify="right")
-    table.add_column("state")
-    for answer in answers:
-        if answer.now is None:
-            table.add_row(_text(answer.address), *["-"] * 7, Text(_clean(answer.problem), style="red"))
-        else:
-            table.add_row(_text(answer.address), *_server_cells(answer.now, answer.before))
-    table.caption = "state: what streams waited for most; consumer is the trainer. invalid, storage: since the start."
-    return table
+def _views(tables: Sequence[_Rows], width: int, height: int) -> Iterator[list[_Part]]:
+    """Less and less of the tables."""
+    everything = [sorted(rows.order) for rows in tables]
+    yield _parts(tables, everything, width, legends=True)
+    yield _parts(tables, everything, width)
+    for lines in range(height, 0, -1):
+        yield _parts(tables, _divided(tables, lines), width)
+
+
+def _divided(tables: Sequence[_Rows], lines: int) -> list[list[int]]:
+    """The rows that so many lines have room for: a third for ranks, and what one table does not need for the other."""
+    if len(tables) == 1:
+        return [tables[0].within(lines)]
+    servers, ranks = tables
+    for_ranks = min(lines // 3, ranks.lines(ranks.order))
+    shown = servers.within(lines - for_ranks)
+    return [shown, ranks.within(lines - servers.lines(shown))]
+
+
+def _parts(tables: Sequence[_Rows], shown: Sequence[list[int]], width: int, legends: bool = False) -> list[_Part]:
+    parts = []
+    for rows, seen in zip(tables, shown, strict=True):
+        hidden = sorted(set(rows.order) - set(seen))
+        notes = [rows.more(hidden)] if len(hidden) + rows.beyond else []
+        if seen and rows.fitted.left_out:
+            notes.append(f"wider terminals show: {', '.join(rows.fitted.left_out)}")
+        if legends:
+            notes.append(rows.fitted.legend)
+        lines = [line for note in notes for line in textwrap.wrap(note, min(width, MAX_NOTE_WIDTH))]
+        parts.append(_Part(rows, seen, lines))
+    return parts
+
+
+def _servers(answers: Sequence[Answer], width: int) -> _Rows:
+    """Those that answer go first."""
+    cells = [
+        ["-"] * 7 + [_clean(answer.problem)] if answer.now is None else _server_cells(answer.now, answer.before)
+        for answer in answers
+    ]
+    columns = [Column("server", [_clean(answer.address) for answer in answers], Kind.NAMES)]
+    about = {"invalid": "images, since the start", "storage": "failed reads, since the start"}
+    titles = ("images/s", "MB/s", "streams", "memory", "ahead", "invalid", "storage")
+    figures = list(zip(*cells, strict=True))
+    columns += [Column(title, figures[i], about=about.get(title, "")) for i, title in enumerate(titles)]
+    waited = "what streams waited for most; consumer is the trainer"
+    columns.append(Column("state", figures[-1], Kind.WORDS, waited))
+    failed = frozenset(i for i, answer in enumerate(answers) if answer.now is None)
+
+    def more(hidden: Sequence[int]) -> str:
+        problems = [answers[i].problem for i in hidden if i in failed]
+        silent = problems.count(DOES_NOT_ANSWER)
+        others = len(problems) - silent
+        said = [f"{silent} {'does' if silent == 1 else 'do'} not answer"] if silent else []
+        said += [f"{others} without numbers"] if others else []
+        return f"... and {_count(len(hidden), 'more server')}" + (f" ({', '.join(said)})" if said else "")
+
+    order = sorted(range(len(answers)), key=lambda i: i in failed)
+    return _Rows(fit(columns, KEEP_OF_SERVERS, width), order, more, failed)
 
 
 def _server_cells(now: GetMetricsResponse, before: GetMetricsResponse | None) -> list[str]:
@@ -72,86 +162,35 @@ def _server_cells(now: GetMetricsResponse, before: GetMetricsResponse | None) ->
     ]
 
 
-def rates(now: GetMetricsResponse, before: GetMetricsResponse | None) -> tuple[str, str]:
-    """Images and megabytes a second between two answers; `-` without two."""
-    if before is None:
-        return "-", "-"
-    seconds = _seconds(now.uptime) - _seconds(before.uptime)
-    images = (now.decoded_images - before.decoded_images) / seconds
-    megabytes = (now.sent_bytes - before.sent_bytes) / seconds / 1e6
-    return f"{images:.0f}", f"{megabytes:.1f}"
+def _ranks(ranks: Sequence[RankRow], width: int) -> _Rows:
+    """Those furthest behind go first."""
+    rows = most_behind(ranks)
+    beyond = len(ranks) - len(rows)
+    columns = [
+        Column("job", [_clean(row.progress.job) for row in rows], Kind.NAMES),
+        Column("module", [_clean(row.progress.module) for row in rows], Kind.NAMES),
+        Column("rank", [str(row.progress.rank) for row in rows]),
+        Column("step", [str(row.progress.sent_step) if row.lag is not None else "-" for row in rows]),
+        Column("lag", ["-" if row.lag is None else str(row.lag) for row in rows],
+               about="steps behind the first rank of the job"),
+        Column("ready", [str(row.progress.ready_microbatches) for row in rows], about="microbatches that wait"),
+        Column("unread", [f"{seconds_of(row.progress.unread):.1f} s" for row in rows], about="since it took nothing"),
+        Column("server", [_clean(row.address) for row in rows], Kind.NAMES),
+    ]  # fmt: skip
+
+    def more(hidden: Sequence[int]) -> str:
+        count = beyond + len(hidden)
+        if count == len(ranks):
+            return f"... and {_count(count, 'rank')}"
+        return f"... and {_count(count, 'more rank')} {'is' if count == 1 else 'are'} less far behind"
+
+    return _Rows(fit(columns, KEEP_OF_RANKS, width), by_lag(rows), more, beyond=beyond)
 
 
-def slowest_stage(now: GetMetricsResponse, before: GetMetricsResponse | None) -> str:
-    """The stage for which streams waited most between two answers, or since the start; `-` where none waited."""
-    waits = {stage: _seconds(getattr(now.waits, stage)) for stage in STAGES}
-    if before is not None:
-        waits = {stage: seconds - _seconds(getattr(before.waits, stage)) for stage, seconds in waits.items()}
-    total = sum(waits.values())
-    if total <= 0:
-        return "-"
-    most = max(waits, key=lambda stage: waits[stage])
-    return f"{most} {waits[most] / total:.0%}"
-
-
-@dataclass(frozen=True)
-class RankRow:
-    """A rank, the server that it reads from, and how many steps it is behind the first rank of its job."""
-
-    address: str
-    progress: RankProgress
-    lag: int | None
-
-
-def ranked(answers: Mapping[str, GetMetricsResponse]) -> list[RankRow]:
-    """All ranks by job, module and rank."""
-    found = [(address, rank) for address, answer in answers.items() for rank in answer.ranks]
-    first: dict[str, int] = {}
-    for _, rank in found:
-        if rank.HasField("sent_step"):
-            first[rank.job] = max(first.get(rank.job, 0), rank.sent_step)
-    rows = [
-        RankRow(address, rank, first[rank.job] - rank.sent_step if rank.HasField("sent_step") else None)
-        for address, rank in found
-    ]
-    return sorted(rows, key=lambda row: (row.progress.job, row.progress.module, row.progress.rank, row.address))
-
-
-def most_behind(rows: Sequence[RankRow]) -> list[RankRow]:
-    """As many rows as are shown, those furthest behind, in the order that they have."""
-    ordered = sorted(rows, key=lambda row: (row.lag or 0, _seconds(row.progress.unread)), reverse=True)
-    kept = set(map(id, ordered[:MAX_RANKS_SHOWN]))
-    return [row for row in rows if id(row) in kept]
-
-
-def _ranks(rows: Sequence[RankRow]) -> Table:
-    table = Table("job", "module", box=box.SIMPLE_HEAD, caption_justify="left")
-    for title in ("rank", "step", "lag", "ready", "unread"):
-        table.add_column(title, justify="right")
-    table.add_column("server")
-    for row in most_behind(rows):
-        rank = row.progress
-        step = str(rank.sent_step) if rank.HasField("sent_step") else "-"
-        lag = "-" if row.lag is None else str(row.lag)
-        unread = f"{_seconds(rank.unread):.1f} s"
-        cells = (str(rank.rank), step, lag, str(rank.ready_microbatches), unread)
-        table.add_row(_text(rank.job), _text(rank.module), *cells, _text(row.address))
-    more = len(rows) - MAX_RANKS_SHOWN
-    table.caption = (
-        "lag: steps behind the first rank of the job. ready: microbatches that wait. unread: since it took nothing."
-        + (f" {more} more ranks are less far behind." if more > 0 else "")
-    )
-    return table
-
-
-def _text(value: str) -> Text:
-    return Text(_clean(value))
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _clean(value: str) -> str:
-    """A text of a server without what would move the cursor."""
-    return "".join(c if c.isprintable() else "?" for c in value[:MAX_CHARS])
-
-
-def _seconds(duration: Duration) -> float:
-    return duration.seconds + duration.nanos / 1e9
+    """A text of a server without what would move the cursor, or take other than one place."""
+    return "".join(c if c.isprintable() and cell_len(c) == 1 else "?" for c in value[:MAX_CHARS])

@@ -1,25 +1,81 @@
 """`dataserver top`."""
 
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from types import FrameType
 from typing import Annotated, Any, Final
 
 import grpc
 import tyro
-from disttrain.v1.admin_service_pb2 import GetMetricsRequest, GetMetricsResponse
-from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
+from disttrain.v1.admin_service_pb2 import DESCRIPTOR, GetMetricsRequest, GetMetricsResponse
+from google.protobuf.message import DecodeError
+from rich.console import Console
 from rich.live import Live
 
 from dataserver.cli.arguments import Switch
-from dataserver.cli.fleet_tables import Answer, answered, fleet_tables
+from dataserver.cli.fleet_numbers import Answer, answered, fell
+from dataserver.cli.fleet_tables import DOES_NOT_ANSWER, fleet_tables
 from dataserver.cli.tables import console_for_tables
 from dataserver.serving.config import split_address
 
 ANSWER_S: Final = 2.0
 """Time that a server has to answer, its connection included."""
+METHOD: Final = f"/{DESCRIPTOR.services_by_name['AdminService'].full_name}/GetMetrics"
+NO_SERVER: Final = "no server of this release"
+"""What is said where something else answers: another program, or another release."""
+FALLS: Final = 5
+"""Looks for which counters may be less than they were before they are taken for those of another process."""
+WIDTH_OF_FILE: Final = 1000
+"""Of a table that goes to no terminal: it has all columns, and is as narrow as they are."""
 MAX_SERVERS: Final = 256
 MAX_INTERVAL_S: Final = 3600.0
+
+
+class Fleet:
+    """Servers, and what each said last."""
+
+    def __init__(self, channels: Mapping[str, grpc.Channel]) -> None:
+        # Answers stay bytes for gRPC, which would print a traceback of those that cannot be read.
+        self._calls: dict[str, Any] = {
+            address: channel.unary_unary(METHOD, request_serializer=GetMetricsRequest.SerializeToString)
+            for address, channel in channels.items()
+        }
+        self._last: dict[str, GetMetricsResponse] = {}
+        self._falls: Counter[str] = Counter()
+
+    def look(self) -> list[Answer]:
+        """Ask all servers at once; takes no longer than one of them may take."""
+        calls = {address: call.future(GetMetricsRequest(), timeout=ANSWER_S) for address, call in self._calls.items()}
+        return [self._answer(address, call) for address, call in calls.items()]
+
+    def _answer(self, address: str, call: Any) -> Answer:
+        try:
+            now = GetMetricsResponse.FromString(call.result())
+        except grpc.RpcError as error:
+            return Answer(address, problem=_why(error))
+        except DecodeError:
+            return Answer(address, problem=NO_SERVER)
+        if not now.HasField("uptime"):  # every server sends it; bytes of other programs may happen to be readable
+            return Answer(address, problem=NO_SERVER)
+        answer = answered(address, now, self._last.get(address))
+        self._remember(answer)
+        return answer
+
+    def _remember(self, answer: Answer) -> None:
+        """Keep what the next answer is compared with.
+
+        That is not an answer whose counters fell: where a process of a server was late, they soon rise by all that it
+        has ever counted, which would be taken for a rate.
+        """
+        assert answer.now is not None
+        fallen = answer.before is not None and fell(answer.now, answer.before)
+        self._falls[answer.address] = self._falls[answer.address] + 1 if fallen else 0
+        if self._falls[answer.address] in (0, FALLS):
+            self._last[answer.address] = answer.now
+            self._falls[answer.address] = 0
 
 
 def top(
@@ -41,19 +97,32 @@ def top(
     names = [name for address in addresses for name in address.split(",") if name]
     _check(names, interval_s)
     console = console_for_tables()
-    if not once and not console.is_terminal:
-        raise ValueError("top redraws a terminal, and the output is none; add --once to print one table")
+    if not once:
+        _check_terminal(console)
     with _fleet(names) as fleet:
         if once:
             fleet.look()
             time.sleep(interval_s)
-            console.print(fleet_tables(fleet.look()))
+            _print(console, fleet.look())
             return
-        # Ctrl-C is how it ends, so it is no failure.
-        with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                live.update(fleet_tables(fleet.look()), refresh=True)
-                time.sleep(interval_s)
+        _watch(fleet, console, interval_s)
+
+
+def _print(console: Console, answers: Sequence[Answer]) -> None:
+    if not console.is_terminal:
+        console.width = WIDTH_OF_FILE
+    console.print(fleet_tables(answers, console.width))
+
+
+def _watch(fleet: Fleet, console: Console, interval_s: float) -> None:
+    with (
+        suppress(KeyboardInterrupt),  # it is how this ends, so no failure
+        _in_order_on_sigterm(),
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while True:
+            live.update(fleet_tables(fleet.look(), console.width, console.height), refresh=True)
+            time.sleep(interval_s)
 
 
 def _check(names: Sequence[str], interval_s: float) -> None:
@@ -67,43 +136,40 @@ def _check(names: Sequence[str], interval_s: float) -> None:
         raise ValueError(f"--interval-s is {interval_s}; 0.1 to {MAX_INTERVAL_S:.0f} seconds are required")
 
 
-class Fleet:
-    """Servers, and what each said last."""
+@contextmanager
+def _in_order_on_sigterm() -> Iterator[None]:
+    """End with the shell's code for SIGTERM, but only after the screen is as it was; a second one ends it at once."""
 
-    def __init__(self, stubs: dict[str, AdminServiceStub]) -> None:
-        self._stubs = stubs
-        self._last: dict[str, GetMetricsResponse] = {}
+    def end(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise SystemExit(128 + number)
 
-    def look(self) -> list[Answer]:
-        """Ask all servers at once; takes no longer than one of them may take."""
-        calls = {
-            address: stub.GetMetrics.future(GetMetricsRequest(), timeout=ANSWER_S)
-            for address, stub in self._stubs.items()
-        }
-        return [self._answer(address, call) for address, call in calls.items()]
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
-    def _answer(self, address: str, call: Any) -> Answer:
-        try:
-            now: GetMetricsResponse = call.result()
-        except grpc.RpcError as error:
-            return Answer(address, problem=_why(error))
-        before = self._last.get(address)
-        self._last[address] = now
-        return answered(address, now, before)
+
+def _check_terminal(console: Console) -> None:
+    if not console.is_terminal:
+        raise ValueError("top redraws a terminal, and the output is none; add --once to print one table")
+    if console.is_dumb_terminal:
+        raise ValueError("top redraws a terminal, and this one (TERM) has no cursor; add --once to print one table")
 
 
 @contextmanager
 def _fleet(names: Sequence[str]) -> Iterator[Fleet]:
     with ExitStack() as stack:
         channels = {name: stack.enter_context(grpc.insecure_channel(name)) for name in dict.fromkeys(names)}
-        yield Fleet({name: AdminServiceStub(channel) for name, channel in channels.items()})
+        yield Fleet(channels)
 
 
 def _why(error: grpc.RpcError) -> str:
     """Why a server gave no numbers, in few words."""
     code = error.code()
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return "does not answer"
+        return DOES_NOT_ANSWER
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return "older release"
+        return NO_SERVER
     return f"refuses: {error.details() or code.name}"

@@ -30,7 +30,9 @@ from rich.console import Console
 from serving.harness import FIXED_WINDOW, Running, index, job_data, running
 from shards import break_images, write_pairs
 
-from dataserver.cli import fleet_tables as tables
+from dataserver.cli import fleet_numbers as numbers
+from dataserver.cli.fleet_tables import DOES_NOT_ANSWER, fleet_tables
+from dataserver.cli.top import FALLS, Fleet
 from dataserver.serving.metrics_families import metrics_registry
 
 ONCE = ("--once", "--interval-s", "0.2")
@@ -168,10 +170,22 @@ class Liar(AdminServiceServicer):
         )
 
 
+class Stranger(grpc.GenericRpcHandler):
+    """Another program, which answers every call with the same bytes."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def service(self, _details: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(lambda _request, _context: self._answer)
+
+
 @contextmanager
-def grpc_server(servicer: AdminServiceServicer | None) -> Iterator[str]:
+def grpc_server(servicer: AdminServiceServicer | Stranger | None) -> Iterator[str]:
     server = grpc.server(ThreadPoolExecutor(2))
-    if servicer is not None:
+    if isinstance(servicer, Stranger):
+        server.add_generic_rpc_handlers((servicer,))
+    elif servicer is not None:
         add_AdminServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -187,8 +201,18 @@ def test_servers_that_do_not_answer_are_shown_as_such(server: Running) -> None:
     assert done.returncode == 0
     ends = {row[0]: " ".join(row[8:]) for row in rows(done.stdout) if row and ":" in row[0]}
     assert ends[silent] == ends[closed] == "does not answer"
-    assert ends[other] == "older release"
+    assert ends[other] == "no server of this release"
     assert ends[server.address] == "0 -", "its memory is two words; nothing failed, and no stream waited"
+
+
+@pytest.mark.parametrize("answer", [b"\xff\xff\xff\xff no message", b""])
+def test_another_program_is_named_as_such_without_a_traceback(answer: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with grpc_server(Stranger(answer)) as address:
+        done = run("top", address, *ONCE)
+    (row,) = [row for row in rows(done.stdout) if row[:1] == [address]]
+    assert " ".join(row[8:]) == "no server of this release"
+    assert not caplog.records, "what is logged goes to stderr, and so onto the screen"
+    assert "Traceback" not in done.stderr
 
 
 def test_what_a_broken_server_says_is_shown_without_harm() -> None:
@@ -205,9 +229,9 @@ def message(uptime_s: int, **fields: Any) -> pb.GetMetricsResponse:
 
 def test_rates_are_taken_between_two_answers_of_one_process() -> None:
     before, now = message(10, decoded_images=100, sent_bytes=0), message(14, decoded_images=500, sent_bytes=6_000_000)
-    assert tables.rates(now, tables.answered("a", now, before).before) == ("100", "1.5")
-    assert tables.answered("a", before, now).before is None, "it was started again"
-    assert tables.rates(now, None) == ("-", "-")
+    assert numbers.rates(now, numbers.answered("a", now, before).before) == ("100", "1.5")
+    assert numbers.answered("a", before, now).before is None, "it was started again"
+    assert numbers.rates(now, None) == ("-", "-")
 
 
 def test_the_stage_that_limits_is_the_one_waited_for_most_since_the_last_answer() -> None:
@@ -220,16 +244,16 @@ def test_the_stage_that_limits_is_the_one_waited_for_most_since_the_last_answer(
         )
 
     before, now = message(1, waits=waits(90, 5, 0, 0)), message(9, waits=waits(91, 8, 0, 99))
-    assert tables.slowest_stage(now, before) == "decoding 75%"
-    assert tables.slowest_stage(now, None) == "planning 92%"
-    assert tables.slowest_stage(before, before) == "-"
+    assert numbers.slowest_stage(now, before) == "decoding 75%"
+    assert numbers.slowest_stage(now, None) == "planning 92%"
+    assert numbers.slowest_stage(before, before) == "-"
 
 
 def test_lag_is_counted_from_the_first_rank_of_the_job_on_any_server() -> None:
     def rank(job: str, rank: int, step: int | None) -> pb.RankProgress:
         return pb.RankProgress(job=job, module="llm", rank=rank, sent_step=step)
 
-    found = tables.ranked(
+    found = numbers.ranked(
         {
             "a": message(1, ranks=[rank("x", 0, 7), rank("y", 0, 90)]),
             "b": message(1, ranks=[rank("x", 1, 4), rank("x", 2, None)]),
@@ -245,14 +269,148 @@ def test_lag_is_counted_from_the_first_rank_of_the_job_on_any_server() -> None:
 
 def test_of_many_ranks_those_furthest_behind_are_shown() -> None:
     ranks = [pb.RankProgress(job="x", module="m", rank=r, sent_step=1000 - r % 100) for r in range(200)]
-    shown = tables.most_behind(tables.ranked({"a": message(1, ranks=ranks)}))
-    assert len(shown) == tables.MAX_RANKS_SHOWN
-    assert min(row.lag or 0 for row in shown) == 100 - tables.MAX_RANKS_SHOWN // 2
+    shown = numbers.most_behind(numbers.ranked({"a": message(1, ranks=ranks)}))
+    assert len(shown) == numbers.MAX_RANKS_SHOWN
+    assert min(row.lag or 0 for row in shown) == 100 - numbers.MAX_RANKS_SHOWN // 2
     assert [row.progress.rank for row in shown] == sorted(row.progress.rank for row in shown)
-    console = Console(width=110)
+    assert "152 more ranks" in " ".join(drawn([numbers.answered("a", message(2, ranks=ranks), None)], 110))
+
+
+def drawn(answers: list[numbers.Answer], width: int, height: int | None = None) -> list[str]:
+    """The lines of the tables on a terminal of that size."""
+    console = Console(width=width)
     with console.capture() as capture:
-        console.print(tables.fleet_tables([tables.answered("a", message(2, ranks=ranks), None)]))
-    assert "152 more ranks" in " ".join(capture.get().split())
+        console.print(fleet_tables(answers, width, height))
+    return capture.get().splitlines()
+
+
+def fleet(live: int, silent: int, host: str = "127.0.0.1", ranks: int = 4) -> list[numbers.Answer]:
+    """Servers that do not answer, then those that do; the last of each job's ranks is furthest behind."""
+    found = [numbers.Answer(f"{host}:{40000 + i}", problem=DOES_NOT_ANSWER) for i in range(silent)]
+    before = message(10, waits=pb.StageWaits())
+    now = message(
+        12,
+        decoded_images=246_802,
+        sent_bytes=312_000_000,
+        resident_bytes=451 << 20,
+        prefetch_used_bytes=37,
+        prefetch_limit_bytes=100,
+        invalid_images=54_321,
+        storage_errors=987,
+        waits=pb.StageWaits(consumer=Duration(seconds=9)),
+        ranks=[
+            pb.RankProgress(job="eabb7b144187", module="backbone", rank=r, sent_step=5000 - 7 * r) for r in range(ranks)
+        ],
+    )
+    return found + [numbers.answered(f"{host}:{50000 + i}", now, before) for i in range(live)]
+
+
+def cells(line: str, head: str) -> dict[str, str]:
+    """What is below each title; columns are two characters apart, and figures end where their titles do."""
+    ends = {found[0]: (found.start(), found.end()) for found in re.finditer(r"\S+", head)}
+    return {
+        title: next(word[0] for word in re.finditer(r"\S+( \S+)*", line) if word.start() < end and word.end() > start)
+        for title, (start, end) in ends.items()
+    }
+
+
+SERVER = {
+    "images/s": "123401", "MB/s": "156.0", "streams": "0", "memory": "451 MiB", "ahead": "37%", "invalid": "54321",
+    "storage": "987", "state": "consumer 100%",
+}  # fmt: skip
+RANK = {"job": "eabb7b144187", "module": "backbone", "rank": "3", "step": "4979", "lag": "21", "unread": "0.0 s"}
+RANK["ready"] = "0"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "cpu-17.rack-4.europe-west.example.com"])
+@pytest.mark.parametrize("width", [24, 30, 40, 50, 60, 70, 80, 100, 110, 160])
+def test_no_figure_is_cut_and_columns_are_left_out_whole(width: int, host: str) -> None:
+    lines = drawn(fleet(2, 2, host), width)
+    assert max(map(len, lines)) <= width
+    servers, ranks = (i for i, line in enumerate(lines) if re.search(r"^server  |module", line))
+    text = " ".join(" ".join(lines).split())
+    for head, row, whole in ((servers, servers + 5, SERVER), (ranks, ranks + 8, RANK)):
+        found = cells(lines[row], lines[head])
+        assert all(found[title] == cell for title, cell in whole.items() if title in found)
+        left_out = [title for title in whole if title not in found]
+        assert "wider terminals show" in text or not left_out
+        assert all(re.search(rf"wider terminals show: [^.]*{title}", text) for title in left_out), left_out
+    addresses = [cells(line, lines[servers])["server"] for line in lines[servers + 2 : servers + 6]]
+    assert len(set(addresses)) == 4, "servers differ"
+
+
+def test_what_a_narrow_terminal_keeps() -> None:
+    lines = drawn(fleet(1, 1), 40)
+    assert lines[0].split() == ["server", "images/s", "state"]
+    assert lines[2].split() == ["127.0.*:40000", "-", "does", "not", "answer"]
+    lines = drawn(fleet(1, 1), 80)
+    head = next(line for line in lines if line.startswith("job"))
+    assert cells(lines[lines.index(head) + 2], head)["server"] == "127.0.0.1:50000"
+
+
+def test_more_servers_than_lines_are_counted_and_ranks_keep_some() -> None:
+    answers = fleet(1, 31, ranks=30)
+    lines = drawn(answers, 100, 24)
+    assert len(lines) <= 24
+    assert any(line.startswith("127.0.0.1:50000") for line in lines), "the one that answers comes first"
+    silent = sum(line.endswith("does not answer") for line in map(str.rstrip, lines))
+    assert silent >= 5
+    assert f"... and {31 - silent} more servers ({31 - silent} do not answer)" in lines
+    ranks = [line.split()[2] for line in lines if line.startswith("eabb7b144187")]
+    assert len(ranks) >= 4
+    assert ranks == [str(rank) for rank in range(30 - len(ranks), 30)], "those that lag most"
+    assert f"... and {30 - len(ranks)} more ranks are less far behind" in lines
+    everything = drawn(answers, 100)
+    assert sum(bool(re.match("127.0.0.1:", line)) for line in everything) == 32
+    assert not any("... and" in line for line in everything)
+
+
+@pytest.mark.parametrize("height", range(7, 60))
+def test_nothing_is_below_the_last_line(height: int) -> None:
+    lines = drawn(fleet(3, 8), 80, height)
+    assert len(lines) <= height
+    assert any(line.startswith("127.0.*50000") for line in lines)
+    servers, ranks = (sum(line.startswith(start) for line in lines) for start in ("127.0.*", "eabb7b144187"))
+    text = "\n".join(lines)
+    assert servers == 11 or f"... and {11 - servers} more server" in text
+    assert ranks == 12 or re.search(rf"\.\.\. and {12 - ranks}( more)? rank", text)
+
+
+class Forgetful(AdminServiceServicer):
+    """A server of two processes; one of them, which has decoded 1,000 images, is late at the third call."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def GetMetrics(self, _request: Any, _context: Any) -> pb.GetMetricsResponse:  # noqa: N802
+        self._calls += 1
+        waits = pb.StageWaits(consumer=Duration(seconds=100 * self._calls))
+        return message(self._calls, decoded_images=[1200, 1300, 400, 1500][self._calls - 1], waits=waits)
+
+
+def test_a_counter_that_falls_gives_no_rate_then_or_later() -> None:
+    with grpc_server(Forgetful()) as address, grpc.insecure_channel(address) as channel:
+        fleet = Fleet({address: channel})
+        found = [fleet.look()[0] for _ in range(4)]
+    shown = [numbers.rates(answer.now, answer.before)[0] for answer in found if answer.now]
+    assert shown == ["-", "100", "-", "100"], "the last over two seconds"
+    states = [numbers.slowest_stage(answer.now, answer.before) for answer in found if answer.now]
+    assert states[2] == "-"
+
+
+def test_counters_that_stay_low_are_those_of_another_process() -> None:
+    class Restarted(AdminServiceServicer):
+        calls = 0
+
+        def GetMetrics(self, _request: Any, _context: Any) -> pb.GetMetricsResponse:  # noqa: N802
+            self.calls += 1
+            return message(self.calls, decoded_images=9000 if self.calls == 1 else self.calls)
+
+    with grpc_server(Restarted()) as address, grpc.insecure_channel(address) as channel:
+        fleet = Fleet({address: channel})
+        found = [fleet.look()[0] for _ in range(FALLS + 2)]
+    shown = [numbers.rates(answer.now, answer.before)[0] for answer in found if answer.now]
+    assert shown == ["-"] * (FALLS + 1) + ["1"]
 
 
 @pytest.mark.parametrize(
@@ -270,25 +428,49 @@ def test_refusals(arguments: tuple[str, ...], message_: str) -> None:
     assert message_ in refused("top", *arguments)
 
 
-def test_ctrl_c_ends_it_in_order(server: Running) -> None:
+@contextmanager
+def on_a_terminal(*arguments: str, term: str = "xterm") -> Iterator[tuple[subprocess.Popen[bytes], bytearray]]:
+    """`dataserver top` on a terminal of its own, and what it has written there."""
     leader, follower = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
-    line = command("top", server.address, "--interval-s", "0.2")
+    environment = {**os.environ, "TERM": term, "COLUMNS": "120", "LINES": "40"}
+    line = command("top", *arguments)
     with subprocess.Popen(line, stdout=follower, stderr=follower, stdin=follower, env=environment) as process:
         os.close(follower)
         shown = bytearray()
         reading = threading.Thread(target=read_all, args=(leader, shown))
         reading.start()
+        try:
+            yield process, shown
+        finally:
+            process.kill()
+            reading.join()
+            os.close(leader)
+
+
+def ended_by(number: int, address: str) -> tuple[int, bytes]:
+    """Exit code and output of a live view that had a signal."""
+    with on_a_terminal(address, "--interval-s", "0.2") as (process, shown):
         end = time.monotonic() + TIMEOUT_S
         while not re.search(rb"images/s", shown):
             assert time.monotonic() < end, bytes(shown)
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(TIMEOUT_S) == 0
-        reading.join()
-    os.close(leader)
+        process.send_signal(number)
+        code = process.wait(TIMEOUT_S)
+    return code, bytes(shown)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_in_order(server: Running, number: int, code: int) -> None:
+    ended, shown = ended_by(number, server.address)
+    assert ended == code
     assert b"Traceback" not in shown
-    assert b"\x1b[?1049l" in shown, "the screen is as it was"
+    assert shown.count(b"\x1b[?1049h") == shown.count(b"\x1b[?1049l") == 1, "the screen is as it was"
+
+
+def test_a_terminal_without_a_cursor_is_refused() -> None:
+    with on_a_terminal("127.0.0.1:1", term="dumb") as (process, shown):
+        assert process.wait(TIMEOUT_S) == 2
+    assert b"add --once" in shown
 
 
 def read_all(descriptor: int, into: bytearray) -> None:

@@ -205,6 +205,8 @@ def test_files_of_an_index_that_are_fifos_are_made_again(counted: Path) -> None:
     assert len(names) == 6, "index, its numbers and what is known, a summary, counts and ids"
     for name in names:
         make_odd(counted / name, "FIFO")
+        if name.endswith(".known"):  # the summary knows as much
+            (counted / "disttrain.summary").unlink()
         build_index(counted, workers=1)
         count_tokens(counted, Bytes())
         assert (counted / name).is_file(), name

@@ -1,0 +1,104 @@
+"""What the answers of a fleet say: rates between two answers of each server, and how far the ranks are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from disttrain.v1.admin_service_pb2 import GetMetricsResponse, RankProgress
+from google.protobuf.duration_pb2 import Duration
+
+MAX_RANKS_SHOWN: Final = 48
+STAGES: Final = ("planning", "decoding", "consumer")
+"""Those that divide the time of a stream among them."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server said last, and the time before; or why it said nothing."""
+
+    address: str
+    now: GetMetricsResponse | None = None
+    before: GetMetricsResponse | None = None
+    """Of the same process; None if there is no such answer."""
+    problem: str = ""
+
+
+def answered(address: str, now: GetMetricsResponse, before: GetMetricsResponse | None) -> Answer:
+    """An answer with the one before it, unless the server was started again in between."""
+    same = before is not None and seconds_of(before.uptime) < seconds_of(now.uptime)
+    return Answer(address, now, before if same else None)
+
+
+def fell(now: GetMetricsResponse, before: GetMetricsResponse) -> bool:
+    """Whether a counter did: a process among several of a server did not say in time what it has counted."""
+    return any(later < sooner for later, sooner in zip(_counters(now), _counters(before), strict=True))
+
+
+def _counters(answer: GetMetricsResponse) -> list[float]:
+    waits = [seconds_of(getattr(answer.waits, stage)) for stage in STAGES]
+    return [answer.decoded_images, answer.sent_bytes, *waits]
+
+
+def rates(now: GetMetricsResponse, before: GetMetricsResponse | None) -> tuple[str, str]:
+    """Images and megabytes a second between two answers; `-` without two, or where a counter fell."""
+    if before is None or fell(now, before):
+        return "-", "-"
+    seconds = seconds_of(now.uptime) - seconds_of(before.uptime)
+    images = (now.decoded_images - before.decoded_images) / seconds
+    megabytes = (now.sent_bytes - before.sent_bytes) / seconds / 1e6
+    return f"{images:.0f}", f"{megabytes:.1f}"
+
+
+def slowest_stage(now: GetMetricsResponse, before: GetMetricsResponse | None) -> str:
+    """The stage for which streams waited most between two answers, or since the start.
+
+    `-` where none waited, or a counter fell.
+    """
+    if before is not None and fell(now, before):
+        return "-"
+    waits = {stage: seconds_of(getattr(now.waits, stage)) for stage in STAGES}
+    if before is not None:
+        waits = {stage: seconds - seconds_of(getattr(before.waits, stage)) for stage, seconds in waits.items()}
+    total = sum(waits.values())
+    if total <= 0:
+        return "-"
+    most = max(waits, key=lambda stage: waits[stage])
+    return f"{most} {waits[most] / total:.0%}"
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """A rank, the server that it reads from, and how many steps it is behind the first rank of its job."""
+
+    address: str
+    progress: RankProgress
+    lag: int | None
+
+
+def ranked(answers: Mapping[str, GetMetricsResponse]) -> list[RankRow]:
+    """All ranks by job, module and rank."""
+    found = [(address, rank) for address, answer in answers.items() for rank in answer.ranks]
+    first: dict[str, int] = {}
+    for _, rank in found:
+        if rank.HasField("sent_step"):
+            first[rank.job] = max(first.get(rank.job, 0), rank.sent_step)
+    rows = [
+        RankRow(address, rank, first[rank.job] - rank.sent_step if rank.HasField("sent_step") else None)
+        for address, rank in found
+    ]
+    return sorted(rows, key=lambda row: (row.progress.job, row.progress.module, row.progress.rank, row.address))
+
+
+def by_lag(rows: Sequence[RankRow]) -> list[int]:
+    """Their places, those furthest behind first."""
+    return sorted(range(len(rows)), key=lambda i: (rows[i].lag or 0, seconds_of(rows[i].progress.unread)), reverse=True)
+
+
+def most_behind(rows: Sequence[RankRow]) -> list[RankRow]:
+    """As many rows as are shown, those furthest behind, in the order that they have."""
+    return [rows[i] for i in sorted(by_lag(rows)[:MAX_RANKS_SHOWN])]
+
+
+def seconds_of(duration: Duration) -> float:
+    """A duration in seconds."""
+    return duration.seconds + duration.nanos / 1e9
