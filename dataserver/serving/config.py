@@ -131,8 +131,10 @@ def joined(host: str, port: int) -> str:
 def split_address(address: str, key: str = "listen") -> tuple[str, int]:
     """Host and port of `HOST:PORT` or `[IPV6]:PORT`; ValueError, which names the key, for anything else."""
     host, separator, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not separator or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    malformed = "/" in host or (":" in host) != bracketed
+    if malformed or not separator or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise ValueError(f"{key} is {address!r}; HOST:PORT with a port from 0 to 65535 is required")
     return host, int(port)
 
@@ -159,7 +161,8 @@ def load_config(file: Path | None, overrides: Mapping[str, Any]) -> ServerConfig
     try:
         return ServerConfig.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError("; ".join(_problem(e) for e in error.errors(include_url=False))) from None
+        problems = dict.fromkeys(_problem(e) for e in error.errors(include_url=False))
+        raise ConfigError("; ".join(problems)) from None
 
 
 def _problem(error: ErrorDetails) -> str:
@@ -167,6 +170,8 @@ def _problem(error: ErrorDetails) -> str:
     if last == "[key]":
         return f"configuration key {path[0]!r} holds the name {str(error['input'])[:128]!r}: {required(error)}"
     key = ".".join(str(part) for part in (*path, last))
+    if path == ["workers"]:  # one error for each of the two kinds that it may have
+        return f"configuration key 'workers' is {str(error['input'])[:128]}: 1 to {MAX_WORKERS}, or auto, is required"
     if error["type"] == "extra_forbidden":
         return f"configuration key {key!r} is unknown; the keys are {', '.join(ServerConfig.model_fields)}"
     text = "the path of a file or folder is required" if error["type"] == "path_type" else required(error)
