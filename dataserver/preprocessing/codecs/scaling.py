@@ -1,7 +1,8 @@
 """Pixels scaled to the patch grid, by one filter: a mean under a triangle that is two new pixels wide.
 
 It is the antialiased bilinear filter of Pillow and torch, in integers of 8 and 16 bits, so that processors sum up many
-pixels at a time, and all of them to the same bytes. Rounding both passes leaves it within 55 dB of Pillow's.
+pixels at a time, and all of them to the same bytes. Weights are shares of 256, and both passes round: photographs come
+within 55 dB of Pillow's, stripes as fine as pixels that shrink to a thirtieth within 39, to a hundred-and-eightieth 30.
 """
 
 import numpy as np
