@@ -14,6 +14,7 @@ from dataserver.dataset.errors import (
     ShardReadError,
     StaleIndexError,
     TokensMissingError,
+    printable,
 )
 from dataserver.dataset.filters import Filter, compile_filter
 from dataserver.dataset.headers import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, TRANSPOSED, sniff_format
@@ -66,6 +67,7 @@ __all__ = [
     "describe",
     "in_processes",
     "lint",
+    "printable",
     "read_arrays",
     "sniff_format",
     "write_arrays",

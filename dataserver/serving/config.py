@@ -131,21 +131,23 @@ def joined(host: str, port: int) -> str:
 def split_address(address: str, key: str = "listen") -> tuple[str, int]:
     """Host and port of `HOST:PORT` or `[IPV6]:PORT`; ValueError, which names the key, for anything else."""
     host, separator, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    malformed = "/" in host or (":" in host) != bracketed
-    if malformed or not separator or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+    host = host.removeprefix("[").removesuffix("]")
+    malformed = not host or "/" in host or (":" in host and not is_number(host))
+    if malformed or not separator or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise ValueError(f"{key} is {address!r}; HOST:PORT with a port from 0 to 65535 is required")
     return host, int(port)
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
+def is_number(host: str) -> bool:
+    """Whether a host is an IP address, not a name."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return bool(ipaddress.ip_address(host))
     except ValueError:
         return False
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (is_number(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def load_config(file: Path | None, overrides: Mapping[str, Any]) -> ServerConfig:

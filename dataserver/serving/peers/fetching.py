@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import grpc
 from disttrain.v1.peer_service_pb2 import FetchPlanRequest, FetchPlanResponse
 
-from dataserver.dataset.errors import printable
+from dataserver.dataset import printable
 from dataserver.jobs import JobPlanner, Unwanted, UnwantedError
 from dataserver.planning.compact import UnfitPlanError
 from dataserver.planning.plan import StepPlan

@@ -5,7 +5,6 @@ apart by what they answer: one that has several names counts once, and this serv
 """
 
 import hashlib
-import ipaddress
 import logging
 import socket
 import threading
@@ -16,8 +15,8 @@ from typing import Final
 import grpc
 from disttrain.v1.peer_service_pb2 import GreetResponse
 
-from dataserver.dataset.errors import printable
-from dataserver.serving.config import joined, split_address
+from dataserver.dataset import printable
+from dataserver.serving.config import is_number, joined, split_address
 from dataserver.serving.peers.build import build_id
 from dataserver.serving.peers.peer import GREET_S, INSTANCE_BYTES, Peer
 from dataserver.serving.peers.standing import Standing
@@ -70,7 +69,7 @@ class Peers:
         if not self._names:
             self._resolved.set()
         for name in self._names:
-            if _is_number(name):
+            if is_number(split_address(name, "peers")[0]):
                 self._keep(name, _addresses(name))
             else:
                 threading.Thread(target=self._resolve, args=(name,), name=f"name {name}", daemon=True).start()
@@ -217,14 +216,6 @@ def _addresses(name: str) -> list[str]:
     host, port = split_address(name, "peers")
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [joined(str(address[0]), port) for *_, address in found]
-
-
-def _is_number(name: str) -> bool:
-    """Whether the host of HOST:PORT is an address already, which stands for itself."""
-    try:
-        return bool(ipaddress.ip_address(split_address(name, "peers")[0]))
-    except ValueError:
-        return False
 
 
 def _why(error: grpc.RpcError) -> str:
