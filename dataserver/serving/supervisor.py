@@ -11,6 +11,8 @@ from typing import Final
 
 from dataserver.serving.config import ServerConfig
 
+SERVE: Final = (sys.executable, "-m", "dataserver", "serve", "--config", "/dev/stdin")
+"""The command line of a process that is told what to serve."""
 LISTENING: Final = "listening on "
 """Begins the line that a server prints when it serves."""
 FIRST_PAUSE_S: Final = 1.0
@@ -98,20 +100,12 @@ class Supervisor:
     def _spawn(self, number: int, config: ServerConfig) -> "subprocess.Popen[str] | None":
         """Start a process and tell it what to serve; None where all are to end."""
         places = [] if config.worker is None else [config.worker.places]
+        line = [*SERVE, "--log-format", config.log_format]
         with self._changed:
             if self._ending:
                 return None
             process = self._running[number] = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "dataserver",
-                    "serve",
-                    "--config",
-                    "/dev/stdin",
-                    "--log-format",
-                    config.log_format,
-                ],
+                line,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -101,6 +101,13 @@ def test_jobs_get_equal_shares() -> None:
     assert paces["first"] - before["first"] > 50
 
 
+def stop(turns: Turns, work: _Work) -> None:
+    """Let it wait for its next turn, and somebody have the one that it had."""
+    turns._stop(work)
+    turns._waiting.append(work)
+    turns._grant()
+
+
 def test_a_job_that_computed_while_nobody_waited_owes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(turns_module, "time", SimpleNamespace(monotonic=lambda: now))
@@ -115,9 +122,7 @@ def test_a_job_that_computed_while_nobody_waited_owes_nothing(monkeypatch: pytes
     turns._enter(new)
     turns._enter(old)
     now += SLICE_S
-    turns._stop(new)
-    turns._waiting.append(new)
-    turns._grant()
+    stop(turns, new)
     assert old.granted, "the new job had its slice"
 
 
@@ -131,9 +136,7 @@ def test_who_is_ahead_of_the_others_stays_so_when_it_comes_back(monkeypatch: pyt
     turns._leave(ahead)
     turns._enter(back)
     now += SLICE_S
-    turns._stop(behind)
-    turns._waiting.append(behind)
-    turns._grant()
+    stop(turns, behind)
     assert turns._working == [behind], "it has used one slice, the other one an hour"
 
 
