@@ -25,6 +25,8 @@ BOUND_S = 8.0
 """How long one lost server may hold a client with default timeouts."""
 BEFORE = 3
 """Microbatches that arrive before something happens."""
+SLOW_S = 1.0
+"""What a server waits before each of them: however late the client is, the server has not sent all of them by then."""
 
 
 def read(first: str, happens: Callable[[], object]) -> tuple[list[Cursor], float]:
@@ -46,13 +48,13 @@ def read(first: str, happens: Callable[[], object]) -> tuple[list[Cursor], float
 
 
 def a_stopped_process() -> tuple[list[Cursor], float]:
-    with fake_process(delay_s=0.1) as (process, address):
+    with fake_process(delay_s=SLOW_S) as (process, address):
         return read(address, lambda: process.send_signal(signal.SIGSTOP))
 
 
 def network(change: Callable[[Relay], None]) -> Callable[[], tuple[list[Cursor], float]]:
     def case() -> tuple[list[Cursor], float]:
-        with fake_process(delay_s=0.1) as (_, address), relayed(address) as relay:
+        with fake_process(delay_s=SLOW_S) as (_, address), relayed(address) as relay:
             return read(relay.address, lambda: change(relay))
 
     return case
@@ -80,7 +82,7 @@ def test_a_cut_cable_holds_a_client_for_seconds() -> None:
     """Nothing comes back from the other machine, neither data nor the end of the connection."""
     if reason := missing():
         pytest.skip(reason)
-    with machine() as there, fake_process(host=there.address, prefix=there.prefix, delay_s=0.1) as (_, address):
+    with machine() as there, fake_process(host=there.address, prefix=there.prefix, delay_s=SLOW_S) as (_, address):
         found, longest = read(address, there.cut)
     assert found == [Cursor(*place) for place in ALL]
     assert longest < 2 * BOUND_S
