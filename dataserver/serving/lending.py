@@ -41,9 +41,9 @@ _HELLO: Final = struct.Struct("<16sQ")
 _BLOCK: Final = struct.Struct("<IQ")
 """Of the server: the number of a block, and its bytes, with its descriptor; 0 bytes without one where it is dropped."""
 _RETURNED: Final = struct.Struct("<I")
-"""Of the client: the number of a block that nothing looks at any more, or `_HUNGRY`."""
-_HUNGRY: Final = 0xFFFFFFFF
-"""Of the client: it has nothing left to read."""
+"""Of the client: the number of a block that nothing looks at any more."""
+_HUNGRY: Final = struct.Struct("<II")
+"""Of the client: it has nothing left to read, 0xffffffff, and how many microbatches it was lent by then, modulo 2^32."""
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group at the other end, as SO_PEERCRED has them."""
 _SEALS: Final = 0 if not hasattr(fcntl, "F_SEAL_SEAL") else fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -147,6 +147,8 @@ class Borrower:
         self._account = account
         self._places = places
         self._next = 0
+        self._told = 0
+        """How many microbatches the client was lent, modulo 2^32."""
         self._sizes: dict[int, int] = {}
         """Of all blocks that there are, by number."""
         self._made: set[int] = set()
@@ -192,6 +194,7 @@ class Borrower:
         """The client is told to look at it."""
         self._is_hungry = False
         if self._connection is not None:
+            self._told = (self._told + 1) % (1 << 32)
             self._lent[block.number] = block
 
     def give(self, block: Block) -> None:
@@ -246,19 +249,21 @@ class Borrower:
         """Take what the client has returned. One that is gone, or says something else, gets no further blocks."""
         for _ in range(2 * MAX_LENT):
             try:
-                message = b"" if self._connection is None else self._connection.recv(_RETURNED.size)
+                message = b"" if self._connection is None else self._connection.recv(_HUNGRY.size + 1)
             except BlockingIOError:
                 return
             except OSError:
                 message = b""
+            if len(message) == _HUNGRY.size:
+                if message == _HUNGRY.pack(0xFFFFFFFF, self._told):  # else something is on its way to it
+                    self._is_hungry = True
+                    self._keeps = self._keeps or self._is_full(self._largest)
+                continue
             if len(message) != _RETURNED.size:
                 self._limit_bytes = 0
                 return
             (number,) = _RETURNED.unpack(message)
-            if number == _HUNGRY:
-                self._is_hungry = True
-                self._keeps = self._keeps or self._is_full(self._largest)
-            elif (block := self._lent.pop(number, None)) is not None:  # else it returns what it does not have
+            if (block := self._lent.pop(number, None)) is not None:  # else it returns what it does not have
                 most = 2 * len(self._lent) > MAX_LENT or 2 * self._lent_bytes > self._limit_bytes
                 self._keeps = self._keeps and most
                 self._reuse(block)

@@ -74,6 +74,30 @@ def test_a_client_with_nothing_to_read_is_lent_one_more(desk: Lending) -> None:
     borrowed.ask()  # of nobody
 
 
+def test_a_client_to_which_one_is_on_its_way_does_not_keep_what_it_has(desk: Lending) -> None:
+    borrower, borrowed = pair(desk, 2 * SIZE)
+    kept = borrowed.take(lend(borrower, 3), SIZE)
+    number = lend(borrower, 4)
+    borrowed.ask()
+    following = borrower.block(SIZE)
+    assert following is not None
+    assert not borrower.has_room(following)
+    assert (borrowed.take(number, SIZE) == 4).all()  # and dropped
+    assert borrower.has_room(following)
+    assert (kept == 3).all()
+
+
+def test_what_was_returned_is_said_before_that_nothing_is_left(desk: Lending) -> None:
+    borrower, borrowed = pair(desk, 7 * SIZE)
+    taken = [borrowed.take(lend(borrower, number), SIZE) for number in range(7)]
+    borrowed._said_at = math.inf
+    del taken[:2]
+    assert len(borrowed._unsaid) == 2
+    borrowed.ask()
+    taken += [borrowed.take(lend(borrower, number), SIZE) for number in range(2)]
+    assert borrower.block(SIZE) is not None, "it was taken for one that keeps as much as it wants"
+
+
 def test_what_finds_no_room_is_said_later(desk: Lending) -> None:
     borrower, borrowed = pair(desk)
     taken = borrowed.take(lend(borrower, 3), SIZE)

@@ -22,7 +22,6 @@ from dataserver.serving.memory import Account, ByteBudget, size_class
 
 TOKEN = bytes(range(16))
 SIZE = 1 << 20
-HUNGRY = 0xFFFFFFFF
 
 
 @dataclass
@@ -53,6 +52,10 @@ class Client:
     def give_back(self, number: int) -> None:
         with suppress(ConnectionError):  # the stream may have ended
             self.connection.send(struct.pack("<I", number))
+
+    def ask(self, got: int) -> None:
+        """Say that nothing is left to read of so many that were lent."""
+        self.connection.send(struct.pack("<II", 0xFFFFFFFF, got))
 
 
 @pytest.fixture
@@ -248,8 +251,9 @@ def test_a_client_is_lent_more_when_it_returns_some_or_has_nothing_to_read(desk:
     borrower.lend(following)
     last = borrower.block(SIZE)
     assert last is blocks[0]
+    client.ask(2)  # before it got the third one
     assert not borrower.has_room(last)
-    client.give_back(HUNGRY)
+    client.ask(3)
     assert borrower.has_room(last)
     borrower.lend(last)
     assert not borrower.has_room(blocks[1])
@@ -264,7 +268,10 @@ def test_blocks_are_counted_and_small_ones_are_not_worth_it(desk: Lending) -> No
         assert borrower.has_room(made(borrower, MIN_LENT_BYTES)) == (len(borrower._lent) < MAX_LENT)
     numbers = list(borrower._lent)
     assert borrower.block(MIN_LENT_BYTES) is not None  # ahead
-    client.give_back(HUNGRY)
+    client.ask(MAX_LENT - 1)
+    again = borrower.block(MIN_LENT_BYTES)
+    assert again is not None  # one is on its way
+    client.ask(MAX_LENT)
     assert borrower.block(MIN_LENT_BYTES) is None  # it keeps them
     client.give_back(numbers.pop())
     assert borrower.block(MIN_LENT_BYTES) is not None

@@ -38,8 +38,8 @@ _NAME: Final = re.compile("disttrain-[0-9a-f]{32}")
 _HELLO: Final = struct.Struct("<16sQ")
 _BLOCK: Final = struct.Struct("<IQ")
 _RETURNED: Final = struct.Struct("<I")
-_HUNGRY: Final = 0xFFFFFFFF
-"""In place of a number: nothing is left to read."""
+_HUNGRY: Final = struct.Struct("<II")
+"""0xffffffff, and how many microbatches were lent when nothing was left to read."""
 _MOST_BYTES: Final = 1 << 62
 _MOST_MESSAGES: Final = 4 * MAX_BLOCKS
 """Read at once, more than a socket holds: a server that never stops must not hold this client up."""
@@ -87,7 +87,9 @@ class Borrowed:
         self._connection = connection
         self._blocks: dict[int, mmap.mmap] = {}
         self._lent: set[int] = set()
-        self._unsaid: list[int] = []
+        self._taken = 0
+        self._unsaid: list[bytes] = []
+        """Returns come before what is said of what is left."""
         self._said_at = 0.0
         """When something was said last, on the monotonic clock."""
         self._saying = threading.RLock()
@@ -106,6 +108,7 @@ class Borrowed:
             found = "none such" if block is None else f"{len(block)} bytes{' in use' * (number in self._lent)}"
             raise ProtocolError(f"it lent {nbytes} bytes in block {number}, of which this client has {found}")
         self._lent.add(number)
+        self._taken = (self._taken + 1) % (1 << 32)
         # numpy follows the bases of views only through arrays: all views of the lease keep it alive, as in `buffers`.
         lease = np.frombuffer(memoryview(block), np.uint8, nbytes)
         weakref.finalize(lease, self._return, number, _forks).atexit = False
@@ -113,7 +116,7 @@ class Borrowed:
 
     def ask(self) -> None:
         """Say that nothing is left to read: one more is lent then, whatever is kept. Any thread may call it."""
-        self._unsaid.append(_HUNGRY)
+        self._unsaid.append(_HUNGRY.pack(0xFFFFFFFF, self._taken))
         self.say()
 
     def close(self) -> None:
@@ -126,7 +129,7 @@ class Borrowed:
         """Say so at once where the stream may wait for it, else with others."""
         if forks == _forks:
             self._lent.discard(number)
-            self._unsaid.append(number)
+            self._unsaid.append(_RETURNED.pack(number))
             if len(self._unsaid) + KEPT >= len(self._lent) or time.monotonic() > self._said_at + SAY_EVERY_S:
                 self.say()
 
@@ -134,12 +137,12 @@ class Borrowed:
         """Say what was returned. Any thread may call it."""
         with suppress(OSError), self._saying:  # nobody wants to hear it any more
             while self._unsaid:
-                said = self._unsaid.pop()  # at once: any call in between may collect garbage, and that says it all
+                said = self._unsaid.pop(0)  # at once: any call in between may collect garbage, and that says it all
                 self._said_at = time.monotonic()
                 try:
-                    self._connection.send(_RETURNED.pack(said))
+                    self._connection.send(said)
                 except BlockingIOError:  # the server has not listened for long; it goes with the next
-                    self._unsaid.append(said)
+                    self._unsaid.insert(0, said)
                     return
 
     def _read_blocks(self) -> None:

@@ -613,11 +613,13 @@ class GetServerInfoResponse(_message.Message):
     - the server's messages: 4 bytes, the number of a block; 8 bytes, its size; and as ancillary data (SCM_RIGHTS) the
       descriptor of anonymous memory of that size (memfd, sealed against changes of it), which the client maps. With size 0
       and no descriptor: the block of that number is not used any more, and can be unmapped;
-    - the client's later messages: 4 bytes, the number of a lent block that it does not look at any more; or 0xffffffff, that
-      it has nothing left to read. Once the blocks that are lent have as many bytes as it wants (by their sizes), or are 20,
-      the stream waits until those that it returns make room for the next one, or until it says 0xffffffff, which is good for
-      one microbatch more and is to be said whenever nothing is left to read. A client that does neither is ended as idle. One
-      that says it while it keeps as much as it wants gets as chunks what is prepared from then on.
+    - the client's later messages: 4 bytes, the number of a lent block that it does not look at any more; or 8 bytes, that it
+      has nothing left to read: 0xffffffff, then how many `LentBlock` it has got in this stream (modulo 2^32), since a message
+      that was said while another one was on its way to it counts for nothing. Once the blocks that are lent have as many
+      bytes as it wants (by their sizes), or are 20, the stream waits until those that it returns make room for the next one,
+      or until it has nothing left to read, which is good for one microbatch more and is to be said whenever it is so. A
+      client that does neither is ended as idle. One that says it while it keeps as much as it wants gets as chunks what is
+      prepared from then on.
     Either side closes it with the stream; what is mapped then stays readable, and is nobody else's. Sending fails from then on,
     and reading may fail once (ECONNRESET) before it gives what the server had said.
     """
