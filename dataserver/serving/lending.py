@@ -43,7 +43,7 @@ _BLOCK: Final = struct.Struct("<IQ")
 _RETURNED: Final = struct.Struct("<I")
 """Of the client: the number of a block that nothing looks at any more."""
 _HUNGRY: Final = struct.Struct("<II")
-"""Of the client: it has nothing left to read, 0xffffffff, and how many microbatches it was lent by then, modulo 2^32."""
+"""Of the client: 0xffffffff, nothing is left to read; how many microbatches it had been lent by then, modulo 2^32."""
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group at the other end, as SO_PEERCRED has them."""
 _SEALS: Final = 0 if not hasattr(fcntl, "F_SEAL_SEAL") else fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
