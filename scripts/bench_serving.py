@@ -7,7 +7,7 @@ servers and consumer, between a warm-up and the end. Ratios are to the floor: as
 cores, since busy cores slow each other down. A first batch is counted from the start of the programs, but for the rows
 of this service's start, whose client runs already. On one machine this service lends its client memory; rows of what
 is sent over TCP are those of clients elsewhere, but for the network. Some rivals want packages of their own: --install
-puts them under build/loaders, and those that are not there are named. --seed 1 --median 256 is its sister. The exit
+puts them under build/loaders, and those that are not there are named. --seed 1 --median 384 is its sister. The exit
 code is 1 if a target is missed.
 """
 

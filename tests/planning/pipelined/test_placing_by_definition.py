@@ -116,24 +116,36 @@ class Loops:
         parts = self.p.num_stages * self.p.chunks
         return max(encoders, default=0) + parts * step + (parts - 1) * hop + self.hop(row, s, backward)
 
-    def first_wave(self) -> int:
+    def ends(self) -> int:
+        """Of the first wave on its way to the last stage, and of the last one on its way back."""
         if not self.count or self.count < self.p.dp * self.p.num_waves * self.p.slots:
             return 0
-        least = [self.p.slots * min(self.work(r, s) for s in self.sequences) for r in range(self.rows)]
-        hops, hops_back = (
-            [min(self.hop(r, s, backward) for s in self.sequences) for r in range(self.rows)]
-            for backward in (False, True)
-        )
-        there, back = 0, 0
+        share, apart, together = self.p.dp // self.p.islands, [0, 0], 0
         for row in range(self.backbone):
-            if least[row]:
-                wait = self.p.dp // self.p.islands * least[row] + int(self.p.base[row])
-                there = max(there, wait + hops[row])
-                if returned := max(0, self.back(row, wait) - 1):
-                    back = max(back, returned + hops_back[row])
-        step = (least[self.backbone] + int(self.p.base[self.backbone])) // self.p.chunks
-        between = step + self.back(self.backbone, step) + hops[self.backbone] + hops_back[self.backbone]
-        return there + back + (self.p.num_stages - 1) * between
+            base, percent, hops = int(self.p.base[row]), int(self.p.percent[row]), self.least_hops(row)
+            if least := share * self.ends_of(row)[0]:
+                apart[0] = max(apart[0], least + base + hops[0])
+                if percent:
+                    apart[1] = max(apart[1], self.back(row, least + base) - 1 + hops[1])
+                    both = share * self.ends_of(row)[1] + (100 + percent) * base
+                    together = max(together, both // 100 - 1 + sum(hops))
+        base, percent = int(self.p.base[self.backbone]) - self.p.chunks + 1, int(self.p.percent[self.backbone])
+        step = (self.ends_of(self.backbone)[1] + (100 + percent) * base) // (100 * self.p.chunks)
+        between = max(0, step + sum(self.least_hops(self.backbone)))
+        return max(sum(apart), together) + (self.p.num_stages - 1) * between
+
+    def ends_of(self, row: int) -> tuple[int, int]:
+        """The least work of a wave of one rank, and that of a first and a last one in hundredths."""
+        slots, percent = self.p.slots, int(self.p.percent[row])
+        work = sorted(self.work(row, s) for s in self.sequences)
+        one = sum(work[:slots])
+        if self.p.num_waves == 1:
+            return one, (100 + percent) * one
+        other = sum(work[slots : 2 * slots])
+        return one, min(100 * one + percent * other, 100 * other + percent * one)
+
+    def least_hops(self, row: int) -> list[int]:
+        return [min(self.hop(row, s, backward) for s in self.sequences) for backward in (False, True)]
 
     def bound(self) -> int:
         bounds = [0]
@@ -150,7 +162,7 @@ class Loops:
                     empty = min(empty, self.p.dp * self.p.num_waves - -(-len(mine) // self.p.slots))
                 bounds.append(work + away - empty * base)
                 if row == self.backbone:
-                    bounds.append(work + self.first_wave())
+                    bounds.append(work + self.ends())
         return max(bounds)
 
 
@@ -162,7 +174,7 @@ def test_the_bound_is_its_definition(problem: PlacementProblem, within_islands: 
 
 @settings(max_examples=60)
 @given(problems(padded=False, full=True))
-def test_full_slots_wait_for_their_first_wave(problem: PlacementProblem) -> None:
+def test_full_slots_wait_for_their_first_and_last_wave(problem: PlacementProblem) -> None:
     """Work that varies little, so that waiting decides."""
     even = replace(problem, own=np.where(problem.own > 0, 50 * problem.chunks + problem.own % 2 * problem.chunks, 0))
     even.way[even.num_encoders] = even.work[even.num_encoders]

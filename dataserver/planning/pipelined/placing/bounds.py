@@ -15,7 +15,8 @@ def lower_bound_ns(problem: PlacementProblem, *, within_islands: bool = False) -
     Some rank of each stage has at least the mean work of the stage. Before it begins with its first microbatch that
     holds a sequence, that sequence passes all earlier stages and the hops between them, and after the last such one its
     gradients pass them again. Meanwhile the rank can do no more than the constant part of its microbatches without
-    sequences. Where no slot is empty, backbone ranks wait longer for their first wave, see `_first_wave`.
+    sequences. Where no slot is empty, backbone ranks wait longer for their first wave and behind
+    their last, see `_ends`.
     """
     both, base = _both(problem, problem.work), _both(problem, problem.base[:, None])[:, 0]
     there, back = _ways(problem, within_islands)
@@ -30,14 +31,14 @@ def lower_bound_ns(problem: PlacementProblem, *, within_islands: bool = False) -
         away = int(there[row, mine].min() + back[row, mine].min())
         bound = max(bound, work + away - _empty(problem, row, len(mine)) * int(base[row]))
         if row == problem.num_encoders:
-            bound = max(bound, work + _first_wave(problem))
+            bound = max(bound, work + _ends(problem))
     if problem.whole:  # the first stage does the work of both
         until = problem.num_encoders + 1
         bound = max(bound, int(both[:until].sum()) // problem.dp + int(base[:until].sum()) * problem.num_waves)
     return bound
 
 
-def _first_wave(problem: PlacementProblem) -> int:
+def _ends(problem: PlacementProblem) -> int:
     """What backbone ranks of the last stage wait on average for their first wave, and others behind their last.
 
     An encoder rank hands over all that it has of a wave at once. Let x(r, e) be the work that encoder rank e has for
@@ -46,25 +47,38 @@ def _first_wave(problem: PlacementProblem) -> int:
     L(e)^2, so that the mean of F is at least t x backbone ranks / encoder ranks, however images are spread. The same
     holds for the last wave on the way back. Makespans are no less than the mean of what ranks wait and work.
 
+    Waves pass forward and back in the same order, so that the first and the last one have no sequence in common.
+
     0 unless every slot is in use: a rank could otherwise begin with another wave.
     """
-    backbone = problem.num_encoders
+    backbone, ranks, chunks = problem.num_encoders, problem.ranks_per_island, problem.chunks
     if not problem.num_sequences or problem.num_sequences < problem.dp * problem.num_waves * problem.slots:
         return 0
-    least = problem.slots * problem.work.min(axis=1)
-    step = (int(least[backbone]) + int(problem.base[backbone])) // problem.chunks
-    waits = [
-        problem.ranks_per_island * int(least[row]) + int(problem.base[row]) if least[row] else 0
-        for row in range(backbone)
-    ]
+    least, percents = _least(problem)
     hop, hop_back = (h.min(axis=1) for h in _hops(problem))
-    waits_back = [max(0, w * int(p) // 100 - 1) for w, p in zip(waits, problem.percent, strict=False)]
-    there, back = (
-        max((wait + int(h) for wait, h in zip(ways, hops, strict=False) if wait), default=0)
-        for ways, hops in ((waits, hop), (waits_back, hop_back))
-    )
-    between = step + step * int(problem.percent[backbone]) // 100 + int(hop[backbone]) + int(hop_back[backbone])
-    return there + back + (problem.num_stages - 1) * between
+    there, back, encoders = 0, 0, 0
+    for row, percent, base in zip(range(backbone), problem.percent.tolist(), problem.base.tolist(), strict=False):
+        if not (wave := ranks * int(least[row])):
+            continue
+        wait, wait_back = wave + base + int(hop[row]), (wave + base) * percent // 100 - 1 + int(hop_back[row])
+        there, back = max(there, wait), max(back, wait_back if percent else 0)
+        if percent:
+            ends = (ranks * int(percents[row]) + (100 + percent) * base) // 100 - 1
+            encoders = max(encoders, ends + int(hop[row]) + int(hop_back[row]))
+    percent, base = int(problem.percent[backbone]), int(problem.base[backbone]) - (chunks - 1)
+    between = (int(percents[backbone]) + (100 + percent) * base) // (100 * chunks)
+    between += int(hop[backbone]) + int(hop_back[backbone])
+    return max(there + back, encoders) + (problem.num_stages - 1) * max(0, between)
+
+
+def _least(problem: PlacementProblem) -> tuple[I64, I64]:
+    """The least work of each row in a full wave of one rank; and 100 times that of a first wave with the percent of
+    that of a last one. int64 [rows] each."""
+    work = np.sort(problem.work, axis=1)[:, : 2 * problem.slots]
+    least = work[:, : problem.slots].sum(axis=1)
+    both = work.sum(axis=1) if problem.num_waves > 1 else 2 * least
+    less, more = np.minimum(100, problem.percent), np.maximum(100, problem.percent)
+    return least, less * both + (more - less) * least
 
 
 def _hops(problem: PlacementProblem) -> tuple[I64, I64]:
