@@ -72,6 +72,12 @@ def store_word(function: _Function) -> _Function:
     return function
 
 
+def fetch_line(function: _Function) -> _Function:
+    """A function of the same array and number that does nothing, but has the memory there near when it is written."""
+    PARTS[function] = {"intrinsic": "fetch_line"}
+    return function
+
+
 def not_compiled() -> list[str]:
     """The kernels, of all modules of this package, that the next process would have to compile."""
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):

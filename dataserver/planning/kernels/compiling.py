@@ -59,13 +59,33 @@ def _store_word(_context: Any, array: Any, at: Any, word: Any) -> Any:
     return numba.void(array, at, word), store
 
 
+@numba.extending.intrinsic  # type: ignore[untyped-decorator]
+def _fetch_line(_context: Any, array: Any, at: Any) -> Any:
+    """Have the processor fetch a line of memory, to be written and kept near, and go on meanwhile."""
+
+    def fetch(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [_POINTER, number, number, number])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        to_write, near, data = (ir.Constant(number, n) for n in (1, 3, 1))
+        builder.call(prefetch, [_place(context, builder, signature, given, 8), to_write, near, data])
+        return context.get_dummy_value()
+
+    return numba.void(array, at), fetch
+
+
 def _place(context: Any, builder: Any, signature: Any, given: Any, bits: int) -> Any:
     """Where a number of bytes behind the first of an array a word of so many bits lies."""
     array = context.make_array(signature.args[0])(context, builder, given[0])
     return builder.bitcast(builder.gep(array.data, [given[1]]), ir.IntType(bits).as_pointer())
 
 
-_INTRINSICS: Final = {"high_word": _high_word, "load_word": _load_word, "store_word": _store_word}
+_INTRINSICS: Final = {
+    "high_word": _high_word,
+    "load_word": _load_word,
+    "store_word": _store_word,
+    "fetch_line": _fetch_line,
+}
 
 
 @contextmanager

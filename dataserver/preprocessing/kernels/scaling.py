@@ -5,10 +5,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.kernels import kernel, load_word, part, store_word
+from dataserver.planning.kernels import fetch_line, kernel, load_word, part, store_word
 
 BAND: Final = 64
 """New rows that are made at a time: what lies between the two passes then stays in a core's own caches."""
+_APART: Final = 14
+"""Every so many new pixels of a row their place is fetched, some time before they are written: what a microbatch lies
+in has left the caches since the last one. In patches of 14 pixels the lines between two such places are other rows'."""
 _ONE: Final = 256
 """Sum of the weights of a new row."""
 _BYTE, _PIXEL = np.uint32(0xFF), np.uint32(0xFFFFFF)
@@ -60,6 +63,8 @@ def scale_image(
         for y in range(num):
             first, count = _weigh(top + y, height, len(down), tall, weights, taps, width)
             _sum_up(pixels, height, first, count, taps, width, sums, 3 * old_width, rows, y)
+            for x in range(0, width, _APART):
+                _fetch(out, 3 * (down[top + y] + across[x]))
         for x in range(old_width):
             for y in range(num):
                 _put(lying, x * column + 4 * y, _word(rows, y * line + 3 * x))
@@ -104,6 +109,11 @@ def _word(array: NDArray[np.uint8], at: int) -> np.uint32:
 def _put(array: NDArray[np.uint8], at: int, number: np.unsignedinteger[Any]) -> None:
     """Write the bytes of a number, least significant first."""
     array.reshape(-1)[at : at + number.nbytes].view(number.dtype)[0] = number
+
+
+@fetch_line
+def _fetch(array: NDArray[np.uint8], at: int) -> None:
+    """Have the bytes around this one near by when they are written."""
 
 
 @part

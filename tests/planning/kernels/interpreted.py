@@ -7,7 +7,7 @@ from typing import Any
 
 from dataserver.planning import kernels
 
-DECORATORS = ("kernel", "part", "inlined_part", "high_word", "load_word", "store_word")
+DECORATORS = ("kernel", "part", "inlined_part", "high_word", "load_word", "store_word", "fetch_line")
 
 
 def interpreted(name: str) -> Any:
