@@ -12,12 +12,12 @@ from typing import Final, Literal
 
 LogFormat = Literal["text", "json"]
 
-_TEXT: Final = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+_TEXT: Final = logging.Formatter("%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s")
 _log = logging.getLogger(__name__)
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (RFC 3339, UTC), level, logger, message, and exception where there is one.
+    """One object a line: time (RFC 3339, UTC), level, logger, process, message, and exception where there is one.
 
     ASCII only: whatever a message holds, a line is one line of valid JSON.
     """
@@ -29,6 +29,7 @@ class JsonFormatter(logging.Formatter):
             "time": time.replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
+            "process": record.process,
             "message": record.getMessage(),
         }
         if record.exc_info:

@@ -31,9 +31,9 @@ def entries(text: str) -> list[dict[str, Any]]:
     """The log entries; every line must be one."""
     found = [json.loads(line) for line in text.splitlines()]
     for entry in found:
-        assert entry.keys() - {"exception"} == {"time", "level", "logger", "message"}
+        assert entry.keys() - {"exception"} == {"time", "level", "logger", "process", "message"}
         assert TIME.fullmatch(entry["time"])
-        assert all(isinstance(value, str) for value in entry.values())
+        assert all(isinstance(value, int if name == "process" else str) for name, value in entry.items())
     return found
 
 
@@ -72,7 +72,7 @@ def test_a_file_can_ask_for_it(folder: Path, tmp_path: Path) -> None:
 def test_text_is_the_default(folder: Path) -> None:
     with serving("--dataset", f"d={folder}") as server:
         _, errors = server.end()
-    assert re.search(r"^\d{4}-\d\d-\d\d \S+ INFO dataserver\.cli\.serve: dataset d: 1 shards", errors, re.MULTILINE)
+    assert re.search(r"^\d{4}-\d\d-\d\d \S+ INFO dataserver\.cli\.serve\[\d+\]: dataset d: 1 shards", errors, re.MULTILINE)
 
 
 def logged(write: Any) -> dict[str, Any]:

@@ -92,6 +92,8 @@ def test_all_processes_serve_the_same_bytes_and_plan_each_step_once(datasets: di
     with group(datasets, tmp_path) as server, ExitStack() as stack:
         stubs = [server.stub(stack) for _ in range(16)]
         until(lambda: server.log.read_text().count("1 of 1 other servers are live") == 2)
+        said = re.findall(r"\[(\d+)\]: peer \S+ answers", server.log.read_text())
+        assert sorted(map(int, said)) == sorted(server.workers)
         streams = [open_stream(stub) for stub in stubs]
         assert all(receive(stream).blob() == expected for stream in streams)
         own = [
