@@ -72,7 +72,9 @@ def test_a_file_can_ask_for_it(folder: Path, tmp_path: Path) -> None:
 def test_text_is_the_default(folder: Path) -> None:
     with serving("--dataset", f"d={folder}") as server:
         _, errors = server.end()
-    assert re.search(r"^\d{4}-\d\d-\d\d \S+ INFO dataserver\.cli\.serve\[\d+\]: dataset d: 1 shards", errors, re.MULTILINE)
+    assert re.search(
+        r"^\d{4}-\d\d-\d\d \S+ INFO dataserver\.cli\.serve\[\d+\]: dataset d: 1 shards", errors, re.MULTILINE
+    )
 
 
 def logged(write: Any) -> dict[str, Any]:
