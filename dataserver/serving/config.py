@@ -31,6 +31,8 @@ class Worker(BaseModel):
     """The port of each process at which only that one answers, on the host of `listen`."""
     places: Annotated[int, Field(ge=0)]
     """Descriptor of the file whose bytes are the places of streams (`serving/places.py`)."""
+    again: bool = False
+    """Whether it is started in place of one that ended."""
 
 
 class ServerConfig(BaseModel):

@@ -67,7 +67,7 @@ class DataServer:
         self._streams = Streams(config, self._metrics)
         instance = secrets.token_bytes(INSTANCE_BYTES)
         siblings = sibling_addresses(config)
-        self._siblings = Siblings(siblings)
+        self._siblings = Siblings(siblings, again=config.worker is not None and config.worker.again)
         known = (*config.peers, *siblings)
         self._peers = Peers(known, instance) if known else None
         fetch = None if self._peers is None else PlanFetcher(self._peers, self._metrics).fetch

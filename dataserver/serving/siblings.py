@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -18,32 +19,86 @@ if TYPE_CHECKING:  # gRPC's classes cannot be subscripted at run time
 
 ANSWER_S: Final = 1.0
 """Time that a sibling has to answer: who looks at a fleet waits two seconds."""
+NO_COUNTERS: Final = (
+    *("uptime", "open_streams", "ready_microbatches", "preparing_microbatches", "prefetch_used_bytes"),
+    *("prefetch_limit_bytes", "known_jobs", "kept", "resident_bytes", "ranks"),
+)
+"""Fields of GetMetricsResponse that are of the moment; all others only grow."""
 _OPTIONS: Final = (("grpc.enable_http_proxy", 0),)
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Sibling:
+    """What is known of the processes that were, one after the other, at an address."""
+
+    heard_at: float
+    """When the last one answered, on the monotonic clock."""
+    numbers: pb.GetMetricsResponse
+    """What it answered."""
+    ended: pb.GetMetricsResponse = field(default_factory=pb.GetMetricsResponse)
+    """The counters of those before it."""
+    not_counted: pb.GetMetricsResponse = field(default_factory=pb.GetMetricsResponse)
+    """Those that it had when this process began."""
+
+    def hear(self, numbers: pb.GetMetricsResponse, now: float) -> None:
+        """Take what it answers; where a counter fell, or the time since its start, it is another process."""
+        counters = _counters(self.numbers)
+        if _less(numbers.uptime, self.numbers.uptime) or _less(numbers, counters):
+            _add(self.ended, counters)
+            _add(self.ended, self.not_counted, -1)
+            self.not_counted.Clear()
+        self.heard_at, self.numbers = now, numbers
+
+    def at(self, now: float) -> pb.GetMetricsResponse:
+        """Its numbers, with the counters of those before it."""
+        found = pb.GetMetricsResponse()
+        found.CopyFrom(self.numbers)
+        _add(found, self.ended)
+        _add(found, self.not_counted, -1)
+        found.uptime.FromNanoseconds(found.uptime.ToNanoseconds() + round((now - self.heard_at) * 1e9))
+        return found
+
+
 class Siblings:
     """Asks them all at once. Thread-safe."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], again: bool = False) -> None:
+        """Find the siblings.
+
+        Args:
+            addresses: of each.
+            again: whether a process like this one was there before, and ended. What the others count by then is in its
+                sums, so that it is none of those of this process, which begin at zero as after any other start.
+        """
         self._channels = {address: grpc.insecure_channel(address, _OPTIONS) for address in addresses}
         self._lock = threading.Lock()
         self._silent: set[str] = set()
-        self._counted: dict[str, tuple[float, pb.GetMetricsResponse]] = {}
-        """What each answered last, and when."""
+        self._again = again
+        self._known: dict[str, _Sibling] = {}
+        """By address."""
 
     def drain(self, request: pb.DrainRequest) -> list[pb.DrainResponse]:
         """Tell all of them to drain. What those say that answer; one that is being started again has no stream."""
         return list(self._ask(lambda stub: stub.Drain, request).values())
 
     def metrics(self) -> list[pb.GetMetricsResponse]:
-        """The numbers of each. For one that is late they are those of before: counters that fell would pass for new."""
+        """The numbers of each, with the counters of those that ended, and for one that is late those of before.
+
+        Where a sum of counters fell, all that is left of it would pass for new.
+        """
         found = self._ask(lambda stub: stub.GetMetrics, pb.GetMetricsRequest(this_process=True))
         now = monotonic()
         with self._lock:
-            self._counted |= {address: (now, answer) for address, answer in found.items()}
-            return [_later(answer, now - since) for since, answer in self._counted.values()]
+            for address, answer in found.items():
+                if (known := self._known.get(address)) is not None:
+                    known.hear(answer, now)
+                elif self._again:
+                    self._known[address] = _Sibling(now, answer, not_counted=_counters(answer))
+                else:
+                    self._known[address] = _Sibling(now, answer)
+            return [known.at(now) for known in self._known.values()]
 
     def close(self) -> None:
         """End all calls."""
@@ -76,19 +131,33 @@ class Siblings:
         return before != silent
 
 
-def _later(answer: pb.GetMetricsResponse, seconds: float) -> pb.GetMetricsResponse:
-    """What a process counted, so much later."""
-    later = pb.GetMetricsResponse()
-    later.CopyFrom(answer)
-    later.uptime.FromNanoseconds(answer.uptime.ToNanoseconds() + round(seconds * 1e9))
-    return later
+def _counters(numbers: pb.GetMetricsResponse) -> pb.GetMetricsResponse:
+    """What of the numbers only grows."""
+    found = pb.GetMetricsResponse()
+    found.CopyFrom(numbers)
+    for name in NO_COUNTERS:
+        found.ClearField(name)
+    return found
+
+
+def _less(now: Any, before: Any) -> bool:
+    """Whether any number of a message is less than it was in another one of its kind."""
+    if isinstance(before, Duration):
+        return bool(now.ToNanoseconds() < before.ToNanoseconds())
+    for found, value in before.ListFields():
+        mine = getattr(now, found.name)
+        if found.name == "plan_times":
+            if len(mine) < len(value) or any(m.plans < v.plans for m, v in zip(mine, value, strict=False)):
+                return True
+        elif mine < value if found.message_type is None else _less(mine, value):
+            return True
+    return False
 
 
 def summed(answers: Sequence[pb.GetMetricsResponse]) -> pb.GetMetricsResponse:
     """The numbers of several processes as those of one.
 
-    All are sums, but for the time since the start: that of the youngest, since what the one before it had counted is
-    gone from the sums.
+    All are sums, but for the time since the start, which is that of the youngest.
     """
     whole = pb.GetMetricsResponse()
     for answer in answers:
@@ -100,22 +169,22 @@ def summed(answers: Sequence[pb.GetMetricsResponse]) -> pb.GetMetricsResponse:
     return whole
 
 
-def _add(whole: Any, part: Any) -> None:
-    """Add every number of a message to another one of its kind."""
+def _add(whole: Any, part: Any, times: int = 1) -> None:
+    """Add every number of a message, so many times, to another one of its kind."""
     if isinstance(whole, Duration):
-        whole.FromNanoseconds(whole.ToNanoseconds() + part.ToNanoseconds())
+        whole.FromNanoseconds(whole.ToNanoseconds() + times * part.ToNanoseconds())
         return
-    for field, value in part.ListFields():
-        mine = getattr(whole, field.name)
-        if field.message_type is None:
-            setattr(whole, field.name, mine + value)
-        elif field.name == "ranks":  # of one with streams at several processes there are several entries
+    for found, value in part.ListFields():
+        mine = getattr(whole, found.name)
+        if found.message_type is None:
+            setattr(whole, found.name, mine + times * value)
+        elif found.name == "ranks":  # of one with streams at several processes there are several entries
             mine.extend(value)
-        elif field.name == "plan_times":  # by the same bounds
+        elif found.name == "plan_times":  # by the same bounds
             for i, entry in enumerate(value):
                 if i == len(mine):
                     mine.add().CopyFrom(entry)
                 else:
-                    mine[i].plans += entry.plans
+                    mine[i].plans += times * entry.plans
         else:
-            _add(mine, value)
+            _add(mine, value, times)

@@ -85,6 +85,8 @@ class Supervisor:
             with self._changed:
                 self._changed.wait_for(lambda: self._ending, pause)
             pause, began = min(2 * pause, MAX_PAUSE_S), monotonic()
+            if config.worker is not None:
+                config = config.model_copy(update={"worker": config.worker.model_copy(update={"again": True})})
 
     def _run(self, number: int, config: ServerConfig) -> tuple[bool, str] | None:
         """Run a process to its end: whether it ended well, and how; None where all are to end."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from cli.server_process import TIMEOUT_S, command
 from disttrain.v1 import admin_service_pb2, data_service_pb2
@@ -122,6 +123,57 @@ def test_a_process_that_is_killed_is_started_again(datasets: dict[str, Path], tm
         until(lambda: server.metrics().uptime.seconds >= 0 and receive(open_stream(server.stub(stack))).end is not None)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(TIMEOUT_S) == 0
+
+
+def test_counters_do_not_fall_where_a_process_is_started_again(datasets: dict[str, Path], tmp_path: Path) -> None:
+    """But for those of the process with the endpoint, whose sums begin at zero as those of a server would."""
+    with group(datasets, tmp_path, "--metrics-listen", "127.0.0.1:0") as server, ExitStack() as stack:
+        assert server.process.stdout is not None
+        url = server.process.stdout.readline().removeprefix("metrics on ").strip()
+        endpoint = int(url.removesuffix("/metrics").rpartition(":")[2])
+        first = next(pid for pid in server.workers if endpoint in ports(pid))
+        (second,) = set(server.workers) - {first}
+        until(lambda: both_send(server, stack, endpoint))
+        before = sent_microbatches(url)
+        os.kill(second, signal.SIGKILL)
+        until(lambda: sent_microbatches(url) == before and "does not answer" in server.log.read_text())
+        until(lambda: sent_microbatches(url) == before and "answers again" in server.log.read_text())
+        until(lambda: both_send(server, stack, endpoint))
+        assert sent_microbatches(url) > before
+        os.kill(first, signal.SIGKILL)
+        until(lambda: first not in server.workers)
+        until(lambda: answers(url))
+        assert sent_microbatches(url) == 0
+
+
+def both_send(server: Group, stack: ExitStack, endpoint: int) -> bool:
+    """Whether both processes have sent something, after some more streams."""
+    for _ in range(8):
+        receive(open_stream(server.stub(stack)))
+    own = admin_service_pb2.GetMetricsRequest(this_process=True)
+    alone = [max(ports(pid) - {int(server.address.rpartition(":")[2]), endpoint}) for pid in server.workers]
+    channels = [stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", OWN_CONNECTION)) for port in alone]
+    found = [AdminServiceStub(channel).GetMetrics(own, timeout=TIMEOUT_S) for channel in channels]
+    return all(answer.sent_microbatches for answer in found)
+
+
+def ports(pid: int) -> set[int]:
+    """At which a process listens."""
+    return {c.laddr[1] for c in psutil.Process(pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+
+
+def answers(url: str) -> bool:
+    try:
+        return sent_microbatches(url) >= 0
+    except OSError:
+        return False
+
+
+def sent_microbatches(url: str) -> float:
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+        families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
+    (sent,) = families["disttrain_sent_microbatches"].samples
+    return float(sent.value)
 
 
 def test_a_drain_of_the_address_ends_all(datasets: dict[str, Path], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -236,7 +236,7 @@ class World:
         return process
 
     def supervise(self, count: int = 1) -> Supervisor:
-        configs: list[Any] = [None] * count
+        configs = [configured()] * count
         return Supervisor(configs, lambda: self.events.append("serving"), lambda: self.events.append("ended"))
 
 
@@ -413,8 +413,64 @@ def test_numbers_of_a_sibling_that_is_late_are_those_of_before(
     for _ in range(4):
         found.append(sorted((a.uptime.seconds, a.decoded_images) for a in siblings.metrics()))
         now[0] += 2
-    assert found == [[(9, 5)], [(1, 7), (11, 5)], [(3, 7), (13, 5)], [(2, 0), (16, 8)]]
+    assert found == [[(9, 5)], [(1, 7), (11, 5)], [(3, 7), (13, 5)], [(2, 7), (16, 8)]]
     assert all(request.this_process for request, _ in asked)
+
+
+def counted(seconds: int, number: int, *plans: int) -> pb.GetMetricsResponse:
+    """What a process has counted, in fields of each kind, and numbers of the moment."""
+    found = pb.GetMetricsResponse(
+        uptime=Duration(seconds=seconds),
+        sent_bytes=number,
+        planning_time=Duration(seconds=number),
+        waits=pb.StageWaits(memory=Duration(seconds=number)),
+        plans_by_source=pb.PlanSources(late=number),
+        plan_times=[pb.PlanTimes(plans=n) for n in plans],
+        open_streams=number,
+        kept=pb.KeptBytes(jobs=number),
+    )
+    found.ranks.add(rank=number)
+    return found
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        counted(3, 9, 4, 6),  # began later, whatever it has counted
+        counted(99, 3, 4, 6),
+        counted(99, 9, 4, 4),
+        counted(99, 9, 4),
+    ],
+)
+def test_counters_of_a_sibling_that_ended_stay_in_the_sums(
+    monkeypatch: pytest.MonkeyPatch, second: pb.GetMetricsResponse
+) -> None:
+    with closing(Siblings(["127.0.0.1:1"])) as one:
+        answering(one, monkeypatch, counted(10, 4, 4, 5), counted(11, 5, 4, 5), second, second)
+        assert one.metrics()[0].sent_bytes == 4
+        assert one.metrics()[0].sent_bytes == 5
+        for _ in range(2):
+            (found,) = one.metrics()
+            number = second.sent_bytes
+            assert (found.sent_bytes, found.plans_by_source.late) == (5 + number,) * 2
+            assert (found.planning_time.seconds, found.waits.memory.seconds) == (5 + number,) * 2
+            assert [entry.plans for entry in found.plan_times][:2] == [
+                8,
+                5 + sum(t.plans for t in second.plan_times[1:]),
+            ]
+            assert (found.open_streams, found.kept.jobs, [r.rank for r in found.ranks]) == (number, number, [number])
+            assert found.uptime.seconds == second.uptime.seconds
+
+
+def test_a_process_that_is_started_again_counts_what_its_siblings_did_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sums begin at zero: where they begin at what the others have, all of that would pass for new."""
+    with closing(Siblings(["127.0.0.1:1"], again=True)) as one:
+        answering(one, monkeypatch, counted(10, 4, 4), counted(11, 6, 9), counted(2, 3, 1), counted(4, 4, 2))
+        found = [one.metrics()[0] for _ in range(4)]
+    assert [f.sent_bytes for f in found] == [0, 2, 2 + 3, 2 + 4]
+    assert [f.planning_time.seconds for f in found] == [0, 2, 5, 6]
+    assert [f.plan_times[0].plans for f in found] == [0, 5, 6, 7]
+    assert [f.open_streams for f in found] == [4, 6, 3, 4]
 
 
 def test_sums_of_buckets_of_unequal_number_and_of_ranks_by_name() -> None:
