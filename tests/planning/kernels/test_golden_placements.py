@@ -50,7 +50,9 @@ def problem_of(seed: int, *, padded: bool = False, limited: bool = False) -> tup
         percent=numbers(seed + 5, (rows,), 0, 300),
         items=np.append(numbers(seed + 6, (count,), 1, 3), 0) if padded else None,
         rooms=Rooms(need, room, window) if limited else None,
-        hops=Hops(own[:, :-1], numbers(seed + 7, (rows,), 0, 30), np.ones(rows, np.int64)) if seed % 2 else None,
+        hops=Hops(own[:, :-1], own[:, :-1].min(axis=1), numbers(seed + 7, (rows,), 0, 30), np.ones(rows, np.int64))
+        if seed % 2
+        else None,
     )
     place = np.argsort(numbers(seed + 8, (places,), 0, 10**6), kind="stable")[:count]
     rank, rest = np.divmod(place, waves * slots)

@@ -25,7 +25,7 @@ from dataserver.planning.layout import layout_of
 from dataserver.planning.pipelined.placing import Placement, makespan_ns, placement_problem
 from dataserver.planning.pipelined.timeline import timeline as pipelined_timeline
 from dataserver.planning.planner import plan_step, timeline
-from dataserver.planning.samples import StepSamples
+from dataserver.planning.samples import StepSamples, Task
 
 FROZEN = (("vit",), ("llm",), ("vit", "llm"), ("dit",))
 
@@ -125,6 +125,35 @@ def test_no_placement_with_frozen_modules_is_below_the_bound(frozen: Sequence[st
     bound = layout_of(job.spec.execution).lower_bound_ns(job, plan)
     assert layout_of(job.spec.execution).lower_bound_ns(without_transfers(job), plan) < bound <= min(times)
     assert timeline(job.spec, plan).makespan_ns <= min(times) * 1.06
+
+
+@pytest.mark.parametrize(("row_bytes", "frozen"), [(48, False), (24, True)])
+@pytest.mark.parametrize("others", [((16, 16), (10, 34)), ((12, 20), (16, 22))])
+def test_a_backbone_rank_may_wait_for_the_smaller_images_of_a_sequence(
+    row_bytes: int, frozen: bool, others: tuple[tuple[int, int], ...]
+) -> None:
+    """Three encoder ranks for two of the backbone: the slowest of them sends some other image than the largest one."""
+    data = alike_data(2, 1, generates=False, kind="pipelined", order="search")
+    data["stream"] |= {"seq_len": 4096, "sizing": {**data["stream"]["sizing"], "max_patches": 1024}}
+    (encoder,) = (m for m in data["execution"]["modules"] if m["kind"] == "encoder")
+    encoder |= {"dp": 3, "frozen": frozen}
+    job = with_transfers(data, transfer(INTO, 0, "1", row_bytes))
+    for last in ((10, 26), (14, 24)), ((14, 18), (10, 34)):
+        grids = np.array([(20, 20), *others, (20, 20), *last], np.int32)
+        samples = StepSamples(
+            dataset=np.zeros(2, np.int32),
+            pass_=np.zeros(2, np.int64),
+            sample=np.arange(2, dtype=np.uint64),
+            task=np.full(2, Task.UNDERSTANDING, np.int32),
+            text_tokens=np.full(2, 1500),
+            truncated_tokens=np.zeros(2, np.int64),
+            tokens=np.full(2, 2000),
+            image_offsets=np.array([0, 3, 6]),
+            image_rows=grids[:, 0],
+            image_columns=grids[:, 1],
+        )
+        plan = plan_step(job, 0, samples)
+        assert layout_of(job.spec.execution).lower_bound_ns(job, plan) <= timeline(job.spec, plan).makespan_ns
 
 
 @pytest.mark.parametrize("seed", range(4))

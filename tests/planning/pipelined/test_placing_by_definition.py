@@ -63,7 +63,12 @@ def problems(draw: st.DrawFn, padded: bool | None = None, full: bool | None = No
 
 def _hops(random: np.random.Generator, rows: int, count: int) -> Hops:
     """Of which gradients take some back."""
-    return Hops(random.integers(1, 9, (rows, count)), random.integers(0, 9, rows), random.integers(0, 2, rows))
+    least, smallest, usual = (
+        random.integers(1, 9, (rows, count)),
+        random.integers(1, 9, rows),
+        random.integers(0, 9, rows),
+    )
+    return Hops(least, smallest, usual, random.integers(0, 2, rows))
 
 
 # --- the bound ------------------------------------------------------------------------------------------------------
@@ -145,7 +150,9 @@ class Loops:
         return one, min(100 * one + percent * other, 100 * other + percent * one)
 
     def least_hops(self, row: int) -> list[int]:
-        return [min(self.hop(row, s, backward) for s in self.sequences) for backward in (False, True)]
+        if self.p.hops is None:
+            return [0, 0]
+        return [int(self.p.hops.smallest[row]), int(self.p.hops.smallest[row] * self.p.hops.returned[row])]
 
     def bound(self) -> int:
         bounds = [0]

@@ -55,7 +55,7 @@ def _ends(problem: PlacementProblem) -> int:
     if not problem.num_sequences or problem.num_sequences < problem.dp * problem.num_waves * problem.slots:
         return 0
     least, percents = _least(problem)
-    hop, hop_back = (h.min(axis=1) for h in _hops(problem))
+    hop, hop_back = _smallest_hops(problem)
     there, back, encoders = 0, 0, 0
     for row, percent, base in zip(range(backbone), problem.percent.tolist(), problem.base.tolist(), strict=False):
         if not (wave := ranks * int(least[row])):
@@ -79,6 +79,16 @@ def _least(problem: PlacementProblem) -> tuple[I64, I64]:
     both = work.sum(axis=1) if problem.num_waves > 1 else 2 * least
     less, more = np.minimum(100, problem.percent), np.maximum(100, problem.percent)
     return least, less * both + (more - less) * least
+
+
+def _smallest_hops(problem: PlacementProblem) -> tuple[I64, I64]:
+    """The least hops of any rows that cross, and those that gradients take back. int64 [rows] each.
+
+    The encoder rank that a backbone rank waits for longest may hand it the smallest of its images alone.
+    """
+    if problem.hops is None:
+        return np.zeros_like(problem.base), np.zeros_like(problem.base)
+    return problem.hops.smallest, problem.hops.smallest * problem.hops.returned
 
 
 def _hops(problem: PlacementProblem) -> tuple[I64, I64]:

@@ -18,6 +18,8 @@ class Hops:
 
     least: I64
     """int64 [rows, s]: nanoseconds that each sequence's hop takes at least, wherever it goes; 0 where it has none."""
+    smallest: I64
+    """int64 [rows]: nanoseconds that a hop with any rows takes at least: those of one image, or of one sequence."""
     usual: I64
     """int64 [rows]: nanoseconds of the hop of a mean microbatch, which simulations of islands take for all."""
     returned: I64
@@ -35,20 +37,24 @@ def problem_hops(
     if execution.transfers is None:
         return None
     count, backbone = int(sequence.max(initial=-1)) + 1, execution.backbone
-    least, usual = np.zeros((len(modules), count), np.int64), np.zeros(len(modules), np.int64)
+    least = np.zeros((len(modules), count), np.int64)
+    smallest, usual = np.zeros((2, len(modules)), np.int64)
     for row, module in enumerate(modules):
         ends, most = (module.name, backbone.name), np.zeros(count, np.int64)
         if module.kind is ModuleKind.BACKBONE:
             rows, parts = samples.tokens, 1
             np.add.at(most, sequence, rows)
+            fewest = most
         else:  # images of a sequence may come from several ranks
             images, parts = module_images(spec, module, samples), module.dp // islands
             rows = image_rows(spec.stream, samples, images, TASK_OF[module.kind])
             np.maximum.at(most, sequence[samples.image_sample[images]], rows)
+            fewest = rows
         transfer = execution.transfer(*(ends[::-1] if module.kind is ModuleKind.GENERATOR else ends))
         least[row] = np.where(most > 0, hop_ns(transfer, most), 0)
+        smallest[row] = hop_ns(transfer, fewest).min() if len(fewest) else 0
         hops = min(backbone.dp * num_waves * parts, max(len(rows), 1))  # none without an image
         usual[row] = hop_ns(transfer, np.array(int(rows.sum()) // hops))
     encoders = [m.kind is ModuleKind.ENCODER for m in modules]
     sources = [m if encodes else backbone for m, encodes in zip(modules, encoders, strict=True)]
-    return Hops(least, usual, np.array([m.runs_backward for m in sources], np.int64))
+    return Hops(least, smallest, usual, np.array([m.runs_backward for m in sources], np.int64))
