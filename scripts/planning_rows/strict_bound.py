@@ -12,6 +12,7 @@ between two of them, m + x <= (1 + x) n; where more do, two detours are possible
     + the sum over k of max(0, G(k) - (1 + x) T) + backwards of the last microbatch behind the stage:
 
 a generator that is slower than the backbone for some microbatches costs that time, however fast it is for the others.
+Only ranks whose sequences have images in k wait for G(k): all of the island's if all sequences have, else one at least.
 The first microbatch has no backwards to skip before it, the last no forwards behind it. As the slowest island takes at
 least the mean over all ranks, the times of the sequences bound it, wherever they are.
 """
@@ -46,7 +47,8 @@ def island_bound_ns(problem: PlacementProblem) -> int:
     # A rank's first and last microbatch hold something each, if only an empty slot.
     empty = problem.dp * problem.num_waves * problem.slots - problem.num_sequences
     slots = np.append(np.arange(problem.num_sequences), np.full(min(empty, 2 * problem.dp), problem.num_sequences))
-    total = (forward + backward)[1].sum() + always[:-1].sum() * problem.ranks_per_island
+    all_wait = not empty and bool((problem.own[2, :-1] > 0).all())
+    total = (forward + backward)[1].sum() + always[:-1].sum() * (problem.ranks_per_island if all_wait else 1)
     total += _least_ends(first[slots], last[slots], problem.dp)
     bound = int(total) // problem.dp + problem.num_waves * int((base_forward + base_backward)[1, 0])
     return max(lower_bound_ns(problem, within_islands=True), bound)

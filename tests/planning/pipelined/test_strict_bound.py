@@ -169,3 +169,25 @@ def test_a_detour_skips_whole_microbatches() -> None:
     """Not only the longest sequence, where two share a microbatch."""
     problem = one_island([3] * 6, [0, 12, 0, 0, 0, 21], 2, 1, (3, 0), (200, 100))
     assert island_bound_ns(problem) == 96 < least(problem) == 102
+
+
+def test_ranks_without_images_in_a_wave_wait_for_no_generator() -> None:
+    """Three ranks with four waves of a nanosecond; of five sequences two have images, two nanoseconds each."""
+    own = np.zeros((3, 6), np.int64)
+    own[2, 3:5] = 2
+    problem = PlacementProblem(
+        dp=3,
+        num_waves=4,
+        slots=1,
+        islands=1,
+        num_stages=1,
+        num_encoders=1,
+        in_flight=one_f_one_b_in_flight(3, 0),
+        own=own,
+        way=own[:, :-1],
+        base=np.array([0, 1, 0]),
+        chunks=1,
+        percent=np.zeros(3, np.int64),
+    )
+    first_wave_and_third_of_another_rank = in_slots(problem, np.array([1, 2, 3, 0, 6]))
+    assert island_bound_ns(problem) <= makespan_ns(problem, first_wave_and_third_of_another_rank) == 5
