@@ -76,6 +76,10 @@ class Siblings:
         self._lock = threading.Lock()
         self._silent: set[str] = set()
         self._again = again
+        self._asking = threading.Lock()
+        """Held while numbers are asked for: of two answers at a time nobody knows which one is older. Guards the next
+        two."""
+        self._asked_at = float("-inf")
         self._known: dict[str, _Sibling] = {}
         """By address."""
 
@@ -88,22 +92,28 @@ class Siblings:
 
         Where a sum of counters fell, all that is left of it would pass for new.
         """
-        found = self._ask(lambda stub: stub.GetMetrics, pb.GetMetricsRequest(this_process=True))
-        now = monotonic()
-        with self._lock:
-            for address, answer in found.items():
-                if (known := self._known.get(address)) is not None:
-                    known.hear(answer, now)
-                elif self._again:
-                    self._known[address] = _Sibling(now, answer, not_counted=_counters(answer))
-                else:
-                    self._known[address] = _Sibling(now, answer)
+        came = monotonic()
+        with self._asking:
+            if self._asked_at < came:  # else another thread asked meanwhile
+                self._asked_at = monotonic()
+                self._hear(self._ask(lambda stub: stub.GetMetrics, pb.GetMetricsRequest(this_process=True)))
+            now = monotonic()
             return [known.at(now) for known in self._known.values()]
 
     def close(self) -> None:
         """End all calls."""
         for channel in self._channels.values():
             channel.close()
+
+    def _hear(self, answers: dict[str, pb.GetMetricsResponse]) -> None:
+        now = monotonic()
+        for address, answer in answers.items():
+            if (known := self._known.get(address)) is not None:
+                known.hear(answer, now)
+            elif self._again:
+                self._known[address] = _Sibling(now, answer, not_counted=_counters(answer))
+            else:
+                self._known[address] = _Sibling(now, answer)
 
     def _ask(self, method: "Method[Request, Answer]", request: Request) -> dict[str, Answer]:
         """What those say that answer in time, by address."""

@@ -1,10 +1,13 @@
 """What the processes of one address are told, and when they are started again, without one of them."""
 
+import itertools
 import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -460,6 +463,26 @@ def test_counters_of_a_sibling_that_ended_stay_in_the_sums(
             ]
             assert (found.open_streams, found.kept.jobs, [r.rank for r in found.ranks]) == (number, number, [number])
             assert found.uptime.seconds == second.uptime.seconds
+
+
+def test_numbers_that_several_ask_for_at_a_time_are_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their answers may come in another order."""
+    ticks = itertools.count(1)
+
+    def future(request: Any, timeout: float) -> Any:
+        tick = next(ticks)
+
+        def result() -> pb.GetMetricsResponse:
+            time.sleep(tick % 5 / 1000)
+            return counted(tick, tick, tick)
+
+        return SimpleNamespace(result=result)
+
+    stub = SimpleNamespace(GetMetrics=SimpleNamespace(future=future))
+    monkeypatch.setattr(siblings_module, "AdminServiceStub", lambda _: stub)
+    with closing(Siblings(["127.0.0.1:1"])) as one, ThreadPoolExecutor(8) as pool:
+        found = [answers[0].sent_bytes for answers in pool.map(lambda _: one.metrics(), range(200))]
+    assert 10 < max(found) < next(ticks) <= 201
 
 
 def test_a_process_that_is_started_again_counts_what_its_siblings_did_since(monkeypatch: pytest.MonkeyPatch) -> None:
