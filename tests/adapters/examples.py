@@ -18,7 +18,7 @@ from training.runs import kill_tree
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "adapters.md"
 MAX_LINES = 30
-TIMEOUT_S = 800
+TIMEOUT_S = 400
 
 
 def example(naming: str) -> str:

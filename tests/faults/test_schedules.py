@@ -62,7 +62,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("count", "servers", "seed"),
     [
-        pytest.param(20, 3, 1, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+        pytest.param(20, 3, 1, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
         pytest.param(200, 3, None, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
         pytest.param(60, 2, None, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
     ],

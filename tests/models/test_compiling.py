@@ -101,7 +101,7 @@ def gradients(network: nn.Module, run: Run, lengths: tuple[int, ...]) -> dict[st
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
     [
@@ -124,7 +124,7 @@ def peer() -> Iterator[DeviceMesh]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SPLIT)
 def test_nor_are_blocks_of_tensor_parallel_peers(peer: DeviceMesh, name: str) -> None:
     make, run = SPLIT[name]

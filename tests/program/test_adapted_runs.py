@@ -37,7 +37,7 @@ def case(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
 def test_adapters_are_trained_saved_and_exported(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     pool.run([case(fleet, Degrees(1, 1, 2, 1, frozen=("vit",)), tmp_path, 2)], tmp_path)
@@ -85,7 +85,7 @@ def alone(fleet: Fleet, pool: Pool, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n == "peers, shares of shares" else pytest.mark.long) for n in SHARED]

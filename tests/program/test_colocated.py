@@ -46,7 +46,7 @@ def check_gradients(fleet: Fleet, pool: Pool, folder: Path, degrees: Degrees, **
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "degrees",
     [
@@ -66,7 +66,7 @@ def test_gradients_equal_the_reference(fleet: Fleet, pool: Pool, tmp_path: Path,
     check_gradients(fleet, pool, tmp_path, degrees)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "shares",
     [
@@ -82,7 +82,7 @@ def test_shares_over_all_ranks(fleet: Fleet, pool: Pool, tmp_path: Path, shares:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("dataset", ["understanding", "generation", "documents"])
 def test_an_image_that_cannot_be_decoded(fleet: Fleet, pool: Pool, tmp_path: Path, dataset: str) -> None:
     ours, reference = fleet.pair_of_jobs(together(2), dataset=dataset)
@@ -92,7 +92,7 @@ def test_an_image_that_cannot_be_decoded(fleet: Fleet, pool: Pool, tmp_path: Pat
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 def test_without_generator(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     ours, reference = fleet.pair_of_jobs(together(2, generator=0), generation={"ratio": "0", "query_tokens": 4})
     found = pool.run([Case("text", fleet.address, ours)], tmp_path)["text"]
@@ -101,7 +101,7 @@ def test_without_generator(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     assert_close(found, {name: g for name, g in expected.items() if name not in idle}, BOUNDS["float64"])
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 def test_another_plan_ends_all_ranks(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     ours, _ = fleet.pair_of_jobs(together(2))
     outcomes = pool.outcomes([Case("other", fleet.address, ours, other_plan_rank=0)], tmp_path)
@@ -184,7 +184,7 @@ def test_text_is_embedded_while_rows_are_on_their_way(fleet: Fleet) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 def test_an_evaluation_runs_forwards_alone(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     """Its losses are those of a training step of the held-out stream with the same weights."""
     other = fleet.job(together(2), dataset="more", seed=9)

@@ -38,7 +38,7 @@ def case_of(fleet: Fleet, name: str, degrees: Degrees, loss: str, **options: Any
     return Case(name, fleet.address, job, contrastive={"loss": loss, "features": 16})
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("degrees", "options"),
     [
@@ -74,7 +74,7 @@ def test_loss_gradients_equal_those_of_full_batches(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("loss", ["clip", pytest.param("siglip", marks=pytest.mark.long)])
 def test_sharded_towers_and_bfloat16(fleet: Fleet, pool: Pool, tmp_path: Path, loss: str) -> None:
     """Sums are those of whole towers, and in float32; `test_covers.py` has float64."""
@@ -90,7 +90,7 @@ def test_sharded_towers_and_bfloat16(fleet: Fleet, pool: Pool, tmp_path: Path, l
     assert_close(found["none"], expected, 0.5)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 def test_what_dataserver_towers_prints_is_run_as_it_stands(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     """Memory for the states of half an image tower: it chooses tensor parallelism."""
     file, data = tmp_path / "job.yaml", tower_data(SINGLE, microbatches=2)
@@ -146,7 +146,7 @@ def a_run(fleet: Fleet, degrees: Degrees, folder: Path, steps: int, **options: A
     return Case(name, fleet.address, job.spec.model_dump(mode="json"), training=training, contrastive=contrastive)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
 def test_a_run_resumes_and_goes_on_with_other_degrees(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     straight, again = tmp_path / "straight", tmp_path / "again"
@@ -168,7 +168,7 @@ def test_a_run_resumes_and_goes_on_with_other_degrees(fleet: Fleet, pool: Pool, 
             assert [m[key] for m in found] == pytest.approx([m[key] for m in expected], rel=1e-9)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("degrees", [STAGED, PEERS], ids=str)
 def test_losses_and_recall_of_a_held_out_stream_are_those_of_one_process(
     fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees

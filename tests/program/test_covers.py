@@ -22,7 +22,7 @@ from program.test_gradients import FACTORS as PIPELINES
 from program.test_grouped import HEADS, MIXED
 from program.towers import SINGLE, towers_in_one_process
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 FROZEN = ((), ("vit",), ("llm",), ("vit", "llm"), ("dit",))
 SHARDING = ("none", "zero2", "zero3")
 fits_eight = partial(fits, processes=8)

@@ -42,7 +42,7 @@ def module_of(name: str) -> str:
     return name.split(".")[0]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
 def test_a_run_with_frozen_modules_goes_on_with_others_frozen(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     frozen = ("vit", "llm")

@@ -52,7 +52,7 @@ def test_losses_weigh_alike(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("degrees", "extra"),
     [
@@ -76,7 +76,7 @@ def test_gradients_equal_the_reference(fleet: Fleet, pool: Pool, tmp_path: Path,
         assert_close(found[name], expected, BOUNDS[case.dtype])
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "degrees",
     [
@@ -96,7 +96,7 @@ def test_several_modules_of_a_kind_and_interleaved_chunks(
     assert_close(pool.run([case], tmp_path)["graph"], expected, BOUNDS["float64"])
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("degrees", "sharding"),
     [
@@ -139,7 +139,7 @@ def test_tensor_parallel_peers(fleet: Fleet, pool: Pool, tmp_path: Path, degrees
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 def test_sharded_modules(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     """In bfloat16, gradients are summed in float32 as those of whole modules are: over microbatches, and over ranks."""
     ours, reference = fleet.pair_of_jobs(Degrees(2, 2, 1, 2))
@@ -158,7 +158,7 @@ def test_sharded_modules(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
             assert all(torch.equal(g, found["whole"][name]) for name, g in small.items())
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 def test_ranks_that_wait_for_shares_of_a_late_one_do_not_compute(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     job, _ = fleet.pair_of_jobs(Degrees(1, 2, 1, 1))
     late_in = {"gather": "forward", "sum": "backward"}
@@ -173,7 +173,7 @@ def test_ranks_that_wait_for_shares_of_a_late_one_do_not_compute(fleet: Fleet, p
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("degrees", "shares"),
     [
@@ -195,7 +195,7 @@ def test_sharded_pipelines(
     assert_close(pool.run([case], tmp_path)["shares"], expected, BOUNDS["float64"])
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "degrees",
     [
@@ -218,7 +218,7 @@ def test_frozen_modules_have_no_gradients_and_others_the_same(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("frozen", [("llm",), ("vit", "llm"), ("dit",)], ids=" and ".join)
 @pytest.mark.parametrize("sharding", ["zero2", "zero3"])
 def test_frozen_modules_in_shares(
@@ -381,7 +381,7 @@ def went_on_alike(folders: dict[str, Path]) -> Gradients:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 def test_shares_are_saved_and_others_go_on_from_them(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     """Sharded or not, with other degrees; bit by bit in the same layout."""
     shares = dict.fromkeys(KINDS, "zero2")
@@ -414,7 +414,7 @@ def test_shares_are_saved_and_others_go_on_from_them(fleet: Fleet, pool: Pool, t
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 def test_others_go_on_from_what_peers_have_saved(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     """With another number of peers, or none, sharded or not; bit by bit in the same layout. Nothing counts twice."""
     peers, one = Degrees(1, 1, 2, 1, peers=(1, 2, 1)), Degrees(1, 1, 1, 1)
@@ -437,7 +437,7 @@ def test_others_go_on_from_what_peers_have_saved(fleet: Fleet, pool: Pool, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 def test_a_step_that_is_not_finite_is_skipped_with_shares(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     own = {"use": "training.poisoned:PoisonedEncoder", "options": {"call": 6, "hidden": 8}, "sharding": "zero2"}
     options = {"modules": {"vit": own}, "training": {"on_nonfinite": "skip"}}

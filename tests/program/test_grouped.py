@@ -44,7 +44,7 @@ def idle(plan: StepPlan) -> set[int]:
     return {degree for microbatch, first, degree in found if (microbatch, first) not in used}
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("degrees", "options", "sharding"),
     [
@@ -77,7 +77,7 @@ def test_gradients_equal_the_reference(
     assert_close(found, trained, BOUNDS["float64"])
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 def test_an_image_that_cannot_be_decoded(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     """All ranks that share its sample learn of it."""
     options = {**MIXED, "dataset": "understanding", "global_batch": 16}
@@ -91,7 +91,7 @@ def test_an_image_that_cannot_be_decoded(fleet: Fleet, pool: Pool, tmp_path: Pat
     assert_close(pool.run([case], tmp_path)["broken"], expected, BOUNDS["float64"])
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("degrees", "sharding"),
     [
@@ -134,7 +134,7 @@ def test_processes_of_a_rank_share_all_its_sequences(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("other", "refusing"), [(0, {1, 2, 3}), (2, {2})])
 def test_a_view_of_another_plan_ends_all_ranks(
     fleet: Fleet, pool: Pool, tmp_path: Path, other: int, refusing: set[int]
@@ -203,7 +203,7 @@ def run_of(fleet: Fleet, degrees: Degrees, folder: Path, steps: int, sharding: s
 PIPELINED, COLOCATED = Degrees(1, 2, 1, 1), Degrees(2, 2, 1, 2, colocated=True)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 def test_three_steps_are_alike_in_all_layouts(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     found = {}
     for name, degrees in {"pipelined": PIPELINED, "colocated": COLOCATED, "grouped": BESIDE}.items():
@@ -220,7 +220,7 @@ def test_three_steps_are_alike_in_all_layouts(fleet: Fleet, pool: Pool, tmp_path
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 def test_a_run_goes_on_with_another_sp(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     """From two stages of two shares to none, and from none to shares of split layers; bit by bit in the same layout.
 
@@ -246,7 +246,7 @@ def test_a_run_goes_on_with_another_sp(fleet: Fleet, pool: Pool, tmp_path: Path)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 def test_a_run_goes_on_in_other_layouts(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     """From groups, and into groups; bit by bit in the same layout."""
     folders = {name: tmp_path / name for name in ("straight", "again", "pipelined", "colocated", "back", "home")}

@@ -59,7 +59,7 @@ def test_without_a_gpu_it_says_what_it_would_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 def test_it_runs_in_small_on_a_cpu(tmp_path: Path) -> None:
     command = [sys.executable, BENCH, "--small", "--steps", "2", "--warm-up", "1", "--samples", "96"]
     ran = subprocess.run([*command, "--records", tmp_path], capture_output=True, text=True, timeout=500, check=False)

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-TIMEOUT_S = 800
+TIMEOUT_S = 400
 """Far above what a run takes; less than tests may."""
 
 

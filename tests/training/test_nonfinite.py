@@ -92,7 +92,7 @@ def test_all_processes_name_the_same_origin() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("policy", [pytest.param("stop", marks=pytest.mark.long), "skip"])
 def test_a_run_names_the_samples_and_stops_or_skips(fleet: Fleet, tmp_path: Path, policy: str) -> None:
     run, config = Run(fleet.address, tmp_path), tmp_path / "train.yaml"

@@ -105,7 +105,7 @@ def exported(run: Run, module: str, folder: Path, *options: str) -> dict[str, to
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 def test_a_run_begins_as_its_weights_and_is_exported(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,7 +271,7 @@ def test_weights_that_no_tower_can_begin_as(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
 def test_image_towers_are_exported_as_siglip(
     fleet: Fleet, pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -36,7 +36,7 @@ SCHEDULE = ("--optimizer.schedule", "cosine", "--optimizer.decay-steps", "3", "-
 
 SHARES = ("--encoder.sharding", "zero3", "--backbone.sharding", "zero2")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def assert_same_steps(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
