@@ -43,9 +43,9 @@ def test_rows_are_judged_by_their_targets() -> None:
     def judged(found: list[Row]) -> list[bool | None]:
         return [row.reached for row in found]
 
-    assert judged(list(rows(SIZES[2], steps(45.0, 0.9), [3.0], judged=True))) == [True, True, None, None]
-    assert judged(list(rows(SIZES[2], steps(44.9, 1.0), [3.0], judged=True))) == [False, False, None, None]
-    assert judged(list(rows(SIZES[2], steps(1.0, 9.0), [3.0], judged=False))) == [None] * 4
+    assert judged(list(rows(SIZES[2], steps(45.0, 0.9), judged=True))) == [True, True, None]
+    assert judged(list(rows(SIZES[2], steps(44.9, 1.0), judged=True))) == [False, False, None]
+    assert judged(list(rows(SIZES[2], steps(1.0, 9.0), judged=False))) == [None] * 3
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, which it would take")

@@ -1,5 +1,7 @@
 """What a step reports, and who a process is."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import given
@@ -36,8 +38,10 @@ def test_process_from_environment() -> None:
             Process.from_environment({key: value for key, value in environment.items() if key != name})
 
 
-def test_cpu_is_chosen() -> None:
+def test_cpu_is_chosen_and_no_gpu_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert choose_device(Device.CPU, 3).type == "cpu"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,10 @@ _KINDS: Final = {"A100": "a800", "A800": "a800", "H100": "h100", "H800": "h100",
 
 Step = Callable[[], tuple[int, int]]
 """One forward and backward, and the nanoseconds that each took."""
-Subject = tuple[nn.Module, Callable[[], Tensor]]
-"""A module, and a forward of it that ends in a scalar."""
+Run = Callable[[], Tensor]
+"""A forward that ends in a scalar."""
+Subject = tuple[nn.Module, Callable[[int], Run]]
+"""A module, and a forward of it for an item of so many rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,8 @@ def share(network: nn.Module, peers: int) -> nn.Module:
 
 
 def _measured(network: Network, tp: int, plan: Plan) -> MeasuredCost:
-    times = np.array([_whole_ns(network, tp, size, plan) for size in plan.sizes], np.int64)
+    few, more = (_layers_ns(network, tp, layers, plan) for layers in LAYERS)
+    times = np.array([_whole_ns(network.size.layers, *both) for both in zip(few, more, strict=True)], np.int64)
     sizes = np.array(plan.sizes, np.int64)
     try:
         found = fit(Measurements(np.ones_like(sizes), sizes, sizes * sizes, times[:, 0], times[:, 1]))
@@ -111,26 +114,32 @@ def _measured(network: Network, tp: int, plan: Plan) -> MeasuredCost:
     return MeasuredCost(tp=tp, cost=found.cost, error_percent=found.residual_p50_ppm / 10_000)
 
 
-def _whole_ns(network: Network, tp: int, size: int, plan: Plan) -> tuple[int, int]:
-    """Forward and backward of an item of so many rows in the whole module, from modules of few layers."""
-    few, more = (_layers_ns(network, tp, layers, size, plan) for layers in LAYERS)
+def _whole_ns(layers: int, few: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
+    """Forward and backward of an item in a module of so many layers, from those in modules of `LAYERS`."""
     each = [max(0, m - f) / (LAYERS[1] - LAYERS[0]) for f, m in zip(few, more, strict=True)]
-    whole = [f + (network.size.layers - LAYERS[0]) * e for f, e in zip(few, each, strict=True)]
+    whole = [f + (layers - LAYERS[0]) * e for f, e in zip(few, each, strict=True)]
     return round(whole[0]), round(whole[1])
 
 
-def _layers_ns(network: Network, tp: int, layers: int, size: int, plan: Plan) -> tuple[int, int]:
+def _layers_ns(network: Network, tp: int, layers: int, plan: Plan) -> list[tuple[int, int]]:
+    """Forward and backward in a module of so many layers, of items of all sizes."""
     few = replace(network.size, layers=layers, vocab_size=-(-network.size.vocab_size // tp))
-    module, forward = _SUBJECTS[network.modality or network.kind](network, few, size, plan)
-    initialise(share(module, tp), 0, "profile")
-    step = _timed(plan, module.to(plan.device, plan.dtype), forward)
+    with torch.device("meta"):
+        module, run = _SUBJECTS[network.modality or network.kind](network, few, plan)
+        share(module, tp)
+    module.to_empty(device=plan.device).to(plan.dtype)
+    initialise(module, 0, "profile")
+    return [_median_ns(_timed(plan, module, run(size)), plan.repeats) for size in plan.sizes]
+
+
+def _median_ns(step: Step, repeats: int) -> tuple[int, int]:
     step()
-    times = [step() for _ in range(plan.repeats)]
+    times = [step() for _ in range(repeats)]
     forward_ns, backward_ns = (statistics.median(t[i] for t in times) for i in (0, 1))
     return round(forward_ns), round(backward_ns)
 
 
-def _timed(plan: Plan, network: nn.Module, run: Callable[[], Tensor]) -> Step:
+def _timed(plan: Plan, network: nn.Module, run: Run) -> Step:
     def now() -> int:
         if plan.device.type == "cuda":
             torch.cuda.synchronize(plan.device)
@@ -158,48 +167,68 @@ def _text(size: int, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.arange(size) % vocab_size, torch.arange(size), torch.tensor([0, size])
 
 
-def _encoder(network: Network, few: ModelSize, size: int, plan: Plan) -> Subject:
+def _encoder(network: Network, few: ModelSize, plan: Plan) -> Subject:
     del network, plan
     module = ImageEncoder(EncoderConfig(few.layers, few.width, few.heads, few.mlp_width, PATCH, MERGE, few.width))
-    image = _image(size)
-    return module, lambda: module(*image).float().sum()
+
+    def run(size: int) -> Run:
+        image = _image(size)
+        return lambda: module(*image).float().sum()
+
+    return module, run
 
 
-def _backbone(network: Network, few: ModelSize, size: int, plan: Plan) -> Subject:
+def _backbone(network: Network, few: ModelSize, plan: Plan) -> Subject:
     del network, plan
     sizes = few.layers, few.width, few.mlp_width, few.heads, few.groups
     module = BackboneStage(BackboneConfig(*sizes, ROTARY_BASE, few.vocab_size, 0))
-    (tokens, positions, offsets), empty = _text(size, few.vocab_size), torch.zeros(0, dtype=torch.int64)
-    batch = BackboneBatch(offsets, positions, tokens, empty, empty, tokens)
-    return module, lambda: module(batch).loss_sum
+
+    def run(size: int) -> Run:
+        (tokens, positions, offsets), empty = _text(size, few.vocab_size), torch.zeros(0, dtype=torch.int64)
+        batch = BackboneBatch(offsets, positions, tokens, empty, empty, tokens)
+        return lambda: module(batch).loss_sum
+
+    return module, run
 
 
-def _generator(network: Network, few: ModelSize, size: int, plan: Plan) -> Subject:
+def _generator(network: Network, few: ModelSize, plan: Plan) -> Subject:
     width = network.condition_width or few.width
     module = ImageGenerator(GeneratorConfig(few.layers, few.width, few.heads, few.mlp_width, PATCH, MERGE, width))
-    patches, grid, offsets = _image(size)
-    conditions = torch.zeros(QUERIES, width, device=plan.device, dtype=plan.dtype)
-    noise, moment = torch.zeros(size, PATCH**2 * 3, device=plan.device), torch.full((1,), 0.5, device=plan.device)
-    arguments = (patches, grid, offsets, conditions, torch.tensor([0, QUERIES]), noise, moment, torch.tensor([True]))
-    return module, lambda: module(*arguments)
+
+    def run(size: int) -> Run:
+        patches, grid, offsets = _image(size)
+        conditions = torch.zeros(QUERIES, width, device=plan.device, dtype=plan.dtype)
+        noise, moment = torch.zeros(size, PATCH**2 * 3, device=plan.device), torch.full((1,), 0.5, device=plan.device)
+        queries, generated = torch.tensor([0, QUERIES]), torch.tensor([True])
+        return lambda: module(patches, grid, offsets, conditions, queries, noise, moment, generated)
+
+    return module, run
 
 
-def _image_tower(network: Network, few: ModelSize, size: int, plan: Plan) -> Subject:
+def _image_tower(network: Network, few: ModelSize, plan: Plan) -> Subject:
     del network, plan
     module = ImageTower(ImageTowerConfig(few.layers, few.width, few.heads, few.mlp_width, PATCH, MERGE, FEATURES))
-    image = _image(size)
-    return module, lambda: module(*image, None).features.float().sum()
+
+    def run(size: int) -> Run:
+        image = _image(size)
+        return lambda: module(*image, None).features.float().sum()
+
+    return module, run
 
 
-def _text_tower(network: Network, few: ModelSize, size: int, plan: Plan) -> Subject:
+def _text_tower(network: Network, few: ModelSize, plan: Plan) -> Subject:
     del network, plan
     sizes = few.layers, few.width, few.mlp_width, few.heads, few.groups
     module = TextTower(TextTowerConfig(*sizes, ROTARY_BASE, TOWER_VOCABULARY, 0, output_dim=FEATURES))
-    text = _text(size, TOWER_VOCABULARY)
-    return module, lambda: module(*text, None).features.float().sum()
+
+    def run(size: int) -> Run:
+        text = _text(size, TOWER_VOCABULARY)
+        return lambda: module(*text, None).features.float().sum()
+
+    return module, run
 
 
-_SUBJECTS: Final[Mapping[str, Callable[[Network, ModelSize, int, Plan], Subject]]] = MappingProxyType(
+_SUBJECTS: Final[Mapping[str, Callable[[Network, ModelSize, Plan], Subject]]] = MappingProxyType(
     {
         "encoder": _encoder,
         "backbone": _backbone,

@@ -180,7 +180,7 @@ def _train(
 
 def _gpus(wanted: Device) -> int:
     """GPUs of this machine, as far as they are to be used."""
-    return torch.cuda.device_count() if torch.cuda.is_available() and wanted is not Device.CPU else 0
+    return torch.cuda.device_count() if wanted is not Device.CPU and torch.cuda.is_available() else 0
 
 
 def choose_device(wanted: Device, local_rank: int) -> torch.device:
@@ -192,6 +192,9 @@ def choose_device(wanted: Device, local_rank: int) -> torch.device:
     # With fewer queues than communicators, a transfer could stand behind a receive that waits in another one. Set
     # before the driver is asked for anything, since it reads this once.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    if wanted is Device.CPU:
+        # Parts of torch, such as checkpoints, take any GPU that they find, and fail where it is not free.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     _require(wanted)
     count = _gpus(wanted)
     if not count:
