@@ -112,6 +112,16 @@ def number_by_first(bin_of: I64) -> I64:
     return numbered
 
 
+def number_by_first_of_each(bin_of: I64, owner: I64, num_owners: int, num_bins: int) -> I64:
+    """`number_by_first` of the members of each owner, who has `num_bins` bins of its own. int64 [n]."""
+    own = owner * num_bins + bin_of
+    first = np.full(num_owners * num_bins, len(own))
+    first[own[::-1]] = np.arange(len(own))[::-1]
+    numbers = np.argsort(np.argsort(first.reshape(num_owners, num_bins), axis=1, kind="stable"), axis=1)
+    numbered: I64 = numbers.ravel()[own]
+    return numbered
+
+
 def _largest_first(tokens: I64, seq_len: int) -> tuple[I64, I64]:
     """The tokens as kernels take them, and the order of falling size; refuses samples that do not fit."""
     if not 1 <= seq_len <= MAX_SEQ_LEN:

@@ -15,7 +15,7 @@ from dataserver.planning.balancing.assignment import (
     peak_between_nodes,
     traffic_between,
 )
-from dataserver.planning.balancing.greedy import differencing, in_runs, longest_first
+from dataserver.planning.balancing.greedy import differencing, in_runs, longest_first, longest_first_of_each
 from dataserver.planning.balancing.interface import (
     Balancer,
     BinRoom,
@@ -53,6 +53,7 @@ __all__ = [
     "fewest_bytes",
     "in_runs",
     "longest_first",
+    "longest_first_of_each",
     "lower_bound",
     "lower_peaks",
     "padded",

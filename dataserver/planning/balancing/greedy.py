@@ -24,8 +24,34 @@ def longest_first(loads: I64, num_bins: int, capacity: int | None = None, room: 
         bins, left_over = greedy.longest_first_within(loads, plain(room.need), order, num_bins, limit, room.cap)
         if left_over < 0:
             return bins
-    bins = greedy.longest_first(loads, order, num_bins, limit)
+    bins = greedy.longest_first(loads, order, np.array([0, len(loads)]), num_bins, limit)
     return bins if room is None else _repaired(bins, num_bins, limit, room)
+
+
+def longest_first_of_each(loads: I64, owner: I64, num_owners: int, num_bins: int, capacity: int) -> I64:
+    """`longest_first` of the items of each owner, into bins of its own.
+
+    Args:
+        loads: int64 [n], as in `Balancer`.
+        owner: int64 [n], of each item.
+        num_owners: number of owners.
+        num_bins: of each owner.
+        capacity: items that a bin may hold.
+
+    Returns:
+        int64 [n]: the bin of each item, among its owner's.
+
+    Raises:
+        ValueError: an owner has more items than its bins may hold, or numbers are out of their range.
+    """
+    from dataserver.planning.kernels import greedy
+
+    check(loads, num_bins)
+    counts = np.bincount(owner, minlength=num_owners)
+    if (most := int(counts.max(initial=0))) > num_bins * capacity:
+        raise ValueError(f"{most} items do not fit {num_bins} bins of {capacity}; raise the number of bins")
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    return greedy.longest_first(plain(loads), np.lexsort((-loads, owner)), starts, num_bins, capacity)
 
 
 def differencing(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> I64:
@@ -62,7 +88,7 @@ def _repaired(bins: I64, num_bins: int, capacity: int, room: BinRoom) -> I64:
     order = np.argsort(-need, kind="stable")
     items, cap = search.Items(need, np.zeros(len(need), np.int64), order), np.array([room.cap], np.int64)
     least = room.cap
-    for start in (bins, greedy.longest_first(need, order, num_bins, capacity)):
+    for start in (bins, greedy.longest_first(need, order, np.array([0, len(need)]), num_bins, capacity)):
         found, _ = search.improve(items, start, num_bins, capacity, 0, cap, search_budget(len(need)), False)
         least = int(bin_loads(need, found, num_bins).max())
         if least <= room.cap:

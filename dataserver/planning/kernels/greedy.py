@@ -7,26 +7,34 @@ from dataserver.planning.kernels.heap import sift_down, sift_up, sort_by
 from dataserver.planning.samples import I64
 
 
-def longest_first(loads: I64, order: I64, num_bins: int, capacity: int) -> I64:
-    """The bin of each item: in `order` to the lightest bin with fewer than `capacity` items, the lower on ties."""
-    bins, load, count = np.empty_like(loads), np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
-    _longest_first(loads, order, capacity, bins, np.arange(num_bins), load, count)
+def longest_first(loads: I64, order: I64, starts: I64, num_bins: int, capacity: int) -> I64:
+    """The bin of each item: in `order` to the lightest bin with fewer than `capacity` items, the lower on ties.
+
+    `order` begins anew, with empty bins, at each but the last of `starts`.
+    """
+    bins, load, count = np.empty_like(loads), np.empty(num_bins, np.int64), np.empty(num_bins, np.int64)
+    _longest_first(loads, order, starts, capacity, bins, np.empty(num_bins, np.int64), load, count)
     return bins
 
 
 @kernel
-def _longest_first(loads: I64, order: I64, capacity: int, bins: I64, heap: I64, load: I64, count: I64) -> None:
+def _longest_first(
+    loads: I64, order: I64, starts: I64, capacity: int, bins: I64, heap: I64, load: I64, count: I64
+) -> None:
     # heap[:size]: the bins below `capacity`, least (load, bin) on top; only the load of the one on top ever changes
-    size = len(heap)
-    for item in order:
-        chosen = heap[0]
-        bins[item] = chosen
-        load[chosen] += loads[item]
-        count[chosen] += 1
-        if count[chosen] == capacity:
-            size -= 1
-            heap[0] = heap[size]
-        sift_down(heap, size, load)
+    for own in range(len(starts) - 1):
+        size = len(heap)
+        for b in range(size):
+            heap[b], load[b], count[b] = b, 0, 0
+        for place in range(starts[own], starts[own + 1]):
+            item, chosen = order[place], heap[0]
+            bins[item] = chosen
+            load[chosen] += loads[item]
+            count[chosen] += 1
+            if count[chosen] == capacity:
+                size -= 1
+                heap[0] = heap[size]
+            sift_down(heap, size, load)
 
 
 def longest_first_within(

@@ -7,24 +7,29 @@ from dataserver.planning.kernels.arrays import copy_to
 from dataserver.planning.samples import I64, Bool
 
 
-def disttrain_order(forward: I64, backward: I64, ascending: I64) -> I64:
-    """DistTrain's Algorithm 2; see `simulation.orders.disttrain_order`.
+def disttrain_orders(forward: I64, backward: I64, ascending: I64) -> I64:
+    """DistTrain's Algorithm 2, rank by rank; see `simulation.orders.disttrain_orders`.
 
     Args:
-        forward: int64 [p, l]: forward time of each microbatch in each stage.
-        backward: int64 [p, l].
-        ascending: int64 [l]: the microbatches by size.
+        forward: int64 [r, p, l]: forward time of each rank's microbatches in each stage.
+        backward: int64 [r, p, l].
+        ascending: int64 [r, l]: the microbatches of each rank by size.
 
     Returns:
-        int64 [l]: the microbatches in their new order.
+        int64 [r, l]: the microbatches in their new order.
     """
-    count = len(ascending)
-    order, middle = np.empty((2, count), np.int64)
-    _order(forward, backward, ascending, order, middle, np.zeros(count, np.bool_))
-    return order
+    orders, count = np.empty_like(ascending), ascending.shape[1]
+    _order_each(forward, backward, ascending, orders, np.empty(count, np.int64), np.zeros(count, np.bool_))
+    return orders
 
 
 @kernel
+def _order_each(forward: I64, backward: I64, ascending: I64, orders: I64, middle: I64, waiting: Bool) -> None:
+    for rank in range(len(ascending)):
+        _order(forward[rank], backward[rank], ascending[rank], orders[rank], middle, waiting)
+
+
+@inlined_part
 def _order(forward: I64, backward: I64, ascending: I64, order: I64, middle: I64, waiting: Bool) -> None:
     num_stages, count = forward.shape
     if count <= num_stages or num_stages == 1:
@@ -40,6 +45,7 @@ def _order(forward: I64, backward: I64, ascending: I64, order: I64, middle: I64,
     left = 0
     for microbatch in range(count):
         if waiting[microbatch]:
+            waiting[microbatch] = False  # for the next rank
             middle[left] = microbatch
             left += 1
     interval = 0  # of the first interval, what is not filled yet, ns

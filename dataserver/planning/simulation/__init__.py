@@ -23,7 +23,7 @@ from dataserver.planning.simulation.operations import (
     stage_operations,
     whole_step,
 )
-from dataserver.planning.simulation.orders import OrderScorer, OrderTimes, disttrain_order
+from dataserver.planning.simulation.orders import OrderScorer, OrderTimes, disttrain_order, disttrain_orders
 from dataserver.planning.simulation.pipeline import Pipeline, chain_edges, chunk_hops
 from dataserver.planning.simulation.simulate import Timeline, critical_path, held_bytes, peak_bytes, simulate
 
@@ -48,6 +48,7 @@ __all__ = [
     "chunk_hops",
     "critical_path",
     "disttrain_order",
+    "disttrain_orders",
     "forwards",
     "held_bytes",
     "pass_times",

@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
+from dataserver.planning.pacing import pace
 from dataserver.planning.samples import I64
 from dataserver.planning.simulation.graph import PipelineDeadlockError, build_graph, cell_values
 from dataserver.planning.simulation.pipeline import Pipeline
+
+_LOOKS: Final = 1 << 23
+"""Looks at a candidate between two pauses, at most, but for a single rank's: some 10 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +175,27 @@ def disttrain_order(forward_ns: Sequence[I64], backward_ns: Sequence[I64]) -> li
     Returns:
         A permutation of range(l).
     """
+    forward, backward = np.array(forward_ns, np.int64), np.array(backward_ns, np.int64)
+    order: list[int] = disttrain_orders(forward[None], backward[None])[0].tolist()
+    return order
+
+
+def disttrain_orders(forward_ns: I64, backward_ns: I64) -> I64:
+    """`disttrain_order` of many ranks.
+
+    Args:
+        forward_ns: int64 [r, p, l]: forward time of each rank's microbatches in each stage.
+        backward_ns: the same for backward.
+
+    Returns:
+        int64 [r, l]: a permutation of range(l) for each rank.
+    """
     from dataserver.planning.kernels import ordering
 
-    forward, backward = np.array(forward_ns, np.int64), np.array(backward_ns, np.int64)
-    ascending = np.argsort(forward.sum(axis=0), kind="stable")
-    order: list[int] = ordering.disttrain_order(forward, backward, ascending).tolist()
-    return order
+    ascending = np.argsort(forward_ns.sum(axis=1), axis=1, kind="stable")
+    forward, backward, orders = np.ascontiguousarray(forward_ns), np.ascontiguousarray(backward_ns), []
+    ranks = max(1, _LOOKS // max(1, ascending.shape[1]) ** 2)
+    for piece in (slice(first, first + ranks) for first in range(0, len(ascending), ranks)):
+        pace()
+        orders.append(ordering.disttrain_orders(forward[piece], backward[piece], ascending[piece]))
+    return np.concatenate(orders)

@@ -7,9 +7,10 @@ from builders.jobs import BALANCES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataserver.planning.balancing import in_runs, longest_first
+from dataserver.planning.balancing import in_runs, longest_first, longest_first_of_each
 from dataserver.planning.costs import backward_ns, forward_ns
 from dataserver.planning.jobspec import BalancePolicy, Cost
+from dataserver.planning.packing import number_by_first, number_by_first_of_each
 from dataserver.planning.pipelined import placing
 from dataserver.planning.pipelined.placing import PlacementProblem
 
@@ -50,6 +51,21 @@ def test_equal_counts_with_a_cap(loads: list[int], num_bins: int, spare: int) ->
 def test_items_that_cannot_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="7 items do not fit 2 bins of 3"):
         longest_first(np.ones(7, np.int64), 2, 3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=40), st.integers(1, 5))
+def test_owners_have_what_they_would_have_alone(items: list[tuple[int, int]], num_bins: int) -> None:
+    loads, owner = np.array(items, np.int64).reshape(-1, 2).T
+    bins = longest_first_of_each(loads, owner, 4, num_bins, len(items) + 1)
+    numbers = number_by_first_of_each(bins, owner, 4, num_bins)
+    for mine in (owner == n for n in range(4)):
+        assert bins[mine].tolist() == longest_first(loads[mine], num_bins, len(items) + 1).tolist()
+        assert numbers[mine].tolist() == number_by_first(bins[mine]).tolist()
+
+
+def test_an_owner_with_too_many_items_is_named() -> None:
+    with pytest.raises(ValueError, match="3 items do not fit 1 bins of 2"):
+        longest_first_of_each(np.ones(4, np.int64), np.array([1, 0, 1, 1]), 2, 1, 2)
 
 
 @given(st.permutations([200, 400, 600, 800, 1000] * 8))

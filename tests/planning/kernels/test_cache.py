@@ -19,7 +19,7 @@ CODE = (
     "import logging, sys, numpy as np; logging.basicConfig(level=logging.INFO, format='%(message)s');"
     "logging.getLogger('numba').setLevel(logging.WARNING);"
     "from dataserver.planning.kernels.greedy import longest_first;"
-    "print(longest_first(np.array([5, 4, 3, 3]), np.arange(4), 2, 4).tolist())"
+    "print(longest_first(np.array([5, 4, 3, 3]), np.arange(4), np.array([0, 4]), 2, 4).tolist())"
 )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -83,7 +83,18 @@ def test_longest_first_goes_to_the_lightest_bin_with_a_place() -> None:
             even = -(-len(loads) // bins)
             for capacity in (even, even + 1, len(loads) + 1):
                 expected, _ = one_by_one(loads, 0 * memory, order, bins, capacity, 0)
-                assert greedy.longest_first(loads, order, bins, capacity).tolist() == expected
+                whole = np.array([0, len(loads)])
+                assert greedy.longest_first(loads, order, whole, bins, capacity).tolist() == expected
+
+
+def test_longest_first_begins_anew_with_each_part() -> None:
+    for loads, memory, order in cases():
+        cuts = np.array([0, len(loads) // 3, len(loads) // 3, len(loads)])
+        found, expected = greedy.longest_first(loads, order, cuts, 2, len(loads) + 1), np.full(len(loads), -1)
+        for start, end in pairwise(cuts.tolist()):
+            alone, _ = one_by_one(loads, 0 * memory, order[start:end], 2, len(loads) + 1, 0)
+            expected[order[start:end]] = np.array(alone)[order[start:end]]
+        assert found.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("bins", [1, 2, 3, 4])

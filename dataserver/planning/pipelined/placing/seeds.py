@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from dataserver.planning.balancing import BALANCERS, in_runs, longest_first
+from dataserver.planning.balancing import BALANCERS, in_runs, longest_first, longest_first_of_each
 from dataserver.planning.balancing import padded as padded_batches
 from dataserver.planning.jobspec import BalancePolicy
 from dataserver.planning.pacing import pace
-from dataserver.planning.packing import number_by_first
+from dataserver.planning.packing import number_by_first_of_each
 from dataserver.planning.pipelined.placing.problem import PlacementProblem
 from dataserver.planning.placement import Placement, in_order
 from dataserver.planning.samples import I64
-from dataserver.planning.simulation import disttrain_order
+from dataserver.planning.simulation import disttrain_orders
 
 
 def balanced(problem: PlacementProblem, policy: BalancePolicy) -> Placement:
@@ -22,9 +22,9 @@ def balanced(problem: PlacementProblem, policy: BalancePolicy) -> Placement:
     loads = problem.balanced_by
     if policy is BalancePolicy.NONE:
         rank = in_runs(len(loads), problem.dp)
-    else:
-        rank = BALANCERS[policy](loads, problem.dp, problem.num_waves * problem.slots)
-    return _placement(problem, rank, policy)
+        wave = np.concatenate([in_runs(count, problem.num_waves) for count in np.bincount(rank, minlength=problem.dp)])
+        return in_order(rank, wave, problem.num_waves)
+    return _placement(problem, BALANCERS[policy](loads, problem.dp, problem.num_waves * problem.slots), policy)
 
 
 def stratified(problem: PlacementProblem, policy: BalancePolicy) -> Placement:
@@ -91,24 +91,22 @@ def _of_batches(problem: PlacementProblem, batch: I64) -> Placement:
     order = np.argsort(rank_of, kind="stable")
     wave_of = np.empty(count, np.int64)
     wave_of[order] = np.arange(count) % problem.num_waves
-    rank, wave = rank_of[batch], wave_of[batch]
-    for mine in _of_each(rank, problem.dp):
-        pace()
-        wave[mine] = number_by_first(wave[mine])
+    rank = rank_of[batch]
+    wave = number_by_first_of_each(wave_of[batch], rank, problem.dp, problem.num_waves)
     return in_order(rank, wave, problem.num_waves)
 
 
 def _placement(problem: PlacementProblem, rank: I64, policy: BalancePolicy, loads: I64 | None = None) -> Placement:
     """The sequences of each rank over its microbatches, by what ranks are balanced by unless `loads` are given."""
     loads = problem.balanced_by if loads is None else loads
-    wave = np.zeros_like(rank)
-    for mine in _of_each(rank, problem.dp):
-        pace()
-        if policy is BalancePolicy.NONE:
-            wave[mine] = in_runs(len(mine), problem.num_waves)
-        else:
-            wave[mine] = number_by_first(BALANCERS[policy](loads[mine], problem.num_waves, problem.slots))
-    return in_order(rank, wave, problem.num_waves)
+    if policy is BalancePolicy.LPT:
+        wave = longest_first_of_each(loads, rank, problem.dp, problem.num_waves, problem.slots)
+    else:
+        wave = np.empty_like(rank)
+        for mine in _of_each(rank, problem.dp):
+            pace()
+            wave[mine] = BALANCERS[policy](loads[mine], problem.num_waves, problem.slots)
+    return in_order(rank, number_by_first_of_each(wave, rank, problem.dp, problem.num_waves), problem.num_waves)
 
 
 def _of_each(rank: I64, dp: int) -> list[I64]:
@@ -149,10 +147,6 @@ def in_disttrain_order(problem: PlacementProblem, placement: Placement) -> Place
         stages.insert(0, both[:, :backbone].max(axis=1))
     if backbone + 1 < len(times):
         stages.append(both[:, backbone + 1 :].max(axis=1))
-    wave = np.empty_like(placement.wave)
-    for r, mine in enumerate(_of_each(placement.rank, problem.dp)):
-        pace()
-        position = np.empty(problem.num_waves, np.int64)
-        position[disttrain_order([s[0, r] for s in stages], [s[1, r] for s in stages])] = np.arange(problem.num_waves)
-        wave[mine] = position[placement.wave[mine]]
-    return Placement(placement.rank, wave, placement.slot)
+    forward, backward = np.stack(stages, axis=2)
+    position = np.argsort(disttrain_orders(forward, backward), axis=1)
+    return Placement(placement.rank, position[placement.rank, placement.wave], placement.slot)
