@@ -7,6 +7,7 @@ which they would run between machines. What that takes says nothing of a cluster
 
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +23,7 @@ def train_over_nccl(command: Sequence[str], world_size: int, logs: Path) -> None
     """Run to the end; each process writes a log into that folder.
 
     Raises:
-        AssertionError: a process failed, with the ends of all logs of those that did.
+        AssertionError: a process failed or hangs; with the ends of all logs.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -34,11 +35,13 @@ def train_over_nccl(command: Sequence[str], world_size: int, logs: Path) -> None
             ranks.append(subprocess.Popen([*command, *OPTIONS], stderr=log, env=variables() | place))
             stack.callback(ranks[-1].wait)
             stack.callback(ranks[-1].kill)
-        codes = [process.wait(TIMEOUT_S) for process in ranks]
-    wrong = [
-        f"{file.name}: {code}\n{file.read_text()[-3000:]}" for file, code in zip(files, codes, strict=True) if code
-    ]
-    assert not wrong, "\n".join(wrong)
+        patience = time.monotonic() + TIMEOUT_S
+        while any(process.poll() is None for process in ranks) and time.monotonic() < patience:
+            time.sleep(0.1)
+        codes = [process.poll() for process in ranks]  # None of one that hangs
+    wrong = any(code != 0 for code in codes)
+    told = [f"{file.name}: {code}\n{file.read_text()[-3000:]}" for file, code in zip(files, codes, strict=True)]
+    assert not wrong, "\n".join(told)
 
 
 def _place(rank: int, world_size: int, port: int) -> dict[str, str]:

@@ -101,8 +101,8 @@ def share(network: nn.Module, peers: int) -> nn.Module:
 
 
 def _measured(network: Network, tp: int, plan: Plan) -> MeasuredCost:
-    few, more = (_layers_ns(network, tp, layers, plan) for layers in LAYERS)
-    times = np.array([_whole_ns(network.size.layers, *both) for both in zip(few, more, strict=True)], np.int64)
+    few, more = (_steps(network, tp, layers, plan) for layers in LAYERS)
+    times = np.array([_whole_ns(network.size.layers, few(size), more(size), plan) for size in plan.sizes], np.int64)
     sizes = np.array(plan.sizes, np.int64)
     try:
         found = fit(Measurements(np.ones_like(sizes), sizes, sizes * sizes, times[:, 0], times[:, 1]))
@@ -114,22 +114,23 @@ def _measured(network: Network, tp: int, plan: Plan) -> MeasuredCost:
     return MeasuredCost(tp=tp, cost=found.cost, error_percent=found.residual_p50_ppm / 10_000)
 
 
-def _whole_ns(layers: int, few: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
-    """Forward and backward of an item in a module of so many layers, from those in modules of `LAYERS`."""
-    each = [max(0, m - f) / (LAYERS[1] - LAYERS[0]) for f, m in zip(few, more, strict=True)]
-    whole = [f + (layers - LAYERS[0]) * e for f, e in zip(few, each, strict=True)]
+def _whole_ns(layers: int, few: Step, more: Step, plan: Plan) -> tuple[int, int]:
+    """Forward and backward of an item in a module of so many layers, from steps of modules of `LAYERS`."""
+    ends, long = (_median_ns(step, plan.repeats) for step in (few, more))
+    each = [max(0, m - f) / (LAYERS[1] - LAYERS[0]) for f, m in zip(ends, long, strict=True)]
+    whole = [f + (layers - LAYERS[0]) * e for f, e in zip(ends, each, strict=True)]
     return round(whole[0]), round(whole[1])
 
 
-def _layers_ns(network: Network, tp: int, layers: int, plan: Plan) -> list[tuple[int, int]]:
-    """Forward and backward in a module of so many layers, of items of all sizes."""
+def _steps(network: Network, tp: int, layers: int, plan: Plan) -> Callable[[int], Step]:
+    """Steps of a module of so many layers, for items of any size."""
     few = replace(network.size, layers=layers, vocab_size=-(-network.size.vocab_size // tp))
     with torch.device("meta"):
         module, run = _SUBJECTS[network.modality or network.kind](network, few, plan)
         share(module, tp)
-    module.to_empty(device=plan.device).to(plan.dtype)
+    module.to(plan.dtype).to_empty(device=plan.device)
     initialise(module, 0, "profile")
-    return [_median_ns(_timed(plan, module, run(size)), plan.repeats) for size in plan.sizes]
+    return lambda size: _timed(plan, module, run(size))
 
 
 def _median_ns(step: Step, repeats: int) -> tuple[int, int]:

@@ -184,7 +184,7 @@ def _gpus(wanted: Device) -> int:
 
 
 def choose_device(wanted: Device, local_rank: int) -> torch.device:
-    """The device of a process; on CUDA it becomes torch's current one.
+    """The device of a process; on CUDA it becomes torch's current one, for CPUs the process no longer sees any GPU.
 
     Raises:
         ConfigError: there is no GPU, or there are fewer than processes on this machine.

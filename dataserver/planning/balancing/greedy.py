@@ -2,7 +2,15 @@
 
 import numpy as np
 
-from dataserver.planning.balancing.interface import BinRoom, BinRoomError, bin_loads, check, plain, search_budget
+from dataserver.planning.balancing.interface import (
+    BinRoom,
+    BinRoomError,
+    bin_loads,
+    check,
+    check_loads,
+    plain,
+    search_budget,
+)
 from dataserver.planning.samples import I64
 
 
@@ -46,10 +54,8 @@ def longest_first_of_each(loads: I64, owner: I64, num_owners: int, num_bins: int
     """
     from dataserver.planning.kernels import greedy
 
-    check(loads, num_bins)
     counts = np.bincount(owner, minlength=num_owners)
-    if (most := int(counts.max(initial=0))) > num_bins * capacity:
-        raise ValueError(f"{most} items do not fit {num_bins} bins of {capacity}; raise the number of bins")
+    check_loads(loads, int(counts.max(initial=0)), num_bins, capacity)
     starts = np.concatenate([[0], np.cumsum(counts)])
     return greedy.longest_first(plain(loads), np.lexsort((-loads, owner)), starts, num_bins, capacity)
 

@@ -58,16 +58,21 @@ def check(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom 
     count = len(loads)
     if num_bins < 1:
         raise ValueError(f"{num_bins} bins; at least 1 is required")
-    if count and (loads.min() < 0 or int(loads.max()) > MAX_TOTAL // count):
-        raise ValueError(
-            f"loads from {int(loads.min())} to {int(loads.max())}; {count} loads must lie in [0, 2^61 / {count}]: "
-            "use a coarser unit"
-        )
-    if capacity is not None and count > num_bins * capacity:
-        raise ValueError(f"{count} items do not fit {num_bins} bins of {capacity}; raise the number of bins")
+    check_loads(loads, count, num_bins, count if capacity is None else capacity)
     if room is not None:
         _check_room(room, count, num_bins)
     return count if capacity is None else capacity
+
+
+def check_loads(loads: I64, together: int, num_bins: int, capacity: int) -> None:
+    """Refuse, with ValueError, loads that are too large for so many together, or too many for the bins."""
+    if together and (loads.min() < 0 or int(loads.max()) > MAX_TOTAL // together):
+        raise ValueError(
+            f"loads from {int(loads.min())} to {int(loads.max())}; {together} loads must lie in [0, 2^61 / "
+            f"{together}]: use a coarser unit"
+        )
+    if together > num_bins * capacity:
+        raise ValueError(f"{together} items do not fit {num_bins} bins of {capacity}; raise the number of bins")
 
 
 def _check_room(room: BinRoom, count: int, num_bins: int) -> None:

@@ -193,9 +193,10 @@ def disttrain_orders(forward_ns: I64, backward_ns: I64) -> I64:
     from dataserver.planning.kernels import ordering
 
     ascending = np.argsort(forward_ns.sum(axis=1), axis=1, kind="stable")
-    forward, backward, orders = np.ascontiguousarray(forward_ns), np.ascontiguousarray(backward_ns), []
+    forward, backward = np.ascontiguousarray(forward_ns), np.ascontiguousarray(backward_ns)
+    orders = np.empty_like(ascending)
     ranks = max(1, _LOOKS // max(1, ascending.shape[1]) ** 2)
     for piece in (slice(first, first + ranks) for first in range(0, len(ascending), ranks)):
         pace()
-        orders.append(ordering.disttrain_orders(forward[piece], backward[piece], ascending[piece]))
-    return np.concatenate(orders)
+        orders[piece] = ordering.disttrain_orders(forward[piece], backward[piece], ascending[piece])
+    return orders

@@ -1,4 +1,5 @@
 from fractions import Fraction
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from dataserver.planning.balancing import in_runs, longest_first, longest_first_of_each
 from dataserver.planning.costs import backward_ns, forward_ns
 from dataserver.planning.jobspec import BalancePolicy, Cost
+from dataserver.planning.pacing import paced
 from dataserver.planning.packing import number_by_first, number_by_first_of_each
 from dataserver.planning.pipelined import placing
 from dataserver.planning.pipelined.placing import PlacementProblem
@@ -109,8 +111,12 @@ def test_places_are_distinct_slots(policy: BalancePolicy, dp: int, waves: int, m
         chunks=1,
         percent=np.full(1, 200),
     )
-    balanced = placing.balanced(problem, policy)
-    for placement in (balanced, placing.in_disttrain_order(problem, balanced), placing.stratified(problem, policy)):
+    paused: list[None] = []
+    with paced(partial(paused.append, None)):
+        balanced = placing.balanced(problem, policy)
+        stratified = placing.stratified(problem, policy)
+    assert len(paused) >= (4 if policy is BalancePolicy.NONE else 7)  # other jobs get their turns
+    for placement in (balanced, placing.in_disttrain_order(problem, balanced), stratified):
         rank, wave, slot = placement.rank, placement.wave, placement.slot
         places = list(zip(rank.tolist(), wave.tolist(), slot.tolist(), strict=True))
         assert len(set(places)) == len(loads)

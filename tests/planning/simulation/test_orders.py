@@ -1,9 +1,13 @@
+from functools import partial
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planning.simulation.chains import chain, run
 
-from dataserver.planning.simulation import disttrain_order
+from dataserver.planning.pacing import paced
+from dataserver.planning.simulation import disttrain_order, disttrain_orders, orders
 
 STAGES, MICROBATCHES = 4, 16
 
@@ -68,3 +72,15 @@ def test_on_average_faster_than_random_order() -> None:
         faster += sum(makespan(encoder, order) <= t for t in times)
     assert ours < by_chance
     assert faster > 100, f"only {faster} of 200 random orders are no faster"
+
+
+@pytest.mark.parametrize(("looks", "pauses"), [(1, 5), (2 * 81, 3), (1 << 23, 1)])
+def test_many_ranks_are_ordered_in_pieces(monkeypatch: pytest.MonkeyPatch, looks: int, pauses: int) -> None:
+    monkeypatch.setattr(orders, "_LOOKS", looks)
+    forward, backward = np.random.default_rng(3).integers(0, 40, (2, 5, 3, 9))
+    counted: list[None] = []
+    with paced(partial(counted.append, None)):
+        found = disttrain_orders(forward, backward)
+    assert found.tolist() == [disttrain_order(list(f), list(b)) for f, b in zip(forward, backward, strict=True)]
+    assert len(counted) == pauses
+    assert disttrain_orders(forward[:0], backward[:0]).shape == (0, 9)

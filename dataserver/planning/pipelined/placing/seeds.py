@@ -19,6 +19,7 @@ def balanced(problem: PlacementProblem, policy: BalancePolicy) -> Placement:
     Ranks hold equal counts. The microbatches of a rank are in the canonical order of their first sequences: balancing
     leaves them sorted by load, which is a bad order for a pipeline.
     """
+    pace()
     loads = problem.balanced_by
     if policy is BalancePolicy.NONE:
         rank = in_runs(len(loads), problem.dp)
@@ -92,6 +93,7 @@ def _of_batches(problem: PlacementProblem, batch: I64) -> Placement:
     wave_of = np.empty(count, np.int64)
     wave_of[order] = np.arange(count) % problem.num_waves
     rank = rank_of[batch]
+    pace()
     wave = number_by_first_of_each(wave_of[batch], rank, problem.dp, problem.num_waves)
     return in_order(rank, wave, problem.num_waves)
 
@@ -99,6 +101,7 @@ def _of_batches(problem: PlacementProblem, batch: I64) -> Placement:
 def _placement(problem: PlacementProblem, rank: I64, policy: BalancePolicy, loads: I64 | None = None) -> Placement:
     """The sequences of each rank over its microbatches, by what ranks are balanced by unless `loads` are given."""
     loads = problem.balanced_by if loads is None else loads
+    pace()
     if policy is BalancePolicy.LPT:
         wave = longest_first_of_each(loads, rank, problem.dp, problem.num_waves, problem.slots)
     else:
@@ -106,7 +109,10 @@ def _placement(problem: PlacementProblem, rank: I64, policy: BalancePolicy, load
         for mine in _of_each(rank, problem.dp):
             pace()
             wave[mine] = BALANCERS[policy](loads[mine], problem.num_waves, problem.slots)
-    return in_order(rank, number_by_first_of_each(wave, rank, problem.dp, problem.num_waves), problem.num_waves)
+    pace()
+    wave = number_by_first_of_each(wave, rank, problem.dp, problem.num_waves)
+    pace()
+    return in_order(rank, wave, problem.num_waves)
 
 
 def _of_each(rank: I64, dp: int) -> list[I64]:
