@@ -103,13 +103,7 @@ def balanced(tokens: I64, loads: I64, seq_len: int, num_sequences: int | None = 
 
 def number_by_first(bin_of: I64) -> I64:
     """The same bins, numbered from 0 in the order of their first members. int64 [n]."""
-    count = int(bin_of.max(initial=-1)) + 1
-    first = np.full(count, len(bin_of))
-    first[bin_of[::-1]] = np.arange(len(bin_of))[::-1]
-    number = np.empty(count, np.int64)
-    number[np.argsort(first, kind="stable")] = np.arange(count)
-    numbered: I64 = number[bin_of]
-    return numbered
+    return number_by_first_of_each(bin_of, np.zeros_like(bin_of), 1, int(bin_of.max(initial=-1)) + 1)
 
 
 def number_by_first_of_each(bin_of: I64, owner: I64, num_owners: int, num_bins: int) -> I64:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import torch
@@ -36,8 +36,9 @@ def train_over_nccl(command: Sequence[str], world_size: int, logs: Path) -> None
             stack.callback(ranks[-1].wait)
             stack.callback(ranks[-1].kill)
         patience = time.monotonic() + TIMEOUT_S
-        while any(process.poll() is None for process in ranks) and time.monotonic() < patience:
-            time.sleep(0.1)
+        for process in ranks:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, patience - time.monotonic()))
         codes = [process.poll() for process in ranks]  # None of one that hangs
     wrong = any(code != 0 for code in codes)
     told = [f"{file.name}: {code}\n{file.read_text()[-3000:]}" for file, code in zip(files, codes, strict=True)]

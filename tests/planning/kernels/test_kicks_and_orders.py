@@ -74,9 +74,9 @@ def ordered(forward: I64, backward: I64, ascending: list[int]) -> list[int]:
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_microbatches_fill_the_intervals_in_which_the_first_stage_waits(stages: int) -> None:
     found = set()
-    for number in range(30):
+    for number in range(60):
         random = np.random.default_rng([number, stages])
-        ranks, count = number % 3 + 1, number % 9 + 1
+        ranks, count = number % 4 + 1, number % 9 + 1
         forward, backward = random.integers(0, 40, (2, ranks, stages, count))
         ascending = np.argsort(forward.sum(axis=1), axis=1, kind="stable")
         orders = ordering.disttrain_orders(forward, backward, ascending)
