@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psutil
 from benchmarks.rows import Row, report
-from loaders.installing import ENVIRONMENTS, install, python_of
+from loaders.installing import install, python_of
 from loaders.reporting import PREPARE
 
 HERE = Path(__file__).parent
@@ -303,7 +303,7 @@ def main() -> int:
     parser.add_argument("--install", action="store_true", help="install the rivals that want packages of their own")
     arguments = parser.parse_args()
     if arguments.install:
-        for environment in ENVIRONMENTS:
+        for environment in dict.fromkeys(c.environment for c in CONTENDERS if c.environment is not None):
             install(environment)
     contenders = [c for c in CONTENDERS if c.environment is None or python_of(c.environment) is not None]
     found: dict[str, list[Measured]] = {contender.name: [] for contender in contenders}

@@ -240,9 +240,9 @@ def test_one_image_takes_one_thread() -> None:
 
 
 def test_scratch_is_kept_up_to_a_bound() -> None:
-    small = scratch("test", (10, 10))
-    assert np.shares_memory(scratch("test", (3, 3)), small)
-    assert not np.shares_memory(scratch("other", (3, 3)), small)
-    large = scratch("test", (MAX_KEPT_BYTES + 1,))
-    assert not np.shares_memory(scratch("test", (MAX_KEPT_BYTES + 1,)), large)
-    assert scratch("test", (MAX_KEPT_BYTES,)).nbytes == MAX_KEPT_BYTES
+    small = scratch("test", 100)
+    assert scratch("test", 3) is scratch("test") is small
+    assert not np.shares_memory(scratch("other", 3), small)
+    large = scratch("test", MAX_KEPT_BYTES + 1)
+    assert not np.shares_memory(scratch("test", MAX_KEPT_BYTES + 1), large)
+    assert scratch("test", MAX_KEPT_BYTES).nbytes == MAX_KEPT_BYTES

@@ -14,8 +14,10 @@ libjpeg-turbo and libwebp decode what is ordinary. What they refuse, warn of, or
 Pillow cannot read is invalid: truncated data, a size other than the index has, anything over the limits.
 """
 
+import functools
 import logging
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +25,7 @@ import numpy as np
 from dataserver.dataset import TRANSPOSED, ImageRef
 from dataserver.planning.jobspec import Quality, Sizing
 from dataserver.preprocessing.codecs.errors import InvalidImageError
-from dataserver.preprocessing.codecs.patches import U8, UPRIGHT, places, write_patches
+from dataserver.preprocessing.codecs.patches import U8, UPRIGHT, Places, places, write_patches
 from dataserver.preprocessing.limits import DECODER_BYTES_PER_PIXEL, MAX_ENCODED_BYTES, MAX_PIXELS
 
 logger = logging.getLogger(__name__)
@@ -68,8 +70,6 @@ def decode_patches(data: bytes, shape: ImageShape, sizing: Sizing, out: U8) -> b
         ValueError: `out` or the grid does not fit the sizing.
         MemoryError: the machine, not the image, is at fault.
     """
-    from dataserver.preprocessing.codecs.scaling import write_scaled
-
     _check_target(shape, sizing, out)
     size = _as_stored(shape.width, shape.height, shape.orientation)
     goal = _as_stored(shape.columns * sizing.patch, shape.rows * sizing.patch, shape.orientation)
@@ -83,7 +83,7 @@ def decode_patches(data: bytes, shape: ImageShape, sizing: Sizing, out: U8) -> b
         write_patches(UPRIGHT[shape.orientation](pixels), sizing, out)
     else:
         of = places(shape.rows, shape.columns, sizing.patch, sizing.merge, shape.orientation)
-        write_scaled(pixels, size, of, out)
+        _loaded().write_scaled(pixels, size, of, out)
     return True
 
 
@@ -131,12 +131,25 @@ def _decode(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8:
         InvalidImageError: the bytes are not a usable image.
         MemoryError: the machine, not the image, is at fault.
     """
-    # With OpenCV, which takes as long to load as half of numpy; many commands decode nothing.
-    from dataserver.preprocessing.codecs.ordinary import decode_ordinary
-
     _check_limits(data, size)
-    pixels = decode_ordinary(data, size, least)
+    pixels = _loaded().decode_ordinary(data, size, least)
     return _decode_oddity(data, size, least) if pixels is None else pixels
+
+
+class _Loaded(NamedTuple):
+    """Functions that are loaded with the first image."""
+
+    decode_ordinary: Callable[[bytes, tuple[int, int], tuple[int, int]], U8 | None]
+    write_scaled: Callable[[U8, tuple[int, int], Places, U8], None]
+
+
+@functools.cache
+def _loaded() -> _Loaded:
+    """With OpenCV, which takes as long to load as half of numpy; many commands decode nothing."""
+    from dataserver.preprocessing.codecs.ordinary import decode_ordinary
+    from dataserver.preprocessing.codecs.scaling import write_scaled
+
+    return _Loaded(decode_ordinary, write_scaled)
 
 
 def _decode_oddity(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8:

@@ -10,6 +10,7 @@ from dataserver.dataset import sniff_format
 from dataserver.preprocessing.codecs.errors import InvalidImageError
 from dataserver.preprocessing.codecs.patches import U8
 from dataserver.preprocessing.codecs.scratch import scratch
+from dataserver.preprocessing.kernels.jpeg import look_at_jpeg
 from dataserver.preprocessing.limits import MAX_SCANNED_PIXELS
 
 COMPONENTS: Final = {"Gray": 1, "YCbCr": 3, "RGB": 3}
@@ -46,8 +47,6 @@ def decode_ordinary(data: bytes, size: tuple[int, int], least: tuple[int, int]) 
 
 
 def _jpeg(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8 | None:
-    from dataserver.preprocessing.kernels.jpeg import look_at_jpeg
-
     most = MAX_SCANNED_PIXELS // max(1, size[0] * size[1])
     scans, width, height, components = look_at_jpeg(np.frombuffer(data, np.uint8), most)
     if scans > most:
@@ -60,7 +59,7 @@ def _jpeg(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8 | No
             return None
         width, height = _reduced(size, least)
         # It takes the smallest size of at least these, and writes it to the front of the buffer.
-        room = scratch("decoded", (height, width, 3))
+        room = scratch("decoded", height * width * 3)
         pixels: U8 = simplejpeg.decode_jpeg(data, min_width=width, min_height=height, buffer=room)
         return pixels
     except ValueError:  # it is strict: data that libjpeg warns of are errors too

@@ -5,10 +5,9 @@ pixels at a time, and all of them to the same bytes. Weights are shares of 256, 
 within 55 dB of Pillow's (`scripts/bench_preprocessing.py --dataset`); stripes of a pixel that shrink a lot do not.
 """
 
-import numpy as np
-
 from dataserver.preprocessing.codecs.patches import U8, Places
 from dataserver.preprocessing.codecs.scratch import scratch
+from dataserver.preprocessing.kernels.scaling import scale_image
 
 
 def write_scaled(pixels: U8, size: tuple[int, int], places: Places, out: U8) -> None:
@@ -22,23 +21,13 @@ def write_scaled(pixels: U8, size: tuple[int, int], places: Places, out: U8) -> 
         size: (width, height) of the image.
         places: of the new pixels.
         out: uint8 [..., 3 * any], C-contiguous: as many pixels as there are places, overwritten.
-    """
-    from dataserver.preprocessing.kernels.scaling import BAND, scale_image
 
-    (height, width, _), (down, across) = pixels.shape, places
-    reduced = next(s for s in (1, 2, 4, 8) if (-(-size[0] // s), -(-size[1] // s)) == (width, height))
-    most = 2 * max(-(-height // len(down)), -(-width // len(across))) + 3
-    scale_image(
-        pixels.reshape(height, -1),
-        8 * size[1] // reduced,
-        8 * size[0] // reduced,
-        down,
-        across,
-        np.empty(most, np.int64),
-        np.empty((2, len(across)), np.int64),
-        np.empty((len(across) + 1, most), np.uint16),
-        np.empty(max(3 * width, 4 * BAND), np.uint16),
-        scratch("rows", (BAND, 3 * width // 128 * 128 + 192)),  # odd in lines of caches, so that no rows share places
-        scratch("lying", (width + 4, 4 * BAND)),
-        out.reshape(-1),
-    )
+    Raises:
+        ValueError: the pixels are not the image at one of these sizes.
+    """
+    (height, width, _), (down, across), room = pixels.shape, places, scratch("scaling")
+    old, new = pixels.reshape(-1), out.reshape(-1)
+    while (takes := scale_image(old, width, height, *size, down, across, room, new)) > len(room):
+        room = scratch("scaling", takes)
+    if takes < 0:
+        raise ValueError(f"found pixels of ({width}, {height}) that are no scale of an image of {size}")

@@ -1,26 +1,35 @@
 """Memory that a thread decodes into, again and again: fresh memory costs a page fault per 4 KiB."""
 
 import threading
-from math import prod
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 MAX_KEPT_BYTES: Final = 4 << 20
-"""Of one buffer, of which a thread has three: 1.4 megapixels. What is larger is allocated and given back, so that
-posters do not stay in every thread."""
+"""Of one buffer, of which a thread has two: 1.4 megapixels. What is larger is allocated and given back, so that posters
+do not stay in every thread."""
+LINE: Final = 64
+_NONE: Final = np.empty(0, np.uint8)
 
 _own = threading.local()
 
 
-def scratch(name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """uint8 [shape] with arbitrary content; the next call of this thread with the same name may return the same."""
-    size = prod(shape)
-    if size > MAX_KEPT_BYTES:
-        return np.empty(shape, np.uint8)
+def scratch(name: str, num_bytes: int = 0) -> NDArray[np.uint8]:
+    """uint8 [num_bytes or more] with arbitrary content; the next call of this thread with the same name may return the
+    same."""
     buffers: dict[str, NDArray[np.uint8]] = _own.__dict__
-    buffer = buffers.get(name)
-    if buffer is None or buffer.nbytes < size:
-        buffer = buffers[name] = np.empty(min(MAX_KEPT_BYTES, size + size // 2), np.uint8)
-    return buffer[:size].reshape(shape)
+    buffer = buffers.get(name, _NONE)
+    if len(buffer) >= num_bytes:
+        return buffer
+    if num_bytes > MAX_KEPT_BYTES:
+        return _fresh(num_bytes)
+    buffers[name] = _fresh(min(MAX_KEPT_BYTES, num_bytes + num_bytes // 2))
+    return buffers[name]
+
+
+def _fresh(num_bytes: int) -> NDArray[np.uint8]:
+    """That begins at a line of the processor's caches."""
+    found = np.empty(num_bytes + LINE, np.uint8)
+    skip = -found.ctypes.data % LINE
+    return found[skip : skip + num_bytes]

@@ -22,47 +22,66 @@ _LONG_24, _LONG_48 = np.uint64(24), np.uint64(48)
 @kernel
 def scale_image(
     pixels: NDArray[np.uint8],
-    tall: int,
-    wide: int,
+    old_width: int,
+    height: int,
+    whole_width: int,
+    whole_height: int,
     down: NDArray[np.int64],
     across: NDArray[np.int64],
-    weights: NDArray[np.int64],
-    spans: NDArray[np.int64],
-    taps: NDArray[np.uint16],
-    sums: NDArray[np.uint16],
-    rows: NDArray[np.uint8],
-    lying: NDArray[np.uint8],
+    room: NDArray[np.uint8],
     out: NDArray[np.uint8],
-) -> None:
+) -> int:
     """Scale an image along its columns and then along its rows, and put each new pixel in its place.
 
     Pixels are turned between the passes, so that the second one sums up rows, too: their pixels lie side by side. They
     take four bytes each then, which move as one word. So does what is behind the last pixel of a row, and is not used.
 
     Args:
-        pixels: [old rows, 3 * old columns].
-        tall: eighths of old rows that the image takes; the last of them may reach beyond it.
-        wide: the same of old columns.
+        pixels: [3 * pixels of the image at 1/1, 1/2, 1/4 or 1/8 of its size, rounded up].
+        old_width, height: of these.
+        whole_width, whole_height: the image's size.
         down: [new rows]: first part of the place of a pixel.
         across: [new columns]: second part; the place is their sum.
-        weights: room for those of one new row or column, [old ones under a triangle].
-        spans: room for the first old column of each new one, and how many it has, [2, new columns].
-        taps: room for the weights of new columns and of one new row as shares of 256, [new columns + 1, as many as
-            `weights`, at least 2].
-        sums: room for one row, [at least 3 * old columns, and 4 * BAND]; at most 255 * 256 + 128.
-        rows: room for new rows, [BAND, at least 3 * old columns + 1].
-        lying: room for them as columns, and for four new columns behind these, [old columns + 4, 4 * BAND].
+        room: for all that lies between the passes, from a multiple of 8 bytes on; its content does not matter.
         out: [3 * pixels of all patches].
+
+    Returns:
+        Bytes of `room` that it takes; where there are fewer, nothing was done. -1 where the pixels are not the image at
+        one of these sizes.
     """
-    height, old_width, width = pixels.shape[0], len(lying) - 4, len(across)
-    line, column = rows.shape[1], lying.shape[1]
+    width = len(across)
+    reduced = 1
+    while -(-whole_width // reduced) != old_width or -(-whole_height // reduced) != height:
+        if reduced == 8:
+            return -1
+        reduced *= 2
+    # In eighths of old rows and columns the image takes; the last of them may reach beyond it.
+    tall, wide = 8 * whole_height // reduced, 8 * whole_width // reduced
+    most = 2 * max(-(-height // len(down)), -(-old_width // width)) + 3  # old ones under a triangle, at least 4
+    line, column = 3 * old_width // 128 * 128 + 192, 4 * BAND  # odd in lines of caches, so that no rows share places
+    a = _aligned(8 * most)
+    b = a + _aligned(16 * width)
+    c = b + _aligned(2 * (width + 1) * most)
+    d = c + _aligned(2 * max(3 * old_width, column))
+    e = d + BAND * line
+    end = e + (old_width + 4) * column
+    if end > len(room):
+        return end
+    # What would be a matrix is a row of rows: numba's way to reshape an array is not compiled with its callers.
+    weights = room[:a].view(np.int64)  # of one new row or column
+    spans = room[a:b].view(np.int64)  # the first old column of each new one, and how many it has
+    taps = room[b:c].view(np.uint16)  # the weights of new columns and of one new row as shares of 256
+    sums = room[c:d].view(np.uint16)  # of one row; at most 255 * 256 + 128
+    rows = room[d:e]  # new rows
+    lying = room[e:end]  # the same as columns, and four new columns behind these
     for x in range(width):
-        spans[0, x], spans[1, x] = _weigh(x, old_width, width, wide, weights, taps, x)
+        spans[2 * x], spans[2 * x + 1] = _weigh(x, old_width, width, wide, weights, taps, x * most)
+    of_row = width * most
     for top in range(0, len(down), BAND):
         num = min(BAND, len(down) - top)
         for y in range(num):
-            first, count = _weigh(top + y, height, len(down), tall, weights, taps, width)
-            _sum_up(pixels, height, first, count, taps, width, sums, 3 * old_width, rows, y)
+            first, count = _weigh(top + y, height, len(down), tall, weights, taps, of_row)
+            _sum_up(pixels, first * 3 * old_width, 3 * old_width, count, taps, of_row, sums, rows[y * line : y * line + 3 * old_width])
             for x in range(0, width, _APART):
                 _fetch(out, 3 * (down[top + y] + across[x]))
         for x in range(old_width):
@@ -75,8 +94,9 @@ def scale_image(
             if x + 1 < width and across[x + 1] == beside + 1:
                 together = 4 if x + 3 < width and across[x + 3] == beside + 3 else 2
             for k in range(together):
-                first, count = spans[0, x + k], spans[1, x + k]
-                _sum_up(lying, old_width, first, count, taps, x + k, sums, 4 * num, lying, old_width + k)
+                first, count = spans[2 * (x + k)], spans[2 * (x + k) + 1]
+                new = lying[(old_width + k) * column : (old_width + k) * column + 4 * num]
+                _sum_up(lying, first * column, column, count, taps, (x + k) * most, sums, new)
             if together == 4:
                 for y in range(num):
                     place, at = 3 * (down[top + y] + beside), old_width * column + 4 * y
@@ -94,8 +114,15 @@ def scale_image(
                 for y in range(num):
                     place, at = 3 * (down[top + y] + beside), 4 * y
                     for k in range(3):
-                        out[place + k] = lying[old_width, at + k]
+                        out[place + k] = lying[old_width * column + at + k]
             x += together
+    return end
+
+
+@part
+def _aligned(num_bytes: int) -> int:
+    """The next multiple of 64."""
+    return (num_bytes + 63) // 64 * 64
 
 
 @load_word
@@ -118,15 +145,9 @@ def _fetch(array: NDArray[np.uint8], at: int) -> None:
 
 @part
 def _weigh(
-    new_row: int,
-    old: int,
-    new: int,
-    extent: int,
-    weights: NDArray[np.int64],
-    taps: NDArray[np.uint16],
-    at: int,
+    new_row: int, old: int, new: int, extent: int, weights: NDArray[np.int64], taps: NDArray[np.uint16], at: int
 ) -> tuple[int, int]:
-    """Make the weights of old rows in a new one, `taps[at]`. Returns the first of these rows, and their number.
+    """Make the weights of old rows in a new one. Returns the first of these rows, and their number.
 
     In units of 1 / (16 * new rows) old rows all is exact: old row k lies at (2k + 1) * 8 * new rows, new row y at
     (2y + 1) * extent, and its triangle reaches 2 * max(extent, 8 * new rows) to both sides.
@@ -148,55 +169,53 @@ def _weigh(
     for k in range(count):
         running += weights[k]
         rounded = (running * _ONE + total // 2) // total
-        taps[at, k] = rounded - before
+        taps[at + k] = rounded - before
         before = rounded
     if count == 1:
-        taps[at, 1] = 0
+        taps[at + 1] = 0
     return first, count
 
 
 @part
 def _sum_up(
     pixels: NDArray[np.uint8],
-    old: int,
-    first: int,
+    start: int,
+    line: int,
     count: int,
     taps: NDArray[np.uint16],
     at: int,
     sums: NDArray[np.uint16],
-    width: int,
     out: NDArray[np.uint8],
-    y: int,
 ) -> None:
-    """Make row y of `out`, so many bytes wide, of the `old` rows of pixels, by their weights `taps[at]`.
+    """Make a new row of the `count` rows of pixels that lie from `start` on, one every `line` bytes.
 
-    Two, three or four old rows, which is what most new rows have, are summed up at once; a single one has a second of
-    weight 0 beside it. Weights are read as 16 bits: only of factors that are no wider does the compiler know that it
-    may multiply 16 bits at a time.
+    Their weights are those from `at` on. Two, three or four of them, which is what most new rows have, are summed up at
+    once; a single one is its own second, of weight 0. Weights are read as 16 bits: only of factors that are no wider
+    does the compiler know that it may multiply 16 bits at a time.
     """
+    width = len(out)
+    one, two = pixels[start : start + width], pixels[start + line * min(1, count - 1) :]
+    a, b = taps[at], taps[at + 1]
     if count <= 2:
-        a, b, second = taps[at, 0], taps[at, 1], min(first + 1, old - 1)
         for x in range(width):
-            out[y, x] = np.uint16(_ONE // 2 + a * pixels[first, x] + b * pixels[second, x]) >> 8
+            out[x] = np.uint16(_ONE // 2 + a * one[x] + b * two[x]) >> 8
     elif count == 3:
-        a, b, c = taps[at, 0], taps[at, 1], taps[at, 2]
-        second, third = min(first + 1, old - 1), min(first + 2, old - 1)
+        c, three = taps[at + 2], pixels[start + 2 * line :]
         for x in range(width):
-            near = a * pixels[first, x] + b * pixels[second, x]
-            out[y, x] = np.uint16(_ONE // 2 + near + c * pixels[third, x]) >> 8
+            near = a * one[x] + b * two[x]
+            out[x] = np.uint16(_ONE // 2 + near + c * three[x]) >> 8
     elif count == 4:
-        a, b, c, d = taps[at, 0], taps[at, 1], taps[at, 2], taps[at, 3]
-        second, third, fourth = min(first + 1, old - 1), min(first + 2, old - 1), min(first + 3, old - 1)
+        c, d, three, four = taps[at + 2], taps[at + 3], pixels[start + 2 * line :], pixels[start + 3 * line :]
         for x in range(width):
-            near = a * pixels[first, x] + b * pixels[second, x]
-            far = c * pixels[third, x] + d * pixels[fourth, x]
-            out[y, x] = np.uint16(_ONE // 2 + near + far) >> 8
+            near = a * one[x] + b * two[x]
+            far = c * three[x] + d * four[x]
+            out[x] = np.uint16(_ONE // 2 + near + far) >> 8
     else:
         for x in range(width):
             sums[x] = _ONE // 2
         for k in range(count):
-            tap, row = taps[at, k], first + k
+            tap, row = taps[at + k], pixels[start + k * line :]
             for x in range(width):
-                sums[x] = np.uint16(sums[x] + tap * pixels[row, x])
+                sums[x] = np.uint16(sums[x] + tap * row[x])
         for x in range(width):
-            out[y, x] = sums[x] >> 8
+            out[x] = sums[x] >> 8
