@@ -7,6 +7,7 @@ descriptors are held in small bounded caches. All methods may be called from sev
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from dataserver.dataset.errors import DatasetError, ShardReadError
@@ -98,10 +99,15 @@ class Dataset:
             ShardReadError: storage failed or gave fewer bytes than the index promises; says nothing about the sample.
             StaleIndexError: the shard has another content than the one that was indexed.
         """
-        if not 0 <= ref.length <= MAX_IMAGE_BYTES:
-            name = self.shards[ref.shard].name
-            raise ShardReadError(f"shard {name}: an image of {ref.length} bytes, the limit is {MAX_IMAGE_BYTES}")
-        return self._open_shards.read(ref.shard, ref.offset, ref.length)
+        return self.read_all((ref,))[0]
+
+    def read_all(self, refs: Sequence[ImageRef]) -> list[bytes]:
+        """Read the encoded bytes of some images of one shard; raises as `read`."""
+        for ref in refs:
+            if not 0 <= ref.length <= MAX_IMAGE_BYTES:
+                name = self.shards[ref.shard].name
+                raise ShardReadError(f"shard {name}: an image of {ref.length} bytes, the limit is {MAX_IMAGE_BYTES}")
+        return self._open_shards.read(refs[0].shard, [(ref.offset, ref.length) for ref in refs])
 
 
 def _fingerprint(shards: tuple[Shard, ...]) -> str:

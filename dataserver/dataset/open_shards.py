@@ -45,8 +45,8 @@ class OpenShards:
         self._descriptors: LruCache[Descriptor] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
         self._checking = [threading.Lock() for _ in shards]
 
-    def read(self, position: int, offset: int, length: int) -> bytes:
-        """Read `length` bytes of the shard at `position`.
+    def read(self, position: int, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Read pieces of the shard at `position`, each given by its offset and length.
 
         Raises:
             ShardReadError: storage failed, or gave fewer bytes; says nothing about the sample.
@@ -56,8 +56,8 @@ class OpenShards:
         try:
             for _ in range(2):
                 descriptor = self._descriptors.get(position, lambda: Descriptor(file.path))
-                data = os.pread(descriptor.number, length, offset)
-                stamp = Stamp.of(os.fstat(descriptor.number))  # after the read: it was so all the time
+                pieces = [os.pread(descriptor.number, length, offset) for offset, length in places]
+                stamp = Stamp.of(os.fstat(descriptor.number))  # after the reads: it was so all the time
                 if stamp == self._stamps[position]:
                     break
                 self._descriptors.drop(position)
@@ -67,11 +67,12 @@ class OpenShards:
         except OSError as error:
             self._descriptors.drop(position)
             raise ShardReadError(f"cannot read {file.path}: {error}; check the storage") from error
-        if len(data) != length:
-            raise ShardReadError(
-                f"{file.path} gave {len(data)} of {length} bytes at {offset}; was it cut? index it again"
-            )
-        return data
+        for data, (offset, length) in zip(pieces, places, strict=True):
+            if len(data) != length:
+                raise ShardReadError(
+                    f"{file.path} gave {len(data)} of {length} bytes at {offset}; was it cut? index it again"
+                )
+        return pieces
 
     def confirm(self, position: int) -> None:
         """Compare a shard with its index, if that was never done: for what is served from the index alone.

@@ -1,6 +1,6 @@
 """One shard of an open dataset: sizes, texts, image positions and columns, all from its index."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -182,19 +182,26 @@ class Shard:
         Raises:
             IndexError: there is no such row or image.
         """
-        self.check_row(row)
+        return self.images(((row, i),))[0]
+
+    def images(self, places: Iterable[tuple[int, int]]) -> list[ImageRef]:
+        """Return where images lie, each given by its row and its number in the sample; raises as `image`."""
         rows = self._rows()
+        return [self._image(rows, row, i) for row, i in places]
+
+    def _image(self, rows: NumericColumns, row: int, i: int) -> ImageRef:
+        self.check_row(row)
         first, end = rows.image_offsets[row : row + 2].tolist()
         if not 0 <= i < end - first:
             raise IndexError(f"row {row} of shard {self.name} has {end - first} images, image {i} was asked for")
         at = first + i
         return ImageRef(
-            shard=self.position,
-            offset=int(rows.image_offset[at]),
-            length=int(rows.image_length[at]),
-            width=int(rows.image_width[at]),
-            height=int(rows.image_height[at]),
-            orientation=int(rows.orientation[at]),
+            self.position,
+            int(rows.image_offset[at]),
+            int(rows.image_length[at]),
+            int(rows.image_width[at]),
+            int(rows.image_height[at]),
+            int(rows.orientation[at]),
         )
 
     def column(self, name: str) -> "pa.Array":

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.dataset import Dataset, ImageRef, Shard
+from dataserver.dataset import Dataset, Shard
 from dataserver.planning.job import JobSpec, ValidityPolicy
 from dataserver.planning.jobspec import ModuleKind, Sizing
 from dataserver.planning.plan import StepPlan
@@ -203,10 +203,8 @@ def _image_tasks(
     ends = np.cumsum(num_patches(samples, images.index)).tolist()
     decoding = _Decoding(
         sizing=spec.stream.sizing,
-        shards=[datasets[d].shards[s] for d, s in zip(dataset.tolist(), shard.tolist(), strict=True)],
-        read=[datasets[d].read for d in dataset.tolist()],
-        rows=row.tolist(),
-        numbers=number.tolist(),
+        sources=[(datasets[d], datasets[d].shards[s]) for d, s in zip(dataset.tolist(), shard.tolist(), strict=True)],
+        places=list(zip(row.tolist(), number.tolist(), strict=True)),
         grids=list(zip(*(a[images.index].tolist() for a in (samples.image_rows, samples.image_columns)), strict=True)),
         out=None if patches is None else [patches[a:b] for a, b in pairwise([0, *ends])],
         valid=images.valid,
@@ -221,12 +219,9 @@ class _Decoding:
     """What the tasks of a view share: of each of its k images, where it is stored and where its patches go."""
 
     sizing: Sizing
-    shards: list[Shard]
-    read: list[Callable[[ImageRef], bytes]]
-    rows: list[int]
-    """Of the shards' indexes."""
-    numbers: list[int]
-    """Of the images within their samples."""
+    sources: list[tuple[Dataset, Shard]]
+    places: list[tuple[int, int]]
+    """Rows of the shards' indexes, and the numbers of the images within their samples."""
     grids: list[tuple[int, int]]
     """Rows and columns of patches."""
     out: list[U8] | None
@@ -235,11 +230,17 @@ class _Decoding:
 
     def run(self, chosen: Sequence[int]) -> int:
         """Read and decode some of the images; bytes that were read."""
-        refs = [self.shards[n].image(self.rows[n], self.numbers[n]) for n in chosen]
+        runs = [
+            (dataset, shard.images([self.places[n] for n in of]))
+            for (dataset, shard), of in groupby(chosen, self.sources.__getitem__)
+        ]
+        refs = [ref for _, found in runs for ref in found]
         num_bytes = sum(ref.length for ref in refs)
-        encoded: Iterable[bytes] = (self.read[n](ref) for n, ref in zip(chosen, refs, strict=True))
+        encoded: Iterable[bytes]
         if num_bytes <= READ_AT_ONCE_BYTES:
-            encoded = list(encoded)
+            encoded = [data for dataset, found in runs for data in dataset.read_all(found)]
+        else:
+            encoded = (dataset.read(ref) for dataset, found in runs for ref in found)
         for n, ref, data in zip(chosen, refs, encoded, strict=True):
             rows, columns = self.grids[n]
             out = np.empty((rows * columns, self.sizing.patch**2 * 3), np.uint8) if self.out is None else self.out[n]

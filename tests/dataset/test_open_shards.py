@@ -36,11 +36,11 @@ def test_all_bytes_that_are_asked_for_or_an_error(folder: Path) -> None:
         content = path.read_bytes()
         size = len(content)
         for offset, length in ((0, size), (0, 0), (5, 7), (size - 1, 1), (size, 0)):
-            assert shards.read(position, offset, length) == content[offset : offset + length]
+            assert shards.read(position, [(offset, length)]) == [content[offset : offset + length]]
         for offset, length, left in ((0, size + 1, size), (size - 1, 2, 1), (size, 1, 0), (size + 9, 1, 0)):
             said = rf"{path} gave {left} of {length} bytes at {offset}; was it cut\? index it again"
             with pytest.raises(ShardReadError, match=said):
-                shards.read(position, offset, length)
+                shards.read(position, [(offset, length)])
 
 
 def test_few_descriptors_are_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,20 +53,20 @@ def test_few_descriptors_are_open(folder: Path, monkeypatch: pytest.MonkeyPatch)
         return sorted(file.name for file in files if file.parent == folder.resolve() and file.suffix == ".tar")
 
     for position, held in ((0, [0]), (0, [0]), (1, [0, 1]), (0, [0, 1]), (2, [0, 2]), (1, [1, 2])):
-        shards.read(position, 0, 1)
+        shards.read(position, [(0, 1)])
         assert descriptors() == [paths(folder)[n].name for n in held]
 
 
 def test_a_descriptor_on_which_reading_failed_is_used_no_more(folder: Path) -> None:
     """One whose file the storage has lost fails for ever, though the path leads to a file that can be read."""
     shards, path = opened(folder), paths(folder)[0]
-    shards.read(0, 0, 1)
+    shards.read(0, [(0, 1)])
     unreadable = os.open(folder, os.O_RDONLY)
     os.dup2(unreadable, shards._descriptors.get(0, lambda: module.Descriptor(path)).number)
     os.close(unreadable)
     with pytest.raises(ShardReadError, match=rf"cannot read {path}: .*; check the storage"):
-        shards.read(0, 0, 1)
-    assert shards.read(0, 0, 1) == path.read_bytes()[:1]
+        shards.read(0, [(0, 1)])
+    assert shards.read(0, [(0, 1)]) == [path.read_bytes()[:1]]
 
 
 def test_a_shard_that_changes_whenever_it_is_read_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +81,10 @@ def test_a_shard_that_changes_whenever_it_is_read_is_given_up(folder: Path, monk
 
     monkeypatch.setattr(os, "pread", changing)
     with pytest.raises(ShardReadError, match=rf"{path} changes while it is read; index it again when it is complete"):
-        shards.read(0, 0, 1)
+        shards.read(0, [(0, 1)])
     assert reads == 2
     monkeypatch.undo()
-    assert shards.read(0, 0, 1) == path.read_bytes()[:1]
+    assert shards.read(0, [(0, 1)]) == [path.read_bytes()[:1]]
 
 
 def test_another_content_of_the_same_size_is_read_once_and_refused_until_it_changes(
@@ -102,15 +102,15 @@ def test_another_content_of_the_same_size_is_read_once_and_refused_until_it_chan
     path.write_bytes(bytes(reversed(content)))
     for _ in range(3):
         with pytest.raises(StaleIndexError, match=rf"{path} changed while it was served, its index describes another"):
-            shards.read(1, 0, 1)
+            shards.read(1, [(0, 1)])
     assert digests == [path]
     copy = folder / "copy"
     copy.write_bytes(content)
     shutil.move(copy, path)
-    assert [shards.read(1, n, 1) for n in range(3)] == [content[n : n + 1] for n in range(3)]
+    assert shards.read(1, [(n, 1) for n in range(3)]) == [content[n : n + 1] for n in range(3)]
     assert digests == [path, path]
     path.write_bytes(content + b"x")
     said = rf"{path} has {len(content) + 1} bytes, its index describes {len(content)}; run dataserver index .* again"
     with pytest.raises(ShardReadError, match=said):
-        shards.read(1, 0, 1)
+        shards.read(1, [(0, 1)])
     assert len(digests) == 2

@@ -319,8 +319,11 @@ class Watched:
         return self.dataset.shards
 
     def read(self, ref: ImageRef) -> bytes:
-        self.seen.append(self.num_decoded())
-        return self.dataset.read(ref)
+        return self.read_all((ref,))[0]
+
+    def read_all(self, refs: Sequence[ImageRef]) -> list[bytes]:
+        self.seen += [self.num_decoded()] * len(refs)
+        return self.dataset.read_all(refs)
 
 
 @pytest.mark.parametrize("limit", [0, views.READ_AT_ONCE_BYTES])
