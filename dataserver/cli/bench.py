@@ -1,7 +1,6 @@
 """`dataserver bench`."""
 
 import math
-import os
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -13,7 +12,7 @@ from rich.table import Table
 from dataserver.cli.arguments import MaybeInt, MaybePath, sizing_of
 from dataserver.cli.tables import console_for_tables
 from dataserver.cli.throughput import READING, WARM_SAMPLES, Decoded, Made, Maker, Rate, sampled
-from dataserver.dataset import Dataset
+from dataserver.dataset import Dataset, usable_cores
 from dataserver.preprocessing import silence_pillow_warnings
 
 MAX_SAMPLES: Final = 100_000
@@ -46,7 +45,7 @@ def bench(
         max_patches: Largest number of patches of an image, as in the job's sizing; 1024 by default.
         quality: Quality of decoding, as in the job's sizing; fast by default.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     threads = cores if threads is None else threads
     _check("--samples", samples, MAX_SAMPLES)
     _check("--threads", threads, MAX_THREADS)

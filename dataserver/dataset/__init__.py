@@ -3,6 +3,7 @@
 from dataserver.dataset.arrays import Array, ArraysError, read_arrays, write_arrays
 from dataserver.dataset.build import BuildReport, build_index
 from dataserver.dataset.cache import LruCache
+from dataserver.dataset.cores import usable_cores
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.descriptions import SampleDescription, describe
 from dataserver.dataset.errors import (
@@ -70,5 +71,6 @@ __all__ = [
     "printable",
     "read_arrays",
     "sniff_format",
+    "usable_cores",
     "write_arrays",
 ]

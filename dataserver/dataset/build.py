@@ -6,12 +6,12 @@ Each index is complete or absent, so a build that was killed continues by being 
 """
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dataserver.dataset.cores import usable_cores
 from dataserver.dataset.errors import DatasetError, StaleIndexError
 from dataserver.dataset.files import ShardFile, index_folder, list_shards, read_fresh_index, read_index
 from dataserver.dataset.index import read_oddities
@@ -77,7 +77,7 @@ def build_index(
 
     if progress is not None:
         progress(done, total)
-    num_workers = min(workers or len(os.sched_getaffinity(0)), len(stale))
+    num_workers = min(workers or usable_cores(), len(stale))
     if num_workers <= 1:
         for shard in stale:
             advance(shard, *_refresh(shard))

@@ -1,13 +1,13 @@
 """Lint: everything that is odd in a dataset, and a quarantine list of the samples that it names."""
 
 import itertools
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from dataserver.dataset.cores import usable_cores
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.errors import printable
 from dataserver.dataset.files import list_shards
@@ -93,7 +93,7 @@ def lint(
 
 def _judge_shard(dataset: Dataset, shard: Shard, judge: Judge) -> Iterator[Finding]:
     """Decode all images of a shard in threads, yielding one finding per sample that does not decode."""
-    num_workers = len(os.sched_getaffinity(0))
+    num_workers = usable_cores()
     keys = shard.keys()
     offsets = shard.sizes().image_offsets
     rows = iter(range(shard.num_samples))

@@ -1,6 +1,5 @@
 """Measuring shards: their samples are looked at once, in processes of their own where there are many."""
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dataserver.dataset import Filter, Quarantine, Shard, compile_filter, in_processes
+from dataserver.dataset import Filter, Quarantine, Shard, compile_filter, in_processes, usable_cores
 from dataserver.jobs.once import LOOK_S
 from dataserver.planning.gathering import ShardColumns
 from dataserver.planning.jobspec import Sizing
@@ -88,7 +87,7 @@ def measure_tasks(
 ) -> Iterator[tuple[int, list[Measure]]]:
     """Yield the position of each task and the measures of its shards, as they are done; else as `measure_shards`."""
     if _in_processes(sum(map(len, tasks)), workers):
-        cores = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+        cores = min(MOST_WORKERS, usable_cores())
         reduced = [(shards, _reduced(rules, shards)) for shards in tasks]
         with _turn(look):
             yield from in_processes(_measure_all, reduced, workers or cores, look, niceness)

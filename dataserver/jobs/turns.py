@@ -5,13 +5,13 @@ storage, it does not get there; then others go on beside it, since what computes
 interpreter.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeVar
 
+from dataserver.dataset import usable_cores
 from dataserver.planning.pacing import paced
 
 SLICE_S: Final = 0.02
@@ -63,7 +63,7 @@ class Turns:
                 sending have the others.
             waiting: entered whenever work waits for its turn, and left when it has it.
         """
-        self._places = max(1, len(os.sched_getaffinity(0)) // 2) if places is None else places
+        self._places = max(1, usable_cores() // 2) if places is None else places
         self._waiting_for_turn = waiting
         self._lock = threading.Lock()
         self._used: dict[str, float] = {}

@@ -20,6 +20,9 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
+_ARRAYS: Final = tuple(field.name for field in fields(Routing) if not field.name.endswith("_module"))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ViewPlan:
     """What a view will hold."""
@@ -84,5 +87,4 @@ def _of_rank(routing: Routing, module: str, rank: int, microbatch: int) -> Routi
     side = "source" if routing.source_module == module else "target"
     ranks, microbatches = getattr(routing, f"{side}_rank"), getattr(routing, f"{side}_microbatch")
     picked = np.flatnonzero((microbatches == microbatch) & (ranks == rank))
-    arrays = [f.name for f in fields(Routing) if not f.name.endswith("_module")]
-    return Routing(routing.source_module, routing.target_module, *(getattr(routing, f)[picked] for f in arrays))
+    return Routing(routing.source_module, routing.target_module, *(getattr(routing, f)[picked] for f in _ARRAYS))

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from dataserver.dataset import usable_cores
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, Name, TextError, parse_yaml, required
 
 MIB = 1 << 20
@@ -73,8 +74,8 @@ class ServerConfig(BaseModel):
     """Memory that all streams together use to work ahead of their consumers, a message of each on its way included."""
     lend_memory: bool = True
     """Lend microbatches to clients of the same user on this machine as memory, in place of sending their bytes."""
-    decode_threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=lambda: os.cpu_count() or 1)
-    """Threads that decode images; by default one for each core."""
+    decode_threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=usable_cores)
+    """Threads that decode images; by default one for each core that the server may keep busy."""
     max_jobs: Annotated[int, Field(ge=1, le=4096)] = 64
     """Jobs kept in memory; the one used least recently is forgotten first, and its clients bring it again."""
     job_bytes: Annotated[int, Field(ge=64 * MIB, le=1 << 44)] = 1024 * MIB

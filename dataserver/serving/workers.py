@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from dataserver.dataset import usable_cores
 from dataserver.serving.config import MIB, ConfigError, ServerConfig, Worker, joined, split_address
 from dataserver.serving.places import Places
 
@@ -29,7 +30,7 @@ _PR_SET_PDEATHSIG: Final = 1
 def number_of_workers(config: ServerConfig) -> int:
     """How many processes a configuration asks for."""
     if config.workers == "auto":
-        return max(1, len(os.sched_getaffinity(0)) // CORES_PER_WORKER)
+        return max(1, usable_cores() // CORES_PER_WORKER)
     return config.workers
 
 

@@ -239,6 +239,16 @@ def test_one_image_takes_one_thread() -> None:
     assert cv2.getNumThreads() == 1
 
 
+@pytest.mark.parametrize("size", [(9, 10), (10, 21), (41, 39), (160, 80), (81, 80)])
+def test_pixels_that_are_no_scale_of_their_image_are_refused(size: tuple[int, int]) -> None:
+    out = np.empty((4, 588), np.uint8)
+    write_scaled(np.zeros((10, 10, 3), np.uint8), (80, 73), places(2, 2, 14, 2, 1), out)
+    with pytest.raises(
+        ValueError, match=rf"pixels of \(10, 10\) that are no scale of an image of \({size[0]}, {size[1]}\)"
+    ):
+        write_scaled(np.zeros((10, 10, 3), np.uint8), size, places(2, 2, 14, 2, 1), out)
+
+
 def test_scratch_is_kept_up_to_a_bound() -> None:
     small = scratch("test", 100)
     assert scratch("test", 3) is scratch("test") is small

@@ -59,7 +59,7 @@ class Server:
         return Usage(self.process.memory_info().rss, self.process.num_threads(), self.process.num_fds())
 
     def settled(self, files: int, rss: int) -> Usage:
-        """What it holds when it has so many files and less memory than that, or what it still holds after `SETTLING_S`."""
+        """What it holds when it has so few files and less memory than that, or still holds after `SETTLING_S`."""
         end = time.monotonic() + SETTLING_S
         while ((usage := self.usage()).files > files or usage.rss >= rss) and time.monotonic() < end:
             time.sleep(0.1)

@@ -18,7 +18,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from dataserver.preprocessing.codecs.patches import U8, UPRIGHT, Places, places,
 from dataserver.preprocessing.limits import DECODER_BYTES_PER_PIXEL, MAX_ENCODED_BYTES, MAX_PIXELS
 
 logger = logging.getLogger(__name__)
+
+_BYTE: Final = np.dtype(np.uint8)
 
 
 class ImageShape(NamedTuple):
@@ -102,7 +104,7 @@ def undecodable(data: bytes, image: ImageRef) -> str | None:
 
 def _check_target(shape: ImageShape, sizing: Sizing, out: U8) -> None:
     expected = (shape.rows * shape.columns, sizing.patch**2 * 3)
-    if out.shape != expected or out.dtype != np.uint8 or not out.flags.c_contiguous:
+    if out.shape != expected or out.dtype != _BYTE or not out.flags.c_contiguous:
         raise ValueError(
             f"found an output of {out.dtype} {list(out.shape)} for {shape.rows} x {shape.columns} patches; "
             f"C-contiguous uint8 {list(expected)} is required"

@@ -81,7 +81,8 @@ def scale_image(
         num = min(BAND, len(down) - top)
         for y in range(num):
             first, count = _weigh(top + y, height, len(down), tall, weights, taps, of_row)
-            _sum_up(pixels, first * 3 * old_width, 3 * old_width, count, taps, of_row, sums, rows[y * line : y * line + 3 * old_width])
+            new = rows[y * line : y * line + 3 * old_width]
+            _sum_up(pixels, first * 3 * old_width, 3 * old_width, count, taps, of_row, sums, new)
             for x in range(0, width, _APART):
                 _fetch(out, 3 * (down[top + y] + across[x]))
         for x in range(old_width):
