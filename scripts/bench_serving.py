@@ -58,7 +58,7 @@ PROTOTYPE = "gRPC prototype"
 SERIAL_ALONE, ENCODER_ALONE = "serial loop, on one core", "this service, encoder view, on one core"
 CONTENDERS = (
     Contender(SERIAL, "serial", "fast"),
-    Contender(FLOOR, "serial", "fast", copies=os.cpu_count() or 1),
+    Contender(FLOOR, "serial", "fast", copies=len(os.sched_getaffinity(0))),
     Contender(ENCODER, "service", "encoder", target=1.15),
     Contender(ALL, "service", "all", target=1.25),
     Contender("this service, encoder view, sent over TCP", "service", "encoder-sent"),

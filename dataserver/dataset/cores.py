@@ -29,13 +29,12 @@ def _limits(cgroups: Path, membership: Path) -> Iterator[float]:
     """Cores' worth of time that each control group of this process has, where it is limited."""
     lines: list[str] = []
     with suppress(OSError):
-        lines = membership.read_text().splitlines()
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
+        lines = membership.read_text(errors="surrogateescape").split("\n")
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
         if controllers and "cpu" not in controllers.split(","):
             continue
+        top = cgroups / "cpu" if controllers else cgroups  # a link, where the controller lies beside another one
         # A container may see its own group as the uppermost one, and not where it is named.
-        top = cgroups / controllers
         own = top / path.lstrip("/")
         for folder in (own, *own.parents):
             yield from _limit(folder, "cpu.cfs_quota_us cpu.cfs_period_us" if controllers else "cpu.max")
@@ -44,7 +43,7 @@ def _limits(cgroups: Path, membership: Path) -> Iterator[float]:
 
 
 def _limit(folder: Path, names: str) -> Iterator[float]:
-    with suppress(OSError, ValueError):  # not there, or no limit, which is called "max" or -1
+    with suppress(OSError, ValueError, ZeroDivisionError):  # not there, or no limit, which is called "max" or -1
         quota, period = " ".join((folder / name).read_text() for name in names.split()).split()
         if int(quota) > 0:
             yield int(quota) / int(period)

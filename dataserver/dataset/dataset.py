@@ -102,7 +102,7 @@ class Dataset:
         return self.read_all((ref,))[0]
 
     def read_all(self, refs: Sequence[ImageRef]) -> list[bytes]:
-        """Read the encoded bytes of some images of one shard; raises as `read`."""
+        """Read the encoded bytes of one or more images, all of one shard; raises as `read`."""
         for ref in refs:
             if not 0 <= ref.length <= MAX_IMAGE_BYTES:
                 name = self.shards[ref.shard].name

@@ -41,7 +41,7 @@ def encoded(folder: Path, decoder: str) -> Iterator[bytes]:
         counts = np.array([len(image) for image in images])
         return b"".join(part.data for part in chain((counts,), images))
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         coming: deque[Future[bytes]] = deque()
         for start in starts:
             coming.append(pool.submit(batch, places[start : start + BATCH]))

@@ -1,6 +1,5 @@
 """`dataserver bench` on small datasets: what it makes and counts. How fast that is, is the machine's affair."""
 
-import os
 import re
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from shards import break_images, write_interleaved, write_pairs, write_texts
 
 from dataserver.cli.bench import RATES, cores_for, limiting_stage
 from dataserver.cli.throughput import Decoded, Made, Maker, sampled
-from dataserver.dataset import Dataset
+from dataserver.dataset import Dataset, usable_cores
 from dataserver.planning.jobspec import Sizing
 from dataserver.planning.sizing import patch_grid
 
@@ -79,7 +78,7 @@ def test_what_is_printed(folder: Path) -> None:
     done = run("bench", folder, "--samples", "20", "--max-patches", "64", "--threads", "2")
     assert done.returncode == 0, done.stderr
     shown = done.stdout
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     assert (
         f"20 of 40 samples, spread evenly over 3 shards, with 20 images; measured on this machine, {cores} core"
         in shown

@@ -43,6 +43,23 @@ def test_all_bytes_that_are_asked_for_or_an_error(folder: Path) -> None:
                 shards.read(position, [(offset, length)])
 
 
+def test_pieces_are_read_with_one_look_at_the_file_behind_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards, (path, *_), looks = opened(folder), paths(folder), 0
+
+    def looked_at(descriptor: int) -> os.stat_result:
+        nonlocal looks
+        looks += 1
+        return os.stat(descriptor)
+
+    content = path.read_bytes()
+    monkeypatch.setattr(os, "fstat", looked_at)
+    assert shards.read(0, [(7, 2), (0, 5), (512, 9)]) == [content[7:9], content[:5], content[512:521]]
+    assert looks == 1
+    said = rf"{path} gave 1 of 3 bytes at {len(content) - 1}; was it cut\?"
+    with pytest.raises(ShardReadError, match=said):
+        shards.read(0, [(0, 5), (len(content) - 1, 3), (0, 1)])
+
+
 def test_few_descriptors_are_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_OPEN_SHARDS", 2)
     shards = opened(folder)

@@ -18,7 +18,7 @@ from PIL import Image
 from preprocessing.pictures import ASTRONAUT, decode, encode, join_patches, noise
 
 from dataserver.planning.jobspec import Quality, Sizing
-from dataserver.preprocessing.codecs import ImageShape, ordinary
+from dataserver.preprocessing.codecs import ImageShape, decoding
 from dataserver.preprocessing.codecs.ordinary import decode_ordinary
 from dataserver.preprocessing.codecs.patches import UPRIGHT, places, write_patches
 from dataserver.preprocessing.codecs.scaling import write_scaled
@@ -175,8 +175,15 @@ def test_a_cut_image_is_what_pillow_says_it_is(name: str, share: float, monkeypa
     data = ORDINARY.get(name) or ODDITIES[name]
     cut, shape = data[: int(len(data) * share)], ImageShape(52, 38, 1, 2, 2)
     found = decode(cut, shape, Sizing(patch=7, merge=1))
-    monkeypatch.setattr(ordinary, "decode_ordinary", lambda *_: None)
+    by_pillow: list[bool] = []
+
+    def none_is_ordinary(*_: object) -> None:
+        by_pillow.append(True)
+
+    loaded = decoding._loaded()._replace(decode_ordinary=none_is_ordinary)
+    monkeypatch.setattr(decoding, "_loaded", lambda: loaded)
     assert found[0] == decode(cut, shape, Sizing(patch=7, merge=1))[0]
+    assert by_pillow
 
 
 @pytest.mark.parametrize("name", [name for name in (*ORDINARY, *ODDITIES) if "JPEG" in name])

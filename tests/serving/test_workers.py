@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving.harness import FIXED_WINDOW, job_data, large_job, reason_of, receive, running
 from serving.peers import until
 
+from dataserver.dataset import usable_cores
 from dataserver.serving.config import ConfigError, load_config
 from dataserver.serving.places import Places
 from dataserver.serving.siblings import summed
@@ -264,7 +265,7 @@ def test_processes_share_what_the_configuration_permits(tmp_path: Path) -> None:
 
 
 def test_the_number_of_processes() -> None:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     asked = {"datasets": {"x": Path("/x")}}
     assert number_of_workers(load_config(None, asked)) == 1
     assert number_of_workers(load_config(None, {**asked, "workers": 7})) == 7

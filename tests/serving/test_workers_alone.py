@@ -36,7 +36,7 @@ def configured(**changes: Any) -> ServerConfig:
 
 @pytest.mark.parametrize(("cores", "count"), [(1, 1), (7, 1), (8, 1), (15, 1), (16, 2), (24, 3), (192, 24)])
 def test_a_process_for_every_eight_cores(monkeypatch: pytest.MonkeyPatch, cores: int, count: int) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(workers, "usable_cores", lambda: cores)
     assert number_of_workers(configured(workers="auto")) == count
 
 

@@ -150,7 +150,7 @@ def _train(
     config: TrainConfig, process: Process, stop: StopSignals, jobs: Jobs, topology: Topology, store: Store
 ) -> None:
     keep_freed_memory()
-    torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) // process.local_world_size))
+    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // process.local_world_size))
     device = choose_device(config.device, process.local_rank)
     if config.compile:
         require_compiler(device)

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_KEPT_BYTES: Final = 4 << 20
-"""Of one buffer, of which a thread has two: 1.4 megapixels. What is larger is allocated and given back, so that posters
-do not stay in every thread."""
+"""Of one buffer, of which a thread has two: 1.4 megapixels of what was decoded. What is larger is allocated and given
+back, so that posters do not stay in every thread."""
 LINE: Final = 64
 _NONE: Final = np.empty(0, np.uint8)
 

@@ -1,1 +1,1 @@
-"""Compiled loops of image decoding. Import only inside the functions that call them: numba is heavy."""
+"""Compiled loops of image decoding, imported by modules that are themselves loaded late."""

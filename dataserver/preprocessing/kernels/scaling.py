@@ -57,8 +57,9 @@ def scale_image(
         reduced *= 2
     # In eighths of old rows and columns the image takes; the last of them may reach beyond it.
     tall, wide = 8 * whole_height // reduced, 8 * whole_width // reduced
-    most = 2 * max(-(-height // len(down)), -(-old_width // width)) + 3  # old ones under a triangle, at least 4
-    line, column = 3 * old_width // 128 * 128 + 192, 4 * BAND  # odd in lines of caches, so that no rows share places
+    most = 2 * max(-(-height // len(down)), -(-old_width // width)) + 3  # old ones under a triangle, at least 5
+    line = 3 * old_width // 128 * 128 + 192  # odd in lines of caches, so that no rows share places
+    column = 4 * BAND
     a = _aligned(8 * most)
     b = a + _aligned(16 * width)
     c = b + _aligned(2 * (width + 1) * most)
