@@ -22,8 +22,8 @@ from dataserver.dataset.headers import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, TRANSP
 from dataserver.dataset.kinds import KINDS, Effect
 from dataserver.dataset.lint import Finding, LintReport, lint
 from dataserver.dataset.numeric import ShardSizes
+from dataserver.dataset.parts import IMAGE, TEXT, Scalar
 from dataserver.dataset.quarantine import Quarantine
-from dataserver.dataset.samples import IMAGE, TEXT, Scalar
 from dataserver.dataset.shard import DocumentParts, ImageRef, Shard, TokenizedDocument
 from dataserver.dataset.tokens import TextTokenizer, TokensReport, count_tokens
 from dataserver.dataset.workers import in_processes

@@ -1,6 +1,5 @@
 """How many cores this process may keep busy."""
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,11 +21,11 @@ def usable_cores(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
         membership: where it says in which of them this process is; what is not there limits nothing.
     """
     cores = len(os.sched_getaffinity(0))
-    return max(1, min([cores, *map(math.ceil, _limits(cgroups, membership))]))
+    return max(1, min([cores, *_limits(cgroups, membership)]))
 
 
-def _limits(cgroups: Path, membership: Path) -> Iterator[float]:
-    """Cores' worth of time that each control group of this process has, where it is limited."""
+def _limits(cgroups: Path, membership: Path) -> Iterator[int]:
+    """Cores' worth of time that each control group of this process has, where it is limited; rounded up."""
     lines: list[str] = []
     with suppress(OSError):
         lines = membership.read_text(errors="surrogateescape").split("\n")
@@ -42,8 +41,8 @@ def _limits(cgroups: Path, membership: Path) -> Iterator[float]:
                 break
 
 
-def _limit(folder: Path, names: str) -> Iterator[float]:
+def _limit(folder: Path, names: str) -> Iterator[int]:
     with suppress(OSError, ValueError, ZeroDivisionError):  # not there, or no limit, which is called "max" or -1
         quota, period = " ".join((folder / name).read_text() for name in names.split()).split()
         if int(quota) > 0:
-            yield int(quota) / int(period)
+            yield -(-int(quota) // int(period))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.index import BATCH_ROWS, META_PREFIX, read_batch
-from dataserver.dataset.samples import Scalar
+from dataserver.dataset.parts import Scalar
 from dataserver.dataset.shard import Shard
 
 

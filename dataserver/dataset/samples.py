@@ -12,10 +12,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 from dataserver.dataset.errors import Oddities, SampleError, TarError
 from dataserver.dataset.headers import FORMATS, read_header, sniff_format
 from dataserver.dataset.kinds import NEEDS_SPECIAL_MEMBER
+from dataserver.dataset.parts import IMAGE, TEXT, Scalar
 from dataserver.dataset.tar import MAX_MEMBER_BYTES, Member, sample_key, show, split_name
-
-TEXT: Final = 0
-IMAGE: Final = 1
 
 MAX_TEXT_BYTES: Final = 4 << 20
 """Limit of one .txt or .json member, and so of all texts of one sample."""
@@ -31,7 +29,6 @@ IMAGE_SUFFIXES: Final = frozenset(
 )
 """Extensions of members that claim to be images; the magic decides what they are."""
 
-Scalar = bool | int | float | str
 Parsed = TypeVar("Parsed")
 
 

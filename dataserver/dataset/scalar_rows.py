@@ -4,7 +4,7 @@ from typing import Final
 
 from dataserver.dataset.errors import Oddities
 from dataserver.dataset.kinds import UNUSABLE_COLUMN
-from dataserver.dataset.samples import Scalar
+from dataserver.dataset.parts import Scalar
 from dataserver.dataset.sidecar_columns import EXCLUDED
 
 MAX_SCALAR_BYTES: Final = 1 << 30

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from dataserver.dataset.errors import Oddities
 from dataserver.dataset.parquet_columns import parquet_columns
-from dataserver.dataset.samples import Scalar
+from dataserver.dataset.parts import Scalar
 from dataserver.dataset.sidecar_columns import json_columns, refusing
 
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from dataserver.dataset.errors import Oddities
 from dataserver.dataset.kinds import ODD_VALUES, UNUSABLE_COLUMN
-from dataserver.dataset.samples import Scalar
+from dataserver.dataset.parts import Scalar
 
 EXCLUDED: Final = frozenset({"key", "caption", "exif"})
 """The key and the caption are columns of their own; exif is a long text that nobody filters by."""

