@@ -51,8 +51,3 @@ def test_the_least_of_all_limits_counts(tmp_path: Path, membership: str, files: 
 
 def test_without_control_groups_all_cores_count(tmp_path: Path) -> None:
     assert usable_cores(tmp_path, tmp_path / "none") == 8
-
-
-def test_what_this_machine_says_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))

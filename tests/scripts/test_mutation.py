@@ -170,12 +170,12 @@ def test_a_busy_machine_takes_no_effort() -> None:
 
 
 def test_children_that_ended_count() -> None:
-    child = "import time\nwhile time.process_time() < 1: pass"
+    child = "import time\nwhile time.process_time() < 1.1: pass"  # of which the system may count a hundredth less
     waits = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {child!r}]); time.sleep(60)"
     with running(waits) as (effort, _):
         while effort.asleep_s < 1:
             look(effort, 1)
-        assert effort.computed_s > 0.9  # the system counts in hundredths
+        assert effort.computed_s >= 1
 
 
 def covering(folder: Path, ran: dict[str, list[int]], tests: list[str], path: str) -> Covering:

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,18 @@ def configured(**changes: Any) -> ServerConfig:
 def test_a_process_for_every_eight_cores(monkeypatch: pytest.MonkeyPatch, cores: int, count: int) -> None:
     monkeypatch.setattr(workers, "usable_cores", lambda: cores)
     assert number_of_workers(configured(workers="auto")) == count
+
+
+def test_threads_decode_on_the_cores_that_a_server_may_use() -> None:
+    code = """
+import os
+from pathlib import Path
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from dataserver.serving.config import load_config
+print(load_config(None, {"datasets": {"x": Path("/x")}}).decode_threads)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
 
 
 @pytest.mark.parametrize(

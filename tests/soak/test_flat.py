@@ -32,6 +32,8 @@ cancelled and still prepare. Over 60,000 odd requests it went up and down by as 
 SPARE_THREADS = 2 * PLACES + 32
 """Pools make their threads as they need them: one for each place, each idle stream, and each of 32 other calls."""
 SPARE_FILES = 8
+REST_S = 3
+"""Longer than it takes until a stream that nobody reads is idle (`idle-timeout-s`)."""
 SETTLING_S = 60
 """In which streams that were given up end, and give back what they held: on a busy machine not at once."""
 
@@ -57,6 +59,15 @@ class Server:
 
     def usage(self) -> Usage:
         return Usage(self.process.memory_info().rss, self.process.num_threads(), self.process.num_fds())
+
+    def at_rest(self) -> Usage:
+        """What it holds when it has given nothing back for `REST_S`."""
+        least, end = self.usage(), time.monotonic() + REST_S
+        while time.monotonic() < end:
+            time.sleep(0.1)
+            if (usage := self.usage()).rss < least.rss:
+                least, end = usage, time.monotonic() + REST_S
+        return least
 
     def settled(self, files: int, rss: int) -> Usage:
         """What it holds when it has so few files and less memory than that, or still holds after `SETTLING_S`."""
@@ -172,7 +183,7 @@ def test_a_server_stays_as_large_as_it_was(
     count = times // size
     warm = count // 4  # until then what is kept of odd requests and jobs still fills its bounds
     load(server, range(warm))
-    before = server.usage()
+    before = server.at_rest()
     load(server, range(warm, warm + count))
     spare = min(SPARE_MIB * MIB, count * each_kib << 10)
     after = server.settled(before.files + SPARE_FILES, before.rss + spare)
