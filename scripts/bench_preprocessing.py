@@ -26,7 +26,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 from skimage import data as photographs
 
-from dataserver.dataset import Dataset
+from dataserver.dataset import Dataset, DatasetError
 from dataserver.planning.jobspec import Quality, Sizing
 from dataserver.planning.sizing import patch_grid
 from dataserver.preprocessing import ImageShape, decode_patches, silence_pillow_warnings
@@ -187,7 +187,10 @@ def main() -> int:
     silence_pillow_warnings()
     count, whole = arguments.images, Sizing(max_patches=arguments.max_patches)
     if arguments.dataset is not None:
-        sources = {str(arguments.dataset): from_dataset(arguments.dataset, arguments.index_dir, count, whole)}
+        try:
+            sources = {str(arguments.dataset): from_dataset(arguments.dataset, arguments.index_dir, count, whole)}
+        except DatasetError as error:
+            parser.error(str(error))
     else:
         sources = {crops.name: synthetic(crops, count, whole) for crops in CROPS}
     rows: list[Row] = []

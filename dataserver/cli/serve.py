@@ -159,11 +159,18 @@ def _serve_alone(settings: ServerConfig) -> None:
 
 
 def _announce(address: str, metrics_address: str | None) -> None:
-    print(f"{LISTENING}{address}", flush=True)
+    _print_line(f"{LISTENING}{address}")
     if metrics_address is not None:
         from dataserver.serving.metrics_endpoint import PATH
 
-        print(f"metrics on http://{metrics_address}{PATH}", flush=True)
+        _print_line(f"metrics on http://{metrics_address}{PATH}")
+
+
+def _print_line(line: str) -> None:
+    """Print in one write. Unbuffered (PYTHONUNBUFFERED), `print` writes the end of a line apart, and where output and
+    log go to one file, other processes' lines come between."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _supervise(settings: ServerConfig, count: int) -> None:

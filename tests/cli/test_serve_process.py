@@ -1,14 +1,16 @@
 import json
+import os
 import re
 import resource
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
 import grpc
 import pytest
-from cli.server_process import TIMEOUT_S, ServerProcess, serving
+from cli.server_process import TIMEOUT_S, ServerProcess, command, serving
 from disttrain.v1 import admin_service_pb2
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
@@ -65,6 +67,20 @@ def test_a_server_may_open_as_many_files_as_the_system_lets_it(folder: Path) -> 
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert limits == (before[1], before[1])
     assert before[1] > 512
+
+
+def test_the_line_that_says_where_it_listens_is_written_at_once(folder: Path) -> None:
+    """Else lines of the log come between where both go to one file."""
+    reads, writes = os.pipe2(os.O_DIRECT)  # a read gives what one write wrote
+    line = command("serve", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--dataset", f"d={folder}")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with open(reads, "rb", buffering=0) as output, subprocess.Popen(line, stdout=writes, env=environment) as process:
+        try:
+            os.close(writes)
+            assert re.fullmatch(rb"listening on 127\.0\.0\.1:\d+\n", output.read(4096))
+            assert re.fullmatch(rb"metrics on http://127\.0\.0\.1:\d+/metrics\n", output.read(4096))
+        finally:
+            process.kill()
 
 
 def test_an_idle_server_ends_at_once(server: ServerProcess) -> None:
