@@ -12,6 +12,7 @@ others on the machine change less than waits. While it lasts nobody else has a t
 """
 
 import argparse
+import gc
 import itertools
 import json
 import statistics
@@ -183,6 +184,7 @@ def measure(folder: Path, processes: Processes, arguments: argparse.Namespace) -
 
 def stretches(shards: Path, names: Sequence[str], sister: bool) -> Iterator[Row]:
     """Rows of the longest stretch that planning a step of each odd job keeps its turn for."""
+    gc.freeze()  # as a server does: what imports made is not looked through for garbage
     for name in names:
         file = shards.parent / "odd.json"
         file.write_text(json.dumps(odd_jobs(sister)[name]))

@@ -25,7 +25,7 @@ def fit_placement(slots: Slots, costs: Costs, budget: int, at_once: int, state: 
         slots: the placement, changed in place, as of `slots_of` at first.
         costs: with needs and room.
         budget: exchanges that may be tried.
-        at_once: exchanges tried in this call, about.
+        at_once: exchanges tried in this call, about; the first one only adds up what microbatches need.
         state: int64 [10], where to go on, changed in place: the microbatch, ranks x waves behind the last; exchanges
             tried so far; whether one was carried out since the first microbatch; and what `_best_exchange` goes on
             from. First ranks x waves, 0, 1, and zeros.
@@ -44,8 +44,10 @@ def _fit(slots: Slots, costs: Costs, lacking: I64, lacks: Bool, budget: int, at_
     ranks, waves, _ = slots.at.shape
     place, tried, changed, found = state[0], state[1], state[2], state[3:]
     most = tried + at_once
-    if tried == 0:
+    if tried == 0 and place == ranks * waves:
         fill(slots, costs)
+        state[0] = state[2] = 0
+        return True
     while place < ranks * waves or (changed and tried < budget):
         if place == ranks * waves:
             place, changed = 0, 0

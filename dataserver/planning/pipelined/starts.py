@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dataserver.planning.jobspec import BalancePolicy, ModuleSpec, OrderPolicy, Schedule
+from dataserver.planning.pacing import pace
 from dataserver.planning.pipelined.interleaving import stages_in_flight
 from dataserver.planning.pipelined.packed import PackedStep
 from dataserver.planning.pipelined.placing import (
@@ -95,6 +96,7 @@ def _fitting(problem: PlacementProblem, placements: Placements) -> tuple[Placeme
     others."""
     found, lacking = {}, None
     for name, placement in placements.items():
+        pace()
         fitting, row = fitted(problem, with_parity(problem, placement))
         if row is None:
             found[name] = fitting

@@ -141,6 +141,7 @@ def microbatch_sums(problem: PlacementProblem, values: I64, placement: Placement
 
 def in_disttrain_order(problem: PlacementProblem, placement: Placement) -> Placement:
     """The same microbatches, each rank's ordered by DistTrain's Algorithm 2; encoders side by side count as one."""
+    pace()
     times, backbone = microbatch_sums(problem, problem.own, placement), problem.num_encoders
     images = np.arange(len(times)) != backbone
     times[images] *= problem.ranks_per_island  # a rank's own images, as if all ranks of the island were like it
