@@ -74,13 +74,14 @@ def test_the_line_that_says_where_it_listens_is_written_at_once(folder: Path) ->
     reads, writes = os.pipe2(os.O_DIRECT)  # a read gives what one write wrote
     line = command("serve", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--dataset", f"d={folder}")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with os.fdopen(reads, "rb", buffering=0) as output, subprocess.Popen(line, stdout=writes, env=environment) as process:
+    with subprocess.Popen(line, stdout=writes, env=environment) as process:
         try:
             os.close(writes)
-            assert re.fullmatch(rb"listening on 127\.0\.0\.1:\d+\n", output.read(4096))
-            assert re.fullmatch(rb"metrics on http://127\.0\.0\.1:\d+/metrics\n", output.read(4096))
+            assert re.fullmatch(rb"listening on 127\.0\.0\.1:\d+\n", os.read(reads, 4096))
+            assert re.fullmatch(rb"metrics on http://127\.0\.0\.1:\d+/metrics\n", os.read(reads, 4096))
         finally:
             process.kill()
+            os.close(reads)
 
 
 def test_an_idle_server_ends_at_once(server: ServerProcess) -> None:
