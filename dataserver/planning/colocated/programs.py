@@ -15,14 +15,8 @@ from dataserver.planning.simulation import BACKWARD, EXCHANGE, FORWARD, REDUCE, 
 
 def programs(execution: Execution, schedules: Sequence[ModuleSchedule], num_microbatches: int) -> tuple[Program, ...]:
     """The program that all ranks run; `Program.modules` are the modules by depth."""
-    operations = joined(step_phases(execution, num_microbatches, round_size(schedules, num_microbatches)))
+    operations = Operations.joined(step_phases(execution, num_microbatches, round_size(schedules, num_microbatches)))
     return (Program(tuple(m.name for m in execution.by_depth), 0, operations),)
-
-
-def joined(phases: Sequence[Operations]) -> Operations:
-    """The operations of several phases, one after the other."""
-    parts = zip(*((phase.kind, phase.microbatch, phase.chunk) for phase in phases), strict=True)
-    return Operations(*(np.concatenate(part) for part in parts))
 
 
 def step_phases(execution: Execution, num_microbatches: int, size: int) -> list[Operations]:

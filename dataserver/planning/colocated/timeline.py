@@ -7,7 +7,7 @@ import numpy as np
 from dataserver.planning.balancing import bin_totals, lower_bound, padded
 from dataserver.planning.colocated.hops import hops_before, phase_hops
 from dataserver.planning.colocated.items import ModuleItems, module_items
-from dataserver.planning.colocated.programs import first_pass, joined, programs, step_phases
+from dataserver.planning.colocated.programs import first_pass, programs, step_phases
 from dataserver.planning.costs import backward_ns
 from dataserver.planning.expectation import held_units, microbatch_loads
 from dataserver.planning.identity import Job
@@ -63,7 +63,7 @@ def run_phases(
         held: the same in bytes, from a forward to its backward; without one until the forward ends.
         hops: int64 [phases], nanoseconds before the first pass of each phase in which no rank computes; without them 0.
     """
-    operations = joined(phases)
+    operations = Operations.joined(phases)
     times = pass_times(operations, forward, backward)
     ranks, length = times.shape
     own = np.arange(ranks) * length

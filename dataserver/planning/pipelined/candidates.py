@@ -17,7 +17,7 @@ from dataserver.planning.pacing import pace
 from dataserver.planning.pipelined.interleaving import stages_in_flight, too_small
 from dataserver.planning.pipelined.packed import PackedStep
 from dataserver.planning.pipelined.placing import Placement
-from dataserver.planning.pipelined.timeline import timeline
+from dataserver.planning.pipelined.timeline import makespan_of
 from dataserver.planning.plan import ArrangedStep, Arrangement, Routing
 from dataserver.planning.waves import InFlight, extras
 
@@ -122,5 +122,5 @@ def _scheduled(
             continue
         pace()
         scheduled = replace(plan, schedules=held.schedules(execution))
-        makespan = timeline(packed.job.spec, scheduled).makespan_ns
+        makespan = makespan_of(packed.job.spec, scheduled)
         yield CandidatePlan(f"{name}, {extra} extra in flight" if several else name, scheduled, held, extra, makespan)

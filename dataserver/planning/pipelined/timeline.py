@@ -16,11 +16,23 @@ from dataserver.planning.pipelined.options import PipelinedOptions
 from dataserver.planning.pipelined.programs import programs
 from dataserver.planning.plan import ArrangedStep, Routing
 from dataserver.planning.samples import I64
-from dataserver.planning.simulation import Pipeline, chunk_hops, simulate
+from dataserver.planning.simulation import Pipeline, Program, chunk_hops, makespan_ns, simulate
 
 
 def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
-    """Simulate a plan: every rank of every stage, joined as the routings say.
+    """Simulate a plan: every rank of every stage, joined as the routings say."""
+    stages, pipeline = _joined(spec, plan)
+    nodes = tuple(Node(p.modules, r, p.stage) for p in stages for r in range(spec.execution.module(p.modules[0]).dp))
+    return PlannedTimeline(nodes, pipeline, simulate(pipeline))
+
+
+def makespan_of(spec: JobSpec, plan: ArrangedStep) -> int:
+    """Nanoseconds that a plan takes: those of its timeline."""
+    return makespan_ns(_joined(spec, plan)[1])
+
+
+def _joined(spec: JobSpec, plan: ArrangedStep) -> tuple[tuple[Program, ...], Pipeline]:
+    """The program of each stage, and the pipeline of all of them.
 
     Where images stay on the ranks of their sequences, these run the encoders in turn with their first stage.
     """
@@ -35,7 +47,7 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
         times, first = microbatch_loads(encoder, plan), slice(0, encoder.dp * chunks, chunks)
         forward[first] += times
         backward[first] += times * encoder.cost.backward_percent // 100
-    pipeline = Pipeline(
+    return stages, Pipeline(
         num_stages=len(stages),
         stage=np.repeat(np.arange(len(stages)), [m.dp for m in modules for _ in range(m.pp)]),
         forward_ns=forward,
@@ -46,8 +58,6 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
         transfer_ns=_transfer_ns(spec.execution, plan, chunks),
         activation_bytes=_activation_bytes(modules, plan, chunks),
     )
-    nodes = tuple(Node(p.modules, r, p.stage) for p in stages for r in range(spec.execution.module(p.modules[0]).dp))
-    return PlannedTimeline(nodes, pipeline, simulate(pipeline))
 
 
 def _by_block(module: ModuleSpec, values: I64, chunks: int) -> I64:

@@ -25,7 +25,14 @@ from dataserver.planning.simulation.operations import (
 )
 from dataserver.planning.simulation.orders import OrderScorer, OrderTimes, disttrain_order, disttrain_orders
 from dataserver.planning.simulation.pipeline import Pipeline, chain_edges, chunk_hops
-from dataserver.planning.simulation.simulate import Timeline, critical_path, held_bytes, peak_bytes, simulate
+from dataserver.planning.simulation.simulate import (
+    Timeline,
+    critical_path,
+    held_bytes,
+    makespan_ns,
+    peak_bytes,
+    simulate,
+)
 
 __all__ = [
     "BACKWARD",
@@ -51,6 +58,7 @@ __all__ = [
     "disttrain_orders",
     "forwards",
     "held_bytes",
+    "makespan_ns",
     "pass_times",
     "passes",
     "peak_bytes",

@@ -4,6 +4,7 @@ Programs are data: a layout makes them from a plan (`layout.Layout.programs`), t
 runs the ones that were simulated.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -96,8 +97,13 @@ class Operations(Sequence[Operation]):
         return (Operation(KINDS[kind], microbatch, chunk) for kind, microbatch, chunk in rows)
 
     def __add__(self, other: "Operations") -> "Operations":
-        pairs = ((self.kind, other.kind), (self.microbatch, other.microbatch), (self.chunk, other.chunk))
-        return Operations(*(np.concatenate(pair) for pair in pairs))
+        return self.joined([self, other])
+
+    @classmethod
+    def joined(cls, parts: Sequence["Operations"]) -> "Operations":
+        """All parts, one behind the other."""
+        columns = ([p.kind for p in parts], [p.microbatch for p in parts], [p.chunk for p in parts])
+        return Operations(*(np.concatenate(column) for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +154,17 @@ def stage_operations(in_flight: int, num_microbatches: int, drain_every: int = 0
 
 def alternating(forward: Operations, backward: Operations, warmup: int) -> Operations:
     """`warmup` forwards, then a forward and a backward in turn, then the backwards that are left."""
-    count = len(forward)
-    warmup = min(warmup, count)
-    position = np.arange(count)
-    place = np.concatenate(
-        [
-            np.where(position < warmup, position, 2 * position - warmup),
-            np.where(position < count - warmup, 2 * position + warmup + 1, position + count),
-        ]
-    )
-    order = np.argsort(place)
-    both = forward + backward
-    return Operations(both.kind[order], both.microbatch[order], both.chunk[order])
+    turns = max(0, len(forward) - warmup)
+    pairs = (forward.kind, backward.kind), (forward.microbatch, backward.microbatch), (forward.chunk, backward.chunk)
+    return Operations(*(_alternating(*pair, turns) for pair in pairs))
+
+
+def _alternating(forward: I64, backward: I64, turns: int) -> I64:
+    warmup, both = len(forward) - turns, np.empty(2 * len(forward), np.int64)
+    drain = warmup + 2 * turns
+    both[:warmup], both[warmup:drain:2] = forward[:warmup], forward[warmup:]
+    both[warmup + 1 : drain : 2], both[drain:] = backward[:turns], backward[turns:]
+    return both
 
 
 def whole_step(operations: Operations, num_chunks: int = 1, *, trained: bool) -> Operations:
@@ -167,9 +172,14 @@ def whole_step(operations: Operations, num_chunks: int = 1, *, trained: bool) ->
 
     In between no rank of a pipeline waits for others that hold the same chunks, of which each has other microbatches.
     """
+    first, last = (_of_all_chunks(kind, num_chunks) for kind in (UNSHARD, REDUCE))
+    return Operations.joined([first, operations, last] if trained else [first, operations])
+
+
+@functools.cache  # a plan makes them for each stage of each candidate
+def _of_all_chunks(kind: int, num_chunks: int) -> Operations:
     chunks = np.arange(num_chunks, dtype=np.int64)
-    first, last = (passes(kind, np.zeros_like(chunks), chunks) for kind in (UNSHARD, REDUCE))
-    return first + operations + last if trained else first + operations
+    return passes(kind, np.zeros_like(chunks), chunks)
 
 
 def pass_times(operations: Operations, forward_ns: I64, backward_ns: I64) -> I64:
