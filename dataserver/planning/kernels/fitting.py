@@ -44,7 +44,7 @@ def _fit(slots: Slots, costs: Costs, lacking: I64, lacks: Bool, budget: int, at_
     ranks, waves, _ = slots.at.shape
     place, tried, changed, found = state[0], state[1], state[2], state[3:]
     most = tried + at_once
-    if tried == 0 and place == ranks * waves:
+    if changed and tried == 0:
         fill(slots, costs)
         state[0] = state[2] = 0
         return True
