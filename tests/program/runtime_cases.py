@@ -302,6 +302,10 @@ class Pool:
         self._ranks.pop(rank).end()
         return self._errors(rank).read_text()
 
+    def said(self, rank: int) -> str:
+        """What a process wrote to stderr, in all cases so far."""
+        return self._errors(rank).read_text()
+
     def _errors(self, rank: int) -> Path:
         return self._folder / f"{rank}.stderr"
 

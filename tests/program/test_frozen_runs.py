@@ -26,14 +26,14 @@ def stored(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def case(fleet: Fleet, degrees: Degrees, folder: Path, steps: int) -> Case:
+def case(fleet: Fleet, degrees: Degrees, folder: Path, steps: int, lr: float = 0.01) -> Case:
     """A run to a step in bfloat16 that saves every step."""
     job, _ = fleet.pair_of_jobs(degrees)
     training = {
         "steps": steps,
         "metrics": str(folder / "metrics.jsonl"),
         "checkpoint": {"directory": str(folder), "every": 1},
-        "optimizer": {"lr": 0.01},
+        "optimizer": {"lr": lr},
     }
     return Case(f"frozen-{steps}", fleet.address, job, dtype="bfloat16", training=training)
 
@@ -61,13 +61,21 @@ def test_a_run_with_frozen_modules_goes_on_with_others_frozen(fleet: Fleet, pool
     export(ExportConfig(tmp_path, "llm", tmp_path / "exported"))
     assert (tmp_path / "exported" / "config.json").is_file()
 
-    pool.run([case(fleet, Degrees(2, 2, 1, 1, frozen=("dit",)), tmp_path, 3)], tmp_path)
+    said = pool.said(0)
+    pool.run([case(fleet, Degrees(2, 2, 1, 1, frozen=("dit",)), tmp_path, 3, lr=0.002)], tmp_path)
+    assert pool.said(0).removeprefix(said).splitlines() == [
+        "changed on resume: vit: frozen -> trained with lr 0.002; its moments begin at zero",
+        "changed on resume: llm: frozen -> trained with lr 0.002; its moments begin at zero",
+        "changed on resume: dit: trained -> frozen; its moments end with this checkpoint",
+    ]
     third = stored(tmp_path / "step-00000003")
     assert {module_of(name) for name in third if "/" in name} == set(frozen)
     assert all(value == 1 for name, value in third.items() if name.endswith("/step"))
     assert torch.equal(third["dit.output.weight"], second["dit.output.weight"].bfloat16()), "as it computes"
     changed, before = (step["llm.layers.0.mlp.up.weight"] for step in (third, second))
-    assert 0 < float((changed - before).abs().max()) < 0.1, "it went on from the frozen weights"
+    assert float((changed - before).abs().max()) == pytest.approx(0.002, rel=0.1), (
+        "a first update of AdamW: the new rate"
+    )
 
 
 def test_a_process_without_anything_to_train_still_takes_part() -> None:

@@ -123,3 +123,28 @@ def test_state_continues_exactly(dtype: torch.dtype) -> None:
             optimizer.step(step, gradients(module))
     for name, tensor in second.tensors().items():
         assert torch.equal(tensor, first.tensors()[name]), name
+
+
+def test_the_rates_of_a_resumed_run_are_those_of_its_configuration() -> None:
+    """Moments and counts of updates go on; nothing that a checkpoint holds brings the old rate back."""
+    before, theirs = model(torch.float64), model(torch.float64)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.0)
+    config = OptimizerConfig(lr=0.01, warmup_steps=0, weight_decay=0.0)
+    old = optimizer_of(before, config)
+    for step in range(3):
+        give_gradients(before, step)
+        give_gradients(theirs, step)
+        old.step(step, gradients(before))
+        reference.step()
+    after = model(torch.float64)
+    new = optimizer_of(after, OptimizerConfig(lr=0.0005, warmup_steps=0, weight_decay=0.0))
+    for name, tensor in new.tensors().items():
+        tensor.copy_(old.tensors()[name])
+    new.publish()
+    reference.param_groups[0]["lr"] = 0.0005
+    give_gradients(after, 3)
+    give_gradients(theirs, 3)
+    new.step(3, gradients(after))
+    reference.step()
+    for ours, expected in zip(after.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)

@@ -29,10 +29,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from trainclient.checkpoint.writer import PlainWriter
 from trainclient.models.noise import NOISE_VERSION
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 """Of the fields of `TrainerState`, and of the metrics within: another field takes another version."""
-_READ_VERSIONS = 2, STATE_VERSION
-"""Version 2 is without metrics that lack an evaluation."""
+_READ_VERSIONS = 2, 3, STATE_VERSION
+"""Version 2 is without metrics that lack an evaluation, version 3 without what updates were made with."""
 _STATE_FILE = "trainer.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _TOLD_BYTES = 1024
@@ -80,6 +80,8 @@ class TrainerState:
     """Modules that were not trained in the last step: the tensors hold no state of an optimizer for them."""
     unevaluated: dict[str, Any] | None = None
     """Metrics of the last step, if the run was asked to stop before its evaluation had a result."""
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    """What updates were made with (`training/changes.py`), to tell what differs when a run resumes."""
 
     def readable(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those tensors that the checkpoint holds: where a module was frozen, its optimizer begins anew."""
@@ -259,7 +261,7 @@ def read_state(path: Path) -> TrainerState:
     if state is None:
         raise CheckpointError(
             f"the checkpoint {path} has state version {version}; this release reads "
-            f"{' and '.join(map(str, _READ_VERSIONS))}: resume it with the release that made it"
+            f"{', '.join(map(str, _READ_VERSIONS[:-1]))} and {STATE_VERSION}: resume it with the release that made it"
         )
     if state.noise_version != NOISE_VERSION:
         raise CheckpointError(

@@ -20,6 +20,7 @@ from trainclient.program.runner import LossWeights
 from trainclient.timeline.recorder import TimelineRecorder
 from trainclient.topology.groups import Groups
 from trainclient.topology.places import Topology
+from trainclient.training.changes import changes, update_settings
 from trainclient.training.config import OnNonfinite, TrainConfig
 from trainclient.training.evaluation import Evaluation
 from trainclient.training.gradients import scale_gradients
@@ -93,6 +94,7 @@ class Trainer:
         self._pairs = contrastive_pairs(job)
         self._sizes = models.describe()
         self._frozen = [m.name for m in job.spec.execution.modules if m.frozen]
+        self._updates = update_settings(config.optimizer, self._rates)
         self.run_name = name_run(config, job)
         """Of the run that this process is part of, from its first step on."""
         self._images = self._invalid_images = 0
@@ -127,6 +129,9 @@ class Trainer:
         self._optimizer.publish()
         self._images, self._invalid_images = state.images, state.invalid_images
         self.run_name = state.run or self.run_name
+        if self._groups.rank == 0:
+            for line in changes(state, self._updates, self._frozen):
+                sys.stderr.write(f"changed on resume: {line}\n")
         if self._evaluation is not None and state.unevaluated is not None:
             self._unevaluated = StepMetrics(**state.unevaluated)
 
@@ -294,5 +299,11 @@ class Trainer:
         counts = self._images, self._invalid_images
         owed = None if self._unevaluated is None else asdict(self._unevaluated)
         return TrainerState(
-            streams.state_dict(), self._sizes, *counts, run=self.run_name, frozen=self._frozen, unevaluated=owed
+            streams.state_dict(),
+            self._sizes,
+            *counts,
+            run=self.run_name,
+            frozen=self._frozen,
+            unevaluated=owed,
+            optimizer=self._updates,
         )
