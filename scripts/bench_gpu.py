@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,125 +25,25 @@ import yaml
 from benchmarks.rows import Row, report
 from demo_processes import Processes
 from loaders.webdataset_loader import batches
+from on_gpu.preset import SIZES, SMALL, Size, fitting, flags, job
+from on_gpu.serving import make_shards, servers
 
-from dataserver.planning.jobspec import MODELS, ModelSize
-
-HERE, BIN = Path(__file__).parent, Path(sys.executable).parent
-RECORDS = HERE.parent / "docs" / "benchmarks"
+RECORDS = Path(__file__).parents[1] / "docs" / "benchmarks"
 NOTHING_MEASURED = 2
 MFU_PERCENT, WAIT_PERCENT = 45.0, 1.0
 LEAST_JUDGED = 10**9
 """Parameters from which on the utilisation is judged."""
-BYTES_OF_PARAMETER = 18
-"""In bfloat16: weights, gradients, float32 copies and moments."""
-SHARED_BYTES = 12
-"""Of these, what `sharding: zero2` leaves on one of its ranks only."""
-ACTIVATIONS = 0.35
-"""Share of the device for activations, logits and what torch and NCCL keep."""
-ENCODER = "vit-h"
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """What is trained on each device."""
-
-    preset: str
-    layers: int
-    encoder: str = ENCODER
-    seq_len: int = 4096
-    sequences: int = 8
-    """Of a step and device."""
-    max_patches: int = 1024
-
-    @property
-    def parameters(self) -> int:
-        """Of both modules, without embeddings of tokens: two for each two operations of a row, for all layers."""
-        backbone, encoder = MODELS["backbone"][self.preset], MODELS["encoder"][self.encoder]
-        return self.layers * _block(backbone, gated=True) + encoder.layers * _block(encoder, gated=False)
-
-    def bytes_on(self, devices: int) -> int:
-        """On each of so many, parameters and all that belongs to them."""
-        shared = SHARED_BYTES - SHARED_BYTES // devices
-        return self.parameters * (BYTES_OF_PARAMETER - shared)
-
-    def __str__(self) -> str:
-        return f"{self.preset} with {self.layers} layers and {self.encoder}, {self.parameters / 1e9:.2f}B parameters"
-
-
-SIZES = tuple(Size(*pair) for pair in (("llama3-13b", 40), ("llama3-7b", 32), ("llama3-7b", 16), ("llama3-7b", 8)))
-"""The largest first."""
-SMALL = Size("tiny", 4, "tiny", seq_len=256, sequences=4, max_patches=64)
-
-
-def _block(size: ModelSize, *, gated: bool) -> int:
-    keys = size.width // size.heads * size.groups
-    return 2 * size.width * (size.width + keys) + (3 if gated else 2) * size.width * size.mlp_width
-
-
-def fitting(room_bytes: int, devices: int) -> Size | None:
-    """The largest size whose parameters leave room for activations."""
-    return next((s for s in SIZES if s.bytes_on(devices) <= (1 - ACTIVATIONS) * room_bytes), None)
-
-
-def job(size: Size, devices: int, steps: int) -> dict[str, Any]:
-    """Both modules on all devices. The encoder keeps the images of a whole step at once, the backbone a microbatch."""
-    return {
-        "stream": {
-            "datasets": [{"name": "pairs"}],
-            "tokenizer": {"name": "bytes"},
-            "sizing": {"patch": 14, "merge": 2, "max_patches": size.max_patches},
-            "seq_len": size.seq_len,
-            "global_batch": size.sequences * devices,
-        },
-        "execution": {
-            "modules": [
-                {"name": "vision", "kind": "encoder", "dp": devices, "recompute": True},
-                {"name": "llm", "kind": "backbone", "dp": devices},
-            ],
-            "layout": {"kind": "colocated"},
-            "end": {"steps": steps},
-        },
-    }
-
-
-def flags(size: Size, folder: Path, address: str, *, small: bool) -> list[Any]:
-    """Of `trainclient train`."""
-    shared = [
-        "--job",
-        folder / "job.yaml",
-        "--servers",
-        address,
-        "--metrics",
-        folder / "metrics.jsonl",
-        "--no-progress",
-    ]
-    shared += ["--encoder.preset", size.encoder, "--backbone.preset", size.preset, "--backbone.layers", size.layers]
-    if small:
-        return [*shared, "--device", "cpu", "--peak-tflops", 1, "--threads", 1]
-    sharded = ["--encoder.sharding", "zero2", "--backbone.sharding", "zero2"]
-    return [*shared, *sharded, "--device", "cuda", "--dtype", "bfloat16", "--compile"]
-
-
-def make_shards(folder: Path, samples: int) -> Path:
-    """Shards of so many image-text pairs, below `folder`."""
-    shards = folder / "shards"
-    with Processes(folder) as processes:
-        make = [sys.executable, HERE / "make_demo_shards.py", shards, "--samples", samples, "--shards", 8]
-        processes.run([processes.start("making shards", make)], print)
-        processes.run([processes.start("indexing", [BIN / "dataserver", "index", shards])], print)
-    return shards
 
 
 def train(folder: Path, size: Size, devices: int, steps: int, shards: Path, *, small: bool) -> list[dict[str, Any]]:
     """The metrics of all steps."""
-    with Processes(folder) as processes:
-        serve = [BIN / "dataserver", "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}"]
-        servers = [processes.start(f"server {n}", serve) for n in (1, 2)]
-        address = ",".join(processes.address(server) for server in servers)
-        (folder / "job.yaml").write_text(yaml.safe_dump(job(size, devices, steps)))
-        command = [BIN / "trainclient", "train", *flags(size, folder, address, small=small)]
+    described, metrics = folder / "job.yaml", folder / "metrics.jsonl"
+    described.write_text(yaml.safe_dump(job(size, devices, steps)))
+    with servers(folder, shards) as address, Processes(folder) as processes:
+        options = flags(size, described, address, metrics, small=small)
+        command = [sys.executable, "-m", "trainclient", "train", *options]
         processes.run([processes.start("training", command)], print)
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in metrics.read_text().splitlines()]
 
 
 def rival_waits(shards: Path, images: int, busy_s: float, steps: int) -> list[float]:

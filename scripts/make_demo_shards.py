@@ -9,6 +9,9 @@ import hashlib
 import io
 import json
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +95,16 @@ def make_sample(
     return image, row
 
 
-def write_shard(folder: Path, shard: int, count: int, seed: int, photographs: list[Image.Image], median: int) -> None:
+@cache
+def read_photographs() -> list[Image.Image]:
+    """All of them, once in each process."""
+    source = Path(skimage.__file__).parent / "data"
+    return [Image.open(source / name).convert("RGB") for name in PHOTOGRAPHS]
+
+
+def write_shard(folder: Path, shard: int, count: int, seed: int, median: int) -> None:
     """One tar, its parquet and its statistics, as img2dataset writes them."""
+    photographs = read_photographs()
     rng = np.random.default_rng((seed, shard))
     rows = []
     with webdataset.TarWriter(str(folder / f"{shard:05d}.tar"), mtime=0) as tar:
@@ -108,16 +119,26 @@ def write_shard(folder: Path, shard: int, count: int, seed: int, photographs: li
 
 
 def make_shards(
-    folder: Path, num_samples: int = 600, num_shards: int = 6, seed: int = 0, median: int = MEDIAN_WIDTH
+    folder: Path,
+    num_samples: int = 600,
+    num_shards: int = 6,
+    seed: int = 0,
+    median: int = MEDIAN_WIDTH,
+    workers: int = 1,
 ) -> Path:
     """Write `num_samples` over `num_shards` shards below `folder`, of images with that median width in pixels."""
-    source = Path(skimage.__file__).parent / "data"
-    photographs = [Image.open(source / name).convert("RGB") for name in PHOTOGRAPHS]
     folder.mkdir(parents=True, exist_ok=True)
-    for shard in range(num_shards):
-        print(f"shard {shard + 1} of {num_shards}", flush=True)
-        count = num_samples // num_shards + (shard < num_samples % num_shards)
-        write_shard(folder, shard, count, seed, photographs, median)
+    counts = [num_samples // num_shards + (shard < num_samples % num_shards) for shard in range(num_shards)]
+    if workers == 1:
+        for shard, count in enumerate(counts):
+            print(f"shard {shard + 1} of {num_shards}", flush=True)
+            write_shard(folder, shard, count, seed, median)
+        return folder
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        made = [pool.submit(write_shard, folder, shard, count, seed, median) for shard, count in enumerate(counts)]
+        for shard, future in enumerate(made):
+            future.result()
+            print(f"shard {shard + 1} of {num_shards}", flush=True)
     return folder
 
 
@@ -129,9 +150,10 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--median", type=int, default=MEDIAN_WIDTH, help="width of an image in pixels (default 512)")
-    arguments = parser.parse_args()
-    make_shards(arguments.folder, arguments.samples, arguments.shards, arguments.seed, arguments.median)
-    print(f"{arguments.samples} samples in {arguments.shards} shards below {arguments.folder}")
+    parser.add_argument("--workers", type=int, default=1, help="processes that make them (default 1)")
+    given = parser.parse_args()
+    make_shards(given.folder, given.samples, given.shards, given.seed, given.median, given.workers)
+    print(f"{given.samples} samples in {given.shards} shards below {given.folder}")
 
 
 if __name__ == "__main__":

@@ -5,18 +5,26 @@ another NCCL_HOSTID: transfers then go through sockets of the loopback interface
 which they would run between machines. What that takes says nothing of a cluster.
 """
 
+import os
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import torch
-from training.runs import TIMEOUT_S, variables
+from training.runs import variables
 
+PATIENCE_S = float(os.environ.get("DISTTRAIN_CASE_S", "240"))
+"""Processes that share a GPU take turns, so a run takes minutes there; `scripts/gpu_check` has less time."""
 OPTIONS = ("--device", "cuda", "--timeout-s", "60")
 """A process that waits too long for another says what each of them was doing."""
+STACKS_S = 5.0
+"""For a process to write all its stacks."""
+SHOWN = 5000
+"""Characters of the end of each log."""
 
 
 def train_over_nccl(command: Sequence[str], world_size: int, logs: Path) -> None:
@@ -27,22 +35,47 @@ def train_over_nccl(command: Sequence[str], world_size: int, logs: Path) -> None
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    run_all([*command, *OPTIONS], [_place(rank, world_size, port) for rank in range(world_size)], logs, PATIENCE_S)
+
+
+def run_all(command: Sequence[str], places: Sequence[Mapping[str, str]], logs: Path, patience_s: float) -> None:
+    """Run a command in a process for each place, which are variables of their own.
+
+    Raises:
+        AssertionError: a process failed, or has not ended in time; with the ends of all logs, which of those that hang
+            begin with the stacks of all their threads.
+    """
     with ExitStack() as stack:
-        files = [logs / f"rank-{rank}.log" for rank in range(world_size)]
+        files = [logs / f"rank-{rank}.log" for rank in range(len(places))]
         ranks = []
-        for rank, file in enumerate(files):
-            log, place = stack.enter_context(file.open("w")), _place(rank, world_size, port)
-            ranks.append(subprocess.Popen([*command, *OPTIONS], stderr=log, env=variables() | place))
+        for file, place in zip(files, places, strict=True):
+            log = stack.enter_context(file.open("w"))
+            environment = variables() | {"PYTHONFAULTHANDLER": "1"} | dict(place)
+            ranks.append(subprocess.Popen(command, stderr=log, env=environment))
             stack.callback(ranks[-1].wait)
             stack.callback(ranks[-1].kill)
-        patience = time.monotonic() + TIMEOUT_S
+        patience = time.monotonic() + patience_s
         for process in ranks:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, patience - time.monotonic()))
-        codes = [process.poll() for process in ranks]  # None of one that hangs
+        codes = [process.poll() for process in ranks]
+        _have_stacks_written([process for process in ranks if process.poll() is None])
     wrong = any(code != 0 for code in codes)
-    told = [f"{file.name}: {code}\n{file.read_text()[-3000:]}" for file, code in zip(files, codes, strict=True)]
+    told = [f"{file.name}: {_how(code)}\n{file.read_text()[-SHOWN:]}" for file, code in zip(files, codes, strict=True)]
     assert not wrong, "\n".join(told)
+
+
+def _have_stacks_written(hanging: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """End processes by the signal at which Python's fault handler writes all stacks into their logs."""
+    for process in hanging:
+        process.send_signal(signal.SIGABRT)
+    for process in hanging:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STACKS_S)
+
+
+def _how(code: int | None) -> str:
+    return "hangs" if code is None else f"exit code {code}"
 
 
 def _place(rank: int, world_size: int, port: int) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -39,28 +40,34 @@ def assert_near(
             assert step[name] == pytest.approx(reference[name], rel=bound), (name, step["step"])
 
 
-@pytest.mark.parametrize(
-    ("degrees", "options"),
-    [
-        (ALONE, ()),
-        (Degrees(1, 2, 2, 1), ()),
-        (Degrees(2, 1, 2, 1, chunks=2), ("--encoder.sharding", "zero2")),
-        (Degrees(1, 2, 1, 1, recompute=("llm",)), ("--backbone.sharding", "zero3")),
-        (Degrees(2, 2, 1, 2, colocated=True), ("--backbone.sharding", "zero3", "--encoder.sharding", "zero2")),
-        (Degrees(1, 1, 1, 1, peers=(1, 2, 2)), ()),
-        (Degrees(1, 1, 2, 1, sp=2), ()),
-        (Degrees(1, 2, 1, 1, group=2), ()),
-        (Degrees(1, 2, 1, 1, frozen=("vit",)), ()),
-    ],
-    ids=str,
-)
+CASES = {
+    "pipeline": (Degrees(1, 1, 1, 1), ()),
+    "alone": (ALONE, ()),
+    "stages": (Degrees(1, 2, 2, 1), ()),
+    "interleaved-zero2": (Degrees(2, 1, 2, 1, chunks=2), ("--encoder.sharding", "zero2")),
+    "recomputed-zero3": (Degrees(1, 2, 1, 1, recompute=("llm",)), ("--backbone.sharding", "zero3")),
+    "colocated-zero3": (
+        Degrees(2, 2, 1, 2, colocated=True),
+        ("--backbone.sharding", "zero3", "--encoder.sharding", "zero2"),
+    ),
+    "tensor-parallel": (Degrees(1, 1, 1, 1, peers=(1, 2, 2)), ()),
+    "sequence-parallel": (Degrees(1, 1, 2, 1, sp=2), ()),
+    "groups": (Degrees(1, 2, 1, 1, group=2), ()),
+    "frozen": (Degrees(1, 2, 1, 1, frozen=("vit",)), ()),
+}
+"""By names that `scripts/gpu_check` calls; one pipeline alone comes first."""
+
+
+@pytest.mark.parametrize(("degrees", "options"), CASES.values(), ids=CASES)
 def test_a_gpu_takes_the_steps_of_a_cpu(
     fleet: Fleet, tmp_path: Path, degrees: Degrees, options: tuple[str, ...]
 ) -> None:
     here, there = Run(fleet.address, tmp_path / "cpu"), Run(fleet.address, tmp_path / "gpu")
-    code, errors = here.train(degrees, "--device", "cpu", "--steps", str(STEPS), *options)
+    with ThreadPoolExecutor(1) as beside:
+        reference = beside.submit(here.train, degrees, "--device", "cpu", "--steps", str(STEPS), *options)
+        train_over_nccl(there.command(degrees, "--steps", str(STEPS), *options), degrees.world_size, there.folder)
+        code, errors = reference.result()
     assert code == 0, errors
-    train_over_nccl(there.command(degrees, "--steps", str(STEPS), *options), degrees.world_size, there.folder)
     assert_near(there, here, NOISE)
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench_gpu import BYTES_OF_PARAMETER, NOTHING_MEASURED, SIZES, Row, Size, fitting, rows
+from bench_gpu import NOTHING_MEASURED, Row, rows
+from on_gpu.preset import BYTES_OF_PARAMETER, SIZES, Size, fitting
 
 from trainclient.models.backbone import BackboneStage
 from trainclient.models.encoder import ImageEncoder

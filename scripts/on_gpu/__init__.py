@@ -1,0 +1,1 @@
+"""What `scripts/gpu_check` and `scripts/bench_gpu.py` run on a GPU."""
