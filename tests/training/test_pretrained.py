@@ -1,6 +1,7 @@
 """Runs that begin as Hugging Face checkpoints, and modules that are exported as such."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from models.hf.tiny import make_tower, our_backbone, our_encoder, our_logits, ra
 from program.conftest import Fleet
 from program.runtime_cases import Case, Degrees, Pool
 from program.towers import tower_data, tower_job
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from training.runs import TIMEOUT_S, Run
 
 from dataserver.planning.identity import parse_job
@@ -28,6 +29,7 @@ from trainclient.training.config import TrainConfig
 from trainclient.training.models import Models
 
 WIDTH = 32
+ALONE = Degrees(1, 1, 1, 1, colocated=True)
 SPLIT, STAGES = Degrees(1, 2, 1, 1, peers=(2, 2, 1)), Degrees(1, 1, 2, 1)
 
 
@@ -291,3 +293,82 @@ def test_image_towers_are_exported_as_siglip(
     assert all(torch.equal(tensor, expected.state[name]) for name, tensor in found.state.items())
     assert main([*command, "--module", "text"]) == 2
     assert "module text is a tower; encoders, backbones, and image towers with learned" in capsys.readouterr().err
+
+
+def with_fields(folder: Path, **fields: Any) -> Path:
+    """A checkpoint whose config.json says something else."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return folder
+
+
+LINEAR, LONG_WAVES = (
+    {"rope_type": "linear", "factor": 8.0, "rope_theta": 10_000.0},
+    {"rope_type": "llama3", "factor": 8.0, "rope_theta": 10_000.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 32},
+)  # fmt: skip
+
+
+def test_sequences_beyond_the_positions_of_weights(tmp_path: Path) -> None:
+    """A stretch of all wave lengths counts; that of the long ones is counted by max_position_embeddings already."""
+    folder, spec = llama(tmp_path / "l"), job(seq_len=512)
+    backbone = spec.execution.backbone.name
+
+    def positions(**config: Any) -> tuple[int, int]:
+        sizes = models(spec, **config).sizes[backbone]
+        assert isinstance(sizes, BackboneConfig)
+        return sizes.positions, sizes.longest
+
+    refused = (
+        f"the weights {folder} of module llm know 64 positions (max_position_embeddings), and the job's seq_len is 512"
+    )
+    for fields in ({"rope_parameters": None}, {"rope_parameters": LONG_WAVES}):
+        with_fields(folder, max_position_embeddings=64, **fields)
+        with pytest.raises(ValueError, match=re.escape(refused)) as error:
+            positions(backbone={"weights": folder})
+        assert "set `positions` of the module" in str(error.value)
+        assert positions(backbone={"weights": folder, "positions": 600}) == (600, 600)
+    with pytest.raises(ValueError, match=r"know 511 positions .* seq_len is 512"):
+        positions(backbone={"weights": with_fields(folder, max_position_embeddings=511)})
+    with_fields(folder, max_position_embeddings=64, rope_parameters=LINEAR)
+    assert positions(backbone={"weights": folder}) == (64, 512)
+    assert positions(backbone={"weights": folder, "positions": 1025}) == (129, 1032)
+    with pytest.raises(ValueError, match=r"know 504 positions"):
+        positions(backbone={"weights": with_fields(folder, max_position_embeddings=63)})
+    assert positions() == (0, 0)
+    assert positions(backbone={"positions": 4096}) == (4096, 4096)
+
+
+def test_positions_that_cannot_be(tmp_path: Path) -> None:
+    llm, vit = with_fields(llama(tmp_path / "l"), max_position_embeddings=600), siglip(tmp_path / "vit")
+    for config, message in (
+        ({"backbone": {"weights": llm, "positions": 599}}, f"has positions 599, and the weights {llm} know 600; leave"),
+        ({"backbone": {"positions": 100}}, "module llm has positions 100, and the job's seq_len is 512; leave"),
+        ({"modules": {"vit": {"positions": 600}}}, r"modules\.vit gives \['positions'\], which modules of"),
+        ({"modules": {"vit": {"weights": vit, "positions": 600}}}, r"module vit has weights and \['positions'\]"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            models(job(seq_len=512), **config)
+
+
+def test_where_config_json_says_nothing_of_positions_the_default_of_its_family_holds(tmp_path: Path) -> None:
+    folder = with_fields(llama(tmp_path / "l"), max_position_embeddings=None)
+    assert models(job(seq_len=2048), backbone={"weights": folder})
+    with pytest.raises(ValueError, match=r"know 2048 positions"):
+        models(job(seq_len=2056), backbone={"weights": folder})
+
+
+@pytest.mark.slow
+def test_weights_that_are_not_finite_end_a_run_before_its_first_step(fleet: Fleet, tmp_path: Path) -> None:
+    """A launcher reads no weights; the processes that do name file and tensor."""
+    folder = llama(tmp_path / "llm")
+    state = load_file(folder / "model.safetensors")
+    state["model.norm.weight"][7] = float("nan")
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    run = Run(fleet.address, tmp_path / "run")
+    code, errors = run.train(ALONE, "--backbone.weights", str(folder), "--steps", "1")
+    assert code == 2, errors
+    what = "holds model.norm.weight with 1 of 32 values that are not finite, such as nan at [7]"
+    assert f"rank 0: {folder / 'model.safetensors'} {what}" in errors
+    assert "Traceback" not in errors
+    assert not run.checkpoints.exists()

@@ -50,6 +50,9 @@ class BackboneConfig:
     """Whether the outputs of attention have biases."""
     rotary_scaling: RotaryScaling | None = None
     """Of the wave lengths of rotary positions."""
+    positions: int = 0
+    """Tokens of the longest sequence that its weights know, before all wave lengths are stretched alike (as
+    `max_position_embeddings` counts them); 0: not said."""
 
     def __post_init__(self) -> None:
         require_heads("a backbone", self.width, self.heads, self.groups, axes=1, head_dim=self.head_dim)
@@ -58,6 +61,13 @@ class BackboneConfig:
     def size(self) -> ModelSize:
         """What operations and memory depend on."""
         return ModelSize(self.layers, self.width, self.mlp_width, self.heads, self.groups, self.vocab_size)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that its weights know; 0: not said."""
+        scaling = self.rotary_scaling
+        stretched = scaling is not None and not scaling.original_positions
+        return int(self.positions * scaling.factor) if stretched and scaling is not None else self.positions
 
     @property
     def head_size(self) -> int:

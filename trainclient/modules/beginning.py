@@ -47,13 +47,13 @@ def image_tower_beginning(found: EncoderConfig, job: JobSpec, width: int) -> Siz
 def backbone_beginning(found: BackboneConfig, job: JobSpec, width: int) -> BackboneConfig:
     """A backbone without query tokens."""
     del width
-    _require_vocabulary(found, job)
+    _require_reach(found, job)
     return found
 
 
 def text_tower_beginning(found: BackboneConfig, job: JobSpec, width: int) -> Sizes:
     """A text tower, whose projection begins untrained."""
-    _require_vocabulary(found, job)
+    _require_reach(found, job)
     return TextTowerConfig(**sizes_of(found), output_dim=width)
 
 
@@ -62,12 +62,18 @@ def sizes_of(sizes: EncoderConfig | BackboneConfig) -> dict[str, Any]:
     return {field.name: getattr(sizes, field.name) for field in fields(sizes)}
 
 
-def _require_vocabulary(found: BackboneConfig, job: JobSpec) -> None:
+def _require_reach(found: BackboneConfig, job: JobSpec) -> None:
+    """Raise ValueError unless weights know all tokens and all positions that the job has."""
     tokenizer = job.stream.tokenizer
     if found.vocab_size < tokenizer.vocab_size:
         raise ValueError(
             f"know {found.vocab_size} tokens, and the job's tokenizer {tokenizer.name} has {tokenizer.vocab_size}; "
             "give the job the tokenizer of the weights"
+        )
+    if found.longest < job.stream.seq_len:
+        raise ValueError(
+            f"know {found.longest} positions (max_position_embeddings), and the job's seq_len is {job.stream.seq_len}; "
+            "lower seq_len, take weights for longer sequences, or set `positions` of the module: it then learns them"
         )
 
 

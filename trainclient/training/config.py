@@ -116,6 +116,9 @@ class BackboneModel(Options):
     """Attention heads."""
     groups: Size = None
     """Key and value heads."""
+    positions: Annotated[Annotated[int, Field(ge=1, le=2**30)] | None, SAYS_ITSELF] = None
+    """Tokens of the longest sequence that weights are to learn, where the job's seq_len is beyond what they know
+    (max_position_embeddings)."""
     weights: Weights = None
     """Folder of a Hugging Face checkpoint (Llama, Qwen2) that the backbone, or a text tower, begins as, in place of a
     preset."""

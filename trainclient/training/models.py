@@ -197,11 +197,18 @@ def _sizes(config: TrainConfig, job: JobSpec, module: ModuleSpec, width: int) ->
     given = model.model_dump(exclude=set(NOT_SIZES), exclude_none=True)
     loss: dict[str, Any] = {"loss": config.contrastive.loss} if module.makes_features else {}
     if model.weights is not None:
+        positions = given.pop("positions", None)
         if given:
             raise ConfigError(f"module {module.name} has weights and {sorted(given)}; weights bring their own sizes")
-        return replace(pretrained_sizes(model.weights, job, module, width), **loss)
+        return replace(pretrained_sizes(model.weights, job, module, width, positions), **loss)
     sizes = family_of(module).sizes(model.preset, job, width)
     wrong = given.keys() - {f.name for f in fields(sizes)}
     if wrong:
         raise ConfigError(f"modules.{module.name} gives {sorted(wrong)}, which modules of kind {module.kind} lack")
+    positions = given.get("positions", job.stream.seq_len)
+    if positions < job.stream.seq_len:
+        raise ConfigError(
+            f"module {module.name} has positions {positions}, and the job's seq_len is {job.stream.seq_len}; leave "
+            "positions out, or raise it"
+        )
     return replace(sizes, **given, **loss)

@@ -1,6 +1,9 @@
 """Modules that begin as a Hugging Face checkpoint."""
 
+from dataclasses import replace
+from math import ceil
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -11,7 +14,7 @@ from trainclient.modules import WHAT, Sizes, family_of
 from trainclient.training.config import ConfigError
 
 
-def pretrained_sizes(folder: Path, job: JobSpec, module: ModuleSpec, width: int) -> Sizes:
+def pretrained_sizes(folder: Path, job: JobSpec, module: ModuleSpec, width: int, positions: int | None = None) -> Sizes:
     """The sizes of a checkpoint as a module of a job; no weights are read.
 
     Args:
@@ -19,20 +22,36 @@ def pretrained_sizes(folder: Path, job: JobSpec, module: ModuleSpec, width: int)
         job: the module's.
         module: an encoder, a backbone or a tower.
         width: of the backbone, which nobody reads for the backbone itself; of towers, of their features.
+        positions: tokens of the longest sequence that it is to learn, where that is more than the weights know.
 
     Raises:
         ValueError: the checkpoint cannot be read, is of another kind, or does not fit the job.
     """
-    found, beginning = load_pretrained(folder, names=()).config, family_of(module).begins_as
+    found: Any = load_pretrained(folder, names=()).config
+    beginning = family_of(module).begins_as
     if beginning is None or beginning.source is not type(found):
         what, of = WHAT[type(found)], "" if module.modality is None else f" of {module.modality}s"
         raise ConfigError(
             f"the weights {folder} are those of {what}; module {module.name} is of kind {module.kind}{of}"
         )
+    if positions is not None:
+        found = _lengthened(found, positions, folder, module)
     try:
         return beginning.sizes(found, job, width)
     except ValueError as error:
         raise ConfigError(f"the weights {folder} of module {module.name} {error}") from None
+
+
+def _lengthened(found: Any, positions: int, folder: Path, module: ModuleSpec) -> Any:
+    """Sizes of weights that learn further positions."""
+    known = getattr(found, "longest", None)
+    if known is None:
+        raise ConfigError(f"module {module.name} has weights and ['positions']; weights bring their own sizes")
+    if positions < known:
+        raise ConfigError(
+            f"module {module.name} has positions {positions}, and the weights {folder} know {known}; leave it out"
+        )
+    return replace(found, positions=ceil(positions * found.positions / known))
 
 
 def load_pretrained_into(network: nn.Module, folder: Path, module: ModuleSpec) -> None:

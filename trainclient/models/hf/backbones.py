@@ -1,6 +1,6 @@
 """Llama and Qwen2: decoders with RMSNorm, rotary positions, grouped-query attention and SwiGLU."""
 
-from typing import Any
+from typing import Any, Final
 
 from trainclient.models.backbone import BackboneConfig
 from trainclient.models.hf.fields import MAX_LAYERS, Fields
@@ -8,8 +8,10 @@ from trainclient.models.hf.files import PretrainedError
 from trainclient.models.hf.mapping import Entry, Family, linear, table, vector
 from trainclient.models.layers import RotaryScaling
 
+MAX_POSITIONS: Final = 1 << 30
 
-def _read(fields: Fields, *, qkv_bias: bool, output_bias: bool) -> BackboneConfig:
+
+def _read(fields: Fields, *, qkv_bias: bool, output_bias: bool, positions: int) -> BackboneConfig:
     fields.require("hidden_act", "silu", "our MLP is SwiGLU")
     fields.require("attention_dropout", 0, "our attention drops nothing out")
     width, heads = fields.integer("hidden_size", 4096), fields.integer("num_attention_heads", 32)
@@ -32,13 +34,14 @@ def _read(fields: Fields, *, qkv_bias: bool, output_bias: bool) -> BackboneConfi
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         rotary_scaling=scaling,
+        positions=fields.integer("max_position_embeddings", positions, MAX_POSITIONS),
     )
 
 
 def _read_llama(fields: Fields) -> BackboneConfig:
     fields.require("mlp_bias", False, "our MLP has no biases")
     bias = fields.flag("attention_bias", False)
-    return _read(fields, qkv_bias=bias, output_bias=bias)
+    return _read(fields, qkv_bias=bias, output_bias=bias, positions=2048)
 
 
 def _read_qwen2(fields: Fields) -> BackboneConfig:
@@ -46,7 +49,7 @@ def _read_qwen2(fields: Fields) -> BackboneConfig:
     kinds = fields.data.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
         raise fields.refusal("layer_types", "full_attention is required of every layer")
-    return _read(fields, qkv_bias=True, output_bias=False)
+    return _read(fields, qkv_bias=True, output_bias=False, positions=32768)
 
 
 def _rotary(fields: Fields) -> tuple[float, RotaryScaling | None]:
@@ -64,7 +67,7 @@ def _rotary(fields: Fields) -> tuple[float, RotaryScaling | None]:
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     if high <= low:
         raise rope.refusal("high_freq_factor", f"more than low_freq_factor, {low}, is required")
-    original = rope.integer("original_max_position_embeddings", most=1 << 30)
+    original = rope.integer("original_max_position_embeddings", most=MAX_POSITIONS)
     return base, RotaryScaling(rope.number("factor"), original, low, high)
 
 
@@ -81,6 +84,7 @@ def _write(config: BackboneConfig) -> dict[str, Any]:
                 "original_max_position_embeddings": scaling.original_positions,
             }
     return {
+        **({"max_position_embeddings": config.positions} if config.positions else {}),
         "hidden_act": "silu",
         "hidden_size": config.width,
         "intermediate_size": config.mlp_width,

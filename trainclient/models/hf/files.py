@@ -1,6 +1,7 @@
 """The files of a pretrained checkpoint. They come from anywhere: nothing is unpickled, and sizes are checked first."""
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -8,8 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from trainclient.models.hf.damage import not_safetensors, not_the_file, once
 
 MAX_CONFIG_BYTES: Final = 1 << 20
 MAX_INDEX_BYTES: Final = 64 << 20
@@ -32,18 +36,18 @@ def read_json(path: Path, most: int) -> dict[str, Any]:
     """
     try:
         if not path.is_file():
-            raise PretrainedError(f"there is no file {path}; a folder with config.json and safetensors is required")
+            raise PretrainedError(f"{_absent(path)}; a folder with config.json and safetensors is required")
         with path.open("rb") as file:
             text = file.read(most + 1)
         if len(text) > most:
             raise PretrainedError(f"{path} is longer than {most} bytes; no checkpoint needs as much")
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=once)
     except OSError as error:
         raise PretrainedError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         if isinstance(error, PretrainedError):
             raise
-        raise PretrainedError(f"{path} holds no JSON: {error}") from None
+        raise PretrainedError(f"{path} holds no JSON: {not_the_file(path) or error}") from None
     if not isinstance(data, dict):
         raise PretrainedError(f"{path} holds a {type(data).__name__}; an object is required")
     return data
@@ -67,11 +71,16 @@ class TensorFiles:
             self._stack = stack.pop_all()
 
     def _open(self, stack: ExitStack, file: str, names: frozenset[str] | None) -> None:
+        path = self._folder / file
         try:
-            opened = stack.enter_context(safe_open(self._folder / file, framework="pt", device="cpu"))
+            reason = not_safetensors(path)
+            if reason:
+                raise ValueError(reason)
+            opened = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
             there = frozenset(opened.keys())
         except (SafetensorError, OSError, ValueError) as error:
-            raise PretrainedError(f"{self._folder / file} cannot be read as safetensors: {error}") from None
+            said = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise PretrainedError(f"{path} cannot be read as safetensors: {said}") from None
         for name in sorted(there if names is None else names):
             if name not in there:
                 raise PretrainedError(f"{self._folder / INDEX} places {name} in {file}, which does not hold it")
@@ -87,12 +96,8 @@ class TensorFiles:
         """The shape of a tensor, from the header of its file."""
         return tuple(self._places[name][1].get_slice(name).get_shape())
 
-    def read(self, name: str) -> Tensor:
-        """A tensor.
-
-        Raises:
-            PretrainedError: it is not of a floating type.
-        """
+    def require_floating(self, name: str) -> None:
+        """Raise PretrainedError, from the header of its file, unless a tensor is of a floating type."""
         file, opened = self._places[name]
         dtype = opened.get_slice(name).get_dtype()
         if dtype not in _DTYPES:
@@ -100,7 +105,17 @@ class TensorFiles:
                 f"{self._folder / file} holds {name} as {dtype}; one of {', '.join(_DTYPES)} is required: quantized "
                 "weights cannot be trained"
             )
+
+    def read(self, name: str) -> Tensor:
+        """A tensor.
+
+        Raises:
+            PretrainedError: it is not of a floating type, or not finite.
+        """
+        self.require_floating(name)
+        file, opened = self._places[name]
         tensor: Tensor = opened.get_tensor(name)
+        _require_finite(tensor, f"{self._folder / file} holds {name}")
         return tensor
 
     def __enter__(self) -> Self:
@@ -112,11 +127,36 @@ class TensorFiles:
         self._stack.close()
 
 
+def _require_finite(tensor: Tensor, what: str) -> None:
+    """Raise PretrainedError where a tensor has NaN or infinities.
+
+    Both are found in its least and largest value, in the time of a copy; to ask of each value takes 30 times that.
+    """
+    if tensor.numel() and not all(math.isfinite(float(end)) for end in torch.aminmax(tensor)):
+        odd = ~tensor.isfinite().flatten()
+        first = int(odd.to(torch.uint8).argmax())
+        at = [int(index) for index in torch.unravel_index(torch.tensor(first), tensor.shape)]
+        raise PretrainedError(
+            f"{what} with {int(odd.sum())} of {tensor.numel()} values that are not finite, such as "
+            f"{float(tensor.flatten()[first])} at {at}; take weights that are whole"
+        )
+
+
+def _absent(path: Path) -> str:
+    """That there is no file, and whether a link says that there is one."""
+    if path.is_symlink():
+        return f"{path} is a link to {path.readlink()}, where no file is"
+    return f"there is no file {path}"
+
+
 def _listed(folder: Path) -> Mapping[str, frozenset[str] | None]:
     """The files of a checkpoint with the tensors that each is said to hold; None: all that it holds."""
     if (folder / WEIGHTS).is_file():
         return {WEIGHTS: None}
     if not (folder / INDEX).is_file():
+        for path in (folder / WEIGHTS, folder / INDEX):
+            if path.is_symlink():
+                raise PretrainedError(f"{_absent(path)}; download it again, or mend the link")
         pickled = sorted(path.name for path in folder.glob("*.bin"))[:3] if folder.is_dir() else []
         if pickled:
             raise PretrainedError(
@@ -140,4 +180,10 @@ def _listed(folder: Path) -> Mapping[str, frozenset[str] | None]:
         files.setdefault(file, set()).add(name)
     if len(files) > MAX_FILES:
         raise PretrainedError(f"{folder / INDEX} names {len(files)} files; at most {MAX_FILES} are read")
+    gone = [file for file in sorted(files) if not (folder / file).is_file()]
+    if gone:
+        raise PretrainedError(
+            f"{folder / INDEX} names {len(files)} files, and {len(gone)} are not there, such as {gone[0]}; download "
+            "them into the same folder"
+        )
     return {file: frozenset(names) for file, names in sorted(files.items())}

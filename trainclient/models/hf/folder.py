@@ -194,6 +194,7 @@ def _parameters(
         if there != shape:
             found = "does not hold" if there is None else f"holds shape {list(there)} for"
             raise PretrainedError(f"{folder} {found} {place}; shape {list(shape)} is required by its config.json")
+        files.require_floating(place)
         places[name] = place
     known = set(places.values())
     unknown = [n for n in files if n.startswith(prefix) and n not in known]
