@@ -7,10 +7,11 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import StagingOptions
 
 from trainclient.checkpoint.folder import Checkpoints, TrainerState
 from trainclient.sharding.parts import dealt_over
+from trainclient.torch_compat import Stager
 
 
 class Saver:
@@ -36,7 +37,7 @@ class Saver:
         options = StagingOptions(
             use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu
         )
-        self._stager = DefaultStager(options) if beside else None
+        self._stager = Stager(options) if beside else None
         choose = partial(torch.cuda.set_device, device) if on_gpu else None  # torch's writer makes streams
         self._pool = ThreadPoolExecutor(1, "checkpoint", choose)
         self._under_way: Future[None] | None = None

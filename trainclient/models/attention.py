@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol, Self, cast
+from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trainclient.models.checks import require_integers, require_shape
+from trainclient.torch_compat import unread_by_compiler, varlen_attention
 
 
 class HeadSharing(Protocol):
@@ -28,6 +29,7 @@ class HeadSharing(Protocol):
         """From all rows of this rank's heads, [num_rows, heads, head_dim], to its rows of all heads."""
 
 
+@unread_by_compiler
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
     """Where the segments of a packed tensor lie. Made once per forward pass, used by every layer."""
@@ -160,9 +162,7 @@ def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, keys: Segments, *, causal: bool
 ) -> Tensor:
     """`packed_attention` as one kernel call, for half-precision tensors on CUDA with rows and keys."""
-    from torch.nn.attention.varlen import varlen_attn  # brings the compiler: a second that a CPU need not pay
-
-    out = varlen_attn(
+    return varlen_attention(
         query,
         key,
         value,
@@ -170,7 +170,5 @@ def flash_attention(
         keys.offsets,
         max(segments.lengths),
         max(keys.lengths),
-        window_size=(-1, 0) if causal else (-1, -1),
-        enable_gqa=query.shape[1] != key.shape[1],
+        causal=causal,
     )
-    return cast(Tensor, out)

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from trainclient.exchange.waiting import Waits
 from trainclient.models.parameters import units
 from trainclient.sharding.waiting import note_waits
+from trainclient.torch_compat import find_tensors_in_dataclasses, reduce_unused_parameters
 
 MAX_GATHERS = 2
 """Units on their way while the next one is begun."""
@@ -58,6 +59,8 @@ class ShardedNetwork:
         self._units = [_shard(unit, mesh, dtype, by_hand) for unit in (*units(network), network)][::-1]
         for unit in () if by_hand else self._units:
             note_waits(unit, mesh.device_type, waits)
+        for module in (*units(network), network):
+            find_tensors_in_dataclasses(module)
         self.shards: dict[str, nn.Parameter] = {
             key: _sharded(parameter) for key, parameter in network.named_parameters()
         }
@@ -106,7 +109,7 @@ def _shard(unit: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, by_hand: bool)
     sharded.set_requires_gradient_sync(not by_hand, recurse=False)
     sharded.set_reshard_after_backward(not by_hand, recurse=False)
     # A microbatch may leave parameters out of one rank's graph and not of another's.
-    sharded.set_reduce_scatter_unused_params(True, recurse=False)
+    reduce_unused_parameters(sharded)
     return sharded
 
 

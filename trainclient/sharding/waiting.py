@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_leaves
 
 from trainclient.exchange.waiting import Waits
+from trainclient.torch_compat import reduce_scatter
 
 
 def note_waits(unit: FSDPModule, device: str, waits: Waits) -> None:
@@ -55,7 +56,4 @@ class _Summing:
     ) -> dist.Work | None:
         """Sum the input over all ranks; the output is this rank's part."""
         with self._waits.waiting():
-            work: dist.Work | None = dist.reduce_scatter_single(
-                output_tensor, input_tensor, group=group, op=op, async_op=async_op
-            )
-        return work
+            return reduce_scatter(output_tensor, input_tensor, group=group, op=op, async_op=async_op)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from trainclient.sharding.parts import local
+from trainclient.torch_compat import reduce_scatter
 
 BUCKET_BYTES = 25 << 20
 """Gradients reduced in one collective: large enough to use the network, small enough to overlap with the copying."""
@@ -104,7 +105,7 @@ def scatter_gradients(
     for bucket in _buckets(gradients.values(), bucket_bytes):
         flat = torch.cat([_rows_of_ranks(gradient, group.size()) for gradient in bucket], dim=1)
         share = flat.new_empty(flat.shape[1])
-        work = dist.reduce_scatter_single(share, flat.view(-1), group=group, async_op=True)
+        work = reduce_scatter(share, flat.view(-1), group=group, async_op=True)
         in_flight.append(([next(names) for _ in bucket], share, work))
         if len(in_flight) > MAX_BUCKETS:
             finish(*in_flight.popleft())

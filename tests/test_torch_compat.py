@@ -1,0 +1,154 @@
+"""What older versions of torch lack, by taking the newer names away, or with stand-ins of their signatures."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, _common_utils
+
+from trainclient import torch_compat
+from trainclient.exchange.waiting import Waits
+from trainclient.models.attention import Segments
+from trainclient.sharding.fsdp import ShardedNetwork
+from trainclient.sharding.parts import local
+from trainclient.torch_compat import Stager, fitted_varlen
+from trainclient.training.gradients import scatter_gradients
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def world() -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_gradients_are_scattered_under_the_old_name(world: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(dist, "reduce_scatter_single", raising=False)
+    gradients = {"w": torch.arange(6.0).view(3, 2)}
+    assert torch.equal(scatter_gradients(gradients, world)["w"], gradients["w"])
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    rows: Tensor
+    note: str | None = None
+
+
+class Network(nn.Module):
+    """Dataclasses in and out, and a layer that only some passes take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+        self.outside, self.idle = nn.Linear(2, 2), nn.Linear(2, 2)
+        for number, parameter in enumerate(self.parameters()):
+            nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number))
+
+    def forward(self, given: Rows, layers: int) -> Rows:
+        rows = given.rows
+        for layer in list(self.layers)[:layers]:
+            rows = layer(rows)
+        return Rows(self.outside(rows))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_shares_of_what_was_left_out_get_zeros(
+    world: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch, layers: int
+) -> None:
+    """Also where passes overlap, for which parameters are gathered again: tensors in dataclasses are found."""
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params", raising=False)
+    monkeypatch.delattr(_common_utils, "collect_grad_tensors", raising=False)
+    plain, network = Network(), Network()
+    mesh = DeviceMesh.from_group(world, "cpu", mesh_dim_names=("dp",))
+    sharded = ShardedNetwork(network, "vit", mesh, torch.float32, Waits(CPU), by_hand=False)
+    for model in (plain, network):
+        given = Rows(torch.ones(3, 2, requires_grad=True))
+        outputs = [model(given, layers).rows.square().sum() for _ in range(2)]
+        for output in outputs:
+            output.backward()
+        assert given.rows.grad is not None
+    for name, parameter in plain.named_parameters():
+        found = sharded.shards[name].grad
+        assert (found is None) == name.startswith("layers.1") * (layers == 1), name  # it was not gathered at all
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        if found is not None:
+            torch.testing.assert_close(local(found), expected)
+
+
+def since_2_12(
+    q: Any, k: Any, v: Any, cu: Any, cu_k: Any, m: int, m_k: int, *, window_size: Any, enable_gqa: bool
+) -> Any:
+    return (q, k, v, cu, cu_k, m, m_k), window_size, enable_gqa
+
+
+def of_2_11(q: Any, k: Any, v: Any, cu: Any, cu_k: Any, m: int, m_k: int, *, window_size: Any = (-1, -1)) -> Any:
+    return (q, k, v, cu, cu_k, m, m_k), window_size, None
+
+
+def of_2_10(q: Any, k: Any, v: Any, cu: Any, cu_k: Any, m: int, m_k: int, is_causal: bool = False) -> Any:
+    raise AssertionError("it cannot be told of windows")
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("window", [(-1, 0), (-1, -1)])
+@pytest.mark.parametrize("function", [since_2_12, of_2_11])
+def test_varlen_attn_is_told_what_it_takes(function: Callable[..., Any], window: tuple[int, int], groups: int) -> None:
+    query, key = torch.zeros(3, 4, 8), torch.zeros(3, groups, 8)
+    offsets = torch.tensor([0, 3])
+    given, found, grouped = fitted_varlen(function)(query, key, key, offsets, offsets, 3, 3, window)
+    assert [id(value) for value in given[:5]] == [id(value) for value in (query, key, key, offsets, offsets)]
+    assert (given[5:], found) == ((3, 3), window)
+    assert grouped is (None if function is of_2_11 else groups == 2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_without_windows_the_kernel_below_is_called(causal: bool) -> None:
+    """On the meta device, which has its contract."""
+    query, key, value = (
+        torch.empty(4, heads, 8, dtype=torch.bfloat16, device="meta", requires_grad=True) for heads in (4, 2, 2)
+    )
+    offsets = torch.empty(3, dtype=torch.int32, device="meta")
+    run = fitted_varlen(of_2_10)
+    out = run(query, key, value, offsets, offsets, 3, 3, (-1, 0) if causal else (-1, -1))
+    assert out.shape == query.shape
+    out.backward(torch.empty_like(out))
+    assert key.grad is not None
+    assert key.grad.shape == key.shape
+
+
+def test_copies_are_taken_again_by_stagers_that_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = DefaultStager.stage
+
+    def closing(self: DefaultStager, *args: Any, **options: Any) -> Any:
+        found = stage(self, *args, **options)
+        self._state_dict_stager.close()
+        return found
+
+    monkeypatch.setattr(DefaultStager, "stage", closing)
+    torch_compat._stagers_last.cache_clear()
+    stager = Stager(StagingOptions(False, False, False, False))
+    tensor = torch.zeros(3)
+    for step in range(3):
+        tensor.fill_(step)
+        copies = stager.stage({"w": tensor})
+        assert torch.equal(copies["w"], tensor)
+        assert copies["w"] is not tensor
+    torch_compat._stagers_last.cache_clear()
+
+
+def test_the_compiler_does_not_read_segments_which_stay_frozen() -> None:
+    from torch._dynamo.utils import is_frozen_dataclass
+
+    segments = Segments.from_offsets("offsets", torch.tensor([0, 2]), 2, CPU)
+    assert not is_frozen_dataclass(segments)
+    with pytest.raises(FrozenInstanceError):
+        segments.lengths = ()  # type: ignore[misc]

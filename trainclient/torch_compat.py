@@ -1,0 +1,189 @@
+"""What older versions of torch have under another name, in another form, or not at all.
+
+Each entry says from which version of torch it can go, once that is the oldest one that `pyproject.toml` admits. What
+the installed torch offers decides, not its version number.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.utils._pytree import register_dataclass, tree_leaves
+
+if TYPE_CHECKING:  # some seconds, which models need not pay
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    from torch.distributed.fsdp import FSDPModule
+
+
+def reduce_scatter(
+    output: Tensor, whole: Tensor, *, group: ProcessGroup, op: Any = dist.ReduceOp.SUM, async_op: bool = False
+) -> dist.Work | None:
+    """`dist.reduce_scatter_single`, which has another name before torch 2.13."""
+    reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return cast(dist.Work | None, reduce(output, whole, op=op, group=group, async_op=async_op))
+
+
+def reduce_unused_parameters(unit: "FSDPModule") -> None:
+    """`unit.set_reduce_scatter_unused_params(True, recurse=False)`, for which torch before 2.13 has nothing.
+
+    There a unit reduces the gradients that it has, and ranks with other ones wait forever: parameters that a backward
+    pass left out get zeros before it does.
+    """
+    if hasattr(unit, "set_reduce_scatter_unused_params"):
+        unit.set_reduce_scatter_unused_params(True, recurse=False)
+        return
+    group = unit._get_fsdp_state()._fsdp_param_group
+    if group is None:  # a unit without parameters
+        return
+    reduce = group.post_backward
+
+    def post_backward(*unused: Any) -> None:
+        for held in group.fsdp_params if group.reduce_grads else ():
+            if not hasattr(held, "_unsharded_param") or held.unsharded_accumulated_grad is not None:
+                continue
+            parameter = held.unsharded_param
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        reduce(*unused)
+
+    group.post_backward = post_backward  # type: ignore[method-assign]
+
+
+def find_tensors_in_dataclasses(unit: nn.Module) -> None:
+    """Have a sharded unit find the tensors in dataclasses that it takes and gives, for whose gradients it gathers.
+
+    Before torch 2.12 it looks into pytrees alone, so dataclasses with tensors that want gradients are made such.
+    """
+    from torch.distributed.fsdp import _common_utils
+
+    if hasattr(_common_utils, "collect_grad_tensors"):
+        return
+    unit.register_forward_pre_hook(lambda _, *given: _register(given), prepend=True, with_kwargs=True)
+    unit.register_forward_hook(lambda _, __, output: _register(output), prepend=True)
+
+
+def _register(found: Any) -> None:
+    for leaf in tree_leaves(found):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            fields = [getattr(leaf, field.name) for field in dataclasses.fields(leaf)]
+            _register(fields)
+            if any(isinstance(value, Tensor) and value.requires_grad for value in tree_leaves(fields)):
+                register_dataclass(type(leaf))
+
+
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    offsets: Tensor,
+    key_offsets: Tensor,
+    longest: int,
+    longest_key: int,
+    *,
+    causal: bool,
+) -> Tensor:
+    """Flash attention of packed segments: [T, heads, head_dim] to [S, groups, head_dim] -> [T, heads, head_dim].
+
+    Args:
+        query: half precision.
+        key: as many groups as divide the heads.
+        value: as `key`.
+        offsets: of the segments of queries, int32 [n + 1].
+        key_offsets: of those of keys, int32 [n + 1].
+        longest: queries of the longest segment.
+        longest_key: keys of the longest segment.
+        causal: whether a row attends to itself and the rows before it alone.
+    """
+    run = _varlen_kernel()
+    window = (-1, 0) if causal else (-1, -1)
+    return run(query, key, value, offsets, key_offsets, longest, longest_key, window)
+
+
+Class = TypeVar("Class", bound=type[Any])
+VarlenKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, tuple[int, int]], Tensor]
+
+
+@functools.cache
+def _varlen_kernel() -> VarlenKernel:
+    try:
+        from torch.nn.attention.varlen import varlen_attn  # brings the compiler: a second that a CPU need not pay
+    except ModuleNotFoundError:  # torch 2.9
+        return _aten_varlen
+    return fitted_varlen(varlen_attn)
+
+
+def fitted_varlen(function: Callable[..., Any]) -> VarlenKernel:
+    """`varlen_attn` of any version of torch, which has taken windows since 2.11, and a flag for groups since 2.12.
+
+    The kernel itself takes groups in every version.
+    """
+    parameters = inspect.signature(function).parameters
+    if "window_size" not in parameters:  # torch 2.10
+        return _aten_varlen
+    flagged = "enable_gqa" in parameters
+
+    def run(query: Tensor, key: Tensor, *rest: Any) -> Tensor:
+        *between, window = rest
+        grouped = {"enable_gqa": query.shape[1] != key.shape[1]} if flagged else {}
+        return cast(Tensor, function(query, key, *between, window_size=window, **grouped))
+
+    return run
+
+
+def _aten_varlen(query: Tensor, key: Tensor, *rest: Any) -> Tensor:
+    """The kernel below `varlen_attn`; goes with torch 2.11."""
+    *between, (left, right) = rest
+    outputs = torch.ops.aten._flash_attention_forward(
+        query, key, *between, 0.0, right == 0, False, window_size_left=left, window_size_right=right
+    )
+    return cast(Tensor, outputs[0])
+
+
+class Stager:
+    """`DefaultStager` that copies more than once; that of torch 2.11 and 2.12 cannot. Goes with torch 2.13."""
+
+    def __init__(self, options: "StagingOptions") -> None:
+        """Copy as the options say."""
+        self._options = options
+        self._stager = _new_stager(options)
+
+    def stage(self, tensors: Mapping[str, Tensor]) -> Any:
+        """Copies of the tensors in host memory, or a future of them, as the options say."""
+        copies = self._stager.stage(dict(tensors))
+        if not _stagers_last():
+            self._stager = _new_stager(self._options)
+        return copies
+
+
+def _new_stager(options: "StagingOptions") -> "DefaultStager":
+    from torch.distributed.checkpoint.staging import DefaultStager
+
+    return DefaultStager(options)
+
+
+@functools.cache
+def _stagers_last() -> bool:
+    from torch.distributed.checkpoint.staging import StagingOptions
+
+    stager = _new_stager(StagingOptions(False, False, False, False))
+    try:
+        for _ in range(2):
+            stager.stage({"": torch.zeros(1)})
+    except KeyError:
+        return False
+    return True
+
+
+def unread_by_compiler(frozen: Class) -> Class:
+    """Let the compiler take the instances of a frozen dataclass as other objects, which it reads as far as code does.
+
+    Before torch 2.12 it reads all fields of frozen ones, and compiles again for other values in them.
+    """
+    frozen.__dataclass_params__.frozen = False
+    return frozen
