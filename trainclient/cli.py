@@ -6,7 +6,6 @@ Torch is loaded where nothing is left to refuse without it.
 import argparse
 import logging
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +13,9 @@ from pathlib import Path
 import tyro
 from pydantic import ValidationError
 
+from dataserver import process
 from trainclient.flags import parse
-from trainclient.report import INTERRUPTED, USER_ERROR, report
+from trainclient.report import USER_ERROR, report
 from trainclient.stream.errors import ClientError
 from trainclient.training.config import Config, TrainConfig, checked, describe, load_config, validated
 from trainclient.training.preparing import prepare
@@ -45,7 +45,13 @@ EXPORT = """Write an encoder or a backbone of a checkpoint as config.json and sa
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an error is one line on stderr and exit code 2 where the user can fix it, otherwise 1."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    return process.with_output(
+        lambda: _main(list(sys.argv[1:] if arguments is None else arguments)),
+        lambda error: report("trainclient", error, USER_ERROR),
+    )
+
+
+def _main(given: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if not given or given[0] in ("-h", "--help"):
         sys.stdout.write(COMMANDS)
@@ -62,22 +68,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return report("trainclient", problem, USER_ERROR)
     try:
         return commands[given[0]](given[1:])
-    except (ValueError, ClientError) as error:
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError, ClientError) as error:
         return report("trainclient", error, USER_ERROR)
-    except KeyboardInterrupt:
-        sys.stderr.write("trainclient: interrupted\n")
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        return process.ended("trainclient", error)
 
 
 def _orchestrate(arguments: Sequence[str]) -> int:
     from trainclient.orchestrate.command import main as orchestrate
 
+    process.imports_are_over()
     return orchestrate(arguments)
 
 
 def _profile(arguments: Sequence[str]) -> int:
     from trainclient.orchestrate.profile_command import main as profile
 
+    process.imports_are_over()
     return profile(arguments)
 
 
@@ -86,12 +95,12 @@ def _train(arguments: Sequence[str]) -> int:
     if "RANK" in os.environ:
         from trainclient.training.worker import run_worker
 
-        _imports_are_over()
+        process.imports_are_over()
         return run_worker(config)
     jobs, topology = prepare(config)
     from trainclient.training.launch import launch
 
-    _imports_are_over()
+    process.imports_are_over()
     return launch(config, jobs, topology, ["train", *arguments])
 
 
@@ -104,15 +113,9 @@ def _memory(arguments: Sequence[str]) -> int:
     from trainclient.training.memory import as_yaml, needs
     from trainclient.training.models import Models
 
-    _imports_are_over()
+    process.imports_are_over()
     sys.stdout.write(as_yaml(needs(Models.of(config, jobs.training.spec), topology, memory_bytes)))
     return 0
-
-
-def _imports_are_over() -> None:
-    """From here on Ctrl-C is an exception, so that commands clean up."""
-    if callable(signal.getsignal(signal.SIGINT)):
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _parse(
@@ -149,7 +152,7 @@ def _parse(
 def _export(arguments: Sequence[str]) -> int:
     from trainclient.checkpoint.export import ExportConfig, export
 
-    _imports_are_over()
+    process.imports_are_over()
     config = parse(
         lambda given: tyro.cli(
             ExportConfig,

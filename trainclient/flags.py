@@ -3,12 +3,9 @@
 import difflib
 import io
 import re
-import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from typing import Any
-
-from trainclient.report import seen_enough
 
 
 def parse(parsed: Callable[[list[str]], Any], arguments: list[str], prog: str) -> Any:
@@ -21,8 +18,6 @@ def parse(parsed: Callable[[list[str]], Any], arguments: list[str], prog: str) -
     try:
         with redirect_stderr(errors):
             return parsed(arguments)
-    except BrokenPipeError:  # of the help
-        sys.exit(seen_enough())
     except SystemExit as end:
         if not end.code:
             raise

@@ -3,19 +3,18 @@
 import gc
 import logging
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
+from dataserver import process
 from dataserver.cli import logs
 
 _log = logging.getLogger(__name__)
 
 DESCRIPTION = "CPU side of a multimodal training job: shards in, balanced steps out over gRPC."
 USER_ERROR = 2
-INTERRUPTED = 130
 
 
 class Command(NamedTuple):
@@ -48,16 +47,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; what the user can put right is one line on stderr and exit code 2."""
-    try:
-        try:
-            return _main(arguments)
-        finally:
-            sys.stdout.flush()  # else Python does it when it ends, and prints a traceback where that is impossible
-    except OSError as error:
-        _forget_output()
-        if isinstance(error, BrokenPipeError):  # whoever read the output, such as `head`, has seen enough
-            return 1
-        return _report(ValueError(f"the output cannot be written ({error.strerror}); send it where there is room"))
+    return process.with_output(lambda: _main(arguments), _report)
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -76,9 +66,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         _say(given[0], command.begins)
     try:
         return _run(given[0], command, given[1:])
-    except KeyboardInterrupt:
-        print("dataserver: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        return process.ended("dataserver", error)
 
 
 def _run(name: str, command: Command, arguments: list[str]) -> int:
@@ -92,8 +81,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     finally:
         gc.freeze()
         gc.enable()
-    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # imports are over: commands clean up
+    process.imports_are_over()
     try:
         ready = parse(function, f"dataserver {name}", arguments)
         _about_compiling(name, command)
@@ -107,11 +95,6 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     except (ValueError, OSError, DataServiceError) as error:
         return _report(error)
     return 0
-
-
-def _forget_output() -> None:
-    """Let what is left of the output go nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _about_compiling(name: str, command: Command) -> None:
@@ -143,7 +126,7 @@ def _usage() -> str:
 
 def _report(error: Exception) -> int:
     _log.debug("failed", exc_info=error)
-    message = " ".join(str(error).split())
+    message = process.in_one_line(error)
     if logs.writes_json():
         _log.error("%s", message)
     else:

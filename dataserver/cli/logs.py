@@ -10,6 +10,8 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Final, Literal
 
+from dataserver.process import escaped
+
 LogFormat = Literal["text", "json"]
 
 _TEXT: Final = logging.Formatter("%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s")
@@ -30,10 +32,10 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "process": record.process,
-            "message": record.getMessage(),
+            "message": escaped(record.getMessage()),
         }
         if record.exc_info:
-            found["exception"] = self.formatException(record.exc_info)
+            found["exception"] = escaped(self.formatException(record.exc_info))
         return json.dumps(found)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from dataserver import process
 from dataserver.cli import logs
 from dataserver.cli.arguments import (
     Address,
@@ -168,9 +169,16 @@ def _announce(address: str, metrics_address: str | None) -> None:
 
 def _print_line(line: str) -> None:
     """Print in one write. Unbuffered (PYTHONUNBUFFERED), `print` writes the end of a line apart, and where output and
-    log go to one file, other processes' lines come between."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    log go to one file, other processes' lines come between.
+
+    Where nobody reads the output any more, it goes to the log: that is no reason not to serve.
+    """
+    try:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        process.drop_output()
+        _log.warning("%s (the output cannot be written: %s)", line, error.strerror)
 
 
 def _supervise(settings: ServerConfig, count: int) -> None:

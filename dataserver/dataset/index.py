@@ -133,7 +133,7 @@ def _open(path: Path) -> Iterator[tuple[Any, Any]]:
 
     try:
         check_regular(path)
-        with pa.memory_map(str(path)) as source:
+        with pa.memory_map(os.fsencode(path)) as source:
             reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False))
             check_schema(reader.schema, META_PREFIX)
             yield source, reader

@@ -1,6 +1,7 @@
 """Indexing one shard: from its members and its sidecar to its index file."""
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import accumulate
@@ -101,7 +102,11 @@ def write_index(
     fields = [pa.field(META_PREFIX + name, meta.schema.field(name).type) for name in meta.column_names]
     schema = pa.schema([*CORE_SCHEMA, *fields], metadata)
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-    with atomic_writer(path) as temp, pa.ipc.new_file(str(temp), schema, options=options) as writer:
+    with (
+        atomic_writer(path) as temp,
+        pa.OSFile(os.fsencode(temp), "w") as file,  # of a text pyarrow makes UTF-8, which not every name is
+        pa.ipc.new_file(file, schema, options=options) as writer,
+    ):
         numeric_path(path).unlink(missing_ok=True)  # of the index before: a build that is killed would leave it
         start = 0
         for batch in batches:

@@ -1,5 +1,6 @@
 """The columns of a shard's parquet: read one after the other, joined with its samples by key, cast to stored types."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,10 +47,11 @@ def parquet_columns(path: Path, keys: Sequence[str], oddities: Oddities) -> dict
     size = path.stat().st_size
     if size > MAX_SIDECAR_BYTES:
         raise ValueError(f"{size} bytes, limit {MAX_SIDECAR_BYTES}")
-    metadata = pq.read_metadata(path)
+    with pa.OSFile(os.fsencode(path)) as source:
+        metadata = pq.read_metadata(source)
     if metadata.num_rows > MAX_SIDECAR_ROWS:
         raise ValueError(f"{metadata.num_rows} rows, limit {MAX_SIDECAR_ROWS}")
-    with pq.ParquetFile(path, metadata=metadata) as file:
+    with pa.OSFile(os.fsencode(path)) as source, pq.ParquetFile(source, metadata=metadata) as file:
         schema = file.schema_arrow
     kinds = {field.name: _target_type(field.type) for field in schema}
     if len(kinds) != len(schema) or kinds.get(KEY) != pa.string():
@@ -59,7 +61,10 @@ def parquet_columns(path: Path, keys: Sequence[str], oddities: Oddities) -> dict
     folded = [name for name, column in stored.items() if column.is_folded]
     columns: dict[str, pa.Array] = {}
     left = MAX_SIDECAR_VALUE_BYTES
-    with pq.ParquetFile(path, metadata=metadata, read_dictionary=folded) as file:
+    with (
+        pa.OSFile(os.fsencode(path)) as source,
+        pq.ParquetFile(source, metadata=metadata, read_dictionary=folded) as file,
+    ):
         known = _unfolded(_read(file, KEY, stored[KEY], left), left)
         rows = pc.index_in(pa.array(keys, pa.string()), value_set=known.cast(pa.string()))
         del known

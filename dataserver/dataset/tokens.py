@@ -6,6 +6,7 @@ written last. It names the tokenizer's digest, the digest of the index columns t
 checksum of the ids: counts of other texts, and ids that are not theirs, count as missing.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,7 +180,8 @@ def _tokenize_shard(shard: ShardFile, header: IndexHeader, tokenizer: TextTokeni
     table = pa.table({"tokens": pa.array(counts, pa.int32())}).replace_schema_metadata(metadata)
     with (
         atomic_writer(shard.tokens_path(tokenizer.digest)) as temp,
-        pa.ipc.new_file(str(temp), table.schema) as writer,
+        pa.OSFile(os.fsencode(temp), "w") as file,
+        pa.ipc.new_file(file, table.schema) as writer,
     ):
         writer.write_table(table)
     return counts

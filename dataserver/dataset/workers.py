@@ -5,9 +5,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from dataserver.dataset.errors import DatasetError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnContext
 
 LOOK_S: Final = 0.25
 """Time between two looks at whether the work is still wanted."""
@@ -32,15 +36,16 @@ def in_processes(
         niceness: by how much the processes give way to others.
 
     Raises:
-        DatasetError: a process died.
+        DatasetError: a process died, or this system has nothing that processes share work by.
         Exception: what `work` or `look` raised; what has not begun is not done then.
     """
     # Most servers never need processes of their own, and all begin sooner without what starts them.
     import multiprocessing
-    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
 
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, context, initializer=_begin, initargs=(niceness,)) as executor:
+    until, wanted = context.Pipe(duplex=False)  # the processes end when it is closed
+    with until, wanted, _pool(context, num_workers, niceness, until) as executor:
         try:
             futures = _submit(executor, work, tasks)
             while futures:
@@ -50,8 +55,23 @@ def in_processes(
                     yield futures.pop(future), future.result()
         except BrokenProcessPool as error:
             raise DatasetError("a worker process died, perhaps for lack of memory; use fewer workers") from error
+        except (KeyboardInterrupt, GeneratorExit):  # nobody waits for what they have begun
+            wanted.close()
+            raise
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _pool(context: "SpawnContext", num_workers: int, niceness: int, until: "Connection[bytes, bytes]") -> Executor:
+    from concurrent.futures.process import ProcessPoolExecutor
+
+    try:
+        return ProcessPoolExecutor(num_workers, context, initializer=_begin, initargs=(niceness, until))
+    except OSError as error:
+        raise DatasetError(
+            f"processes cannot share the work here ({error.strerror}): mount /dev/shm as a folder that this user can "
+            "write to, or use one worker"
+        ) from error
 
 
 def _submit(executor: Executor, work: Callable[[Task], Result], tasks: Sequence[Task]) -> dict[Future[Result], int]:
@@ -63,10 +83,11 @@ def _submit(executor: Executor, work: Callable[[Task], Result], tasks: Sequence[
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin(niceness: int) -> None:
-    """End this worker on Ctrl-C without a traceback, and when its parent dies.
+def _begin(niceness: int, until: "Connection[bytes, bytes]") -> None:
+    """End this worker on Ctrl-C without a traceback, when its parent dies, and when the other end of `until` is closed.
 
-    Without the second a worker whose parent was killed would wait for ever: it holds both ends of the pool's queue.
+    Without that a worker whose parent was killed would wait for ever: it holds both ends of the pool's queue. And one
+    whose parent is told to end by a signal would end its task first, which may be a shard of many gigabytes.
     """
     import multiprocessing
 
@@ -75,11 +96,11 @@ def _begin(niceness: int) -> None:
     os.nice(niceness)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_exit_after, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_exit_after, args=([parent.sentinel, until],), daemon=True).start()
 
 
-def _exit_after(sentinel: int) -> None:
+def _exit_after(any_of: "list[int | Connection[bytes, bytes]]") -> None:
     import multiprocessing.connection
 
-    multiprocessing.connection.wait([sentinel])
+    multiprocessing.connection.wait(any_of)
     os._exit(1)

@@ -1,5 +1,6 @@
 """The parent of several processes that serve one address: starts them, starts them again, and ends them together."""
 
+import json
 import logging
 import signal
 import subprocess
@@ -117,7 +118,7 @@ class Supervisor:
         assert process.stdin is not None
         try:
             with process.stdin as stdin:
-                stdin.write(config.model_dump_json())
+                stdin.write(json.dumps(config.model_dump(mode="json")))  # of any path, also of none that is UTF-8
         except BrokenPipeError:
             _log.debug("worker %d ended before it was told what to serve", number)
         return process

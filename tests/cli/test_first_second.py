@@ -76,7 +76,7 @@ MOMENTS = {
 SITE = """import atexit, os, signal, sys
 
 def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), {number})
 
 def importing(name):
     class Finder:
@@ -90,7 +90,13 @@ def importing(name):
 """
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    ("moment", "number", "status", "words"),
+    [
+        *((moment, signal.SIGINT, 130, "interrupted") for moment in MOMENTS),
+        ("while it imports the command", signal.SIGTERM, 143, "stopped by SIGTERM"),
+    ],
+)
 @pytest.mark.parametrize(
     ("program", "name", "imports"),
     [
@@ -98,19 +104,21 @@ def importing(name):
         ("trainclient", "export", "trainclient.checkpoint.export"),
     ],
 )
-def test_ctrl_c_ends_in_one_line_at_either_end_of_a_command(
-    program: str, name: str, imports: str, moment: str, tmp_path: Path
+def test_a_signal_ends_in_one_line_at_either_end_of_a_command(
+    program: str, name: str, imports: str, moment: str, number: int, status: int, words: str, tmp_path: Path
 ) -> None:
     """The process interrupts itself, so that it is neither sooner nor later."""
     line = [sys.executable, "-m", program, name, "--no-such-flag"]
-    (tmp_path / "sitecustomize.py").write_text(SITE + MOMENTS[moment].format(program=program, command=imports))
+    (tmp_path / "sitecustomize.py").write_text(
+        SITE.replace("{number}", str(int(number))) + MOMENTS[moment].format(program=program, command=imports)
+    )
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", ""), str(ROOT), str(ROOT / "protos")])
     environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=120, check=False)
-    assert done.stderr.endswith(f"{program}: interrupted\n"), done.stderr
+    assert done.stderr.endswith(f"{program}: {words}\n"), done.stderr
     assert "Traceback" not in done.stderr
-    assert done.stderr.count("interrupted") == 1
-    assert done.returncode == 130
+    assert done.stderr.count(words) == 1
+    assert done.returncode == status
 
 
 def test_what_is_mistyped_is_named_with_what_is_nearest() -> None:

@@ -35,6 +35,11 @@ class Run:
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 
+    @property
+    def temporary(self) -> Path:
+        """The temporary folder of runs to their end."""
+        return self.folder / "temporary"
+
     def command(self, degrees: Degrees, *options: str, stream: dict[str, Any] | None = None) -> list[str]:
         """The command line of a run in float64 that saves every step."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +59,8 @@ class Run:
     def train(self, degrees: Degrees, *options: str, stream: dict[str, Any] | None = None) -> tuple[int, str]:
         """Run to the end; exit code and stderr. The launcher is forked, its ranks are as users have them."""
         words = self.command(degrees, *options, stream=stream)[2:]
-        done = run_forked(words, self.folder, variables(), TIMEOUT_S)
+        self.temporary.mkdir(exist_ok=True)
+        done = run_forked(words, self.folder, variables() | {"TMPDIR": str(self.temporary)}, TIMEOUT_S)
         return done.returncode, done.stderr
 
     def metrics(self) -> list[dict[str, Any]]:

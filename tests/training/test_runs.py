@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from itertools import pairwise
@@ -21,7 +22,7 @@ from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
 from faults.disk import missing, small_disk
 from program.conftest import Fleet
 from program.runtime_cases import Degrees, job_data
-from training.runs import TIMEOUT_S, Run, descendants, kill_tree, read_until, stored
+from training.runs import TIMEOUT_S, Run, descendants, kill_tree, read_until, stored, variables
 
 from dataserver.planning.simulation import OperationKind
 from trainclient.checkpoint.folder import read_state
@@ -70,6 +71,20 @@ def test_metrics_say_what_was_computed(undisturbed: Run) -> None:
         assert m["images_per_second"] == pytest.approx(m["images"] / m["seconds"])
         assert m["mfu_percent"] == pytest.approx(100 * m["flops"] / m["seconds"] / (0.01e12 * FIRST.world_size))
         assert m["flops"] > m["tokens"] > 0
+
+
+def test_a_run_needs_no_temporary_folder(undisturbed: Run) -> None:
+    """Where it makes nothing there, it can do without one; and nothing is left behind."""
+    assert list(undisturbed.temporary.iterdir()) == []
+
+
+def test_a_run_with_all_descriptors_closed(fleet: Fleet, tmp_path: Path) -> None:
+    """It trains, as files and sockets that it opens get other numbers; a refusal is its exit status alone."""
+    run = Run(fleet.address, tmp_path)
+    for options, code in ((("--steps", "1"), 0), (("--steps", "0"), 2)):
+        line = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *run.command(ALONE, *options)]
+        assert subprocess.run(line, env=variables(), timeout=TIMEOUT_S, check=False).returncode == code
+    assert len(run.metrics()) == 1
 
 
 def test_every_second_step_is_evaluated(undisturbed: Run) -> None:

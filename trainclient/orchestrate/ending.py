@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 
-from trainclient.report import USER_ERROR, report, seen_enough
+from trainclient.report import USER_ERROR, report
 
 
 def ended(run: Callable[[], None]) -> int:
-    """Run a command and give its exit code; what the user can put right is one line on stderr."""
+    """Run a command and give its exit code; what the user can put right is one line on stderr.
+
+    Raises:
+        BrokenPipeError: nobody reads its output any more.
+    """
     try:
         run()
     except BrokenPipeError:
-        return seen_enough()
+        raise
     except (ValueError, OSError) as error:
         return report("trainclient", error, USER_ERROR)
     return 0

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 import psutil
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -51,6 +51,9 @@ def launch(config: TrainConfig, jobs: Jobs, topology: Topology, arguments: Seque
         local_addr=LOOPBACK,
         max_restarts=0,
         monitor_interval=MONITOR_INTERVAL_S,
+        logs_specs=DefaultLogsSpecs(
+            os.devnull
+        ),  # else it makes a folder of logs in the temp folder, and leaves it there
     )
     try:
         elastic_launch(settings, sys.executable)("-m", "trainclient", *arguments)
