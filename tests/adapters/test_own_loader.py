@@ -118,6 +118,19 @@ def test_loaders_that_would_be_shared_out_once_more(kind: str, dispatch: bool) -
         prepare_data_loader(loader, **options)
 
 
+def test_how_many_batches_there_are_is_not_asked_for() -> None:
+    """By whom torch's loader is asked; what only wonders gets no answer."""
+    planner = LoaderPlanner(scattered_sizes(100), own_job(2, {"steps": 1}))
+    batches, found = PlannedBatches(planner, 0, 2), PlannedSamples(planner, 0, 2)
+    for loader in (DataLoader(Own(100), batch_sampler=batches), DataLoader(Own(100), sampler=found, batch_size=1)):
+        with pytest.raises(TypeError, match=r"known step by step.*count the steps \(planner\.num_steps\)"):
+            len(loader)
+        assert list(loader)
+    assert batches
+    assert found
+    assert list(chain.from_iterable(batches)) == list(found)
+
+
 def test_batches_are_balanced() -> None:
     """Tokens of each rank in a step, largest over mean, beside samples dealt out in turn."""
     sizes = scattered_sizes(2000)

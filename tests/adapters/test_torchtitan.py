@@ -166,3 +166,18 @@ def test_a_state_goes_on_behind_its_step(server: str, adapter: ModuleType) -> No
     served.load_state_dict(state)
     assert torch.equal(next(iter(served))[1], rest)
     served.close()
+
+
+def test_a_step_that_was_cut_short_begins_anew(server: str, adapter: ModuleType) -> None:
+    """Where a loop asks for the batches again after an exception; behind a whole step the next one comes."""
+    served = loader(adapter, server, one_pass(1), most=10)
+    batches = iter(served)
+    first = [next(batches)[1] for _ in range(10)]
+    second = [next(batches)[1] for _ in range(3)]
+    assert [torch.equal(label, expected) for (_, label), expected in zip(served, second, strict=False)] == [True] * 3
+    assert not torch.equal(first[0], second[0])
+    batches = iter(served)
+    again = [next(batches)[1] for _ in range(10)]
+    assert torch.equal(again[0], second[0])
+    assert not torch.equal(next(iter(served))[1], second[0])
+    served.close()

@@ -1,5 +1,6 @@
 """Ranks that run all modules themselves: every sample once, with its own images."""
 
+import multiprocessing
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from accelerate import Accelerator
-from accelerate.data_loader import prepare_data_loader
+from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from adapters.conftest import BROKEN
 from adapters.whole_jobs import mixed_job, whole_job
 from torch.utils.data import DataLoader, DistributedSampler
@@ -136,6 +137,34 @@ def test_a_loop_that_leaves_microbatches_out(server: str, read: int) -> None:
             list(steps)
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_step_that_was_not_read_to_its_end_begins_anew(server: str, count: int) -> None:
+    """As after an exception in the loop; also where one view is ahead of the other."""
+    with WholeRankStream(server, whole_job(1, {"steps": 3}), rank=0, world_size=1) as stream:
+        steps = iter(stream)
+        whole = samples(list(next(steps).microbatches))
+        microbatches = next(steps).microbatches
+        cut = [next(microbatches) for _ in range(count)]
+        next(stream._backbone)
+        again = {step.number: list(step.microbatches) for step in stream}
+        assert list(again) == [1, 2]
+        assert [m.backbone.microbatch for m in again[1]] == list(range(len(again[1])))
+        assert samples(cut) < samples(again[1])
+        assert not samples(again[1]) & whole
+
+
+def test_a_loop_that_was_left_in_the_last_microbatch_has_to_say_where_it_stands(server: str) -> None:
+    with WholeRankStream(server, whole_job(1, {"steps": 3}), rank=0, world_size=1) as stream:
+        for step in stream:
+            if any(m.backbone.last_of_step for m in step.microbatches):
+                break
+        with pytest.raises(ValueError, match=r"last microbatch of step 0.*stream\.go_to\(0\) if not, stream.go_to\(1"):
+            next(iter(stream))
+        for number in (0, 1):
+            stream.go_to(number)
+            assert next(iter(stream)).number == number
+
+
 LOADERS: dict[str, Callable[[Any], Any]] = {
     "plain": lambda stream: DataLoader(stream, batch_size=None),
     "accelerate": lambda stream: Accelerator().prepare(DataLoader(stream, batch_size=None)),
@@ -168,6 +197,24 @@ def test_accelerate_takes_the_stream_as_it_is_and_keeps_its_state(server: str, t
     with stream:
         accelerator.load_state(str(tmp_path))
         assert [step.number for step in stream if list(step.microbatches)] == [1, 2]
+
+
+def test_batches_are_not_skipped_once_more(server: str) -> None:
+    """accelerate's `skip_first_batches` looks for a data set, as others do that expect none."""
+    with WholeRankStream(server, whole_job(1, {"steps": 1}), rank=0, world_size=1) as stream:
+        assert not hasattr(stream, "dataset")
+        with pytest.raises(ValueError, match=r"what was trained is in its own state.*leave skip_first_batches out"):
+            skip_first_batches(stream, 2)
+
+
+def test_an_open_stream_is_sent_nowhere(server: str) -> None:
+    """As to a process that is spawned."""
+    with WholeRankStream(server, whole_job(1, {"steps": 1}), rank=0, world_size=1) as stream:
+        for opened in (stream, stream._backbone):
+            process = multiprocessing.get_context("spawn").Process(target=print, args=(opened,))
+            with pytest.raises(ValueError, match=r"belongs to the process that opened it: open one there"):
+                process.start()
+        assert len(list(next(iter(stream)).microbatches)) == 9
 
 
 def test_another_process_or_rank_than_the_streams(server: str, monkeypatch: pytest.MonkeyPatch) -> None:

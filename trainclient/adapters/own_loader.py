@@ -41,6 +41,10 @@ _TOKENIZER: Final = {
     **{token: number for number, token in enumerate(SPECIAL_TOKENS)},
 }  # fmt: skip
 """Counts are all that is known of the tokens; a job needs the rest."""
+NO_LENGTH: Final = (
+    "how many microbatches there are is known step by step, since steps have unequal numbers of them: count the steps "
+    "(planner.num_steps), or planner.plan(step).num_microbatches of each"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +216,13 @@ class PlannedBatches:
         for step in range(self.start_step, self.planner.num_steps):
             yield from self.planner.batches(step, self.rank)
 
+    def __len__(self) -> int:
+        """Asked for by `len(loader)`; refused with TypeError, which torch and progress bars take for no length."""
+        raise TypeError(NO_LENGTH)
+
+    def __bool__(self) -> bool:
+        return True
+
     @property
     def sampler(self) -> Any:
         """Asked for by accelerate's prepare(), which would share batches out once more; refused with ValueError."""
@@ -232,6 +243,13 @@ class PlannedSamples:
     def __iter__(self) -> Iterator[int]:
         """From `start_step` to the end of the job."""
         return chain.from_iterable(self.batches)
+
+    def __len__(self) -> int:
+        """As of `PlannedBatches`."""
+        return len(self.batches)
+
+    def __bool__(self) -> bool:
+        return True
 
     @property
     def generator(self) -> Any:

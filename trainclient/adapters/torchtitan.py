@@ -93,6 +93,7 @@ class ServedDataLoader(BaseDataLoader):
             ValueError: a step has more of them than `batches_per_step`, and see `WholeRankStream`.
         """
         most = self._config.batches_per_step
+        self._stream.go_to(self._stream.step)  # a step that an exception has cut short begins anew
         for step in self._stream:
             if step.num_microbatches > most:
                 raise ValueError(

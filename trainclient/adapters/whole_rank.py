@@ -18,7 +18,7 @@ from dataserver.planning.identity import Job
 from dataserver.planning.job import Execution
 from dataserver.planning.jobspec import ModuleKind, ModuleSpec
 from dataserver.planning.plan import Routing
-from trainclient.stream.client import ArrayClient
+from trainclient.stream.client import SENT_ELSEWHERE, ArrayClient
 from trainclient.stream.errors import PlanMismatchError
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.jobs import JobSource, resolve_job
@@ -27,6 +27,10 @@ from trainclient.stream.microbatch import Array, Microbatch
 IGNORED_LABEL = -100
 GREY: Final = 128
 """Of all values of an image that stands for missing ones."""
+
+
+class NoDatasetError(ValueError, AttributeError):
+    """Something looked for a data set in a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class Step:
     Neither a dataclass nor a sequence: trainers walk through those, to move what is in them, and would read them empty.
     """
 
-    __slots__ = ("_num_read", "_rest", "num_microbatches", "number", "text_tokens")
+    __slots__ = ("_ended", "_num_read", "_rest", "num_microbatches", "number", "text_tokens")
 
     def __init__(self, first: WholeMicrobatch, rest: Iterator[WholeMicrobatch]) -> None:
         self.number = first.backbone.step
@@ -99,6 +103,7 @@ class Step:
         """Denominator of the text loss: target tokens of all ranks."""
         self._rest = chain((first,), rest)
         self._num_read = 0
+        self._ended = False
 
     @property
     def microbatches(self) -> Iterator[WholeMicrobatch]:
@@ -106,10 +111,21 @@ class Step:
         for microbatch in self._rest:
             self._num_read += 1
             yield microbatch
+        self._ended = True
+
+    @property
+    def was_read(self) -> bool:
+        """Whether all of its microbatches were handed out."""
+        return self._num_read == self.num_microbatches
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether who reads it has asked for another one behind the last, and so is done with that one."""
+        return self._ended
 
     def require_read(self) -> None:
         """Raise ValueError if some of its microbatches were not read: what comes next would leave them out."""
-        if self._num_read < self.num_microbatches:
+        if not self.was_read:
             raise ValueError(
                 f"{self._num_read} of the {self.num_microbatches} microbatches of step {self.number} were read when "
                 "the next step was asked for, so that samples would be lost: the loop reads ahead, or shares steps out "
@@ -143,6 +159,8 @@ class WholeRankStream:
         encoder = _checked_encoder(execution, rank, world_size)
         self.encoder, self.rank, self.world_size = encoder, rank, world_size
         self._process = os.getpid()
+        self._given: Step | None = None
+        """The step that was handed out last, until the stream is set to another one."""
 
         def client(module: ModuleSpec) -> ArrayClient:
             return ArrayClient(addresses, self.job.spec, module.name, rank, **options)
@@ -170,11 +188,11 @@ class WholeRankStream:
         return sum(client.wait_s for client in self._clients)
 
     def __iter__(self) -> Iterator[Step]:
-        """The steps that are left.
+        """The steps that are left. A step that was not read to its end, as after an exception, begins anew.
 
         Raises:
-            ValueError: the last step was not read to its end, or this is another process than that which opened the
-                stream.
+            ValueError: the next step is asked for, or `iter` is called again, and of the last one only the loop knows
+                whether it was trained; or this is another process than that which opened the stream.
             ClientError: no server can go on, or servers disagree.
         """
         if os.getpid() != self._process:
@@ -182,11 +200,24 @@ class WholeRankStream:
                 f"the stream was opened in process {self._process} and is read in {os.getpid()}: read it where it was "
                 "opened, without a DataLoader around it, or with num_workers=0 (it reads ahead by itself)"
             )
+        self._begin_anew()
         while self.step < len(self):
             first = self._next()
-            step = Step(first, self._rest(first))
+            self._given = step = Step(first, self._rest(first))
             yield step
             step.require_read()
+
+    def _begin_anew(self) -> None:
+        """Go back to the beginning of a step that was handed out and not read to its end."""
+        step = self._given
+        if step is None or step.has_ended:
+            return
+        if step.was_read:
+            raise ValueError(
+                f"the loop was left in the last microbatch of step {step.number}, and only it knows whether the step's "
+                f"update was made: call stream.go_to({step.number}) if not, stream.go_to({step.number + 1}) if it was"
+            )
+        self.go_to(step.number)
 
     def __getitem__(self, number: Any) -> Step:
         """Asked for by torch's DataLoader, and with it by accelerate's prepare(); refused with ValueError."""
@@ -195,6 +226,18 @@ class WholeRankStream:
             "processes what is one rank's already: hand the loop the stream as it is, without a DataLoader around it "
             "and without accelerate's prepare()"
         )
+
+    @property
+    def dataset(self) -> Any:
+        """Asked for by accelerate's `skip_first_batches`; refused, also as the AttributeError that others expect."""
+        raise NoDatasetError(
+            "the stream has no dataset whose batches could be skipped: what was trained is in its own state "
+            "(load_state_dict, or accelerate's register_for_checkpointing), so leave skip_first_batches out"
+        )
+
+    def __reduce__(self) -> Any:
+        """Asked for by processes that are spawned; refused with ValueError."""
+        raise ValueError(SENT_ELSEWHERE)
 
     def require_place(self, rank: int, world_size: int) -> None:
         """Raise ValueError unless the trainer runs this process as the rank that the stream is of."""
@@ -216,6 +259,11 @@ class WholeRankStream:
         """
         for client in self._clients:
             client.load_state_dict(state)
+        self._given = None
+
+    def go_to(self, step: int) -> None:
+        """Begin with a step next, whatever was read; StateError if the job has no such step."""
+        self.load_state_dict({**self.state_dict(), "step": step})
 
     def close(self) -> None:
         """End the streams; closing again changes nothing."""

@@ -6,7 +6,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Final, Generic, Self
 
 from disttrain.v1.data_service_pb2 import (
     DescribeSamplesRequest,
@@ -29,6 +29,10 @@ from trainclient.stream.microbatch import Array, Cursor, Microbatch, TensorT
 from trainclient.stream.reader import MAX_MICROBATCH_BYTES, PREFETCH_BYTES, MicrobatchReader
 
 STATE_VERSION = 1
+SENT_ELSEWHERE: Final = (
+    "an open stream was to be copied or sent to another process, as to one that is spawned, and it belongs to the "
+    "process that opened it: open one there, or read it here and without a DataLoader's workers (num_workers=0)"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -247,6 +251,10 @@ class ViewClient(Generic[TensorT]):
         self._closed = True
         self._end_reader()
         self.fleet.close()
+
+    def __reduce__(self) -> Any:
+        """Asked for by processes that are spawned, and by copies; refused with ValueError."""
+        raise ValueError(SENT_ELSEWHERE)
 
     def __enter__(self) -> Self:
         return self
