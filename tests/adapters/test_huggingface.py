@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -151,6 +151,57 @@ def test_a_checkpoint_that_sigterm_asks_for_goes_on_with_the_step_that_it_interr
         assert resumed.state.global_step == resumed.stream.step == 4
 
 
+def steps_read(trainer: Mixed, fail_at: int | None = None) -> list[tuple[int, int]]:
+    """Step and number of each microbatch that is used from now on; using one of them fails."""
+    used, inputs = list[tuple[int, int]](), trainer._inputs
+
+    def noted(microbatch: WholeMicrobatch, device: torch.device) -> dict[str, Any]:
+        used.append((microbatch.backbone.step, microbatch.backbone.microbatch))
+        if len(used) - 1 == fail_at:
+            raise MemoryError
+        return inputs(microbatch, device)
+
+    trainer._inputs = noted
+    return used
+
+
+@pytest.mark.parametrize("fail_at", [0, 2, 3])
+def test_training_again_after_an_exception_begins_the_step_anew(server: str, tmp_path: Path, fail_at: int) -> None:
+    """In its first, one of its, or its last microbatch; the losses are those of a run without it."""
+    with padded_trainer(server, tmp_path, logging_steps=1, save_strategy="no") as calm:
+        calm.train()
+    with padded_trainer(server, tmp_path, logging_steps=1, save_strategy="no") as failing:
+        steps_read(failing, fail_at)
+        with pytest.raises(MemoryError):
+            failing.train()
+        used = steps_read(failing)
+        failing.train()
+    assert used[:4] == [(0, number) for number in range(4)]
+    found, expected = ([e["loss"] for e in t.state.log_history if "loss" in e] for t in (failing, calm))
+    assert found == expected
+
+
+@pytest.mark.parametrize("ends", ["exception", "early", "end"])
+def test_training_again_behind_updates_is_refused(server: str, tmp_path: Path, ends: str) -> None:
+    """Since the Trainer counts them, and its learning rate, anew; from a checkpoint it goes on."""
+    options = {"max_steps": 2} if ends == "early" else {}
+    with padded_trainer(server, tmp_path, logging_steps=1, save_steps=1, **options) as found:
+        used = steps_read(found, fail_at=11 if ends == "exception" else None)
+        with pytest.raises(MemoryError) if ends == "exception" else nullcontext():
+            found.train()
+        stands, count = found.stream.step, len(used)
+        for _ in range(2):
+            with pytest.raises(
+                ValueError, match=r"the Trainer is at update 0, and the stream at step \d where 0.*resume"
+            ):
+                found.train()
+            assert (found.state.global_step, found.stream.step, len(used)) == (0, stands, count)
+        found.args.max_steps = 4
+        used.clear()
+        found.train(resume_from_checkpoint=True)
+        assert {step for step, _ in used} == set(range(stands, 4))
+
+
 def trainer(server: str, model: Path, folder: Path, ranks: int = 1, **arguments: Any) -> ServedTrainer:
     from transformers import AutoModelForImageTextToText
 
@@ -215,5 +266,5 @@ def test_checkpoints_without_a_stream(server: str, model: Path, tmp_path: Path) 
     with pytest.raises(ValueError, match="has no checkpoint"):
         found.train(resume_from_checkpoint=True)
     (tmp_path / "checkpoint-2").mkdir()
-    with pytest.raises(ValueError, match=r"checkpoint-2 says nothing of the stream.*resume from an earlier one"):
+    with pytest.raises(ValueError, match=r"checkpoint-2 is no whole checkpoint \(data_state.json.*begin anew"):
         found.train(resume_from_checkpoint=True)

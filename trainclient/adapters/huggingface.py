@@ -18,14 +18,18 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from dataserver.planning.job import Execution
+from trainclient.adapters.hf_arguments import check_arguments, check_options
+from trainclient.adapters.saved_weights import WeightDigests
 from trainclient.adapters.state_file import read_state, write_state
 from trainclient.adapters.versions import require
 from trainclient.adapters.whole_rank import Step, WholeMicrobatch, WholeRankStream
 
 require("transformers", "5", "6")
 require("accelerate", "1.1", "2")
-from transformers import Trainer, TrainingArguments  # noqa: E402
+from transformers import PreTrainedModel, Trainer, TrainingArguments  # noqa: E402
 from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
+
+from trainclient.adapters.hf_checkpoints import begin_saving, read_whole, require_loaded  # noqa: E402
 
 Inputs = Callable[[WholeMicrobatch, torch.device], dict[str, Any]]
 """From a microbatch to the model's arguments on a device."""
@@ -43,16 +47,17 @@ class ServedTrainer(Trainer):
 
         Args:
             model: must take `num_items_in_batch`, as causal models of transformers do.
-            args: without gradient accumulation.
+            args: those that `hf_arguments` lists, others at their defaults.
             stream: of this rank.
             inputs: makes the model's arguments.
             options: others of Trainer, but for its training data.
 
         Raises:
-            ValueError: arguments that contradict the job.
+            ValueError: arguments that contradict the job, or are not understood.
         """
         stream.require_place(args.process_index, args.world_size)
-        _check_arguments(args, stream)
+        check_options(options)
+        check_arguments(args, len(stream))
         args.ignore_data_skip = True
         super().__init__(model, args, **options)
         if not self.model_accepts_loss_kwargs:
@@ -64,22 +69,38 @@ class ServedTrainer(Trainer):
         self.stream = stream
         self._inputs = inputs
         self._step_flops, self._told_wait_s = 0, stream.wait_s
-        self._ahead = 0
-        """Number of the job's step over that of the Trainer's."""
+        self._ahead: int | None = None
+        """Step of the job at the Trainer's update 0; None before it trains."""
+        self._stepping = False
+        """Whether the Trainer has gone from one step to the next since it began, so that both agree."""
+        self._weights = WeightDigests(model)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """See Trainer; the stream goes on where it was when the checkpoint was written.
 
+        When it ends with an exception, the stream stands at the step whose update was not made.
+
         Raises:
-            ValueError: the checkpoint says nothing of the stream.
-            StateError: it belongs to another stream.
+            ValueError: the checkpoint is not whole, or other tensors than it was saved with are loaded from it; or it
+                is called again without a checkpoint when updates have been made.
+            StateError: the checkpoint belongs to another stream.
         """
         checkpoint = resume_from_checkpoint
         if isinstance(checkpoint, bool):
             checkpoint = self._last_checkpoint() if checkpoint else None
         if checkpoint is not None:
-            self.stream.load_state_dict(read_state(Path(checkpoint), "resume from an earlier one"))
-        return super().train(checkpoint, *args, **options)
+            state, updates = read_whole(Path(checkpoint), self.is_fsdp_enabled)
+            self.stream.load_state_dict(state)
+            self._ahead = self.stream.step - updates
+        elif self._ahead is None:
+            self._ahead = self.stream.step
+        self._stepping = False
+        try:
+            return super().train(checkpoint, *args, **options)
+        except BaseException:
+            if self._stepping:
+                self.stream.go_to(self.state.global_step + self._ahead)
+            raise
 
     def get_train_dataloader(self) -> Any:
         """The stream, as it is: accelerate neither wraps nor shards it again."""
@@ -89,11 +110,16 @@ class ServedTrainer(Trainer):
         self, epoch_iterator: Iterator[Step], num_batches: int, device: torch.device
     ) -> tuple[list[Step], Tensor | int | None]:
         """The next step, and the denominator of its loss; nothing behind the last one."""
+        if self.stream.step - self.state.global_step != self._ahead:
+            raise ValueError(
+                f"the Trainer is at update {self.state.global_step}, and the stream at step {self.stream.step} where "
+                f"{self.state.global_step + (self._ahead or 0)} would follow: train() has begun to count, and its "
+                "learning rate, anew, or something else has read from the stream; resume from a checkpoint "
+                "(resume_from_checkpoint), or begin with a new model, Trainer and stream"
+            )
+        self._stepping = True
         steps, count = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if not steps:
-            return steps, count
-        self._ahead = steps[0].number - self.state.global_step
-        return steps, torch.tensor(steps[0].text_tokens, device=device)
+        return (steps, torch.tensor(steps[0].text_tokens, device=device)) if steps else (steps, count)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | int | None:
         """The job knows it."""
@@ -127,11 +153,36 @@ class ServedTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """See Trainer; the state of the stream behind the updates that were made goes into every checkpoint, also of
-        one that SIGTERM asks for in the middle of a step (`enable_jit_checkpoint`)."""
-        super()._save_checkpoint(model, trial)
-        if self.is_world_process_zero():
+        one that SIGTERM asks for in the middle of a step (`enable_jit_checkpoint`), with what tells the weights."""
+        if self.args.should_save:
             folder = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
-            write_state(folder, {**self.stream.state_dict(), "step": self.state.global_step + self._ahead})
+            begin_saving(folder)
+            # sharded weights are loaded by the model's own names, all or none
+            weights = {} if self.is_fsdp_enabled else {"weights": self._weights.now()}
+            step = self.state.global_step + (self._ahead or 0)
+            write_state(folder, {**self.stream.state_dict(), "step": step, **weights})
+        super()._save_checkpoint(model, trial)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """See Trainer, which goes on where tensors are missing; ValueError if the model has others than were saved."""
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._require_loaded(resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        """As `_load_from_checkpoint`."""
+        super()._load_best_model()
+        self._require_loaded(str(self.state.best_model_checkpoint))
+
+    def _require_loaded(self, checkpoint: str) -> None:
+        saved = read_state(Path(checkpoint), "resume from another one").get("weights")
+        if saved is not None and not self.is_fsdp_enabled:
+            model: Any = self.model
+            require_loaded(model, Path(checkpoint), saved)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Nothing: every tensor is compared behind this."""
+        if load_result.missing_keys and isinstance(self.model, PreTrainedModel):
+            self.model.tie_weights()
 
     def _last_checkpoint(self) -> str:
         found: str | None = get_last_checkpoint(self.args.output_dir)  # type: ignore[no-untyped-call]
@@ -140,45 +191,6 @@ class ServedTrainer(Trainer):
                 f"{self.args.output_dir} has no checkpoint to resume from; leave resume_from_checkpoint out"
             )
         return found
-
-
-def _check_arguments(args: TrainingArguments, stream: WholeRankStream) -> None:
-    if args.gradient_accumulation_steps != 1:
-        raise ValueError(
-            f"gradient_accumulation_steps is {args.gradient_accumulation_steps}; how many microbatches a step has, the "
-            "job says (stream.global_batch over dp and execution.microbatch): leave it at 1"
-        )
-    if not args.average_tokens_across_devices:
-        raise ValueError(
-            "average_tokens_across_devices is False; the denominator counts the targets of all ranks: leave it at True"
-        )
-    sharing: Any = args.accelerator_config
-    if sharing.dispatch_batches or sharing.split_batches:
-        raise ValueError(
-            "accelerator_config has dispatch_batches or split_batches, by which one rank would read and share out what "
-            "all have their own of, in unequal shapes: leave both out"
-        )
-    if args.n_gpu > 1:
-        raise ValueError(
-            f"this process has {args.n_gpu} GPUs, to which the Trainer would share out what is one rank's: start a "
-            f"process for each with torchrun --nproc-per-node {args.n_gpu}"
-        )
-    if args.auto_find_batch_size:
-        raise ValueError(
-            "auto_find_batch_size would begin again, with batches that were read already: leave it out, and set "
-            "execution.microbatch or the modules' memory"
-        )
-    if args.include_num_input_tokens_seen != "no":
-        raise ValueError(
-            "include_num_input_tokens_seen counts the tokens of a batch, which is a step of several microbatches here: "
-            'leave it at "no"'
-        )
-    if args.max_steps > len(stream) or (args.max_steps < 0 and args.num_train_epochs != 1):
-        raise ValueError(
-            f"the job ends after {len(stream)} steps, and max_steps is {args.max_steps} with num_train_epochs "
-            f"{args.num_train_epochs}: set num_train_epochs to 1 or max_steps to at most {len(stream)}, and "
-            "execution.end to train longer"
-        )
 
 
 def _check_ranks(trainer: Trainer, model: nn.Module, execution: Execution) -> None:
