@@ -1,7 +1,7 @@
 """What older versions of torch lack, by taking the newer names away, or with stand-ins of their signatures."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from torch.distributed.fsdp import FSDPModule, _common_utils
 
 from trainclient import torch_compat
 from trainclient.exchange.waiting import Waits
-from trainclient.models.attention import Segments
 from trainclient.sharding.fsdp import ShardedNetwork
 from trainclient.sharding.parts import local
 from trainclient.torch_compat import Stager, fitted_varlen
@@ -143,12 +142,3 @@ def test_copies_are_taken_again_by_stagers_that_close(monkeypatch: pytest.Monkey
         assert torch.equal(copies["w"], tensor)
         assert copies["w"] is not tensor
     torch_compat._stagers_last.cache_clear()
-
-
-def test_the_compiler_does_not_read_segments_which_stay_frozen() -> None:
-    from torch._dynamo.utils import is_frozen_dataclass
-
-    segments = Segments.from_offsets("offsets", torch.tensor([0, 2]), 2, CPU)
-    assert not is_frozen_dataclass(segments)
-    with pytest.raises(FrozenInstanceError):
-        segments.lengths = ()  # type: ignore[misc]

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -77,40 +77,17 @@ def _register(found: Any) -> None:
                 register_dataclass(type(leaf))
 
 
-def varlen_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    offsets: Tensor,
-    key_offsets: Tensor,
-    longest: int,
-    longest_key: int,
-    *,
-    causal: bool,
-) -> Tensor:
-    """Flash attention of packed segments: [T, heads, head_dim] to [S, groups, head_dim] -> [T, heads, head_dim].
-
-    Args:
-        query: half precision.
-        key: as many groups as divide the heads.
-        value: as `key`.
-        offsets: of the segments of queries, int32 [n + 1].
-        key_offsets: of those of keys, int32 [n + 1].
-        longest: queries of the longest segment.
-        longest_key: keys of the longest segment.
-        causal: whether a row attends to itself and the rows before it alone.
-    """
-    run = _varlen_kernel()
-    window = (-1, 0) if causal else (-1, -1)
-    return run(query, key, value, offsets, key_offsets, longest, longest_key, window)
-
-
-Class = TypeVar("Class", bound=type[Any])
 VarlenKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, tuple[int, int]], Tensor]
 
 
 @functools.cache
-def _varlen_kernel() -> VarlenKernel:
+def varlen_kernel() -> VarlenKernel:
+    """Flash attention of packed segments in half precision on CUDA, [T, heads, d] to [S, groups, d].
+
+    It takes queries, keys, values, the offsets of both sides' segments (int32 [n + 1]), the rows of their longest ones,
+    and how far a row sees back and ahead (-1: as far as its segment goes). The compiler can look into what this
+    returns, but not into this.
+    """
     try:
         from torch.nn.attention.varlen import varlen_attn  # brings the compiler: a second that a CPU need not pay
     except ModuleNotFoundError:  # torch 2.9
@@ -178,12 +155,3 @@ def _stagers_last() -> bool:
     except KeyError:
         return False
     return True
-
-
-def unread_by_compiler(frozen: Class) -> Class:
-    """Let the compiler take the instances of a frozen dataclass as other objects, which it reads as far as code does.
-
-    Before torch 2.12 it reads all fields of frozen ones, and compiles again for other values in them.
-    """
-    frozen.__dataclass_params__.frozen = False
-    return frozen

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dataserver.planning.jobspec import MODELS, ModelSize
+from trainclient.orchestrate.memory import ENCODER_BLOCK, kept_bytes
 
 BYTES_OF_PARAMETER = 18
 """In bfloat16: weights, gradients, float32 copies and moments."""
@@ -58,7 +59,14 @@ def fitting(room_bytes: int, devices: int) -> Size | None:
     return next((s for s in SIZES if s.bytes_on(devices) <= (1 - ACTIVATIONS) * room_bytes), None)
 
 
-def job(size: Size, devices: int, steps: int, recomputed: Sequence[str] = ("vision",)) -> dict[str, Any]:
+def job(
+    size: Size,
+    devices: int,
+    steps: int,
+    recomputed: Sequence[str] = ("vision",),
+    kept_gb: float | None = None,
+    microbatch: int = 1,
+) -> dict[str, Any]:
     """Both modules on all devices. The encoder keeps the images of a whole step at once, the backbone a microbatch.
 
     Args:
@@ -66,10 +74,16 @@ def job(size: Size, devices: int, steps: int, recomputed: Sequence[str] = ("visi
         devices: how many.
         steps: after which the job ends.
         recomputed: names of modules that compute their blocks again.
+        kept_gb: memory for what the encoder keeps until its backward phase; by default that of a whole step.
+        microbatch: sequences of one.
     """
     modules: list[dict[str, Any]] = [{"name": "vision", "kind": "encoder"}, {"name": "llm", "kind": "backbone"}]
     for module in modules:
         module |= {"dp": devices, "recompute": module["name"] in recomputed}
+    if kept_gb is not None:
+        unit = kept_bytes(ENCODER_BLOCK, MODELS["encoder"][size.encoder], 1, "vision" in recomputed)
+        room = round(kept_gb * 1e9)
+        modules[0]["memory"] = {"room_bytes": room, "step_bytes": room, "unit_bytes": round(unit)}
     return {
         "stream": {
             "datasets": [{"name": "pairs"}],
@@ -78,7 +92,12 @@ def job(size: Size, devices: int, steps: int, recomputed: Sequence[str] = ("visi
             "seq_len": size.seq_len,
             "global_batch": size.sequences * devices,
         },
-        "execution": {"modules": modules, "layout": {"kind": "colocated"}, "end": {"steps": steps}},
+        "execution": {
+            "modules": modules,
+            "microbatch": microbatch,
+            "layout": {"kind": "colocated"},
+            "end": {"steps": steps},
+        },
     }
 
 

@@ -55,8 +55,8 @@ class Run:
     def command(self, size: Size, address: str, *, small: bool) -> list[Any]:
         """The trainer's, for a job that is written down here."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        described = self.folder / "job.yaml"
-        described.write_text(yaml.safe_dump(job(size, 1, self.steps, self.variant.recomputed)))
+        described, v = self.folder / "job.yaml", self.variant
+        described.write_text(yaml.safe_dump(job(size, 1, self.steps, v.recomputed, v.kept_gb, v.microbatch)))
         options = flags(size, described, address, self.folder / "metrics.jsonl", small=small)
         if self.watched:
             profiled = self.warm_up + self.measured + 1

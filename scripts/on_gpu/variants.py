@@ -21,6 +21,10 @@ class Variant:
     environment: Mapping[str, str] = field(default_factory=lambda: _NONE)
     recomputed: tuple[str, ...] = ("vision",)
     """Modules that compute their blocks again."""
+    kept_gb: float | None = None
+    """Memory for what the encoder keeps of images until its backward phase, for which a step is cut into rounds."""
+    microbatch: int = 1
+    """Sequences of a microbatch."""
 
     def plus(self, other: "Variant") -> "Variant":
         """Both changes at once; of modules, those that both compute again."""
@@ -29,6 +33,8 @@ class Variant:
             self.flags + other.flags,
             {**self.environment, **other.environment},
             tuple(name for name in self.recomputed if name in other.recomputed),
+            self.kept_gb or other.kept_gb,
+            max(self.microbatch, other.microbatch),
         )
 
 
@@ -36,8 +42,10 @@ VARIANTS: Final[Mapping[str, Variant]] = MappingProxyType(
     {
         "base": Variant("the preset as it is"),
         "norecompute": Variant("the encoder keeps its activations", recomputed=()),
-        "expandable": Variant(
-            "segments of the allocator grow", environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+        "rounds": Variant("the encoder keeps its activations, a round at a time", recomputed=(), kept_gb=40.0),
+        "pairs": Variant("microbatches of two sequences", microbatch=2),
+        "fixed": Variant(
+            "segments of the allocator do not grow", environment={"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
         ),
         "unsharded": Variant(
             "no FSDP around the modules of one device",

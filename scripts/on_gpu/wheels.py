@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -56,6 +57,16 @@ def install(folder: Path, target: Path) -> None:
         raise WheelError(f"there are no wheels in {folder}; make some with `scripts/gpu_check --make-wheels {folder}`")
     # Nothing is compiled: what is imported is compiled then.
     _pip("install", "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(target), *wheels)
+    _register_checkout(target)
+
+
+def _register_checkout(target: Path) -> None:
+    """Say which release the checkout is, which servers tell; an installation would."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    name, release = project["name"], project["version"]
+    folder = target / f"{name}-{release}.dist-info"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {release}\n")
 
 
 def _pip(*arguments: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainclient.models.attention import Segments, flash_attention, packed_attention
+from trainclient.models.attention import Segments, packed_attention, traceable_attention
 
 CPU = torch.device("cpu")
 
@@ -99,8 +99,8 @@ def test_the_flash_call_fits_the_installed_torch(causal: bool) -> None:
         torch.empty(4, heads, 8, dtype=torch.bfloat16, device="meta", requires_grad=True) for heads in (4, 2, 2)
     )
     offsets = torch.empty(3, dtype=torch.int32, device="meta")
-    segments = Segments(offsets, (1, 3))
-    out = flash_attention(query, key, value, segments, segments, causal=causal)
+    segments = Segments(offsets, (1, 3), 3)
+    out = traceable_attention()(query, key, value, segments, causal=causal)
     assert out.shape == query.shape
     out.backward(torch.empty_like(out))
     assert key.grad is not None

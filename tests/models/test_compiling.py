@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import DeviceMesh
 
+from trainclient.models import attention, compiling
 from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
 from trainclient.models.compiling import compile_blocks, require_compiler
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
@@ -20,6 +23,7 @@ from trainclient.sharding.parts import local
 from trainclient.sharding.tensor import split
 
 WIDTH, VOCAB, PATCH = 32, 50, 2
+CPU = torch.device("cpu")
 WARM_UP: tuple[tuple[int, ...], ...] = ((5, 7), (9,))
 LATER: tuple[tuple[int, ...], ...] = ((3,), (11, 2, 6), (4, 4, 4, 4, 4), (), (1,), (2, 8))
 """Segments of microbatches: tokens of samples, or columns of two rows of blocks of images."""
@@ -140,7 +144,7 @@ def pair(make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
     for network in (plain, compiled):
         initialise(network, 3, "module")
     names = [key for key, _ in compiled.named_parameters()]
-    compile_blocks(compiled)
+    compile_blocks(compiled, CPU, torch.float32)
     assert [key for key, _ in compiled.named_parameters()] == names
     return plain, compiled
 
@@ -155,6 +159,62 @@ def hold_against_eager(plain: nn.Module, compiled: nn.Module, run: Run) -> None:
         if i + 1 == len(WARM_UP):
             warm = counters["stats"]["unique_graphs"]
     assert counters["stats"]["unique_graphs"] == warm > 0
+
+
+@torch.library.custom_op("disttrain_tests::rows_of_queries", mutates_args=())
+def kernel(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, keys: Tensor, longest: int, most: int) -> Tensor:
+    """Stands for the flash kernel: takes what that takes, for any number of segments."""
+    assert len(offsets) == len(keys)
+    assert longest == offsets.diff().max()
+    assert most == keys.diff().max()
+    return query + key.mean() + value.mean()
+
+
+@kernel.register_fake
+def _(query: Tensor, *others: object) -> Tensor:
+    return torch.empty_like(query)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return gradient, *(gradient.mean().expand(shape).contiguous() for shape in ctx.shapes), None, None, None, None
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.shapes = inputs[1].shape, inputs[2].shape
+
+
+kernel.register_autograd(_backward, setup_context=_remember)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["backbone, recomputed", "generator", *(pytest.param(n, marks=pytest.mark.long) for n in ("backbone", "encoder"))],
+)
+def test_with_the_flash_kernel_a_block_is_one_graph_for_any_segments(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels need a GPU, so one stands in; and the graph is run by torch instead of being made code of."""
+
+    def flash(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+        found: Tensor = kernel(query, key, value, *rest[:-1])
+        return found
+
+    monkeypatch.setattr(attention, "varlen_kernel", lambda: flash)
+    traced = attention.traceable_attention.__wrapped__()
+    monkeypatch.setattr(compiling, "traceable_attention", lambda: traced)
+    monkeypatch.setattr(compiling, "flash_applies", lambda *given: given == (CPU, torch.float32, WIDTH // 4))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    make, run = NETWORKS[name]
+    _, compiled = pair(make)
+    for lengths in ((5, 7, 3, 2, 4, 6, 1, 9), (9,)):  # no number that is also a size of the network
+        gradients(compiled, run, lengths)
+    warm = counters["stats"]["unique_graphs"]
+    assert warm <= 2  # one image is a shape of its own
+    for lengths in LATER:
+        gradients(compiled, run, lengths)
+    assert counters["stats"]["unique_graphs"] == warm
+    assert not counters["graph_break"]
 
 
 def test_a_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,10 +112,24 @@ def summed(dtype: torch.dtype, collect: bool) -> Tensor:
     found = gradients.of_step()
     assert (found["idle"].tolist(), found["idle"].dtype) == ([0, 0, 0], torch.promote_types(dtype, torch.float32))
     assert gradients.of_step()["w"] is found["w"]
+    total = found["w"].clone()
     gradients.drop()
     assert weight.grad is None
     assert float(gradients.of_step()["w"].abs().sum()) == 0
-    return found["w"]
+    return total
+
+
+def test_sums_of_later_steps_take_no_new_memory_and_nothing_of_the_steps_before() -> None:
+    weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    gradients, seen = Gradients({"w": weight}), []
+    for factor in (1.0, 2.0, 4.0):
+        for _ in range(2):
+            (factor * weight).sum().backward()
+        found = gradients.of_step()["w"]
+        seen.append((found.data_ptr(), found.tolist()))
+        gradients.drop()
+    assert [values for _, values in seen] == [[2.0] * 3, [4.0] * 3, [8.0] * 3]
+    assert len({memory for memory, _ in seen}) == 1
 
 
 def test_bfloat16_gradients_of_64_microbatches_are_summed_in_float32() -> None:

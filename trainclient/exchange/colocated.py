@@ -22,6 +22,7 @@ from trainclient.exchange.messages import Header, Lane, Stamp, join, make_header
 from trainclient.exchange.pipelined import Shipment, Views, stamp_of
 from trainclient.exchange.rows import Rows
 from trainclient.exchange.transport import Arrival, Collective
+from trainclient.upload import upload
 
 Parcels = tuple[Parcel, ...]
 """For each rank what it gets, or gives."""
@@ -358,4 +359,4 @@ def _numbered(
 def _parcel(blocks: RowBlocks, items: I64, entries: dict[int, I64], peer: int, device: torch.device) -> Parcel:
     own = entries.get(peer, np.zeros(0, np.int64))
     rows = blocks.row_index(own)
-    return Parcel(peer, len(rows), len(own), rows.to(device, non_blocking=True), torch.from_numpy(items[own]))
+    return Parcel(peer, len(rows), len(own), upload(rows, device), torch.from_numpy(items[own]))

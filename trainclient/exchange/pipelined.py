@@ -17,6 +17,7 @@ from trainclient.exchange.blocks import RoutingError, RowBlocks, covering, items
 from trainclient.exchange.links import Link, Parcel
 from trainclient.exchange.messages import Stamp
 from trainclient.exchange.rows import Rows
+from trainclient.upload import upload
 
 Views = Callable[[int], Sequence[Batch]]
 """Reads all microbatches of a module's round that begins with a microbatch."""
@@ -229,7 +230,7 @@ def _routed(
         for peer, entries in blocks.by_peer():
             index, whole = blocks.row_index(entries), None
             if len(index) < num_rows or not torch.equal(index, torch.arange(num_rows)):
-                whole = (index.pin_memory() if device.type == "cuda" else index).to(device, non_blocking=True)
+                whole = upload(index, device)
             parcels.append(Parcel(peer, len(index), len(entries), whole, torch.from_numpy(items[entries])))
         found.append((joint, tuple(parcels)))
     return Shipment(stamp_of(batch), tuple(found), num_rows, width)

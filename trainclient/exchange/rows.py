@@ -6,6 +6,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from trainclient.upload import upload
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
@@ -26,7 +28,7 @@ class Rows:
         The rows of the others leave as zeros, and their gradients are zero whatever comes back.
         """
         offsets = offsets.to(torch.int64)
-        row_valid = valid.repeat_interleave(offsets.diff())[:, None].to(values.device, non_blocking=True)
+        row_valid = upload(valid.repeat_interleave(offsets.diff())[:, None], values.device)
         return cls(values.masked_fill(~row_valid, 0), valid, offsets)
 
     def valid_of(self, offsets: Tensor) -> Tensor:

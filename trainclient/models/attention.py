@@ -1,5 +1,6 @@
 """Attention over packed segments: many sequences or images back to back, none of which sees another."""
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainclient.models.checks import require_integers, require_shape
-from trainclient.torch_compat import unread_by_compiler, varlen_attention
+from trainclient.torch_compat import VarlenKernel, varlen_kernel
+from trainclient.upload import upload
 
 
 class HeadSharing(Protocol):
@@ -29,8 +31,7 @@ class HeadSharing(Protocol):
         """From all rows of this rank's heads, [num_rows, heads, head_dim], to its rows of all heads."""
 
 
-@unread_by_compiler
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: of a frozen one the compiler guards all fields, the lengths too
 class Segments:
     """Where the segments of a packed tensor lie. Made once per forward pass, used by every layer."""
 
@@ -38,6 +39,8 @@ class Segments:
     """int32 [n + 1] on the device of the computation: segment i is rows offsets[i] to offsets[i + 1]."""
     lengths: tuple[int, ...]
     """Rows of each segment; zero is allowed."""
+    longest: int
+    """Rows of the longest segment."""
     sharing: HeadSharing | None = None
     """Who has the rows, where they are dealt to several ranks."""
 
@@ -66,10 +69,10 @@ class Segments:
         lengths = tuple(end - start for start, end in pairwise(values))
         if any(length < 0 for length in lengths):
             raise ValueError(f"{name} fall at entry {next(i for i, n in enumerate(lengths) if n < 0) + 1}")
-        return cls(offsets.to(device, torch.int32, non_blocking=True), lengths, sharing)
+        return cls(upload(offsets, device, torch.int32), lengths, max(lengths, default=0), sharing)
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.offsets) - 1
 
     def row_segments(self) -> Tensor:
         """The segment of each row, int64 [rows]."""
@@ -106,19 +109,50 @@ def packed_attention(
     Raises:
         ValueError: the partitions do not match each other.
     """
+    keys = _key_segments(segments, key_segments, causal=causal)
+    if query.shape[0] == 0 or key.shape[0] == 0:
+        return _connected_zeros(query, key, value)
+    if flash_applies(query.device, query.dtype, query.shape[-1]):
+        return _flash_attention(varlen_kernel(), query, key, value, segments, keys, causal=causal)
+    partitions = ((query, segments), (key, keys), (value, keys))
+    parts = zip(*(torch.split(rows, list(by.lengths)) for rows, by in partitions), strict=True)
+    return torch.cat([_one_segment(q, k, v, causal=causal) for q, k, v in parts])
+
+
+@functools.cache  # code is compiled anew for each other function that it calls
+def traceable_attention() -> Callable[..., Tensor]:
+    """`packed_attention` where `flash_applies`: one code for any number of segments, so it can be compiled."""
+    kernel = varlen_kernel()
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        segments: Segments,
+        key_segments: Segments | None = None,
+        *,
+        causal: bool = False,
+    ) -> Tensor:
+        keys = _key_segments(segments, key_segments, causal=causal)
+        if query.shape[0] == 0 or key.shape[0] == 0:
+            return _connected_zeros(query, key, value)
+        return _flash_attention(kernel, query, key, value, segments, keys, causal=causal)
+
+    return attend
+
+
+def _key_segments(segments: Segments, key_segments: Segments | None, *, causal: bool) -> Segments:
     if causal and key_segments is not None:
         raise ValueError("causal attention with key_segments is not defined; leave one of them out")
     keys = segments if key_segments is None else key_segments
     if len(keys) != len(segments):
         raise ValueError(f"{len(segments)} query segments meet {len(keys)} key segments; the counts must agree")
-    if query.shape[0] == 0 or key.shape[0] == 0:
-        # Zeros, but connected: a microbatch without images must still reach every parameter in the backward pass.
-        return 0 * query + 0 * (key.sum() + value.sum())
-    if _flash_applies(query):
-        return flash_attention(query, key, value, segments, keys, causal=causal)
-    partitions = ((query, segments), (key, keys), (value, keys))
-    parts = zip(*(torch.split(rows, list(by.lengths)) for rows, by in partitions), strict=True)
-    return torch.cat([_one_segment(q, k, v, causal=causal) for q, k, v in parts])
+    return keys
+
+
+def _connected_zeros(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """What no rows or no keys give: a microbatch without images must still reach every parameter backwards."""
+    return 0 * query + 0 * (key.sum() + value.sum())
 
 
 def shared_attention(heads: Iterable[Tensor], segments: Segments, sharing: HeadSharing, *, causal: bool) -> Tensor:
@@ -146,29 +180,26 @@ def _one_segment(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> 
     return out.squeeze(0).transpose(0, 1)
 
 
-def _flash_applies(query: Tensor) -> bool:
-    """Whether the flash kernel takes this tensor: half precision on Ampere or later, head_dim <= 256 in eights."""
-    head_dim = query.shape[-1]
+def flash_applies(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the flash kernel takes such tensors: half precision on Ampere or later, head_dim <= 256 in eights."""
     return (
-        query.is_cuda
-        and query.dtype in (torch.float16, torch.bfloat16)
+        device.type == "cuda"
+        and dtype in (torch.float16, torch.bfloat16)
         and head_dim <= 256
         and head_dim % 8 == 0
-        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+        and torch.cuda.get_device_capability(device) >= (8, 0)
     )
 
 
-def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, keys: Segments, *, causal: bool
+def _flash_attention(
+    kernel: VarlenKernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Segments,
+    keys: Segments,
+    *,
+    causal: bool,
 ) -> Tensor:
-    """`packed_attention` as one kernel call, for half-precision tensors on CUDA with rows and keys."""
-    return varlen_attention(
-        query,
-        key,
-        value,
-        segments.offsets,
-        keys.offsets,
-        max(segments.lengths),
-        max(keys.lengths),
-        causal=causal,
-    )
+    window = (-1, 0) if causal else (-1, -1)
+    return kernel(query, key, value, segments.offsets, keys.offsets, segments.longest, keys.longest, window)

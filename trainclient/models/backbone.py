@@ -19,6 +19,7 @@ from trainclient.models.layers import (
     require_heads,
     run_block,
 )
+from trainclient.upload import upload
 
 IGNORED_LABEL = -100
 NORM_EPS = 1e-5
@@ -227,13 +228,13 @@ class BackboneStage(nn.Module):
         if not self.config.query_tokens:
             return x
         if batch.query_ids is not None:
-            return x.index_copy(0, condition_slots, self.query(batch.query_ids.to(device, non_blocking=True)))
+            return x.index_copy(0, condition_slots, self.query(upload(batch.query_ids, device)))
         images = len(condition_slots) // self.config.query_tokens
         return x.index_copy(0, condition_slots, self.query.weight.repeat(images, 1))
 
     def _followed(self, text: Tensor, token_ids: Tensor) -> Tensor:
         """Embeddings that were looked up before, as if it were now: gradients go to the parameter as it is here."""
-        index = token_ids.to(text.device, torch.int64, non_blocking=True)
+        index = upload(token_ids, text.device, torch.int64)
         found: Tensor = _LookedUp.apply(self.embed.weight, index, text)  # type: ignore[no-untyped-call]
         return found
 
@@ -243,7 +244,7 @@ class BackboneStage(nn.Module):
         require_shape("position_ids", batch.position_ids, len(x))
         num_rows = len(x) if batch.sharing is None else batch.sharing.num_rows
         segments = Segments.from_offsets("cu_lengths", batch.cu_lengths, num_rows, x.device, batch.sharing)
-        positions = batch.position_ids.to(x.device, non_blocking=True)[:, None]
+        positions = upload(batch.position_ids, x.device)[:, None]
         rotation = Rotation.of(positions, config.head_size, config.rotary_base, x.dtype, config.rotary_scaling)
         for layer in self.layers.values():
             x = run_block(layer, x, segments, rotation, checkpoint=self.checkpoint)
@@ -265,7 +266,7 @@ class BackboneStage(nn.Module):
         require_shape("labels", labels, len(x))
         rows = (labels != IGNORED_LABEL).nonzero().squeeze(1)
         targets = checked_index("labels", labels[rows], self.config.vocab_size, x.device)
-        return token_loss(x.index_select(0, rows.to(x.device, non_blocking=True)), targets, self.head.weight)
+        return token_loss(x.index_select(0, upload(rows, x.device)), targets, self.head.weight)
 
 
 class _LookedUp(torch.autograd.Function):

@@ -7,6 +7,8 @@ is why callers should leave them there.
 import torch
 from torch import Tensor
 
+from trainclient.upload import upload
+
 
 def require_shape(name: str, tensor: Tensor, *shape: int) -> None:
     """Raise ValueError unless `tensor` has exactly `shape`, where -1 stands for any size."""
@@ -42,4 +44,4 @@ def checked_index(name: str, index: Tensor, bound: int, device: torch.device) ->
         low, high = (int(value) for value in torch.aminmax(index))
         if low < 0 or high >= bound:
             raise ValueError(f"{name} holds values from {low} to {high}; they must lie in [0, {bound})")
-    return index.to(device, torch.int64, non_blocking=True)
+    return upload(index, device, torch.int64)

@@ -1,4 +1,4 @@
-"""Blocks compiled by torch.compile, one by one, for rows of any number."""
+"""Blocks compiled by torch.compile, one by one, for rows and segments of any number."""
 
 import functools
 import os
@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
+from trainclient.models.attention import flash_applies, packed_attention, traceable_attention
 from trainclient.models.layers import CrossAttention, SelfAttention
 from trainclient.models.parameters import units
 
@@ -26,18 +27,25 @@ def require_compiler(device: torch.device) -> None:
         )
 
 
-def compile_blocks(network: nn.Module) -> None:
+def compile_blocks(network: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Have the blocks of a network compiled when they run first, all of a kind at once.
 
-    Attention stays as it is: it goes segment by segment, or into a kernel that no compiler betters, and the number of
-    its segments may not enter the code. So a block is what lies between: norms, projections with rotary positions, MLP.
-    Where ranks share rows, projections are part of the attention, since they are on their way one after the other.
+    Where the flash kernel applies, a block is one graph with the kernel in it. Elsewhere attention goes segment by
+    segment, and the number of its segments may not enter the code: it runs as it is, between two graphs. Where ranks
+    share rows, projections are part of the attention, since they are on their way one after the other.
+
+    Args:
+        network: whose blocks are to be compiled.
+        device: on which it will compute.
+        dtype: in which it will compute.
     """
+    outside = torch.compiler.disable(packed_attention)  # type: ignore[no-untyped-call]
     for block in units(network):
         block.forward = _compiled(block.forward)  # not the call: hooks around it stay as they are
         for module in block.modules():
             if isinstance(module, SelfAttention | CrossAttention):
-                module.attend = torch.compiler.disable(module.attend)  # type: ignore[no-untyped-call]
+                flash = flash_applies(device, dtype, module.head_dim)
+                module.attend = traceable_attention() if flash else outside
             if isinstance(module, SelfAttention):
                 together = torch.compiler.disable(module.attend_together)  # type: ignore[no-untyped-call]
                 module.attend_together = together  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ from dataserver.planning.jobspec import ModelSize
 from trainclient.models.attention import Segments
 from trainclient.models.layers import ACTIVATIONS, Mlp, Rotation, SelfAttention, require_heads, run_block
 from trainclient.models.patches import PIXELS, normalise, patch_positions
+from trainclient.upload import upload
 
 ROTARY_BASE = 10_000.0
 NORM_EPS = 1e-6
@@ -128,7 +129,7 @@ class ImageEncoder(nn.Module):
             return self._run(x, segments, None)
         offsets = cu_patches.cpu().to(torch.int64) + torch.arange(len(segments) + 1)
         is_patch = torch.ones(int(offsets[-1]), dtype=torch.bool).index_fill(0, offsets[:-1], False)
-        rows = is_patch.nonzero().squeeze(1).to(weight.device, non_blocking=True)
+        rows = upload(is_patch.nonzero().squeeze(1), weight.device)
         first = self.class_embed + self.position_embed.weight[0]
         with_first = first.expand(len(is_patch), -1).index_copy(0, rows, x)
         whole = Segments.from_offsets("cu_patches", offsets, len(is_patch), weight.device)

@@ -22,6 +22,7 @@ from trainclient.models.layers import (
     run_block,
 )
 from trainclient.models.patches import normalise, patch_positions, to_pixels
+from trainclient.upload import upload
 
 ROTARY_BASE = 10_000.0
 NORM_EPS = 1e-6
@@ -161,7 +162,7 @@ class ImageGenerator(nn.Module):
         t = time.to(weight)[image_of_row, None]
         velocity = self.velocity((1 - t) * target + t * noise, grid, cu_patches, conditions, condition_offsets, time)
         error = (velocity - (noise - target)).to(at_least_float32(weight.dtype)).square().mean(1)
-        counted = loss_mask.to(weight.device, non_blocking=True)[image_of_row]
+        counted = upload(loss_mask, weight.device)[image_of_row]
         return error.masked_fill(~counted, 0).sum()
 
     def velocity(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dataserver.planning.randomness import Operator
 from trainclient.models.checks import require_integers, require_shape
+from trainclient.upload import upload
 
 NOISE_VERSION: Final = 2
 """Of the mapping above: what resumes a run must make the same noise. Version 1 was numpy's Philox 4x64-10."""
@@ -89,10 +90,10 @@ def diffusion_noise(words: Tensor, patches: Tensor, patch_dim: int) -> Tensor:
         raise ValueError(f"an image has {int(patches.min())} patches; a number must not be negative")
     total = int(patches.sum())
     number = torch.arange(total) - (patches.cumsum(0) - patches).repeat_interleave(patches, output_size=total)
-    image = torch.arange(len(words)).repeat_interleave(patches, output_size=total).to(words.device, non_blocking=True)
+    image = upload(torch.arange(len(words)).repeat_interleave(patches, output_size=total), words.device)
     key_0, key_1, high_0, high_1 = words.index_select(0, image).unsqueeze(2).unbind(1)
     block = torch.arange(-(-patch_dim // 4), device=words.device)
-    row = number.to(words.device, non_blocking=True)[:, None]
+    row = upload(number, words.device)[:, None]
     made = philox((block, row, high_0, high_1), (key_0, key_1))
     return torch.stack([*_normals(*made[:2]), *_normals(*made[2:])], dim=2).flatten(1)[:, :patch_dim]
 

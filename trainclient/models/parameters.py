@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +25,21 @@ def initialise(module: nn.Module, seed: int, prefix: str) -> None:
     Raises:
         ValueError: a parameter lies on the meta device.
     """
+
+    def fill(owner: nn.Module, name: str, parameter: nn.Parameter, full_name: str) -> None:
+        with torch.no_grad():
+            parameter.copy_(_initial_value(owner, name, parameter.shape, seed, full_name))
+
+    found = []
     for path, owner in module.named_modules():
         for name, parameter in owner.named_parameters(recurse=False):
             full_name = ".".join(part for part in (prefix, path, name) if part)
             if parameter.is_meta:
                 raise ValueError(f"{full_name} has no memory yet; call to_empty(device=...) before initialise")
-            with torch.no_grad():
-                parameter.copy_(_initial_value(owner, name, parameter.shape, seed, full_name))
+            found.append((owner, name, parameter, full_name))
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # drawing normals takes one core for each parameter
+        for filled in [threads.submit(fill, *one) for one in found]:
+            filled.result()
 
 
 def fill_missing_gradients(module: nn.Module) -> None:

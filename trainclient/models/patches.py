@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trainclient.models.attention import Segments
 from trainclient.models.checks import require_integers, require_shape
+from trainclient.upload import upload
 
 PIXELS: Final[Mapping[str, tuple[tuple[float, float, float], tuple[float, float, float]]]] = MappingProxyType(
     {
@@ -41,7 +42,6 @@ def patch_positions(grid: Tensor, segments: Segments, merge: int, device: torch.
     """
     require_integers("grid", grid)
     require_shape("grid", grid, len(segments), 2)
-    images = [torch.zeros(0, 2, dtype=torch.int64)]
     for number, ((rows, columns), length) in enumerate(zip(grid.tolist(), segments.lengths, strict=True)):
         if min(rows, columns) < 1 or rows % merge or columns % merge:
             raise ValueError(
@@ -52,8 +52,7 @@ def patch_positions(grid: Tensor, segments: Segments, merge: int, device: torch.
             raise ValueError(
                 f"image {number} has a grid of {rows} x {columns} patches, but cu_patches gives it {length}"
             )
-        images.append(_positions_of_one(rows, columns, merge))
-    return torch.cat(images).to(device, non_blocking=True)
+    return upload(_positions(grid, sum(segments.lengths), merge), device)
 
 
 def normalise(patches: Tensor, patch: int, dtype: torch.dtype, pixels: str = "half") -> Tensor:
@@ -99,8 +98,11 @@ def assemble_image(patches: Tensor, rows: int, columns: int, patch: int, merge: 
     return blocks.permute(0, 2, 4, 1, 3, 5, 6).reshape(rows * patch, columns * patch, 3)
 
 
-def _positions_of_one(rows: int, columns: int, merge: int) -> Tensor:
-    blocks = (rows // merge, columns // merge, merge, merge)
-    row = torch.arange(rows).view(blocks[0], 1, merge, 1).expand(blocks)
-    column = torch.arange(columns).view(1, blocks[1], 1, merge).expand(blocks)
-    return torch.stack([row, column], dim=-1).reshape(-1, 2)
+def _positions(grid: Tensor, total: int, merge: int) -> Tensor:
+    """Those of all images, int64 [total, 2] on the CPU, from their numbers in merge-block-major order."""
+    columns, sizes = grid[:, 1].to(torch.int64), grid.to(torch.int64).prod(1)
+    image = torch.arange(len(grid)).repeat_interleave(sizes, output_size=total)
+    number = torch.arange(total) - (sizes.cumsum(0) - sizes)[image]
+    block, within = number // merge**2, number % merge**2
+    across = (columns // merge)[image]
+    return torch.stack([block // across * merge + within // merge, block % across * merge + within % merge], dim=1)

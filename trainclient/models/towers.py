@@ -17,6 +17,7 @@ from trainclient.models.contrastive_loss import ContrastiveLoss
 from trainclient.models.encoder import ROTARY_BASE, EncoderBlock, EncoderConfig, learned_positions
 from trainclient.models.layers import Rotation, at_least_float32, run_block
 from trainclient.models.patches import normalise, patch_positions
+from trainclient.upload import upload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +199,7 @@ class TextTower(TowerStage):
     def _rotation(self, places: Tensor, segments: Segments, x: Tensor) -> Rotation:
         del segments
         require_shape("position_ids", places, len(x))
-        config, positions = self.config, places.to(x.device, non_blocking=True)[:, None]
+        config, positions = self.config, upload(places, x.device)[:, None]
         return Rotation.of(positions, config.head_size, config.rotary_base, x.dtype, config.rotary_scaling)
 
     def _pool(self, x: Tensor, segments: Segments) -> Tensor:

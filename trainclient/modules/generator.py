@@ -10,6 +10,7 @@ from trainclient.models.generator import ImageGenerator
 from trainclient.models.noise import diffusion_noise, diffusion_times, image_words
 from trainclient.modules.protocol import Output, Target, TrainedModule, View
 from trainclient.modules.work import forward_flops
+from trainclient.upload import upload
 
 
 class Generator(TrainedModule):
@@ -52,7 +53,7 @@ def view_noise(view: View, patch_dim: int, device: torch.device) -> tuple[Tensor
     items, key = view.items, view.key
     datasets = np.array(key.datasets, np.uint64).view(np.int64)[items.dataset]
     columns = [datasets, *(numbers.astype(np.int64) for numbers in (items.pass_, items.sample, items.image))]
-    names = torch.from_numpy(np.stack(columns, axis=1)).to(device, non_blocking=True)
+    names = upload(torch.from_numpy(np.stack(columns, axis=1)), device)
     noise, time = (
         image_words(key.seed, operator, names) for operator in (Operator.DIFFUSION_NOISE, Operator.DIFFUSION_TIME)
     )

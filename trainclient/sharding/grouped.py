@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainclient.exchange.grouped import Sharers
 from trainclient.models.backbone import BackboneBatch
+from trainclient.upload import upload
 
 
 class SharedRows:
@@ -73,7 +74,7 @@ class SharedRows:
         arriving = [mine, *[0] * (self._peers.size - 1)]
         if not self._peers.leads:
             return self._peers.begin(values, [0] * self._peers.size, arriving)()
-        dealt = values.index_select(0, order.to(values.device, non_blocking=True))
+        dealt = values.index_select(0, upload(order, values.device))
         return self._peers.begin(dealt, counts, arriving)()
 
     def collect(self, values: Tensor, slots: Tensor) -> Tensor:
@@ -82,7 +83,7 @@ class SharedRows:
         leaving = [len(values), *[0] * (self._peers.size - 1)]
         if not self._peers.leads:
             return self._peers.begin(values, leaving, [0] * self._peers.size)()
-        back = order.argsort().to(values.device, non_blocking=True)
+        back = upload(order.argsort(), values.device)
         return self._peers.begin(values, leaving, counts)().index_select(0, back)
 
     def told(self, flags: Tensor) -> Tensor:

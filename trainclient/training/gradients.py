@@ -21,13 +21,17 @@ class Gradients:
     """The gradients of a process's parameters, in float32 or better.
 
     Those of smaller parameters are added up in float32 as backward passes make them: in bfloat16, of which the sum has
-    eight bits, what the later ones of many microbatches add would be rounded away.
+    eight bits, what the later ones of many microbatches add would be rounded away. The memory of these sums is taken
+    once: it is the largest that a step would take and free.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Collect from now on the gradients of the parameters that are trained."""
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self._sums: dict[nn.Parameter, Tensor] = {}
+        """Of the step so far."""
+        self._memory: dict[nn.Parameter, Tensor] = {}
+        """For sums in float32, of all steps."""
         for parameter in self._parameters.values():
             if parameter.dtype not in (torch.float32, torch.float64):
                 parameter.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
@@ -35,14 +39,15 @@ class Gradients:
     def of_step(self) -> dict[str, Tensor]:
         """The sum for every parameter by its name, zeros where no microbatch gave one; of a part what is here.
 
+        They are good until `drop`.
+
         Every rank has the same, whatever its microbatches held: one without images leaves some parameters out of the
         graph, yet all must bring the same tensors to the sum over ranks.
         """
         for parameter in self._parameters.values():
             if parameter not in self._sums:
-                found, at_least = parameter.grad, torch.promote_types(parameter.dtype, torch.float32)
-                held = torch.zeros_like(local(parameter), dtype=at_least) if found is None else local(found)
-                self._sums[parameter] = held
+                found = parameter.grad
+                self._sums[parameter] = self._sum_of(parameter).zero_() if found is None else local(found)
         return {name: self._sums[parameter] for name, parameter in self._parameters.items()}
 
     def drop(self) -> None:
@@ -57,10 +62,17 @@ class Gradients:
             return
         total, gradient = self._sums.get(parameter), local(parameter.grad)
         if total is None:
-            self._sums[parameter] = gradient.to(torch.float32)
+            self._sums[parameter] = self._sum_of(parameter).copy_(gradient)
         else:
             total += gradient
         parameter.grad = None
+
+    def _sum_of(self, parameter: nn.Parameter) -> Tensor:
+        """Memory for a parameter's sum, with whatever stands in it."""
+        if parameter not in self._memory:
+            at_least = torch.promote_types(parameter.dtype, torch.float32)
+            self._memory[parameter] = torch.empty_like(local(parameter), dtype=at_least)
+        return self._memory[parameter]
 
 
 def reduce_gradients(gradients: Iterable[Tensor], group: ProcessGroup, bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -116,8 +128,10 @@ def scatter_gradients(
 
 def square_sum(gradients: Iterable[Tensor]) -> Tensor:
     """Sum of the squares of all gradients, float64 scalar."""
-    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
-    return torch.stack(norms).square().sum() if norms else torch.zeros((), dtype=torch.float64)
+    found = list(gradients)
+    if not found:  # all parameters are frozen
+        return torch.zeros((), dtype=torch.float64)
+    return torch.stack(torch._foreach_norm(found, 2, torch.float64)).square().sum()
 
 
 def scale_gradients(gradients: Iterable[Tensor], factor: float) -> None:

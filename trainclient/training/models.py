@@ -91,9 +91,9 @@ class Models:
         """What a process holds, chunk by chunk, with its initial values; before it is sharded or split, on the CPU."""
         whole = torch.device("cpu")  # it may not fit the device, and its shares move there
         shared = {m.name for m in place.modules if m.tp > 1 or self.sharding(m) is not Sharding.NONE}
-        return tuple(self._build(c, whole if c.module.name in shared else device) for c in place.chunks)
+        return tuple(self._build(c, whole if c.module.name in shared else device, device) for c in place.chunks)
 
-    def _build(self, chunk: Chunk, device: torch.device) -> tuple[Site, TrainedModule]:
+    def _build(self, chunk: Chunk, device: torch.device, computes_on: torch.device) -> tuple[Site, TrainedModule]:
         config, module = self.config, chunk.module
         site, made = self.shaped(chunk)
         made.network.to(config.dtype.torch)
@@ -102,7 +102,7 @@ class Models:
         else:
             made.network.to_empty(device=device)
             if config.compile:
-                compile_blocks(made.network)
+                compile_blocks(made.network, computes_on, config.dtype.torch)
         initialise(made.network, config.seed, module.name)
         weights = _model(config, module).weights
         if weights is not None:

@@ -61,10 +61,10 @@ class Optimizer:
 
     def publish(self) -> None:
         """Round the trained copies into the module's parameters, where these are of a smaller type."""
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                if self._trained[name] is not parameter:
-                    parameter.copy_(self._trained[name])
+        smaller = [name for name, parameter in self._parameters.items() if self._trained[name] is not parameter]
+        if smaller:
+            with torch.no_grad():
+                torch._foreach_copy_([self._parameters[n] for n in smaller], [self._trained[n] for n in smaller])
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and state, by the parameter's name in the whole model; of frozen ones no state."""

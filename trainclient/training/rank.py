@@ -192,6 +192,9 @@ def choose_device(wanted: Device, local_rank: int) -> torch.device:
     # With fewer queues than communicators, a transfer could stand behind a receive that waits in another one. Set
     # before the driver is asked for anything, since it reads this once.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    # Microbatches differ in size: blocks of one would not fit the next, until the allocator stops to free them all.
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     if wanted is Device.CPU:
         # Parts of torch, such as checkpoints, take any GPU that they find, and fail where it is not free.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
