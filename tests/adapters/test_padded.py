@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from adapters.whole_jobs import whole_job
 
-from trainclient.adapters.padded import PaddedShape, patch_positions
+from trainclient.adapters.padded import PaddedShape
 from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
+from trainclient.stream.positions import patch_positions
 
 ROOM = {"room_bytes": 300, "unit_bytes": 1}
 """Memory for 300 patches; a text of 256 tokens could have 1,024."""

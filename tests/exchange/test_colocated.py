@@ -90,7 +90,8 @@ def view(items: Sequence[Item], side: slice, place: tuple[int, int]) -> View:
 
 
 def ends(boxes: dict[tuple[int, int], deque[Tensor]], rank: int) -> tuple[PhaseOutlet, PhaseInlet]:
-    crossing = Crossing(("a", "t"), Post(rank, boxes), LANES, returns=True)  # type: ignore[arg-type]
+    post = Post(rank, boxes)
+    crossing = Crossing(("a", "t"), post, post, LANES, returns=True)  # type: ignore[arg-type]
     return PhaseOutlet([crossing], CPU, torch.float32), PhaseInlet([crossing], CPU, torch.float32)
 
 

@@ -174,7 +174,8 @@ def test_text_is_embedded_while_rows_are_on_their_way(fleet: Fleet) -> None:
     (embed,) = (m.network.get_submodule("embed") for site, m in modules if site.module.name == "llm")
     embed.register_forward_hook(lambda *_: rank.seen.append("text"))
     weights, clock = LossWeights(), Stopwatch(torch.device("cpu"))
-    machine = assemble(job.spec, topology, place, modules, Channels({}, rank), weights, clock)
+    headers = ThreadCollective(0, 1, {(0, 0): Queue()})
+    machine = assemble(job.spec, topology, place, modules, Channels({}, rank, headers=headers), weights, clock)
     streams = [Listed(case.batches(m.name, 0, machine.tensors[m.name])) for m in place.modules]
     record = machine.interpreter.run(streams)
     assert record is not None

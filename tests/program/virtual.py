@@ -174,6 +174,7 @@ def execute(
     ways = [str(way) for way in topology.ways]
     boxes: Boxes = {key: Queue() for key in itertools.product(ways, (False, True), ranks, ranks)}
     together: Together = {key: Queue() for key in itertools.product(ranks, ranks)}
+    said: Together = {key: Queue() for key in itertools.product(ranks, ranks)}
     handed_on: Together = {key: Queue() for key in itertools.product(ranks, ranks)}
     rows = {rank: row for stage in topology.stages for row in stage for rank in row}
 
@@ -182,11 +183,11 @@ def execute(
         ends = {way: Directions(*(ThreadChannel(rank, way, back, boxes) for back in (False, True))) for way in ways}
         peers = ThreadPeers(rank, rows[rank], handed_on)
         ends = shared_ways(ends, peers)
-        met = meeting_of(topology.together, peers, together)
+        met, headers = (meeting_of(topology.together, peers, through) for through in (together, said))
         groups = [group for group in topology.sequence_groups if rank in group.members]
         pool = {group.ranks: ThreadPeers(rank, group.members, handed_on) for group in groups}
         shared = SharedSequences(place.rank, pool) if pool or rank in topology.in_step else None
-        channels = clock.channels(Channels(ends, met, shared))
+        channels = clock.channels(Channels(ends, met, shared, headers))
         sites = [Site(job.spec, chunk.module, WIDTH, chunk.number, chunk.count) for chunk in place.chunks]
         modules = [(site, sleeping_module(site, scale=0)) for site in sites]
         machine = assemble(job.spec, topology, place, modules, channels, LossWeights(), clock)
@@ -197,7 +198,7 @@ def execute(
     with ThreadPoolExecutor(topology.world_size) as threads:
         wanted = [[views[m.name, p.rank] for m in p.modules] for p in topology.places]
         executed = list(threads.map(run, range(topology.world_size), wanted))
-    assert all(queue.empty() for queue in [*boxes.values(), *together.values(), *handed_on.values()])
+    assert all(queue.empty() for queue in [*boxes.values(), *together.values(), *said.values(), *handed_on.values()])
     return executed
 
 

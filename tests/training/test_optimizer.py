@@ -6,6 +6,7 @@ from builders.jobs import module as job_module
 from torch import nn
 
 from dataserver.planning.jobspec import ModuleSpec
+from trainclient.training import optimizer as optimizer_module
 from trainclient.training.optimizer import Optimizer
 from trainclient.training.optimizer_config import GroupOptions, OptimizerConfig
 from trainclient.training.schedule import ModuleRates, module_rates
@@ -63,6 +64,27 @@ def test_equals_torch() -> None:
         reference.step()
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["as on a CPU", "as on a GPU"])
+def test_gradients_are_clipped_and_updates_left_out_as_the_sums_of_all_processes_say(
+    fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer_module, "_on_gpu", lambda _: fused)
+    ours, theirs = model(torch.float32), model(torch.float32)
+    optimizer, reference = (optimizer_of(m, CONFIG.model_copy(update={"clip": 0.5})) for m in (ours, theirs))
+    for step, norm in enumerate((0.25, 0.5, 2.0, 4.0)):
+        give_gradients(ours, step)
+        give_gradients(theirs, step)
+        before = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
+        own = gradients(ours)
+        infinite = {name: torch.full_like(g, torch.inf) for name, g in own.items()}
+        optimizer.step(step, infinite, torch.tensor(torch.inf).double(), torch.tensor(data=False))
+        assert all(torch.equal(before[name], tensor) for name, tensor in optimizer.tensors().items())
+        optimizer.step(step, own, torch.tensor(norm).double(), torch.tensor(data=True))
+        reference.step(step, {name: g * min(1.0, 0.5 / norm) for name, g in gradients(theirs).items()})
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
 def test_bfloat16_trains_float32_copies() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
 from trainclient.stream.microbatch import Array
+from trainclient.stream.positions import patch_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +105,3 @@ class PaddedShape:
                 f"a microbatch has {found} {what}, and batches of one shape have room for {room}: read it with the job "
                 "that the shape was made for"
             )
-
-
-def patch_positions(grid: Array, merge: int) -> Array:
-    """Row and column of every patch of images, int64 [P, 2], in the order of the stream: block after block.
-
-    Args:
-        grid: rows and columns of each image, in patches; int [I, 2].
-        merge: side of a block.
-    """
-    count, block = grid.prod(1, dtype=np.int64), merge**2
-    number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    blocks_in_row = np.repeat(grid[:, 1] // merge, count)
-    within = number % block
-    row = number // block // blocks_in_row * merge + within // merge
-    column = number // block % blocks_in_row * merge + within % merge
-    return np.stack([row, column], 1)

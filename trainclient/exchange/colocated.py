@@ -18,7 +18,7 @@ from dataserver.planning.samples import I64
 from trainclient.client import Batch
 from trainclient.exchange.blocks import RoutingError, RowBlocks, covering, items_of, routing_of
 from trainclient.exchange.links import Parcel
-from trainclient.exchange.messages import Header, Lane, Stamp, join, make_header, split
+from trainclient.exchange.messages import Header, Lane, Stamp, decode, encode, make_header
 from trainclient.exchange.pipelined import Shipment, Views, stamp_of
 from trainclient.exchange.rows import Rows
 from trainclient.exchange.transport import Arrival, Collective
@@ -56,8 +56,9 @@ class Numbered:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Flight:
-    """Rows on their way."""
+    """Rows on their way, and beside them what is said of them."""
 
+    told: Arrival
     arrival: Arrival
     headers: tuple[Header, ...]
     parcels: Parcels
@@ -69,19 +70,27 @@ class Crossing:
     """One way between two modules of the same ranks, there and back."""
 
     def __init__(
-        self, way: tuple[str, str], collective: Collective, lanes: tuple[Lane, Lane], *, returns: bool
+        self,
+        way: tuple[str, str],
+        collective: Collective,
+        headers: Collective,
+        lanes: tuple[Lane, Lane],
+        *,
+        returns: bool,
     ) -> None:
         """Make a crossing.
 
         Args:
             way: names of the modules, as rows go forward.
             collective: all ranks, each of which runs both modules.
+            headers: the same ranks, between their CPUs.
             lanes: what the messages are, forward and backward.
             returns: whether gradients come back.
         """
         self.way = way
         self.returns = returns
         self._collective = collective
+        self._headers = headers
         self._lanes = lanes
         self._expected: Callable[[int], Parcels] | None = None
         self._sides: tuple[Parcels, Parcels] = (), ()
@@ -128,9 +137,9 @@ class Crossing:
         flight, self._flight = self._flight, None
         if flight is None:
             raise RuntimeError(f"nothing is on its way between {' and '.join(self.way)}")
-        for message, header, parcel in zip(flight.arrival.wait(), flight.headers, flight.parcels, strict=True):
-            bits, rows = split(message, header, flight.width, flight.dtype)
-            values[parcel.rows] = rows
+        decoded = [decode(told, header) for told, header in zip(flight.told.wait(), flight.headers, strict=True)]
+        for rows, bits, parcel in zip(flight.arrival.wait(), decoded, flight.parcels, strict=True):
+            values[parcel.rows] = rows.view(flight.dtype).view(-1, flight.width)
             if valid is not None:
                 valid[parcel.items] = bits
 
@@ -144,15 +153,16 @@ class Crossing:
             num_valid = 0 if valid is None else parcel.num_items
             return make_header(lane, stamp, num_valid, parcel.num_rows * row_bytes, source, target)
 
-        messages = []
+        said, messages = [], []
         for peer, parcel in enumerate(leaving):
             bits = torch.ones(0, dtype=torch.bool) if valid is None else parcel.bits(valid)
             rows = values if parcel.rows is None else values.index_select(0, parcel.rows)
-            messages.append(join(header(parcel, rank, peer), bits, rows))
+            said.append(encode(header(parcel, rank, peer), bits))
+            messages.append(rows.reshape(-1).view(torch.uint8))
         headers = tuple(header(parcel, peer, rank) for peer, parcel in enumerate(arriving))
-        num_bytes = [h.message_bytes for h in headers]
-        arrival = self._collective.all_to_all(self.way, messages, num_bytes, stamp.microbatch)
-        return _Flight(arrival, headers, arriving, values.shape[1], values.dtype)
+        told = self._headers.all_to_all(self.way, said, [h.stamp_bytes for h in headers], stamp.microbatch)
+        arrival = self._collective.all_to_all(self.way, messages, [h.row_bytes for h in headers], stamp.microbatch)
+        return _Flight(told, arrival, headers, arriving, values.shape[1], values.dtype)
 
 
 class PhaseInlet:

@@ -1,7 +1,8 @@
 """The stamp of a message between modules: a header of 64 bytes, then a byte for the validity of each item.
 
 Stamps travel beside the rows, between the CPUs. The receiver knows the sizes of both from its own view; the header
-proves that the sender means the same, while the rows are still under way. In a collective both are one message.
+proves that the sender means the same, while the rows are still under way. Where features are gathered, both are one
+message.
 """
 
 import struct

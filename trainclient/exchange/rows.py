@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,7 @@ class Rows:
         The rows of the others leave as zeros, and their gradients are zero whatever comes back.
         """
         offsets = offsets.to(torch.int64)
-        row_valid = upload(valid.repeat_interleave(offsets.diff())[:, None], values.device)
+        row_valid = upload(torch.from_numpy(np.repeat(valid.numpy(), np.diff(offsets.numpy())))[:, None], values.device)
         return cls(values.masked_fill(~row_valid, 0), valid, offsets)
 
     def valid_of(self, offsets: Tensor) -> Tensor:

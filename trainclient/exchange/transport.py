@@ -168,6 +168,8 @@ class Channels:
     their gradients; features that meet in contrastive batches."""
     shared: SharedSequences | None = None
     """Ranks of the backbone with which this one may share sequences, if any."""
+    headers: Collective | None = None
+    """Those of `together` between their CPUs: what they say of rows that cross, so that no CPU waits for a device."""
 
 
 class GroupChannel:

@@ -7,6 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor, nn
 
+MAX_DRAWN = 8
+"""Parameters whose values are drawn at once: each takes a core, and float32 values of all of it."""
+
 
 def initialise(module: nn.Module, seed: int, prefix: str) -> None:
     """Set every parameter as a pure function of (seed, prefix, parameter name, shape).
@@ -37,7 +40,7 @@ def initialise(module: nn.Module, seed: int, prefix: str) -> None:
             if parameter.is_meta:
                 raise ValueError(f"{full_name} has no memory yet; call to_empty(device=...) before initialise")
             found.append((owner, name, parameter, full_name))
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # drawing normals takes one core for each parameter
+    with ThreadPoolExecutor(MAX_DRAWN) as threads:  # drawing normals takes one core for each parameter
         for filled in [threads.submit(fill, *one) for one in found]:
             filled.result()
 
@@ -72,4 +75,4 @@ def _initial_value(owner: nn.Module, name: str, shape: torch.Size, seed: int, fu
     std = float(getattr(owner, "initial_std", default))
     digest = hashlib.sha256(f"{seed}/{full_name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.randn(shape, generator=generator, dtype=torch.float32) * std
+    return torch.randn(shape, generator=generator, dtype=torch.float32).mul_(std)

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trainclient.models.attention import Segments
 from trainclient.models.checks import require_integers, require_shape
+from trainclient.stream import positions
 from trainclient.upload import upload
 
 PIXELS: Final[Mapping[str, tuple[tuple[float, float, float], tuple[float, float, float]]]] = MappingProxyType(
@@ -52,7 +54,8 @@ def patch_positions(grid: Tensor, segments: Segments, merge: int, device: torch.
             raise ValueError(
                 f"image {number} has a grid of {rows} x {columns} patches, but cu_patches gives it {length}"
             )
-    return upload(_positions(grid, sum(segments.lengths), merge), device)
+    grids = np.array(grid.tolist(), np.int64).reshape(-1, 2)
+    return upload(torch.from_numpy(positions.patch_positions(grids, merge)), device)
 
 
 def normalise(patches: Tensor, patch: int, dtype: torch.dtype, pixels: str = "half") -> Tensor:
@@ -96,13 +99,3 @@ def assemble_image(patches: Tensor, rows: int, columns: int, patch: int, merge: 
     require_shape("patches", patches, rows * columns, patch * patch * 3)
     blocks = patches.view(rows // merge, columns // merge, merge, merge, patch, patch, 3)
     return blocks.permute(0, 2, 4, 1, 3, 5, 6).reshape(rows * patch, columns * patch, 3)
-
-
-def _positions(grid: Tensor, total: int, merge: int) -> Tensor:
-    """Those of all images, int64 [total, 2] on the CPU, from their numbers in merge-block-major order."""
-    columns, sizes = grid[:, 1].to(torch.int64), grid.to(torch.int64).prod(1)
-    image = torch.arange(len(grid)).repeat_interleave(sizes, output_size=total)
-    number = torch.arange(total) - (sizes.cumsum(0) - sizes)[image]
-    block, within = number // merge**2, number % merge**2
-    across = (columns // merge)[image]
-    return torch.stack([block // across * merge + within // merge, block % across * merge + within % merge], dim=1)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from dataserver.planning.job import JobSpec
 from trainclient.exchange.colocated import Crossing, PhaseInlet, PhaseOutlet
@@ -45,9 +46,13 @@ class Machine:
             found.setdefault(runner.site.module.name, {}).update(dict.fromkeys(runner.module.tensors))
         return {module: tuple(names) for module, names in found.items()}
 
-    def loss_sum(self, target: Target) -> float:
-        """Sum of this process's loss over its targets in the last step, without weight or denominator."""
-        return sum(float(runner.loss_sum) for runner in self.runners if runner.module.target is target)
+    def loss_sum(self, target: Target) -> Tensor:
+        """Sum of this process's loss over its targets in the last step, without weight or denominator.
+
+        A float64 scalar on its device.
+        """
+        found = torch.zeros_like(self.runners[0].loss_sum)
+        return found + sum(runner.loss_sum for runner in self.runners if runner.module.target is target)
 
 
 def assemble(
@@ -122,10 +127,11 @@ def _interaction(
 
 
 def _crossing(way: Way, channels: Channels) -> Crossing:
-    if channels.together is None:
+    if channels.together is None or channels.headers is None:
         raise TypeError("a rank of colocated modules takes part in no collective")
     kind, names = rows_of(way.source.module), (way.source.module.name, way.target.module.name)
-    return Crossing(names, channels.together, (Lane(kind), Lane(_GRADIENTS[kind])), returns=way.returns)
+    lanes = Lane(kind), Lane(_GRADIENTS[kind])
+    return Crossing(names, channels.together, channels.headers, lanes, returns=way.returns)
 
 
 def _joint(topology: Topology, place: Place, way: Way, direction: int, channels: Channels, dtype: torch.dtype) -> Joint:

@@ -88,6 +88,7 @@ def process_groups(
     together = world if len(meeting) == len(topology.places) else dist.new_group(meeting, timeout=timeout)
     if topology.colocated and peers is not None:
         together = data_parallel
+    headers = _on_cpus(dist.get_process_group_ranks(together), timeout) if topology.colocated else None
     control = dist.new_group(backend="gloo", timeout=timeout)
     in_step = _on_cpus(topology.in_step, timeout) if topology.in_step else None
     groups = Groups(
@@ -105,6 +106,7 @@ def process_groups(
             ways if peers is None else shared_ways(ways, peers),
             _collective(topology, GroupCollective(together, device) if rank in meeting else None, peers),
             shared,
+            None if headers is None else GroupCollective(headers, torch.device("cpu")),
         ),
         agreeing=control if topology.colocated else in_step if rank in topology.in_step else None,
         fetching=fetching,

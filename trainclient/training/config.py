@@ -300,7 +300,7 @@ class TrainConfig(Options):
     progress: bool = True
     """Show a line per step on a terminal."""
     threads: Annotated[Annotated[int, Field(ge=1)] | None, SAYS_ITSELF] = None
-    """CPU threads of each process; by default the machine's cores divided by its processes."""
+    """CPU threads of each process; by default one beside a GPU, else the machine's cores divided by its processes."""
     timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Seconds to wait for another process before training ends with an error."""
     first_answer_s: Annotated[float, Field(gt=0, le=86400)] = 120.0

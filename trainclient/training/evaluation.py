@@ -124,11 +124,12 @@ class _Sums:
     def add(self, record: StepRecord, totals: Totals, pairs: int) -> None:
         """Add a step, with its planned targets, which any process sees."""
         self.pairs += pairs
-        self.contrastive_loss += totals.contrastive_loss_sum
+        text, image, contrastive = totals.loss_sums
+        self.contrastive_loss += contrastive
         self.text_tokens += record.text_tokens
         self.target_patches += record.target_patches
-        self.text_loss += totals.text_loss_sum
-        self.image_loss += totals.image_loss_sum
+        self.text_loss += text
+        self.image_loss += image
         self.samples += totals.samples
         self.sample_digest += totals.sample_digest
         self.images += totals.images

@@ -81,9 +81,10 @@ class Holding:
         for chunk in self._chunks:
             chunk.drop()
 
-    def square_sum(self) -> float:
-        """This process's part of the squared norm of the step's gradients; those of all processes add up to it."""
-        return float(square_sum(gradient for name, gradient in self.gradients.items() if name in self._counted))
+    def square_sum(self, device: torch.device) -> Tensor:
+        """This process's part of the squared norm of the step's gradients, float64 scalar on its device; those of all
+        processes add up to it."""
+        return square_sum(g for name, g in self.gradients.items() if name in self._counted).to(device)
 
     def stored(self, name: str, tensor: Tensor) -> Tensor:
         """A tensor that belongs to what is held of a parameter, as a part of the whole that a checkpoint has."""

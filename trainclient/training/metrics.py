@@ -3,12 +3,13 @@
 import hashlib
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import Modality
@@ -17,6 +18,7 @@ from trainclient.program.assembly import Machine
 from trainclient.program.interpreter import StepRecord
 from trainclient.topology.groups import Groups
 from trainclient.topology.places import Place
+from trainclient.training.sums import DeviceSums
 
 _MASK_63 = (1 << 63) - 1
 
@@ -25,11 +27,9 @@ _MASK_63 = (1 << 63) - 1
 class Contribution:
     """What one process adds to the totals of a step."""
 
-    text_loss_sum: float
-    image_loss_sum: float
-    contrastive_loss_sum: float
-    gradient_square_sum: float
-    """Of the parameters of this process that no other one counts."""
+    sums: Tensor
+    """Float64 [4] on the device: text, image and contrastive loss, and the squares of the gradients of the parameters
+    of this process that no other one counts."""
     flops: float
     """Operations that this process's views asked of its module, or 0 where another stage counts them; nan: unknown."""
     tokens: int
@@ -54,7 +54,7 @@ class Contribution:
         place: Place,
         record: StepRecord,
         *,
-        squares: float = 0.0,
+        squares: Tensor | None = None,
         seconds: float = 0.0,
         stop: bool = False,
         save_failed: bool = False,
@@ -66,11 +66,10 @@ class Contribution:
         counting = {runner.site.module.name for runner in machine.runners if _counts_samples(runner.site)}
         samples = [sample for m in entering if m.name in counting for sample in record.seen[m.name].samples]
         images = [record.seen[m.name] for m in entering if m.handles_images or m.modality is Modality.IMAGE]
+        losses = [machine.loss_sum(target) for target in (Target.TEXT, Target.IMAGE, Target.PAIRS)]
+        none = torch.zeros_like(losses[0])
         return cls(
-            text_loss_sum=machine.loss_sum(Target.TEXT) if counts else 0.0,
-            image_loss_sum=machine.loss_sum(Target.IMAGE) if counts else 0.0,
-            contrastive_loss_sum=machine.loss_sum(Target.PAIRS) if counts else 0.0,
-            gradient_square_sum=squares,
+            sums=torch.stack([*(losses if counts else [none] * len(losses)), none if squares is None else squares]),
             flops=math.nan if any(work.flops is None for work in works) else sum(work.flops or 0 for work in works),
             tokens=sum(work.tokens for work in works),
             samples=len(samples),
@@ -88,10 +87,7 @@ class Contribution:
 class Totals:
     """The same over all processes."""
 
-    text_loss_sum: float
-    image_loss_sum: float
-    contrastive_loss_sum: float
-    gradient_square_sum: float
+    sums: DeviceSums
     flops: float
     tokens: int
     samples: int
@@ -106,35 +102,39 @@ class Totals:
     """Of the slowest process."""
 
     @property
-    def loss_sums(self) -> tuple[float, ...]:
-        """Of all losses."""
-        return self.text_loss_sum, self.image_loss_sum, self.contrastive_loss_sum
+    def loss_sums(self) -> Sequence[float]:
+        """Of text, image and contrastive loss; waits for the device."""
+        return self.sums.values[:3]
+
+    @property
+    def norm(self) -> Tensor:
+        """Of the gradients, before clipping: float64 scalar on the device."""
+        return self.sums.on_device[3].sqrt()
+
+    @property
+    def finite(self) -> Tensor:
+        """Whether losses and gradients are: bool scalar on the device."""
+        return self.sums.on_device.isfinite().all()
 
 
 def reduce_contribution(own: Contribution, groups: Groups) -> Totals:
-    """Add up what all processes have; all of them get the same totals, to the bit."""
-    device = groups.device
-    losses = [own.text_loss_sum, own.image_loss_sum, own.contrastive_loss_sum]
-    sums = torch.tensor([*losses, own.gradient_square_sum, own.flops], dtype=torch.float64, device=device)
+    """Add up what all processes have; all of them get the same totals, to the bit.
+
+    What devices have is added up between them, the rest between the hosts, which wait for no device.
+    """
+    sums = DeviceSums(own.sums, groups.world)
+    flops = torch.tensor(own.flops, dtype=torch.float64)
     flags = [int(own.stop), int(own.save_failed)]
-    counts = torch.tensor(
-        [own.tokens, own.samples, own.sample_digest, own.images, own.invalid_images, *flags],
-        dtype=torch.int64,
-        device=device,
-    )
-    largest = torch.tensor([own.wait_s / max(own.seconds, 1e-9), own.seconds], dtype=torch.float64, device=device)
-    dist.all_reduce(sums, group=groups.world)
-    dist.all_reduce(counts, group=groups.world)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=groups.world)
-    text, image, contrastive, squares, flops = sums.tolist()
+    counts = torch.tensor([own.tokens, own.samples, own.sample_digest, own.images, own.invalid_images, *flags])
+    largest = torch.tensor([own.wait_s / max(own.seconds, 1e-9), own.seconds], dtype=torch.float64)
+    dist.all_reduce(flops, group=groups.control)
+    dist.all_reduce(counts, group=groups.control)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=groups.control)
     tokens, samples, digest, images, invalid, stop, save_failed = counts.tolist()
     wait_ratio, seconds = largest.tolist()
     return Totals(
-        text_loss_sum=text,
-        image_loss_sum=image,
-        contrastive_loss_sum=contrastive,
-        gradient_square_sum=squares,
-        flops=flops,
+        sums=sums,
+        flops=float(flops),
         tokens=tokens,
         samples=samples,
         sample_digest=digest,
@@ -248,11 +248,12 @@ class StepMetrics:
             evaluation: after it, if there was one.
         """
         seconds, flops = max(totals.seconds, 1e-9), mean(totals.flops, 1)
+        text, image, contrastive = totals.loss_sums
         return cls(
             step=record.step,
-            text_loss=mean(totals.text_loss_sum, record.text_tokens),
-            image_loss=mean(totals.image_loss_sum, record.target_patches),
-            contrastive_loss=mean(totals.contrastive_loss_sum, pairs),
+            text_loss=mean(text, record.text_tokens),
+            image_loss=mean(image, record.target_patches),
+            contrastive_loss=mean(contrastive, pairs),
             grad_norm=mean(norm, 1),
             samples=totals.samples,
             sample_digest=digest_text(totals.sample_digest),

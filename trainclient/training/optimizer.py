@@ -1,11 +1,12 @@
 """AdamW over one process's parameters, with state that is named as in the whole model."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainclient.training.gradients import scale_gradients
 from trainclient.training.optimizer_config import OptimizerConfig
 from trainclient.training.schedule import ModuleRates
 
@@ -26,7 +27,8 @@ class Optimizer:
         self._frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self._trained = {name: _trained(p) for name, p in self._parameters.items()}
-        fused = any(p.is_cuda for p in self._trained.values())
+        self._clip = config.clip
+        self._fused = fused = _on_gpu(self._trained.values())
         self._adamw = torch.optim.AdamW(
             self._groups() or [{"params": []}],
             lr=config.lr,
@@ -41,15 +43,29 @@ class Optimizer:
                 **{moment: torch.zeros_like(parameter) for moment in _MOMENTS},
             }
 
-    def step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        """Update the parameters as update number `step` of the job.
+    def step(
+        self, step: int, gradients: Mapping[str, Tensor], norm: Tensor | None = None, finite: Tensor | None = None
+    ) -> None:
+        """Update the parameters as update number `step` of the job; on a GPU without waiting for it.
 
         Args:
             step: counts from 0.
-            gradients: of every parameter that is trained by its name, float32 or float64 as it is trained.
+            gradients: of every parameter that is trained by its name, float32 or float64 as it is trained. Those that
+                are to be clipped change.
+            norm: of the gradients of all processes, float64 scalar; without it nothing is clipped.
+            finite: bool scalar; where it is false nothing is updated.
         """
         if not self._trained:
             return
+        clipped = norm is not None and self._clip > 0
+        factor = (self._clip / norm).clamp(max=1.0) if norm is not None and clipped else None
+        if self._fused:  # as torch's gradient scaler has it skip and scale
+            self._adamw.grad_scale = None if factor is None else factor.reciprocal().to(torch.float32)  # type: ignore[attr-defined]
+            self._adamw.found_inf = None if finite is None else (~finite).to(torch.float32)  # type: ignore[attr-defined]
+        elif finite is not None and not bool(finite):
+            return
+        elif factor is not None and float(factor) < 1:
+            scale_gradients(gradients.values(), float(factor))
         for group in self._adamw.param_groups:
             group["lr"] = group["rates"].lr(step)
         for name, trained in self._trained.items():
@@ -84,6 +100,10 @@ class Optimizer:
             {"params": params, "rates": rates, "weight_decay": rates.weight_decay if decays else 0.0}
             for (rates, decays), params in found.items()
         ]
+
+
+def _on_gpu(tensors: Iterable[Tensor]) -> bool:
+    return any(tensor.is_cuda for tensor in tensors)
 
 
 def _trained(parameter: nn.Parameter) -> Tensor:

@@ -150,8 +150,10 @@ def _train(
     config: TrainConfig, process: Process, stop: StopSignals, jobs: Jobs, topology: Topology, store: Store
 ) -> None:
     keep_freed_memory()
-    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // process.local_world_size))
     device = choose_device(config.device, process.local_rank)
+    # Beside a GPU the CPU has nothing to compute that is worth waking several cores for.
+    cores = 1 if device.type == "cuda" else max(1, (os.cpu_count() or 1) // process.local_world_size)
+    torch.set_num_threads(config.threads or cores)
     if config.compile:
         require_compiler(device)
     trainers: list[Trainer] = []
