@@ -15,7 +15,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,8 @@ import torch
 import yaml
 from benchmarks.rows import Row, report
 from demo_processes import Processes
-from loaders.webdataset_loader import batches
 from on_gpu.preset import SIZES, SMALL, Size, fitting, flags, job
+from on_gpu.rivals import rival_waits
 from on_gpu.serving import make_shards, servers
 
 RECORDS = Path(__file__).parents[1] / "docs" / "benchmarks"
@@ -44,23 +43,6 @@ def train(folder: Path, size: Size, devices: int, steps: int, shards: Path, *, s
         command = [sys.executable, "-m", "trainclient", "train", *options]
         processes.run([processes.start("training", command)], print)
     return [json.loads(line) for line in metrics.read_text().splitlines()]
-
-
-def rival_waits(shards: Path, images: int, busy_s: float, steps: int) -> list[float]:
-    """Share of each step in which a trainer waits for webdataset's loader, which lives in its process, in percent.
-
-    The trainer takes `images` a step, and is then busy for as long as ours was: it sleeps, so that the loader has all
-    cores, as beside a GPU.
-    """
-    waits, loaded = [], batches(shards, "fast")
-    for _ in range(steps + 1):
-        begun, seen = time.perf_counter(), 0
-        while seen < images:
-            seen += next(loaded)
-        waited = time.perf_counter() - begun
-        time.sleep(busy_s)
-        waits.append(100 * waited / (waited + busy_s))
-    return waits[1:]
 
 
 def rows(size: Size, steps: Sequence[dict[str, Any]], *, judged: bool) -> Iterator[Row]:

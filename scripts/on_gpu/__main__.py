@@ -18,8 +18,9 @@ from typing import Final
 
 from on_gpu import wheels
 from on_gpu.processes import Ended, run_bounded
-from on_gpu.record import Record
+from on_gpu.record import Record, facts_of_machine
 from on_gpu.telling import Told
+from on_gpu.variants import variant
 
 ROOT: Final = Path(__file__).parents[2]
 RECORDS: Final = ROOT / "docs" / "benchmarks"
@@ -45,6 +46,8 @@ STAGES: Final = (
     Stage("units", "Kernels: tests of attention and noise", 90),
     Stage("training", "Utilisation of the preset, and a profile of one step", 240, shards=True),
     Stage("pipelines", "Runs of several processes over NCCL", 150),
+    Stage("planned", "The step as it is planned from a profile, beside the measured one", 75, shards=True),
+    Stage("rivals", "webdataset's loader and transformers' loop beside ours", 75, shards=True),
 )
 """In the order of their value."""
 
@@ -63,6 +66,10 @@ def main() -> int:
     chosen = given.stages.split(",") if given.stages else known
     if unknown := sorted(set(chosen) - set(known)):
         return _refuse(ValueError(f"there is no stage {unknown[0]!r}; use {', '.join(known)}"))
+    try:
+        words = {"training": tuple(name for name in given.variants.split(",") if variant(name))}
+    except ValueError as error:
+        return _refuse(error)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-", ignore_cleanup_errors=True) as folder:
         work = Path(folder)
@@ -70,25 +77,24 @@ def main() -> int:
             environment = _environment(work, given.wheels)
         except wheels.WheelError as error:
             return _refuse(error)
-        words = {"training": tuple(given.variants.split(","))}
         check = Check(work, given.output, environment, began + given.limit_s, given.small, words)
         return check.run([stage for stage in STAGES if stage.name in chosen])
 
 
+@dataclass(frozen=True, slots=True)
 class Check:
     """All stages of one call."""
 
-    def __init__(
-        self,
-        work: Path,
-        output: Path,
-        environment: Mapping[str, str],
-        ends: float,
-        small: bool,
-        words: Mapping[str, tuple[str, ...]],
-    ) -> None:
-        self._work, self._environment, self._ends, self._small, self._words = work, environment, ends, small, words
-        self._record = Record(output, work, environment, small=small)
+    work: Path
+    """Folder of all stages."""
+    output: Path
+    """Of the record."""
+    environment: Mapping[str, str]
+    ends: float
+    """When no more time is left, by `time.monotonic`."""
+    small: bool
+    words: Mapping[str, tuple[str, ...]]
+    """More arguments of stages, by their names."""
 
     def run(self, stages: list[Stage]) -> int:
         """Run them one after the other; what they need is prepared beside the first."""
@@ -97,35 +103,45 @@ class Check:
             preparing: Future[Ended] | None = None
             if any(stage.shards for stage in stages):
                 preparing = beside.submit(self._bounded, PREPARED)
+            record = Record(self.output, self.work, facts_of_machine(self.environment), small=self.small)
             for stage in stages:
                 if stage.shards and preparing is not None:
-                    self._tell(PREPARED, preparing.result())
+                    _tell(record, PREPARED, preparing.result(), self.work)
                     preparing = None
-                if self._ends - time.monotonic() < LEAST_S:
-                    self._record.skipped(stage.name, stage.about)
-                    print(f"{stage.name}: not run, no time is left", flush=True)
+                if why := self._obstacle(stage):
+                    record.skipped(stage.name, stage.about, why)
+                    print(f"{stage.name}: not run, {why}", flush=True)
+                    wrong += 1
                     continue
                 print(f"{stage.name}: {stage.about} ...", flush=True)
-                wrong += not self._tell(stage, self._bounded(stage))
-        print(f"the record is {self._record.path}")
+                wrong += not _tell(record, stage, self._bounded(stage), self.work)
+        print(f"the record is {record.path}")
         return 1 if wrong else 0
 
-    def _bounded(self, stage: Stage) -> Ended:
-        limit = min(stage.limit_s, self._ends - time.monotonic())
-        command = [sys.executable, "-m", f"on_gpu.{stage.name}", self._work, f"{limit:.0f}"]
-        command += [*self._words.get(stage.name, ()), *(["--small"] if self._small else [])]
-        return run_bounded(command, limit, self._work / f"{stage.name}.log", self._environment)
+    def _obstacle(self, stage: Stage) -> str:
+        """Why a stage cannot be run; empty if it can."""
+        if self.ends - time.monotonic() < LEAST_S:
+            return "no time was left"
+        prepared = Told.read(self.work / f"{PREPARE}.json").data.get("shards")
+        return "there are no shards" if stage.shards and not prepared else ""
 
-    def _tell(self, stage: Stage, ended: Ended) -> bool:
-        """Write down what a stage found; whether it ended well."""
-        told = Told.read(self._work / f"{stage.name}.json")
-        self._record.add(stage.name, stage.about, ended, told)
-        print(f"{stage.name}: {ended.how}, {ended.seconds:.0f} s", flush=True)
-        for table in told.tables[:1]:
-            print(table.markdown(), flush=True)
-        if ended.code != 0:
-            print(ended.tail(12), flush=True)
-        return ended.code == 0
+    def _bounded(self, stage: Stage) -> Ended:
+        limit = min(stage.limit_s, self.ends - time.monotonic())
+        command = [sys.executable, "-m", f"on_gpu.{stage.name}", self.work, f"{limit:.0f}"]
+        command += [*self.words.get(stage.name, ()), *(["--small"] if self.small else [])]
+        return run_bounded(command, limit, self.work / f"{stage.name}.log", self.environment)
+
+
+def _tell(record: Record, stage: Stage, ended: Ended, work: Path) -> bool:
+    """Write down what a stage found; whether it ended well."""
+    told = Told.read(work / f"{stage.name}.json")
+    record.add(stage.name, stage.about, ended, told)
+    print(f"{stage.name}: {ended.how}, {ended.seconds:.0f} s", flush=True)
+    for table in told.tables[:1]:
+        print(table.markdown(), flush=True)
+    if ended.code != 0:
+        print(ended.tail(12), flush=True)
+    return ended.code == 0
 
 
 def _arguments() -> argparse.Namespace:

@@ -30,6 +30,7 @@ def prepare(asked: Given) -> None:
         compiled = beside.submit(compile_loops)
         samples = SMALL_SAMPLES if asked.small else SAMPLES
         make_shards(asked.work, samples, 1 if asked.small else max(1, (os.cpu_count() or 1) - 2))
+        told.data["shards"] = samples
         note(f"{samples} pairs in indexed shards")
         compiled.result()
 

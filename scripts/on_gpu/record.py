@@ -33,12 +33,11 @@ FACTS_S: Final = 120
 class Record:
     """A Markdown file and a JSON file of one name, all logs, and a trace if there is a small one."""
 
-    def __init__(self, folder: Path, work: Path, environment: Mapping[str, str], *, small: bool) -> None:
-        """Ask what this machine is; its name is part of the record's."""
-        self._work, self._parts = work, list[str]()
-        self._facts = _facts({**os.environ, **environment})
+    def __init__(self, folder: Path, work: Path, facts: Mapping[str, Any], *, small: bool) -> None:
+        """Begin a record of a machine of which `facts_of_machine` are known; its device is part of the name."""
+        self._work, self._parts, self._facts = work, list[str](), dict(facts)
         self._data: dict[str, Any] = {"facts": self._facts, "stages": {}}
-        device = "small" if small else f"{self._facts.get('devices', 0)}x {self._facts.get('device', 'unknown')}"
+        device = "small" if small else f"{facts.get('devices', 0)}x {facts.get('device', 'unknown')}"
         self._title = f"Check of {device}, {date.today().isoformat()}"
         name = "-".join("".join(c if c.isalnum() else " " for c in device.lower()).split())
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,9 +53,9 @@ class Record:
         self._data["stages"][name] = {"ended": ended.how, "seconds": ended.seconds, **told.data}
         self._write()
 
-    def skipped(self, name: str, about: str) -> None:
-        """A stage for which no time was left."""
-        self._parts.append(f"## {about}\n\n`{name}`: not run, no time was left.")
+    def skipped(self, name: str, about: str, why: str) -> None:
+        """A stage that was not run."""
+        self._parts.append(f"## {about}\n\n`{name}`: not run, {why}.")
         self._data["stages"][name] = {"ended": "not run"}
         self._write()
 
@@ -79,13 +78,13 @@ def _end(log: Path) -> str:
         return file.read().decode(errors="replace")
 
 
-def _facts(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Of the machine, and the commit that is checked."""
+def facts_of_machine(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Of the machine, and the commit that is checked, by processes with these variables besides."""
     found: dict[str, Any] = {}
     try:
         command = [sys.executable, "-c", FACTS]
         said = subprocess.run(
-            command, env=dict(environment), capture_output=True, text=True, timeout=FACTS_S, check=True
+            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=FACTS_S, check=True
         )
         found |= json.loads(said.stdout)
     except (subprocess.SubprocessError, ValueError) as error:

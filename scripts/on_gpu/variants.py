@@ -47,10 +47,6 @@ VARIANTS: Final[Mapping[str, Variant]] = MappingProxyType(
         "fixed": Variant(
             "segments of the allocator do not grow", environment={"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
         ),
-        "unsharded": Variant(
-            "no FSDP around the modules of one device",
-            ("--encoder.sharding", "none", "--backbone.sharding", "none"),
-        ),
         "eager": Variant("blocks are not compiled", ("--no-compile",)),
     }
 )
