@@ -2,21 +2,29 @@
 
 import hashlib
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
+import google_crc32c
 import pytest
 import torch
 import torch.distributed as dist
 
-from trainclient.checkpoint.folder import (
+from trainclient.checkpoint.folder import Checkpoints
+from trainclient.checkpoint.resume_from import ResumeFrom
+from trainclient.checkpoint.selection import survey
+from trainclient.checkpoint.state import (
     STATE_VERSION,
     CheckpointError,
-    Checkpoints,
+    FileSum,
+    Line,
+    Manifest,
     SaveError,
     TrainerState,
-    complete_checkpoints,
+    Writer,
     read_state,
 )
 from trainclient.training.metrics import EvaluationMetrics, StepMetrics
@@ -43,12 +51,12 @@ def checkpoints(tmp_path: Path) -> Iterator[Checkpoints]:
 
 
 def test_round_trip(checkpoints: Checkpoints) -> None:
-    assert checkpoints.latest() is None
+    assert checkpoints.resume_point() is None
     for step in (1, 2, 3):
         checkpoints.save(tensors(step / 3), state(step))
-    path = checkpoints.latest()
+    path = checkpoints.resume_point()
     assert path is not None
-    assert [p.name for p in complete_checkpoints(path.parent)] == ["step-00000002", "step-00000003"]
+    assert [s.path.name for s in reversed(survey(path.parent).stored)] == ["step-00000002", "step-00000003"]
     assert sorted(p.name for p in path.parent.iterdir()) == ["step-00000002", "step-00000003"]
     assert read_state(path) == state(3)
     found = tensors(0)
@@ -60,7 +68,7 @@ def test_round_trip(checkpoints: Checkpoints) -> None:
 def test_a_module_that_was_frozen_is_read_without_state(checkpoints: Checkpoints) -> None:
     weights = {name: tensor for name, tensor in tensors(1).items() if "/" not in name}
     checkpoints.save(weights, replace(state(1), frozen=["vit"]))
-    path = checkpoints.latest()
+    path = checkpoints.resume_point()
     assert path is not None
     found = read_state(path)
     assert found.frozen == ["vit"]
@@ -72,19 +80,64 @@ def test_a_module_that_was_frozen_is_read_without_state(checkpoints: Checkpoints
     assert float(trained["vit.weight/step"]) == 0
 
 
-def test_the_same_step_again_replaces(checkpoints: Checkpoints) -> None:
-    checkpoints.save(tensors(1), state(5))
-    checkpoints.save(tensors(2), state(5))
-    path = checkpoints.latest()
+def test_what_has_the_name_already_is_set_aside(
+    checkpoints: Checkpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when a run went back to an older step: nothing is lost, and the run goes on with its own."""
+    for value in (1, 2, 3):
+        checkpoints.save(tensors(value), state(5))
+    path = checkpoints.resume_point()
     assert path is not None
+    assert loaded(checkpoints, path) == 3
+    asides = sorted((tmp_path / "checkpoints").glob("aside-step-00000005-*"))
+    assert [loaded(checkpoints, aside) for aside in asides] == [1, 2]
+    warnings = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(" ")[2] for line in warnings] == [str(aside) for aside in asides]
+
+
+def loaded(checkpoints: Checkpoints, path: Path) -> float:
+    """The value of all tensors in a checkpoint."""
     found = tensors(0)
     checkpoints.load(path, found)
-    assert float(found["vit.weight/step"]) == 2
+    assert found["vit.weight"].unique().tolist() == [float(found["vit.weight/step"])]
+    return float(found["vit.weight/step"])
+
+
+def test_only_what_the_run_wrote_is_removed(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    for step in (1, 2):
+        checkpoints.save(tensors(step), replace(state(step), run="theirs"))
+    for step in (3, 4):
+        checkpoints.save(tensors(step), replace(state(step), run="ours"))
+    shutil.copytree(root / "step-00000003", root / "step-00000900")
+    shutil.copytree(root / "step-00000003", root / "milestone")
+    assert checkpoints.resume_point() == root / "step-00000004"
+    for step in (5, 6, 7):
+        checkpoints.save(tensors(step), replace(state(step), run="ours"))
+    kept = [f"step-{step:08d}" for step in (1, 2, 6, 7, 900)]
+    assert sorted(p.name for p in root.iterdir()) == ["milestone", *kept]
+
+
+def test_what_was_left_behind_is_not_removed(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    many = Checkpoints(root, keep=9, group=dist.group.WORLD)
+    for step in (1, 2, 3, 4):
+        many.save(tensors(step), state(step))
+    assert checkpoints.resume_point(2, "settings") == root / "step-00000002"
+    for step in (3, 4, 5):
+        checkpoints.save(tensors(step + 10), state(step))
+    again = Checkpoints(root, keep=2, group=dist.group.WORLD)
+    assert again.resume_point(2, "settings") == root / "step-00000005"
+    again.save(tensors(16), state(6))
+    names = sorted(p.name.rpartition("-step-")[2][:8] if "aside" in p.name else p.name for p in root.iterdir())
+    assert names == ["00000003", "00000004", "step-00000005", "step-00000006"]
+    asides = sorted(root.glob("aside-*"))
+    assert [loaded(checkpoints, aside) for aside in asides] == [3, 4]
 
 
 def test_missing_and_misshapen_tensors_are_named(checkpoints: Checkpoints) -> None:
     checkpoints.save(tensors(1), state(1))
-    path = checkpoints.latest()
+    path = checkpoints.resume_point()
     assert path is not None
     with pytest.raises(CheckpointError, match=r"holds nothing for dit\.weight, and \[2\] is needed"):
         checkpoints.load(path, {"dit.weight": torch.zeros(2)})
@@ -92,41 +145,81 @@ def test_missing_and_misshapen_tensors_are_named(checkpoints: Checkpoints) -> No
         checkpoints.load(path, {"vit.weight": torch.zeros(4, 3)})
 
 
-@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "rubbish"])
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "rubbish", "flipped"])
 @pytest.mark.parametrize("kind", [".metadata", "*.distcp"])
-def test_damaged_files_are_named(checkpoints: Checkpoints, kind: str, damage: str) -> None:
-    checkpoints.save(tensors(1), state(1))
-    path = checkpoints.latest()
+def test_damaged_files_are_named(
+    checkpoints: Checkpoints, kind: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (1, 2):
+        checkpoints.save(tensors(step), state(step))
+    path = checkpoints.resume_point()
     assert path is not None
     (file,) = path.glob(kind)
     content = file.read_bytes()
     file.unlink()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    changed = {"empty": b"", "cut": content[:-1], "rubbish": b"no" * len(content), "flipped": bytes(flipped)}
     if damage != "gone":
-        file.write_bytes({"empty": b"", "cut": content[: len(content) // 2], "rubbish": b"no" * len(content)}[damage])
-    with pytest.raises(CheckpointError, match=rf"the checkpoint {path} cannot be read \(") as caught:
-        checkpoints.load(path, tensors(0))
-    assert "Traceback" not in str(caught.value)
+        file.write_bytes(changed[damage])
+    for wanted in (ResumeFrom.NEWEST, 2):
+        with pytest.raises(
+            CheckpointError, match=rf"{path} cannot be read \(rank 0: {file.name}.*newest-whole"
+        ) as caught:
+            checkpoints.resume_point(wanted)
+        assert "Traceback" not in str(caught.value)
+    sums = re.search(r"has CRC-32C (\w{8}), and was written with (\w{8})", str(caught.value))
+    expected = json.loads((path / "trainer.json").read_text())["files"][file.name]["crc32c"]
+    assert (sums is not None) == (damage == "flipped")
+    assert sums is None or (sums[1], sums[2]) == (f"{google_crc32c.value(bytes(flipped)):08x}", expected)
+    assert capsys.readouterr().err == ""
+    older = checkpoints.resume_point(ResumeFrom.NEWEST_WHOLE)
+    assert older == path.with_name("step-00000001")
+    assert f"warning: {path} is passed over (rank 0: {file.name}" in capsys.readouterr().err
+    checkpoints.save(tensors(3), state(2))
+    assert checkpoints.resume_point() == path
+    assert loaded(checkpoints, path) == 3
+
+
+def test_no_checkpoint_is_whole(checkpoints: Checkpoints) -> None:
+    checkpoints.save(tensors(1), state(1))
+    path = checkpoints.resume_point()
+    assert path is not None
+    (path / ".metadata").unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole; begin anew in another folder"):
+        checkpoints.resume_point(ResumeFrom.NEWEST_WHOLE)
+
+
+def test_a_file_more_is_named_and_left(checkpoints: Checkpoints, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoints.save(tensors(1), state(1))
+    path = checkpoints.resume_point()
+    assert path is not None
+    (path / "notes.txt").write_text("the good one")
+    assert checkpoints.resume_point() == path
+    assert f"{path} has files that it was not written with, which are not read: notes.txt" in capsys.readouterr().err
+    assert (path / "notes.txt").exists()
 
 
 def test_a_folder_that_cannot_be_written_to_is_known_before_the_first_checkpoint(
     checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
-    assert checkpoints.latest() is None
+    assert checkpoints.resume_point() is None
     file = tmp_path / "file"
     file.touch()
     for folder, reason in ((file, "File exists"), (file / "checkpoints", "Not a directory")):
         with pytest.raises(SaveError, match=rf"no checkpoint can be written to {folder} \(rank 0: {reason}: .*check"):
-            Checkpoints(folder, keep=2, group=dist.group.WORLD).latest()
+            Checkpoints(folder, keep=2, group=dist.group.WORLD).resume_point()
 
 
 def test_incomplete_ones_are_passed_over_and_swept(checkpoints: Checkpoints, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     checkpoints.save(tensors(1), state(1))
-    for name in (".partial-step-00000002", "step-00000007", "other"):
+    left, unknown = f".partial-{'0a' * 16}-step-00000002", (".partial-step-00000002", "step-00000007", "other")
+    for name in (left, *unknown):
         (root / name).mkdir()
-    assert [p.name for p in complete_checkpoints(root)] == ["step-00000001"]
+    assert [s.path.name for s in survey(root).stored] == ["step-00000001"]
     checkpoints.save(tensors(3), state(3))
-    assert not list(root.glob(".partial-*"))
+    assert {p.name for p in root.iterdir()} == {"step-00000001", "step-00000003", *unknown}
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:
@@ -148,20 +241,23 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     data = {"cursor": {"step": 1}, "modules": {}, "images": 0, "invalid_images": 0, "version": 9}
     for more in ({}, {"of_another_release": 1}):
         (tmp_path / "trainer.json").write_text(json.dumps(data | more))
-        with pytest.raises(CheckpointError, match="state version 9; this release reads 2, 3 and 4"):
+        with pytest.raises(CheckpointError, match="state version 9; this release reads 2 to 5"):
             read_state(tmp_path)
+
+
+KINDS = (TrainerState, Manifest, FileSum, Writer, Line, StepMetrics, EvaluationMetrics)
 
 
 def test_a_version_stands_for_fields() -> None:
     """With another field under the same version, a build without it would not know why it cannot read a state."""
-    names = " ".join(f.name for kind in (TrainerState, StepMetrics, EvaluationMetrics) for f in fields(kind))
-    assert (STATE_VERSION, hashlib.sha256(names.encode()).hexdigest()[:12]) == (4, "17c0ceb42692")
+    names = " ".join(f.name for kind in KINDS for f in fields(kind))
+    assert (STATE_VERSION, hashlib.sha256(names.encode()).hexdigest()[:12]) == (5, "a2a78b5779b5")
 
 
 def test_what_is_besides_tensors_may_change(checkpoints: Checkpoints) -> None:
     checkpoints.save(tensors(1), replace(state(5), unevaluated={"step": 4}))
     checkpoints.amend(state(5))
-    path = checkpoints.latest()
+    path = checkpoints.resume_point()
     assert path is not None
     assert read_state(path) == state(5)
     found = tensors(0)

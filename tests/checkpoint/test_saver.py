@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 from faults.disk import fill, missing, small_disk
 
-from trainclient.checkpoint.folder import Checkpoints, SaveError, TrainerState, complete_checkpoints
+from trainclient.checkpoint.folder import Checkpoints
 from trainclient.checkpoint.saver import Saver, share
+from trainclient.checkpoint.selection import survey
+from trainclient.checkpoint.state import SaveError, TrainerState
 
 NAMES = tuple("abcde")
 WAIT_S = 120
@@ -36,6 +38,11 @@ def world(folder: Path) -> Iterator[dist.ProcessGroup]:
         dist.destroy_process_group()
 
 
+def complete(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, oldest first."""
+    return [stored.path for stored in reversed(survey(folder).stored)]
+
+
 def values(checkpoints: Checkpoints, path: Path, names: tuple[str, ...], size: int) -> set[float]:
     """All that is in these tensors of a checkpoint."""
     tensors = {name: torch.full((size,), -1.0) for name in names}
@@ -55,8 +62,9 @@ TWO = """
 import sys
 from pathlib import Path
 import torch, torch.distributed as dist
-from trainclient.checkpoint.folder import Checkpoints, TrainerState
+from trainclient.checkpoint.folder import Checkpoints
 from trainclient.checkpoint.saver import Saver
+from trainclient.checkpoint.state import TrainerState
 root, rank = Path(sys.argv[1]), int(sys.argv[2])
 dist.init_process_group("gloo", store=dist.FileStore(str(root / "store"), 2), rank=rank, world_size=2)
 checkpoints = Checkpoints(root / "checkpoints", 3, dist.group.WORLD)
@@ -89,7 +97,7 @@ def test_steps_go_on_and_the_next_one_waits(tmp_path: Path) -> None:
         assert first.stdout is not None
         assert second.stdin is not None
         assert first.stdout.readline() == "goes on\n"
-        assert complete_checkpoints(folder) == []
+        assert complete(folder) == []
         second.stdin.write("\n\n")
         second.stdin.flush()
         assert [process.wait(WAIT_S) for process in processes] == [0, 0]
@@ -97,7 +105,7 @@ def test_steps_go_on_and_the_next_one_waits(tmp_path: Path) -> None:
         for process in processes:
             process.kill()
             process.communicate()
-    found = complete_checkpoints(folder)
+    found = complete(folder)
     assert [path.name for path in found] == ["step-00000001", "step-00000002"]
     with world(tmp_path / "reader") as group:
         checkpoints = Checkpoints(folder, 3, group)
@@ -108,8 +116,9 @@ FOREVER = """
 import itertools, sys
 from pathlib import Path
 import torch, torch.distributed as dist
-from trainclient.checkpoint.folder import Checkpoints, TrainerState
+from trainclient.checkpoint.folder import Checkpoints
 from trainclient.checkpoint.saver import Saver
+from trainclient.checkpoint.state import TrainerState
 root = Path(sys.argv[1])
 dist.init_process_group("gloo", store=dist.FileStore(str(root / "store"), 1), rank=0, world_size=1)
 checkpoints = Checkpoints(root / "checkpoints", 3, dist.group.WORLD)
@@ -132,12 +141,12 @@ def test_killed_in_the_middle_of_a_save(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    found = complete_checkpoints(folder)
-    assert [f".partial-{path.name}" for path in found] != [partial.name]
+    found = complete(folder)
+    assert found[-1].name != partial.name[-len(found[-1].name) :]
     with world(tmp_path / "reader") as group:
         checkpoints = Checkpoints(folder, 3, group)
         steps = [int(path.name.removeprefix("step-")) for path in found]
-        assert int(partial.name.removeprefix(".partial-step-")) == steps[-1] + 1
+        assert int(partial.name.rpartition("-")[2]) == steps[-1] + 1
         assert [values(checkpoints, path, ("w",), 1 << 22) for path in found] == [{float(step)} for step in steps]
         checkpoints.save({"w": torch.zeros(1)}, state(steps[-1] + 1))
     assert not partial.exists()
@@ -145,11 +154,11 @@ def test_killed_in_the_middle_of_a_save(tmp_path: Path) -> None:
 
 def _held_in_a_save(process: "subprocess.Popen[bytes]", folder: Path) -> Path | None:
     """Hold a process still; what it is writing after its second checkpoint, or None if it is just not writing."""
-    if len(complete_checkpoints(folder)) < 2 or not list(folder.glob(".partial-step-*/*.distcp")):
+    if len(complete(folder)) < 2 or not list(folder.glob(".partial-*-step-*/*.distcp")):
         time.sleep(0.001)
         return None
     process.send_signal(signal.SIGSTOP)
-    found = [path.parent for path in folder.glob(".partial-step-*/*.distcp")]
+    found = [path.parent for path in folder.glob(".partial-*-step-*/*.distcp")]
     if found and not (found[0] / ".metadata").exists():
         return found[0]
     process.send_signal(signal.SIGCONT)

@@ -12,7 +12,7 @@ from torch import Tensor
 from training.runs import stored
 
 from trainclient.checkpoint.export import ExportConfig, export
-from trainclient.checkpoint.folder import CheckpointError
+from trainclient.checkpoint.state import CheckpointError
 from trainclient.models.hf import load_pretrained
 from trainclient.models.lora import LowRank, is_adapter, merged
 from trainclient.training.config import ConfigError, validate_config

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from trainclient.checkpoint.export import ExportConfig, export
-from trainclient.checkpoint.folder import read_state
+from trainclient.checkpoint.state import read_state
 from trainclient.training.gradients import scale_gradients, square_sum
 from trainclient.training.optimizer import Optimizer
 from trainclient.training.optimizer_config import OptimizerConfig

@@ -8,7 +8,7 @@ import pytest
 from builders.jobs import module
 
 from dataserver.planning.jobspec import ModuleSpec
-from trainclient.checkpoint.folder import TrainerState
+from trainclient.checkpoint.state import TrainerState
 from trainclient.training.changes import changes, update_settings
 from trainclient.training.optimizer_config import OptimizerConfig
 from trainclient.training.schedule import module_rates

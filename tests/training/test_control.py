@@ -13,6 +13,7 @@ from torch.distributed import HashStore
 from training.members import running
 
 from trainclient.exchange.transport import PeerLostError
+from trainclient.processes import identity
 from trainclient.training import control as control_module
 from trainclient.training import stopped
 from trainclient.training.control import Control, RunEndedError
@@ -163,16 +164,16 @@ def test_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_is_ended_by_its_identity_alone() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        found = stopped.identity(process.pid)
+        found = identity(process.pid)
         boot, namespace, started, number = found.split()
         assert number == str(process.pid)
         others = f"{boot[::-1]} {namespace}", f"{boot} {namespace}0"
         for other in (f"{others[0]} {started}", f"{others[1]} {started}", f"{boot} {namespace} {int(started) - 1}"):
             stopped.end(f"{other} {number}")
-        for nothing in ("", "?", "a b c d", f"{boot} {namespace} {started} 0", stopped.identity()):
+        for nothing in ("", "?", "a b c d", f"{boot} {namespace} {started} 0", identity()):
             stopped.end(nothing)
         assert process.poll() is None
         stopped.end(found)
         assert process.wait(DEADLINE_S) == -signal.SIGKILL
     stopped.end(found)
-    assert stopped.identity(process.pid) == ""
+    assert identity(process.pid) == ""

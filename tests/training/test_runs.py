@@ -25,7 +25,7 @@ from program.runtime_cases import Degrees, job_data
 from training.runs import TIMEOUT_S, Run, descendants, kill_tree, read_until, stored, variables
 
 from dataserver.planning.simulation import OperationKind
-from trainclient.checkpoint.folder import read_state
+from trainclient.checkpoint.state import read_state
 
 FIRST = Degrees(2, 2, 1, 2, colocated=True)
 SECOND = Degrees(2, 2, 1, 1)

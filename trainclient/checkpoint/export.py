@@ -12,14 +12,10 @@ import tyro
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from trainclient.checkpoint.folder import (
-    CheckpointError,
-    complete_checkpoints,
-    explained,
-    is_state,
-    read_state,
-    stored_tensors,
-)
+from trainclient.checkpoint.folder import explained, stored_tensors
+from trainclient.checkpoint.selection import newest
+from trainclient.checkpoint.state import CheckpointError, is_state, read_manifest
+from trainclient.checkpoint.sums import damages
 from trainclient.models.backbone import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import export_adapter, export_pretrained
@@ -61,11 +57,11 @@ def export(config: ExportConfig) -> list[str]:
     Raises:
         ValueError: there is no such checkpoint or module, or no architecture that is exported is like it.
     """
-    found = complete_checkpoints(config.checkpoint)
-    path = found[-1] if found else config.checkpoint
-    if path not in complete_checkpoints(path.parent):
-        raise CheckpointError(f"there is no complete checkpoint {path}, nor one in it; give a folder step-N, or theirs")
-    modules = read_state(path).modules
+    path = newest(config.checkpoint)
+    manifest = read_manifest(path)
+    if found := damages(path, manifest.files or {}):
+        raise CheckpointError(f"the checkpoint {path} is damaged ({'; '.join(found[:4])}); export an older one")
+    modules = manifest.state.modules
     if config.module not in modules:
         there = ", ".join(sorted(modules))
         raise CheckpointError(f"the checkpoint {path} has no module {config.module}; it has {there}")

@@ -1,23 +1,28 @@
-"""Checkpoints: model, optimizer and cursor, readable by any layout of the same stream.
+"""The checkpoints of a folder: model, optimizer and cursor, readable by any layout of the same stream.
 
 A checkpoint is a folder `step-N`: the tensors as torch.distributed.checkpoint writes them, each once, under their names
-in the whole model, and `trainer.json`. It is written under another name and renamed when it is complete, so a folder
-named `step-N` is always whole, whenever the processes are killed.
+in the whole model, and `trainer.json`. It is written under a name that holds the attempt's, and renamed when it is
+complete, so a folder named `step-N` is always whole, whenever the processes are killed.
+
+Who takes over a folder first renames what attempts before it have not published. So a process that was stopped on its
+way to publish, and goes on, finds nothing to rename, whatever it had checked before.
 """
 
 import errno
+import itertools
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
@@ -26,173 +31,113 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from trainclient.checkpoint.lease import Lease
+from trainclient.checkpoint.lease_file import LeaseLostError
+from trainclient.checkpoint.resume_from import ResumeFrom
+from trainclient.checkpoint.selection import Resumption, resumption, survey
+from trainclient.checkpoint.state import (
+    OTHERWISE,
+    REMEDY,
+    STATE_FILE,
+    CheckpointError,
+    FileSum,
+    Line,
+    Manifest,
+    SaveError,
+    TrainerState,
+    Writer,
+    read_manifest,
+    sync_folder,
+    write_manifest,
+)
+from trainclient.checkpoint.sums import SummingFiles, damages, dealt, extras
+from trainclient.checkpoint.texts import gathered, told
 from trainclient.checkpoint.writer import PlainWriter
-from trainclient.models.noise import NOISE_VERSION
 
-STATE_VERSION = 4
-"""Of the fields of `TrainerState`, and of the metrics within: another field takes another version."""
-_READ_VERSIONS = 2, 3, STATE_VERSION
-"""Version 2 is without metrics that lack an evaluation, version 3 without what updates were made with."""
-_STATE_FILE = "trainer.json"
-_NAME = re.compile(r"step-(\d{8,})")
-_TOLD_BYTES = 1024
-_REMEDY = "check the storage and its space"
-
-
-def is_state(name: str) -> bool:
-    """Whether a tensor of that name is state of an optimizer; the parameter's name stands before it."""
-    return "/" in name
-
-
-def module_of(name: str) -> str:
-    """The module that a tensor belongs to; names of modules have no dot."""
-    return name.partition(".")[0]
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be resumed, or not by this job."""
-
-
-class SaveError(CheckpointError):
-    """A checkpoint that cannot be written. All processes raise it with the same message."""
-
-    known_to_all = True
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerState:
-    """What a checkpoint holds besides tensors."""
-
-    cursor: dict[str, Any]
-    """`DataClient.state_dict()`: version, stream_id, step, and the stream to tell what differs from another one."""
-    modules: dict[str, Any]
-    """Sizes of every module by its name."""
-    images: int = 0
-    """Images of all steps so far."""
-    invalid_images: int = 0
-    """Images of these that could not be decoded."""
-    version: int = STATE_VERSION
-    noise_version: int = NOISE_VERSION
-    """Of the diffusion noise; states that do not say so are of version 1."""
-    run: str = ""
-    """Name of the run, which its metrics carry."""
-    frozen: list[str] = field(default_factory=list)
-    """Modules that were not trained in the last step: the tensors hold no state of an optimizer for them."""
-    unevaluated: dict[str, Any] | None = None
-    """Metrics of the last step, if the run was asked to stop before its evaluation had a result."""
-    optimizer: dict[str, Any] = field(default_factory=dict)
-    """What updates were made with (`training/changes.py`), to tell what differs when a run resumes."""
-
-    def readable(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those tensors that the checkpoint holds: where a module was frozen, its optimizer begins anew."""
-        return {name: t for name, t in tensors.items() if module_of(name) not in self.frozen or not is_state(name)}
-
-    @property
-    def step(self) -> int:
-        """The first step that is not in the parameters."""
-        return int(self.cursor["step"])
-
-    def require_modules(self, modules: dict[str, Any], where: Path) -> None:
-        """Raise CheckpointError, with what differs, unless all of these models are in the checkpoint."""
-        different = [
-            f"{name}.{key}: {value!r} here, {self.modules[name].get(key)!r} there"
-            for name, sizes in modules.items()
-            for key, value in sizes.items()
-            if name in self.modules and value != self.modules[name].get(key)
-        ]
-        different += [f"no module {name} there, only {list(self.modules)}" for name in modules.keys() - self.modules]
-        if different:
-            raise CheckpointError(
-                f"the checkpoint {where} has other models ({'; '.join(different)}); give the sizes and module names it "
-                "was made with"
-            )
+_PARTIAL: Final = re.compile(r"\.partial-([0-9a-f]{32})-.+")
 
 
 class Checkpoints:
     """The checkpoints of one folder, used by all processes together."""
 
-    def __init__(self, directory: Path, keep: int, group: ProcessGroup) -> None:
-        """Use a folder.
+    def __init__(self, directory: Path, keep: int, group: ProcessGroup, lease: Lease | None = None) -> None:
+        """Use a folder; all processes do so together.
 
         Args:
             directory: the same on all processes.
-            keep: how many of the newest to keep.
+            keep: how many of the newest to keep, of those that this run wrote.
             group: all processes, over gloo.
+            lease: of the folder; only the first process has it. Without one nothing else may use the folder.
         """
         self._directory = directory
         self._keep = keep
         self._group = group
         self._leads = group.rank() == 0
+        self._lease = lease
+        self._attempt = told(lease.owner.attempt if lease is not None else uuid.uuid4().hex, group)
+        self._line = Line()
 
     def save(self, tensors: dict[str, Tensor], state: TrainerState) -> None:
         """Write a checkpoint; all processes call it with the same state, each with its own tensors.
 
         Raises:
-            SaveError: it cannot be written; the same one on all processes. What was written of it is removed.
+            SaveError: it cannot be written, or another run owns the folder by now; the same one on all processes. What
+                was written of it is removed.
             RuntimeError: another process is gone.
         """
         target = self._directory / f"step-{state.step:08d}"
-        partial = self._directory / f".partial-{target.name}"
+        partial = self._directory / f".partial-{self._attempt}-{target.name}"
         failure = f"the checkpoint {target} cannot be written"
-        self._led(failure, lambda: _make_room(self._directory))
+        self._led(failure, self._make_room)
+        files = SummingFiles()
         try:
-            save(tensors, storage_writer=PlainWriter(partial), process_group=self._group)
+            save(tensors, storage_writer=PlainWriter(partial, files), process_group=self._group)
         except CheckpointException as error:  # on all processes, when none of them writes any more
-            if self._leads:
-                shutil.rmtree(partial, ignore_errors=True)
-            raise SaveError(f"{failure} ({_reasons(error)}); {_REMEDY}") from error
-        self._led(failure, lambda: self._complete(partial, target, state))
+            self._led(failure, lambda: self._give_up(partial))
+            raise SaveError(f"{failure} ({_reasons(error)}); {REMEDY}") from error
+        sums = gathered(json.dumps({name: (s.bytes, s.crc32c) for name, s in files.sums.items()}), self._group)
+        self._led(failure, lambda: self._complete(partial, target, state, sums))
 
     def amend(self, state: TrainerState) -> None:
-        """Replace what the checkpoint of a state's step holds besides tensors; errors as in `save`."""
+        """Replace what the trainer says of itself in the checkpoint of a state's step; errors as in `save`."""
         target = self._directory / f"step-{state.step:08d}"
-        self._led(f"the checkpoint {target} cannot be written", lambda: _write_state(target, state))
 
-    def _complete(self, partial: Path, target: Path, state: TrainerState) -> None:
-        """Give what all have written its name."""
-        try:
-            _write_state(partial, state)
-            _publish(partial, target)
-        except OSError:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        for old in complete_checkpoints(self._directory)[: -self._keep]:
-            _discard(old)
+        def write() -> None:
+            self._require_lease()
+            write_manifest(target, replace(read_manifest(target), state=state))
 
-    def _led(self, failure: str, action: Callable[[], None]) -> None:
-        """Have the first process do something while the others wait; SaveError on all if it cannot."""
-        reason = ""
-        if self._leads:
-            try:
-                action()
-            except OSError as error:
-                reason = f"{error.strerror or type(error).__name__}: {error.filename or self._directory}"
-        told = torch.frombuffer(bytearray(reason.encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0")), dtype=torch.uint8)
-        dist.broadcast(told, group_src=0, group=self._group)
-        reason = bytes(told.numpy()).rstrip(b"\0").decode(errors="replace")
-        if reason:
-            raise SaveError(f"{failure} (rank 0: {reason}); {_REMEDY}")
+        self._led(f"the checkpoint {target} cannot be written", write)
 
-    def latest(self) -> Path | None:
-        """The newest complete checkpoint, the same on all processes.
+    def resume_point(self, wanted: int | ResumeFrom = ResumeFrom.NEWEST, settings: str = "") -> Path | None:
+        """The checkpoint to continue from, whose files are as they were written; the same on all processes.
+
+        Args:
+            wanted: a step, or which one.
+            settings: see `resumption`.
 
         Raises:
-            CheckpointError: this process does not see the folder that the first one sees.
-            SaveError: it cannot be written to; better known now than at the first checkpoint.
+            CheckpointError: there is no such checkpoint, it is damaged, or a process does not see it.
+            SaveError: the folder cannot be written to; better known now than at the first checkpoint.
         """
-        self._led(f"no checkpoint can be written to {self._directory}", lambda: make_folder(self._directory))
-        found = complete_checkpoints(self._directory) if self._leads else []
-        step = torch.tensor([_step_of(found[-1]) if found else -1])
-        dist.broadcast(step, group_src=0, group=self._group)
-        if int(step) < 0:
-            return None
-        path = self._directory / f"step-{int(step):08d}"
-        if not (path / _STATE_FILE).is_file():
-            raise CheckpointError(
-                f"this process does not see the checkpoint {path} that global rank 0 sees; the checkpoint directory "
-                "must be on storage that all processes share"
-            )
-        return path
+        found: list[Resumption] = []
+        failure = f"no checkpoint can be written to {self._directory}"
+        names = json.loads(self._led(failure, lambda: self._look(found, wanted, settings)))
+        for number, name in enumerate(names):
+            path = self._directory / str(name)
+            damage = self._damage(path)
+            if damage and wanted != ResumeFrom.NEWEST_WHOLE:
+                raise CheckpointError(f"the checkpoint {path} cannot be read ({damage}); {OTHERWISE}")
+            if damage:
+                self._warn(f"{path} is passed over ({damage})")
+                continue
+            if found:
+                self._line = found[0].line(found[0].candidates[number])
+            return path
+        if names:
+            raise CheckpointError(f"no checkpoint in {self._directory} is whole; begin anew in another folder")
+        if found:
+            self._line = found[0].line(None)
+        return None
 
     def load(self, path: Path, tensors: dict[str, Tensor]) -> None:
         """Read a checkpoint into existing tensors; all processes call it, each with its own tensors.
@@ -212,20 +157,134 @@ class Checkpoints:
         with explained(f"the checkpoint {path} cannot be read"):
             load(tensors, checkpoint_id=path, process_group=self._group)
 
+    def _look(self, found: list[Resumption], wanted: int | ResumeFrom, settings: str) -> str:
+        """Names of the checkpoints to try, as JSON. From here on no attempt before this one publishes anything."""
+        make_folder(self._directory)
+        self._make_room()
+        seen = survey(self._directory)
+        found.append(resumption(seen, wanted, settings))
+        for line in (*seen.warnings, *found[0].notes):
+            self._warn(line)
+        return json.dumps([stored.path.name for stored in found[0].candidates])
+
+    def _damage(self, path: Path) -> str:
+        """What is wrong with the files of a checkpoint, of which each process reads its share; the same on all."""
+        rank = self._group.rank()
+        try:
+            manifest = read_manifest(path)
+            found = damages(path, dealt(manifest.files or {}, rank, self._group.size()))
+        except CheckpointError as error:
+            manifest, found = None, [str(error) if (path / STATE_FILE).exists() else _NOT_SEEN]
+        said = gathered(json.dumps(found), self._group)
+        problems = [f"rank {r}: {problem}" for r, text in enumerate(said) for problem in json.loads(text)]
+        if self._leads and manifest is not None:
+            if manifest.files is None:
+                self._warn(f"{path} was written without checksums, so that damage to it would not be noticed")
+            if more := extras(path, manifest):
+                self._warn(f"{path} has files that it was not written with, which are not read: {', '.join(more)}")
+        return told("; ".join(problems[:4]), self._group)
+
+    def _make_room(self) -> None:
+        """Make the folder, without what attempts before this one were writing when they ended, or still write."""
+        self._require_lease()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for number, path in enumerate(sorted(self._directory.iterdir())):
+            named = _PARTIAL.fullmatch(path.name)
+            if named is None or not path.is_dir():
+                continue
+            doomed = path if named[1] == self._attempt else self._own(f"dropped-{number}-{uuid.uuid4().hex[:8]}")
+            with suppress(FileNotFoundError):  # who was writing it has found out, too
+                shutil.rmtree(path.rename(doomed), ignore_errors=True)
+
+    def _complete(self, partial: Path, target: Path, state: TrainerState, sums: list[str]) -> None:
+        """Give what all have written its name, and remove what is older than the ones to keep."""
+        files = {name: FileSum(*s) for text in sums for name, s in json.loads(text).items()}
+        try:
+            write_manifest(partial, Manifest(state, files, self._writer(), self._line))
+            self._publish(partial, target)
+        except OSError:
+            self._give_up(partial)
+            raise
+        own = [s for s in survey(self._directory).stored if s.manifest.state.run == state.run]
+        own = sorted((s for s in own if self._line.holds(s.manifest.line.number, s.step)), key=lambda s: s.step)
+        for old in own[: -self._keep]:
+            self._require_lease()
+            shutil.rmtree(old.path.rename(self._own(f"old-{old.path.name}")))
+
+    def _publish(self, partial: Path, target: Path) -> None:
+        """Rename a complete checkpoint into place; what has its name already is set aside, and not removed."""
+        before = target.stat() if target.exists() else None
+        self._require_lease()
+        if before is not None:
+            names = (target.with_name(f"aside-{target.name}-{self._attempt[:8]}-{n}") for n in itertools.count(1))
+            aside = target.rename(next(name for name in names if not name.exists()))
+            if not os.path.samestat(before, aside.stat()):  # this process was stopped, and is no longer the owner
+                aside.rename(target)
+            self._require_lease()
+            self._warn(f"{target} was there before this run came to that step; what was there is now {aside}")
+        partial.rename(target)  # fails where there is one
+        sync_folder(target.parent)
+
+    def _give_up(self, partial: Path) -> None:
+        """Remove what could not be published; raises LeaseLostError if that is why."""
+        shutil.rmtree(partial, ignore_errors=True)
+        self._require_lease()
+
+    def _require_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.require()
+
+    def _own(self, name: str) -> Path:
+        """A folder that is removed, if this process does not come to it, by the next owner."""
+        return self._directory / f".partial-{self._attempt}-{name}"
+
+    def _writer(self) -> Writer | None:
+        if self._lease is None:
+            return None
+        owner, now = self._lease.owner, datetime.now(UTC).isoformat(timespec="seconds")
+        return Writer(owner.host, owner.pid, owner.attempt, self._lease.number, owner.release, now)
+
+    def _warn(self, text: str) -> None:
+        if self._leads:
+            sys.stderr.write(f"warning: {text}\n")
+
+    def _led(self, failure: str, action: Callable[[], str | None]) -> str:
+        """Have the first process do something while the others wait; what it returns.
+
+        Raises:
+            SaveError: storage refuses it, or another run owns the folder.
+            CheckpointError: it refuses a checkpoint.
+        """
+        said: dict[str, Any] = {}
+        if self._leads:
+            try:
+                said = {"done": action() or ""}
+            except LeaseLostError as error:
+                said = {"lost": str(error)}
+            except CheckpointError as error:
+                said = {"refused": str(error)}
+            except OSError as error:
+                reason = f"{error.strerror or type(error).__name__}: {error.filename or self._directory}"
+                said = {"lost": f"{failure} (rank 0: {reason}); {REMEDY}"}
+        said = json.loads(told(json.dumps(said), self._group))
+        if "lost" in said:
+            raise SaveError(said["lost"])
+        if "refused" in said:
+            raise CheckpointError(said["refused"])
+        return str(said["done"])
+
+
+_NOT_SEEN: Final = (
+    "this process does not see the checkpoint that global rank 0 sees; the checkpoint directory must be on storage "
+    "that all processes share"
+)
+
 
 def make_folder(directory: Path) -> None:
     """Make the folder of checkpoints, if it is not there; OSError if it can be neither made nor written to."""
     directory.mkdir(parents=True, exist_ok=True)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
-
-
-def complete_checkpoints(directory: Path) -> list[Path]:
-    """The complete checkpoints of a folder, oldest first."""
-    if not directory.is_dir():
-        return []
-    found = [p for p in directory.iterdir() if _NAME.fullmatch(p.name) and (p / _STATE_FILE).is_file()]
-    return sorted(found, key=_step_of)
 
 
 def stored_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
@@ -238,37 +297,9 @@ def stored_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
         stored = FileSystemReader(path).read_metadata().state_dict_metadata
     except Exception as error:  # torch keeps it as a pickle, which raises anything if it is damaged
         raise CheckpointError(
-            f"the checkpoint {path} cannot be read ({type(error).__name__}: {error}); {_REMEDY}"
+            f"the checkpoint {path} cannot be read ({type(error).__name__}: {error}); {REMEDY}"
         ) from None
     return {name: entry for name, entry in stored.items() if isinstance(entry, TensorStorageMetadata)}
-
-
-def read_state(path: Path) -> TrainerState:
-    """What a checkpoint holds besides tensors.
-
-    Raises:
-        CheckpointError: it cannot be read, or was written by another release.
-    """
-    try:
-        data = {"noise_version": 1, **json.loads((path / _STATE_FILE).read_bytes())}
-        version = data["version"]
-        state = TrainerState(**data) if version in _READ_VERSIONS else None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(
-            f"the checkpoint {path} cannot be read ({type(error).__name__}: {error}); remove it to resume from an "
-            "older one"
-        ) from None
-    if state is None:
-        raise CheckpointError(
-            f"the checkpoint {path} has state version {version}; this release reads "
-            f"{', '.join(map(str, _READ_VERSIONS[:-1]))} and {STATE_VERSION}: resume it with the release that made it"
-        )
-    if state.noise_version != NOISE_VERSION:
-        raise CheckpointError(
-            f"the checkpoint {path} was trained with noise version {state.noise_version}; this release makes "
-            f"{NOISE_VERSION}, and the same steps would give another model: resume it with the release that made it"
-        )
-    return state
 
 
 @contextmanager
@@ -277,54 +308,9 @@ def explained(what: str) -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:
-        raise CheckpointError(f"{what} ({_reasons(error)}); {_REMEDY}") from error
+        raise CheckpointError(f"{what} ({_reasons(error)}); {REMEDY}") from error
 
 
 def _reasons(error: CheckpointException) -> str:
     """Of what torch collects from all processes, a BaseException with a page of text, a line."""
     return "; ".join(sorted({f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items()})[:4])
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
-
-
-def _publish(partial: Path, target: Path) -> None:
-    """Rename a complete checkpoint into place; it replaces one of the same step that an earlier run left."""
-    if target.exists():
-        _discard(target)
-    partial.rename(target)
-    _sync_folder(target.parent)
-
-
-def _discard(path: Path) -> None:
-    """Remove a checkpoint so that no part of it ever looks complete."""
-    doomed = path.with_name(f".partial-old-{path.name}")
-    path.rename(doomed)
-    shutil.rmtree(doomed)
-
-
-def _make_room(directory: Path) -> None:
-    """Make the folder, without what killed processes left."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for leftover in directory.glob(".partial-*"):
-        shutil.rmtree(leftover)
-
-
-def _write_state(folder: Path, state: TrainerState) -> None:
-    """Write what a checkpoint holds besides tensors, durably and at once."""
-    new = folder / f".{_STATE_FILE}"
-    with new.open("wb") as file:
-        file.write(json.dumps(asdict(state), sort_keys=True, indent=1).encode())
-        file.flush()
-        os.fsync(file.fileno())
-    new.rename(folder / _STATE_FILE)
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.staging import StagingOptions
 
-from trainclient.checkpoint.folder import Checkpoints, TrainerState
+from trainclient.checkpoint.folder import Checkpoints
+from trainclient.checkpoint.state import TrainerState
 from trainclient.sharding.parts import dealt_over
 from trainclient.torch_compat import Stager
 

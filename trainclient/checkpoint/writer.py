@@ -1,6 +1,8 @@
 """Torch's writer of checkpoint files, with errors that say what the system said."""
 
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from pathlib import Path
+
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -8,6 +10,11 @@ from torch.futures import Future
 
 class PlainWriter(FileSystemWriter):
     """Names what stopped it; of a full disk, torch says at which position of its archive it found itself."""
+
+    def __init__(self, path: Path, files: FileSystem) -> None:
+        """Write into a folder, by `files`."""
+        super().__init__(path)
+        self.fs = files
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """See torch. Raises OSError where the system refused something."""

@@ -7,7 +7,7 @@ every rate from the first step after it; what is saved here says what differs.
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from trainclient.checkpoint.folder import TrainerState
+from trainclient.checkpoint.state import TrainerState
 from trainclient.training.optimizer_config import Course, OptimizerConfig
 from trainclient.training.schedule import ModuleRates, Schedule
 

@@ -11,6 +11,7 @@ import tyro
 from pydantic import Field, ValidationError
 
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, parse_yaml
+from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.models.contrastive_loss import ContrastiveLoss
 from trainclient.stream.endpoint import Timeouts
 from trainclient.training.optimizer_config import OptimizerConfig
@@ -151,15 +152,19 @@ class ContrastiveConfig(Options):
     """Width of the features of all towers."""
 
 
+ResumeStep = Annotated[int, Field(ge=0, lt=10**18)]
+
+
 class CheckpointConfig(Options):
     """Checkpoints."""
 
     directory: Annotated[Path | None, SAYS_ITSELF] = None
-    """Folder that all processes see; without one nothing is saved. Training resumes from the newest one in it."""
+    """Folder that all processes see; without one nothing is saved. Training resumes from the newest one in it, or as
+    --resume-from says."""
     every: Annotated[int, Field(ge=1)] = 100
     """Steps between two; one more is written when training ends."""
     keep: Annotated[int, Field(ge=1)] = 3
-    """How many of the newest to keep."""
+    """How many of the newest to keep, of those that this run wrote."""
     asynchronous: bool = True
     """Go on training while a checkpoint is written. Each process keeps host memory for a copy of what it saves."""
 
@@ -282,6 +287,11 @@ class TrainConfig(Options):
     """Where to compute."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial parameters; the data has the job's."""
+    resume_from: ResumeStep | ResumeFrom = ResumeFrom.NEWEST
+    """Checkpoint to go on from: the one of a step (100), newest, newest-whole (damaged ones are passed over with a
+    warning), or none (begin anew; a folder that has checkpoints is refused)."""
+    take_over: bool = False
+    """Take the outputs over from another run that owns them, which then ends, even if it may still live."""
     steps: Annotated[Annotated[int, Field(ge=1)] | None, SAYS_ITSELF] = None
     """Stop before this step, if the job does not end earlier."""
     max_invalid_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
@@ -370,6 +380,8 @@ def validated(data: dict[str, Any], kind: type[Config]) -> Config:
 def checked(config: Config) -> Config:
     """A configuration whose file and flags are put together; ConfigError names fields that do not fit each other."""
     problems = [f"optimizer.{problem}" for problem in config.optimizer.problems()]
+    if config.resume_from not in (ResumeFrom.NEWEST, ResumeFrom.NONE) and config.checkpoint.directory is None:
+        problems.append(f"resume_from: {config.resume_from} needs checkpoint.directory, the folder to resume from")
     if problems:
         raise ConfigError(f"the configuration is not valid: {'; '.join(problems)}")
     return config

@@ -25,6 +25,7 @@ from typing import Any, Self
 from torch._C._distributed_c10d import Store
 
 from trainclient.exchange.transport import PeerLostError, plain_text
+from trainclient.processes import identity
 from trainclient.stream.errors import ClientError
 from trainclient.training import stopped
 from trainclient.training.frames import is_ours, is_users
@@ -65,7 +66,7 @@ class _Peer:
     """-1 until it has said so."""
     name: str = ""
     process: str = ""
-    """See `stopped.identity`."""
+    """See `processes.identity`."""
     doing: str = "nothing yet"
     heard: float = field(default_factory=time.monotonic)
     received: bytearray = field(default_factory=bytearray)
@@ -110,13 +111,13 @@ class Control:
             self._listener = socket.create_server(("127.0.0.1" if local else "", 0), backlog=min(world_size, 1024))
             port = self._listener.getsockname()[1]
             address = "127.0.0.1" if local else host
-            store.set(ADDRESS_KEY, json.dumps([address, port, self._token, stopped.identity(), name]))
+            store.set(ADDRESS_KEY, json.dumps([address, port, self._token, identity(), name]))
         elif world_size > 1:
             found_host, port, self._token, first, first_name = json.loads(store.get(ADDRESS_KEY))
             connection = socket.create_connection((found_host, port), timeout=timeout_s)
             peer = _Peer(connection, 0, f"global rank 0 ({first_name})", first)
             self._peers.append(peer)
-            hello = {"token": self._token, "rank": rank, "name": name, "process": stopped.identity()}
+            hello = {"token": self._token, "rank": rank, "name": name, "process": identity()}
             self._send(peer, hello)
         self._main = threading.get_ident()
         self._thread = threading.Thread(target=self._watch, name="control", daemon=True)
@@ -165,6 +166,10 @@ class Control:
     def reports(self) -> bool:
         """Whether it is for this process to say what the control channel found."""
         return self._rank == 0 or 0 in self._gone
+
+    def fail(self, said: str) -> None:
+        """End the run from another thread than the main one, which may wait for long: this process fails with that."""
+        self._failed(None, said, said, lost=False)
 
     def _watch(self) -> None:
         """The thread: beats, listens, judges."""

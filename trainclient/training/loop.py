@@ -11,7 +11,8 @@ from dataclasses import asdict, replace
 from torch import Tensor
 
 from dataserver.planning.identity import Job
-from trainclient.checkpoint.folder import TrainerState, module_of
+from trainclient.checkpoint.lease import Lease
+from trainclient.checkpoint.state import TrainerState, module_of
 from trainclient.exchange.fetching import Batches
 from trainclient.exchange.transport import contact
 from trainclient.program.assembly import assemble
@@ -39,13 +40,15 @@ from trainclient.training.optimizer import Optimizer
 from trainclient.training.peaks import peak_flops
 from trainclient.training.profiling import StepProfiler
 from trainclient.training.reporter import StepReporter
-from trainclient.training.run import name_run
+from trainclient.training.run import digest_settings, name_run
 from trainclient.training.saving import Saving
 from trainclient.training.schedule import module_rates
 from trainclient.training.signals import StopSignals
 from trainclient.training.sinks import MetricsWriter
 from trainclient.training.streams import Streams
 
+DEGREES = ("dp", "tp", "pp", "sp")
+"""Fields of a module in a job that say how many processes run it."""
 FEWEST_IMAGES = 1000
 """A share of invalid images is judged as if of at least this many, or one early bad image would end a run."""
 
@@ -60,7 +63,13 @@ class Trainer:
     """One process of a run: its modules, their optimizer, and its part of every step."""
 
     def __init__(
-        self, config: TrainConfig, job: Job, topology: Topology, groups: Groups, held_out: Job | None = None
+        self,
+        config: TrainConfig,
+        job: Job,
+        topology: Topology,
+        groups: Groups,
+        held_out: Job | None = None,
+        lease: Lease | None = None,
     ) -> None:
         """Build this process's modules; all processes do so together.
 
@@ -70,6 +79,7 @@ class Trainer:
             topology: of the job.
             groups: this process and the others.
             held_out: what is evaluated, if anything.
+            lease: of the folder of checkpoints; only the first process has it.
         """
         models = Models.of(config, job.spec)
         modules = models.build(groups.place, groups.device)
@@ -95,6 +105,8 @@ class Trainer:
         self._sizes = models.describe()
         self._frozen = [m.name for m in job.spec.execution.modules if m.frozen]
         self._updates = update_settings(config.optimizer, self._rates)
+        self._degrees = {m.name: {d: getattr(m, d) for d in DEGREES} for m in job.spec.execution.modules}
+        self._settings = digest_settings(config, job)
         self.run_name = name_run(config, job)
         """Of the run that this process is part of, from its first step on."""
         self._images = self._invalid_images = 0
@@ -102,7 +114,7 @@ class Trainer:
         self._phase = "prepares"
         timeline = config.timeline
         self._timeline = TimelineRecorder(timeline.directory, timeline.recorded, topology, groups, job.stream)
-        self._saving = Saving(config.checkpoint, groups)
+        self._saving = Saving(config.checkpoint, groups, lease)
         self._evaluation = None if held_out is None else Evaluation(held_out, modules, self._holding, groups, config)
         self._unevaluated: StepMetrics | None = None
 
@@ -122,8 +134,8 @@ class Trainer:
         return self._unevaluated is not None
 
     def resume(self, streams: Streams) -> None:
-        """Continue from the newest checkpoint, if there is one; errors as in `continue_from`."""
-        state = self._saving.resume(streams, self._sizes, self._tensors())
+        """Continue from the checkpoint that the configuration names, if there is one; errors as in `Saving.resume`."""
+        state = self._saving.resume(streams, self._sizes, self._tensors(), self._config.resume_from, self._settings)
         if state is None:
             return
         self._optimizer.publish()
@@ -301,4 +313,5 @@ class Trainer:
             frozen=self._frozen,
             unevaluated=owed,
             optimizer=self._updates,
+            degrees=self._degrees,
         )

@@ -3,10 +3,12 @@
 import logging
 import os
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -14,8 +16,14 @@ from rich.console import Console
 from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
+from dataserver.planning.identity import Job
 from trainclient.allocator import keep_freed_memory
-from trainclient.checkpoint.folder import complete_checkpoints, stored_tensors
+from trainclient.checkpoint.folder import stored_tensors
+from trainclient.checkpoint.lease import Lease
+from trainclient.checkpoint.owner import Owner
+from trainclient.checkpoint.resume_from import ResumeFrom
+from trainclient.checkpoint.selection import resumption, survey
+from trainclient.checkpoint.sums import misfits
 from trainclient.client import DataClient
 from trainclient.exchange.transport import contact, contact_of_torch
 from trainclient.models.compiling import require_compiler
@@ -27,8 +35,9 @@ from trainclient.training.evaluation import evaluated_steps
 from trainclient.training.loop import Trainer
 from trainclient.training.meeting import meet
 from trainclient.training.models import Models
+from trainclient.training.ownership import owned, require_unowned
 from trainclient.training.preparing import Jobs, prepare
-from trainclient.training.run import name_run
+from trainclient.training.run import digest_settings, name_run
 from trainclient.training.saving import continue_from
 from trainclient.training.schedule import module_rates
 from trainclient.training.signals import StopSignals
@@ -49,6 +58,12 @@ _log = logging.getLogger(__name__)
 
 JOBS_KEY: Final = "disttrain/jobs"
 """Of the complete jobs, as a JSON list of canonical ones, in the store of all processes."""
+
+
+LAUNCH_KEY: Final = "disttrain/launch"
+"""Of a name that all attempts share which one launcher starts."""
+ATTEMPTS_KEY: Final = "disttrain/attempts"
+"""Of how many there were, with this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +96,10 @@ def check(config: TrainConfig, jobs: Jobs) -> None:
         ClientError: the servers refuse the job.
     """
     _require(config.device)
+    require_unowned(config)
     job, sizes = jobs.training, Models.of(config, jobs.training.spec).describe()
     module_rates(config.optimizer, job.spec.execution.modules)
-    found = complete_checkpoints(config.checkpoint.directory) if config.checkpoint.directory is not None else []
+    found = _checkpoint(config, job)
     modules = job.spec.execution.modules
     reader = next((m.name for m in modules if m.holds_samples), modules[0].name)
     run = name_run(config, job)
@@ -97,11 +113,28 @@ def check(config: TrainConfig, jobs: Jobs) -> None:
         with DataClient(config.servers, jobs.held_out, reader, 0, timeouts=config.timeouts) as client:
             evaluated_steps(config, jobs.held_out, client.num_steps)
     with DataClient(config.servers, job, reader, 0, timeouts=config.timeouts) as client:
-        if found:
-            stored_tensors(found[-1])
-            run = continue_from(found[-1], client, sizes).run or run
+        if found is not None:
+            stored_tensors(found)
+            run = continue_from(found, client, sizes).run or run
         if config.metrics is not None:
             kept_bytes(config.metrics, run, client.step)
+
+
+def _checkpoint(config: TrainConfig, job: Job) -> Path | None:
+    """The checkpoint to continue from, as far as it can be known without reading all of it."""
+    directory = config.checkpoint.directory
+    if directory is None:
+        return None
+    try:
+        found = resumption(survey(directory), config.resume_from, digest_settings(config, job)).candidates
+    except OSError as error:
+        raise ConfigError(
+            f"the folder of checkpoints {directory} cannot be read ({error.strerror}); check its permissions and its "
+            "storage, or give another --checkpoint.directory"
+        ) from None
+    if config.resume_from == ResumeFrom.NEWEST_WHOLE:
+        found = tuple(s for s in found if not misfits(s.path, s.manifest))
+    return found[0].path if found else None
 
 
 @contextmanager
@@ -137,7 +170,11 @@ def _store(process: Process, timeout_s: float) -> Store:
     """The store that the processes of this attempt share; each of them may wait so long for another."""
     timeout = timedelta(seconds=timeout_s)
     store, _, _ = next(rendezvous("env://", process.rank, process.world_size, timeout=timeout))
-    return meet(store, process.rank, process.world_size, timeout_s)
+    own = meet(store, process.rank, process.world_size, timeout_s)
+    if process.rank == 0:
+        own.set(LAUNCH_KEY, store.compare_set(LAUNCH_KEY, "", uuid.uuid4().hex))
+        own.set(ATTEMPTS_KEY, str(store.add(ATTEMPTS_KEY, 1)))
+    return own
 
 
 def run_rank(config: TrainConfig, process: Process, stop: StopSignals) -> None:
@@ -165,9 +202,14 @@ def _train(
         lambda: trainers[0].doing if trainers else "joins the others",
         config.timeout_s,
     )
-    with control, contact_of_torch(), process_groups(topology, device, config.timeout_s, store, process.rank) as groups:
+    with (
+        control,
+        contact_of_torch(),
+        _owned(config, process, jobs.training, store, control) as lease,
+        process_groups(topology, device, config.timeout_s, store, process.rank) as groups,
+    ):
         _log.info("global rank %d is %s on %s", groups.rank, groups.place, device)
-        trainer = Trainer(config, jobs.training, topology, groups, jobs.held_out)
+        trainer = Trainer(config, jobs.training, topology, groups, jobs.held_out, lease)
         trainers.append(trainer)
         pin = device.type == "cuda"
         with Streams.open(
@@ -178,6 +220,21 @@ def _train(
                 sys.stderr.write(f"resumed: {streams.step} of {streams.num_steps} steps are done\n")
             with closing(_writer(config, groups.rank, trainer, streams)) as writer:
                 trainer.run(streams, stop, writer)
+
+
+@contextmanager
+def _owned(config: TrainConfig, process: Process, job: Job, store: Store, control: Control) -> Iterator[Lease | None]:
+    """Own the run's outputs; only the first process does, which publishes for all, and before it does anything else.
+
+    What torchrun starts again takes nothing over by force, or two runs that were both told to would do so in turns.
+    """
+    if process.rank != 0:
+        yield None
+        return
+    launch, attempts = store.get(LAUNCH_KEY).decode(), int(store.get(ATTEMPTS_KEY))
+    owner = Owner.here(name_run(config, job), launch=launch)
+    with owned(config, owner, control.fail, take_over=config.take_over and attempts == 1) as lease:
+        yield lease
 
 
 def _gpus(wanted: Device) -> int:

@@ -19,6 +19,18 @@ def name_run(config: TrainConfig, job: Job) -> str:
     So a run that ended before its first checkpoint has the same name when it is started again, and another learning
     rate another one. Once there is a checkpoint, the run keeps the name in it, whatever it goes on with.
     """
+    return _digest(job.job_id, config)
+
+
+def digest_settings(config: TrainConfig, job: Job) -> str:
+    """16 hex digits of all that losses depend on, but for degrees, policies and the end.
+
+    A run that was told to go back to a step (`--resume-from STEP`) and is started again knows by it that it did so.
+    """
+    frozen = [m.name for m in job.spec.execution.modules if m.frozen]
+    return _digest([job.stream_id, frozen], config)
+
+
+def _digest(job: object, config: TrainConfig) -> str:
     decides = config.model_dump(mode="json", include=set(DECIDES))
-    text = json.dumps([job.job_id, decides], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([job, decides], sort_keys=True).encode()).hexdigest()[:16]

@@ -7,8 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from trainclient.checkpoint.folder import Checkpoints, SaveError, TrainerState, read_state
+from trainclient.checkpoint.folder import Checkpoints
+from trainclient.checkpoint.lease import Lease
+from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.checkpoint.saver import Saver
+from trainclient.checkpoint.state import SaveError, TrainerState, read_state
 from trainclient.client import DataClient
 from trainclient.exchange.transport import contact
 from trainclient.topology.groups import Groups
@@ -37,23 +40,46 @@ def continue_from(path: Path, client: DataClient | Streams, sizes: dict[str, Any
 class Saving:
     """The checkpoints of one process's run; without a folder for them it does nothing."""
 
-    def __init__(self, config: CheckpointConfig, groups: Groups) -> None:
-        """Save as the configuration says; all processes call all methods in the same order."""
+    def __init__(self, config: CheckpointConfig, groups: Groups, lease: Lease | None = None) -> None:
+        """Save as the configuration says; all processes call all methods in the same order.
+
+        Args:
+            config: of the checkpoints.
+            groups: this process and the others.
+            lease: of the folder; only the first process has it.
+        """
         self._checkpoints: Checkpoints | None = None
         self._saver: Saver | None = None
         if config.directory is not None:
-            self._checkpoints = Checkpoints(config.directory, config.keep, groups.saving)
+            self._checkpoints = Checkpoints(config.directory, config.keep, groups.saving, lease)
             replicas, peer = groups.data_parallel, groups.place.tp
             self._saver = Saver(self._checkpoints, replicas, groups.device, beside=config.asynchronous, peer=peer)
 
-    def resume(self, streams: Streams, sizes: dict[str, Any], tensors: dict[str, Tensor]) -> TrainerState | None:
-        """Continue from the newest checkpoint: set the streams, fill the tensors. None if there is none.
+    def resume(
+        self,
+        streams: Streams,
+        sizes: dict[str, Any],
+        tensors: dict[str, Tensor],
+        wanted: int | ResumeFrom,
+        settings: str,
+    ) -> TrainerState | None:
+        """Continue from a checkpoint: set the streams, fill the tensors. None if there is none.
+
+        Args:
+            streams: of this process.
+            sizes: of every module (`Models.describe`).
+            tensors: to fill.
+            wanted: a step, or which checkpoint.
+            settings: digest of what losses depend on, see `resumption`.
 
         Raises:
-            ValueError: as in `continue_from`; or a tensor is not there, or has another shape.
+            ValueError: as in `continue_from` and `resume_point`; or a tensor is not there, or has another shape.
         """
-        path = self._checkpoints.latest() if self._checkpoints is not None else None
-        if path is None or self._checkpoints is None:
+        if self._checkpoints is None:
+            return None
+        with contact("other ranks"):
+            path = self._checkpoints.resume_point(wanted, settings)
+        if path is None:
             return None
         state = continue_from(path, streams, sizes)
         self._checkpoints.load(path, state.readable(tensors))

@@ -6,20 +6,8 @@ torchrun would find that out by itself, but only half a minute after it has aske
 import contextlib
 import os
 import signal
-from pathlib import Path
 
-_PROC = Path("/proc")
-
-
-def identity(pid: int | None = None) -> str:
-    """What tells a process, by default this one, from those of all machines; empty where the system does not say."""
-    own = _PROC / str(os.getpid() if pid is None else pid)
-    try:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-        started = (own / "stat").read_text().rpartition(")")[2].split()[19]
-        return f"{boot} {(own / 'ns/pid').readlink()} {started} {own.name}"
-    except OSError:
-        return ""
+from trainclient.processes import identity
 
 
 def end(process: str) -> None:

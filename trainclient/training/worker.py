@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 
-from trainclient.checkpoint.folder import SaveError
+from trainclient.checkpoint.state import SaveError
 from trainclient.exchange.transport import PeerLostError, lacks_memory, plain_text
 from trainclient.report import FAILURE, USER_ERROR, report
 from trainclient.training.config import TrainConfig

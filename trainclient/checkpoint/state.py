@@ -1,0 +1,239 @@
+"""What a checkpoint holds besides tensors: what the trainer says of itself, who wrote it, and sums of all files."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import google_crc32c
+from torch import Tensor
+
+from trainclient.models.noise import NOISE_VERSION
+
+STATE_VERSION: Final = 5
+"""Of the fields of `TrainerState` and `Manifest`, and of the metrics within: another field takes another version."""
+READ_VERSIONS: Final = (2, 3, 4, STATE_VERSION)
+"""2 is without metrics that lack an evaluation; 2 and 3 without what updates were made with; all but the last without
+sums, writer and line."""
+STATE_FILE: Final = "trainer.json"
+REMEDY: Final = "check the storage and its space"
+OTHERWISE: Final = "--resume-from newest-whole goes on from the newest checkpoint that is whole"
+MAX_STATE_BYTES: Final = 256 << 20
+
+
+def is_state(name: str) -> bool:
+    """Whether a tensor of that name is state of an optimizer; the parameter's name stands before it."""
+    return "/" in name
+
+
+def module_of(name: str) -> str:
+    """The module that a tensor belongs to; names of modules have no dot."""
+    return name.partition(".")[0]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be resumed, or not by this job."""
+
+
+class SaveError(CheckpointError):
+    """A checkpoint that cannot be written. All processes raise it with the same message."""
+
+    known_to_all = True
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """What the trainer says of itself."""
+
+    cursor: dict[str, Any]
+    """`DataClient.state_dict()`: version, stream_id, step, and the stream to tell what differs from another one."""
+    modules: dict[str, Any]
+    """Sizes of every module by its name."""
+    images: int = 0
+    """Images of all steps so far."""
+    invalid_images: int = 0
+    """Images of these that could not be decoded."""
+    version: int = STATE_VERSION
+    noise_version: int = NOISE_VERSION
+    """Of the diffusion noise; states that do not say so are of version 1."""
+    run: str = ""
+    """Name of the run, which its metrics carry."""
+    frozen: list[str] = field(default_factory=list)
+    """Modules that were not trained in the last step: the tensors hold no state of an optimizer for them."""
+    unevaluated: dict[str, Any] | None = None
+    """Metrics of the last step, if the run was asked to stop before its evaluation had a result."""
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    """What updates were made with (`training/changes.py`), to tell what differs when a run resumes."""
+    degrees: dict[str, Any] = field(default_factory=dict)
+    """Parallel degrees of every module by its name, for whoever lists checkpoints."""
+
+    def readable(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those tensors that the checkpoint holds: where a module was frozen, its optimizer begins anew."""
+        return {name: t for name, t in tensors.items() if module_of(name) not in self.frozen or not is_state(name)}
+
+    @property
+    def step(self) -> int:
+        """The first step that is not in the parameters."""
+        return int(self.cursor["step"])
+
+    def require_modules(self, modules: dict[str, Any], where: Path) -> None:
+        """Raise CheckpointError, with what differs, unless all of these models are in the checkpoint."""
+        different = [
+            f"{name}.{key}: {value!r} here, {self.modules[name].get(key)!r} there"
+            for name, sizes in modules.items()
+            for key, value in sizes.items()
+            if name in self.modules and value != self.modules[name].get(key)
+        ]
+        different += [f"no module {name} there, only {list(self.modules)}" for name in modules.keys() - self.modules]
+        if different:
+            raise CheckpointError(
+                f"the checkpoint {where} has other models ({'; '.join(different)}); give the sizes and module names it "
+                "was made with"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class FileSum:
+    """What a file has to hold."""
+
+    bytes: int
+    crc32c: str
+    """8 hex digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who wrote a checkpoint."""
+
+    host: str
+    pid: str
+    attempt: str
+    number: int
+    """Of the lease that the attempt had."""
+    release: str
+    saved: str
+    """When, by the writer's clock, in ISO 8601."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A sequence of checkpoints in which each continues the one before.
+
+    Another line begins where training goes on from another checkpoint than the newest.
+    """
+
+    number: int = 0
+    """Of several lines in a folder the one with the highest number is the newest."""
+    before: tuple[tuple[int, int], ...] = ()
+    """(line, last step of it) of all that this one continues."""
+    asked: tuple[tuple[int, str], ...] = ()
+    """(step, digest of the settings) of each `--resume-from STEP` that led here."""
+
+    def holds(self, line: int, step: int) -> bool:
+        """Whether a checkpoint of that line and step is one that this line continues, or is of it."""
+        return line == self.number or any(line == number and step <= last for number, last in self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything in a checkpoint's `trainer.json`."""
+
+    state: TrainerState
+    files: dict[str, FileSum] | None = None
+    """Of every other file of the checkpoint; None if an older release wrote none."""
+    writer: Writer | None = None
+    line: Line = Line()
+
+
+def read_state(path: Path) -> TrainerState:
+    """What the trainer says of itself in a checkpoint; errors as in `read_manifest`."""
+    return read_manifest(path).state
+
+
+def read_manifest(path: Path) -> Manifest:
+    """What a checkpoint holds besides tensors.
+
+    Raises:
+        CheckpointError: it cannot be read, is damaged, or was written by another release.
+    """
+    try:
+        with (path / STATE_FILE).open("rb") as file:
+            data = json.loads(file.read(MAX_STATE_BYTES))
+        version = data["version"]
+        found = _manifest(data) if version in READ_VERSIONS else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        said = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"the checkpoint {path} cannot be read ({STATE_FILE}: {said}); {OTHERWISE}") from None
+    if found is None:
+        raise CheckpointError(
+            f"the checkpoint {path} has state version {version}; this release reads {READ_VERSIONS[0]} to "
+            f"{READ_VERSIONS[-1]}: resume it with the release that made it"
+        )
+    if found.state.noise_version != NOISE_VERSION:
+        raise CheckpointError(
+            f"the checkpoint {path} was trained with noise version {found.state.noise_version}; this release makes "
+            f"{NOISE_VERSION}, and the same steps would give another model: resume it with the release that made it"
+        )
+    return found
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write what a checkpoint holds besides tensors, durably and at once."""
+    data = asdict(manifest.state) | {"line": asdict(manifest.line)}
+    if manifest.writer is not None:
+        data["writer"] = asdict(manifest.writer)
+    if manifest.files is not None:
+        data["files"] = {name: asdict(found) for name, found in sorted(manifest.files.items())}
+    data["crc32c"] = _own_sum(data)
+    new = folder / f".{STATE_FILE}"
+    with new.open("wb") as file:
+        file.write(json.dumps(data, sort_keys=True, indent=1).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(folder / STATE_FILE)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put on storage which files a folder has."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _own_sum(data: dict[str, Any]) -> str:
+    """CRC-32C of all else that stands in the file."""
+    rest = {key: value for key, value in data.items() if key != "crc32c"}
+    return f"{google_crc32c.value(json.dumps(rest, sort_keys=True).encode()):08x}"
+
+
+def _manifest(data: dict[str, Any]) -> Manifest:
+    """What `data` says; ValueError, TypeError or KeyError where it is not what was written."""
+    if data["version"] == STATE_VERSION and data["crc32c"] != (found := _own_sum(data)):
+        raise ValueError(f"it is damaged, for it has CRC-32C {found} and was written with {data['crc32c']}")
+    ours = {"files", "writer", "line", "crc32c"}
+    state = TrainerState(**{"noise_version": 1, **{key: value for key, value in data.items() if key not in ours}})
+    if not isinstance(state.cursor["step"], int) or not isinstance(state.modules, dict):
+        raise TypeError("step or modules are of another type")
+    line, files, writer = data.get("line"), data.get("files"), data.get("writer")
+    return Manifest(
+        state,
+        None if files is None else {_plain(name): FileSum(**found) for name, found in files.items()},
+        None if writer is None else Writer(**writer),
+        Line() if line is None else Line(line["number"], _pairs(line["before"]), _pairs(line["asked"])),
+    )
+
+
+def _pairs(found: list[list[Any]]) -> tuple[tuple[Any, Any], ...]:
+    return tuple((first, second) for first, second in found)
+
+
+def _plain(name: str) -> str:
+    """A name of a file within the checkpoint's folder."""
+    if "/" in name or name in ("", ".", "..", STATE_FILE):
+        raise ValueError(f"a file is called {name!r}")
+    return name

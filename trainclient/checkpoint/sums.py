@@ -1,0 +1,126 @@
+"""Checksums of a checkpoint's files: taken while they are written, compared before they are read."""
+
+import heapq
+import io
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, cast
+
+import google_crc32c
+from torch.distributed.checkpoint.filesystem import FileSystem
+
+from trainclient.checkpoint.state import STATE_FILE, FileSum, Manifest
+
+CHUNK_BYTES: Final = 8 << 20
+"""How much is summed, or read, at once."""
+
+
+class SummingFiles(FileSystem):
+    """Files as torch's writer of checkpoints makes them: one after the other, from the first byte to the last."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, FileSum] = {}
+        """Of the files that are complete, by their names."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        """Open a file; what is written to it is summed."""
+        with super().create_stream(path, mode) as stream:
+            if "w" not in mode:
+                yield stream
+                return
+            summed = _Summed(stream)
+            yield cast(io.IOBase, summed)
+            self.sums[Path(path).name] = summed.found
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        """Rename a file, and its sum."""
+        super().rename(path, new_path)
+        if (found := self.sums.pop(Path(path).name, None)) is not None:
+            self.sums[Path(new_path).name] = found
+
+
+class _Summed:
+    """A file that is written from its first byte to its last."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._bytes = self._crc = 0
+
+    @property
+    def found(self) -> FileSum:
+        return FileSum(self._bytes, f"{self._crc:08x}")
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._stream.write(view)
+        for start in range(0, len(view), CHUNK_BYTES):
+            self._crc = google_crc32c.extend(self._crc, bytes(view[start : start + CHUNK_BYTES]))
+        self._bytes += len(view)
+        return len(view)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("seek", "truncate", "writelines"):  # the sum is that of bytes in their order
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+
+def sum_of(path: Path) -> FileSum:
+    """What a file holds; OSError if it cannot be read."""
+    crc = size = 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            crc = google_crc32c.extend(crc, chunk)
+            size += len(chunk)
+    return FileSum(size, f"{crc:08x}")
+
+
+def misfits(path: Path, manifest: Manifest) -> list[str]:
+    """What can be seen without reading files: those that are missing or of another size."""
+    found = []
+    for name, expected in sorted((manifest.files or {}).items()):
+        try:
+            size = (path / name).stat().st_size
+        except OSError as error:
+            found.append(f"{name}: {error.strerror}")
+            continue
+        if size != expected.bytes:
+            found.append(f"{name} has {size} bytes, and {expected.bytes} were written")
+    return found
+
+
+def damages(path: Path, files: Mapping[str, FileSum]) -> list[str]:
+    """What is wrong with these files of a checkpoint, each of which is read to its end."""
+    said = []
+    for name, expected in sorted(files.items()):
+        try:
+            found = sum_of(path / name)
+        except OSError as error:
+            said.append(f"{name}: {error.strerror}")
+            continue
+        if found.bytes != expected.bytes:
+            said.append(f"{name} has {found.bytes} bytes, and {expected.bytes} were written")
+        elif found != expected:
+            said.append(f"{name} is damaged: it has CRC-32C {found.crc32c}, and was written with {expected.crc32c}")
+    return said
+
+
+def extras(path: Path, manifest: Manifest) -> list[str]:
+    """Files in a checkpoint that it was not written with."""
+    if manifest.files is None:
+        return []
+    return sorted({p.name for p in path.iterdir()} - manifest.files.keys() - {STATE_FILE, f".{STATE_FILE}"})
+
+
+def dealt(files: Mapping[str, FileSum], process: int, processes: int) -> dict[str, FileSum]:
+    """The files that one of several processes reads, so that all read about the same bytes, and each file is read."""
+    found: dict[str, FileSum] = {}
+    loads = [(0, rank) for rank in range(processes)]
+    for name in sorted(files, key=lambda name: (-files[name].bytes, name)):
+        load, rank = loads[0]
+        heapq.heapreplace(loads, (load + files[name].bytes, rank))
+        if rank == process:
+            found[name] = files[name]
+    return found

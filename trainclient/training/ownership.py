@@ -1,0 +1,66 @@
+"""What a run owns while it trains: the outputs that two runs at once would mix up."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from trainclient.checkpoint.lease import Lease, renewed, require_free, take
+from trainclient.checkpoint.lease_file import Output
+from trainclient.checkpoint.owner import Owner
+from trainclient.checkpoint.selection import last_owner
+from trainclient.training.config import TrainConfig
+
+
+def outputs(config: TrainConfig) -> dict[str, Output]:
+    """What a run has to own, by the option's field: its checkpoints first."""
+    found = {}
+    if (folder := config.checkpoint.directory) is not None:
+        found["checkpoint"] = Output(f"the folder of checkpoints {folder}", folder)
+    if (file := config.metrics) is not None:
+        found["metrics"] = Output.file(f"the metrics file {file}", file, "--metrics")
+    if (folder := config.tensorboard) is not None:
+        found["tensorboard"] = Output(f"TensorBoard's folder {folder}", folder, option="--tensorboard")
+    return found
+
+
+def require_unowned(config: TrainConfig) -> None:
+    """Refuse early, in the launcher, what a run that is seen to live owns; `owned` decides.
+
+    Raises:
+        LeaseError: a run on this machine owns an output, or its lease cannot be understood.
+    """
+    for output in outputs(config).values() if not config.take_over else ():
+        require_free(output)
+
+
+@contextmanager
+def owned(config: TrainConfig, owner: Owner, lost: Callable[[str], None], *, take_over: bool) -> Iterator[Lease | None]:
+    """Own all outputs while it is entered; the lease of the folder of checkpoints, if there is one.
+
+    Args:
+        config: of the run.
+        owner: this attempt of it.
+        lost: called from a thread, with what is to be said, when another run has taken an output over.
+        take_over: take them even from a run that lives.
+
+    Raises:
+        LeaseError: another run owns one of them, or a lease cannot be written or understood.
+    """
+    leases: dict[str, Lease] = {}
+    with ExitStack() as taken:
+        for field, output in outputs(config).items():
+            after = _last_owner(output) if field == "checkpoint" else 0
+            leases[field] = take(output, owner, take_over=take_over, after=after)
+            taken.callback(leases[field].release)
+            if leases[field].note:
+                sys.stderr.write(f"warning: {leases[field].note}\n")
+        with renewed(tuple(leases.values()), lost):
+            yield leases.get("checkpoint")
+
+
+def _last_owner(output: Output) -> int:
+    """Who wrote there last, whose lease may be gone; a folder that cannot be read is refused with its lease."""
+    try:
+        return last_owner(output.folder)
+    except OSError:
+        return 0
