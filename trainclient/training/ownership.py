@@ -13,7 +13,7 @@ from trainclient.training.config import TrainConfig
 
 def outputs(config: TrainConfig) -> dict[str, Output]:
     """What a run has to own, by the option's field: its checkpoints first."""
-    found = {}
+    found: dict[str, Output] = {}
     if (folder := config.checkpoint.directory) is not None:
         found["checkpoint"] = Output(f"the folder of checkpoints {folder}", folder)
     if (file := config.metrics) is not None:
@@ -34,8 +34,10 @@ def require_unowned(config: TrainConfig) -> None:
 
 
 @contextmanager
-def owned(config: TrainConfig, owner: Owner, lost: Callable[[str], None], *, take_over: bool) -> Iterator[Lease | None]:
-    """Own all outputs while it is entered; the lease of the folder of checkpoints, if there is one.
+def owned(
+    config: TrainConfig, owner: Owner, lost: Callable[[str], None], *, take_over: bool
+) -> Iterator[dict[str, Lease]]:
+    """Own all outputs while it is entered; their leases, by the names of `outputs`.
 
     Args:
         config: of the run.
@@ -55,7 +57,7 @@ def owned(config: TrainConfig, owner: Owner, lost: Callable[[str], None], *, tak
             if leases[field].note:
                 sys.stderr.write(f"warning: {leases[field].note}\n")
         with renewed(tuple(leases.values()), lost):
-            yield leases.get("checkpoint")
+            yield leases
 
 
 def _last_owner(output: Output) -> int:

@@ -205,11 +205,11 @@ def _train(
     with (
         control,
         contact_of_torch(),
-        _owned(config, process, jobs.training, store, control) as lease,
+        _owned(config, process, jobs.training, store, control) as leases,
         process_groups(topology, device, config.timeout_s, store, process.rank) as groups,
     ):
         _log.info("global rank %d is %s on %s", groups.rank, groups.place, device)
-        trainer = Trainer(config, jobs.training, topology, groups, jobs.held_out, lease)
+        trainer = Trainer(config, jobs.training, topology, groups, jobs.held_out, leases.get("checkpoint"))
         trainers.append(trainer)
         pin = device.type == "cuda"
         with Streams.open(
@@ -218,23 +218,25 @@ def _train(
             trainer.resume(streams)
             if streams.step and groups.rank == 0:
                 sys.stderr.write(f"resumed: {streams.step} of {streams.num_steps} steps are done\n")
-            with closing(_writer(config, groups.rank, trainer, streams)) as writer:
+            with closing(_writer(config, groups.rank, trainer, streams, leases)) as writer:
                 trainer.run(streams, stop, writer)
 
 
 @contextmanager
-def _owned(config: TrainConfig, process: Process, job: Job, store: Store, control: Control) -> Iterator[Lease | None]:
+def _owned(
+    config: TrainConfig, process: Process, job: Job, store: Store, control: Control
+) -> Iterator[dict[str, Lease]]:
     """Own the run's outputs; only the first process does, which publishes for all, and before it does anything else.
 
     What torchrun starts again takes nothing over by force, or two runs that were both told to would do so in turns.
     """
     if process.rank != 0:
-        yield None
+        yield {}
         return
     launch, attempts = store.get(LAUNCH_KEY).decode(), int(store.get(ATTEMPTS_KEY))
     owner = Owner.here(name_run(config, job), launch=launch)
-    with owned(config, owner, control.fail, take_over=config.take_over and attempts == 1) as lease:
-        yield lease
+    with owned(config, owner, control.fail, take_over=config.take_over and attempts == 1) as leases:
+        yield leases
 
 
 def _gpus(wanted: Device) -> int:
@@ -276,14 +278,17 @@ def _require(device: Device) -> None:
         raise ConfigError("device is cuda but torch finds no GPU; use --device cpu or install a CUDA build of torch")
 
 
-def _writer(config: TrainConfig, rank: int, trainer: Trainer, streams: Streams) -> MetricsWriter:
+def _writer(
+    config: TrainConfig, rank: int, trainer: Trainer, streams: Streams, leases: Mapping[str, Lease]
+) -> MetricsWriter:
     """Only global rank 0 writes; the others' writer writes nothing."""
     if rank != 0:
         return MetricsWriter()
     sinks: list[Sink] = []
     run, first = trainer.run_name, streams.step - trainer.owes_evaluation
     if config.metrics is not None:
-        sinks.append(JsonLines(config.metrics, run, first))
+        copied = "metrics" in leases and bool(leases["metrics"].note)  # whoever had it may live, and have it open
+        sinks.append(JsonLines(config.metrics, run, first, copied=copied))
     if config.tensorboard is not None:
         sinks.append(TensorBoard(config.tensorboard, first))
     if config.wandb is not None:

@@ -6,6 +6,7 @@ not written to its end. All lines name the run, and a file with any other line i
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -24,13 +25,14 @@ class MetricsError(ValueError):
 class JsonLines:
     """Appends a line for every step."""
 
-    def __init__(self, path: Path, run: str, step: int) -> None:
+    def __init__(self, path: Path, run: str, step: int, *, copied: bool = False) -> None:
         """Go on with a file, or begin it.
 
         Args:
             path: the file; its folder is made.
             run: name of the run, which every line carries.
             step: the next one; lines of this one and later ones are cut off, all at once.
+            copied: go on with a copy under the same name, so that whoever has the file open writes into it no more.
 
         Raises:
             MetricsError: the file is not one of this run, or cannot be written.
@@ -40,6 +42,8 @@ class JsonLines:
         keep = kept_bytes(path, run, step)
         with _explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            if copied and path.exists():
+                _replace_by_copy(path)
             self._file = path.open("ab")
             self._file.truncate(keep)
 
@@ -59,6 +63,15 @@ class JsonLines:
         """Close the file."""
         with _explained(self._path):
             self._file.close()
+
+
+def _replace_by_copy(path: Path) -> None:
+    copy = path.with_name(f".{path.name}.copy")
+    try:
+        shutil.copyfile(path, copy)
+        copy.replace(path)
+    finally:
+        copy.unlink(missing_ok=True)
 
 
 def kept_bytes(path: Path, run: str, step: int) -> int:
