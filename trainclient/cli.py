@@ -1,4 +1,4 @@
-"""The command line: `trainclient train | export | orchestrate | profile | memory`.
+"""The command line: `trainclient train | export | checkpoints | orchestrate | profile | memory`.
 
 Torch is loaded where nothing is left to refuse without it.
 """
@@ -22,12 +22,14 @@ from trainclient.training.preparing import prepare
 
 COMMANDS = """usage: trainclient train --job JOB.yaml --servers HOST:PORT,... [OPTIONS]
        trainclient export --checkpoint FOLDER --module NAME --output FOLDER [OPTIONS]
+       trainclient checkpoints FOLDER [--verify]
        trainclient orchestrate --backbone MODEL --gpus N --sizes FILE [OPTIONS]
        trainclient profile --backbone MODEL --output FILE [OPTIONS]
        trainclient memory --memory-gb N --job JOB.yaml --servers HOST:PORT,... [OPTIONS]
 
 train        runs beside the GPUs: trains the modules of a job on what its data servers send
 export       writes a module of a checkpoint as a folder that transformers loads
+checkpoints  lists what a folder of checkpoints has, who wrote it, and whether it is whole
 orchestrate  chooses the layout and the degrees of a job for a model, a cluster and sizes of samples
 profile      measures what the modules of a model cost on the GPU at hand, for orchestrate
 memory       prints what the modules of a job take of a device: the fields `memory` of the job
@@ -35,7 +37,8 @@ memory       prints what the modules of a job take of a device: the fields `memo
 """
 DESCRIPTION = """Train a job. Without torchrun, all its processes start on this machine; under torchrun, as many must
 be started as the job's modules have ranks and stages in all. Training resumes from the newest checkpoint in
---checkpoint.directory. --config FILE.yaml gives the same options in a file; flags overrule it."""
+--checkpoint.directory, or as --resume-from says. --config FILE.yaml gives the same options in a file; flags overrule
+it."""
 
 MEMORY = """Print what each module of a job takes of a device: the fields `memory` to put into the job. Takes all
 options of `train`, so that those of a run can be given as they are; below are the ones that memory depends on.
@@ -59,12 +62,13 @@ def _main(given: list[str]) -> int:
     commands = {
         "train": _train,
         "export": _export,
+        "checkpoints": _checkpoints,
         "orchestrate": _orchestrate,
         "profile": _profile,
         "memory": _memory,
     }
     if given[0] not in commands:
-        problem = ValueError(f"there is no command {given[0]!r}; use train, export, orchestrate, profile or memory")
+        problem = ValueError(f"there is no command {given[0]!r}; use {', '.join(list(commands)[:-1])} or memory")
         return report("trainclient", problem, USER_ERROR)
     try:
         return commands[given[0]](given[1:])
@@ -81,6 +85,13 @@ def _orchestrate(arguments: Sequence[str]) -> int:
 
     process.imports_are_over()
     return orchestrate(arguments)
+
+
+def _checkpoints(arguments: Sequence[str]) -> int:
+    from trainclient.checkpoint.listing import main as checkpoints
+
+    _imports_are_over()
+    return checkpoints(arguments)
 
 
 def _profile(arguments: Sequence[str]) -> int:

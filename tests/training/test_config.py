@@ -52,7 +52,11 @@ def test_required_inputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "trainclient: there is no command 'trian'; use train, export, orchestrate, profile or memory\n"),
+        (
+            ["trian"],
+            "trainclient: there is no command 'trian'; use train, export, checkpoints, orchestrate, profile or "
+            "memory\n",
+        ),
         (["train"], "trainclient: no job is given; add --job JOB.yaml"),
         (["train", "--servres", "a:1"], "trainclient: --servres is unknown; did you mean --servers?"),
         (["train", "--encoder.layers", "two"], "trainclient: --encoder.layers: 'two' is given, INT is required;"),

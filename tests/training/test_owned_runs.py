@@ -36,7 +36,9 @@ def test_a_second_run_is_refused_and_may_take_over(fleet: Fleet, tmp_path: Path)
             refused = (
                 rf"trainclient: the {what} .* belongs to another run: {owner}.* It is alive: wait until it has ended"
             )
-            assert re.fullmatch(rf"{refused}.*take over with --take-over; or give another --\S+", errors.splitlines()[-1]), errors
+            assert re.fullmatch(
+                rf"{refused}.*take over with --take-over; or give another --\S+", errors.splitlines()[-1]
+            ), errors
             assert not (tmp_path / "c").exists()
         os.kill(rank.pid, signal.SIGSTOP)
         done = len(run.metrics())

@@ -191,7 +191,10 @@ def test_the_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) ->
     assert "--checkpoint" in error or "required" in error.lower()
     assert "`trainclient export --help` lists the options" in error
     assert main(["tune"]) == 2
-    assert "there is no command 'tune'; use train, export, orchestrate, profile or memory" in capsys.readouterr().err
+    assert (
+        "there is no command 'tune'; use train, export, checkpoints, orchestrate, profile or memory"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_backbone_may_know_more_tokens_than_the_tokenizer(tmp_path: Path) -> None:

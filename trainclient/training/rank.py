@@ -4,10 +4,11 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,7 @@ from dataserver.planning.identity import Job
 from trainclient.allocator import keep_freed_memory
 from trainclient.checkpoint.folder import stored_tensors
 from trainclient.checkpoint.lease import Lease
+from trainclient.checkpoint.lease_file import LeaseError
 from trainclient.checkpoint.owner import Owner
 from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.checkpoint.selection import resumption, survey
@@ -30,7 +32,7 @@ from trainclient.models.compiling import require_compiler
 from trainclient.topology.groups import process_groups
 from trainclient.topology.places import Topology
 from trainclient.training.config import ConfigError, Device, TrainConfig
-from trainclient.training.control import Control
+from trainclient.training.control import Control, RunEndedError
 from trainclient.training.evaluation import evaluated_steps
 from trainclient.training.loop import Trainer
 from trainclient.training.meeting import meet
@@ -60,6 +62,8 @@ JOBS_KEY: Final = "disttrain/jobs"
 """Of the complete jobs, as a JSON list of canonical ones, in the store of all processes."""
 
 
+OWNED_KEY: Final = "disttrain/owned"
+"""Of why the run may not write its outputs; empty if it may."""
 LAUNCH_KEY: Final = "disttrain/launch"
 """Of a name that all attempts share which one launcher starts."""
 ATTEMPTS_KEY: Final = "disttrain/attempts"
@@ -194,20 +198,21 @@ def _train(
     if config.compile:
         require_compiler(device)
     trainers: list[Trainer] = []
-    control = Control(
-        store,
-        process.rank,
-        process.world_size,
-        str(topology.places[process.rank]),
-        lambda: trainers[0].doing if trainers else "joins the others",
-        config.timeout_s,
-    )
-    with (
-        control,
-        contact_of_torch(),
-        _owned(config, process, jobs.training, store, control) as leases,
-        process_groups(topology, device, config.timeout_s, store, process.rank) as groups,
-    ):
+    controls: list[Control] = []
+    with ExitStack() as entered:
+        lost = partial(_lose, controls)
+        leases = entered.enter_context(_owned(config, process, jobs.training, store, lost))
+        control = Control(
+            store,
+            process.rank,
+            process.world_size,
+            str(topology.places[process.rank]),
+            lambda: trainers[0].doing if trainers else "joins the others",
+            config.timeout_s,
+        )
+        controls.append(entered.enter_context(control))
+        entered.enter_context(contact_of_torch())
+        groups = entered.enter_context(process_groups(topology, device, config.timeout_s, store, process.rank))
         _log.info("global rank %d is %s on %s", groups.rank, groups.place, device)
         trainer = Trainer(config, jobs.training, topology, groups, jobs.held_out, leases.get("checkpoint"))
         trainers.append(trainer)
@@ -222,20 +227,40 @@ def _train(
                 trainer.run(streams, stop, writer)
 
 
+def _lose(controls: Sequence[Control], said: str) -> None:
+    """End the run, for another one has its outputs; before there is a channel to end it by, its first save does."""
+    for control in controls:
+        control.fail(said)
+
+
 @contextmanager
 def _owned(
-    config: TrainConfig, process: Process, job: Job, store: Store, control: Control
-) -> Iterator[dict[str, Lease]]:
-    """Own the run's outputs; only the first process does, which publishes for all, and before it does anything else.
+    config: TrainConfig, process: Process, job: Job, store: Store, lost: Callable[[str], None]
+) -> Iterator[Mapping[str, Lease]]:
+    """Own the run's outputs, before anything is written; only the first process does, which publishes for all.
 
     What torchrun starts again takes nothing over by force, or two runs that were both told to would do so in turns.
+
+    Raises:
+        LeaseError: another run owns them; of the others, which leave it to the first one to say so, RunEndedError.
     """
     if process.rank != 0:
+        with contact("rank 0"):
+            refusal = store.get(OWNED_KEY).decode()
+        if refusal:
+            raise RunEndedError(refusal, reports=False)
         yield {}
         return
     launch, attempts = store.get(LAUNCH_KEY).decode(), int(store.get(ATTEMPTS_KEY))
     owner = Owner.here(name_run(config, job), launch=launch)
-    with owned(config, owner, control.fail, take_over=config.take_over and attempts == 1) as leases:
+    with ExitStack() as taken:
+        try:
+            take_over = config.take_over and attempts == 1
+            leases = taken.enter_context(owned(config, owner, lost, take_over=take_over))
+        except LeaseError as error:
+            store.set(OWNED_KEY, str(error))
+            raise
+        store.set(OWNED_KEY, "")
         yield leases
 
 
