@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
+import socket
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,8 +16,11 @@ import torch
 import torch.distributed as dist
 
 from trainclient.checkpoint.folder import Checkpoints
+from trainclient.checkpoint.lease import Lease, take
+from trainclient.checkpoint.lease_file import Output
+from trainclient.checkpoint.owner import Owner
 from trainclient.checkpoint.resume_from import ResumeFrom
-from trainclient.checkpoint.selection import survey
+from trainclient.checkpoint.selection import last_owner, survey
 from trainclient.checkpoint.state import (
     STATE_VERSION,
     CheckpointError,
@@ -25,6 +30,7 @@ from trainclient.checkpoint.state import (
     SaveError,
     TrainerState,
     Writer,
+    read_manifest,
     read_state,
 )
 from trainclient.training.metrics import EvaluationMetrics, StepMetrics
@@ -133,6 +139,73 @@ def test_what_was_left_behind_is_not_removed(checkpoints: Checkpoints, tmp_path:
     assert names == ["00000003", "00000004", "step-00000005", "step-00000006"]
     asides = sorted(root.glob("aside-*"))
     assert [loaded(checkpoints, aside) for aside in asides] == [3, 4]
+
+
+def owned(root: Path, run: str) -> Checkpoints:
+    """The folder, taken over by a run that goes on from the newest checkpoint there."""
+    lease = take(Output("the folder", root), Owner.here(run), take_over=True)
+    found = Checkpoints(root, keep=2, group=dist.group.WORLD, lease=lease)
+    found.resume_point()
+    return found
+
+
+def names(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir() if not path.name.startswith(".lease-")}
+
+
+@pytest.mark.usefixtures("checkpoints")
+def test_who_lost_the_folder_publishes_and_removes_nothing(tmp_path: Path) -> None:
+    old = owned(tmp_path / "ckpt", "old")
+    for step in (1, 2):
+        old.save(tensors(step), state(step))
+    new = owned(tmp_path / "ckpt", "new")
+    before = names(tmp_path / "ckpt")
+    for action in (lambda: old.save(tensors(3), state(3)), lambda: old.amend(state(2)), old.resume_point):
+        with pytest.raises(SaveError, match="the folder was taken over from this run by another one: run new, process"):
+            action()
+        assert names(tmp_path / "ckpt") == before
+    new.save(tensors(3), state(3))
+    assert names(tmp_path / "ckpt") == {"step-00000002", "step-00000003"}
+
+
+@pytest.mark.usefixtures("checkpoints")
+@pytest.mark.parametrize(("is_there", "step"), [(False, 2), (True, 2), (False, 3)])
+def test_who_is_stopped_between_its_last_look_and_its_rename(
+    tmp_path: Path, is_there: bool, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run takes over, publishes the same step or another one, and then this one goes on."""
+    root, to_come, renew, news = tmp_path / "ckpt", ["before it writes", "before it publishes"], Lease.renew, []
+    if is_there:
+        owned(root, "first").save(tensors(7), state(2))
+    old = owned(root, "old")
+
+    def look(lease: Lease) -> None:
+        renew(lease)
+        if lease.owner.run == "old" and to_come and to_come.pop(0) == "before it publishes":
+            news.append(owned(root, "new"))
+            news[0].save(tensors(9), state(step))
+
+    monkeypatch.setattr(Lease, "require", look)
+    with pytest.raises(SaveError, match="was taken over from this run by another one: run new"):
+        old.save(tensors(8), state(2))
+    assert loaded(news[0], root / f"step-{step:08d}") == 9
+    assert news[0].resume_point() == root / f"step-{step:08d}"
+    assert [loaded(news[0], aside) for aside in root.glob("aside-*")] == [7] * is_there
+    assert len(names(root)) == 1 + is_there
+
+
+def test_a_checkpoint_says_who_wrote_it(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    ours = owned(tmp_path / "ckpt", "ours")
+    for step in (1, 2):
+        ours.save(tensors(step), replace(state(step), degrees={"vit": {"dp": 2}}))
+    found = read_manifest(tmp_path / "ckpt" / "step-00000002")
+    assert found.writer is not None
+    assert (found.writer.pid, found.writer.host, found.writer.number) == (str(os.getpid()), socket.gethostname(), 1)
+    assert found.state.degrees == {"vit": {"dp": 2}}
+    assert set(found.files or {}) == {".metadata", "__0_0.distcp"}
+    checkpoints.save(tensors(1), state(1))
+    assert last_owner(tmp_path / "ckpt") == 1
+    assert last_owner(tmp_path / "checkpoints") == last_owner(tmp_path / "nothing") == 0
 
 
 def test_missing_and_misshapen_tensors_are_named(checkpoints: Checkpoints) -> None:
