@@ -107,6 +107,12 @@ def damages(path: Path, files: Mapping[str, FileSum]) -> list[str]:
     return said
 
 
+def seen_damage(path: Path, manifest: Manifest) -> list[str]:
+    """What can be found without reading tensors: sizes, and the sum of torch's list of tensors, which it unpickles."""
+    listed = {name: found for name, found in (manifest.files or {}).items() if name == ".metadata"}
+    return misfits(path, manifest) or damages(path, listed)
+
+
 def extras(path: Path, manifest: Manifest) -> list[str]:
     """Files in a checkpoint that it was not written with."""
     if manifest.files is None:

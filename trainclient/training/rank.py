@@ -25,7 +25,8 @@ from trainclient.checkpoint.lease_file import LeaseError
 from trainclient.checkpoint.owner import Owner
 from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.checkpoint.selection import resumption, survey
-from trainclient.checkpoint.sums import misfits
+from trainclient.checkpoint.state import OTHERWISE
+from trainclient.checkpoint.sums import seen_damage
 from trainclient.client import DataClient
 from trainclient.exchange.transport import contact, contact_of_torch
 from trainclient.models.compiling import require_compiler
@@ -131,13 +132,16 @@ def _checkpoint(config: TrainConfig, job: Job) -> Path | None:
         return None
     try:
         found = resumption(survey(directory), config.resume_from, digest_settings(config, job)).candidates
+        damaged = [seen_damage(stored.path, stored.manifest) for stored in found]
     except OSError as error:
         raise ConfigError(
             f"the folder of checkpoints {directory} cannot be read ({error.strerror}); check its permissions and its "
             "storage, or give another --checkpoint.directory"
         ) from None
     if config.resume_from == ResumeFrom.NEWEST_WHOLE:
-        found = tuple(s for s in found if not misfits(s.path, s.manifest))
+        return next((stored.path for stored, damage in zip(found, damaged, strict=True) if not damage), None)
+    if found and damaged[0]:
+        raise ConfigError(f"the checkpoint {found[0].path} cannot be read ({'; '.join(damaged[0][:4])}); {OTHERWISE}")
     return found[0].path if found else None
 
 
@@ -223,7 +227,9 @@ def _train(
             trainer.resume(streams)
             if streams.step and groups.rank == 0:
                 sys.stderr.write(f"resumed: {streams.step} of {streams.num_steps} steps are done\n")
-            with closing(_writer(config, groups.rank, trainer, streams, leases)) as writer:
+            metrics = leases.get("metrics")
+            copied = metrics is not None and bool(metrics.note)  # whoever had the file may live, and have it open
+            with closing(_writer(config, groups.rank, trainer, streams, copied=copied)) as writer:
                 trainer.run(streams, stop, writer)
 
 
@@ -304,7 +310,7 @@ def _require(device: Device) -> None:
 
 
 def _writer(
-    config: TrainConfig, rank: int, trainer: Trainer, streams: Streams, leases: Mapping[str, Lease]
+    config: TrainConfig, rank: int, trainer: Trainer, streams: Streams, *, copied: bool = False
 ) -> MetricsWriter:
     """Only global rank 0 writes; the others' writer writes nothing."""
     if rank != 0:
@@ -312,7 +318,6 @@ def _writer(
     sinks: list[Sink] = []
     run, first = trainer.run_name, streams.step - trainer.owes_evaluation
     if config.metrics is not None:
-        copied = "metrics" in leases and bool(leases["metrics"].note)  # whoever had it may live, and have it open
         sinks.append(JsonLines(config.metrics, run, first, copied=copied))
     if config.tensorboard is not None:
         sinks.append(TensorBoard(config.tensorboard, first))
