@@ -90,7 +90,7 @@ def _orchestrate(arguments: Sequence[str]) -> int:
 def _checkpoints(arguments: Sequence[str]) -> int:
     from trainclient.checkpoint.listing import main as checkpoints
 
-    _imports_are_over()
+    process.imports_are_over()
     return checkpoints(arguments)
 
 
