@@ -68,3 +68,24 @@ def test_sharing_out_once_more(server: str, adapter: ModuleType) -> None:
     dataset = adapter.ServedDataset(server, one_pass(1), rank=0, world_size=1)
     with pytest.raises(ValueError, match=r"share the stream out once more \(slice.*leave mp_prefetch out"):
         dataset.set_slice(slice(0, None, 2))
+
+
+def test_an_error_is_no_end_of_the_job(server: str, adapter: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator ends with its first error, and would say that nothing is left."""
+    batches = iter(adapter.ServedDataset(server, one_pass(1), rank=0, world_size=1))
+    first = next(batches)
+
+    def fails(_: object) -> None:
+        raise OSError("no network")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(batches.stream), "_next", fails)
+        with pytest.raises(OSError, match="no network"):
+            next(batches)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"an error has ended step 0 before it was read: begin again"):
+            next(batches)
+    batches.set_state(batches.get_state())
+    again = next(batches)
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    batches.close()

@@ -185,10 +185,18 @@ def test_what_megatron_was_told_that_the_job_contradicts(
         batches = adapter.MegatronBatches(stream, 256, modality="images")
         iterator = adapter.ServedIterator(stream, batches, num_microbatches=lambda: 10)
         assert iterator, "Megatron asks whether there is one"
+        iterator._found.close()
+        with pytest.raises(ValueError, match=r"an error has ended step 0 before"):
+            next(iterator)
         with pytest.raises(ValueError, match=r"one rank's already.*set dataloader_type to external"):
             len(iterator)
         monkeypatch.setattr(adapter, "parallel_state", parallel_state((1, 2)))
         with pytest.raises(ValueError, match=r"as rank 1 of 2, and the stream is of rank 0 of 1: open it with rank=1"):
+            adapter.ServedIterator(stream, batches, num_microbatches=lambda: 10)
+        told = ModuleType("megatron.training.global_vars")
+        monkeypatch.setitem(sys.modules, "megatron.training.global_vars", told)
+        told._GLOBAL_ARGS = SimpleNamespace(calculate_per_token_loss=False)  # type: ignore[attr-defined]
+        with pytest.raises(ValueError, match=r"calculate_per_token_loss is False.*set it \(--calculate-per-token-loss"):
             adapter.ServedIterator(stream, batches, num_microbatches=lambda: 10)
 
 

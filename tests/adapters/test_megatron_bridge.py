@@ -71,6 +71,14 @@ def test_a_provider_that_does_not_know_where_to_begin(server: str, adapter: Modu
         provider(adapter, server, one_pass(1)).build_datasets(context())
 
 
+def test_means_of_unequal_microbatches(server: str, adapter: ModuleType, tmp_path: Path) -> None:
+    served, told = provider(adapter, server, one_pass(1)), state(0, tmp_path)
+    told.cfg.model.calculate_per_token_loss = False
+    served.begins().on_data_init_start(SimpleNamespace(state=told))
+    with pytest.raises(ValueError, match=r"calculate_per_token_loss is False.*the mean of each microbatch"):
+        served.build_datasets(context())
+
+
 def test_another_number_of_ranks(server: str, adapter: ModuleType, tmp_path: Path) -> None:
     served = provider(adapter, server, one_pass(1))
     served.begins().on_data_init_start(SimpleNamespace(state=state(0, tmp_path)))

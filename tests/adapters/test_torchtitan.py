@@ -14,7 +14,7 @@ from trainclient.adapters.qwen2_vl import Qwen2VLInputs
 from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
 
 TOKENIZER = SimpleNamespace(TOKEN_FIELDS=("image", "video"), image_id=290, video_id=291)
-SIZES = {"seq_len": 256, "local_batch_size": 1, "snapshot_every_n_steps": 5}
+SIZES = {"seq_len": 256, "local_batch_size": 1, "snapshot_every_n_steps": None}
 
 
 class Loader(Base):
@@ -139,6 +139,7 @@ def test_an_empty_image_stands_in_the_padding_where_other_ranks_have_images(
         ({"seq_len": 512}, r"seq_len is 512.*1 sequences.*of 256 tokens.*set seq_len to 256"),
         ({"local_batch_size": 4}, r"local_batch_size is 4.*set local_batch_size to 1"),
         ({"num_tokens_per_batch": 1024}, r"set num_tokens_per_batch to 256"),
+        ({"snapshot_every_n_steps": 30}, r"behind every 30 batches, and batches_per_step is 20: set it to training"),
         ({"dp_world_size": 2}, r"rank 0 of 2, and module llm has dp 1"),
         ({"tokenizer": SimpleNamespace()}, r"no image_id: configure torchtitan's MultiModalTokenizer"),
     ],
@@ -165,6 +166,21 @@ def test_a_state_goes_on_behind_its_step(server: str, adapter: ModuleType) -> No
     rest = next(batches)[1]
     served.load_state_dict(state)
     assert torch.equal(next(iter(served))[1], rest)
+    served.close()
+
+
+def test_a_checkpoint_in_the_middle_of_a_step(server: str, adapter: ModuleType) -> None:
+    """Where torchtitan updates behind fewer batches than the steps have."""
+    served = loader(adapter, server, one_pass(1), most=10, snapshot_every_n_steps=20)
+    batches = iter(served)
+    for count in (10, 15, 20):
+        while served._num_handed_out < count:
+            next(batches)
+        if count == 15:
+            with pytest.raises(ValueError, match=r"behind 15 batches, and a step has 10 \(batches_per_step\): set"):
+                served.state_dict()
+        else:
+            assert served.state_dict()["step"] == count // 10
     served.close()
 
 

@@ -30,10 +30,14 @@ class ServedIterator(grain.DatasetIterator[dict[str, Array]]):
         self._microbatches = _all_of(stream)
 
     def __next__(self) -> dict[str, Array]:
-        """The next microbatch; StopIteration behind the job's last one."""
+        """The next microbatch; StopIteration behind the job's last one, ValueError behind an error."""
         self._assert_not_closed()
         with self._stats.record_self_time():  # in Grain's summaries of what a pipeline waits for
-            return self._shape.pad(next(self._microbatches))
+            try:
+                return self._shape.pad(next(self._microbatches))
+            except StopIteration:
+                self.stream.require_ended()
+                raise
 
     def get_state(self) -> dict[str, Any]:
         """The stream's, plain values; the same on all ranks. Taken in mid-step, it begins with the whole step."""

@@ -11,6 +11,7 @@ the number of updates, which Megatron keeps (`train_state.step`, `args.iteration
 which stream they were, a file beside its checkpoints says.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import tee
@@ -161,8 +162,10 @@ class ServedIterator:
 
         Raises:
             StateError: the checkpoint has seen another stream, or the job has no such step.
-            ValueError: nothing says of which stream these updates were, or the stream is another data-parallel rank's.
+            ValueError: nothing says of which stream these updates were, or the stream is another data-parallel rank's,
+                or Megatron would take microbatches for alike.
         """
+        check_loss(getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None))
         if parallel_state.model_parallel_is_initialized():
             stream.require_place(parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
         self._stream, self._batches, self._num_microbatches = stream, batches, num_microbatches
@@ -176,10 +179,12 @@ class ServedIterator:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch; StopIteration behind the job's end, ValueError where a step has more microbatches."""
+        """The next batch; StopIteration behind the job's end, ValueError where a step has more microbatches, and behind
+        an error."""
         try:
             return next(self._found)
         except StopIteration:
+            self._stream.require_ended()
             raise StopIteration(
                 f"the job has ended behind its {len(self._stream)} steps, and Megatron asks for another: set "
                 f"train_iters to at most {len(self._stream)}, or raise execution.end"
@@ -216,6 +221,15 @@ class ServedIterator:
                 yield self._batches(microbatch)
             for _ in range(most - step.num_microbatches):
                 yield self._batches.padding()
+
+
+def check_loss(options: Any) -> None:
+    """Refuse Megatron's options, or its model's configuration, if losses are means of each microbatch; ValueError."""
+    if getattr(options, "calculate_per_token_loss", None) is False:
+        raise ValueError(
+            "calculate_per_token_loss is False, by which Megatron takes the mean of each microbatch, and they have "
+            "unequal numbers of targets: set it (--calculate-per-token-loss)"
+        )
 
 
 def _state_behind(updates: int, load: str | Path | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from megatron.bridge.data.base import DatasetBuildContext, DatasetProvider  # no
 from megatron.bridge.training.callbacks import Callback  # noqa: E402
 from megatron.core.num_microbatches_calculator import get_num_microbatches  # noqa: E402
 
-from trainclient.adapters.megatron import MegatronBatches, ServedIterator  # noqa: E402
+from trainclient.adapters.megatron import MegatronBatches, ServedIterator, check_loss  # noqa: E402
 from trainclient.adapters.whole_rank import WholeRankStream  # noqa: E402
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class ServedProvider(DatasetProvider):
 
     def opened(self, ranks: "ProcessGroup", cfg: "ConfigContainer", seq_length: int, updates: int) -> ServedIterator:
         """The iterator of a data-parallel rank, behind so many updates; see `build_datasets`."""
+        check_loss(cfg.model)
         with ExitStack() as failing:
             stream = failing.enter_context(
                 WholeRankStream(self.servers, self.job, rank=ranks.rank(), world_size=ranks.size())

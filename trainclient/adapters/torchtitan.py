@@ -71,6 +71,7 @@ class ServedDataLoader(BaseDataLoader):
         try:
             self._shape = PaddedShape.of(self._stream)
             _require_size(self._shape, sizes)
+            _require_updates(config.batches_per_step, sizes)
             self._special = {
                 f"{name}_id": getattr(tokenizer, f"{name}_id") for name in getattr(tokenizer, "TOKEN_FIELDS", ())
             }
@@ -84,6 +85,8 @@ class ServedDataLoader(BaseDataLoader):
             self._stream.close()
             raise
         self._flat = "num_tokens_per_batch" in sizes
+        self._num_handed_out = 0
+        """Batches since the stream was set to a step."""
         self._pixels = Qwen2VLInputs(0, config.frames, config.image_mean, config.image_std).pixels
 
     def __iter__(self) -> Iterator[Batch]:
@@ -94,6 +97,7 @@ class ServedDataLoader(BaseDataLoader):
         """
         most = self._config.batches_per_step
         self._stream.go_to(self._stream.step)  # a step that an exception has cut short begins anew
+        self._num_handed_out = 0
         for step in self._stream:
             if step.num_microbatches > most:
                 raise ValueError(
@@ -101,17 +105,30 @@ class ServedDataLoader(BaseDataLoader):
                     f"{most}: raise batches_per_step and with it training.global_batch_size"
                 )
             for microbatch in step.microbatches:
+                self._num_handed_out += 1
                 yield self._batch(microbatch)
             for _ in range(most - step.num_microbatches):
+                self._num_handed_out += 1
                 yield self._padding()
 
     def state_dict(self) -> dict[str, Any]:
-        """The stream's, the same on all ranks."""
+        """The stream's, the same on all ranks.
+
+        Raises:
+            ValueError: it is saved in the middle of a step: torchtitan updates behind another number of batches.
+        """
+        most = self._config.batches_per_step
+        if self._num_handed_out % most:
+            raise ValueError(
+                f"torchtitan saves behind {self._num_handed_out} batches, and a step has {most} (batches_per_step): "
+                "set it to training.global_batch_size over local_batch_size and data-parallel ranks"
+            )
         return self._stream.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state of any number of ranks; StateError if it is of another stream."""
         self._stream.load_state_dict(state_dict)
+        self._num_handed_out = 0
 
     def close(self) -> None:
         """End the stream."""
@@ -150,6 +167,16 @@ class ServedDataLoader(BaseDataLoader):
     def _shaped(self, values: Array, slots: Array, padding: int = 0) -> Array:
         rows = self._shape.rows(values, slots, padding).astype(np.int64)
         return rows.reshape(-1, *rows.shape[2:]) if self._flat else rows
+
+
+def _require_updates(batches_per_step: int, sizes: Mapping[str, Any]) -> None:
+    """torchtitan says behind how many batches it saves: a multiple of those behind which it updates."""
+    saves = sizes.get("snapshot_every_n_steps")
+    if saves and saves % batches_per_step:
+        raise ValueError(
+            f"torchtitan saves behind every {saves} batches, and batches_per_step is {batches_per_step}: set it to "
+            "training.global_batch_size over local_batch_size and data-parallel ranks"
+        )
 
 
 def _require_size(shape: PaddedShape, sizes: Mapping[str, Any]) -> None:

@@ -29,6 +29,12 @@ GREY: Final = 128
 """Of all values of an image that stands for missing ones."""
 
 
+CUT_SHORT: Final = (
+    "an error has ended step {} before it was read: begin again from a checkpoint, or set the state or iterate over "
+    "the stream once more, with which the step begins anew"
+)
+
+
 class NoDatasetError(ValueError, AttributeError):
     """Something looked for a data set in a stream."""
 
@@ -93,7 +99,7 @@ class Step:
     Neither a dataclass nor a sequence: trainers walk through those, to move what is in them, and would read them empty.
     """
 
-    __slots__ = ("_ended", "_num_read", "_rest", "num_microbatches", "number", "text_tokens")
+    __slots__ = ("_ended", "_failed", "_num_read", "_rest", "num_microbatches", "number", "text_tokens")
 
     def __init__(self, first: WholeMicrobatch, rest: Iterator[WholeMicrobatch]) -> None:
         self.number = first.backbone.step
@@ -103,14 +109,18 @@ class Step:
         """Denominator of the text loss: target tokens of all ranks."""
         self._rest = chain((first,), rest)
         self._num_read = 0
-        self._ended = False
+        self._ended = self._failed = False
 
     @property
     def microbatches(self) -> Iterator[WholeMicrobatch]:
         """Those that were not read yet."""
-        for microbatch in self._rest:
-            self._num_read += 1
-            yield microbatch
+        try:
+            for microbatch in self._rest:
+                self._num_read += 1
+                yield microbatch
+        except Exception:
+            self._failed = True
+            raise
         self._ended = True
 
     @property
@@ -125,6 +135,8 @@ class Step:
 
     def require_read(self) -> None:
         """Raise ValueError if some of its microbatches were not read: what comes next would leave them out."""
+        if self._failed and not self.was_read:
+            raise ValueError(CUT_SHORT.format(self.number))
         if not self.was_read:
             raise ValueError(
                 f"{self._num_read} of the {self.num_microbatches} microbatches of step {self.number} were read when "
@@ -206,6 +218,11 @@ class WholeRankStream:
             self._given = step = Step(first, self._rest(first))
             yield step
             step.require_read()
+
+    def require_ended(self) -> None:
+        """Raise ValueError if there are steps left, to who takes what an error has cut short for the end of the job."""
+        if self.step < len(self):
+            raise ValueError(CUT_SHORT.format(self.step))
 
     def _begin_anew(self) -> None:
         """Go back to the beginning of a step that was handed out and not read to its end."""
