@@ -24,7 +24,7 @@ from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
 SERVER, FOLDER = sys.argv[1], Path(sys.argv[2])
 SHORT, LONG = 4, 6
 """Steps of the job that is saved, and of the one that resumes it."""
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": None}
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": FOLDER}
 
 
 class StopError(Exception):
