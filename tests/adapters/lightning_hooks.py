@@ -41,7 +41,7 @@ class Tiny(ServedModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
-        assert self.trainer.estimated_stepping_batches in (SHORT, LONG)
+        assert self.trainer.estimated_stepping_batches in (1, SHORT, LONG)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
 
     def loss_of(self, microbatch: WholeMicrobatch, text_tokens: int) -> Tensor:

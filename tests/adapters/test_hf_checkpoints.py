@@ -1,6 +1,7 @@
 """What Hugging Face's Trainer loads again: weights, optimizer and data, all of a checkpoint or nothing."""
 
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from adapters.examples import variables
 from adapters.test_huggingface import padded_trainer
 from adapters.whole_jobs import tiny_model, whole_job
 from safetensors.torch import load_file, save_file
@@ -129,6 +131,14 @@ def test_shards_tied_and_renamed_weights(base: Path, tmp_path: Path, kind: str) 
     require_loaded(other, tmp_path, saved)
     torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=0, atol=0)
     require_loaded(other.float(), tmp_path, saved)
+
+
+@pytest.mark.long
+def test_adapters_of_peft(server: str, base: Path, tmp_path: Path, python_with: Callable[[str], Path]) -> None:
+    """Which are saved without the frozen weights."""
+    line = [python_with("peft"), Path(__file__).with_name("peft_resume.py"), server, base, tmp_path]
+    found = subprocess.run(line, env=variables(), capture_output=True, text=True, check=False, timeout=200)
+    assert found.returncode == 0, found.stderr[-3000:]
 
 
 def test_frozen_weights_are_read_once_but_after_a_change() -> None:
