@@ -1,7 +1,9 @@
 """Flags to arguments: tyro parses, and what it refuses becomes one line."""
 
+import ast
 import difflib
 import functools
+import inspect
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -18,6 +20,8 @@ def parse(command: Callable[..., Any], prog: str, arguments: Sequence[str]) -> C
         ValueError: the arguments do not fit; says which, what is nearest, and where help is.
     """
 
+    command.__doc__ = command.__doc__ or _docstring(command)
+
     @functools.wraps(command)
     def ready(*args: Any, **kwargs: Any) -> Callable[[], Any]:
         return functools.partial(command, *args, **kwargs)
@@ -31,6 +35,16 @@ def parse(command: Callable[..., Any], prog: str, arguments: Sequence[str]) -> C
         if not end.code:
             raise
     raise ValueError(f"{_reason(errors.getvalue(), ready, prog)}; `{prog} --help` lists the options")
+
+
+def _docstring(command: Callable[..., Any]) -> str | None:
+    """What help is made of, from the source: `python -OO` drops it."""
+    try:
+        (function,) = ast.parse(inspect.getsource(command)).body
+    except OSError:  # there is no source
+        return None
+    assert isinstance(function, ast.FunctionDef)
+    return ast.get_docstring(function)
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

@@ -68,8 +68,12 @@ def canonical(value: Any) -> bytes:
 
 
 @contextlib.contextmanager
-def atomic_writer(path: Path) -> Iterator[Path]:
+def atomic_writer(path: Path, remedy: str = "name a writable folder with --index-dir") -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`; on success it is synced and renamed to `path`.
+
+    Args:
+        path: of the file.
+        remedy: what else helps where it cannot be written.
 
     Raises:
         DatasetError: the folder cannot be written.
@@ -93,8 +97,7 @@ def atomic_writer(path: Path) -> Iterator[Path]:
         _sync_folder(path.parent)
     except OSError as error:
         raise DatasetError(
-            f"cannot write {path}: {error}; make the folder writable and the disk large enough,"
-            " or name a writable folder with --index-dir"
+            f"cannot write {path}: {error}; make the folder writable and the disk large enough, or {remedy}"
         ) from error
 
 

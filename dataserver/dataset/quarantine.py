@@ -78,7 +78,7 @@ class Quarantine:
         Raises:
             DatasetError: the file cannot be written.
         """
-        with atomic_writer(path) as temp:
+        with atomic_writer(path, "name another file with --quarantine-file") as temp:
             temp.write_bytes(self._content())
 
     def mask(self, shard: KeyedShard) -> npt.NDArray[np.bool_]:

@@ -215,6 +215,13 @@ def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
     assert "usage: dataserver" in found.stdout
 
 
+def test_a_quarantine_list_that_cannot_be_written_names_its_flag(indexed: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    line = refused("lint", indexed, "--quarantine-file", tmp_path / "file/list")
+    assert line.startswith(f"dataserver: cannot write {tmp_path}/file/list: ")
+    assert line.endswith("or name another file with --quarantine-file")
+
+
 def test_output_that_cannot_be_written_is_one_line() -> None:
     for arguments in ((), ("lint",)):
         with Path("/dev/full").open("w") as full:

@@ -1,5 +1,6 @@
 """What a user sees in the first second of any command: what it does, and no traceback."""
 
+import json
 import os
 import signal
 import subprocess
@@ -127,6 +128,24 @@ def test_what_is_mistyped_is_named_with_what_is_nearest() -> None:
     )
     assert "--stpes is unknown; did you mean --steps?" in run("simulate", "--job", "a", "--stpes", "3").refusal()
     assert "--step" in run("plan", "--job", "a", "--step", "x").refusal()
+
+
+WITHOUT_DOCSTRINGS = """
+import json, sys
+from cli.server_process import run
+print(json.dumps({name: run(name, "--help").stdout for name in sys.argv[1:]}))
+"""
+
+
+def test_help_is_the_same_where_python_drops_docstrings() -> None:
+    names = list(dataserver.cli.COMMANDS)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-OO", "-c", WITHOUT_DOCSTRINGS, *names],
+        capture_output=True, text=True, env=environment, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {name: run(name, "--help").stdout for name in names}
 
 
 def test_help_of_serve_shows_the_ranges_of_its_numbers() -> None:
