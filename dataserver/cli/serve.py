@@ -27,14 +27,16 @@ from dataserver.cli.arguments import (
     with_ranges,
 )
 from dataserver.cli.warm import compile_all
+from dataserver.dataset import usable_memory
 from dataserver.jobs import Catalog
 from dataserver.preprocessing import silence_pillow_warnings
 from dataserver.serving.allocator import keep_freed_memory
-from dataserver.serving.config import ConfigError, ServerConfig, load_config
+from dataserver.serving.budgets import Budgets, remark
+from dataserver.serving.config import ConfigError, ServerConfig, load_config, number_of_workers
 from dataserver.serving.descriptors import allow_many_descriptors
 from dataserver.serving.server import DataServer
 from dataserver.serving.supervisor import LISTENING, Supervisor
-from dataserver.serving.workers import end_with_parent, number_of_workers, worker_configs
+from dataserver.serving.workers import end_with_parent, worker_configs
 
 _log = logging.getLogger(__name__)
 
@@ -93,12 +95,13 @@ def serve(
         max_streams: Streams open at once, 64 by default; one more is refused.
         idle_timeout_s: Seconds until a stream that takes nothing ends, for its place; 600 by default.
         stream_bytes: Largest microbatch in bytes; 256 MiB by default.
-        prefetch_bytes: Bytes that all streams together use to work ahead; 1 GiB by default.
+        prefetch_bytes: Bytes that all streams together use to work ahead; 1 GiB by default, less where memory is
+            limited.
         no_lending: Send all bytes also to clients of this user on this machine, which else get memory that holds them
             (key `lend_memory: false`).
-        decode_threads: Threads that decode images; one for each core by default.
+        decode_threads: Threads that decode images; one for each core by default, fewer where memory is limited.
         max_jobs: Jobs kept in memory; 64 by default.
-        job_bytes: Bytes kept of jobs, with sizes of samples and plans; 1 GiB by default.
+        job_bytes: Bytes kept of jobs, with sizes of samples and plans; 1 GiB by default, less where memory is limited.
         cache_dir: Folder for measures of datasets; servers may share it; ~/.cache/disttrain by default.
         zstd_level: Zstandard level for clients that ask for compression; 1 by default.
         drain_grace_s: Seconds that open streams get to finish the microbatch in hand; 30 by default.
@@ -127,16 +130,26 @@ def serve(
         drain_grace_s=drain_grace_s,
         log_format=log_format,
     )
-    keep_freed_memory()
     allow_many_descriptors()
     silence_pillow_warnings()
     settings = load_config(config, flags)
     logs.use(settings.log_format)
-    count = number_of_workers(settings)
+    keep_freed_memory(settings.prefetch_bytes)
+    count = number_of_workers(settings.workers)
+    _about_memory(settings, count)
     if count > 1:
         _supervise(settings, count)
     else:
         _serve_alone(settings)
+
+
+def _about_memory(settings: ServerConfig, count: int) -> None:
+    """Say at start what the memory that there is does to this server."""
+    if settings.worker is not None:  # its parent has said it
+        return
+    taken = Budgets(settings.prefetch_bytes, settings.job_bytes)
+    if (found := remark(taken, count, usable_memory())) is not None:
+        _log.log(found[0], "%s", found[1])
 
 
 def _serve_alone(settings: ServerConfig) -> None:

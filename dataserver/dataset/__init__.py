@@ -21,6 +21,7 @@ from dataserver.dataset.filters import Filter, compile_filter
 from dataserver.dataset.headers import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, TRANSPOSED, sniff_format
 from dataserver.dataset.kinds import KINDS, Effect
 from dataserver.dataset.lint import Finding, LintReport, lint
+from dataserver.dataset.memory import Memory, processes_within, usable_memory
 from dataserver.dataset.numeric import ShardSizes
 from dataserver.dataset.parts import IMAGE, TEXT, Scalar
 from dataserver.dataset.quarantine import Quarantine
@@ -48,6 +49,7 @@ __all__ = [
     "ImageRef",
     "LintReport",
     "LruCache",
+    "Memory",
     "Oddity",
     "OddityReport",
     "Quarantine",
@@ -69,8 +71,10 @@ __all__ = [
     "in_processes",
     "lint",
     "printable",
+    "processes_within",
     "read_arrays",
     "sniff_format",
     "usable_cores",
+    "usable_memory",
     "write_arrays",
 ]

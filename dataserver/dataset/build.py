@@ -10,18 +10,22 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from dataserver.dataset.cores import usable_cores
 from dataserver.dataset.errors import DatasetError, StaleIndexError
 from dataserver.dataset.files import ShardFile, index_folder, list_shards, read_fresh_index, read_index
 from dataserver.dataset.index import read_oddities
 from dataserver.dataset.known import state_of, write_known
+from dataserver.dataset.memory import processes_within, usable_memory
 from dataserver.dataset.numeric import has_numeric, write_numeric
 from dataserver.dataset.summary import Summary, write_summary
 from dataserver.dataset.workers import in_processes
 
 _log = logging.getLogger(__name__)
 
+WORKER_BYTES: Final = 160 << 20
+"""What a process takes that indexes shards of 10,000 samples."""
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in total)."""
 
@@ -46,7 +50,8 @@ def build_index(
     Args:
         path: folder of shards, or one shard.
         index_dir: where indexes go instead of beside the shards, under the same relative paths.
-        workers: number of processes; all usable cores by default. One works in this process.
+        workers: number of processes; by default one for each usable core that there is memory for. One works in this
+            process.
         progress: called as shards finish.
 
     Raises:
@@ -77,7 +82,7 @@ def build_index(
 
     if progress is not None:
         progress(done, total)
-    num_workers = min(workers or usable_cores(), len(stale))
+    num_workers = min(workers or min(usable_cores(), processes_within(WORKER_BYTES, usable_memory())), len(stale))
     if num_workers <= 1:
         for shard in stale:
             advance(shard, *_refresh(shard))

@@ -9,7 +9,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from dataserver.dataset import Filter, Quarantine, Shard, compile_filter, in_processes, usable_cores
+from dataserver.dataset import (
+    Filter,
+    Quarantine,
+    Shard,
+    compile_filter,
+    in_processes,
+    processes_within,
+    usable_cores,
+    usable_memory,
+)
 from dataserver.jobs.once import LOOK_S
 from dataserver.planning.gathering import ShardColumns
 from dataserver.planning.jobspec import Sizing
@@ -19,7 +28,9 @@ from dataserver.planning.samples import I64
 MANY: Final = 256
 """So many shards are worth the second that it takes to start processes."""
 MOST_WORKERS: Final = 8
-"""Processes, each of some 100 MB."""
+"""Processes."""
+WORKER_BYTES: Final = 100 << 20
+"""Memory of one. Half of what there is is for them together: the rest is the server's."""
 TASK: Final = 16
 """Shards that a process is given at once."""
 NICENESS: Final = 10
@@ -59,7 +70,7 @@ def measure_shards(
         rules: what is kept, and how it is sized.
         progress: told how far it is.
         look: called often; what it raises ends the work.
-        workers: processes; by default one for each core, a few at most.
+        workers: processes; by default one for each core, a few at most, and no more than there is memory for.
         niceness: by how much these give way to others.
 
     Raises:
@@ -87,7 +98,7 @@ def measure_tasks(
 ) -> Iterator[tuple[int, list[Measure]]]:
     """Yield the position of each task and the measures of its shards, as they are done; else as `measure_shards`."""
     if _in_processes(sum(map(len, tasks)), workers):
-        cores = min(MOST_WORKERS, usable_cores())
+        cores = min(MOST_WORKERS, usable_cores(), processes_within(2 * WORKER_BYTES, usable_memory()))
         reduced = [(shards, _reduced(rules, shards)) for shards in tasks]
         with _turn(look):
             yield from in_processes(_measure_all, reduced, workers or cores, look, niceness)

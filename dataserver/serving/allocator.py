@@ -20,14 +20,17 @@ ARENAS: Final = 2
 more of what was freed is found again."""
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory(share_bytes: int = KEPT_BYTES) -> None:
     """Have freed blocks used again instead of given back to the system, which costs a page fault per 4 KiB each time.
+
+    Args:
+        share_bytes: what may be kept so at the end of the heap at most.
 
     Messages of 1 MiB come and go with every few images. By default glibc gives such blocks back at once. Elsewhere than
     with glibc this does nothing.
     """
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_BYTES)
-        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-        mallopt(M_TOP_PAD, PADDING_BYTES)
+        mallopt(M_TRIM_THRESHOLD, min(KEPT_BYTES, share_bytes))
+        mallopt(M_TOP_PAD, min(PADDING_BYTES, share_bytes // 4))
         mallopt(M_ARENA_MAX, ARENAS)

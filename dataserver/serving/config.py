@@ -9,10 +9,17 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from dataserver.dataset import usable_cores
+from dataserver.dataset import usable_memory
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, Name, TextError, parse_yaml, required
+from dataserver.serving.budgets import (
+    LEAST_JOB_BYTES,
+    MIB,
+    Budgets,
+    budgets,
+    default_decode_threads,
+    default_processes,
+)
 
-MIB = 1 << 20
 MAX_PEERS: Final = 1024
 MAX_WORKERS: Final = 256
 
@@ -69,18 +76,26 @@ class ServerConfig(BaseModel):
     """Seconds after which a stream whose consumer takes nothing ends, so that others have its place and memory. Clients
     open it again when they want more."""
     stream_bytes: Annotated[int, Field(ge=1 * MIB, le=1 << 40)] = 256 * MIB
-    """Largest microbatch. Every open stream may hold one, whatever the others hold."""
-    prefetch_bytes: Annotated[int, Field(ge=0, le=1 << 44)] = 1024 * MIB
-    """Memory that all streams together use to work ahead of their consumers, a message of each on its way included."""
+    """Largest microbatch. Every open stream may hold one, whatever the others hold, as far as there is memory for all;
+    one stream more is refused."""
+    prefetch_bytes: Annotated[int, Field(ge=0, le=1 << 44)] = Field(
+        default_factory=lambda data: _budgets(data).prefetch_bytes
+    )
+    """Memory that all streams together use to work ahead of their consumers, a message of each on its way included.
+    1 GiB by default, less where memory is limited."""
     lend_memory: bool = True
     """Lend microbatches to clients of the same user on this machine as memory, in place of sending their bytes."""
-    decode_threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=usable_cores)
-    """Threads that decode images; by default one for each core that the server may keep busy."""
+    decode_threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_decode_threads)
+    """Threads that decode images; by default one for each core that the server may keep busy, fewer where memory is
+    limited."""
     max_jobs: Annotated[int, Field(ge=1, le=4096)] = 64
     """Jobs kept in memory; the one used least recently is forgotten first, and its clients bring it again."""
-    job_bytes: Annotated[int, Field(ge=64 * MIB, le=1 << 44)] = 1024 * MIB
+    job_bytes: Annotated[int, Field(ge=LEAST_JOB_BYTES, le=1 << 44)] = Field(
+        default_factory=lambda data: _budgets(data).job_bytes
+    )
     """Memory for what is kept of jobs, besides what streams use: specifications, reported times, sizes of samples and
-    plans. What was used least recently is forgotten first, and made again when it is wanted."""
+    plans. What was used least recently is forgotten first, and made again when it is wanted. 1 GiB by default, less
+    where memory is limited."""
     cache_dir: Path | None = Field(default_factory=lambda: user_cache())
     """Folder for what was measured of datasets, which servers may share; `~/.cache/disttrain` by default."""
     zstd_level: Annotated[int, Field(ge=-7, le=19)] = 1
@@ -107,6 +122,16 @@ class ServerConfig(BaseModel):
             if split_address(peer, "an entry of peers")[1] == 0:
                 raise ValueError(f"an entry of peers is {peer!r}; the port that the peer listens on is required")
         return self
+
+
+def number_of_workers(workers: int | Literal["auto"]) -> int:
+    """How many processes the key `workers` asks for."""
+    return default_processes() if workers == "auto" else workers
+
+
+def _budgets(found: dict[str, Any]) -> Budgets:
+    """Defaults, where some keys are known."""
+    return budgets(usable_memory().num_bytes, number_of_workers(found["workers"]))
 
 
 def user_cache() -> Path | None:
@@ -166,7 +191,8 @@ def load_config(file: Path | None, overrides: Mapping[str, Any]) -> ServerConfig
     try:
         return ServerConfig.model_validate(merged)
     except ValidationError as error:
-        problems = dict.fromkeys(_problem(e) for e in error.errors(include_url=False))
+        found = [e for e in error.errors(include_url=False) if e["type"] != "default_factory_not_called"]
+        problems = dict.fromkeys(map(_problem, found))
         raise ConfigError("; ".join(problems)) from None
 
 

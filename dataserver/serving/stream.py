@@ -379,6 +379,12 @@ class MicrobatchStream:
                 f"{self._source.module}; a stream of this server may take {self._shared.stream_bytes}: lower "
                 "execution.microbatch or sizing.max_patches, or raise the server's stream_bytes",
             )
+        if not self._account.claim(size_class(spec.num_bytes)):
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_TOO_MANY_STREAMS,
+                f"this server has no memory left for a stream whose microbatches have {spec.num_bytes} bytes; go to "
+                "another one, give this one more memory, or lower its prefetch_bytes or job_bytes",
+            )
         return spec
 
     def _admit(self, spec: MicrobatchSpec) -> Assembly | None:

@@ -7,6 +7,8 @@ from typing import Final
 
 from disttrain.v1 import errors_pb2
 
+from dataserver.dataset import usable_memory
+from dataserver.serving.budgets import Budgets, room_bytes
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.fair_pool import FairPool
@@ -26,7 +28,13 @@ class Streams:
     """All open streams."""
 
     def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
-        budget = ByteBudget(config.prefetch_bytes, beside=2 * CHUNK_BYTES)  # a message in gRPC's hands, and its copy
+        own = Budgets(config.prefetch_bytes, config.job_bytes)
+        memory_bytes = usable_memory().num_bytes // (1 if config.worker is None else len(config.worker.ports))
+        budget = ByteBudget(
+            config.prefetch_bytes,
+            beside=2 * CHUNK_BYTES,  # a message in gRPC's hands, and its copy
+            room=room_bytes(memory_bytes, own, processes=1),
+        )
         self.shared = Shared(
             stream_bytes=config.stream_bytes,
             ahead_bytes=AHEAD_BYTES * config.decode_threads,

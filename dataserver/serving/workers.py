@@ -13,25 +13,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from dataserver.dataset import usable_cores
-from dataserver.serving.config import MIB, ConfigError, ServerConfig, Worker, joined, split_address
+from dataserver.serving.budgets import LEAST_JOB_BYTES
+from dataserver.serving.config import ConfigError, ServerConfig, Worker, joined, split_address
 from dataserver.serving.places import Places
 
-CORES_PER_WORKER: Final = 8
-"""One interpreter hands out about as many images as so many cores decode (`scripts/bench_workers.py`)."""
-LEAST_JOB_BYTES: Final = 64 * MIB
 LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (no address to bind)
 """Where a process reaches one that listens on all addresses."""
 
 _PR_SET_PDEATHSIG: Final = 1
 """Of Linux' prctl(2)."""
-
-
-def number_of_workers(config: ServerConfig) -> int:
-    """How many processes a configuration asks for."""
-    if config.workers == "auto":
-        return max(1, usable_cores() // CORES_PER_WORKER)
-    return config.workers
 
 
 def sibling_addresses(config: ServerConfig) -> list[str]:

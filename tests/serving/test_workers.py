@@ -25,10 +25,11 @@ from serving.harness import FIXED_WINDOW, job_data, large_job, reason_of, receiv
 from serving.peers import until
 
 from dataserver.dataset import usable_cores
-from dataserver.serving.config import ConfigError, load_config
+from dataserver.serving.budgets import CORES_PER_WORKER
+from dataserver.serving.config import ConfigError, load_config, number_of_workers
 from dataserver.serving.places import Places
 from dataserver.serving.siblings import summed
-from dataserver.serving.workers import CORES_PER_WORKER, number_of_workers, sibling_addresses, worker_configs
+from dataserver.serving.workers import sibling_addresses, worker_configs
 
 STEPS = 8
 JOB = job_data(end={"steps": STEPS}, global_batch=4)
@@ -267,9 +268,9 @@ def test_processes_share_what_the_configuration_permits(tmp_path: Path) -> None:
 def test_the_number_of_processes() -> None:
     cores = usable_cores()
     asked = {"datasets": {"x": Path("/x")}}
-    assert number_of_workers(load_config(None, asked)) == 1
-    assert number_of_workers(load_config(None, {**asked, "workers": 7})) == 7
-    assert number_of_workers(load_config(None, {**asked, "workers": "auto"})) == max(1, cores // CORES_PER_WORKER)
+    assert number_of_workers(load_config(None, asked).workers) == 1
+    assert number_of_workers(load_config(None, {**asked, "workers": 7}).workers) == 7
+    assert number_of_workers("auto") == max(1, cores // CORES_PER_WORKER)
     for wrong in (0, 257, "many"):
         with pytest.raises(ConfigError, match="'workers"):
             load_config(None, {**asked, "workers": wrong})

@@ -19,14 +19,15 @@ import pytest
 from disttrain.v1 import admin_service_pb2 as pb
 from google.protobuf.duration_pb2 import Duration
 
+from dataserver.dataset import Memory
+from dataserver.serving import budgets, workers
 from dataserver.serving import siblings as siblings_module
 from dataserver.serving import supervisor as supervisor_module
-from dataserver.serving import workers
-from dataserver.serving.config import ServerConfig, Worker, load_config
+from dataserver.serving.config import ServerConfig, Worker, load_config, number_of_workers
 from dataserver.serving.places import Places
 from dataserver.serving.siblings import Siblings, summed
 from dataserver.serving.supervisor import Supervisor
-from dataserver.serving.workers import number_of_workers, sibling_addresses, worker_configs
+from dataserver.serving.workers import sibling_addresses, worker_configs
 
 MIB = 1 << 20
 
@@ -37,8 +38,9 @@ def configured(**changes: Any) -> ServerConfig:
 
 @pytest.mark.parametrize(("cores", "count"), [(1, 1), (7, 1), (8, 1), (15, 1), (16, 2), (24, 3), (192, 24)])
 def test_a_process_for_every_eight_cores(monkeypatch: pytest.MonkeyPatch, cores: int, count: int) -> None:
-    monkeypatch.setattr(workers, "usable_cores", lambda: cores)
-    assert number_of_workers(configured(workers="auto")) == count
+    monkeypatch.setattr(budgets, "usable_cores", lambda: cores)
+    monkeypatch.setattr(budgets, "usable_memory", lambda: Memory(1 << 40, ""))
+    assert number_of_workers("auto") == count
 
 
 def test_threads_decode_on_the_cores_that_a_server_may_use() -> None:
