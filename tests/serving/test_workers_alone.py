@@ -20,6 +20,7 @@ from disttrain.v1 import admin_service_pb2 as pb
 from google.protobuf.duration_pb2 import Duration
 
 from dataserver.dataset import Memory
+from dataserver.planning.jobspec import parse_yaml
 from dataserver.serving import budgets, workers
 from dataserver.serving import siblings as siblings_module
 from dataserver.serving import supervisor as supervisor_module
@@ -351,7 +352,7 @@ def test_a_process_is_told_its_configuration_and_where_the_places_are(monkeypatc
         return SimpleNamespace(stdin=Stdin(), stdout=None)
 
     monkeypatch.setattr(subprocess, "Popen", popen)
-    alone = configured()
+    alone = configured(cache_dir=Path("/gr\udcfc"))  # of a name that is not UTF-8
     one_of_two = alone.model_copy(update={"log_format": "json", "worker": Worker(number=1, ports=(7, 8), places=5)})
     for config in (alone, one_of_two, alone):
         assert keeper._spawn(4, config) is keeper._running[4]
@@ -360,7 +361,8 @@ def test_a_process_is_told_its_configuration_and_where_the_places_are(monkeypatc
     shared = ["-m", "dataserver", "serve", "--config", "/dev/stdin", "--log-format"]
     assert started[0][0][1:] == [*shared, "text"]
     assert started[1][0][1:] == [*shared, "json"]
-    assert written == [c.model_dump_json() for c in (alone, one_of_two, alone)], "one that has ended is no error"
+    told = [load_config(None, parse_yaml(text.encode())) for text in written]
+    assert told == [alone, one_of_two, alone], "one that has ended is no error"
     keeper._ending = True
     assert keeper._spawn(4, alone) is None
     assert len(started) == 3
