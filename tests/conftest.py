@@ -36,6 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fuzz-seed", type=int, default=0, help="another seed tries other inputs")
     group.addoption("--fuzz-blob", default="", help="try only the input of a @reproduce_failure that a test printed")
     parser.addoption("--install", action="store_true", help="install frameworks that long tests want")
+    parser.addoption(
+        "--torch-python", action="append", default=[], help="interpreter of an environment with another torch"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """What older versions of torch have under another name, in another form, or not at all.
 
-Each entry says from which version of torch it can go, once that is the oldest one that `pyproject.toml` admits. What
-the installed torch offers decides, not its version number.
+"Goes with torch 2.13" says that an entry can be removed when that is the oldest version that `pyproject.toml` admits.
+What the installed torch offers decides what is done, not its version number.
 """
 
 import dataclasses
@@ -20,20 +20,23 @@ if TYPE_CHECKING:  # some seconds, which models need not pay
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
     from torch.distributed.fsdp import FSDPModule
 
+VarlenKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, tuple[int, int]], Tensor]
+"""Query, key, value, offsets of both, longest segments of both, and how many rows before and after; -1 for all."""
+
 
 def reduce_scatter(
     output: Tensor, whole: Tensor, *, group: ProcessGroup, op: Any = dist.ReduceOp.SUM, async_op: bool = False
 ) -> dist.Work | None:
-    """`dist.reduce_scatter_single`, which has another name before torch 2.13."""
+    """`dist.reduce_scatter_single`, under the name that the installed torch has for it. Goes with torch 2.13."""
     reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     return cast(dist.Work | None, reduce(output, whole, op=op, group=group, async_op=async_op))
 
 
 def reduce_unused_parameters(unit: "FSDPModule") -> None:
-    """`unit.set_reduce_scatter_unused_params(True, recurse=False)`, for which torch before 2.13 has nothing.
+    """Have a sharded unit reduce zeros for parameters that a backward pass left out. Goes with torch 2.13.
 
-    There a unit reduces the gradients that it has, and ranks with other ones wait forever: parameters that a backward
-    pass left out get zeros before it does.
+    Where it has no such setting it reduces the gradients that there are, and ranks with other ones wait forever: here
+    what was left out gets zeros before.
     """
     if hasattr(unit, "set_reduce_scatter_unused_params"):
         unit.set_reduce_scatter_unused_params(True, recurse=False)
@@ -44,11 +47,9 @@ def reduce_unused_parameters(unit: "FSDPModule") -> None:
     reduce = group.post_backward
 
     def post_backward(*unused: Any) -> None:
-        for held in group.fsdp_params if group.reduce_grads else ():
-            if not hasattr(held, "_unsharded_param") or held.unsharded_accumulated_grad is not None:
-                continue
-            parameter = held.unsharded_param
-            if parameter.requires_grad and parameter.grad is None:
+        for share in group.fsdp_params if group.reduce_grads else ():
+            parameter = getattr(share, "_unsharded_param", None)  # none where no pass has gathered it
+            if parameter is not None and parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         reduce(*unused)
 
@@ -56,9 +57,10 @@ def reduce_unused_parameters(unit: "FSDPModule") -> None:
 
 
 def find_tensors_in_dataclasses(unit: nn.Module) -> None:
-    """Have a sharded unit find the tensors in dataclasses that it takes and gives, for whose gradients it gathers.
+    """Have a sharded unit find the tensors in dataclasses that it takes and gives. Goes with torch 2.12.
 
-    Before torch 2.12 it looks into pytrees alone, so dataclasses with tensors that want gradients are made such.
+    It gathers and reduces when their gradients pass. Before, it looks into pytrees alone, so dataclasses with tensors
+    that want gradients are made such.
     """
     from torch.distributed.fsdp import _common_utils
 
@@ -77,9 +79,6 @@ def _register(found: Any) -> None:
                 register_dataclass(type(leaf))
 
 
-VarlenKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, tuple[int, int]], Tensor]
-
-
 @functools.cache
 def varlen_kernel() -> VarlenKernel:
     """Flash attention of packed segments in half precision on CUDA, [T, heads, d] to [S, groups, d].
@@ -96,9 +95,9 @@ def varlen_kernel() -> VarlenKernel:
 
 
 def fitted_varlen(function: Callable[..., Any]) -> VarlenKernel:
-    """`varlen_attn` of any version of torch, which has taken windows since 2.11, and a flag for groups since 2.12.
+    """`varlen_attn` of any torch: with windows since 2.11, and since 2.12 with a flag for groups. Goes with torch 2.12.
 
-    The kernel itself takes groups in every version.
+    The kernel below takes groups in every version.
     """
     parameters = inspect.signature(function).parameters
     if "window_size" not in parameters:  # torch 2.10
@@ -114,7 +113,7 @@ def fitted_varlen(function: Callable[..., Any]) -> VarlenKernel:
 
 
 def _aten_varlen(query: Tensor, key: Tensor, *rest: Any) -> Tensor:
-    """The kernel below `varlen_attn`; goes with torch 2.11."""
+    """The kernel below `varlen_attn`. Goes with torch 2.11."""
     *between, (left, right) = rest
     outputs = torch.ops.aten._flash_attention_forward(
         query, key, *between, 0.0, right == 0, False, window_size_left=left, window_size_right=right
@@ -123,7 +122,7 @@ def _aten_varlen(query: Tensor, key: Tensor, *rest: Any) -> Tensor:
 
 
 class Stager:
-    """`DefaultStager` that copies more than once; that of torch 2.11 and 2.12 cannot. Goes with torch 2.13."""
+    """A `DefaultStager` that copies any number of times; one of torch 2.11 or 2.12 does once. Goes with torch 2.13."""
 
     def __init__(self, options: "StagingOptions") -> None:
         """Copy as the options say."""
