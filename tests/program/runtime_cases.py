@@ -28,7 +28,7 @@ import torch._dynamo  # the first layer or optimizer would import it, in each pr
 import torch.distributed as dist
 from builders.jobs import compose, module
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor import debug as dtensor_debug
 
 from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.job import JobSpec
@@ -358,13 +358,22 @@ def joined(jobs: Sequence[JobSpec]) -> JobSpec:
     return jobs[0].model_copy(update={"execution": execution.model_copy(update={"modules": modules})})
 
 
+def forget_meshes() -> None:
+    """DTensors take a mesh of the same ranks for the one before, whose groups are gone. Torch 2.9 names no way."""
+    names = [name for name in dir(dtensor_debug) if name.startswith("_clear_")]
+    for name in names:
+        getattr(dtensor_debug, name)()
+    if not names:
+        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
+
+
 def run_cases() -> None:
     """One step of each of the cases that the environment names."""
     script = Path(os.environ["CASES"])
     cases = [Case(**data) for data in json.loads(script.read_text())]
     layout = Topology.of(joined([case.parsed.spec for case in cases]))
     layout.require_world_size(int(os.environ["WORLD_SIZE"]))
-    _clear_sharding_prop_cache()  # DTensors take a mesh of the same ranks for the one before, whose groups are gone
+    forget_meshes()
     with as_nccl_takes_it(), process_groups(layout, torch.device("cpu"), timeout_s=60) as made:
         for case in cases:
             layout = Topology.of(case.parsed.spec)
