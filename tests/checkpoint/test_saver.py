@@ -96,7 +96,7 @@ def test_steps_go_on_and_the_next_one_waits(tmp_path: Path) -> None:
         first, second = processes
         assert first.stdout is not None
         assert second.stdin is not None
-        assert first.stdout.readline() == "goes on\n"
+        assert next(line for line in first.stdout if "[Gloo]" not in line) == "goes on\n"  # torch 2.9 prints such
         assert complete(folder) == []
         second.stdin.write("\n\n")
         second.stdin.flush()
