@@ -32,6 +32,7 @@ from torch._C._distributed_c10d import FakeWork, HashStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import trainclient.upload
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
 from trainclient.exchange.messages import Header
@@ -39,12 +40,14 @@ from trainclient.program.runner import ChunkRunner
 from trainclient.topology.groups import process_groups
 from trainclient.topology.places import Topology
 from trainclient.training.config import TrainConfig, validate_config
+from trainclient.training.frames import is_ours
 from trainclient.training.loop import Trainer
 from trainclient.training.preparing import Jobs, prepare
 from trainclient.training.signals import StopSignals
 from trainclient.training.sinks import MetricsWriter
 from trainclient.training.streams import Streams
 
+UPLOADS: Final = Path(trainclient.upload.__file__)
 META: Final = torch.device("meta")
 NO_KERNEL: Final = re.compile(r"^aten::(empty|new_empty|_unsafe_view|lift|detach|alias|is_|sym_|record)")
 """Operations that launch nothing, beside views."""
@@ -128,11 +131,12 @@ def _message(func: Any, args: Sequence[Any]) -> Any:
 
 
 def _asked_by() -> str:
-    """The innermost line of the trainer's own code."""
+    """The innermost line of the trainer's own code, but for what all uploads call."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if "/trainclient/" in frame.f_code.co_filename:
-            return f"{frame.f_code.co_filename.rpartition('/trainclient/')[2]}:{frame.f_lineno}"
+        file = Path(frame.f_code.co_filename)
+        if is_ours(str(file)) and file != UPLOADS:
+            return f"{file.parent.name}/{file.name}:{frame.f_lineno}"
         frame = frame.f_back
     return "the backward pass"
 
@@ -142,10 +146,16 @@ def on_meta() -> Iterator[None]:
     """Let a trainer be made of modules without values, whose attention takes the kernel that GPUs take."""
     with ExitStack() as stack:
         stack.enter_context(patch("trainclient.training.models.initialise"))
-        stack.enter_context(patch("trainclient.models.attention._flash_applies", lambda query: query.is_meta))
+        stack.enter_context(patch("trainclient.models.attention.flash_applies", _is_meta))
         stack.enter_context(patch("torch.optim.AdamW.step"))
         stack.enter_context(patch("trainclient.exchange.messages.decode", _all_valid))
         yield
+
+
+def _is_meta(device: torch.device, *rest: object) -> bool:
+    """Whether attention is one kernel."""
+    del rest
+    return device == META
 
 
 def _all_valid(stamp: Tensor, expected: Header) -> Tensor:
@@ -184,6 +194,7 @@ def count_step(config: TrainConfig, jobs: Jobs, servers: str) -> dict[str, Count
     launches = Launches()
     with on_meta(), process_groups(topology, torch.device("cpu"), 60, HashStore(), 0) as groups:
         trainer = Trainer(config, jobs.training, topology, replace(groups, device=META))
+        trainer._optimizer._fused = True  # as it is on a GPU
         for runner in trainer._machine.runners:
             label_passes(runner, launches)
         with Streams.open(servers, jobs.training, groups.place, trainer.tensors) as streams, launches:

@@ -83,9 +83,9 @@ def test_a_trace_without_a_device_tells_operations(tmp_path: Path) -> None:
 
 
 def test_variants_are_joined() -> None:
-    joined = variant("norecompute+expandable")
+    joined = variant("norecompute+fixed")
     assert joined.recomputed == ()
-    assert joined.environment == VARIANTS["expandable"].environment
+    assert joined.environment == VARIANTS["fixed"].environment
     with pytest.raises(ValueError, match="there is no variant 'faster'"):
         variant("base+faster")
 
