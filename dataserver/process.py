@@ -109,10 +109,10 @@ def escaped(text: str) -> str:
 
 
 def in_one_line(error: Exception) -> str:
-    """What an error says, on one line; of text that must be UTF-8, which."""
+    """What an error says, on one line, escaped; of text that must be UTF-8, which."""
     if isinstance(error, UnicodeEncodeError):
         return f"{escaped(error.object)} is not UTF-8, which is required here; use another name"
-    return " ".join(str(error).split())
+    return escaped(" ".join(str(error).split()))
 
 
 def _of(surrogate: int) -> str:
