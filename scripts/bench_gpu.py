@@ -23,7 +23,7 @@ import torch
 import yaml
 from benchmarks.rows import Row, report
 from demo_processes import Processes
-from on_gpu.preset import SIZES, SMALL, Size, fitting, flags, job
+from on_gpu.preset import SIZES, SMALL, Size, fitting, flags, job, memory_of_encoder
 from on_gpu.rivals import rival_waits
 from on_gpu.serving import make_shards, servers
 
@@ -37,7 +37,8 @@ LEAST_JUDGED = 10**9
 def train(folder: Path, size: Size, devices: int, steps: int, shards: Path, *, small: bool) -> list[dict[str, Any]]:
     """The metrics of all steps."""
     described, metrics = folder / "job.yaml", folder / "metrics.jsonl"
-    described.write_text(yaml.safe_dump(job(size, devices, steps)))
+    kept = None if small else memory_of_encoder(size, torch.cuda.mem_get_info(0)[1], devices)
+    described.write_text(yaml.safe_dump(job(size, devices, steps, kept)))
     with servers(folder, shards) as address, Processes(folder) as processes:
         options = flags(size, described, address, metrics, small=small)
         command = [sys.executable, "-m", "trainclient", "train", *options]

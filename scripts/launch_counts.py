@@ -237,7 +237,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         described = folder / "job.yaml"
-        described.write_text(yaml.safe_dump(job(size, 1, 1, recomputed=())))
+        described.write_text(yaml.safe_dump(job(size, 1, 1)))
         with servers(folder, make_shards(folder, 400), 1) as address:
             models = {
                 "encoder": {"preset": given.encoder},

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dataserver.planning.jobspec import MODELS, ModelSize
-from trainclient.orchestrate.memory import ENCODER_BLOCK, kept_bytes
+from trainclient.orchestrate.memory import ENCODER_BLOCK
+from trainclient.orchestrate.memory import kept_bytes as bytes_of_row
 
 BYTES_OF_PARAMETER = 18
 """In bfloat16: weights, gradients, float32 copies and moments."""
@@ -15,6 +16,8 @@ SHARED_BYTES = 12
 ACTIVATIONS = 0.35
 """Share of the device for activations, logits and what torch and NCCL keep."""
 ENCODER = "vit-h"
+MICROBATCH = 2
+"""Sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +62,36 @@ def fitting(room_bytes: int, devices: int) -> Size | None:
     return next((s for s in SIZES if s.bytes_on(devices) <= (1 - ACTIVATIONS) * room_bytes), None)
 
 
+def memory_of_encoder(size: Size, room_bytes: int, devices: int) -> int:
+    """Bytes of a device for what the encoder keeps until its backward phase: half of what parameters leave."""
+    return (room_bytes - size.bytes_on(devices)) // 2
+
+
 def job(
     size: Size,
     devices: int,
     steps: int,
-    recomputed: Sequence[str] = ("vision",),
-    kept_gb: float | None = None,
-    microbatch: int = 1,
+    kept_bytes: int | None = None,
+    recomputed: Sequence[str] = (),
+    microbatch: int = MICROBATCH,
 ) -> dict[str, Any]:
-    """Both modules on all devices. The encoder keeps the images of a whole step at once, the backbone a microbatch.
+    """Both modules on all devices. The encoder keeps the images of a round until its backward phase.
 
     Args:
         size: of the modules.
         devices: how many.
         steps: after which the job ends.
+        kept_bytes: memory for what it keeps, of which follows into how many rounds a step is cut; by default it keeps
+            the images of the whole step.
         recomputed: names of modules that compute their blocks again.
-        kept_gb: memory for what the encoder keeps until its backward phase; by default that of a whole step.
         microbatch: sequences of one.
     """
     modules: list[dict[str, Any]] = [{"name": "vision", "kind": "encoder"}, {"name": "llm", "kind": "backbone"}]
     for module in modules:
         module |= {"dp": devices, "recompute": module["name"] in recomputed}
-    if kept_gb is not None:
-        unit = kept_bytes(ENCODER_BLOCK, MODELS["encoder"][size.encoder], 1, "vision" in recomputed)
-        room = round(kept_gb * 1e9)
-        modules[0]["memory"] = {"room_bytes": room, "step_bytes": room, "unit_bytes": round(unit)}
+    if kept_bytes is not None:
+        unit = bytes_of_row(ENCODER_BLOCK, MODELS["encoder"][size.encoder], 1, "vision" in recomputed)
+        modules[0]["memory"] = {"room_bytes": kept_bytes, "step_bytes": kept_bytes, "unit_bytes": round(unit)}
     return {
         "stream": {
             "datasets": [{"name": "pairs"}],

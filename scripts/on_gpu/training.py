@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 import yaml
 
-from on_gpu.preset import SMALL, Size, fitting, flags, job
+from on_gpu.preset import MICROBATCH, SMALL, Size, fitting, flags, job, memory_of_encoder
 from on_gpu.processes import Ended, run_bounded
 from on_gpu.serving import servers
 from on_gpu.telling import Given, Told, given, spread
@@ -46,6 +46,8 @@ class Run:
     measured: int
     watched: bool
     """Whether waits are counted, and a step is profiled."""
+    kept_bytes: int | None = None
+    """Memory for what the encoder keeps."""
 
     @property
     def steps(self) -> int:
@@ -56,7 +58,8 @@ class Run:
         """The trainer's, for a job that is written down here."""
         self.folder.mkdir(parents=True, exist_ok=True)
         described, v = self.folder / "job.yaml", self.variant
-        described.write_text(yaml.safe_dump(job(size, 1, self.steps, v.recomputed, v.kept_gb, v.microbatch)))
+        kept = None if v.whole else self.kept_bytes
+        described.write_text(yaml.safe_dump(job(size, 1, self.steps, kept, v.recomputed, v.microbatch or MICROBATCH)))
         options = flags(size, described, address, self.folder / "metrics.jsonl", small=small)
         if self.watched:
             profiled = self.warm_up + self.measured + 1
@@ -84,10 +87,15 @@ class Run:
 def train(asked: Given) -> None:
     """All variants, as long as there is time."""
     told, ends = asked.told("training"), time.monotonic() + asked.limit_s
-    size = SMALL if asked.small else fitting(torch.cuda.mem_get_info(0)[1], 1)
-    if size is None:
-        raise SystemExit("no preset fits this device")
-    told.data |= {"size": str(size), "preset": [size.preset, size.layers, size.encoder], "variants": {}}
+    size, kept = SMALL, None
+    if not asked.small:
+        room = torch.cuda.mem_get_info(0)[1]
+        found = fitting(room, 1)
+        if found is None:
+            raise SystemExit("no preset fits this device")
+        size, kept = found, memory_of_encoder(found, room, 1)
+    preset = [size.preset, size.layers, size.encoder]
+    told.data |= {"size": str(size), "preset": preset, "kept_bytes": kept, "variants": {}}
     shown = told.table(
         f"Variants of {size} (least / median / largest of the measured steps)",
         "variant", "MFU %", "s a step", "wait %", "tokens/s", "GB used / reserved at most",
@@ -103,7 +111,7 @@ def train(asked: Given) -> None:
                 told.save()
                 continue
             steps = SMALL_STEPS if asked.small else OTHERS if number else FIRST
-            run = Run(name, variant(name), asked.work / "train" / name, *steps, watched=number == 0)
+            run = Run(name, variant(name), asked.work / "train" / name, *steps, watched=number == 0, kept_bytes=kept)
             command = run.command(size, address, small=asked.small)
             ended = run_bounded(command, left, asked.work / f"train-{name}.log", run.environment())
             tell_run(told, run, ended, shown.rows)

@@ -19,31 +19,34 @@ class Variant:
     flags: tuple[str, ...] = ()
     """More of `trainclient train`."""
     environment: Mapping[str, str] = field(default_factory=lambda: _NONE)
-    recomputed: tuple[str, ...] = ("vision",)
+    recomputed: tuple[str, ...] = ()
     """Modules that compute their blocks again."""
-    kept_gb: float | None = None
-    """Memory for what the encoder keeps of images until its backward phase, for which a step is cut into rounds."""
-    microbatch: int = 1
-    """Sequences of a microbatch."""
+    whole: bool = False
+    """Whether the encoder keeps the images of a whole step until its backward phase, and not of a round."""
+    microbatch: int | None = None
+    """Sequences of a microbatch; None as the preset has it."""
 
     def plus(self, other: "Variant") -> "Variant":
-        """Both changes at once; of modules, those that both compute again."""
+        """Both changes at once; of sizes of microbatches, the other one's."""
         return Variant(
             f"{self.why}; {other.why}",
             self.flags + other.flags,
             {**self.environment, **other.environment},
-            tuple(name for name in self.recomputed if name in other.recomputed),
-            self.kept_gb or other.kept_gb,
-            max(self.microbatch, other.microbatch),
+            tuple(dict.fromkeys(self.recomputed + other.recomputed)),
+            self.whole or other.whole,
+            other.microbatch or self.microbatch,
         )
 
 
 VARIANTS: Final[Mapping[str, Variant]] = MappingProxyType(
     {
         "base": Variant("the preset as it is"),
-        "norecompute": Variant("the encoder keeps its activations", recomputed=()),
-        "rounds": Variant("the encoder keeps its activations, a round at a time", recomputed=(), kept_gb=40.0),
-        "pairs": Variant("microbatches of two sequences", microbatch=2),
+        "recomputed": Variant(
+            "the encoder computes its blocks again, of a whole step", recomputed=("vision",), whole=True
+        ),
+        "singles": Variant("microbatches of one sequence", microbatch=1),
+        "quads": Variant("microbatches of four sequences", microbatch=4),
+        "cpp": Variant("what launches the kernels of blocks is C++", environment={"TORCHINDUCTOR_CPP_WRAPPER": "1"}),
         "fixed": Variant(
             "segments of the allocator do not grow", environment={"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
         ),
