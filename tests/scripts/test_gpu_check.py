@@ -83,9 +83,11 @@ def test_a_trace_without_a_device_tells_operations(tmp_path: Path) -> None:
 
 
 def test_variants_are_joined() -> None:
-    joined = variant("norecompute+fixed")
-    assert joined.recomputed == ()
+    joined = variant("recomputed+fixed+quads")
+    assert joined.recomputed == ("vision",)
+    assert joined.whole
     assert joined.environment == VARIANTS["fixed"].environment
+    assert joined.microbatch == variant("quads+fixed").microbatch == 4
     with pytest.raises(ValueError, match="there is no variant 'faster'"):
         variant("base+faster")
 

@@ -195,7 +195,8 @@ def _train(
     config: TrainConfig, process: Process, stop: StopSignals, jobs: Jobs, topology: Topology, store: Store
 ) -> None:
     keep_freed_memory()
-    device = choose_device(config.device, process.local_rank)
+    pipelined = process.world_size > 1 and not topology.colocated
+    device = choose_device(config.device, process.local_rank, pipelined=pipelined)
     # Beside a GPU the CPU has nothing to compute that is worth waking several cores for.
     cores = 1 if device.type == "cuda" else max(1, (os.cpu_count() or 1) // process.local_world_size)
     torch.set_num_threads(config.threads or cores)
@@ -275,8 +276,13 @@ def _gpus(wanted: Device) -> int:
     return torch.cuda.device_count() if wanted is not Device.CPU and torch.cuda.is_available() else 0
 
 
-def choose_device(wanted: Device, local_rank: int) -> torch.device:
+def choose_device(wanted: Device, local_rank: int, *, pipelined: bool) -> torch.device:
     """The device of a process; on CUDA it becomes torch's current one, for CPUs the process no longer sees any GPU.
+
+    Args:
+        wanted: as the configuration has it.
+        local_rank: of the process on its machine.
+        pipelined: whether the process waits for single others in the middle of what it computes.
 
     Raises:
         ConfigError: there is no GPU, or there are fewer than processes on this machine.
@@ -284,6 +290,10 @@ def choose_device(wanted: Device, local_rank: int) -> torch.device:
     # With fewer queues than communicators, a transfer could stand behind a receive that waits in another one. Set
     # before the driver is asked for anything, since it reads this once.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    if pipelined:
+        # A kernel that is used first is loaded then, for which the driver waits for those that run. Receives that are
+        # posted ahead run until others have sent, who may wait likewise: seen as processes that wait in a circle.
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     # Microbatches differ in size: blocks of one would not fit the next, until the allocator stops to free them all.
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
