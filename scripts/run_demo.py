@@ -18,6 +18,8 @@ from demo_progress import display
 from demo_report import collect, print_report
 from demo_stages import BIN, LAYOUTS, STAGES, Demo
 
+from dataserver.outputs import require_writable, write_output
+
 INTERRUPTED = 130
 ADVICE = "Put right what it says and run the same command again: it goes on with what is there."
 
@@ -46,6 +48,7 @@ def run(arguments: argparse.Namespace, signals: Signals) -> None:
     logs = output / "logs"
     for folder in (logs, report.parent if report else logs):  # before training, lest a wrong path waste it
         folder.mkdir(parents=True, exist_ok=True)
+    require_writable("--report", report)
     with display(STAGES) as shown:
 
         def check() -> None:
@@ -75,7 +78,7 @@ def run(arguments: argparse.Namespace, signals: Signals) -> None:
     print(f"Chosen for step 0: {plans['chosen']}")
     print(f"One step's pipeline before and after: {demo.picture}")
     if report:
-        report.write_text(json.dumps(figures, indent=2) + "\n")
+        write_output("--report", report, json.dumps(figures, indent=2) + "\n")
         print(f"All figures: {report}")
     print("\nTry next:")
     for about, command in next_commands(demo):

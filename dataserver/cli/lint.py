@@ -11,6 +11,7 @@ from dataserver.cli.arguments import MaybePath, Switch
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import KINDS, LintReport
 from dataserver.dataset import lint as lint_dataset
+from dataserver.outputs import require_writable
 from dataserver.preprocessing import silence_pillow_warnings, undecodable
 
 ODD: Final = 1
@@ -37,6 +38,8 @@ def lint(
         json: Print one JSON document instead.
     """
     silence_pillow_warnings()
+    if quarantine_file is not None and quarantine_file.parent.exists():  # otherwise it is made
+        require_writable("--quarantine-file", quarantine_file)
     with progress_bar(f"checking {path.name}") as report:
         found = lint_dataset(path, index_dir, undecodable if decode else None, quarantine_file, report)
     if json:

@@ -8,6 +8,7 @@ from dataserver.cli.pictures import svg_of_plan
 from dataserver.cli.stairs import COLUMNS, TITLE, StairRow
 from dataserver.cli.tables import compositions, in_flight
 from dataserver.cli.timelines import critical_ns
+from dataserver.outputs import write_whole
 from dataserver.planning.expectation import imbalance, padding_ppm
 from dataserver.planning.identity import Job
 from dataserver.planning.plan import StepPlan
@@ -46,12 +47,12 @@ def write_page(job: Job, plan: StepPlan, summary: PlanSummary, stairs: Sequence[
         parts.append(_table("Decisions", ("about", "chosen", "why"), rows, of_words=True))
     if len(plan.groups.degree):
         parts.append(_groups(plan))
-    path.write_text(
+    write_whole(
+        path,
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head>\n<body><h1>{escape(title)}, as simulated</h1>\n<p>{escape(facts)}<br>"
         f"<code>job {escape(job.job_id)}<br>stream {escape(plan.stream_id)}<br>plan {plan.hash.hex()}</code></p>\n"
         f'<div class="tables">{"".join(parts)}</div>\n{svg_of_plan(summary)}</body></html>\n',
-        encoding="utf-8",
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from dataserver.cli.gantt import BACKWARD_ALPHA, BUBBLE, COLOURS, INK, INTERACTION, Chart, chart_of, draw_chart
 from dataserver.cli.stairs import StairRow
 from dataserver.cli.timelines import modules_of
+from dataserver.outputs import write_whole
 from dataserver.planning.expectation import imbalance
 from dataserver.planning.planner import PlanSummary
 from dataserver.planning.simulation import OperationKind
@@ -32,9 +33,11 @@ def draw_plan(summary: PlanSummary, title: str, path: Path, stairs: Sequence[Sta
     _require_matplotlib()
     from matplotlib import rc_context
 
-    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
+    kind, drawn = path.suffix.lower().removeprefix("."), io.BytesIO()
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "disttrain"}):
-        _figure(summary, "\n".join([title, *_caption(stairs)])).savefig(path, dpi=110, metadata=dates)
+        _figure(summary, "\n".join([title, *_caption(stairs)])).savefig(drawn, format=kind, dpi=110, metadata=dates)
+    write_whole(path, drawn.getvalue())
 
 
 def svg_of_plan(summary: PlanSummary) -> str:

@@ -7,12 +7,12 @@ from google.protobuf.json_format import MessageToJson
 
 from dataserver.cli.arguments import MaybePath, Pairs, Switch
 from dataserver.cli.jobs import open_job
-from dataserver.cli.outputs import writing
 from dataserver.cli.pages import write_page
 from dataserver.cli.pictures import draw_plan
 from dataserver.cli.stairs import mean_stairs
 from dataserver.cli.tables import console_for_tables, show_plan
 from dataserver.cli.trace import write_trace
+from dataserver.outputs import STDOUT, descriptor_of, require_writable, tells_on, writing
 from dataserver.planning.planner import explain, stairs
 from dataserver.serving.plan_message import plan_message
 
@@ -55,6 +55,8 @@ def plan(
         raise ValueError(f"--step is {step}; steps are counted from 0")
     if plot is not None and plot.suffix.lower() not in PICTURES:
         raise ValueError(f"--plot is {plot}; a file that ends in one of {', '.join(PICTURES)} is required")
+    for flag, path in (("--plot", plot), ("--trace", trace)):
+        require_writable(flag, path)
     planner = open_job(job, dataset, index_dir, quarantine, tokenizer, config)
     parsed = planner.job
     planned = planner.plan(step)
@@ -71,6 +73,7 @@ def plan(
             else:
                 draw_plan(summary, f"step {step} of job {parsed.job_id[:12]}, as simulated", plot, rows)
     if json:
-        print(MessageToJson(message, preserving_proto_field_name=True))
+        print(MessageToJson(message, preserving_proto_field_name=True), file=tells_on(trace))
     else:
-        show_plan(console_for_tables(), parsed.spec.execution, message, rows, planner.num_steps)
+        stderr = trace is not None and descriptor_of(trace) == STDOUT
+        show_plan(console_for_tables(stderr=stderr), parsed.spec.execution, message, rows, planner.num_steps)

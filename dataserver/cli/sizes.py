@@ -7,10 +7,10 @@ from typing import Annotated
 import tyro
 
 from dataserver.cli.arguments import MaybePath, sizing_of, tokenizer_files
-from dataserver.cli.outputs import writing
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import Dataset
 from dataserver.jobs import Rules, size_histogram, thinned
+from dataserver.outputs import require_writable, tells_on, write_output
 from dataserver.preprocessing import BYTES, load_tokenizer
 
 
@@ -32,7 +32,7 @@ def sizes(
 
     Args:
         path: Folder of shards.
-        output: JSON file to write.
+        output: JSON file to write; - is stdout.
         index_dir: Folder of the dataset's index, where it does not lie beside the shards.
         quarantine: Quarantine list of the dataset.
         filter: Condition over sidecar columns, as a job has it.
@@ -48,6 +48,7 @@ def sizes(
     sizing = sizing_of(patch=patch, merge=merge, max_patches=max_patches)
     named = tokenizer_files([tokenizer])
     digest = load_tokenizer(*next(iter(named.items()), (BYTES, None))).digest
+    require_writable("--output", output)
     dataset = Dataset.open(path, index_dir, quarantine)
     rules = Rules(digest, sizing, filter, dataset.quarantine)
     with progress_bar("counting sizes") as report:
@@ -58,7 +59,6 @@ def sizes(
         for (tokens, patches), count in sorted(found.items())
         if tokens or patches
     ]
-    with writing("--output", output):
-        output.write_text(json.dumps({"samples": samples}) + "\n")
+    write_output("--output", output, json.dumps({"samples": samples}) + "\n")
     of = "" if len(found) == len(counted) else f", which stand for {len(counted)}"
-    print(f"{sum(found.values())} samples of {len(samples)} sizes{of} are in {output}")
+    print(f"{sum(found.values())} samples of {len(samples)} sizes{of} are in {output}", file=tells_on(output))

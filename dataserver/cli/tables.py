@@ -23,10 +23,10 @@ MAX_STAGES_SHOWN: Final = 8
 CHOSEN_WIDTH: Final = 32
 
 
-def console_for_tables() -> Console:
+def console_for_tables(*, stderr: bool = False) -> Console:
     """As wide as the terminal; where the output is none, as wide as the tables need."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH)
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(width=WIDTH, stderr=stderr)
 
 
 def show_plan(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dataserver.cli.timelines import Bar, bars_of, labels_of, owner_of
+from dataserver.outputs import write_whole
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleSpec
 from dataserver.planning.layout import Node, PlannedTimeline
@@ -32,7 +33,8 @@ def write_trace(job: Job, plan: StepPlan, planned: PlannedTimeline, path: Path) 
     """
     events = [*_names(planned), *_operations(job, plan, planned)]
     about = {"job_id": plan.job_id, "step": plan.step, "makespan_ns": planned.makespan_ns}
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}, allow_nan=False))
+    content = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+    write_whole(path, json.dumps(content, allow_nan=False))
 
 
 def _names(planned: PlannedTimeline) -> list[Event]:

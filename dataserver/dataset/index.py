@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dataserver.dataset.errors import DatasetError, Oddity, OddityReport, StaleIndexError, check_storage, printable
 from dataserver.dataset.kinds import KINDS
 from dataserver.dataset.stamps import check_regular
+from dataserver.outputs import TEMP_LIFETIME_S, TEMP_SUFFIX, beside
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,11 +33,6 @@ BATCH_ROWS: Final = 256
 META_PREFIX: Final = "meta."
 """Before the names of the columns that come from a sidecar."""
 NO_SIDECAR: Final = -1
-
-TEMP_SUFFIX: Final = ".disttrain-tmp"
-"""Nobody else's files have it, so that all old ones of a folder may be removed."""
-TEMP_LIFETIME_S: Final = 86_400.0
-"""A temporary file is written within minutes; an older one was left by a killed process and is swept."""
 
 HEADER_KEY: Final = b"disttrain.header"
 ODDITIES_KEY: Final = b"disttrain.oddities"
@@ -68,45 +64,22 @@ def canonical(value: Any) -> bytes:
 
 
 @contextlib.contextmanager
-def atomic_writer(path: Path, remedy: str = "name a writable folder with --index-dir") -> Iterator[Path]:
+def atomic_writer(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`; on success it is synced and renamed to `path`.
-
-    Args:
-        path: of the file.
-        remedy: what else helps where it cannot be written.
 
     Raises:
         DatasetError: the folder cannot be written.
     """
-    import tempfile  # servers write none while they start
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep_temps(path.parent)
-        descriptor, name = tempfile.mkstemp(TEMP_SUFFIX, f".{path.name}.", path.parent)
-        try:
-            yield Path(name)
-            os.fchmod(descriptor, 0o644)
-            os.fsync(descriptor)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(descriptor)
-        _sync_folder(path.parent)
+        with beside(path) as temp:
+            yield temp
     except OSError as error:
         raise DatasetError(
-            f"cannot write {path}: {error}; make the folder writable and the disk large enough, or {remedy}"
+            f"cannot write {path}: {error}; make the folder writable and the disk large enough,"
+            " or name a writable folder with --index-dir"
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @cache

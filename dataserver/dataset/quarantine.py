@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataserver.dataset.errors import QuarantineError
-from dataserver.dataset.index import atomic_writer
+from dataserver.outputs import write_whole, writing
 
 MAX_QUARANTINE_BYTES: Final = 256 << 20
 
@@ -73,13 +73,10 @@ class Quarantine:
         return hashlib.sha256(self._content()).hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write the list atomically.
-
-        Raises:
-            DatasetError: the file cannot be written.
-        """
-        with atomic_writer(path, "name another file with --quarantine-file") as temp:
-            temp.write_bytes(self._content())
+        """Write the list as a whole; its folder is made. OutputError where it cannot be written."""
+        with writing("--quarantine-file", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, self._content())
 
     def mask(self, shard: KeyedShard) -> npt.NDArray[np.bool_]:
         """Return bool[num samples]: True where the sample stays."""

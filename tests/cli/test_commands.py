@@ -218,8 +218,7 @@ def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
 def test_a_quarantine_list_that_cannot_be_written_names_its_flag(indexed: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     line = refused("lint", indexed, "--quarantine-file", tmp_path / "file/list")
-    assert line.startswith(f"dataserver: cannot write {tmp_path}/file/list: ")
-    assert line.endswith("or name another file with --quarantine-file")
+    assert line.startswith(f"dataserver: --quarantine-file {tmp_path}/file/list cannot be written (")
 
 
 def test_output_that_cannot_be_written_is_one_line() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from cli.server_process import refused, run
+from faults.disk import fill, missing, small_disk
 from PIL import Image
 from shards import write_interleaved, write_pairs
 
@@ -240,3 +241,20 @@ def test_files_that_cannot_be_written_are_named(line: tuple[str | Path, ...], tm
         path = tmp_path / "nowhere" / name
         assert f"{flag} {path} cannot be written (No such file" in refused(*line, flag, path)
     assert f"--trace {tmp_path} cannot be written (Is a directory); " in refused(*line, "--trace", tmp_path)
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_a_full_disk_leaves_the_files_that_are_there(line: tuple[str | Path, ...], tmp_path: Path) -> None:
+    names = {"--plot": ("p.png", "p.svg", "p.pdf", "p.html"), "--trace": ("t.json",)}
+    with small_disk(tmp_path / "disk") as disk:
+        for name in (name for of_flag in names.values() for name in of_flag):
+            (disk / name).write_text("precious")
+        fill(disk)
+        before = {path.name: path.read_bytes() for path in disk.iterdir()}
+        for flag, of_flag in names.items():
+            for name in of_flag:
+                said = refused(*line, flag, disk / name)
+                assert said.startswith(
+                    f"dataserver: {flag} {disk / name} cannot be written (No space left on device); "
+                )
+        assert {path.name: path.read_bytes() for path in disk.iterdir()} == before

@@ -1,16 +1,20 @@
 """`dataserver sizes`: the index in, what `trainclient orchestrate` reads out."""
 
 import json
+import subprocess
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli.server_process import refused, run
+from cli.server_process import command, refused, run
+from faults.disk import fill, missing, small_disk
 from shards import write_pairs
 
 from dataserver.dataset import Dataset
+from dataserver.dataset.quarantine import Quarantine
 from dataserver.jobs.histogram import _leading, thinned
+from dataserver.outputs import OutputError
 from dataserver.planning.jobspec import Sizing
 from dataserver.planning.sizing import patch_grid
 from dataserver.preprocessing import load_tokenizer
@@ -55,6 +59,30 @@ def test_of_many_sizes_some_stand_for_those_around_them() -> None:
         assert means[1] == pytest.approx(means[0], rel=0.03)
     for most in (lambda s: s[0], lambda s: max(s[1]), lambda s: sum(s[1])):
         assert max(map(most, less)) == max(map(most, found))
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_a_full_disk_leaves_the_lists_that_are_there(tmp_path: Path) -> None:
+    folder = write_pairs(tmp_path / "d", 4, 4)
+    assert run("index", folder).returncode == 0
+    with small_disk(tmp_path / "disk") as disk:
+        for name in ("sizes.json", "bad.jsonl"):
+            (disk / name).write_text("precious")
+        fill(disk)
+        before = {path.name: path.read_bytes() for path in disk.iterdir()}
+        assert "(No space left on device); name" in refused("sizes", folder, "--output", disk / "sizes.json")
+        listed = Quarantine.from_samples([("00000.tar", f"{key:040}") for key in range(200)])
+        with pytest.raises(OutputError, match=r"--quarantine-file \S+ cannot be written \(No space left on device\)"):
+            listed.save(disk / "bad.jsonl")
+        assert {path.name: path.read_bytes() for path in disk.iterdir()} == before
+
+
+def test_sizes_on_stdout_are_all_that_is_there(tmp_path: Path) -> None:
+    folder = write_pairs(tmp_path / "d", 4, 4)
+    assert run("index", folder).returncode == 0
+    done = subprocess.run(command("sizes", folder, "--output", "-"), capture_output=True, text=True, timeout=120)
+    assert sum(sample["count"] for sample in json.loads(done.stdout)["samples"]) == 4
+    assert done.stderr.splitlines()[-1].startswith("4 samples of ")
 
 
 def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dataserver.dataset import DatasetError
-from dataserver.dataset.index import TEMP_LIFETIME_S, TEMP_SUFFIX, atomic_writer
+from dataserver.dataset.index import atomic_writer
+from dataserver.outputs import TEMP_LIFETIME_S, TEMP_SUFFIX
 
 
 def descriptors() -> int:

@@ -22,6 +22,7 @@ from dataserver.dataset import (
     compile_filter,
     lint,
 )
+from dataserver.outputs import OutputError
 from dataserver.preprocessing import undecodable
 
 
@@ -177,5 +178,5 @@ def test_a_missing_list_and_an_unwritable_one(tmp_path: Path) -> None:
     with pytest.raises(QuarantineError, match="dataserver lint"):
         Quarantine.load(tmp_path / "missing")
     (tmp_path / "file").touch()
-    with pytest.raises(DatasetError, match="cannot write"):
+    with pytest.raises(OutputError, match=r"--quarantine-file \S+ cannot be written \(File exists\); name a file"):
         Quarantine.from_samples([]).save(tmp_path / "file" / "list")

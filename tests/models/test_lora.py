@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
-from trainclient.models.hf import PretrainedError, export_adapter, export_pretrained
+from trainclient.models.hf import PretrainedError, Usage, export_adapter, export_pretrained
 from trainclient.models.lora import LowRank, adapt, is_adapter, merged
 from trainclient.models.parameters import initialise
 
+USAGE = Usage(bos=1, eos=2, seq_len=64, max_patches=4)
 CONFIG = BackboneConfig(2, 32, 48, 4, 2, 1e4, 50, query_tokens=2)
 ADAPTERS = LowRank(3, 12.0, ["query", "value", "down"])
 WITH_PEFT = """
@@ -121,9 +122,9 @@ def test_peft_computes_what_merged_weights_do(tmp_path: Path, python_with: Calla
         for name, p in backbone(ADAPTERS).named_parameters()
     }
     base, adapter, whole = (tmp_path / name for name in ("base", "adapter", "merged"))
-    export_pretrained(base, CONFIG, {name: value for name, value in state.items() if not is_adapter(name)})
+    export_pretrained(base, CONFIG, {name: value for name, value in state.items() if not is_adapter(name)}, usage=USAGE)
     export_adapter(adapter, CONFIG, state, ADAPTERS, base=base)
-    export_pretrained(whole, CONFIG, merged(state, ADAPTERS))
+    export_pretrained(whole, CONFIG, merged(state, ADAPTERS), usage=USAGE)
     done = subprocess.run(
         [python, "-c", WITH_PEFT, base, adapter, whole], capture_output=True, text=True, timeout=600, check=False
     )

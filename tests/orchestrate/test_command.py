@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli.server_process import run as dataserver
+from faults.disk import fill, missing, small_disk
 from shards import write_pairs
 
 from trainclient.__main__ import main as whole
@@ -151,3 +152,27 @@ def test_trainclient_knows_the_command(capsys: pytest.CaptureFixture[str], monke
     monkeypatch.setattr(sys, "argv", ["trainclient", "orchestrate"])
     assert whole() == 2
     assert "--sizes is missing" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_a_full_disk_leaves_the_files_that_are_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, sizes: Path
+) -> None:
+    arguments = [*MODEL, "--gpus", "8", "--steps", "0", "--sizes", str(sizes)]
+    with small_disk(tmp_path / "disk") as disk:
+        for name in ("job.yaml", "choices.png"):
+            (disk / name).write_text("precious")
+        fill(disk)
+        before = {path.name: path.read_bytes() for path in disk.iterdir()}
+        (disk / "folder").mkdir()
+        for flag, name, reason in (
+            ("--output", "job.yaml", "No space left on device"),
+            ("--plot", "choices.png", "No space left on device"),
+            ("--output", "folder", "Is a directory"),
+        ):
+            assert main([*arguments, flag, str(disk / name)]) == 2
+            error = capsys.readouterr().err
+            assert error.startswith(f"trainclient: {flag} {disk / name} cannot be written ({reason}); name a file in a")
+            assert error.count("\n") == 1
+        (disk / "folder").rmdir()
+        assert {path.name: path.read_bytes() for path in disk.iterdir()} == before

@@ -67,6 +67,18 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_profile(file) == measured((1, 4))
 
 
+def test_a_place_that_cannot_be_written_is_known_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--encoder", "tiny", "--device", "cpu", "--output", str(tmp_path / "nowhere" / "profile.yaml")]
+    assert profile_command(given) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"trainclient: --output {given[-1]} cannot be written (No such file or directory); name a file"
+    )
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize("degrees", [(1,), (1, 2, 4, 8), (1, 8)])
 def test_degrees_that_were_not_measured_follow_from_those_that_were(degrees: tuple[int, ...]) -> None:
     twice = replace(H100, peak_flops_ns=2 * H100.peak_flops_ns)

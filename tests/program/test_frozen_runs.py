@@ -1,18 +1,22 @@
 """A run with frozen modules: what it saves, that it goes on with other modules frozen, and what is exported of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from faults.disk import missing, small_disk
 from program.conftest import Fleet
 from program.runtime_cases import Case, Degrees, Pool
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from dataserver.outputs import OutputError
+from dataserver.preprocessing.tokens import ByteTokenizer, tokenizer_spec
 from trainclient.checkpoint.export import ExportConfig, export
-from trainclient.checkpoint.state import read_state
+from trainclient.checkpoint.state import CheckpointError, read_manifest, read_state, write_manifest
 from trainclient.training.gradients import scale_gradients, square_sum
 from trainclient.training.optimizer import Optimizer
 from trainclient.training.optimizer_config import OptimizerConfig
@@ -42,6 +46,38 @@ def module_of(name: str) -> str:
     return name.split(".")[0]
 
 
+def assert_spoken(folder: Path) -> None:
+    """Special tokens and the longest sequence are the job's, which nobody named on the command line."""
+    told = json.loads((folder / "config.json").read_text())
+    ids = tokenizer_spec(ByteTokenizer())
+    assert [told[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [ids.bos, ids.eos, None]
+    assert told["max_position_embeddings"] == 192
+
+
+def refused_exports(folder: Path) -> None:
+    """Nothing is left of those that end early."""
+    config = ExportConfig(folder, "llm", folder / "disk" / "new" / "exported")
+    if not missing():
+        with small_disk(folder / "disk") as disk:
+            with pytest.raises(
+                OutputError, match=r"the folder \S+/exported cannot be written \(No space left on device"
+            ):
+                export(config)
+            assert list(disk.iterdir()) == []
+        (folder / "disk").rmdir()
+    state = folder / "step-00000002" / "trainer.json"
+    whole = state.read_text()
+    manifest = read_manifest(state.parent)
+    silent = replace(manifest.state, cursor={"step": 2, "stream": "{}"})
+    write_manifest(state.parent, replace(manifest, state=silent))
+    with pytest.raises(
+        CheckpointError, match="does not say what its job's tokenizer and longest sequence are; give --"
+    ):
+        export(config)
+    state.write_text(whole)
+    assert not list(folder.rglob("*exported*tmp"))
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
 def test_a_run_with_frozen_modules_goes_on_with_others_frozen(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
@@ -59,7 +95,8 @@ def test_a_run_with_frozen_modules_goes_on_with_others_frozen(fleet: Fleet, pool
     assert [json.loads(line)["lr"].keys() for line in lines] == [{"dit"}] * 2
 
     export(ExportConfig(tmp_path, "llm", tmp_path / "exported"))
-    assert (tmp_path / "exported" / "config.json").is_file()
+    assert_spoken(tmp_path / "exported")
+    refused_exports(tmp_path)
 
     said = pool.said(0)
     pool.run([case(fleet, Degrees(2, 2, 1, 1, frozen=("dit",)), tmp_path, 3, lr=0.002)], tmp_path)

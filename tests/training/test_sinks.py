@@ -176,6 +176,17 @@ def test_curves_that_cannot_be_written_are_named_once_and_the_file_goes_on(
     assert capsys.readouterr().err == said + "goes on without it\n"
 
 
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_curves_that_cannot_begin_leave_no_file(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed; pip install '.[tensorboard]'")
+    with small_disk(tmp_path / "disk") as disk:
+        (disk / "curves").mkdir()
+        fill(disk)
+        with pytest.raises(ConfigError, match="of --tensorboard cannot be written: No space left on device"):
+            TensorBoard(disk / "curves", 0)
+        assert list((disk / "curves").iterdir()) == []
+
+
 @pytest.mark.slow
 def test_weights_and_biases_takes_a_run_and_one_that_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed; pip install '.[wandb]'")

@@ -1,10 +1,11 @@
 """The state of a stream in a file of its own, beside what a framework writes into a checkpoint."""
 
 import json
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from dataserver.outputs import write_whole
 
 STATE_FILE = "data_state.json"
 
@@ -15,9 +16,7 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     Several processes may do so at once: with Megatron each that reads as the first data-parallel rank.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{STATE_FILE}.{uuid.uuid4().hex}.part"
-    part.write_text(json.dumps(state))
-    part.replace(folder / STATE_FILE)
+    write_whole(folder / STATE_FILE, json.dumps(state))
 
 
 def read_state(folder: Path, otherwise: str) -> dict[str, Any]:

@@ -12,13 +12,14 @@ import tyro
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from dataserver.planning.jobspec import Stream
 from trainclient.checkpoint.folder import explained, stored_tensors
 from trainclient.checkpoint.selection import newest
-from trainclient.checkpoint.state import CheckpointError, is_state, read_manifest
+from trainclient.checkpoint.state import CheckpointError, TrainerState, is_state, read_manifest
 from trainclient.checkpoint.sums import damages
 from trainclient.models.backbone import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
-from trainclient.models.hf import export_adapter, export_pretrained
+from trainclient.models.hf import Usage, export_adapter, export_pretrained
 from trainclient.models.layers import RotaryScaling
 from trainclient.models.lora import LowRank, merged
 from trainclient.modules import exported_as
@@ -61,7 +62,8 @@ def export(config: ExportConfig) -> list[str]:
     manifest = read_manifest(path)
     if found := damages(path, manifest.files or {}):
         raise CheckpointError(f"the checkpoint {path} is damaged ({'; '.join(found[:4])}); export an older one")
-    modules = manifest.state.modules
+    saved = manifest.state
+    modules = saved.modules
     if config.module not in modules:
         there = ", ".join(sorted(modules))
         raise CheckpointError(f"the checkpoint {path} has no module {config.module}; it has {there}")
@@ -76,7 +78,23 @@ def export(config: ExportConfig) -> list[str]:
         state = {name: tensor.to(getattr(torch, config.dtype)) for name, tensor in state.items()}
     if adapters is not None and config.adapter:
         return export_adapter(config.output, sizes, state, adapters, base=config.base)
-    return export_pretrained(config.output, sizes, state, base=config.base)
+    usage = _usage(saved)
+    if usage is None and config.base is None:
+        raise CheckpointError(
+            f"the checkpoint {path} does not say what its job's tokenizer and longest sequence are; give --base, the "
+            "checkpoint that the module began as"
+        )
+    return export_pretrained(config.output, sizes, state, base=config.base, usage=usage)
+
+
+def _usage(saved: TrainerState) -> Usage | None:
+    """How the job of a checkpoint used its models; None where its stream does not say."""
+    try:
+        stream = Stream.model_validate_json(saved.cursor["stream"])
+    except (KeyError, ValueError):
+        return None
+    tokenizer = stream.tokenizer
+    return Usage(tokenizer.bos, tokenizer.eos, stream.seq_len, stream.sizing.max_patches)
 
 
 def _adapters(described: Mapping[str, Any]) -> LowRank | None:

@@ -14,6 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dataserver.outputs import require_writable, write_output
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, parse_yaml
 from dataserver.planning.jobspec import Stream as JobStream
 from dataserver.planning.jobspec import describe as describe_job
@@ -122,9 +123,11 @@ def run(arguments: Sequence[str]) -> None:
         raise OrchestrateError(
             f"--plot is {options.plot}; a file that ends in one of {', '.join(SUFFIXES)} is required"
         )
+    for flag, path in (("--output", options.output), ("--plot", options.plot)):
+        require_writable(flag, path)
     solution = solve(problem(options), options.steps)
     if options.output is not None:
-        options.output.write_text(block_text(solution))
+        write_output("--output", options.output, block_text(solution))
     if options.plot is not None:
         draw(solution, options.plot)
     if options.as_json:

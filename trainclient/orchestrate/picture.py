@@ -1,8 +1,10 @@
 """The picture of a solution: what the step of each choice goes into, and which module has how many devices."""
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from dataserver.outputs import write_output
 from trainclient.orchestrate.report import degrees
 from trainclient.orchestrate.solving import Scored, Solution
 
@@ -31,8 +33,10 @@ def draw(solution: Solution, path: Path) -> None:
         left, right = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
         _draw_parts(left, scored)
         _draw_devices(right, solution)
-        dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
-        figure.savefig(path, dpi=110, metadata=dates)
+        kind, drawn = path.suffix.lower().removeprefix("."), io.BytesIO()
+        dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+        figure.savefig(drawn, format=kind, dpi=110, metadata=dates)
+    write_output("--plot", path, drawn.getvalue())
 
 
 def _draw_parts(axes: "Axes", scored: tuple[Scored, ...]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from dataserver.outputs import write_output
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, Cost, TextError, parse_yaml
 from dataserver.planning.profile import Profile, ProfileError, parse_profile, with_gradients
 from trainclient.orchestrate.cluster import BOARDS, Cluster
@@ -29,8 +30,8 @@ def read_profile(path: Path) -> Profile:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write a profile as YAML."""
-    path.write_text(yaml.safe_dump(profile.model_dump(mode="json", exclude_none=True), sort_keys=False))
+    """Write a profile as YAML; OutputError where it cannot be written."""
+    write_output("--output", path, yaml.safe_dump(profile.model_dump(mode="json", exclude_none=True), sort_keys=False))
 
 
 def costs_of(profile: Profile, networks: Sequence[Network], cluster: Cluster) -> CostTable:

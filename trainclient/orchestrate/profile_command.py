@@ -9,6 +9,7 @@ import torch
 import tyro
 from pydantic import Field
 
+from dataserver.outputs import require_writable, tells_on
 from dataserver.planning.profile import Profile
 from trainclient.flags import parse
 from trainclient.orchestrate.command import MaybePath, MaybeText, Orchestrate, networks
@@ -73,16 +74,18 @@ def run(arguments: Sequence[str]) -> None:
         "trainclient profile",
     )
     output, plan = _checked(options)
+    require_writable("--output", output)
+    says = tells_on(output)
     profile = measure(_models(options), plan, _say)
     write_profile(profile, output)
     for module in profile.modules:
         for found in module.degrees:
-            sys.stdout.write(
+            says.write(
                 f"{module.name} tp {found.tp}: {found.cost.microbatch_ns / 1e6:.3f} ms + "
                 f"{found.cost.linear_ps / 1e6:.3f} us a row, backward {found.cost.backward_percent} %, median error "
                 f"{found.error_percent:.1f} %\n"
             )
-    sys.stdout.write(f"the profile of {profile.gpu} ({profile.device}) is in {output}\n")
+    says.write(f"the profile of {profile.gpu} ({profile.device}) is in {output}\n")
     for doubt in doubts(profile):
         _say(doubt)
 

@@ -1,5 +1,6 @@
 """Writes the timelines of some steps of a run: a trace, and a table of where the time went."""
 
+import io
 import json
 import sys
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from dataserver.outputs import write_whole
 from dataserver.planning.jobspec import Stream
 from trainclient.client import DataClient
 from trainclient.exchange.transport import contact
@@ -63,12 +65,14 @@ class TimelineRecorder:
             plan = client.get_plan(step, with_timelines=True)
             lanes = lanes_of(plan, self._topology, measured)
             directory.mkdir(parents=True, exist_ok=True)
-            with report.open("w") as file:
-                write_report(step, lanes, MicrobatchSamples(plan, self._topology, self._stream), file)
+            table = io.StringIO()
+            write_report(step, lanes, MicrobatchSamples(plan, self._topology, self._stream), table)
+            write_whole(report, table.getvalue())
             events = list(trace_events(lanes))
             about = {"job_id": plan.job_id, "step": step, "plan_hash": plan.plan_hash.hex()}
-            trace.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}))
+            write_whole(trace, json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}))
         except (ClientError, OSError) as error:
-            sys.stderr.write(f"timeline of step {step} is not written: {error}\n")
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            sys.stderr.write(f"timeline of step {step} is not written: {reason}\n")
             return
         sys.stderr.write(f"timeline of step {step}: {report}; ui.perfetto.dev opens {trace}\n")

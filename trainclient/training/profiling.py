@@ -1,5 +1,7 @@
 """Traces of some steps by torch's profiler, one for each process."""
 
+import errno
+import os
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -7,6 +9,7 @@ from typing import Self
 
 from torch.profiler import ProfilerActivity, profile
 
+from dataserver.outputs import beside
 from trainclient.topology.groups import Groups
 from trainclient.training.config import ProfileConfig
 
@@ -48,10 +51,16 @@ class StepProfiler:
         path = trace_path(self._directory, self._groups.rank)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            path.touch()  # torch does not say what it could not write
-            profiled.export_chrome_trace(str(path))
+            with beside(path) as temp:
+                try:
+                    profiled.export_chrome_trace(str(temp))
+                finally:  # its own temporary file, which it renames if all was written
+                    temp.with_name(f"{temp.name}.tmp").unlink(missing_ok=True)
+                if not temp.stat().st_size:  # it does not say that it could not
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except (OSError, RuntimeError) as error:
-            sys.stderr.write(f"the profile {path} is not written: {error}\n")
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            sys.stderr.write(f"the profile {path} is not written: {reason}\n")
             return
         if self._groups.rank == 0:
             sys.stderr.write(f"profiles are in {self._directory}; ui.perfetto.dev opens them\n")

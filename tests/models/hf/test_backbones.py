@@ -1,17 +1,29 @@
 """Backbones of transformers in our models, and back: the same logits."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from faults.disk import missing, small_disk
 from models.hf.tiny import BACKBONES, VOCAB, make_backbone, our_backbone, our_batch, our_logits, save
 
+from dataserver.outputs import OutputError
 from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
-from trainclient.models.hf import PretrainedError, export_pretrained, load_into, load_pretrained
+from trainclient.models.hf import (
+    PretrainedError,
+    Usage,
+    export_adapter,
+    export_pretrained,
+    load_into,
+    load_pretrained,
+)
+from trainclient.models.lora import LowRank
 
+USAGE = Usage(bos=3, eos=4, seq_len=512, max_patches=64)
 IDS = torch.randint(0, VOCAB, (2, 41), generator=torch.Generator().manual_seed(5))
 
 
@@ -33,7 +45,7 @@ def test_logits_are_those_of_transformers(name: str, dtype: torch.dtype, tmp_pat
     bound = 1e-5 if dtype == torch.float32 else 1e-6
     torch.testing.assert_close(our_logits(ours, IDS), expected, rtol=bound, atol=bound)
     state = {key: value.clone() for key, value in ours.state_dict().items()}
-    assert export_pretrained(tmp_path / "back", found.config, state) == []
+    assert export_pretrained(tmp_path / "back", found.config, state, usage=USAGE) == []
     again, report = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "back", dtype=dtype, output_loading_info=True
     )
@@ -80,7 +92,7 @@ def test_weights_in_bfloat16_stay_as_they_are(tmp_path: Path) -> None:
     theirs = make_backbone("qwen2", torch.bfloat16)
     found = load_pretrained(save(theirs, tmp_path / "c"))
     assert {tensor.dtype for tensor in found.state.values()} == {torch.bfloat16}
-    export_pretrained(tmp_path / "back", found.config, found.state)
+    export_pretrained(tmp_path / "back", found.config, found.state, usage=USAGE)
     assert json.loads((tmp_path / "back" / "config.json").read_text())["dtype"] == "bfloat16"
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     for name, tensor in theirs.state_dict().items():
@@ -104,7 +116,7 @@ def test_query_tokens_are_not_in_such_checkpoints(tmp_path: Path) -> None:
     config = BackboneConfig(**{**{f: getattr(found.config, f) for f in found.config.__slots__}, "query_tokens": 4})
     model = BackboneStage(config)
     assert load_into(model, found.state) == ["query.weight"]
-    assert export_pretrained(tmp_path / "back", config, model.state_dict()) == ["query.weight"]
+    assert export_pretrained(tmp_path / "back", config, model.state_dict(), usage=USAGE) == ["query.weight"]
 
 
 def test_shards_and_companions_of_an_export(tmp_path: Path) -> None:
@@ -185,17 +197,93 @@ def test_exports_that_no_architecture_is(tmp_path: Path) -> None:
     llama = load_pretrained(save(make_backbone("llama"), tmp_path / "l"))
     wide = BackboneConfig(**{**fields, "head_dim": 16})
     with pytest.raises(PretrainedError, match="head_dim is 16; qwen2 of width 32 with 4 heads has 8"):
-        export_pretrained(tmp_path / "back", wide, found.state)
+        export_pretrained(tmp_path / "back", wide, found.state, usage=USAGE)
     odd = BackboneConfig(**{**fields, "qkv_bias": False, "output_bias": True})
     with pytest.raises(PretrainedError, match="llama has both or neither"):
-        export_pretrained(tmp_path / "back", odd, found.state)
+        export_pretrained(tmp_path / "back", odd, found.state, usage=USAGE)
     with pytest.raises(PretrainedError, match="is a qwen2, and the model a llama"):
         export_pretrained(tmp_path / "back", llama.config, llama.state, base=tmp_path / "c")
     with pytest.raises(PretrainedError, match=r"there is nothing for embed\.weight"):
-        export_pretrained(tmp_path / "back", found.config, {})
+        export_pretrained(tmp_path / "back", found.config, {}, usage=USAGE)
     cut = found.state | {"head.weight": found.state["head.weight"][1:]}
     with pytest.raises(PretrainedError, match=r"there is \[96, 32\] for head.weight; .* \[97, 32\]"):
-        export_pretrained(tmp_path / "back", found.config, cut)
+        export_pretrained(tmp_path / "back", found.config, cut, usage=USAGE)
     with pytest.raises(PretrainedError, match="is there already"):
-        export_pretrained(tmp_path / "c", found.config, found.state)
+        export_pretrained(tmp_path / "c", found.config, found.state, usage=USAGE)
     assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "llama 3.1", "llama, stretched"])
+def test_special_tokens_and_positions_of_an_export_without_a_base(name: str, tmp_path: Path) -> None:
+    """Transformers would take 1, 2 and 2048 where nothing is written; generation follows from the same."""
+    found = load_pretrained(save(make_backbone(name), tmp_path / "c"))
+    assert isinstance(found.config, BackboneConfig)
+    assert found.config.positions > 0
+    for config, positions in ((found.config, found.config.positions), (replace(found.config, positions=0), 512)):
+        folder = tmp_path / f"back-{positions}"
+        export_pretrained(folder, config, found.state, usage=USAGE)
+        written = json.loads((folder / "config.json").read_text())
+        assert written["pad_token_id"] is None, "no job pads"
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        for told in (model.config, model.generation_config):
+            assert (told.bos_token_id, told.eos_token_id, told.pad_token_id) == (3, 4, None)
+        assert model.config.max_position_embeddings == positions
+        ids = model.generate(IDS[:1, :3], max_new_tokens=2, do_sample=False)
+        assert ids.shape[1] > 3
+
+
+@pytest.mark.parametrize(
+    ("theirs", "exported"),
+    [({"eos_token_id": 4}, 4), ({"eos_token_id": [7, 4]}, [7, 4]), ({"eos_token_id": 7}, [4, 7]),
+     ({"eos_token_id": [7, 8]}, [4, 7, 8]), ({"eos_token_id": None}, 4)],
+)  # fmt: skip
+def test_special_tokens_of_an_export_with_a_base(theirs: dict[str, Any], exported: Any, tmp_path: Path) -> None:
+    """What the job trained with ends a text, whatever else does."""
+    base = save(make_backbone("llama"), tmp_path / "c")
+    fields = json.loads((base / "config.json").read_text()) | {"bos_token_id": 9, "pad_token_id": 5, **theirs}
+    (base / "config.json").write_text(json.dumps(fields | {"max_position_embeddings": 100}))
+    (base / "generation_config.json").write_text(json.dumps({"bos_token_id": 9, "top_p": 0.5, **theirs}))
+    found = load_pretrained(base)
+    assert isinstance(found.config, BackboneConfig)
+    export_pretrained(tmp_path / "back", replace(found.config, positions=200), found.state, base=base, usage=USAGE)
+    config, generation = (
+        json.loads((tmp_path / "back" / name).read_text()) for name in ("config.json", "generation_config.json")
+    )
+    for told in (config, generation):
+        assert (told["bos_token_id"], told["eos_token_id"]) == (3, exported)
+    assert (config["pad_token_id"], generation["top_p"]) == (5, 0.5)
+    assert config["max_position_embeddings"] == 200, "those that the weights were taught"
+    export_pretrained(tmp_path / "of preset", replace(found.config, positions=0), found.state, base=base, usage=USAGE)
+    assert json.loads((tmp_path / "of preset" / "config.json").read_text())["max_position_embeddings"] == 512
+
+
+def test_an_export_of_which_nobody_says_the_tokens(tmp_path: Path) -> None:
+    found = load_pretrained(save(make_backbone("llama"), tmp_path / "c"))
+    with pytest.raises(
+        PretrainedError, match="which tokens begin and end a text, and how long one may be; give a base"
+    ):
+        export_pretrained(tmp_path / "back", found.config, found.state)
+    (tmp_path / "c" / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\nsize 3\n")
+    with pytest.raises(PretrainedError, match=r"tokenizer\.json is a pointer of git-lfs; run"):
+        export_pretrained(tmp_path / "back", found.config, found.state, base=tmp_path / "c")
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.parametrize("kibibytes", [8, 90])
+def test_a_full_disk_leaves_nothing_of_an_export(kibibytes: int, tmp_path: Path) -> None:
+    """In its first file and in a later one."""
+    found = load_pretrained(save(make_backbone("llama"), tmp_path / "c"))
+    state = {
+        f"layers.0.{name}": torch.ones(300, 300)
+        for name in ("attention.query.lora_down.weight", "attention.query.lora_up.weight")
+    }
+    with small_disk(tmp_path / "disk", kibibytes) as disk:
+        said = (
+            rf"the folder {disk}/a/out cannot be written \(No space left on device\); name a folder that is not there"
+        )
+        with pytest.raises(OutputError, match=said):
+            export_pretrained(disk / "a" / "out", found.config, found.state, shard_bytes=20_000, usage=USAGE)
+        with pytest.raises(OutputError, match=said):
+            export_adapter(disk / "a" / "out", found.config, state, LowRank(300, 1.0, ["query"]))
+        assert list(disk.iterdir()) == []

@@ -22,7 +22,8 @@ from models.hf.tiny import (
 )
 
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
-from trainclient.models.hf import PretrainedError, export_pretrained, load_pretrained
+from trainclient.models.hf import PretrainedError, Usage, export_pretrained, load_pretrained
+from trainclient.models.patches import PIXELS
 
 SQUARES = [name for name in TOWERS if name != "qwen2-vl"]
 PATCH = 4
@@ -230,3 +231,26 @@ def test_encoders_that_no_tower_is(tmp_path: Path) -> None:
     base = save(make_backbone("llama"), tmp_path / "l")
     with pytest.raises(PretrainedError, match="is a llama, and the model a qwen2_vl_vision"):
         export_pretrained(tmp_path / "back", qwen.config, qwen.state, base=base)
+
+
+@pytest.mark.parametrize(
+    ("name", "processor", "size"),
+    [
+        ("clip", "CLIPImageProcessor", {"shortest_edge": 24}),
+        ("siglip", "SiglipImageProcessor", {"height": 24, "width": 24}),
+        ("qwen2-vl", "Qwen2VLImageProcessor", {"shortest_edge": 8**2, "longest_edge": 64 * 4**2}),
+    ],
+)
+def test_transformers_finds_the_processor_of_an_export(
+    name: str, processor: str, size: dict[str, int], tmp_path: Path
+) -> None:
+    """Pixels as in training: their scale, filter and normalisation, and how large images may be."""
+    found = load_pretrained(save(make_tower(name), tmp_path / "c"))
+    export_pretrained(tmp_path / "back", found.config, found.state, usage=Usage(3, 4, 512, max_patches=64))
+    made = transformers.AutoImageProcessor.from_pretrained(tmp_path / "back")
+    assert type(made).__name__.startswith(processor)
+    assert {key: value for key, value in dict(made.size).items() if value is not None} == size
+    assert (made.resample, made.do_rescale, made.do_normalize, made.do_convert_rgb) == (2, True, True, True)
+    assert [*made.image_mean] == [*PIXELS[found.config.pixels][0]]
+    if name == "qwen2-vl":
+        assert (made.patch_size, made.merge_size, made.temporal_patch_size) == (4, 2, 2)

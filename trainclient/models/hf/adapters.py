@@ -1,13 +1,13 @@
 """Low-rank adapters as peft writes and reads them: `adapter_config.json` and `adapter_model.safetensors`."""
 
-import json
-import shutil
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
 
+from trainclient.models.hf.exporting import as_text, exported
 from trainclient.models.hf.files import PretrainedError
 from trainclient.models.hf.folder import family_of
 from trainclient.models.hf.mapping import Sizes
@@ -33,8 +33,9 @@ def export_adapter(
 
     Raises:
         PretrainedError: no architecture that is exported has these sizes, or the folder is there.
+        OutputError: the folder cannot be written; nothing of it is left.
     """
-    if folder.exists():
+    if os.path.lexists(folder):
         raise PretrainedError(f"{folder} is there already; give a folder that is not")
     family = family_of(config)
     names = {ours: entry.theirs for entry in family.entries(config) for ours in entry.ours}
@@ -54,10 +55,7 @@ def export_adapter(
         "target_modules": sorted(targets),
         "task_type": "CAUSAL_LM",
     }
-    partial = folder.with_name(f".partial-{folder.name}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
-    (partial / CONFIG).write_text(json.dumps(described, indent=2) + "\n")
-    partial.rename(folder)
+    with exported(folder) as made:
+        save_file(tensors, made / WEIGHTS, metadata={"format": "pt"})
+        (made / CONFIG).write_text(as_text(described))
     return [name for name in ("query.weight",) if name in state]

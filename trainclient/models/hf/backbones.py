@@ -157,6 +157,7 @@ LLAMA = Family(
     ("",),
     _IGNORED,
     suits=lambda config: not _has_biases_as_qwen2(config),
+    speaks=True,
     tied=_TIED,
 )
 QWEN2 = Family(
@@ -169,5 +170,6 @@ QWEN2 = Family(
     ("",),
     _IGNORED,
     suits=_has_biases_as_qwen2,
+    speaks=True,
     tied=_TIED,
 )

@@ -59,6 +59,12 @@ def not_the_file(path: Path) -> str:
     return f"it is {magic}" if magic else ""
 
 
+def is_pointer(path: Path) -> bool:
+    """Whether a file stands for one that git-lfs keeps; OSError where it cannot be read."""
+    with path.open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
+
+
 def not_safetensors(path: Path) -> str:
     """Why a file cannot be read as safetensors, as far as its beginning and its size tell; empty where they do not.
 

@@ -64,10 +64,15 @@ class Family(Generic[Config]):
     """Regular expression of names, without the prefix, that are no weights of our models."""
     suits: Callable[[Config], bool]
     """Whether sizes of its kind are exported as this architecture."""
+    speaks: bool = False
+    """Whether it is a language model, of which config.json says special tokens and the longest sequence."""
     tied: Mapping[str, str] = field(default_factory=dict)
     """What stands for a tensor that is not there where `tie_word_embeddings` is true."""
     pixels: Callable[[Config], str] | None = None
     """How pixels are normalised, where its folders say so."""
+    processor: Callable[[Config, int | None], dict[str, Any]] | None = None
+    """What transformers calls its processor of images, and how large these are: given the sizes, and the most patches
+    of an image, if that is known."""
 
 
 def linear(ours: str, theirs: str, rows: int, columns: int, *, bias: bool) -> list[Entry]:

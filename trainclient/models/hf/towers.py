@@ -214,6 +214,31 @@ def _pixels(config: EncoderConfig) -> str:
     return config.pixels
 
 
+def _clip_processor(config: EncoderConfig, max_patches: int | None) -> dict[str, Any]:
+    del max_patches
+    side = config.position_grid * config.patch
+    crop = {"do_center_crop": True, "crop_size": {"height": side, "width": side}}
+    return {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": side}, **crop}
+
+
+def _siglip_processor(config: EncoderConfig, max_patches: int | None) -> dict[str, Any]:
+    del max_patches
+    side = config.position_grid * config.patch
+    return {"image_processor_type": "SiglipImageProcessor", "size": {"height": side, "width": side}}
+
+
+def _qwen2_vl_processor(config: EncoderConfig, max_patches: int | None) -> dict[str, Any]:
+    block = config.patch * config.merge
+    most = {"size": {"shortest_edge": block**2, "longest_edge": max_patches * config.patch**2}} if max_patches else {}
+    return {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "merge_size": config.merge,
+        "patch_size": config.patch,
+        "temporal_patch_size": FRAMES,
+        **most,
+    }
+
+
 CLIP = Family(
     "clip_vision_model",
     "CLIPVisionModel",
@@ -225,6 +250,7 @@ CLIP = Family(
     _IGNORED,
     suits=lambda config: config.class_token,
     pixels=_pixels,
+    processor=_clip_processor,
 )
 SIGLIP = Family(
     "siglip_vision_model",
@@ -237,6 +263,7 @@ SIGLIP = Family(
     _IGNORED,
     suits=lambda config: not config.class_token and config.position_grid > 0,
     pixels=_pixels,
+    processor=_siglip_processor,
 )
 QWEN2_VL = Family(
     "qwen2_vl_vision",
@@ -249,4 +276,5 @@ QWEN2_VL = Family(
     r"rotary_pos_emb\.inv_freq",
     suits=lambda config: not config.class_token and not config.position_grid,
     pixels=_pixels,
+    processor=_qwen2_vl_processor,
 )

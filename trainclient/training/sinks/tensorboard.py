@@ -48,9 +48,13 @@ class TensorBoard:
             folder.mkdir(parents=True, exist_ok=True)
             name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}.{os.getpid()}"
             self._records = RecordWriter((folder / name).open("xb"))
-            self._add(file_version=_VERSION)
-            self._add(step=step, session_log=SessionLog(status=SessionLog.START))
-            self._records.flush()
+            try:
+                self._add(file_version=_VERSION)
+                self._add(step=step, session_log=SessionLog(status=SessionLog.START))
+                self._records.flush()
+            except OSError:
+                (folder / name).unlink()
+                raise
         except OSError as error:
             raise ConfigError(f"the folder {folder} of --tensorboard cannot be written: {error.strerror}") from None
 

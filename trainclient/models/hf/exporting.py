@@ -1,0 +1,211 @@
+"""Checkpoints that transformers loads, made of our sizes and parameters."""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dataserver.outputs import OutputError, whole_folder, writing
+from trainclient.models.hf.damage import is_pointer
+from trainclient.models.hf.files import INDEX, MAX_CONFIG_BYTES, WEIGHTS, PretrainedError, read_json
+from trainclient.models.hf.folder import CONFIG, PREPROCESSOR, described, family_of
+from trainclient.models.hf.mapping import Family, Sizes
+from trainclient.models.patches import PIXELS
+
+GENERATION: Final = "generation_config.json"
+COMPANIONS: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+"""What comes along from the checkpoint that a model began as."""
+MAX_COMPANION_BYTES: Final = 256 << 20
+SHARD_BYTES: Final = 5 * 10**9
+BILINEAR: Final = 2
+"""What Pillow calls the filter that data servers scale images by."""
+_SYSTEM: Final = re.compile(r"os error (\d{1,4})")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How a job uses a model, which its sizes do not say."""
+
+    bos: int
+    """Id of the first token of every sample."""
+    eos: int
+    """Id of the last one."""
+    seq_len: int
+    """Tokens of the longest sequence."""
+    max_patches: int
+    """Most patches of an image."""
+
+
+def export_pretrained(
+    folder: Path,
+    config: Sizes,
+    state: Mapping[str, Tensor],
+    base: Path | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    usage: Usage | None = None,
+) -> list[str]:
+    """Write a checkpoint that transformers loads.
+
+    Args:
+        folder: is made, when it is complete; must not be there.
+        config: the sizes of the module.
+        state: its parameters, of the whole model.
+        base: a checkpoint of the same architecture, whose tokenizer files and further fields of config.json come along.
+        shard_bytes: largest file, as far as single tensors allow.
+        usage: how it was trained. Without it and without a base a language model is refused: transformers would take
+            ids of special tokens, and a longest sequence, that nobody gave.
+
+    Returns:
+        The names of the parameters that such checkpoints have no place for (query tokens; CLIP's and SigLIP's merger).
+
+    Raises:
+        PretrainedError: no architecture that is exported has these sizes, or parameters are missing or of other shapes.
+        OutputError: the folder cannot be written; nothing of it is left.
+    """
+    family = family_of(config)
+    if family.speaks and base is None and usage is None:
+        raise PretrainedError(
+            "nothing says which tokens begin and end a text, and how long one may be; give a base that does, or usage"
+        )
+    fields = _exported_config(family, config, state, base, usage)
+    if os.path.lexists(folder):
+        raise PretrainedError(f"{folder} is there already; give a folder that is not")
+    tensors: dict[str, Tensor] = {}
+    used = set()
+    for entry in family.entries(config):
+        for name, like in entry.divided(torch.empty(entry.shape, device="meta")).items():
+            parameter = state.get(name)
+            if parameter is None or parameter.shape != like.shape:
+                there = "nothing" if parameter is None else f"{list(parameter.shape)}"
+                raise PretrainedError(f"there is {there} for {name}; a tensor of shape {list(like.shape)} is required")
+            used.add(name)
+        ours = {name: state[name].cpu() for name in entry.ours}
+        tensors[family.prefixes[0] + entry.theirs] = entry.joined(ours)
+    companions = [name for name in COMPANIONS if base is not None and _is_whole(base / name)]
+    with exported(folder) as made:
+        _write_tensors(made, tensors, shard_bytes)
+        (made / CONFIG).write_text(as_text(fields))
+        if family.pixels is not None:
+            (made / PREPROCESSOR).write_text(as_text(_exported_preprocessor(family, config, base, usage)))
+        if base is not None:
+            for name in companions:
+                (made / name).write_bytes((base / name).read_bytes())
+            if (base / GENERATION).is_file():
+                found = read_json(base / GENERATION, MAX_CONFIG_BYTES)
+                (made / GENERATION).write_text(as_text({**found, **_ids(found, usage)}))
+    return sorted(set(state) - used)
+
+
+@contextmanager
+def exported(folder: Path) -> Iterator[Path]:
+    """Yield a folder that gets that name when all is in it; OutputError, and nothing is left, where it cannot."""
+    with writing("the folder", folder, "a folder that is not there,"):
+        try:
+            with whole_folder(folder) as made:
+                yield made
+        except SafetensorError as error:
+            number = _SYSTEM.search(str(error))
+            if number is None:
+                raise OutputError(f"the folder {folder} cannot be written ({error})") from None
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
+
+
+def as_text(data: Mapping[str, Any]) -> str:
+    """An object as people read it."""
+    return json.dumps(data, indent=2, sort_keys=True) + "\n"
+
+
+def _exported_config(
+    family: Family[Any], config: Any, state: Mapping[str, Tensor], base: Path | None, usage: Usage | None
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if base is not None:
+        like, fields, _ = described(base)
+        if like is not family:
+            raise PretrainedError(f"{base} is a {like.name}, and the model a {family.name}; give the one it began as")
+        found = {**fields.data}
+    if family.speaks and usage is not None:
+        if not config.positions:
+            theirs = found.get("max_position_embeddings")
+            known = theirs if isinstance(theirs, int) else 0
+            config = replace(config, positions=max(usage.seq_len, known))
+        found |= _ids(found, usage)
+    dtype = str(next(iter(state.values())).dtype).removeprefix("torch.") if state else "float32"
+    written = {"architectures": [family.architecture], "model_type": family.name, "dtype": dtype, "torch_dtype": dtype}
+    return {**found, **family.write(config), **written}
+
+
+def _ids(found: Mapping[str, Any], usage: Usage | None) -> dict[str, Any]:
+    """Ids of special tokens: what the job trained with, beside further ends that `found` has. No job pads."""
+    if usage is None:
+        return {}
+    theirs = found.get("eos_token_id")
+    ends = [end for end in (theirs if isinstance(theirs, list) else [theirs]) if end is not None]
+    known = usage.eos in ends
+    return {
+        "bos_token_id": usage.bos,
+        "eos_token_id": theirs if known else [usage.eos, *ends] if ends else usage.eos,
+        "pad_token_id": found.get("pad_token_id"),
+    }
+
+
+def _exported_preprocessor(family: Family[Any], config: Any, base: Path | None, usage: Usage | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if base is not None and (base / PREPROCESSOR).is_file():
+        found = read_json(base / PREPROCESSOR, MAX_CONFIG_BYTES)
+    elif family.processor is not None:
+        scaling = {"do_convert_rgb": True, "do_resize": True, "resample": BILINEAR}
+        values = {"do_normalize": True, "do_rescale": True, "rescale_factor": 1 / 255}
+        found = scaling | values | family.processor(config, None if usage is None else usage.max_patches)
+    mean, std = PIXELS[family.pixels(config)] if family.pixels is not None else ((), ())
+    return {**found, "image_mean": [*mean], "image_std": [*std]}
+
+
+def _write_tensors(folder: Path, tensors: dict[str, Tensor], shard_bytes: int) -> None:
+    shards: list[dict[str, Tensor]] = [{}]
+    room = shard_bytes
+    for name, tensor in tensors.items():
+        if tensor.nbytes > room and shards[-1]:
+            shards.append({})
+            room = shard_bytes
+        shards[-1][name] = tensor
+        room -= tensor.nbytes
+    if len(shards) == 1:
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        return
+    placed: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        placed |= dict.fromkeys(shard, file)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    (folder / INDEX).write_text(as_text({"metadata": {"total_size": size}, "weight_map": placed}))
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file is there to come along; PretrainedError where it is none that should."""
+    if not path.is_file():
+        return False
+    if path.stat().st_size > MAX_COMPANION_BYTES:
+        raise PretrainedError(f"{path} is larger than {MAX_COMPANION_BYTES} bytes; no tokenizer is")
+    if is_pointer(path):
+        raise PretrainedError(f"{path} is a pointer of git-lfs; run `git lfs pull` in its repository")
+    return True
