@@ -138,7 +138,9 @@ def _train(start: Start, rank: int, lease: Lease | None) -> Code:
         checkpoints.load(path, tensors)
     if lease is not None:
         seen = {p.name: p.stat().st_ino for p in start.folder.iterdir() if p.is_dir()}
-        _log(start, {"number": lease.number, "seen": seen})
+        _log(start, {"attempt": lease.owner.attempt, "seen": seen})
+        lease.require()
+        _log(start, {"owned": lease.owner.attempt})  # so it was the owner when it wrote the line before
     for number in range(step, END):
         update(tensors, run, number)
         saver.save(tensors, state(run, number + 1))

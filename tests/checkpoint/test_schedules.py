@@ -158,7 +158,7 @@ class Schedule:
         for name, inode in self.copies.items():
             assert folders.pop(name).stat().st_ino == inode, name
         assert not [name for name in folders if name.startswith(".")], "leases or parts are left"
-        owners = [json.loads(line) for line in (self.root / "log.jsonl").read_text().splitlines()]
+        owners = self.owners()
         for name, path in folders.items():
             manifest = read_manifest(path)
             files, writer = manifest.files, manifest.writer
@@ -171,9 +171,16 @@ class Schedule:
             load(tensors, checkpoint_id=path, no_dist=True)
             for tensor, value in undisturbed(state.run, state.step).items():
                 assert torch.equal(tensors[tensor], value), (name, tensor, state.run)
-            for owner in owners:  # who lost the folder has published nothing since
-                assert owner["number"] <= writer.number or path.stat().st_ino in owner["seen"].values(), (name, owner)
+            attempts = list(owners)
+            for later in attempts[attempts.index(writer.attempt) + 1 :]:  # who lost the folder published nothing since
+                assert path.stat().st_ino in owners[later], (name, writer, later)
         assert survey(self.folder).stored[0].step == END
+
+    def owners(self) -> dict[str, set[int]]:
+        """The inodes that each attempt saw before its first step, in the order in which they owned the folder."""
+        lines = [json.loads(line) for line in (self.root / "log.jsonl").read_text().splitlines()]
+        owned = {line["owned"] for line in lines if "owned" in line}
+        return {line["attempt"]: set(line["seen"].values()) for line in lines if line.get("attempt") in owned}
 
     def said(self) -> str:
         """For whoever reads a failure."""
