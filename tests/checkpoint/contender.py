@@ -92,8 +92,9 @@ def contend(start: Start, rank: int) -> None:
     """Train, as a process; ends it with a `Code`."""
     sys.addaudithook(_no_locks)
     sys.stderr = start.log.open("a")
-    lease_module.RENEW_S = 0.05  # type: ignore[misc]
-    _dawdle(random.Random(start.seed + rank))
+    moments = random.Random(start.seed + rank)
+    lease_module.RENEW_S = moments.choice((0.05, 60))  # type: ignore[misc]
+    _dawdle(moments)
     try:
         code = _own(start, rank)
     except LeaseError as error:

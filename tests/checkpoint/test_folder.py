@@ -127,7 +127,7 @@ def test_only_what_the_run_wrote_is_removed(checkpoints: Checkpoints, tmp_path: 
 def test_what_was_left_behind_is_not_removed(checkpoints: Checkpoints, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     many = Checkpoints(root, keep=9, group=dist.group.WORLD)
-    for step in (1, 2, 3, 4):
+    for step in (1, 2, 3, 4, 9):
         many.save(tensors(step), state(step))
     assert checkpoints.resume_point(2, "settings") == root / "step-00000002"
     for step in (3, 4, 5):
@@ -136,7 +136,7 @@ def test_what_was_left_behind_is_not_removed(checkpoints: Checkpoints, tmp_path:
     assert again.resume_point(2, "settings") == root / "step-00000005"
     again.save(tensors(16), state(6))
     names = sorted(p.name.rpartition("-step-")[2][:8] if "aside" in p.name else p.name for p in root.iterdir())
-    assert names == ["00000003", "00000004", "step-00000005", "step-00000006"]
+    assert names == ["00000003", "00000004", "step-00000005", "step-00000006", "step-00000009"]
     asides = sorted(root.glob("aside-*"))
     assert [loaded(checkpoints, aside) for aside in asides] == [3, 4]
 
