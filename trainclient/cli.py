@@ -7,6 +7,7 @@ import argparse
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -70,6 +71,7 @@ def _main(given: list[str]) -> int:
     if given[0] not in commands:
         problem = ValueError(f"there is no command {given[0]!r}; use {', '.join(list(commands)[:-1])} or memory")
         return report("trainclient", problem, USER_ERROR)
+    _do_without_temporary_folder()
     try:
         return commands[given[0]](given[1:])
     except BrokenPipeError:
@@ -78,6 +80,17 @@ def _main(given: list[str]) -> int:
         return report("trainclient", error, USER_ERROR)
     except KeyboardInterrupt as error:
         return process.ended("trainclient", error)
+
+
+def _do_without_temporary_folder() -> None:
+    """Where there is none, name torch another folder for what it compiles, which it looks for as it is loaded.
+
+    Nothing is written there unless blocks are compiled.
+    """
+    try:
+        tempfile.gettempdir()
+    except OSError:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.sep)
 
 
 def _orchestrate(arguments: Sequence[str]) -> int:

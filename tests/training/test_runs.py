@@ -1,6 +1,7 @@
 """Whole runs: resuming, losing a process, stopping, refusals."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -78,12 +79,22 @@ def test_a_run_needs_no_temporary_folder(undisturbed: Run) -> None:
     assert list(undisturbed.temporary.iterdir()) == []
 
 
-def test_a_run_with_all_descriptors_closed(fleet: Fleet, tmp_path: Path) -> None:
+NO_TEMPORARY_FOLDER = """import tempfile
+def none():
+    raise FileNotFoundError("no usable temporary folder")
+tempfile._get_default_tempdir = none
+"""
+
+
+def test_a_run_without_temporary_folder_and_with_all_descriptors_closed(fleet: Fleet, tmp_path: Path) -> None:
     """It trains, as files and sockets that it opens get other numbers; a refusal is its exit status alone."""
     run = Run(fleet.address, tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(NO_TEMPORARY_FOLDER)
+    environment = variables()
+    environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{environment['PYTHONPATH']}"
     for options, code in ((("--steps", "1"), 0), (("--steps", "0"), 2)):
         line = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *run.command(ALONE, *options)]
-        assert subprocess.run(line, env=variables(), timeout=TIMEOUT_S, check=False).returncode == code
+        assert subprocess.run(line, env=environment, timeout=TIMEOUT_S, check=False).returncode == code
     assert len(run.metrics()) == 1
 
 
