@@ -58,7 +58,8 @@ def require_writable(flag: str, path: Path | None) -> None:
             return
         target = Path(os.path.realpath(path))
         _replaced(target)
-        if not target.parent.stat() or not os.access(target.parent, os.W_OK | os.X_OK):
+        target.parent.stat()  # one that is not there is said as that
+        if not os.access(target.parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 

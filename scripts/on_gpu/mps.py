@@ -36,6 +36,7 @@ def mps() -> Iterator[tuple[Mapping[str, str] | None, str]]:
         subprocess.run([sys.executable, "-c", PROBE], env=environment, check=True, timeout=PROBE_S, capture_output=True)
     except (subprocess.SubprocessError, OSError) as error:
         _end(control, environment)
+        shutil.rmtree(folder, ignore_errors=True)
         said = getattr(error, "stderr", b"") or b""
         yield None, f"MPS does not work here ({error}; {said.decode(errors='replace')[-300:]}): processes take turns"
         return

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from trainclient.training.garbage import WARM_UP, collect, collected_between_steps
+from trainclient.training.garbage import WARM_UP, collect, collect_young, collected_between_steps
 
 
 class Ring:
@@ -25,6 +25,14 @@ def test_nothing_is_collected_within_a_step_and_all_of_it_after(steps: int) -> N
         collect(steps)
         assert ring() is None
     assert gc.isenabled()
+
+
+def test_what_is_young_is_collected_between_steps_of_an_evaluation() -> None:
+    with collected_between_steps():
+        ring = weakref.ref(Ring())
+        assert ring() is not None
+        collect_young()
+        assert ring() is None
 
 
 def fail_in_a_step() -> None:

@@ -81,7 +81,7 @@ def check_arguments(args: Any, num_steps: int) -> None:
     optimizer = str(getattr(args.optim, "value", args.optim))
     if optimizer in _PER_BACKWARD or optimizer.endswith("layerwise"):
         raise ValueError(
-            f"optim is {optimizer}, which updates with every microbatch in place of every step: take one that updates "
+            f"optim is {optimizer}, which updates with every microbatch, not with every step: take one that updates "
             "all parameters at once"
         )
     if args.n_gpu > 1:

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from dataserver.outputs import sync_folder
 from trainclient.checkpoint.lease import Lease
 from trainclient.checkpoint.lease_file import LeaseLostError
 from trainclient.checkpoint.resume_from import ResumeFrom
@@ -47,7 +48,6 @@ from trainclient.checkpoint.state import (
     TrainerState,
     Writer,
     read_manifest,
-    sync_folder,
     write_manifest,
 )
 from trainclient.checkpoint.sums import SummingFiles, damages, dealt, extras

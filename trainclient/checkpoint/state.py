@@ -10,6 +10,7 @@ from typing import Any, Final
 import google_crc32c
 from torch import Tensor
 
+from dataserver.outputs import sync_folder
 from trainclient.models.noise import NOISE_VERSION
 
 STATE_VERSION: Final = 5
@@ -194,15 +195,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         os.fsync(file.fileno())
     new.rename(folder / STATE_FILE)
     sync_folder(folder)
-
-
-def sync_folder(folder: Path) -> None:
-    """Put on storage which files a folder has."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _own_sum(data: dict[str, Any]) -> str:

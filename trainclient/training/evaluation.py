@@ -29,6 +29,7 @@ from trainclient.stream.fleet import Fleet
 from trainclient.stream.jobs import resolve_job
 from trainclient.topology.groups import Groups
 from trainclient.topology.places import Place, Topology
+from trainclient.training import garbage
 from trainclient.training.config import ConfigError, TrainConfig
 from trainclient.training.holding import Holding
 from trainclient.training.metrics import (
@@ -226,6 +227,7 @@ class Evaluation:
                 if totals.stop:
                     return None
                 sums.add(record, totals, contrastive_pairs(self._held_out))
+                garbage.collect_young()
             found = self._recall()
         return sums.metrics(time.perf_counter() - begun, found)
 

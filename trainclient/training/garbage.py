@@ -22,13 +22,18 @@ def collected_between_steps() -> Iterator[None]:
         gc.enable()
 
 
+def collect_young() -> None:
+    """Collect what is young, as between two steps of an evaluation, of which there may be many."""
+    gc.collect(1)
+
+
 def collect(steps: int) -> None:
-    """Collect after so many steps: what is young, and at times everything, of which the rest is not looked at again.
+    """Collect after so many steps: what is young, and at times everything; what is left then is not looked at again.
 
     All processes do so after the same steps, so that none waits for another one's.
     """
     if steps > WARM_UP and steps % WHOLE_EVERY:
-        gc.collect(1)
+        collect_young()
     else:
         gc.collect()
         gc.freeze()

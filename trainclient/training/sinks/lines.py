@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from dataserver.outputs import beside
 from trainclient.training.metrics import StepMetrics
 
 _END = b"\n"
@@ -43,7 +44,8 @@ class JsonLines:
         with _explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             if copied and path.exists():
-                _replace_by_copy(path)
+                with beside(path.resolve()) as copy:
+                    shutil.copyfile(path, copy)
             self._file = path.open("ab")
             self._file.truncate(keep)
 
@@ -63,15 +65,6 @@ class JsonLines:
         """Close the file."""
         with _explained(self._path):
             self._file.close()
-
-
-def _replace_by_copy(path: Path) -> None:
-    copy = path.with_name(f".{path.name}.copy")
-    try:
-        shutil.copyfile(path, copy)
-        copy.replace(path)
-    finally:
-        copy.unlink(missing_ok=True)
 
 
 def kept_bytes(path: Path, run: str, step: int) -> int:
