@@ -14,7 +14,7 @@ from trainclient.checkpoint.owner import Owner
 from trainclient.training.config import CheckpointConfig, TrainConfig
 from trainclient.training.control import RunEndedError
 from trainclient.training.ownership import outputs, require_unowned
-from trainclient.training.rank import ATTEMPTS_KEY, LAUNCH_KEY, Process, _owned
+from trainclient.training.rank import ATTEMPTS_KEY, LAUNCH_KEY, Ending, Process, _owned
 
 JOB: Any = SimpleNamespace(job_id="job")
 
@@ -65,3 +65,22 @@ def test_only_the_first_attempt_of_a_launch_takes_over(tmp_path: Path) -> None:
         owning(found, HashStore(), 0, attempt=2).__enter__()
     with owning(found, HashStore(), 0) as leases:
         assert leases["metrics"].note.startswith(f"the metrics file {found.metrics} is taken over from run another")
+
+
+class Told:
+    """A control channel that only notes what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def fail(self, said: str) -> None:
+        self.said.append(said)
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["behind", "before"])
+def test_a_run_ends_whether_its_outputs_are_lost_before_or_behind_its_channel(early: bool) -> None:
+    ending, control = Ending(), Told()
+    steps = [lambda: ending.end("another run has the folder"), lambda: ending.through(control)]  # type: ignore[arg-type]
+    for step in steps if early else steps[::-1]:
+        step()
+    assert control.said == ["another run has the folder"]

@@ -169,18 +169,20 @@ class Checkpoints:
 
     def _damage(self, path: Path) -> str:
         """What is wrong with the files of a checkpoint, of which each process reads its share; the same on all."""
-        rank = self._group.rank()
+        rank, manifest, more = self._group.rank(), None, []
         try:
             manifest = read_manifest(path)
             found = damages(path, dealt(manifest.files or {}, rank, self._group.size()))
-        except CheckpointError as error:
-            manifest, found = None, [str(error) if (path / STATE_FILE).exists() else _NOT_SEEN]
+            more = extras(path, manifest) if self._leads else []
+        except (CheckpointError, OSError) as error:
+            seen = os.path.exists(path / STATE_FILE)  # noqa: PTH110 - it raises nothing
+            found = [str(error) if seen else _NOT_SEEN]
         said = gathered(json.dumps(found), self._group)
         problems = [f"rank {r}: {problem}" for r, text in enumerate(said) for problem in json.loads(text)]
         if self._leads and manifest is not None:
             if manifest.files is None:
                 self._warn(f"{path} was written without checksums, so that damage to it would not be noticed")
-            if more := extras(path, manifest):
+            if more:
                 self._warn(f"{path} has files that it was not written with, which are not read: {', '.join(more)}")
         return told("; ".join(problems[:4]), self._group)
 
@@ -209,7 +211,10 @@ class Checkpoints:
         own = sorted((s for s in own if self._line.holds(s.manifest.line.number, s.step)), key=lambda s: s.step)
         for old in own[: -self._keep]:
             self._require_lease()
-            shutil.rmtree(old.path.rename(self._own(f"old-{old.path.name}")))
+            try:
+                shutil.rmtree(old.path.rename(self._own(f"old-{old.path.name}")))
+            except OSError as error:  # the new one is there all the same
+                self._warn(f"{old.path}, which is older than the ones to keep, is not removed: {error}")
 
     def _publish(self, partial: Path, target: Path) -> None:
         """Rename a complete checkpoint into place; what has its name already is set aside, and not removed."""

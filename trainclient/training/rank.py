@@ -3,12 +3,12 @@
 import logging
 import os
 import sys
+import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -203,10 +203,9 @@ def _train(
     if config.compile:
         require_compiler(device)
     trainers: list[Trainer] = []
-    controls: list[Control] = []
+    ending = Ending()
     with ExitStack() as entered:
-        lost = partial(_lose, controls)
-        leases = entered.enter_context(_owned(config, process, jobs.training, store, lost))
+        leases = entered.enter_context(_owned(config, process, jobs.training, store, ending.end))
         control = Control(
             store,
             process.rank,
@@ -215,7 +214,7 @@ def _train(
             lambda: trainers[0].doing if trainers else "joins the others",
             config.timeout_s,
         )
-        controls.append(entered.enter_context(control))
+        ending.through(entered.enter_context(control))
         entered.enter_context(contact_of_torch())
         groups = entered.enter_context(process_groups(topology, device, config.timeout_s, store, process.rank))
         _log.info("global rank %d is %s on %s", groups.rank, groups.place, device)
@@ -234,10 +233,27 @@ def _train(
                 trainer.run(streams, stop, writer)
 
 
-def _lose(controls: Sequence[Control], said: str) -> None:
-    """End the run, for another one has its outputs; before there is a channel to end it by, its first save does."""
-    for control in controls:
-        control.fail(said)
+class Ending:
+    """How another thread ends a run: at once, or as soon as there is a channel to end it by."""
+
+    def __init__(self) -> None:
+        self._control: Control | None = None
+        self._said: str | None = None
+        self._changing = threading.Lock()
+
+    def end(self, said: str) -> None:
+        """End the run, and say why."""
+        with self._changing:
+            self._said = said
+            if self._control is not None:
+                self._control.fail(said)
+
+    def through(self, control: Control) -> None:
+        """End it by this channel, now if it was to end before."""
+        with self._changing:
+            self._control = control
+            if self._said is not None:
+                control.fail(self._said)
 
 
 @contextmanager
