@@ -143,6 +143,13 @@ def test_who_was_stopped_finds_out(output: Output) -> None:
         lease.require()
 
 
+def test_who_took_over_may_be_of_another_release(output: Output) -> None:
+    lease = take(output, Owner.here("first"))
+    output.path(lease.number + 1).write_text('{"format": 2}')
+    with pytest.raises(LeaseLostError, match=r"by another one: whoever wrote .*/\.lease-000002\. This run ends"):
+        lease.require()
+
+
 def test_a_lease_that_vanishes_is_lost(output: Output) -> None:
     lease = take(output, Owner.here("first"))
     lease.path.unlink()

@@ -1,6 +1,8 @@
 """The list of a folder's checkpoints, as a user sees it."""
 
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from trainclient.checkpoint.owner import Owner
 from trainclient.checkpoint.state import FileSum, Line, Manifest, TrainerState, Writer, write_manifest
 from trainclient.checkpoint.sums import sum_of
 from trainclient.cli import main
+from trainclient.processes import identity
 
 
 def add(folder: Path, step: int, line: Line | None = None) -> Path:
@@ -60,6 +63,14 @@ def test_what_is_odd_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         f"step-00000002: data is damaged: it has CRC-32C {sum_of(flipped).crc32c}, and was written with {sums.crc32c}"
     )
     assert said in capsys.readouterr().out
+    lease.release()
+    ended = f"{identity().rpartition(' ')[0]} 4194305"
+    take(Output("the folder", tmp_path), replace(Owner.here("theirs"), process=ended))
+    assert main(["checkpoints", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^owned by run theirs, .*, which has ended: the next run takes the folder$", out, re.MULTILINE)
+    assert "step-00000004: newest: a run goes on from here" in out
+    (tmp_path / ".lease-000099").write_text("")
     (last / "data").unlink()
     (tmp_path / "step-00000005").mkdir()
     (tmp_path / "step-00000002" / "trainer.json").write_text("{}")
@@ -68,6 +79,8 @@ def test_what_is_odd_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "step-00000004: data: No such file or directory" in out
     assert "no: it has no trainer.json" in out
     assert "step-00000002 cannot be read (trainer.json: KeyError" in out
+    assert f"the lease {tmp_path}/.lease-000099 cannot be understood (it is empty)" in out
+    assert "newest: a run" not in out, "none goes on from what is damaged"
 
 
 def test_no_folder_and_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

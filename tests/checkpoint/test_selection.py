@@ -74,6 +74,18 @@ def test_a_step_that_is_not_there(tmp_path: Path) -> None:
         steps(tmp_path, 99)
     assert "steps 11, 12" in str(caught.value)
     assert "30 and 10 more" in str(caught.value)
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 99 in .*, nor any other that can be read; give"):
+        steps(tmp_path / "empty", 99)
+
+
+def test_newest_whole_does_not_begin_anew_where_nothing_can_be_read(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (add(tmp_path, step) / "trainer.json").write_text("{")
+    with pytest.raises(
+        CheckpointError,
+        match=r"no checkpoint in .* is whole: .*/step-00000002 cannot .*\); begin anew in another folder",
+    ):
+        steps(tmp_path, WHOLE)
 
 
 def test_none_refuses_a_folder_that_has_some(tmp_path: Path) -> None:

@@ -37,12 +37,23 @@ def test_all_outputs_are_owned_while_a_run_lives(tmp_path: Path) -> None:
         assert list(leases) == ["checkpoint", "metrics", "tensorboard"]
         assert others == {}
         found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.lease*"))
-        assert found == [".metrics.jsonl.lease-000001", "ckpt/.lease-000001", "curves/.lease-000001"]
+        assert found == [".metrics.jsonl.lease-000001", "ckpt/.lease-000001", "curves/.tensorboard.lease-000001"]
         with pytest.raises(LeaseError, match="It is alive"):
             require_unowned(config(tmp_path))
         require_unowned(config(tmp_path, take_over=True))
     assert list(tmp_path.rglob("*.lease*")) == []
     require_unowned(config(tmp_path))
+
+
+def test_checkpoints_and_curves_may_share_a_folder_and_a_file_has_one_lease_by_all_its_names(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("metrics.jsonl")
+    files = {"metrics": tmp_path / "link", "tensorboard": tmp_path}
+    with owning(TrainConfig(checkpoint=CheckpointConfig(directory=tmp_path), **files), HashStore(), 0) as leases:
+        names = [".lease-000001", ".metrics.jsonl.lease-000001", ".tensorboard.lease-000001"]
+        assert [lease.path.name for lease in leases.values()] == names
+        for field in ("metrics", "tensorboard"):
+            with pytest.raises(LeaseError, match="It is alive"):
+                require_unowned(TrainConfig(**{field: {**files, "metrics": tmp_path / "metrics.jsonl"}[field]}))
 
 
 def test_one_process_says_who_owns_an_output_and_all_end(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class Lease:
         with contextlib.suppress(OSError):
             if (taken := current(self.output)) is not None and taken.number != self.number:
                 raise LeaseLostError(
-                    f"{self.output.name} was taken over from this run by another one: {taken.owner}. This run ends, "
+                    f"{self.output.name} was taken over from this run by another one: {taken.whose}. This run ends, "
                     "and what it had not published is dropped; start it again when the other one has ended"
                 )
         raise LeaseLostError(

@@ -51,8 +51,9 @@ class Output:
 
     @classmethod
     def file(cls, name: str, path: Path, option: str) -> "Output":
-        """The lease of a file lies beside it."""
-        return cls(name, path.parent, f".{path.name}.lease", option)
+        """The lease of a file lies beside it; what links lead to it have the same one."""
+        target = Path(os.path.realpath(path))
+        return cls(name, target.parent, f".{target.name}.lease", option)
 
     def path(self, number: int) -> Path:
         """The lease of that number."""
@@ -114,9 +115,14 @@ class Found:
         )
 
     @property
+    def whose(self) -> str:
+        """The owner, for messages."""
+        return str(self.owner or f"whoever wrote {self.path}")
+
+    @property
     def note(self) -> str:
         """What is said when it is taken from an owner that may live."""
-        return f"{self.output.name} is taken over from {self.owner or f'whoever wrote {self.path}'}"
+        return f"{self.output.name} is taken over from {self.whose}"
 
     def require_free(self, launch: str = "") -> str:
         """Raise LeaseError, with the owner and what to do, unless it may be taken.

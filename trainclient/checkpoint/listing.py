@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from trainclient.checkpoint.lease_file import Output, current
+from trainclient.checkpoint.lease_file import Found, Output, current
 from trainclient.checkpoint.selection import NAME, survey
 from trainclient.checkpoint.state import STATE_FILE, CheckpointError, Manifest, read_manifest
 from trainclient.checkpoint.sums import damages, extras, misfits
@@ -66,7 +66,7 @@ def list_checkpoints(config: ListConfig) -> tuple[str, bool]:
     lines = [_table(found) if found else f"{config.directory} has no checkpoints\n"]
     lines += [f"{row.path.name}: {note}\n" for row in found for note in row.notes]
     if owner is not None:
-        lines.append(f"owned by {owner.owner or f'nobody knows whom: {owner.path} {owner.problem}'}\n")
+        lines.append(f"{_owned(owner)}\n")
     return "".join(lines), not any(row.broken for row in found)
 
 
@@ -74,7 +74,7 @@ def rows(directory: Path, *, verify: bool) -> list[Row]:
     """All folders that are checkpoints, or are named like some; OSError if the folder cannot be read."""
     seen = survey(directory)
     copies = {u.path: u.reason for u in seen.unusable if u.is_copy}
-    newest = seen.stored[0].path if seen.stored else None
+    newest = seen.stored[0].path if seen.stored and not seen.broken(seen.stored[0].step) else None
     found = []
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or not path.is_dir():
@@ -100,7 +100,17 @@ def _row(path: Path, copied: str | None, is_newest: bool, *, verify: bool) -> Ro
     problems = misfits(path, manifest) or (damages(path, manifest.files) if verify else [])
     whole = "no: see below" if problems else "yes" if verify else "sizes fit"
     newest = "newest: a run goes on from here"
-    return Row(path, manifest, whole, bool(problems), (*problems, *notes, *([newest] if is_newest else [])))
+    return Row(
+        path, manifest, whole, bool(problems), (*problems, *notes, *([newest] if is_newest and not problems else []))
+    )
+
+
+def _owned(lease: Found) -> str:
+    """Whose the folder is."""
+    if lease.owner is None:
+        return f"the lease {lease.path} cannot be understood ({lease.problem})"
+    ended = ", which has ended: the next run takes the folder" if lease.is_free else ""
+    return f"owned by {lease.owner}{ended}"
 
 
 def _table(found: Sequence[Row]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from trainclient.checkpoint.resume_from import ResumeFrom
-from trainclient.checkpoint.state import STATE_FILE, CheckpointError, Line, Manifest, read_manifest
+from trainclient.checkpoint.state import OTHERWISE, STATE_FILE, CheckpointError, Line, Manifest, read_manifest
 
 NAME: Final = re.compile(r"step-(\d{8,18})")
 MAX_NAMED: Final = 20
@@ -53,6 +53,11 @@ class Unusable:
     is_empty: bool = False
     """Whether it does not even say what it is."""
 
+    @property
+    def problem(self) -> str:
+        """The reason, where it is no advice to pass it over."""
+        return self.reason.removesuffix(f"; {OTHERWISE}")
+
 
 @dataclass(frozen=True, slots=True)
 class Survey:
@@ -66,7 +71,7 @@ class Survey:
     @property
     def warnings(self) -> list[str]:
         """What a user should know of folders that are passed over."""
-        return [f"{found.path} is passed over: {found.reason}" for found in self.unusable]
+        return [f"{found.path} is passed over: {found.problem}" for found in self.unusable]
 
     @property
     def next_line(self) -> int:
@@ -154,6 +159,10 @@ def resumption(found: Survey, wanted: int | ResumeFrom, settings: str = "") -> R
     if wanted == ResumeFrom.NONE:
         return _none(found)
     if wanted == ResumeFrom.NEWEST_WHOLE:
+        if not found.stored and (broken := found.broken(0)):  # else it would begin anew where there was a run
+            raise CheckpointError(
+                f"no checkpoint in {found.directory} is whole: {broken[-1].problem}; begin anew in another folder"
+            )
         return Resumption(found, found.stored)
     if wanted == ResumeFrom.NEWEST:
         newest = found.stored[:1]
@@ -188,7 +197,12 @@ def _step(found: Survey, step: int, settings: str) -> Resumption:
     for unusable in found.unusable:
         if unusable.step == step:
             raise CheckpointError(f"{unusable.path} cannot be resumed: {unusable.reason}")
-    there = _some([str(s.step) for s in sorted(found.stored, key=lambda s: s.step)]) or "none"
+    if not found.stored:
+        raise CheckpointError(
+            f"there is no checkpoint of step {step} in {found.directory}, nor any other that can be read; give the "
+            "folder that has it by --checkpoint.directory, or leave --resume-from out to begin anew"
+        )
+    there = _some([str(s.step) for s in sorted(found.stored, key=lambda s: s.step)])
     raise CheckpointError(
         f"there is no checkpoint of step {step} in {found.directory}; there are those of steps {there}: give "
         "--resume-from one of these, newest or newest-whole"

@@ -3,12 +3,16 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Final
 
 from trainclient.checkpoint.lease import Lease, renewed, require_free, take
 from trainclient.checkpoint.lease_file import Output
 from trainclient.checkpoint.owner import Owner
 from trainclient.checkpoint.selection import last_owner
 from trainclient.training.config import TrainConfig
+
+CURVES: Final = ".tensorboard.lease"
+"""How leases of TensorBoard's folder begin, which may be the folder of checkpoints, too."""
 
 
 def outputs(config: TrainConfig) -> dict[str, Output]:
@@ -19,7 +23,7 @@ def outputs(config: TrainConfig) -> dict[str, Output]:
     if (file := config.metrics) is not None:
         found["metrics"] = Output.file(f"the metrics file {file}", file, "--metrics")
     if (folder := config.tensorboard) is not None:
-        found["tensorboard"] = Output(f"TensorBoard's folder {folder}", folder, option="--tensorboard")
+        found["tensorboard"] = Output(f"TensorBoard's folder {folder}", folder, CURVES, "--tensorboard")
     return found
 
 
