@@ -147,8 +147,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for old in path.parent.glob(f".*{TEMP_SUFFIX}"):
-            if old.name.startswith(_prefix(path)) and old.stat().st_mtime < time.time() - TEMP_LIFETIME_S:
-                shutil.rmtree(old, ignore_errors=True)
+            with suppress(FileNotFoundError):  # of another one, which has just become whole
+                if old.name.startswith(_prefix(path)) and old.stat().st_mtime < time.time() - TEMP_LIFETIME_S:
+                    shutil.rmtree(old, ignore_errors=True)
         temp.mkdir()
         yield temp
         for file in temp.rglob("*"):

@@ -34,7 +34,13 @@ def parse(parsed: Callable[[list[str]], Any], arguments: list[str], prog: str) -
     elif found := re.fullmatch(r"Error parsing (\S+): \d+ validation errors? for \w+ (.*)", reason):  # of pydantic
         problems = re.findall(r"(\S+) (.+?) \[type=.+?\] For further information visit \S+", found[2])
         within = "" if found[1][:1].isupper() else f"{found[1].removeprefix('--')}."  # of a class: options of its own
-        reason = "; ".join(f"--{within}{field.replace('_', '-')}: {problem}" for field, problem in problems) or reason
+        reason = (
+            "; ".join(
+                f"--{within}{field.replace('_', '-')}: {problem.removeprefix('Value error, ')}"
+                for field, problem in problems
+            )
+            or reason
+        )
     elif found := re.match(r"Error parsing (\S+): no type matching (.+?) could be instantiated from \[(.*?)\]", reason):
         reason = f"{found[1]}: {found[3]} is given, {found[2]} is required"
     raise ValueError(f"{reason}; `{prog} --help` lists the options")

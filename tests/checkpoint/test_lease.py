@@ -107,7 +107,7 @@ def test_a_killed_owner_is_followed(output: Output, reaped: bool) -> None:
     with owning(output.folder) as process:
         found = identity(process.pid)
         assert not has_ended(found)
-        with pytest.raises(LeaseError, match=f"process {process.pid} on .*It is alive: wait until it has ended"):
+        with pytest.raises(LeaseError, match=f"process {process.pid} on .*It is alive: wait for it, end it"):
             take(output, Owner.here("second"))
         process.kill()
         if reaped:
@@ -173,7 +173,7 @@ def test_an_owner_elsewhere_is_watched(output: Output, monkeypatch: pytest.Monke
     lost: list[str] = []
     with renewed([lease], lost.append):
         for launch in ("", "torchrun"):
-            with pytest.raises(LeaseError, match="It is alive, for it renewed its lease while this run watched"):
+            with pytest.raises(LeaseError, match="It is alive: it renewed its lease while this run watched"):
                 take(output, Owner.here("second", launch=launch))
     again = take(output, Owner.here("second", launch="torchrun"))
     assert "is taken over from run far, process" in again.note
@@ -199,9 +199,9 @@ def test_what_is_released_while_it_is_watched_is_free(output: Output) -> None:
     ("content", "problem"),
     [
         (b"", "it is empty"),
-        (b"\x00" * 100, "it is no lease"),
-        (b"[" * 100_000, "it is no lease"),
-        (b"[]", "it is no lease"),
+        (b"\x00" * 100, "it is not a lease"),
+        (b"[" * 100_000, "it is not a lease"),
+        (b"[]", "it is not a lease"),
         (json.dumps({"format": 1}).encode(), "fields are missing"),
         (
             json.dumps({"format": 2, "release": "7.1"}).encode(),

@@ -55,7 +55,7 @@ def test_what_is_odd_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert out.count("sizes fit") == 4
     assert "step-00000900: its name says step 900, and it holds step 4" in out
     assert "milestone: holds step 4, and no run goes on from a folder of this name" in out
-    assert "step-00000004: notes is no part of it" in out
+    assert "step-00000004: notes is not part of it" in out
     assert f"owned by {lease.owner}" in out
     assert main(["checkpoints", str(tmp_path), "--verify"]) == 1
     sums = FileSum(3000, sum_of(last / "data").crc32c)

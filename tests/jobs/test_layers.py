@@ -16,6 +16,8 @@ BEFORE = {
     "serving": {"dataset", "planning", "preprocessing", "jobs"},
     "cli": {"dataset", "planning", "preprocessing", "jobs", "serving"},
 }
+BELOW_ALL = {"outputs", "process"}
+"""Modules beside the folders, which import nothing of ours."""
 NO_PROTOS = {"dataset", "planning", "preprocessing", "jobs"}
 
 
@@ -23,7 +25,10 @@ def imports(file: Path) -> set[str]:
     """Names of the modules that a file imports, anywhere in it."""
     nodes = list(ast.walk(ast.parse(file.read_text())))
     found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return found | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    taken = [
+        (node.module or "", alias.name) for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+    ]
+    return found | {f"dataserver.{name}" if module == "dataserver" else module for module, name in taken}
 
 
 def test_every_folder_has_its_place() -> None:
@@ -32,7 +37,7 @@ def test_every_folder_has_its_place() -> None:
 
 @pytest.mark.parametrize("folder", BEFORE)
 def test_a_folder_imports_what_stands_before_it(folder: str) -> None:
-    allowed = BEFORE[folder] | {folder}
+    allowed = BEFORE[folder] | {folder} | BELOW_ALL
     for file in (FOLDER / folder).rglob("*.py"):
         for name in imports(file):
             top, _, rest = name.partition(".")
@@ -40,6 +45,13 @@ def test_a_folder_imports_what_stands_before_it(folder: str) -> None:
                 assert rest.split(".")[0] in allowed, f"{file} imports {name}"
             assert top not in ("torch", "trainclient"), f"{file} imports {name}"
             assert folder not in NO_PROTOS or top not in ("grpc", "disttrain", "google"), f"{file} imports {name}"
+
+
+@pytest.mark.parametrize("module", sorted(BELOW_ALL))
+def test_what_all_folders_use_imports_nothing_of_ours(module: str) -> None:
+    assert not [
+        name for name in imports(FOLDER / f"{module}.py") if name.split(".")[0] in ("dataserver", "trainclient")
+    ]
 
 
 @pytest.mark.parametrize("folder", ["dataset", "preprocessing", "serving", "cli"])

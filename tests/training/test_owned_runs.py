@@ -33,9 +33,7 @@ def test_a_second_run_is_refused_and_may_take_over(fleet: Fleet, tmp_path: Path)
             code, errors = run.train(ALONE, *options)
             assert code == 2
             owner = rf"run \w{{16}}, process {rank.pid} on {socket.gethostname()}, attempt \w{{8}}, since \d{{4}}-"
-            refused = (
-                rf"trainclient: the {what} .* belongs to another run: {owner}.* It is alive: wait until it has ended"
-            )
+            refused = rf"trainclient: the {what} .* belongs to another run: {owner}.* It is alive: wait for it, end it"
             assert re.fullmatch(
                 rf"{refused}.*take over with --take-over; or give another --\S+", errors.splitlines()[-1]
             ), errors

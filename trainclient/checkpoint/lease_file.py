@@ -141,15 +141,15 @@ class Found:
         if self.is_free:
             return ""
         if is_here(self.owner.process):
-            raise self.refusal("It is alive: wait until it has ended, or end it and take over with --take-over")
+            raise self.refusal("It is alive: wait for it, end it, or take over with --take-over")
         watched_s = min(self.period_s * WATCH_PERIODS, MAX_WATCH_S)
         becomes = self._watched(watched_s)
         if becomes is _Watched.GONE:
             return ""
         if becomes is _Watched.RENEWED:
             raise self.refusal(
-                "It is alive, for it renewed its lease while this run watched: wait until it has ended, or end it and "
-                "take over with --take-over"
+                "It is alive: it renewed its lease while this run watched. Wait for it, end it, or take over with "
+                "--take-over"
             )
         if launch and launch == self.owner.launch:  # which ends all processes before it starts them again
             return self.note
@@ -212,7 +212,7 @@ def _understood(output: Output, number: int, content: bytes) -> Found:
         if not isinstance(data, dict) or "format" not in data:
             raise ValueError("no format")
     except (ValueError, RecursionError):
-        return Found(output, number, content, None, problem="it is no lease")
+        return Found(output, number, content, None, problem="it is not a lease")
     if data["format"] != FORMAT:
         release = str(data.get("release", "unknown"))[:40]
         problem = f"it has format {str(data['format'])[:40]}, written by release {release}; this one knows {FORMAT}"

@@ -94,7 +94,7 @@ def _row(path: Path, copied: str | None, is_newest: bool, *, verify: bool) -> Ro
     notes = [copied] if copied else []
     if NAME.fullmatch(path.name) is None:
         notes.append(f"holds step {manifest.state.step}, and no run goes on from a folder of this name")
-    notes += [f"{name} is no part of it" for name in extras(path, manifest)]
+    notes += [f"{name} is not part of it" for name in extras(path, manifest)]
     if manifest.files is None:
         return Row(path, manifest, "unknown", False, (*notes, "an older release wrote it without checksums"))
     problems = misfits(path, manifest) or (damages(path, manifest.files) if verify else [])

@@ -206,7 +206,7 @@ def _own_sum(data: dict[str, Any]) -> str:
 def _manifest(data: dict[str, Any]) -> Manifest:
     """What `data` says; ValueError, TypeError or KeyError where it is not what was written."""
     if data["version"] == STATE_VERSION and data["crc32c"] != (found := _own_sum(data)):
-        raise ValueError(f"it is damaged, for it has CRC-32C {found} and was written with {data['crc32c']}")
+        raise ValueError(f"it is damaged: it has CRC-32C {found} and was written with {data['crc32c']}")
     ours = {"files", "writer", "line", "crc32c"}
     state = TrainerState(**{"noise_version": 1, **{key: value for key, value in data.items() if key not in ours}})
     if not isinstance(state.cursor["step"], int) or not isinstance(state.modules, dict):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import tyro
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, parse_yaml
 from trainclient.checkpoint.resume_from import ResumeFrom
@@ -155,6 +155,16 @@ class ContrastiveConfig(Options):
 ResumeStep = Annotated[int, Field(ge=0, lt=10**18)]
 
 
+def _resumable(given: Any) -> Any:
+    """What `resume_from` may be, so that one line says it instead of one for each type."""
+    is_step = isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 10**18
+    if is_step or given in set(ResumeFrom):
+        return given
+    raise ValueError(
+        f"{given!r} is given; a step, {', '.join(list(ResumeFrom)[:-1])} or {list(ResumeFrom)[-1]} is required"
+    )
+
+
 class CheckpointConfig(Options):
     """Checkpoints."""
 
@@ -287,7 +297,7 @@ class TrainConfig(Options):
     """Where to compute."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial parameters; the data has the job's."""
-    resume_from: ResumeStep | ResumeFrom = ResumeFrom.NEWEST
+    resume_from: Annotated[ResumeStep | ResumeFrom, BeforeValidator(_resumable)] = ResumeFrom.NEWEST
     """Checkpoint to go on from: the one of a step (100), newest, newest-whole (damaged ones are passed over with a
     warning), or none (begin anew; a folder that has checkpoints is refused)."""
     take_over: bool = False
