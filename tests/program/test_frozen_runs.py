@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from dataserver.outputs import OutputError
 from dataserver.preprocessing.tokens import ByteTokenizer, tokenizer_spec
 from trainclient.checkpoint.export import ExportConfig, export
-from trainclient.checkpoint.state import CheckpointError, read_manifest, read_state, write_manifest
+from trainclient.checkpoint.state import read_manifest, read_state, write_manifest
+from trainclient.models.hf import PretrainedError
 from trainclient.training.gradients import scale_gradients, square_sum
 from trainclient.training.optimizer import Optimizer
 from trainclient.training.optimizer_config import OptimizerConfig
@@ -71,7 +72,7 @@ def refused_exports(folder: Path) -> None:
     silent = replace(manifest.state, cursor={"step": 2, "stream": "{}"})
     write_manifest(state.parent, replace(manifest, state=silent))
     with pytest.raises(
-        CheckpointError, match="does not say what its job's tokenizer and longest sequence are; give --"
+        PretrainedError, match="does not say what its job's tokenizer and longest sequence are; give --"
     ):
         export(config)
     state.write_text(whole)

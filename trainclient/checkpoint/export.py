@@ -78,13 +78,7 @@ def export(config: ExportConfig) -> list[str]:
         state = {name: tensor.to(getattr(torch, config.dtype)) for name, tensor in state.items()}
     if adapters is not None and config.adapter:
         return export_adapter(config.output, sizes, state, adapters, base=config.base)
-    usage = _usage(saved)
-    if usage is None and config.base is None and isinstance(sizes, BackboneConfig):
-        raise CheckpointError(
-            f"the checkpoint {path} does not say what its job's tokenizer and longest sequence are; give --base, the "
-            "checkpoint that the module began as"
-        )
-    return export_pretrained(config.output, sizes, state, base=config.base, usage=usage)
+    return export_pretrained(config.output, sizes, state, base=config.base, usage=_usage(saved))
 
 
 def _usage(saved: TrainerState) -> Usage | None:

@@ -260,7 +260,7 @@ def test_special_tokens_of_an_export_with_a_base(theirs: dict[str, Any], exporte
 def test_an_export_of_which_nobody_says_the_tokens(tmp_path: Path) -> None:
     found = load_pretrained(save(make_backbone("llama"), tmp_path / "c"))
     with pytest.raises(
-        PretrainedError, match="which tokens begin and end a text, and how long one may be; give a base"
+        PretrainedError, match="does not say what its job's tokenizer and longest sequence are; give --base"
     ):
         export_pretrained(tmp_path / "back", found.config, found.state)
     (tmp_path / "c" / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\nsize 3\n")

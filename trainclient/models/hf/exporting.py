@@ -83,7 +83,8 @@ def export_pretrained(
     family = family_of(config)
     if family.speaks and base is None and usage is None:
         raise PretrainedError(
-            "nothing says which tokens begin and end a text, and how long one may be; give a base that does, or usage"
+            "the checkpoint does not say what its job's tokenizer and longest sequence are; give --base, the one that "
+            "the module began as"
         )
     fields = _exported_config(family, config, state, base, usage)
     if os.path.lexists(folder):
