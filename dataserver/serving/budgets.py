@@ -17,7 +17,7 @@ LEAST_JOB_BYTES: Final = 64 * MIB
 PLENTY_BYTES: Final = 1024 * MIB
 """What a server takes of each of its budgets where there is memory enough."""
 LEAST_SHARE: Final = 5
-"""So many parts has the memory of which one is for microbatches of streams, whatever an operator sets for others."""
+"""One part in this many of the memory is for microbatches of streams, whatever an operator sets for others."""
 
 
 class Budgets(NamedTuple):

@@ -81,8 +81,8 @@ def job(
         size: of the modules.
         devices: how many.
         steps: after which the job ends.
-        kept_bytes: memory for what it keeps, of which follows into how many rounds a step is cut; by default it keeps
-            the images of the whole step.
+        kept_bytes: memory for what it keeps; a step is cut into as many rounds as that takes. By default it keeps the
+            images of the whole step.
         recomputed: names of modules that compute their blocks again.
         microbatch: sequences of one.
     """

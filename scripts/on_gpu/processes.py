@@ -1,4 +1,4 @@
-"""Commands that run for so long at most, and of which nothing is left then."""
+"""Commands with a time limit, which end with all their processes."""
 
 import os
 import signal

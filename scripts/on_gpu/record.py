@@ -34,7 +34,7 @@ class Record:
     """A Markdown file and a JSON file of one name, all logs, and a trace if there is a small one."""
 
     def __init__(self, folder: Path, work: Path, facts: Mapping[str, Any], *, small: bool) -> None:
-        """Begin a record of a machine of which `facts_of_machine` are known; its device is part of the name."""
+        """Begin the record of a machine with its `facts_of_machine`; its device is part of the name."""
         self._work, self._parts, self._facts = work, list[str](), dict(facts)
         self._data: dict[str, Any] = {"facts": self._facts, "stages": {}}
         device = "small" if small else f"{facts.get('devices', 0)}x {facts.get('device', 'unknown')}"

@@ -19,7 +19,7 @@ SERVER, MODEL, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 
 
 def train(name: str, resume: bool = False) -> PeftModel:
-    """Four steps, of which two may have been made."""
+    """Four steps; the first two may have been made before."""
     torch.manual_seed(0)
     base = Qwen2VLForConditionalGeneration.from_pretrained(MODEL)
     model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))

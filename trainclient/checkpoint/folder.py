@@ -168,7 +168,7 @@ class Checkpoints:
         return json.dumps([stored.path.name for stored in found[0].candidates])
 
     def _damage(self, path: Path) -> str:
-        """What is wrong with the files of a checkpoint, of which each process reads its share; the same on all."""
+        """What is wrong with the files of a checkpoint; each process reads its share, and all get the same answer."""
         rank, manifest, more = self._group.rank(), None, []
         try:
             manifest = read_manifest(path)

@@ -23,7 +23,7 @@ def collected_between_steps() -> Iterator[None]:
 
 
 def collect_young() -> None:
-    """Collect what is young, as between two steps of an evaluation, of which there may be many."""
+    """Collect what is young, as between two steps of a long evaluation."""
     gc.collect(1)
 
 

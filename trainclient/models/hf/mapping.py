@@ -65,7 +65,7 @@ class Family(Generic[Config]):
     suits: Callable[[Config], bool]
     """Whether sizes of its kind are exported as this architecture."""
     speaks: bool = False
-    """Whether it is a language model, of which config.json says special tokens and the longest sequence."""
+    """Whether it is a language model, whose config.json names special tokens and the longest sequence."""
     tied: Mapping[str, str] = field(default_factory=dict)
     """What stands for a tensor that is not there where `tie_word_embeddings` is true."""
     pixels: Callable[[Config], str] | None = None
