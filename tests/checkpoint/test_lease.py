@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -223,6 +223,34 @@ def test_what_cannot_be_understood_is_named_and_not_taken(output: Output, conten
     assert [path.name for path in output.folder.iterdir()] == [".lease-000042"]
 
 
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: path.symlink_to("nothing"), "Too many levels of symbolic links"),
+        (os.mkfifo, "it is no regular file"),
+        (Path.mkdir, "it is no regular file"),
+    ],
+    ids=["dangling link", "pipe", "folder"],
+)
+def test_what_is_no_file_is_no_lease(output: Output, make: Callable[[Path], None], problem: str) -> None:
+    output.folder.mkdir()
+    make(output.path(41))
+    with pytest.raises(LeaseError, match=rf"cannot be understood \({problem}\); make sure that no run writes there"):
+        take(output, Owner.here("second"))
+
+
+def test_numbers_of_any_length(output: Output) -> None:
+    output.folder.mkdir()
+    for name in ("0000007", "٠٠٠٠٠٠٨"):  # which no lease of ours is called
+        (output.folder / f".lease-{name}").write_text("")
+    output.path(10**18 - 1).write_text("")
+    lease = take(output, Owner.here("second"), take_over=True)
+    assert lease.number == 10**18
+    lease.renew()
+    with pytest.raises(LeaseError, match="belongs to another run"):
+        take(output, Owner.here("third"))
+
+
 def test_a_lease_from_the_future_is_named(output: Output) -> None:
     future = "2999-01-01T00:00:00+00:00"
     lease = take(output, replace(Owner.here("first"), since=future))
@@ -252,6 +280,8 @@ def test_a_folder_that_cannot_be_written_is_named(output: Output, tmp_path: Path
         LeaseError, match=rf"cannot be used \(Not a directory: .*check that this user may write to {inside.folder}"
     ):
         take(inside, Owner.here("first"))
+    with pytest.raises(LeaseError, match=rf"cannot be used \(it is no folder: {tmp_path}/file\); check"):
+        take(Output("the folder of checkpoints", tmp_path / "file"), Owner.here("first"))
     if os.geteuid() == 0:
         read_only = tmp_path / "read_only"
         read_only.mkdir()

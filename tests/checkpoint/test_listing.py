@@ -83,6 +83,12 @@ def test_what_is_odd_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "newest: a run" not in out, "none goes on from what is damaged"
 
 
+def test_one_checkpoint_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoints", str(add(tmp_path, 1)), "--verify"]) == 0
+    _, only = capsys.readouterr().out.splitlines()
+    assert only.split()[:2] == ["step-00000001", "1"]
+
+
 def test_no_folder_and_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoints", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path} has no checkpoints\n"

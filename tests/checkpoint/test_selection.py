@@ -88,6 +88,16 @@ def test_newest_whole_does_not_begin_anew_where_nothing_can_be_read(tmp_path: Pa
         steps(tmp_path, WHOLE)
 
 
+@pytest.mark.parametrize("wanted", [NEWEST, WHOLE])
+def test_nothing_begins_anew_where_all_is_passed_over(tmp_path: Path, wanted: ResumeFrom) -> None:
+    (tmp_path / "empty" / "step-00000003").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"no folder in .* can be resumed: step-00000003: it has no trainer.json"):
+        steps(tmp_path / "empty", wanted)
+    add(tmp_path, 2).rename(tmp_path / "step-00000900")
+    with pytest.raises(CheckpointError, match="can be resumed: step-00000900: its name says step 900, and it holds"):
+        steps(tmp_path, wanted)
+
+
 def test_none_refuses_a_folder_that_has_some(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     assert steps(tmp_path, NONE) == []

@@ -139,8 +139,9 @@ def require_free(output: Output) -> None:
 
 
 def _unusable(output: Output, error: OSError) -> LeaseError:
+    reason = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
     return LeaseError(
-        f"{output.name} cannot be used ({error.strerror}: {error.filename or output.folder}); check that this user may "
+        f"{output.name} cannot be used ({reason}: {error.filename or output.folder}); check that this user may "
         f"write to {output.folder}, and its storage, or give another {output.option}"
     )
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import stat
 import time
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
@@ -70,7 +71,7 @@ class Output:
 
     def numbers(self) -> list[int]:
         """Of all leases that are there, the owner's last; OSError if the folder cannot be read."""
-        form = re.compile(re.escape(self.stem) + r"-(\d{6,18})")
+        form = re.compile(re.escape(self.stem) + r"-([0-9]{6}|[1-9][0-9]{6,})")
         found = (form.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
@@ -193,8 +194,7 @@ def _read(output: Output, number: int) -> Found:
     content, problem = b"", "it is empty"
     for _ in range(5):  # without hard links it is empty for a moment
         try:
-            with path.open("rb") as file:
-                content = file.read(BLOCK_BYTES + 1)
+            content = _content(path)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -204,6 +204,17 @@ def _read(output: Output, number: int) -> Found:
             return _understood(output, number, content)
         time.sleep(POLL_S / 2)
     return Found(output, number, content, None, problem=problem)
+
+
+def _content(path: Path) -> bytes:
+    """Of a lease, which no link and no pipe can be; OSError if it cannot be read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        return os.read(descriptor, BLOCK_BYTES + 1)
+    finally:
+        os.close(descriptor)
 
 
 def _understood(output: Output, number: int, content: bytes) -> Found:

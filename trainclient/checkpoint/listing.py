@@ -26,7 +26,7 @@ class ListConfig:
     """What to list."""
 
     directory: tyro.conf.Positional[Path]
-    """Folder of checkpoints."""
+    """Folder of checkpoints, or one checkpoint."""
     verify: Annotated[bool, tyro.conf.arg(help_behavior_hint="")] = False
     """Read every file and compare its checksum; without this only names and sizes are compared."""
 
@@ -72,6 +72,8 @@ def list_checkpoints(config: ListConfig) -> tuple[str, bool]:
 
 def rows(directory: Path, *, verify: bool) -> list[Row]:
     """All folders that are checkpoints, or are named like some; OSError if the folder cannot be read."""
+    if (directory / STATE_FILE).exists():  # it is one itself
+        return [_row(directory.resolve(), None, False, verify=verify)]
     seen = survey(directory)
     copies = {u.path: u.reason for u in seen.unusable if u.is_copy}
     newest = seen.stored[0].path if seen.stored and not seen.broken(seen.stored[0].step) else None

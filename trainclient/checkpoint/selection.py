@@ -163,17 +163,29 @@ def resumption(found: Survey, wanted: int | ResumeFrom, settings: str = "") -> R
             raise CheckpointError(
                 f"no checkpoint in {found.directory} is whole: {broken[-1].problem}; begin anew in another folder"
             )
+        _require_some(found)
         return Resumption(found, found.stored)
     if wanted == ResumeFrom.NEWEST:
         newest = found.stored[:1]
         if broken := found.broken(newest[0].step if newest else 0):
             raise CheckpointError(broken[-1].reason)
+        _require_some(found)
         return Resumption(found, newest)
     return _step(found, int(wanted), settings)
 
 
+def _require_some(found: Survey) -> None:
+    """Raise CheckpointError where all folders of checkpoints are passed over: a run would begin anew without a word."""
+    if found.unusable and not found.stored:
+        last = found.unusable[-1]
+        raise CheckpointError(
+            f"no folder in {found.directory} can be resumed: {last.path.name}: {last.problem}; put back what is "
+            "missing, or give another --checkpoint.directory to begin anew in"
+        )
+
+
 def _none(found: Survey) -> Resumption:
-    there = [s.path.name for s in found.stored] + [u.path.name for u in found.unusable]
+    there = sorted(x.path.name for x in (*found.stored, *found.unusable))
     if there:
         raise CheckpointError(
             f"--resume-from none begins anew, and {found.directory} has checkpoints ({_some(there)}); give an empty "
