@@ -1,9 +1,11 @@
 """One of torchrun's processes: how it ends, and what it says then."""
 
+import contextlib
 import logging
 import os
 import sys
 import traceback
+from typing import NoReturn
 
 from trainclient.checkpoint.state import SaveError
 from trainclient.exchange.transport import PeerLostError, lacks_memory, plain_text
@@ -18,20 +20,23 @@ from trainclient.training.signals import StopSignals
 _log = logging.getLogger(__name__)
 
 
-def run_worker(config: TrainConfig) -> int:
-    """Train as one of torchrun's processes.
+def run_worker(config: TrainConfig) -> NoReturn:
+    """Train as one of torchrun's processes, and end this process.
 
-    After a failure the process ends at once: an orderly exit may wait for processes that are gone. Signals stay noted
-    until then, because torchrun ends the others as soon as the first one is gone.
+    It ends at once. After a failure an orderly exit may wait for processes that are gone; after a success a thread of
+    gloo may still ask for the lock of an interpreter that ends, which aborts the process. Signals stay noted until
+    then, because torchrun ends the others as soon as the first one is gone.
     """
     with StopSignals(config.stop_grace_s) as stop:
+        code = 0
         try:
             run_rank(config, Process.from_environment(os.environ), stop)
         except Exception as error:
             code = _explain(error, os.environ["RANK"], stop)
-            sys.stderr.flush()
-            os._exit(code)
-    return 0
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # its reader is gone
+                stream.flush()
+        os._exit(code)
 
 
 def _explain(error: Exception, rank: str, stop: StopSignals) -> int:
