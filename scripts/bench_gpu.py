@@ -4,7 +4,7 @@
 All GPUs run both modules by turns (colocated layout), in bfloat16, with blocks compiled. Told are the model FLOPs
 utilisation (45 % is wanted from 1B parameters on) and the share of a step in which a process waited for data (less than
 1 %); and what webdataset's loader, inside the trainer's process, would make a trainer wait that takes as long for as
-many images. Measures are medians over the steps after the warm-up. A record goes to docs/benchmarks/.
+many images. Measures are medians over the steps after the warm-up. A record goes to docs/internal/benchmarks/.
 
 Without a GPU nothing is measured: it says what it would run, and exits with 2. --small runs all of it on a CPU, with
 tiny modules and without targets, to try the benchmark itself.
@@ -27,7 +27,7 @@ from on_gpu.preset import SIZES, SMALL, Size, fitting, flags, job, memory_of_enc
 from on_gpu.rivals import rival_waits
 from on_gpu.serving import make_shards, servers
 
-RECORDS = Path(__file__).parents[1] / "docs" / "benchmarks"
+RECORDS = Path(__file__).parents[1] / "docs" / "internal" / "benchmarks"
 NOTHING_MEASURED = 2
 MFU_PERCENT, WAIT_PERCENT = 45.0, 1.0
 LEAST_JUDGED = 10**9
@@ -89,7 +89,7 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=10, help="steps before them (default 10)")
     parser.add_argument("--shards", type=Path, help="indexed shards of JPEGs to train on; by default some are made")
     parser.add_argument("--samples", type=int, default=20_000, help="image-text pairs in shards made (default 20000)")
-    parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the record (default docs/benchmarks)")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the record (docs/internal/benchmarks)")
     given = parser.parse_args()
     devices = 1 if given.small else torch.cuda.device_count()
     if not devices:

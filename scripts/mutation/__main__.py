@@ -123,7 +123,7 @@ def _report(verdicts: Sequence[Verdict], seed: int, stopped: bool) -> int:
         print(f"{folder:36s} {killed[folder]:6d} {drawn[folder]:3d}")
     survivors = [verdict.mutant for verdict in verdicts if not verdict.killed]
     if survivors:
-        print("\nSurvivors, as rows of docs/mutants.md for those that are equivalent:")
+        print("\nSurvivors, as rows of scripts/mutation/equivalents.md for those that are equivalent:")
         print(*(row(mutant) for mutant in survivors), sep="\n")
     score = 100 * killed.total() / max(1, len(verdicts))
     judged = f"{len(verdicts)} mutants{' judged before it was stopped' if stopped else ''}"

@@ -1,4 +1,4 @@
-"""The mutants that docs/mutants.md calls equivalent: no test can notice them, or none should."""
+"""The mutants that equivalents.md lists: no test can notice them, or none should."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from mutation.mutants import Mutant
 from mutation.trees import ROOT
 
-PAGE = ROOT / "docs" / "mutants.md"
+PAGE = ROOT / "scripts" / "mutation" / "equivalents.md"
 _ROW = re.compile(
     r"^\| `(?P<file>\S+\.py)` (?P<scope>\S*) ?\| `(?P<before>.*)` \| `(?P<after>.*)` \| (?P<reason>.+) \|$"
 )

@@ -23,7 +23,7 @@ from on_gpu.telling import Told
 from on_gpu.variants import variant
 
 ROOT: Final = Path(__file__).parents[2]
-RECORDS: Final = ROOT / "docs" / "benchmarks"
+RECORDS: Final = ROOT / "docs" / "internal" / "benchmarks"
 LEAST_S: Final = 15.0
 """A stage is not begun with less time than that."""
 PREPARE: Final = "prepare"
@@ -151,7 +151,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--variants", default="base", help="of the training, by the names in on_gpu/variants.py")
     parser.add_argument("--limit-s", type=float, default=480, help="time of all stages together (default 480)")
     parser.add_argument("--wheels", type=Path, help="folder of wheels to install first, without a network")
-    parser.add_argument("--output", type=Path, default=RECORDS, help="folder of the record (default docs/benchmarks)")
+    parser.add_argument("--output", type=Path, default=RECORDS, help="folder of the record (docs/internal/benchmarks)")
     parser.add_argument("--small", action="store_true", help="stand-ins on a CPU, to try the check itself")
     parser.add_argument("--make-wheels", type=Path, help="gather those wheels in a folder, and do nothing else")
     parser.add_argument("--python", default="3.12", help="version of Python that the wheels are for (default 3.12)")

@@ -1,6 +1,6 @@
 """What is tried, by name: each differs from `base` in one thing that a GPU must judge.
 
-`docs/benchmarks/README.md` is the queue: which to try next, and what each gave. Names may be joined with "+".
+`docs/internal/benchmarks/README.md` is the queue: which to try next, and what each gave. Names may be joined with "+".
 """
 
 from collections.abc import Mapping

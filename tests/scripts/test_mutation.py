@@ -93,7 +93,7 @@ def test_equivalents_are_read_as_they_are_printed(tmp_path: Path) -> None:
 
 
 def test_equivalents_are_of_lines_that_are_there() -> None:
-    for (path, scope, before, _), reason in equivalents(ROOT / "docs" / "mutants.md").items():
+    for (path, scope, before, _), reason in equivalents(ROOT / "scripts" / "mutation" / "equivalents.md").items():
         text = " ".join((ROOT / path).read_text().split())
         assert before in text, f"{path} {scope} has no line {before} any more ({reason})"
 
@@ -252,7 +252,7 @@ def repository(tmp_path: Path) -> Path:
         "dataserver/planning/warmup.py": "def warm_up(): ...\n",
         "dataserver/planning/code.py": CODE,
         "tests/planning/test_code.py": TESTS,
-        "docs/mutants.md": "# Mutants\n",
+        "scripts/mutation/equivalents.md": "# Mutants\n",
         ".gitignore": "/build/\n",
         "pyproject.toml": '[tool.pytest.ini_options]\nmarkers = ["slow", "long"]\n',
     }
@@ -304,7 +304,7 @@ def test_survivors_are_named_and_fail_the_run(repository: Path) -> None:
 
     rows = [line for line in done.stdout.splitlines() if line.startswith("| `")]
     assert len(rows) == 3
-    (repository / "docs/mutants.md").write_text("".join(f"{line}nobody minds |\n" for line in rows))
+    (repository / "scripts/mutation/equivalents.md").write_text("".join(f"{line}nobody minds |\n" for line in rows))
     again = mutate(repository)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "Recording" not in again.stdout
