@@ -185,7 +185,7 @@ def _require_some(found: Survey) -> None:
 
 
 def _none(found: Survey) -> Resumption:
-    there = sorted(x.path.name for x in (*found.stored, *found.unusable))
+    there = sorted([*(x.path.name for x in found.stored), *(x.path.name for x in found.unusable)])
     if there:
         raise CheckpointError(
             f"--resume-from none begins anew, and {found.directory} has checkpoints ({_some(there)}); give an empty "
