@@ -25,6 +25,7 @@ from pathlib import Path
 
 import psutil
 from benchmarks.rows import Row, report
+from benchmarks.tiny_images import tiny_row
 from loaders.installing import install, python_of
 from loaders.reporting import PREPARE
 
@@ -326,7 +327,7 @@ def main() -> int:
             for contender in random.Random(number).sample(contenders, len(contenders)):
                 found[contender.name].append(run(contender, shards, arguments.count))
                 print(f"round {number + 1}: {contender.name}: {found[contender.name][-1].cpu_ms:.2f} ms", flush=True)
-    return report([*rows(found), *rows_of_starts(warm[1:], cold), row_of_imports(imports)])
+    return report([*rows(found), *rows_of_starts(warm[1:], cold), row_of_imports(imports), tiny_row(arguments.rounds)])
 
 
 if __name__ == "__main__":

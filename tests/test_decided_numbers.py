@@ -97,9 +97,7 @@ TIMES: dict[str, dict[str, float]] = {
     "dataserver/serving/peers/peer.py": {"GREET_S": 4, "BRING_S": 1800},
     "dataserver/serving/registry.py": {"PATIENCE_S": 5},
     "dataserver/serving/server.py": {"STOP_GRACE_S": 1},
-    "dataserver/serving/siblings.py": {"ANSWER_S": 1},
     "dataserver/serving/stream.py": {"LOOK_S": 0.1},
-    "dataserver/serving/supervisor.py": {"FIRST_PAUSE_S": 1, "MAX_PAUSE_S": 30, "STEADY_S": 60},
     "trainclient/stream/endpoint.py": {"PING_EVERY_MS": 2000, "PING_TIMEOUT_MS": 5000},
     "trainclient/stream/borrowing.py": {"SAY_EVERY_S": 0.2},
     "trainclient/stream/reader.py": {"JOIN_S": 10},
@@ -232,7 +230,6 @@ def test_options_of_a_client() -> None:
                 "grpc.max_receive_message_length": 8 * MIB,
             },
         ),
-        ("dataserver.serving.siblings", {"grpc.enable_http_proxy": 0}),
         (
             "dataserver.serving.peers.peer",
             {

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import tyro
 from pydantic import BaseModel
@@ -24,7 +24,6 @@ Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, _SAYS_ITSELF]
 MaybePath = Annotated[Path | None, _SAYS_ITSELF]
 MaybeLogFormat = Annotated[LogFormat | None, _SAYS_ITSELF]
 MaybeInt = Annotated[int | None, _SAYS_ITSELF]
-MaybeWorkers = Annotated[int | Literal["auto"] | None, tyro.conf.arg(metavar="1..256|auto", help_behavior_hint="")]
 Address = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint="")]
 Addresses = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT,...", help_behavior_hint="")]
 

@@ -25,12 +25,12 @@ class Answer:
 
 def answered(address: str, now: GetMetricsResponse, before: GetMetricsResponse | None) -> Answer:
     """An answer with the one before it, unless the server was started again in between."""
-    same = before is not None and seconds_of(before.uptime) < seconds_of(now.uptime)
+    same = before is not None and seconds_of(before.uptime) < seconds_of(now.uptime) and not _fell(now, before)
     return Answer(address, now, before if same else None)
 
 
-def fell(now: GetMetricsResponse, before: GetMetricsResponse) -> bool:
-    """Whether a counter did: a process among several of a server did not say in time what it has counted."""
+def _fell(now: GetMetricsResponse, before: GetMetricsResponse) -> bool:
+    """Whether a counter did: the server was started again, and has run for longer than before."""
     return any(later < sooner for later, sooner in zip(_counters(now), _counters(before), strict=True))
 
 
@@ -40,8 +40,8 @@ def _counters(answer: GetMetricsResponse) -> list[float]:
 
 
 def rates(now: GetMetricsResponse, before: GetMetricsResponse | None) -> tuple[str, str]:
-    """Images and megabytes a second between two answers; `-` without two, or where a counter fell."""
-    if before is None or fell(now, before):
+    """Images and megabytes a second between two answers; `-` without two."""
+    if before is None:
         return "-", "-"
     seconds = seconds_of(now.uptime) - seconds_of(before.uptime)
     images = (now.decoded_images - before.decoded_images) / seconds
@@ -50,12 +50,7 @@ def rates(now: GetMetricsResponse, before: GetMetricsResponse | None) -> tuple[s
 
 
 def slowest_stage(now: GetMetricsResponse, before: GetMetricsResponse | None) -> str:
-    """The stage for which streams waited most between two answers, or since the start.
-
-    `-` where none waited, or a counter fell.
-    """
-    if before is not None and fell(now, before):
-        return "-"
+    """The stage for which streams waited most between two answers, or since the start; `-` where none waited."""
     waits = {stage: seconds_of(getattr(now.waits, stage)) for stage in STAGES}
     if before is not None:
         waits = {stage: seconds - seconds_of(getattr(before.waits, stage)) for stage, seconds in waits.items()}

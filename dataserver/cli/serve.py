@@ -18,7 +18,6 @@ from dataserver.cli.arguments import (
     MaybeInt,
     MaybeLogFormat,
     MaybePath,
-    MaybeWorkers,
     Pairs,
     Switch,
     given,
@@ -32,11 +31,9 @@ from dataserver.jobs import Catalog
 from dataserver.preprocessing import silence_pillow_warnings
 from dataserver.serving.allocator import keep_freed_memory
 from dataserver.serving.budgets import Budgets, remark
-from dataserver.serving.config import ConfigError, ServerConfig, load_config, number_of_workers
+from dataserver.serving.config import ServerConfig, load_config
 from dataserver.serving.descriptors import allow_many_descriptors
 from dataserver.serving.server import DataServer
-from dataserver.serving.supervisor import LISTENING, Supervisor
-from dataserver.serving.workers import end_with_parent, worker_configs
 
 _log = logging.getLogger(__name__)
 
@@ -58,14 +55,12 @@ def serve(
     peers: Addresses = None,
     config: MaybePath = None,
     insecure: Switch = False,
-    workers: MaybeWorkers = None,
     max_streams: MaybeInt = None,
     idle_timeout_s: MaybeInt = None,
     stream_bytes: MaybeInt = None,
     prefetch_bytes: MaybeInt = None,
     no_lending: Switch = False,
     decode_threads: MaybeInt = None,
-    max_jobs: MaybeInt = None,
     job_bytes: MaybeInt = None,
     cache_dir: MaybePath = None,
     zstd_level: MaybeInt = None,
@@ -86,12 +81,11 @@ def serve(
         tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
         listen: Address to serve on; 127.0.0.1:50051 by default, port 0 for a free one.
         metrics_listen: Address for metrics (Prometheus, HTTP, /metrics); none by default, port 0 for a free one.
-        peers: Other servers of the fleet, with commas between them; a name may stand for several. Each step is then
-            planned by one of them. This server may be among them, so that all get the same list.
+        peers: Other servers of the fleet, with commas between them; a name may stand for several, and HOST:FIRST-LAST
+            for a range of ports. Each step is then planned by one of them. This server may be among them, so that all
+            get the same list.
         config: YAML file with the same names and settings.
         insecure: Permit an address that others can reach, though there is no encryption and no authentication yet.
-        workers: Processes that serve the address, 1 by default; `auto` takes one for every eight cores. They share the
-            limits below, take the ports behind that of --listen as well, and are started again if they end.
         max_streams: Streams open at once, 64 by default; one more is refused.
         idle_timeout_s: Seconds until a stream that takes nothing ends, for its place; 600 by default.
         stream_bytes: Largest microbatch in bytes; 256 MiB by default.
@@ -100,7 +94,6 @@ def serve(
         no_lending: Send all bytes also to clients of this user on this machine, which else get memory that holds them
             (key `lend_memory: false`).
         decode_threads: Threads that decode images; one for each core by default, fewer where memory is limited.
-        max_jobs: Jobs kept in memory; 64 by default.
         job_bytes: Bytes kept of jobs, with sizes of samples and plans; 1 GiB by default, less where memory is limited.
         cache_dir: Folder for measures of datasets; servers may share it; ~/.cache/disttrain by default.
         zstd_level: Zstandard level for clients that ask for compression; 1 by default.
@@ -116,14 +109,12 @@ def serve(
         metrics_listen=metrics_listen,
         peers=None if peers is None else tuple(name.strip() for name in peers.split(",") if name.strip()),
         insecure=insecure or None,
-        workers=workers,
         max_streams=max_streams,
         idle_timeout_s=idle_timeout_s,
         stream_bytes=stream_bytes,
         prefetch_bytes=prefetch_bytes,
         lend_memory=False if no_lending else None,
         decode_threads=decode_threads,
-        max_jobs=max_jobs,
         job_bytes=job_bytes,
         cache_dir=cache_dir,
         zstd_level=zstd_level,
@@ -135,27 +126,19 @@ def serve(
     settings = load_config(config, flags)
     logs.use(settings.log_format)
     keep_freed_memory(settings.prefetch_bytes)
-    count = number_of_workers(settings.workers)
-    _about_memory(settings, count)
-    if count > 1:
-        _supervise(settings, count)
-    else:
-        _serve_alone(settings)
+    _about_memory(settings)
+    _serve(settings)
 
 
-def _about_memory(settings: ServerConfig, count: int) -> None:
+def _about_memory(settings: ServerConfig) -> None:
     """Say at start what the memory that there is does to this server."""
-    if settings.worker is not None:  # its parent has said it
-        return
     taken = Budgets(settings.prefetch_bytes, settings.job_bytes)
-    if (found := remark(taken, count, usable_memory())) is not None:
+    if (found := remark(taken, usable_memory())) is not None:
         _log.log(found[0], "%s", found[1])
 
 
-def _serve_alone(settings: ServerConfig) -> None:
-    """Serve in this process until it ends; the first signal drains, a second one cuts."""
-    if settings.worker is not None:
-        end_with_parent()
+def _serve(settings: ServerConfig) -> None:
+    """Serve until the server ends; the first signal drains, a second one cuts."""
     sys.setswitchinterval(SWITCH_S)
     catalog = Catalog.open(settings)
     _compile()
@@ -173,7 +156,7 @@ def _serve_alone(settings: ServerConfig) -> None:
 
 
 def _announce(address: str, metrics_address: str | None) -> None:
-    _print_line(f"{LISTENING}{address}")
+    _print_line(f"listening on {address}")
     if metrics_address is not None:
         from dataserver.serving.metrics_endpoint import PATH
 
@@ -192,17 +175,6 @@ def _print_line(line: str) -> None:
     except OSError as error:
         process.drop_output()
         _log.warning("%s (the output cannot be written: %s)", line, error.strerror)
-
-
-def _supervise(settings: ServerConfig, count: int) -> None:
-    """Serve with several processes until they end."""
-    _compile()
-    with _signals() as (numbers, wake), worker_configs(settings, count) as configs:
-        supervisor = Supervisor(configs, lambda: _announce(configs[0].listen, configs[0].metrics_listen), wake)
-        for _ in iter(numbers, _ENDED):
-            supervisor.end()
-    if supervisor.failed:
-        raise ConfigError(f"a process of {count} ended before all served; what it wrote above says why")
 
 
 def _compile() -> None:

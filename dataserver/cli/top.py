@@ -2,7 +2,6 @@
 
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
@@ -15,8 +14,9 @@ from google.protobuf.message import DecodeError
 from rich.console import Console
 from rich.live import Live
 
+from dataserver.addresses import expanded
 from dataserver.cli.arguments import Switch
-from dataserver.cli.fleet_numbers import Answer, answered, fell
+from dataserver.cli.fleet_numbers import Answer, answered
 from dataserver.cli.fleet_tables import DOES_NOT_ANSWER, fleet_tables
 from dataserver.cli.tables import console_for_tables
 from dataserver.serving.config import split_address
@@ -26,8 +26,6 @@ ANSWER_S: Final = 2.0
 METHOD: Final = f"/{DESCRIPTOR.services_by_name['AdminService'].full_name}/GetMetrics"
 NO_SERVER: Final = "no server of this release"
 """What is said where something else answers: another program, or another release."""
-FALLS: Final = 5
-"""Looks for which counters may be less than they were before they are taken for those of another process."""
 WIDTH_OF_FILE: Final = 1000
 """Of a table that goes to no terminal: it has all columns, and is as narrow as they are."""
 MAX_SERVERS: Final = 256
@@ -44,7 +42,6 @@ class Fleet:
             for address, channel in channels.items()
         }
         self._last: dict[str, GetMetricsResponse] = {}
-        self._falls: Counter[str] = Counter()
 
     def look(self) -> list[Answer]:
         """Ask all servers at once; takes no longer than one of them may take."""
@@ -61,21 +58,8 @@ class Fleet:
         if not now.HasField("uptime"):  # every server sends it; bytes of other programs may happen to be readable
             return Answer(address, problem=NO_SERVER)
         answer = answered(address, now, self._last.get(address))
-        self._remember(answer)
+        self._last[address] = now
         return answer
-
-    def _remember(self, answer: Answer) -> None:
-        """Keep what the next answer is compared with.
-
-        That is not an answer whose counters fell: where a process of a server was late, they soon rise by all that it
-        has ever counted, which would be taken for a rate.
-        """
-        assert answer.now is not None
-        fallen = answer.before is not None and fell(answer.now, answer.before)
-        self._falls[answer.address] = self._falls[answer.address] + 1 if fallen else 0
-        if self._falls[answer.address] in (0, FALLS):
-            self._last[answer.address] = answer.now
-            self._falls[answer.address] = 0
 
 
 def top(
@@ -90,11 +74,11 @@ def top(
     Redraws the terminal until Ctrl-C. A server that does not answer is shown as such, and asked again.
 
     Args:
-        addresses: HOST:PORT of servers, separated by spaces or commas.
+        addresses: HOST:PORT of servers, or HOST:FIRST-LAST for a range of ports, separated by spaces or commas.
         interval_s: Seconds between two looks, over which rates are taken; 2 by default.
         once: Print one table after one interval, and end.
     """
-    names = [name for address in addresses for name in address.split(",") if name]
+    names = expanded([name for address in addresses for name in address.split(",") if name])
     _check(names, interval_s)
     console = console_for_tables()
     if not once:

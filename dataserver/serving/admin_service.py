@@ -9,7 +9,6 @@ from disttrain.v1 import errors_pb2
 
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.metrics_message import TakeMetrics
-from dataserver.serving.siblings import Siblings, summed
 
 MAX_GRACE_S: Final = 3600
 DEFAULT_GRACE_S: Final = 30
@@ -18,26 +17,19 @@ DEFAULT_GRACE_S: Final = 30
 class AdminService:
     """Administration of this server; see admin_service.proto."""
 
-    def __init__(self, drain: Callable[[float], int], metrics: TakeMetrics, siblings: Siblings) -> None:
+    def __init__(self, drain: Callable[[float], int], metrics: TakeMetrics) -> None:
         """Make the service.
 
         Args:
-            drain: begins a drain of this process with a grace in seconds and returns the number of open streams.
-            metrics: the numbers of this process.
-            siblings: the other processes that serve the same address.
+            drain: begins a drain with a grace in seconds and returns the number of open streams.
+            metrics: the numbers of this server.
         """
         self._drain = drain
         self._metrics = metrics
-        self._siblings = siblings
 
-    def metrics(self) -> pb.GetMetricsResponse:
-        """The numbers of all processes that serve the address."""
-        others = self._siblings.metrics()
-        return summed([self._metrics(), *others]) if others else self._metrics()
-
-    def GetMetrics(self, request: pb.GetMetricsRequest, _: grpc.ServicerContext) -> pb.GetMetricsResponse:  # noqa: N802
+    def GetMetrics(self, _request: pb.GetMetricsRequest, _: grpc.ServicerContext) -> pb.GetMetricsResponse:  # noqa: N802
         """Say what the server did and holds."""
-        return self._metrics() if request.this_process else self.metrics()
+        return self._metrics()
 
     def Drain(self, request: pb.DrainRequest, _: grpc.ServicerContext) -> pb.DrainResponse:  # noqa: N802
         """Begin a drain."""
@@ -49,8 +41,4 @@ class AdminService:
                 errors_pb2.ERROR_REASON_REQUEST_INVALID,
                 f"grace is {grace_s} s; a duration from 0 to {MAX_GRACE_S} s is required",
             )
-        others: list[pb.DrainResponse] = []
-        if not request.this_process:
-            same = pb.DrainRequest(grace=request.grace if request.HasField("grace") else None, this_process=True)
-            others = self._siblings.drain(same)
-        return pb.DrainResponse(open_streams=self._drain(grace_s) + sum(other.open_streams for other in others))
+        return pb.DrainResponse(open_streams=self._drain(grace_s))

@@ -6,14 +6,11 @@ from typing import Final, NamedTuple
 from dataserver.dataset import Memory, usable_cores, usable_memory
 
 MIB: Final = 1 << 20
-CORES_PER_WORKER: Final = 8
-"""One interpreter hands out about as many images as so many cores decode (`scripts/bench_workers.py`)."""
 PROCESS_BYTES: Final = 128 * MIB
 """A process without streams, with what its threads decode into."""
 DECODING_BYTES: Final = 64 * MIB
 """So much memory beside a process for each decoding thread, which takes a few MiB for photographs, more for posters."""
 LEAST_JOB_BYTES: Final = 64 * MIB
-"""Of each process."""
 PLENTY_BYTES: Final = 1024 * MIB
 """What a server takes of each of its budgets where there is memory enough."""
 LEAST_SHARE: Final = 5
@@ -21,33 +18,27 @@ LEAST_SHARE: Final = 5
 
 
 class Budgets(NamedTuple):
-    """Defaults of a configuration's keys of the same names, for all processes together."""
+    """Defaults of a configuration's keys of the same names."""
 
     prefetch_bytes: int
     job_bytes: int
 
 
-def budgets(memory_bytes: int, processes: int) -> Budgets:
-    """What so many processes that serve one address share by default.
+def budgets(memory_bytes: int) -> Budgets:
+    """What a server takes by default.
 
-    A quarter of what they do not take themselves is for jobs. Of the rest a third lets streams work ahead, and two
-    thirds are for the microbatch that each of them may hold in any case.
+    A quarter of what it does not take itself is for jobs. Of the rest a third lets streams work ahead, and two thirds
+    are for the microbatch that each of them may hold in any case.
     """
-    spare = max(0, memory_bytes - processes * PROCESS_BYTES)
-    job_bytes = min(PLENTY_BYTES, max(processes * LEAST_JOB_BYTES, spare // 4))
-    return Budgets(min(PLENTY_BYTES, max(0, spare - job_bytes) // 3), max(job_bytes, LEAST_JOB_BYTES))
+    spare = max(0, memory_bytes - PROCESS_BYTES)
+    job_bytes = min(PLENTY_BYTES, max(LEAST_JOB_BYTES, spare // 4))
+    return Budgets(min(PLENTY_BYTES, max(0, spare - job_bytes) // 3), job_bytes)
 
 
-def room_bytes(memory_bytes: int, taken: Budgets, processes: int) -> int:
-    """What is left for the microbatch that each stream may hold, for all streams of all processes together."""
-    left = memory_bytes - processes * PROCESS_BYTES - sum(taken)
+def microbatch_bytes(memory_bytes: int, taken: Budgets) -> int:
+    """What is left for the microbatch that each stream may hold, for all streams together."""
+    left = memory_bytes - PROCESS_BYTES - sum(taken)
     return max(left, memory_bytes // LEAST_SHARE)
-
-
-def default_processes() -> int:
-    """How many processes `workers: auto` stands for."""
-    by_memory = usable_memory().num_bytes // (4 * PROCESS_BYTES)
-    return max(1, min(usable_cores() // CORES_PER_WORKER, by_memory))
 
 
 def default_decode_threads() -> int:
@@ -55,14 +46,14 @@ def default_decode_threads() -> int:
     return max(1, min(usable_cores(), (usable_memory().num_bytes - PROCESS_BYTES) // DECODING_BYTES))
 
 
-def remark(taken: Budgets, processes: int, memory: Memory) -> tuple[int, str] | None:
+def remark(taken: Budgets, memory: Memory) -> tuple[int, str] | None:
     """What an operator should know of a server's memory: level of the log and message; None where it has enough."""
-    room = room_bytes(memory.num_bytes, taken, processes)
-    needed = processes * PROCESS_BYTES + sum(taken) + room
+    microbatches = microbatch_bytes(memory.num_bytes, taken)
+    needed = PROCESS_BYTES + sum(taken) + microbatches
     found = f"{_mib(memory.num_bytes)} MiB, {memory.whose}"
     shares = (
-        f"{_mib(processes * PROCESS_BYTES)} for itself, {_mib(taken.prefetch_bytes)} to work ahead (--prefetch-bytes), "
-        f"{_mib(taken.job_bytes)} for jobs (--job-bytes), {_mib(room)} for microbatches of streams"
+        f"{_mib(PROCESS_BYTES)} for itself, {_mib(taken.prefetch_bytes)} to work ahead (--prefetch-bytes), "
+        f"{_mib(taken.job_bytes)} for jobs (--job-bytes), {_mib(microbatches)} for microbatches of streams"
     )
     if needed > memory.num_bytes:
         return logging.WARNING, (

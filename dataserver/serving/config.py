@@ -4,43 +4,19 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from dataserver.addresses import expanded
 from dataserver.dataset import usable_memory
 from dataserver.planning.jobspec import MAX_TEXT_BYTES, Name, TextError, parse_yaml, required
-from dataserver.serving.budgets import (
-    LEAST_JOB_BYTES,
-    MIB,
-    Budgets,
-    budgets,
-    default_decode_threads,
-    default_processes,
-)
-
-MAX_PEERS: Final = 1024
-MAX_WORKERS: Final = 256
+from dataserver.serving.budgets import LEAST_JOB_BYTES, MIB, budgets, default_decode_threads
 
 
 class ConfigError(ValueError):
     """A configuration that no server can be started from; the message names the key."""
-
-
-class Worker(BaseModel):
-    """Which of the processes that serve one address a process is; its parent sets it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    number: Annotated[int, Field(ge=0, lt=MAX_WORKERS)]
-    """From 0 on. The first one has the metrics endpoint."""
-    ports: Annotated[tuple[Annotated[int, Field(ge=1, le=65535)], ...], Field(max_length=MAX_WORKERS)]
-    """The port of each process at which only that one answers, on the host of `listen`."""
-    places: Annotated[int, Field(ge=0)]
-    """Descriptor of the file whose bytes are the places of streams (`serving/places.py`)."""
-    again: bool = False
-    """Whether it is started in place of one that ended."""
 
 
 class ServerConfig(BaseModel):
@@ -60,16 +36,11 @@ class ServerConfig(BaseModel):
     """HOST:PORT to serve on; port 0 takes a free one."""
     metrics_listen: str | None = None
     """HOST:PORT for metrics in the form of Prometheus, over HTTP; port 0 takes a free one. None serves none."""
-    peers: Annotated[tuple[str, ...], Field(max_length=MAX_PEERS)] = ()
-    """HOST:PORT of the other servers of the fleet, which share the planning of steps; a host may stand for several, and
-    this server may be among them."""
+    peers: Annotated[tuple[str, ...], AfterValidator(expanded)] = ()
+    """HOST:PORT of the other servers of the fleet, which share the planning of steps, or HOST:FIRST-LAST for a range of
+    ports. A host may stand for several, and this server may be among them."""
     insecure: bool = False
     """Permit to serve without encryption or authentication beyond this machine."""
-    workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | Literal["auto"] = 1
-    """Processes that serve the address together, each with an interpreter of its own; `auto` takes one for every eight
-    cores. They share what the other keys permit, and the planning of steps."""
-    worker: Worker | None = None
-    """Set by the parent of such processes, and by nobody else."""
     max_streams: Annotated[int, Field(ge=1, le=4096)] = 64
     """Streams open at once; one more is refused."""
     idle_timeout_s: Annotated[int, Field(ge=1, le=86400)] = 600
@@ -79,7 +50,7 @@ class ServerConfig(BaseModel):
     """Largest microbatch. Every open stream may hold one, whatever the others hold, as far as there is memory for all;
     one stream more is refused."""
     prefetch_bytes: Annotated[int, Field(ge=0, le=1 << 44)] = Field(
-        default_factory=lambda data: _budgets(data).prefetch_bytes
+        default_factory=lambda: budgets(usable_memory().num_bytes).prefetch_bytes
     )
     """Memory that all streams together use to work ahead of their consumers, a message of each on its way included.
     1 GiB by default, less where memory is limited."""
@@ -88,10 +59,8 @@ class ServerConfig(BaseModel):
     decode_threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_decode_threads)
     """Threads that decode images; by default one for each core that the server may keep busy, fewer where memory is
     limited."""
-    max_jobs: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Jobs kept in memory; the one used least recently is forgotten first, and its clients bring it again."""
     job_bytes: Annotated[int, Field(ge=LEAST_JOB_BYTES, le=1 << 44)] = Field(
-        default_factory=lambda data: _budgets(data).job_bytes
+        default_factory=lambda: budgets(usable_memory().num_bytes).job_bytes
     )
     """Memory for what is kept of jobs, besides what streams use: specifications, reported times, sizes of samples and
     plans. What was used least recently is forgotten first, and made again when it is wanted. 1 GiB by default, less
@@ -122,16 +91,6 @@ class ServerConfig(BaseModel):
             if split_address(peer, "an entry of peers")[1] == 0:
                 raise ValueError(f"an entry of peers is {peer!r}; the port that the peer listens on is required")
         return self
-
-
-def number_of_workers(workers: int | Literal["auto"]) -> int:
-    """How many processes the key `workers` asks for."""
-    return default_processes() if workers == "auto" else workers
-
-
-def _budgets(found: dict[str, Any]) -> Budgets:
-    """Defaults, where some keys are known."""
-    return budgets(usable_memory().num_bytes, number_of_workers(found["workers"]))
 
 
 def user_cache() -> Path | None:
@@ -191,8 +150,7 @@ def load_config(file: Path | None, overrides: Mapping[str, Any]) -> ServerConfig
     try:
         return ServerConfig.model_validate(merged)
     except ValidationError as error:
-        found = [e for e in error.errors(include_url=False) if e["type"] != "default_factory_not_called"]
-        problems = dict.fromkeys(map(_problem, found))
+        problems = dict.fromkeys(map(_problem, error.errors(include_url=False)))
         raise ConfigError("; ".join(problems)) from None
 
 
@@ -201,8 +159,6 @@ def _problem(error: ErrorDetails) -> str:
     if last == "[key]":
         return f"configuration key {path[0]!r} holds the name {str(error['input'])[:128]!r}: {required(error)}"
     key = ".".join(str(part) for part in (*path, last))
-    if path == ["workers"]:  # one error for each of the two kinds that it may have
-        return f"configuration key 'workers' is {str(error['input'])[:128]}: 1 to {MAX_WORKERS}, or auto, is required"
     if error["type"] == "extra_forbidden":
         return f"configuration key {key!r} is unknown; the keys are {', '.join(ServerConfig.model_fields)}"
     text = "the path of a file or folder is required" if error["type"] == "path_type" else required(error)

@@ -33,19 +33,18 @@ _log = logging.getLogger(__name__)
 class MetricsEndpoint:
     """Serves the metrics over HTTP until it is closed."""
 
-    def __init__(self, host: str, port: int, metrics: TakeMetrics, *, processes: bool = False) -> None:
+    def __init__(self, host: str, port: int, metrics: TakeMetrics) -> None:
         """Bind and serve.
 
         Args:
             host: where to listen.
             port: 0 takes a free one.
             metrics: the answer of GetMetrics.
-            processes: whether all processes that the parent of this one started count, instead of this one.
 
         Raises:
             ConfigError: the address cannot be bound.
         """
-        registry = metrics_registry(metrics, processes=processes)
+        registry = metrics_registry(metrics)
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._server = _HttpServer(family, (host, port), lambda: generate_latest(registry))

@@ -1,9 +1,6 @@
 """The metrics of a server for Prometheus: their names, which contain their units, and their help."""
 
-import os
 from collections.abc import Iterable, Iterator
-from functools import partial
-from pathlib import Path
 
 from disttrain.v1.admin_service_pb2 import GetMetricsResponse, RankProgress
 from google.protobuf.duration_pb2 import Duration
@@ -33,39 +30,16 @@ class ServerCollector(Collector):
         yield from _of_ranks(found.ranks)
 
 
-class ProcessesCollector(Collector):
-    """What prometheus_client says of a process, summed over several that serve one address."""
-
-    def collect(self) -> Iterator[Metric]:
-        """All families; the earliest start, and the limits of one process."""
-        collectors = [ProcessCollector(pid=partial(int, pid), registry=None) for pid in _siblings()]
-        for families in zip(*(collector.collect() for collector in collectors), strict=True):
-            values = [sample.value for family in families for sample in family.samples]
-            name = families[0].name
-            kept = min(values) if name.endswith(("start_time_seconds", "max_fds")) else sum(values)
-            families[0].samples = [families[0].samples[0]._replace(value=kept)]
-            yield families[0]
-
-
-def metrics_registry(metrics: TakeMetrics, *, processes: bool) -> CollectorRegistry:
-    """A registry with the metrics of one server and of its process, or of all processes that its parent started."""
+def metrics_registry(metrics: TakeMetrics) -> CollectorRegistry:
+    """A registry with the metrics of one server and of its process."""
     registry = CollectorRegistry()
     registry.register(ServerCollector(metrics))
-    if processes:
-        registry.register(ProcessesCollector())
-    else:
-        ProcessCollector(registry=registry)
+    ProcessCollector(registry=registry)
     return registry
 
 
-def _siblings() -> list[int]:
-    """This process and those that its parent started, which is what serves one address."""
-    threads = Path(f"/proc/{os.getppid()}/task").glob("*/children")  # each has started some
-    return [int(pid) for thread in threads for pid in thread.read_text(encoding="ascii").split()]
-
-
 def _of_streams(found: GetMetricsResponse) -> Iterator[Metric]:
-    yield _gauge("open_streams", "Streams that hold a place.", found.open_streams)
+    yield _gauge("open_streams", "Streams that are open.", found.open_streams)
     queued = _labelled("queued_microbatches", "Microbatches in the queues of all streams, by state.", "state")
     queued.add_metric(["ready"], found.ready_microbatches)
     queued.add_metric(["preparing"], found.preparing_microbatches)

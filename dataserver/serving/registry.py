@@ -93,8 +93,7 @@ class JobRegistry:
         self._metrics = metrics
         self._fetch = fetch
         budget = int(config.job_bytes * JOBS_SHARE)
-        self._least_cost = budget // config.max_jobs
-        self._jobs = OnceCache[str, ServedJob](budget, self._cost)
+        self._jobs = OnceCache[str, ServedJob](budget, _memory)
         self._kept = Kept(config.job_bytes - budget, config.cache_dir, owners)
         self._turns = Turns(waiting=lambda: metrics.waiting(Stage.PLANNING_TURN))
 
@@ -172,6 +171,6 @@ class JobRegistry:
         )
         return ServedJob(job, datasets, planner)
 
-    def _cost(self, served: ServedJob) -> int:
-        """Bytes, and at least so many that no more than `max_jobs` are kept."""
-        return max(served.planner.num_bytes + served.times.num_bytes, self._least_cost)
+
+def _memory(served: ServedJob) -> int:
+    return served.planner.num_bytes + served.times.num_bytes

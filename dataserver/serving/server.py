@@ -26,9 +26,7 @@ from dataserver.serving.peers.peer import INSTANCE_BYTES
 from dataserver.serving.peers.service import PeerService
 from dataserver.serving.reflection import enable_reflection
 from dataserver.serving.registry import JobRegistry
-from dataserver.serving.siblings import Siblings
 from dataserver.serving.streams import Streams
-from dataserver.serving.workers import sibling_addresses
 
 if TYPE_CHECKING:
     from dataserver.serving.metrics_endpoint import MetricsEndpoint
@@ -55,6 +53,7 @@ _OPTIONS: Final = (
     # Pings that measure the bandwidth have this limit, a minute by default, and keepalive waits for them to end.
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.max_receive_message_length", MAX_TRANSPORT_BYTES),
+    ("grpc.so_reuseport", 0),  # an address that another server has is refused
 )
 
 
@@ -66,10 +65,7 @@ class DataServer:
         self._metrics = Metrics()
         self._streams = Streams(config, self._metrics)
         instance = secrets.token_bytes(INSTANCE_BYTES)
-        siblings = sibling_addresses(config)
-        self._siblings = Siblings(siblings, again=config.worker is not None and config.worker.again)
-        known = (*config.peers, *siblings)
-        self._peers = Peers(known, instance) if known else None
+        self._peers = Peers(config.peers, instance) if config.peers else None
         fetch = None if self._peers is None else PlanFetcher(self._peers, self._metrics).fetch
         owners = None if self._peers is None else MeasureFetcher(self._peers)
         self._jobs = JobRegistry(catalog, config, self._metrics, fetch, owners)
@@ -78,23 +74,20 @@ class DataServer:
         self._drainer: threading.Thread | None = None
         self._endpoint: MetricsEndpoint | None = None
         self._ended = threading.Event()
-        # Idle streams hold no place, but each still has a thread until its consumer reads: see `Streams`.
+        # Idle streams are not open, but each still has a thread until its consumer reads: see `Streams`.
         self._calls = CallPool(
             2 * config.max_streams + UNARY_THREADS, "calls", "go to another one, or raise max_streams"
         )
         self._watches = CallPool(WATCH_THREADS, "calls that watch health or ask reflection", "end one of them")
         self._peer_calls = CallPool(PEER_THREADS, "calls of other servers", "plan the step there")
         self._gate = Gate(self._calls)
-        self._admin = AdminService(self.drain, self.metrics, self._siblings)
-        ports = () if config.worker is None else config.worker.ports
-        options = (*_OPTIONS, ("grpc.so_reuseport", int(config.worker is not None)))
-        self._grpc = grpc.server(self._calls, interceptors=[self._gate], options=options)
+        self._grpc = grpc.server(self._calls, interceptors=[self._gate], options=_OPTIONS)
         self._grpc.add_generic_rpc_handlers(
             (
                 service_handler(_DATA, DataService(catalog, self._streams, self._jobs, config)),
-                service_handler(_ADMIN, self._admin),
+                service_handler(_ADMIN, AdminService(self.drain, self.metrics)),
                 service_handler(
-                    _PEER, PeerService(self._jobs, instance, lambda: self._streams.draining, ports), self._peer_calls
+                    _PEER, PeerService(self._jobs, instance, lambda: self._streams.draining), self._peer_calls
                 ),
             )
         )
@@ -150,16 +143,12 @@ class DataServer:
         """
         host, port = split_address(self._config.listen)
         bound = self._bind(host, port)
-        if self._config.worker is not None:
-            self._bind(host, self._config.worker.ports[self._config.worker.number])
         if self._config.metrics_listen is not None:
             # With Prometheus' client and an HTTP server, which take twice as long to load as gRPC.
             from dataserver.serving.metrics_endpoint import MetricsEndpoint
 
             metrics_host, metrics_port = split_address(self._config.metrics_listen)
-            self._endpoint = MetricsEndpoint(
-                metrics_host, metrics_port, self._admin.metrics, processes=self._config.worker is not None
-            )
+            self._endpoint = MetricsEndpoint(metrics_host, metrics_port, self.metrics)
         for name in ("", _DATA.full_name):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._grpc.start()
@@ -201,7 +190,6 @@ class DataServer:
         self._calls.shutdown(wait=False)
         self._watches.shutdown(wait=False)
         self._peer_calls.shutdown(wait=False)
-        self._siblings.close()
         if self._peers is not None:
             self._peers.close()
         self._gate.close()
@@ -210,8 +198,7 @@ class DataServer:
         self._ended.set()
 
     def _bind(self, host: str, port: int) -> int:
-        # The processes of one address listen there all together; their parent has made sure that nobody else does.
-        problem = None if self._config.worker is not None else _why_not(host, port)
+        problem = _why_not(host, port)
         if problem is None:
             try:
                 return self._grpc.add_insecure_port(joined(host, port))

@@ -8,14 +8,13 @@ from typing import Final
 from disttrain.v1 import errors_pb2
 
 from dataserver.dataset import usable_memory
-from dataserver.serving.budgets import Budgets, room_bytes
+from dataserver.serving.budgets import Budgets, microbatch_bytes
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.fair_pool import FairPool
 from dataserver.serving.lending import Lending
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics, Progress
-from dataserver.serving.places import Places
 from dataserver.serving.source import ViewSource
 from dataserver.serving.stream import AHEAD_BYTES, MicrobatchStream, Shared
 from dataserver.serving.wire import CHUNK_BYTES
@@ -29,11 +28,10 @@ class Streams:
 
     def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
         own = Budgets(config.prefetch_bytes, config.job_bytes)
-        memory_bytes = usable_memory().num_bytes // (1 if config.worker is None else len(config.worker.ports))
         budget = ByteBudget(
             config.prefetch_bytes,
             beside=2 * CHUNK_BYTES,  # a message in gRPC's hands, and its copy
-            room=room_bytes(memory_bytes, own, processes=1),
+            room=microbatch_bytes(usable_memory().num_bytes, own),
         )
         self.shared = Shared(
             stream_bytes=config.stream_bytes,
@@ -49,15 +47,12 @@ class Streams:
             metrics=metrics,
         )
         self._max_streams = config.max_streams
-        worker = config.worker
-        self._places = Places(config.max_streams, None if worker is None else worker.places)
         self._idle_timeout_s = config.idle_timeout_s
         self._changed = threading.Condition()
-        self._open: dict[MicrobatchStream, int] = {}
-        """With their places. Guarded by `_changed`, as is setting `draining`: a stream is either refused or seen by
-        `drain`."""
+        self._open: dict[MicrobatchStream, None] = {}
+        """Guarded by `_changed`, as is setting `draining`: a stream is either refused or seen by `drain`."""
         self._resting: dict[MicrobatchStream, None] = {}
-        """Idle streams, which hold no place, oldest first: their calls wait for their consumers to read."""
+        """Idle streams, which are not open, oldest first: their calls wait for their consumers to read."""
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="idle", daemon=True).start()
 
@@ -95,19 +90,14 @@ class Streams:
         with self._changed:
             if self.draining:
                 raise DataServiceError(errors_pb2.ERROR_REASON_DRAINING, "this server is draining; go to another one")
-            place = self._places.take()
-            if place is None:
+            if len(self._open) >= self._max_streams:
                 raise DataServiceError(
                     errors_pb2.ERROR_REASON_TOO_MANY_STREAMS,
                     f"this server has {self._max_streams} streams open, as many as it may; go to another one, or raise "
                     "max_streams",
                 )
-            try:
-                stream = MicrobatchStream(self.shared, source, step, microbatch, cancel, self._forget, memory_token)
-            except BaseException:
-                self._places.give(place)
-                raise
-            self._open[stream] = place
+            stream = MicrobatchStream(self.shared, source, step, microbatch, cancel, self._forget, memory_token)
+            self._open[stream] = None
         try:
             stream.start()  # does nothing if the stream was closed since the lock was released
         except BaseException:  # such as no thread to be had
@@ -155,25 +145,19 @@ class Streams:
                     self._rest(stream)
 
     def _rest(self, stream: MicrobatchStream) -> None:
-        """Free the place of an idle stream, and let its call wait; the one that waits longest is cancelled for it."""
+        """Count an idle stream as open no more, and let its call wait; of too many calls the oldest is cancelled."""
         with self._changed:
-            if self._leave(stream):  # else its call has ended meanwhile
+            if stream in self._open:  # else its call has ended meanwhile
+                del self._open[stream]
                 self._resting[stream] = None
             if len(self._resting) > self._max_streams:
                 cancelled = next(iter(self._resting))
                 del self._resting[cancelled]
-                cancelled.cancel()  # before anybody sees that the place is free
+                cancelled.cancel()  # before anybody sees that one more may be opened
             self._changed.notify_all()
 
     def _forget(self, stream: MicrobatchStream) -> None:
         with self._changed:
-            self._leave(stream)
+            self._open.pop(stream, None)
             self._resting.pop(stream, None)
             self._changed.notify_all()
-
-    def _leave(self, stream: MicrobatchStream) -> bool:
-        """Give the place of an open stream back; whether it had one."""
-        place = self._open.pop(stream, None)
-        if place is not None:
-            self._places.give(place)
-        return place is not None

@@ -38,11 +38,14 @@ def filled_in(server: FakeServer, timeouts: Timeouts) -> JobSpec:
 def test_addresses() -> None:
     assert parse_addresses(" a:1 ,b.c-d_e:65535,[::1]:50051") == ("a:1", "b.c-d_e:65535", "[::1]:50051")
     assert parse_addresses(["127.0.0.1:80"]) == ("127.0.0.1:80",)
+    assert parse_addresses("a-1:9-11, [::1]:5-5 ,b:1") == ("a-1:9", "a-1:10", "a-1:11", "[::1]:5", "b:1")
+    assert len(parse_addresses("a:1-1023,b:1")) == 1024
 
 
 WRONG = [
     *("", "host", "host:", "host:0", "host:65536", "host:99999999", "a:1,,b:2", ":1", "http://a:1", "a:1,a:1"),
     *("a b:1", "::1:5", "a:1/x", []),
+    *("a:2-1", "a:0-3", "a:65535-65536", "a:1-", "a:-1", "a:1-2-3", "a:1-2,a:2", "::1:5-6", "-:1-2-", ["a:1-2,b:1"]),
 ]
 
 
@@ -50,6 +53,12 @@ WRONG = [
 def test_wrong_addresses_are_named(wrong: str | list[str]) -> None:
     with pytest.raises(AddressError, match=r"required|once"):
         parse_addresses(wrong)
+
+
+@pytest.mark.parametrize("many", ["a:1-1024,b:1", "a:1-65535", ["a:1-513", "b:1-513"]])
+def test_a_list_of_addresses_is_bounded_before_it_is_expanded(many: str | list[str]) -> None:
+    with pytest.raises(AddressError, match="the list of addresses has more than 1024"):
+        parse_addresses(many)
 
 
 def test_wrong_timeouts() -> None:

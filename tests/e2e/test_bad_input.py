@@ -101,8 +101,8 @@ COMMANDS = {
     "no job file": Bad("trainclient train --job {missing} --servers {server}", ("{missing}", "--job")),
     "a key twice in the server's file": Bad(
         "dataserver serve --dataset d={pairs} --config {config}",
-        ("{config}", "'max_jobs' stands twice", "line 2"),
-        files={"config": "max_jobs: 1\nmax_jobs: 2"},
+        ("{config}", "'max_streams' stands twice", "line 2"),
+        files={"config": "max_streams: 1\nmax_streams: 2"},
     ),
     "a key twice in the trainer's file": Bad(
         TRAIN + " --config {config}", ("{config}", "'seed' stands twice"), files={"config": "seed: 1\nseed: 2"}

@@ -8,7 +8,6 @@ from google.protobuf.duration_pb2 import Duration
 
 from dataserver.serving.admin_service import AdminService
 from dataserver.serving.errors import DataServiceError
-from dataserver.serving.siblings import Siblings
 
 
 def drained(**fields: Any) -> float:
@@ -19,7 +18,7 @@ def drained(**fields: Any) -> float:
         found.append(grace_s)
         return 7
 
-    service = AdminService(drain, lambda: pytest.fail("nobody asked for numbers"), Siblings(()))
+    service = AdminService(drain, lambda: pytest.fail("nobody asked for numbers"))
     context: Any = None
     assert service.Drain(pb.DrainRequest(**fields), context).open_streams == 7
     (grace_s,) = found

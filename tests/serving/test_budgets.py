@@ -18,24 +18,23 @@ from shards import write_pairs
 from dataserver.dataset import Memory
 from dataserver.serving import budgets as budgets_module
 from dataserver.serving import config as config_module
-from dataserver.serving.budgets import PROCESS_BYTES, Budgets, budgets, remark, room_bytes
-from dataserver.serving.config import ConfigError, load_config, number_of_workers
+from dataserver.serving.budgets import PROCESS_BYTES, Budgets, budgets, microbatch_bytes, remark
+from dataserver.serving.config import load_config
 from dataserver.serving.memory import ByteBudget
 
 MIB = 1 << 20
 GIB = 1 << 30
 
 
-@pytest.mark.parametrize("processes", [1, 2, 7])
-def test_what_a_server_takes_by_default_fits_the_memory_that_it_may_use(processes: int) -> None:
-    for memory in (300 * MIB * processes, 900 * MIB * processes, 4 * GIB * processes, 1024 * GIB):
-        taken = budgets(memory, processes)
-        room = room_bytes(memory, taken, processes)
-        assert sum(taken) + room + processes * PROCESS_BYTES <= memory
-        assert room >= memory // 5
+def test_what_a_server_takes_by_default_fits_the_memory_that_it_may_use() -> None:
+    for memory in (300 * MIB, 900 * MIB, 4 * GIB, 1024 * GIB):
+        taken = budgets(memory)
+        left = microbatch_bytes(memory, taken)
+        assert sum(taken) + left + PROCESS_BYTES <= memory
+        assert left >= memory // 5
         assert taken.prefetch_bytes >= memory // 10 or taken.prefetch_bytes == GIB
-    assert budgets(6 * GIB, 1) == Budgets(GIB, GIB)
-    assert budgets(1, 1) == Budgets(0, 64 * MIB)
+    assert budgets(6 * GIB) == Budgets(GIB, GIB)
+    assert budgets(1) == Budgets(0, 64 * MIB)
 
 
 def test_defaults_follow_the_memory_and_what_is_given_wins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,30 +43,24 @@ def test_defaults_follow_the_memory_and_what_is_given_wins(monkeypatch: pytest.M
     monkeypatch.setattr(budgets_module, "usable_cores", lambda: 64)
     asked = {"datasets": {"d": Path("/d")}}
     found = load_config(None, asked)
-    assert Budgets(found.prefetch_bytes, found.job_bytes) == budgets(600 * MIB, 1)
+    assert Budgets(found.prefetch_bytes, found.job_bytes) == budgets(600 * MIB)
     assert found.decode_threads == (600 - 128) // 64
-    several = load_config(None, {**asked, "workers": 2})
-    assert Budgets(several.prefetch_bytes, several.job_bytes) == budgets(600 * MIB, 2)
-    assert number_of_workers("auto") == 1, "there are cores for eight"
     chosen = load_config(None, {**asked, "prefetch_bytes": 7 * GIB, "job_bytes": 3 * GIB, "decode_threads": 9})
     assert (chosen.prefetch_bytes, chosen.job_bytes, chosen.decode_threads) == (7 * GIB, 3 * GIB, 9)
-    with pytest.raises(ConfigError) as error:
-        load_config(None, {**asked, "workers": "many"})
-    assert str(error.value) == "configuration key 'workers' is many: 1 to 256, or auto, is required"
 
 
 def test_what_is_said_at_start() -> None:
     small, large = Memory(300 * MIB, "the limit of its control group"), Memory(16 * GIB, "this machine's memory")
-    assert remark(budgets(large.num_bytes, 1), 1, large) is None
-    level, line = remark(budgets(small.num_bytes, 1), 1, small) or (0, "")
+    assert remark(budgets(large.num_bytes), large) is None
+    level, line = remark(budgets(small.num_bytes), small) or (0, "")
     assert level == logging.INFO
     assert line.startswith("of 300 MiB, the limit of its control group, this server takes 128 for itself, 36 to work")
-    level, line = remark(Budgets(GIB, GIB), 1, small) or (0, "")
+    level, line = remark(Budgets(GIB, GIB), small) or (0, "")
     assert level == logging.WARNING
     assert "may use 300 MiB, the limit of its control group, and may need 2,236: " in line
     assert "1,024 to work ahead (--prefetch-bytes)" in line
     assert "give it more memory, or lower these flags" in line
-    assert (remark(budgets(100 * MIB, 1), 1, Memory(100 * MIB, "")) or (0, ""))[0] == logging.WARNING
+    assert (remark(budgets(100 * MIB), Memory(100 * MIB, "")) or (0, ""))[0] == logging.WARNING
 
 
 def test_streams_share_the_room_for_their_own_microbatches() -> None:

@@ -23,6 +23,7 @@ from dataserver.dataset.build import build_index
 from dataserver.jobs import JobPlanner, fill_job
 from dataserver.planning.identity import parse_job
 from dataserver.planning.pacing import pace
+from dataserver.serving import registry
 from dataserver.serving.errors import MAX_TEXT_BYTES
 
 OTHER_DIGEST = "0" * 64
@@ -201,14 +202,20 @@ def test_a_refused_job_may_be_created_when_the_reason_is_gone(tmp_path: Path) ->
         server.create(data)
 
 
+@pytest.fixture
+def one_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that have no memory for jobs but the one used last."""
+    monkeypatch.setattr(registry, "JOBS_SHARE", 0)
+
+
+@pytest.mark.usefixtures("one_job")
 def test_jobs_in_memory_are_bounded_and_the_oldest_is_forgotten(datasets: dict[str, Path]) -> None:
-    with running(datasets, max_jobs=2) as server:
+    with running(datasets) as server:
         ids = [server.create(job_data(seed=seed)).job_id for seed in range(3)]
         with pytest.raises(grpc.RpcError) as caught:
             server.stub.GetPlan(pb.GetPlanRequest(job_id=ids[0]), timeout=TIMEOUT_S)
         assert reason_of(caught.value)[:3] == (CODE.NOT_FOUND, "JOB_UNKNOWN", "CREATE_JOB")
-        for job_id in ids[1:]:
-            server.stub.GetPlan(pb.GetPlanRequest(job_id=job_id), timeout=TIMEOUT_S)
+        server.stub.GetPlan(pb.GetPlanRequest(job_id=ids[2]), timeout=TIMEOUT_S)
 
 
 def knows(server: Running, job_id: str) -> bool:
@@ -221,8 +228,9 @@ def knows(server: Running, job_id: str) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("one_job")
 def test_a_job_with_an_open_stream_stays_known_whatever_comes(photographs: Path) -> None:
-    with running({"photos": photographs}, FIXED_WINDOW, max_jobs=1) as server:
+    with running({"photos": photographs}, FIXED_WINDOW) as server:
         job_id = server.create(large_job(end={"steps": 20})).job_id
         held = server.stream(job_id)
         next(held)
@@ -244,7 +252,7 @@ def test_a_job_with_an_open_stream_stays_known_whatever_comes(photographs: Path)
 
 
 def test_what_clients_report_is_bounded_over_all_jobs(datasets: dict[str, Path]) -> None:
-    """Each job may have 3 MiB of reports, and 64 jobs may be known; not so where memory holds 16 MiB."""
+    """Each job may have 3 MiB of reports, however many jobs are known; not so where memory holds 16 MiB."""
     with running(datasets, job_bytes=64 << 20) as server:
         ids = [server.create(job_data(seed=seed)).job_id for seed in range(8)]
         assert all(knows(server, job_id) for job_id in ids)

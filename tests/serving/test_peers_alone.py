@@ -211,23 +211,6 @@ def test_what_peers_answer_is_told_when_it_is_news(peers: Peers, caplog: pytest.
     assert caplog.messages[1:] == ["peer a:1 answers; 2 of 2 other servers are live"]
 
 
-def test_other_processes_of_a_peer_are_at_other_ports_of_its_host(peers: Peers) -> None:
-    ports = [0, 1, 65_535, 65_536, *range(2, 400)]
-    know(peers, a=said(1, ports=ports), b=None)
-    peers._found = ["a:1", "b:1", "c:1"]
-    told = list(peers._told_of())
-    assert told == ["a:1", "a:65535", *(f"a:{port}" for port in range(2, 254))], "256 are looked at"
-
-
-def test_other_processes_of_a_peer_that_is_late_with_an_answer_stay(peers: Peers) -> None:
-    found = know(peers, a=said(1, ports=[1, 2]))
-    peers._found = ["a:1"]
-    found["a"].hear(None)
-    assert list(peers._told_of()) == ["a:1", "a:2"]
-    found["a"].hear(said(2, ports=[3]))
-    assert list(peers._told_of()) == ["a:3"]
-
-
 def test_the_first_look_is_waited_for_once_however_long_a_name_takes(peers: Peers, clock: Clock) -> None:
     waits: list[float] = []
     peers._looked = SimpleNamespace(wait=waits.append)  # type: ignore[assignment]

@@ -50,7 +50,12 @@ def test_every_key_can_stand_in_the_file(tmp_path: Path) -> None:
         ({**DATASETS, "listen": "127.0.0.1:-1"}, "HOST:PORT"),
         ({**DATASETS, "metrics_listen": "127.0.0.1:1:2"}, "metrics_listen is '127.0.0.1:1:2'; HOST:PORT"),
         ({**DATASETS, "peers": ["http://cpu1:1"]}, "an entry of peers is 'http://cpu1:1'; HOST:PORT"),
-        ({**DATASETS, "workers": 0}, r"^configuration key 'workers' is 0: 1 to 256, or auto, is required$"),
+        (
+            {**DATASETS, "peers": ["a:1", "b:9-8"]},
+            "'peers' is .*: 'b:9-8' is no range of addresses; HOST:FIRST-LAST",
+        ),
+        ({**DATASETS, "peers": ["a:1-1025"]}, "the list of addresses has more than 1024"),
+        ({**DATASETS, "workers": 2}, "key 'workers' is unknown"),
         ({**DATASETS, "listen": "0.0.0.0:50051"}, "--insecure"),
         ({**DATASETS, "listen": "[::]:50051"}, "--insecure"),
         ({**DATASETS, "listen": "myhost.example:50051"}, "--insecure"),
@@ -116,6 +121,8 @@ def test_peers_have_ports(tmp_path: Path) -> None:
         ConfigError, match="an entry of peers is 'host:0'; the port that the peer listens on is required"
     ):
         load_config(None, {**DATASETS, "peers": ["other:1", "host:0"]})
+    listed = load_config(None, {**DATASETS, "peers": ["other:1", "[::1]:5-6", "h-1-2:7-7"]}).peers
+    assert listed == ("other:1", "[::1]:5", "[::1]:6", "h-1-2:7")
     file = tmp_path / "server.yaml"
     file.write_text("")
     assert load_config(file, DATASETS) == load_config(None, DATASETS)
@@ -138,8 +145,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_grpc_says_of_an_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the parent of several processes has looked at the address already."""
-    server: Any = SimpleNamespace(_config=SimpleNamespace(worker=None), _grpc=SimpleNamespace())
+    server: Any = SimpleNamespace(_grpc=SimpleNamespace())
 
     def refuse(address: str) -> int:
         raise RuntimeError(f"no {address}")
@@ -153,5 +159,3 @@ def test_what_grpc_says_of_an_address_is_said(monkeypatch: pytest.MonkeyPatch) -
     server._grpc.add_insecure_port = lambda _: 8
     with pytest.raises(ConfigError, match="cannot listen on h:7: Address in use; choose"):
         DataServer._bind(server, "h", 7)
-    server._config.worker = "one of several"
-    assert DataServer._bind(server, "h", 7) == 8

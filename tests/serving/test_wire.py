@@ -118,7 +118,6 @@ def test_every_key_of_a_server_has_its_default_and_its_bounds() -> None:
         "stream_bytes": (256 * MIB, MIB, 1 << 40),
         "prefetch_bytes": (1024 * MIB, 0, 1 << 44),
         "decode_threads": (None, 1, 1024),
-        "max_jobs": (64, 1, 4096),
         "job_bytes": (1024 * MIB, 64 * MIB, 1 << 44),
         "zstd_level": (1, -7, 19),
         "drain_grace_s": (30, 0, 3600),
@@ -127,7 +126,7 @@ def test_every_key_of_a_server_has_its_default_and_its_bounds() -> None:
     defaults = load_config(None, given)
     names = {"datasets", "index_dirs", "quarantines", "tokenizers"}
     names.add("lend_memory")
-    others = {"listen", "insecure", "metrics_listen", "log_format", "peers", "cache_dir", "workers", "worker"}
+    others = {"listen", "insecure", "metrics_listen", "log_format", "peers", "cache_dir"}
     assert bounds.keys() | names | others == set(ServerConfig.model_fields)
     assert (defaults.listen, defaults.insecure, defaults.tokenizers) == ("127.0.0.1:50051", False, {})
     assert (defaults.metrics_listen, defaults.log_format) == (None, "text")

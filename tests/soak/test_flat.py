@@ -83,7 +83,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
     folder, log = index(write_pairs(tmp_path / "pairs", 48, 6, seed=1, median_size=160)), tmp_path / "log"
     flags = {
         "max-streams": PLACES,
-        "max-jobs": 16,
         "idle-timeout-s": 1,
         "prefetch-bytes": 16 * MIB,
         "job-bytes": 64 * MIB,

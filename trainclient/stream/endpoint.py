@@ -12,6 +12,7 @@ import grpc
 from disttrain.v1.data_service_pb2 import StreamMicrobatchesRequest
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 
+from dataserver.addresses import MAX_ADDRESSES, expanded
 from trainclient.stream.errors import AddressError, ClientError, ClosedError, DeadlineError, service_error
 
 Request = TypeVar("Request")
@@ -20,7 +21,6 @@ if TYPE_CHECKING:  # gRPC's classes cannot be subscripted at run time
     Method = Callable[[DataServiceStub], grpc.UnaryUnaryMultiCallable[Request, Response]]
 
 STREAM_METHOD = "/disttrain.v1.DataService/StreamMicrobatches"
-MAX_ADDRESSES = 1024
 PING_EVERY_MS = 2_000
 """While nothing comes; servers end connections that ping more often than once a second."""
 PING_TIMEOUT_MS = 5_000
@@ -56,24 +56,27 @@ class Timeouts:
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
-    """Addresses as `host:port`, from a sequence of them or one text with commas between.
+    """Addresses as `host:port`, from a sequence of them or one text with commas between; ranges are expanded.
 
     Raises:
         AddressError: naming the entry that is no address, or is listed twice.
     """
-    entries = [a.strip() for a in (addresses.split(",") if isinstance(addresses, str) else addresses)]
-    if not 1 <= len(entries) <= MAX_ADDRESSES:
-        raise AddressError(f"found {len(entries)} server addresses; 1 to {MAX_ADDRESSES} are required")
+    try:
+        entries = expanded(addresses)
+    except ValueError as error:
+        raise AddressError(str(error)) from None
+    if not entries:
+        raise AddressError(f"found no server address; 1 to {MAX_ADDRESSES} are required")
     for entry in entries:
         match = _ADDRESS.fullmatch(entry)
         if match is None or not 1 <= int(match["port"]) <= 65535:
             raise AddressError(
                 f"found server address {entry!r}; HOST:PORT with a port from 1 to 65535 is required, "
-                "as in 'data-0:50051,data-1:50051' (IPv6 hosts in brackets)"
+                "as in 'data-0:50051,data-1:50051-50054' (IPv6 hosts in brackets)"
             )
         if entries.count(entry) > 1:
             raise AddressError(f"server address {entry!r} is there twice; name each server once")
-    return tuple(entries)
+    return entries
 
 
 class Cancellable(Protocol):

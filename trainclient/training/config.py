@@ -264,7 +264,7 @@ class TrainConfig(Options):
     job: Annotated[Path | None, REQUIRED] = None
     """Job specification, YAML or JSON."""
     servers: Annotated[str, REQUIRED] = ""
-    """Data servers as HOST:PORT,HOST:PORT."""
+    """Data servers as HOST:PORT,HOST:PORT; HOST:FIRST-LAST stands for a range of ports."""
     encoder: ImageModuleModel = ImageModuleModel()
     """Sizes of the encoder, and of image towers."""
     backbone: BackboneModel = BackboneModel()

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import Final
 
@@ -31,7 +31,6 @@ RESOLVE_EVERY_S: Final = 10.0
 PATIENCE_S: Final = 15.0
 """Time after the start in which a peer that never answered is no news."""
 MAX_BUILD_CHARS: Final = 64
-MAX_PORT: Final = 65535
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +112,7 @@ class Peers:
             if self._ended.is_set():
                 return
             resolved = self._resolved.is_set()
-            self._replace(dict.fromkeys((*self._found, *self._told_of())))
+            self._replace(dict.fromkeys(self._found))
             peers = self.peers()
             try:
                 self._ask(peers)
@@ -175,14 +174,6 @@ class Peers:
                 self._resolved.set()
             if last or self._found != before:
                 self._news.set()
-
-    def _told_of(self) -> Iterator[str]:
-        """Where peers say that other processes of theirs are: other ports of the hosts at which they answer."""
-        for address in self._found:
-            peer = self._peers.get(address)
-            if peer is not None:
-                host, _ = split_address(peer.address)
-                yield from (joined(host, port) for port in peer.ports if 0 < port <= MAX_PORT)
 
     def _replace(self, addresses: Iterable[str]) -> None:
         """Know these addresses, and no others."""

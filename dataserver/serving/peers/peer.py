@@ -12,7 +12,6 @@ from disttrain.v1.peer_service_pb2 import GreetRequest, GreetResponse
 from disttrain.v1.peer_service_pb2_grpc import PeerServiceStub
 
 from dataserver.planning.identity import Job
-from dataserver.serving.config import MAX_WORKERS
 from dataserver.serving.peers.standing import Standing
 
 GREET_S: Final = 4.0
@@ -59,18 +58,12 @@ class Peer:
         self._said: GreetResponse | None = None
         self.answered = False
         """Whether it ever did."""
-        self._ports: tuple[int, ...] = ()
         self._bringing: dict[str, _Bringing] = {}
 
     @property
     def said(self) -> GreetResponse | None:
         """What it answered last; None while it does not answer."""
         return self._said
-
-    @property
-    def ports(self) -> tuple[int, ...]:
-        """Of the other processes that it told of last: those of one that is late with an answer go on."""
-        return self._ports
 
     def serves(self, job_id: str) -> bool:
         """Whether it may be asked for plans of a job at present."""
@@ -86,7 +79,6 @@ class Peer:
         with self._lock:
             self._said = said
             if said is not None:
-                self._ports = tuple(said.ports[:MAX_WORKERS])
                 self.answered = True
 
     def set_aside(self, seconds: float, job_id: str = "") -> None:

@@ -1,7 +1,7 @@
 # ruff: noqa: N802 (methods are named by the proto)
 """The methods of PeerService."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,24 +32,22 @@ class _Answer:
 class PeerService:
     """Answers the other servers of the fleet; see peer_service.proto."""
 
-    def __init__(self, jobs: JobRegistry, instance: bytes, draining: Callable[[], bool], ports: Sequence[int]) -> None:
+    def __init__(self, jobs: JobRegistry, instance: bytes, draining: Callable[[], bool]) -> None:
         """Make the service.
 
         Args:
             jobs: the jobs that this server knows.
             instance: names this process.
             draining: whether the server ends.
-            ports: of the processes that serve the same address.
         """
         self._jobs = jobs
         self._instance = instance
         self._draining = draining
-        self._ports = ports
         self._answers = OnceCache[tuple[str, int], _Answer](KEPT_BYTES, lambda answer: answer.message.ByteSize())
 
     def Greet(self, _request: pb.GreetRequest, _: grpc.ServicerContext) -> pb.GreetResponse:
         """Say who this is."""
-        return pb.GreetResponse(instance=self._instance, build=build_id(), draining=self._draining(), ports=self._ports)
+        return pb.GreetResponse(instance=self._instance, build=build_id(), draining=self._draining())
 
     def FetchPlan(self, request: pb.FetchPlanRequest, context: grpc.ServicerContext) -> pb.FetchPlanResponse:
         """Hand out the plan of a step, made here and never fetched for it."""

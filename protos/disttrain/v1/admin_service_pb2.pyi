@@ -26,9 +26,6 @@ class DrainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GRACE_FIELD_NUMBER: _builtins.int
-    THIS_PROCESS_FIELD_NUMBER: _builtins.int
-    this_process: _builtins.bool
-    """Where several processes serve one address: only the one that answers. All of them when absent."""
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
         """Time that open streams get to finish the microbatch in hand; 30 s when absent."""
@@ -37,11 +34,10 @@ class DrainRequest(_message.Message):
         self,
         *,
         grace: _duration_pb2.Duration | None = ...,
-        this_process: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace", "this_process", b"this_process"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -75,17 +71,12 @@ class GetMetricsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    THIS_PROCESS_FIELD_NUMBER: _builtins.int
-    this_process: _builtins.bool
-    """Where several processes serve one address: only the one that answers. Their sums when absent."""
     def __init__(
         self,
-        *,
-        this_process: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["this_process", b"this_process"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -121,7 +112,7 @@ class GetMetricsResponse(_message.Message):
     PLANS_BY_SOURCE_FIELD_NUMBER: _builtins.int
     LENT_BYTES_FIELD_NUMBER: _builtins.int
     open_streams: _builtins.int
-    """Streams that hold a place."""
+    """Streams that are open."""
     ready_microbatches: _builtins.int
     """Microbatches in the queues of these streams that wait for their consumers."""
     preparing_microbatches: _builtins.int
@@ -347,7 +338,7 @@ class KeptBytes(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     WINDOWS_FIELD_NUMBER: _builtins.int
     jobs: _builtins.int
-    """Specifications and reported times. A job counts as a least amount, so that their number is bounded as well."""
+    """Specifications and reported times."""
     tables: _builtins.int
     """Sizes of samples."""
     plans: _builtins.int

@@ -26,7 +26,7 @@ from disttrain.v1 import microbatch_pb2 as disttrain_dot_v1_dot_microbatch__pb2
 from disttrain.v1 import plan_pb2 as disttrain_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64isttrain/v1/peer_service.proto\x12\x0c\x64isttrain.v1\x1a\x1d\x64isttrain/v1/microbatch.proto\x1a\x17\x64isttrain/v1/plan.proto\"\x0e\n\x0cGreetRequest\"Q\n\rGreetResponse\x12\x10\n\x08instance\x18\x01 \x01(\x0c\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\r\n\x05ports\x18\x04 \x03(\r\"?\n\x10\x46\x65tchPlanRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05\x62uild\x18\x03 \x01(\t\"\xf1\x02\n\x11\x46\x65tchPlanResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05\x62uild\x18\x03 \x01(\t\x12\x11\n\tplan_hash\x18\x04 \x01(\x0c\x12\x18\n\x10num_microbatches\x18\x05 \x01(\r\x12 \n\x18sequences_per_microbatch\x18\x06 \x01(\r\x12*\n\x06places\x18\x07 \x03(\x0b\x32\x1a.disttrain.v1.ModulePlaces\x12/\n\tschedules\x18\x08 \x03(\x0b\x32\x1c.disttrain.v1.ModuleSchedule\x12+\n\x06groups\x18\t \x01(\x0b\x32\x1b.disttrain.v1.PlannedGroups\x12+\n\ncandidates\x18\n \x03(\x0b\x32\x17.disttrain.v1.Candidate\x12)\n\tdecisions\x18\x0b \x03(\x0b\x32\x16.disttrain.v1.Decision\"M\n\x0cModulePlaces\x12\r\n\x05items\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\x0c\x12\x12\n\nmicrobatch\x18\x03 \x01(\x0c\x12\x0c\n\x04slot\x18\x04 \x01(\x0c\"\xb1\x01\n\x14\x46\x65tchMeasuresRequest\x12\r\n\x05\x62uild\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nquarantine\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12\x11\n\ttokenizer\x18\x05 \x01(\t\x12\r\n\x05patch\x18\x06 \x01(\r\x12\r\n\x05merge\x18\x07 \x01(\r\x12\x13\n\x0bmax_patches\x18\x08 \x01(\r\x12\x0b\n\x03run\x18\t \x01(\x04\"r\n\x15\x46\x65tchMeasuresResponse\x12\r\n\x05\x62uild\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0e\n\x06shards\x18\x03 \x01(\x0c\x12.\n\x08measured\x18\x04 \x01(\x0b\x32\x1c.disttrain.v1.MeasuredShards\"\xb0\x03\n\x0eMeasuredShards\x12\x0f\n\x07samples\x18\x01 \x01(\x0c\x12\x0e\n\x06images\x18\x02 \x01(\x0c\x12\r\n\x05pairs\x18\x03 \x01(\x0c\x12\x11\n\tpair_text\x18\x04 \x01(\x0c\x12\x14\n\x0cother_tokens\x18\x05 \x01(\x0c\x12\x13\n\x0bother_fixed\x18\x06 \x01(\x0c\x12\x13\n\x0bother_image\x18\x07 \x01(\x0c\x12\x10\n\x08together\x18\x08 \x01(\x0c\x12\x0f\n\x07several\x18\t \x01(\x0c\x12/\n\x0bpair_images\x18\n \x01(\x0b\x32\x1a.disttrain.v1.IntegerLists\x12\x35\n\x11pair_image_counts\x18\x0b \x01(\x0b\x32\x1a.disttrain.v1.IntegerLists\x12.\n\nlong_texts\x18\x0c \x01(\x0b\x32\x1a.disttrain.v1.IntegerLists\x12/\n\x0blong_images\x18\r \x01(\x0b\x32\x1a.disttrain.v1.IntegerLists\x12/\n\x0blong_others\x18\x0e \x01(\x0b\x32\x1a.disttrain.v1.IntegerLists\".\n\x0cIntegerLists\x12\x0e\n\x06\x63ounts\x18\x01 \x01(\x0c\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x32\xf7\x01\n\x0bPeerService\x12@\n\x05Greet\x12\x1a.disttrain.v1.GreetRequest\x1a\x1b.disttrain.v1.GreetResponse\x12L\n\tFetchPlan\x12\x1e.disttrain.v1.FetchPlanRequest\x1a\x1f.disttrain.v1.FetchPlanResponse\x12X\n\rFetchMeasures\x12\".disttrain.v1.FetchMeasuresRequest\x1a#.disttrain.v1.FetchMeasuresResponseBT\n\x10org.disttrain.v1P\x01Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64isttrain/v1/peer_service.proto\x12\x0c\x64isttrain.v1\x1a\x1d\x64isttrain/v1/microbatch.proto\x1a\x17\x64isttrain/v1/plan.proto\"\x0e\n\x0cGreetRequest\"B\n\rGreetResponse\x12\x10\n\x08instance\x18\x01 \x01(\x0c\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"?\n\x10\x46\x65tchPlanRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05\x62uild\x18\x03 \x01(\t\"\xf1\x02\n\x11\x46\x65tchPlanResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05\x62uild\x18\x03 \x01(\t\x12\x11\n\tplan_hash\x18\x04 \x01(\x0c\x12\x18\n\x10num_microbatches\x18\x05 \x01(\r\x12 \n\x18sequences_per_microbatch\x18\x06 \x01(\r\x12*\n\x06places\x18\x07 \x03(\x0b\x32\x1a.disttrain.v1.ModulePlaces\x12/\n\tschedules\x18\x08 \x03(\x0b\x32\x1c.disttrain.v1.ModuleSchedule\x12+\n\x06groups\x18\t \x01(\x0b\x32\x1b.disttrain.v1.PlannedGroups\x12+\n\ncandidates\x18\n \x03(\x0b\x32\x17.disttrain.v1.Candidate\x12)\n\tdecisions\x18\x0b \x03(\x0b\x32\x16.disttrain.v1.Decision\"M\n\x0cModulePlaces\x12\r\n\x05items\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\x0c\x12\x12\n\nmicrobatch\x18\x03 \x01(\x0c\x12\x0c\n\x04slot\x18\x04 \x01(\x0c\"\xb1\x01\n\x14\x46\x65tchMeasuresRequest\x12\r\n\x05\x62uild\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nquarantine\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12\x11\n\ttokenizer\x18\x05 \x01(\t\x12\r\n\x05patch\x18\x06 \x01(\r\x12\r\n\x05merge\x18\x07 \x01(\r\x12\x13\n\x0bmax_patches\x18\x08 \x01(\r\x12\x0b\n\x03run\x18\t \x01(\x04\"r\n\x15\x46\x65tchMeasuresResponse\x12\r\n\x05\x62uild\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0e\n\x06shards\x18\x03 \x01(\x0c\x12.\n\x08measured\x18\x04 \x01(\x0b\x32\x1c.disttrain.v1.MeasuredShards\"\xb0\x03\n\x0eMeasuredShards\x12\x0f\n\x07samples\x18\x01 \x01(\x0c\x12\x0e\n\x06images\x18\x02 \x01(\x0c\x12\r\n\x05pairs\x18\x03 \x01(\x0c\x12\x11\n\tpair_text\x18\x04 \x01(\x0c\x12\x14\n\x0cother_tokens\x18\x05 \x01(\x0c\x12\x13\n\x0bother_fixed\x18\x06 \x01(\x0c\x12\x13\n\x0bother_image\x18\x07 \x01(\x0c\x12\x10\n\x08together\x18\x08 \x01(\x0c\x12\x0f\n\x07several\x18\t \x01(\x0c\x12/\n\x0bpair_images\x18\n \x01(\x0b\x32\x1a.disttrain.v1.IntegerLists\x12\x35\n\x11pair_image_counts\x18\x0b \x01(\x0b\x32\x1a.disttrain.v1.IntegerLists\x12.\n\nlong_texts\x18\x0c \x01(\x0b\x32\x1a.disttrain.v1.IntegerLists\x12/\n\x0blong_images\x18\r \x01(\x0b\x32\x1a.disttrain.v1.IntegerLists\x12/\n\x0blong_others\x18\x0e \x01(\x0b\x32\x1a.disttrain.v1.IntegerLists\".\n\x0cIntegerLists\x12\x0e\n\x06\x63ounts\x18\x01 \x01(\x0c\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x32\xf7\x01\n\x0bPeerService\x12@\n\x05Greet\x12\x1a.disttrain.v1.GreetRequest\x1a\x1b.disttrain.v1.GreetResponse\x12L\n\tFetchPlan\x12\x1e.disttrain.v1.FetchPlanRequest\x1a\x1f.disttrain.v1.FetchPlanResponse\x12X\n\rFetchMeasures\x12\".disttrain.v1.FetchMeasuresRequest\x1a#.disttrain.v1.FetchMeasuresResponseBT\n\x10org.disttrain.v1P\x01Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,21 +37,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GREETREQUEST']._serialized_start=105
   _globals['_GREETREQUEST']._serialized_end=119
   _globals['_GREETRESPONSE']._serialized_start=121
-  _globals['_GREETRESPONSE']._serialized_end=202
-  _globals['_FETCHPLANREQUEST']._serialized_start=204
-  _globals['_FETCHPLANREQUEST']._serialized_end=267
-  _globals['_FETCHPLANRESPONSE']._serialized_start=270
-  _globals['_FETCHPLANRESPONSE']._serialized_end=639
-  _globals['_MODULEPLACES']._serialized_start=641
-  _globals['_MODULEPLACES']._serialized_end=718
-  _globals['_FETCHMEASURESREQUEST']._serialized_start=721
-  _globals['_FETCHMEASURESREQUEST']._serialized_end=898
-  _globals['_FETCHMEASURESRESPONSE']._serialized_start=900
-  _globals['_FETCHMEASURESRESPONSE']._serialized_end=1014
-  _globals['_MEASUREDSHARDS']._serialized_start=1017
-  _globals['_MEASUREDSHARDS']._serialized_end=1449
-  _globals['_INTEGERLISTS']._serialized_start=1451
-  _globals['_INTEGERLISTS']._serialized_end=1497
-  _globals['_PEERSERVICE']._serialized_start=1500
-  _globals['_PEERSERVICE']._serialized_end=1747
+  _globals['_GREETRESPONSE']._serialized_end=187
+  _globals['_FETCHPLANREQUEST']._serialized_start=189
+  _globals['_FETCHPLANREQUEST']._serialized_end=252
+  _globals['_FETCHPLANRESPONSE']._serialized_start=255
+  _globals['_FETCHPLANRESPONSE']._serialized_end=624
+  _globals['_MODULEPLACES']._serialized_start=626
+  _globals['_MODULEPLACES']._serialized_end=703
+  _globals['_FETCHMEASURESREQUEST']._serialized_start=706
+  _globals['_FETCHMEASURESREQUEST']._serialized_end=883
+  _globals['_FETCHMEASURESRESPONSE']._serialized_start=885
+  _globals['_FETCHMEASURESRESPONSE']._serialized_end=999
+  _globals['_MEASUREDSHARDS']._serialized_start=1002
+  _globals['_MEASUREDSHARDS']._serialized_end=1434
+  _globals['_INTEGERLISTS']._serialized_start=1436
+  _globals['_INTEGERLISTS']._serialized_end=1482
+  _globals['_PEERSERVICE']._serialized_start=1485
+  _globals['_PEERSERVICE']._serialized_end=1732
 # @@protoc_insertion_point(module_scope)

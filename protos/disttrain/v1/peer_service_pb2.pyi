@@ -48,28 +48,22 @@ class GreetResponse(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     BUILD_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
-    PORTS_FIELD_NUMBER: _builtins.int
     instance: _builtins.bytes
     """16 random bytes, made when the process started: the same under all of its addresses, another one after a restart."""
     build: _builtins.str
     """The code that plans, 64 hexadecimal digits. Servers of different builds fetch nothing from each other."""
     draining: _builtins.bool
     """Whether the server is draining; others then own its steps."""
-    @_builtins.property
-    def ports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Where several processes serve one address: the ports of the same host at which each of them answers alone, at most 256."""
-
     def __init__(
         self,
         *,
         instance: _builtins.bytes = ...,
         build: _builtins.str = ...,
         draining: _builtins.bool = ...,
-        ports: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "draining", b"draining", "instance", b"instance", "ports", b"ports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "draining", b"draining", "instance", b"instance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ const fs = require('node:fs');
 const { parseArgs } = require('node:util');
 const { DataClient, DataError } = require('./client');
 
-const USAGE = `usage: disttrain-stream --servers HOST:PORT[,HOST:PORT ...] --job FILE
+const USAGE = `usage: disttrain-stream --servers HOST:PORT[-PORT][,HOST:PORT ...] --job FILE
     [--module NAME --rank N]   one rank; without them all ranks of all modules
     [--step N] [--microbatch N] where to begin
     [--steps N]                print so many steps only

@@ -23,6 +23,7 @@ const DEFAULTS = {
   codecs: ['CODEC_ZSTD'], // accepted besides raw, where a server has them
 };
 const REMEMBERED_STEPS = 4096;
+const MAX_ADDRESSES = 1024;
 
 function agree(condition, action, message) {
   if (!condition) throw new DataError(action, message);
@@ -70,14 +71,31 @@ class Rotation {
   }
 }
 
+/** Addresses with each "host:first-last" replaced by one address for each port. */
+function expanded(addresses) {
+  const found = [];
+  for (const address of addresses) {
+    const match = /^(.*):(\d{1,5})-(\d{1,5})$/.exec(address.trim());
+    const [first, last] = match ? [Number(match[2]), Number(match[3])] : [1, 1];
+    if (first < 1 || first > last || last > 65535) {
+      throw new DataError('GIVE_UP', `${address} is no range of addresses; host:first-last with ports from 1 to 65535 is required`);
+    }
+    if (found.length + last - first >= MAX_ADDRESSES) {
+      throw new DataError('GIVE_UP', `more than ${MAX_ADDRESSES} addresses are named`);
+    }
+    for (let port = first; port <= last; port += 1) found.push(match ? `${match[1]}:${port}` : address.trim());
+  }
+  return found;
+}
+
 class DataClient {
   /**
-   * @param addresses "host:port" of every server of the fleet.
+   * @param addresses "host:port" of every server of the fleet, or "host:first-last" for a range of ports.
    * @param options overrides DEFAULTS.
    */
   constructor(addresses, options = {}) {
     this.options = { ...DEFAULTS, ...options };
-    this.servers = addresses.map((address) => ({
+    this.servers = expanded(addresses).map((address) => ({
       address,
       stub: new DataService(address, grpc.credentials.createInsecure(), CHANNEL),
     }));

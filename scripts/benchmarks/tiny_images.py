@@ -1,14 +1,11 @@
-#!/usr/bin/env python
-"""How many images a second one process hands out, and what it costs to serve an address with several.
+"""How many images a second one process hands out at most.
 
 The images are tiny, so that decoding takes hardly any time, and what is left is the work of the interpreter on each:
 reading, gathering, entries of headers. That work holds the interpreter's lock, so one process hands out at most as many
 images a second as go into a second of it, whatever the number of cores; CPU time is measured, so that other work on the
-machine does not count. Divided by the time that decoding a real image takes, it is the number of cores that one process
-keeps busy, by which `--workers auto` goes.
+machine does not count.
 """
 
-import argparse
 import io
 import json
 import statistics
@@ -23,12 +20,12 @@ from typing import Any, Final
 
 import grpc
 import psutil
-from bench_fleet import decoding_s
-from benchmarks.rows import Row, report, spread
 from demo_processes import Processes
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from PIL import Image
+
+from benchmarks.rows import Row, spread
 
 SERVER: Final = sys.executable, "-m", "dataserver"
 STREAM: Final = "/disttrain.v1.DataService/StreamMicrobatches"
@@ -61,12 +58,6 @@ def job(steps: int, seed: int) -> Data:
     return {"stream": {**stream, "packing": {"enabled": False}}, "execution": execution}
 
 
-def cpu_s(parent: psutil.Process) -> float:
-    """CPU time of a server with all its processes."""
-    times = [process.cpu_times() for process in (parent, *parent.children(recursive=True))]
-    return float(sum(t.user + t.system for t in times))
-
-
 def read(address: str, data: Data, ranks: Sequence[int]) -> None:
     """Read the encoder's views of some ranks, each over a connection of its own."""
 
@@ -82,47 +73,26 @@ def read(address: str, data: Data, ranks: Sequence[int]) -> None:
         list(pool.map(one, ranks))
 
 
-def tiny_s(folder: Path, shards: Path, workers: int, steps: int, rounds: int) -> list[float]:
+def tiny_s(folder: Path, shards: Path, steps: int, rounds: int) -> list[float]:
     """CPU seconds of a server for each tiny image."""
     with Processes(folder) as processes:
-        line = [*SERVER, "serve", "--dataset", f"tiny={shards}", "--listen", "127.0.0.1:0", "--workers", str(workers)]
-        child = processes.start(f"server of {workers}", line)
-        address, parent = processes.address(child), psutil.Process(child.process.pid)
+        child = processes.start("server", [*SERVER, "serve", "--dataset", f"tiny={shards}", "--listen", "127.0.0.1:0"])
+        address, server = processes.address(child), psutil.Process(child.process.pid)
         read(address, job(2, 1 << 20), range(RANKS))
         found = []
         for number in range(rounds):
-            before = cpu_s(parent)
+            before = sum(server.cpu_times()[:2])
             read(address, job(steps, number), range(RANKS))
-            found.append((cpu_s(parent) - before) / (steps * STEP_IMAGES))
+            found.append((sum(server.cpu_times()[:2]) - before) / (steps * STEP_IMAGES))
         return found
 
 
-def measure(folder: Path, shards: Path, arguments: argparse.Namespace) -> list[Row]:
-    """All rows."""
-    decoding = decoding_s(300)
-    one, two = (tiny_s(folder, shards, workers, arguments.steps, arguments.rounds) for workers in (1, 2))
-    tiny = statistics.median(one)
-    return [
-        Row("a tiny image, one process", f"{spread([1e6 * t for t in one], '.0f')} CPU-us", "", None),
-        Row("the same, two processes", f"{spread([t / tiny for t in two], '.2f')} x", "", None),
-        Row("one process hands out at least", f"{1 / tiny:,.0f} images/s", "", None),
-        Row("decoding an image", f"{1e3 * decoding:.2f} CPU-ms", "", None),
-        Row("cores that one process keeps busy, at least", f"{(decoding + tiny) / tiny:.1f}", "", None),
-    ]
-
-
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=12, help=f"of {STEP_IMAGES} images, in a round (default 12)")
-    parser.add_argument("--rounds", type=int, default=5, help="default 5")
-    arguments = parser.parse_args()
+def tiny_row(rounds: int, steps: int = 12) -> Row:
+    """Images a second that one process hands out, from so many rounds of so many steps."""
     with tempfile.TemporaryDirectory() as temporary:
-        shards = Path(temporary) / "shards"
-        write_shards(shards, 8, 2000)
-        subprocess.run([*SERVER, "index", str(shards)], check=True, stdout=subprocess.DEVNULL)
-        return report(measure(Path(temporary), shards, arguments))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        folder = Path(temporary)
+        write_shards(folder / "shards", 8, 2000)
+        subprocess.run([*SERVER, "index", str(folder / "shards")], check=True, stdout=subprocess.DEVNULL)
+        found = tiny_s(folder, folder / "shards", steps, rounds)
+    each = f"{spread([1e6 * seconds for seconds in found], '.0f')} CPU-us for a tiny one"
+    return Row("images a second that one process hands out", f"{1 / statistics.median(found):,.0f}; {each}", "", None)
