@@ -16,7 +16,7 @@ BEFORE = {
     "serving": {"dataset", "planning", "preprocessing", "jobs"},
     "cli": {"dataset", "planning", "preprocessing", "jobs", "serving"},
 }
-BELOW_ALL = {"outputs", "process"}
+BELOW_ALL = {"addresses", "outputs", "process"}
 """Modules beside the folders, which import nothing of ours."""
 NO_PROTOS = {"dataset", "planning", "preprocessing", "jobs"}
 
