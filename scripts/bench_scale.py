@@ -4,9 +4,8 @@
 The dataset is made of a few hundred distinct indexes under 10,000 names (`benchmarks/many_shards.py`). Everything else
 is real: servers are processes of their own, jobs come over gRPC. Its files are in the page cache, since there are fewer
 of them than names; on cold storage each shard that is read costs one or two requests more. A billion samples are
-extrapolated from what was measured, and said to be. At last a fleet of servers with caches of their own measures
-another filter, each a share of the shards. --seed 1 --median 256 --samples 16000 is its sister. The exit code is 1 if a
-target is missed.
+extrapolated from what was measured, and said to be. --seed 1 --median 256 --samples 16000 is its held-out variant. The
+exit code is 1 if a target is missed.
 """
 
 import argparse
@@ -16,8 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,14 +34,6 @@ TIMEOUT_S: Final = 1800.0
 BILLION: Final = 10**9
 NAME: Final = "many"
 FILTER: Final = "punsafe < 0.5 and width >= 256"
-OTHER_FILTER: Final = "punsafe < 0.6 and width >= 250"
-PEERS: Final = 2
-"""Servers of a fleet: as many as there are cores."""
-FIRST_PORT: Final = 47_510
-MEETING_S: Final = 4.0
-"""Time for servers to find each other."""
-TOGETHER: Final = 1.5
-"""CPU time of a fleet that measures together, over that of one server: less than if each measured all by itself."""
 Data = dict[str, Any]
 
 
@@ -90,14 +80,14 @@ class Server:
     """Until it listened."""
 
     def create(self, data: Data) -> tuple[Took, pb.GetOrCreateJobResponse]:
-        """What it takes until a job is known, and the answer; asks again while the server measures."""
+        """What it takes until a job is known, and the answer; asks again while statistics are computed."""
         request = pb.GetOrCreateJobRequest(job_spec_json=json.dumps(data))
         began, cpu = time.perf_counter(), self.cpu_s
         while True:
             try:
                 answer = self.stub.GetOrCreateJob(request, timeout=TIMEOUT_S)
             except grpc.RpcError as error:
-                if "shards are measured" not in (text := str(error.details())):
+                if "shards are computed" not in (text := str(error.details())):
                     raise
                 print(f"\r{text}", end="\033[K", file=sys.stderr, flush=True)
             else:
@@ -127,12 +117,12 @@ class Server:
 
 
 @contextmanager
-def server(folder: Path, shards: Path, listen: str = "127.0.0.1:0", peers: str = "") -> Iterator[Server]:
+def server(folder: Path, shards: Path) -> Iterator[Server]:
     """A server over the dataset, with a cache below a folder of its own, until the block is left."""
     folder.mkdir(exist_ok=True)
-    serve = [*SERVER, "serve", "--dataset", f"{NAME}={shards}", "--listen", listen, "--cache-dir", folder / "cache"]
+    serve = [*SERVER, "serve", "--dataset", f"{NAME}={shards}", "--listen", "127.0.0.1:0"]
+    serve += ["--cache-dir", str(folder / "cache")]
     with Processes(folder) as processes:
-        serve += ["--peers", peers] if peers else []
         began = time.perf_counter()
         child = processes.start("server", serve)
         address = processes.address(child)
@@ -148,7 +138,7 @@ def measure(folder: Path, shards: Path, seeks: int, seed: int) -> list[Row]:
     began = time.perf_counter()
     subprocess.run([*SERVER, "index", str(shards)], check=True, stdout=subprocess.DEVNULL)
     took = time.perf_counter() - began
-    rows.append(Row("`dataserver index`, where at most measures are missing", f"{took:.1f} s", "", None))
+    rows.append(Row("`dataserver index`, where at most statistics are missing", f"{took:.1f} s", "", None))
     plain, filtered = job(seed=seed), job(seed=seed, dataset={"filter": FILTER})
     with server(folder / "one", shards) as first:
         rows.append(first.started.row("server start", 2.0))
@@ -168,22 +158,7 @@ def measure(folder: Path, shards: Path, seeks: int, seed: int) -> list[Row]:
         billion = (again.started.seconds() + created.seconds()) * BILLION / samples
         name = "a billion samples: start and job creation, extrapolated as if all of both grew with them"
         rows.append(Row(name, f"{billion:.1f} s", "< 30 s", billion < 30))
-    other = fleet_measures(folder, shards, job(seed=seed, dataset={"filter": OTHER_FILTER}))
-    ratio = other.cpu_s / measured.cpu_s
-    title = f"another filter, by {PEERS} peers: CPU time of all over that of one server"
-    rows.append(Row(title, f"{ratio:.2f} x, {other.wall_s:.1f} s", f"<= {TOGETHER} x", ratio <= TOGETHER))
     return rows
-
-
-def fleet_measures(folder: Path, shards: Path, data: Data) -> Took:
-    """What it takes until all servers of a fleet know a job whose filter none of them has measured."""
-    addresses = [f"127.0.0.1:{FIRST_PORT + number}" for number in range(PEERS)]
-    with ExitStack() as stack, ThreadPoolExecutor(PEERS) as pool:
-        peers = ",".join(addresses)
-        fleet = [stack.enter_context(server(folder / a, shards, a, peers)) for a in addresses]
-        time.sleep(MEETING_S)
-        took = list(pool.map(lambda one: one.create(data)[0], fleet))
-    return Took(max(t.wall_s for t in took), sum(t.cpu_s for t in took))
 
 
 def main() -> int:

@@ -53,7 +53,6 @@ LIMITS: dict[str, dict[str, int]] = {
     "dataserver/serving/errors.py": {"MAX_TEXT_BYTES": 1500},
     "dataserver/serving/limits.py": {"MAX_MESSAGE_BYTES": 4 * MIB},
     "dataserver/serving/metrics_endpoint.py": {"MAX_CONNECTIONS": 16},
-    "dataserver/serving/peers/measure_message.py": {"MAX_SUM": 9_007_199_254_740_992},
     "dataserver/serving/peers/fetching.py": {"MAX_REASON_CHARS": 400},
     "dataserver/serving/peers/standing.py": {"MAX_DISTRUSTED": 1024},
     "dataserver/serving/peers/peer.py": {"MAX_PLAN_BYTES": 32 * MIB},

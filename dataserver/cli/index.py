@@ -8,7 +8,7 @@ import tyro
 from dataserver.cli.arguments import MaybeInt, MaybePath, tokenizer_files
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import KINDS, Dataset, build_index, count_tokens
-from dataserver.jobs import Rules, keep_measure
+from dataserver.jobs import Rules, index_statistics
 from dataserver.planning.jobspec import Sizing
 from dataserver.preprocessing import BYTES, Tokenizer, load_tokenizer
 
@@ -60,5 +60,5 @@ def _index_one(path: Path, index_dir: Path | None, workers: int | None, tokenize
     dataset = Dataset.open(path, index_dir)
     for tokenizer in tokenizers if path.is_dir() else ():
         with progress_bar(f"measuring with {tokenizer.name} tokens") as report:
-            keep_measure(dataset, Rules(tokenizer.digest, Sizing()), report, workers)
+            index_statistics(dataset, Rules(tokenizer.digest, Sizing()), report, workers)
     print(f"  fingerprint  {dataset.fingerprint}", flush=True)

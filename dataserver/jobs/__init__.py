@@ -5,17 +5,16 @@ from dataserver.jobs.errors import (
     DatasetMismatchError,
     DatasetUnknownError,
     FillingError,
-    MeasuringError,
+    StatisticsPendingError,
     TokenizerUnknownError,
 )
 from dataserver.jobs.filling import fill_job
 from dataserver.jobs.histogram import size_histogram, thinned
 from dataserver.jobs.kept import Kept
-from dataserver.jobs.measures import keep_measure
-from dataserver.jobs.measuring import Rules, measure_shards
 from dataserver.jobs.once import OnceCache
 from dataserver.jobs.planner import Fetch, JobPlanner
-from dataserver.jobs.runs import MeasuredRun, NoSuchRunError, Owners, Runs
+from dataserver.jobs.shard_statistics import Rules
+from dataserver.jobs.statistics_cache import index_statistics
 from dataserver.jobs.turns import Turns, Unwanted, UnwantedError, always_wanted
 
 __all__ = [
@@ -26,21 +25,16 @@ __all__ = [
     "FillingError",
     "JobPlanner",
     "Kept",
-    "MeasuredRun",
-    "MeasuringError",
-    "NoSuchRunError",
     "OnceCache",
-    "Owners",
     "Rules",
-    "Runs",
+    "StatisticsPendingError",
     "TokenizerUnknownError",
     "Turns",
     "Unwanted",
     "UnwantedError",
     "always_wanted",
     "fill_job",
-    "keep_measure",
-    "measure_shards",
+    "index_statistics",
     "quarantine_digest",
     "size_histogram",
     "thinned",

@@ -79,27 +79,6 @@ class Catalog:
             )
         return dataset
 
-    def dataset_of(self, fingerprint: str, quarantine: str) -> Dataset:
-        """A dataset of some content, by whatever name.
-
-        Raises:
-            DatasetUnknownError: none has that fingerprint, and that quarantine list unless the digest is empty.
-        """
-        for dataset in self.datasets.values():
-            if dataset.fingerprint == fingerprint and quarantine in ("", quarantine_digest(dataset)):
-                return dataset
-        listed = f" and quarantine list {quarantine[:64]!r}" if quarantine else ""
-        raise DatasetUnknownError(f"no dataset here has fingerprint {fingerprint[:64]!r}{listed}")
-
-    def check_digest(self, digest: str) -> None:
-        """Find out whether a tokenizer of that digest is here.
-
-        Raises:
-            TokenizerUnknownError: none has it.
-        """
-        if digest not in {tokenizer.digest for tokenizer in self.tokenizers.values()}:
-            raise TokenizerUnknownError(f"no tokenizer here has digest {digest[:64]!r}")
-
     def named_dataset(self, name: str) -> Dataset:
         """The dataset of that name.
 

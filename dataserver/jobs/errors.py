@@ -19,5 +19,5 @@ class FillingError(JobSpecError):
     """What an incomplete job states is at odds with what would be filled in, or leaves several choices."""
 
 
-class MeasuringError(Exception):
-    """A dataset is measured for a job, which takes a while; the message says how far it is."""
+class StatisticsPendingError(Exception):
+    """Statistics of a dataset are computed for a job, which takes a while; the message says how far it is."""

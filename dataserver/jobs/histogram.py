@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from dataserver.dataset import Dataset, compile_filter
-from dataserver.jobs.measuring import Rules, columns_of, kept_rows
+from dataserver.jobs.shard_statistics import Rules, columns_of, rows_left
 from dataserver.planning.samples import row_sums
 from dataserver.planning.sizing import patch_grids
 
@@ -28,14 +28,14 @@ def size_histogram(dataset: Dataset, rules: Rules, progress: Callable[[int, int]
         TokensMissingError: a shard is not counted for the tokenizer; names the command.
         DatasetError: an index cannot be read.
     """
-    keep, found = compile_filter(rules.filter) if rules.filter else None, Counter[Size]()
+    compiled, found = compile_filter(rules.filter) if rules.filter else None, Counter[Size]()
     for number, shard in enumerate(dataset.shards, 1):
         columns = columns_of(shard, rules.tokenizer_digest)
         rows, columns_of_grid = patch_grids(columns.image_width, columns.image_height, rules.sizing)
         patches = (rows.astype(np.int64) * columns_of_grid).tolist()
         texts = row_sums(columns.text_tokens, columns.text_offsets).tolist()
         offsets = columns.image_offsets.tolist()
-        for row in kept_rows(shard, keep, rules.quarantine).tolist():
+        for row in rows_left(shard, compiled, rules.quarantine).tolist():
             found[_leading(texts[row]), tuple(patches[offsets[row] : offsets[row + 1]])] += 1
         progress(number, len(dataset.shards))
     return found
@@ -55,10 +55,10 @@ def thinned(found: Counter[Size], most: int = MOST_SIZES) -> Counter[Size]:
     total = int(ends[-1]) - len(largest)
     bounds = np.arange(number + 1) * total // number
     chosen = np.searchsorted(ends, (bounds[:-1] + bounds[1:]) // 2, side="right")
-    kept = Counter(largest)
+    left = Counter(largest)
     for at, count in zip(chosen.tolist(), np.diff(bounds).tolist(), strict=True):
-        kept[sizes[at]] += count
-    return kept
+        left[sizes[at]] += count
+    return left
 
 
 def _leading(tokens: int) -> int:

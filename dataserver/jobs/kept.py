@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from dataserver.dataset import LruCache
-from dataserver.jobs.measures import Measures
 from dataserver.jobs.once import OnceCache
-from dataserver.jobs.runs import Owners
 from dataserver.jobs.sizes import memory_of
+from dataserver.jobs.statistics_cache import StatisticsCache
 from dataserver.planning.gathering import Window
 from dataserver.planning.identity import Job
 from dataserver.planning.plan import StepPlan
@@ -25,17 +24,14 @@ CUTS_BYTES: Final = 8 << 20
 class Kept:
     """Sized tables of shards, which jobs of one stream share, and plans of steps. Thread-safe."""
 
-    def __init__(
-        self, num_bytes: int = KEPT_BYTES, cache_dir: Path | None = None, owners: Owners | None = None
-    ) -> None:
+    def __init__(self, num_bytes: int = KEPT_BYTES, cache_dir: Path | None = None) -> None:
         """Keep nothing yet.
 
         Args:
             num_bytes: how much memory is used at most, besides what is in use.
-            cache_dir: where measures are kept on disk; nowhere by default.
-            owners: the servers of the fleet that measure for each other; this one alone by default.
+            cache_dir: where statistics of shards are cached on disk; nowhere by default.
         """
-        self.measures = Measures(cache_dir, owners)
+        self.statistics = StatisticsCache(cache_dir)
         third = num_bytes // 3
         self.tables = LruCache[ShardTable](third, memory_of)
         """By stream, dataset and shard."""

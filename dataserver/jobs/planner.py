@@ -42,7 +42,7 @@ class JobPlanner:
         fetch: Fetch | None = None,
         patience_s: float = float("inf"),
     ) -> None:
-        """Lay out the axes from measures of the datasets, which are made if there are none.
+        """Lay out the axes from statistics of the datasets, which are computed if there are none.
 
         Args:
             job: the job.
@@ -52,10 +52,10 @@ class JobPlanner:
             unwanted: whether nobody waits for the planner any more.
             planned: told of each plan that was made, with the seconds it took, turns of other jobs included.
             fetch: asked for each plan before it is made.
-            patience_s: time to wait for a measure.
+            patience_s: time to wait for statistics.
 
         Raises:
-            MeasuringError: a measure takes longer; it is made all the same, so ask again.
+            StatisticsPendingError: they take longer; they are computed all the same, so ask again.
             JobSpecError: samples are of a kind that the job's modules do not handle, or a step is too large to plan.
             TokensMissingError: a dataset is not counted for the job's tokenizer; names the command.
             FilterError: a filter does not fit the dataset's columns.
@@ -71,12 +71,12 @@ class JobPlanner:
         self._turns = Turns() if turns is None else turns
         self._planned = planned
         self._fetch = fetch
-        measures = [
-            self._kept.measures.get(dataset, self._tables.rules(number), unwanted, patience_s)
+        statistics = [
+            self._kept.statistics.get(dataset, self._tables.rules(number), unwanted, patience_s)
             for number, dataset in enumerate(datasets)
         ]
         try:
-            self._order = self.in_turn(lambda: self._lay_out(measures), unwanted)
+            self._order = self.in_turn(lambda: self._lay_out(statistics), unwanted)
         except ValueError as error:
             if type(error) in (ValueError, PlanLimitError):  # of the planner's limits, which know no job
                 raise JobSpecError(str(error)) from error
@@ -146,21 +146,21 @@ class JobPlanner:
     def _windows(self, span: Span) -> Iterator[Window]:
         return self._tables.windows(self._order, span)
 
-    def _lay_out(self, measures: Sequence[Measure]) -> StreamOrder:
+    def _lay_out(self, statistics: Sequence[Measure]) -> StreamOrder:
         from dataserver.planning.layout import layout_of  # with the simulator, which servers load with their first job
 
         limits = layout_of(self.job.spec.execution).limits(self.job.spec)
-        lengths = [self._lengths(dataset, measure, limits) for dataset, measure in enumerate(measures)]
+        lengths = [self._lengths(dataset, found, limits) for dataset, found in enumerate(statistics)]
         order = StreamOrder(self.job.stream, self.job.spec.execution.end, lengths)
-        counts = ([int(m.samples.sum()) for m in measures], [int(m.images.sum()) for m in measures])
+        counts = ([int(s.samples.sum()) for s in statistics], [int(s.images.sum()) for s in statistics])
         check_contents(self.job.spec, *(order.in_step(number) for number in counts))
         limits.check(order.repeats(self.job.stream.contrastive_batch or 1))
         return order
 
-    def _lengths(self, dataset: int, measure: Measure, limits: "Limits") -> I64:
-        """The length of each shard on its dataset's axis, int64 [shards]; what its measure leaves open is looked at."""
-        lengths, certain = axis_lengths(self.job.stream, measure)
-        clear = limits.add_measured(dataset, measure)
+    def _lengths(self, dataset: int, statistics: Measure, limits: "Limits") -> I64:
+        """The length of each shard on its dataset's axis, int64 [shards]; what statistics leave open is looked at."""
+        lengths, certain = axis_lengths(self.job.stream, statistics)
+        clear = limits.add_measured(dataset, statistics)
         for shard in np.flatnonzero(~(certain & clear)).tolist():
             pace()
             table = self._tables.table(dataset, shard)

@@ -7,7 +7,7 @@ from typing import Final
 
 from dataserver.dataset import Dataset, DatasetError, Filter, FilterError, compile_filter
 from dataserver.jobs.kept import Kept
-from dataserver.jobs.measuring import Rules, columns_of, kept_rows
+from dataserver.jobs.shard_statistics import Rules, columns_of, rows_left
 from dataserver.jobs.sizes import memory_of
 from dataserver.planning.gathering import Window, gather_window, size_rows
 from dataserver.planning.identity import Job
@@ -60,12 +60,13 @@ class ShardTables:
 
         def table(shard: int) -> ShardTable:
             found = self.table(span.dataset, shard)
-            length, measured = int(units_of(order.stream, found).sum()), order.length_of(span.dataset, shard)
-            if length != measured:
+            length, expected = int(units_of(order.stream, found).sum()), order.length_of(span.dataset, shard)
+            if length != expected:
                 raise DatasetError(
-                    f"{self.where(span.dataset, shard)}: its samples take {length} units of the axis, and it was "
-                    f"measured as {measured}, so that steps would begin elsewhere than on other servers: empty the "
-                    "folder that --cache-dir names, remove disttrain.measure-* beside the index, and restart the server"
+                    f"{self.where(span.dataset, shard)}: its samples take {length} units of the axis, and its "
+                    f"statistics say {expected}, so that steps would begin elsewhere than on other servers: empty the "
+                    "folder that --cache-dir names, remove disttrain.statistics-* beside the index, and restart the "
+                    "server"
                 )
             return found
 
@@ -105,12 +106,12 @@ class ShardTables:
         opened = self._datasets[dataset]
         source = opened.shards[shard]
         quarantine = opened.quarantine if self._stream.datasets[dataset].quarantine else None
-        row = kept_rows(source, self._filters[dataset], quarantine)
+        row = rows_left(source, self._filters[dataset], quarantine)
         columns = columns_of(source, self._stream.tokenizer.digest)
         return size_rows(self._stream, columns, row, self.where(dataset, shard))
 
     def rules(self, dataset: int) -> Rules:
-        """What a measure of a dataset depends on."""
+        """What the statistics of a dataset depend on."""
         spec, opened = self._stream.datasets[dataset], self._datasets[dataset]
         quarantine = opened.quarantine if spec.quarantine else None
         return Rules(self._stream.tokenizer.digest, self._stream.sizing, spec.filter, quarantine)

@@ -10,7 +10,7 @@ in which the images of pairs are counted by size: the nominal tokens of a pair o
 t + ((i + 4) (d - n) + (2 + q) n) // d, generation having the share n / d and q query tokens, while nothing is cut.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
@@ -156,50 +156,6 @@ def join_measures(parts: Sequence[Measure]) -> Measure:
         else:
             joined[field.name] = np.concatenate(found)
     return Measure(**joined)
-
-
-def problem_of(measure: Measure, num_samples: I64) -> str:
-    """What tells that these are no measures of shards of so many samples, int64 [s]; empty where nothing does.
-
-    Measures that others made are looked at like this. What it lets pass holds sums that no sample belies.
-    """
-    others, listed = measure.samples - measure.pairs, np.minimum(measure.pairs, LISTED)
-    lists, counts = measure.pair_images, measure.pair_image_counts
-    if not (len(measure) == len(num_samples) and (measure.samples <= num_samples).all() and (others >= 0).all()):
-        return "its shards have more samples than there are"
-    if not np.array_equal(lists.at, counts.at) or (counts.values < 1).any():
-        return "its sizes of images are not counted"
-    if not np.array_equal(counts.sums(counts.values), measure.pairs) or (measure.images < measure.pairs).any():
-        return "its pairs are not as many as their images"
-    if not all(np.array_equal(np.diff(x.at), listed) for x in (measure.long_texts, measure.long_images)):
-        return f"it does not list the {LISTED} longest pairs of each shard"
-    if not np.array_equal(np.diff(measure.long_others.at), np.minimum(others, LISTED)):
-        return f"it does not list the {LISTED} longest other samples of each shard"
-    ordered = (lists, 1), (measure.long_texts, -1), (measure.long_others, -1)
-    if not all(_is_ordered(x, sign) for x, sign in ordered):
-        return "its lists are not in order"
-    if (measure.long_texts.sums(measure.long_texts.values) > measure.pair_text).any():
-        return "its longest texts are longer than all together"
-    return ""
-
-
-def equal_measures(one: Measure, other: Measure) -> bool:
-    """Whether two measures say the same."""
-    return all(np.array_equal(a, b) for a, b in zip(_arrays(one), _arrays(other), strict=True))
-
-
-def _arrays(measure: Measure) -> Iterator[I64]:
-    for field in fields(Measure):
-        part = getattr(measure, field.name)
-        yield from (part.at, part.values) if isinstance(part, Lists) else (part,)
-
-
-def _is_ordered(lists: Lists, sign: int) -> bool:
-    """Whether each list ascends, each value once, or descends (-1)."""
-    steps = np.diff(lists.values) * sign
-    inner = np.ones(len(lists.values) + 1, np.bool_)
-    inner[lists.at] = False  # from the end of a list to the beginning of the next one
-    return bool((steps[inner[1:-1]] >= (sign > 0)).all())
 
 
 def measure_rows(sizing: Sizing, columns: ShardColumns, row: I64) -> Measure:

@@ -15,7 +15,7 @@ from dataserver.dataset import DatasetError, FilterError, ShardReadError, StaleI
 from dataserver.jobs import (
     DatasetMismatchError,
     DatasetUnknownError,
-    MeasuringError,
+    StatisticsPendingError,
     TokenizerUnknownError,
     UnwantedError,
 )
@@ -72,7 +72,7 @@ ERROR_TABLE: Mapping[ErrorReason.ValueType, ErrorRule] = MappingProxyType(
         errors_pb2.ERROR_REASON_TOO_MANY_CALLS: ErrorRule(_CODE.RESOURCE_EXHAUSTED, _RETRY),
         errors_pb2.ERROR_REASON_METHOD_UNKNOWN: ErrorRule(_CODE.UNIMPLEMENTED, _ANOTHER_SERVER),
         errors_pb2.ERROR_REASON_SAMPLE_UNKNOWN: ErrorRule(_CODE.NOT_FOUND, _GIVE_UP),
-        errors_pb2.ERROR_REASON_MEASURING: ErrorRule(_CODE.UNAVAILABLE, _RETRY),
+        errors_pb2.ERROR_REASON_STATISTICS_PENDING: ErrorRule(_CODE.UNAVAILABLE, _RETRY),
     }
 )
 """Frozen: clients act on it."""
@@ -115,7 +115,7 @@ _REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
         FilterError: errors_pb2.ERROR_REASON_JOB_INVALID,
         ShardReadError: errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
         OSError: errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
-        MeasuringError: errors_pb2.ERROR_REASON_MEASURING,
+        StatisticsPendingError: errors_pb2.ERROR_REASON_STATISTICS_PENDING,
         UnwantedError: errors_pb2.ERROR_REASON_INTERNAL,  # for nobody: its client is gone
     }
 )

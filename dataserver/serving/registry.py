@@ -2,24 +2,13 @@
 
 import threading
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from disttrain.v1 import data_service_pb2, errors_pb2
 
 from dataserver.dataset import Dataset
-from dataserver.jobs import (
-    Catalog,
-    Fetch,
-    JobPlanner,
-    Kept,
-    MeasuredRun,
-    OnceCache,
-    Owners,
-    Rules,
-    Turns,
-    Unwanted,
-)
+from dataserver.jobs import Catalog, Fetch, JobPlanner, Kept, OnceCache, Turns, Unwanted
 from dataserver.planning.identity import Job
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
@@ -31,8 +20,8 @@ MAX_STEP_TIMES_BYTES: Final = 3 << 20
 REPORT_OVERHEAD_BYTES: Final = 64
 """Of the object that holds a report."""
 PATIENCE_S: Final = 5.0
-"""Time that a call waits for a measure of a dataset; then its client asks other servers, or this one again. Small
-datasets are measured in it, also where the cores are busy."""
+"""Time that a call waits for the statistics of a dataset; then its client asks other servers, or this one again. Those
+of small datasets are computed in it, also where the cores are busy."""
 JOBS_SHARE: Final = 1 / 4
 """Of the memory for jobs: their specifications, axes and reported times. The rest is for tables and plans."""
 
@@ -81,20 +70,13 @@ class ServedJob:
 class JobRegistry:
     """Jobs by id. The one used least recently is forgotten first, unless a stream has it; clients bring it again."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        config: ServerConfig,
-        metrics: Metrics,
-        fetch: Fetch | None = None,
-        owners: Owners | None = None,
-    ) -> None:
+    def __init__(self, catalog: Catalog, config: ServerConfig, metrics: Metrics, fetch: Fetch | None = None) -> None:
         self._catalog = catalog
         self._metrics = metrics
         self._fetch = fetch
         budget = int(config.job_bytes * JOBS_SHARE)
         self._jobs = OnceCache[str, ServedJob](budget, _memory)
-        self._kept = Kept(config.job_bytes - budget, config.cache_dir, owners)
+        self._kept = Kept(config.job_bytes - budget, config.cache_dir)
         self._turns = Turns(waiting=lambda: metrics.waiting(Stage.PLANNING_TURN))
 
     @property
@@ -115,7 +97,7 @@ class JobRegistry:
         """The job, made by the first caller while others that ask for the same one wait.
 
         Raises:
-            MeasuringError: a dataset has to be measured first, which goes on; ask again.
+            StatisticsPendingError: statistics of a dataset are computed first, which goes on; ask again.
             UnwantedError: the caller no longer waits. The job is made all the same while another one does.
             Exception: the job does not fit this server's datasets; nothing is kept then.
         """
@@ -136,27 +118,6 @@ class JobRegistry:
                 f"this server does not know job {job_id[:64]!r}; call GetOrCreateJob with its specification and repeat",
             )
         return served
-
-    def measured_run(
-        self, fingerprint: str, quarantine: str, rules: Rules, run: int, unwanted: Unwanted
-    ) -> MeasuredRun:
-        """The measure of a run of a dataset's shards, made here.
-
-        Args:
-            fingerprint: of the dataset.
-            quarantine: digest of its quarantine list; empty without one.
-            rules: what is kept and how it is sized, without that list.
-            run: which shards.
-            unwanted: whether the caller no longer waits.
-
-        Raises:
-            DatasetUnknownError, TokenizerUnknownError: the dataset or the tokenizer is not here.
-            Exception: as `Measures.run`.
-        """
-        dataset = self._catalog.dataset_of(fingerprint, quarantine)
-        self._catalog.check_digest(rules.tokenizer_digest)
-        listed = replace(rules, quarantine=dataset.quarantine if quarantine else None)
-        return self._kept.measures.run(dataset, listed, run, unwanted)
 
     def report(self, served: ServedJob, times: data_service_pb2.StepTimes) -> None:
         """Keep reported times with their job."""

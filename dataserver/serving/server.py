@@ -20,7 +20,6 @@ from dataserver.serving.limits import MAX_TRANSPORT_BYTES
 from dataserver.serving.metrics import Metrics, Snapshot
 from dataserver.serving.metrics_message import metrics_message
 from dataserver.serving.peers.fetching import PlanFetcher
-from dataserver.serving.peers.measure_fetching import MeasureFetcher
 from dataserver.serving.peers.membership import Peers
 from dataserver.serving.peers.peer import INSTANCE_BYTES
 from dataserver.serving.peers.service import PeerService
@@ -67,8 +66,7 @@ class DataServer:
         instance = secrets.token_bytes(INSTANCE_BYTES)
         self._peers = Peers(config.peers, instance) if config.peers else None
         fetch = None if self._peers is None else PlanFetcher(self._peers, self._metrics).fetch
-        owners = None if self._peers is None else MeasureFetcher(self._peers)
-        self._jobs = JobRegistry(catalog, config, self._metrics, fetch, owners)
+        self._jobs = JobRegistry(catalog, config, self._metrics, fetch)
         self._health = health.HealthServicer()
         self._lock = threading.Lock()
         self._drainer: threading.Thread | None = None

@@ -120,22 +120,22 @@ def test_patience_ends_at_its_limit_and_pauses_no_longer(monkeypatch: pytest.Mon
     assert raised(lambda: way.failed(error("again"))) == f"{problem}{hint}: a: again; b: lost b"
 
 
-def measuring(done: int) -> ClientError:
-    text = f"{done} of 9 shards are measured"
-    return DataServiceError("a", grpc.StatusCode.UNAVAILABLE, "MEASURING", text, ERROR_ACTION_RETRY)
+def computing(done: int) -> ClientError:
+    text = f"the statistics of {done} of 9 shards are computed"
+    return DataServiceError("a", grpc.StatusCode.UNAVAILABLE, "STATISTICS_PENDING", text, ERROR_ACTION_RETRY)
 
 
-def test_servers_that_measure_a_dataset_have_the_time_that_jobs_take(
+def test_servers_that_compute_statistics_have_the_time_that_jobs_take(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fleet = Trio(monkeypatch, 1, give_up=30.0, register=500.0)
     way = fleet.rotation()
     for done in range(9):
-        way.failed(measuring(done))
+        way.failed(computing(done))
         fleet.guard.now += 50
-    assert "a: answered MEASURING: 7 of 9 shards are measured" in caplog.text
+    assert "a: answered STATISTICS_PENDING: the statistics of 7 of 9 shards are computed" in caplog.text
     assert caplog.text.count("going to the next server") == 1, "said once, and every five seconds how far it is"
-    assert "no server could go on for 500 s" in raised(lambda: [way.failed(measuring(9)) for _ in range(20)])
+    assert "no server could go on for 500 s" in raised(lambda: [way.failed(computing(9)) for _ in range(20)])
     way.succeeded()
     way.failed(error("lost"))
     fleet.guard.now += 31

@@ -18,10 +18,7 @@ from fuzz.search import Search, kept
 from serving.harness import index, job_data
 from shards import write_pairs
 
-from dataserver.jobs import Rules
-from dataserver.planning.jobspec import Sizing
 from dataserver.serving.peers.build import build_id
-from dataserver.serving.peers.measure_message import measures_request
 
 TARGET = "requests"
 
@@ -60,8 +57,6 @@ class Target:
         stub = DataServiceStub(self.channel)
         job = stub.GetOrCreateJob(pb.GetOrCreateJobRequest(job_spec_json=self.job_text), timeout=TIMEOUT_S)
         times = pb.StepTimes(job_id=job.job_id, module="llm", stage=1, forward_ns=[5, 6], backward_ns=[7])
-        stream = json.loads(job.canonical_job_spec_json)["stream"]
-        rules = Rules(stream["tokenizer"]["digest"], Sizing(**stream["sizing"]))
         known = {
             "GetOrCreateJob": pb.GetOrCreateJobRequest(job_spec_json=job.canonical_job_spec_json),
             "StreamMicrobatches": pb.StreamMicrobatchesRequest(job_id=job.job_id, module="llm", tensors=["labels"]),
@@ -69,7 +64,6 @@ class Target:
             "ReportStepTimes": pb.ReportStepTimesRequest(times=times),
             "ListStepTimes": pb.ListStepTimesRequest(job_id=job.job_id),
             "FetchPlan": FetchPlanRequest(job_id=job.job_id, step=1, build=build_id()),
-            "FetchMeasures": measures_request(stream["datasets"][0]["fingerprint"], rules, 0, build_id()),
             "DescribeSamples": pb.DescribeSamplesRequest(dataset="pairs", samples=[0, 1]),
         }
         return [

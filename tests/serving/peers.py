@@ -84,23 +84,19 @@ def read_all(servers: Sequence[Running], job_id: str, view: tuple[str, int] = ("
 
 
 Answer = Callable[[pb.FetchPlanResponse], pb.FetchPlanResponse]
-Measured = Callable[[pb.FetchMeasuresResponse], pb.FetchMeasuresResponse]
 
 
 class Liar(PeerServiceServicer, DataServiceServicer):
-    """A peer that asks a real server for each plan and measure, and changes what that says."""
+    """A peer that asks a real server for each plan, and changes what that says."""
 
-    def __init__(self, truth: str, change: Answer, build: str, measured: Measured) -> None:
+    def __init__(self, truth: str, change: Answer, build: str) -> None:
         self._channel = grpc.insecure_channel(truth)
         self._truth = PeerServiceStub(self._channel)
         self._change = change
-        self._measured = measured
         self._instance = secrets.token_bytes(16)
         self._build = build
         self.asked: list[int] = []
         """Steps."""
-        self.runs: list[int] = []
-        """Runs of shards."""
 
     def Greet(self, _request: pb.GreetRequest, _: grpc.ServicerContext) -> pb.GreetResponse:  # noqa: N802
         return pb.GreetResponse(instance=self._instance, build=self._build)
@@ -108,12 +104,6 @@ class Liar(PeerServiceServicer, DataServiceServicer):
     def FetchPlan(self, request: pb.FetchPlanRequest, _: grpc.ServicerContext) -> pb.FetchPlanResponse:  # noqa: N802
         self.asked.append(request.step)
         return self._change(self._truth.FetchPlan(request, timeout=TIMEOUT_S))
-
-    def FetchMeasures(  # noqa: N802
-        self, request: pb.FetchMeasuresRequest, _: grpc.ServicerContext
-    ) -> pb.FetchMeasuresResponse:
-        self.runs.append(request.run)
-        return self._measured(self._truth.FetchMeasures(request, timeout=TIMEOUT_S))
 
     def GetOrCreateJob(  # noqa: N802
         self, _request: data_service_pb2.GetOrCreateJobRequest, _: grpc.ServicerContext
@@ -125,11 +115,9 @@ class Liar(PeerServiceServicer, DataServiceServicer):
 
 
 @contextmanager
-def lying(
-    truth: Running, change: Answer, build: str = "", measured: Measured = lambda answer: answer
-) -> Iterator[tuple[str, Liar]]:
+def lying(truth: Running, change: Answer, build: str = "") -> Iterator[tuple[str, Liar]]:
     """A liar and its address; `truth` has to know the jobs that it is asked for."""
-    liar = Liar(truth.address, change, build or build_id(), measured)
+    liar = Liar(truth.address, change, build or build_id())
     server = grpc.server(ThreadPoolExecutor(8))
     add_PeerServiceServicer_to_server(liar, server)  # type: ignore[no-untyped-call]
     add_DataServiceServicer_to_server(liar, server)  # type: ignore[no-untyped-call]

@@ -84,8 +84,13 @@ def test_what_the_error_of_a_call_means(code: grpc.StatusCode, source: PlanSourc
 
 
 def test_a_peer_that_says_why_it_cannot_answer_is_not_silent() -> None:
-    found = fetching.failure_of(Failure(grpc.StatusCode.UNAVAILABLE, "12 of 900 shards are measured", answered=True))
-    assert (found.source, str(found)) == (PlanSource.REFUSED, "UNAVAILABLE: 12 of 900 shards are measured")
+    found = fetching.failure_of(
+        Failure(grpc.StatusCode.UNAVAILABLE, "statistics of 12 of 900 shards are computed", answered=True)
+    )
+    assert (found.source, str(found)) == (
+        PlanSource.REFUSED,
+        "UNAVAILABLE: statistics of 12 of 900 shards are computed",
+    )
 
 
 def test_a_call_to_an_address_that_left_the_fleet_fails_as_one_that_is_silent(peer: Peer) -> None:
@@ -183,7 +188,7 @@ def test_one_plan_of_64_is_made_again() -> None:
 
 
 def test_a_build_is_the_release_and_every_module_that_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And every one that measures."""
+    """And every one that plans depend on."""
     monkeypatch.setattr("dataserver.planning.__path__", [str(tmp_path / "planning")])
     found = [build_id.__wrapped__()]
     for name, content in (

@@ -16,7 +16,7 @@ LONGEST_PAUSE_S = 5.0
 REPORT_EVERY_S = 5.0
 """While no server answers or goes on."""
 
-_MEASURING = "MEASURING"
+_STATISTICS_PENDING = "STATISTICS_PENDING"
 """Reason of servers that look at every sample of a dataset first: nothing is wrong with them."""
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Rotation:
         self._drained: set[int] = set()
         """Positions of servers that shut down in order, since the last progress."""
         self._rounds = 0
-        self._measuring = False
+        self._computing = False
         """Whether a server has to look at a dataset first, since the last progress."""
 
     @property
@@ -79,7 +79,7 @@ class Rotation:
         self._tried.clear()
         self._drained.clear()
         self._rounds = 0
-        self._measuring = False
+        self._computing = False
 
     def drained(self) -> None:
         """Move on from a server that shuts down in order; no failure, unless it says so again or no server is left."""
@@ -117,11 +117,11 @@ class Rotation:
                 raise error
             if len(self._refused) == len(self._fleet.endpoints):
                 raise FleetError("no server can do this", self._failures) from None
-        measuring = isinstance(error, DataServiceError) and error.reason == _MEASURING
-        self._measuring |= measuring
+        computing = isinstance(error, DataServiceError) and error.reason == _STATISTICS_PENDING
+        self._computing |= computing
         left = self._patience()
         # A refusal once, another failure once for each loss; servers may still be starting.
-        if known is None or (known != text and not measuring):
+        if known is None or (known != text and not computing):
             level = logging.WARNING if refused or self._fleet.reached else logging.INFO
             _log.log(level, "%s; going to the next server", text)
         self._move()
@@ -138,7 +138,7 @@ class Rotation:
         """
         reached, timeouts = self._fleet.reached, self._fleet.timeouts
         limit, since = (timeouts.give_up, self._failing_since) if reached else (timeouts.first_answer, self._began)
-        limit = max(limit, timeouts.register) if self._measuring else limit
+        limit = max(limit, timeouts.register) if self._computing else limit
         problem = "no server could go on" if reached else "no server could be reached"
         hint = "" if reached else "; check the addresses, and that `dataserver serve` runs there"
         now = time.monotonic()

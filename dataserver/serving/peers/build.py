@@ -1,4 +1,4 @@
-"""What code plans and measures here: plans and measures are fetched only from servers that have the same."""
+"""What code plans here: plans are fetched only from servers that have the same."""
 
 import hashlib
 from functools import cache
@@ -9,7 +9,7 @@ import dataserver.planning
 
 @cache
 def build_id() -> str:
-    """SHA-256 of the release and of every module that measures or plans, 64 hexadecimal digits."""
+    """SHA-256 of the release and of every module that plans, or that plans depend on, 64 hexadecimal digits."""
     from importlib.metadata import version  # loads a parser of mail
 
     digest = hashlib.sha256(f"disttrain {version('disttrain')}\n".encode())

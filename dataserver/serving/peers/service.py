@@ -8,14 +8,10 @@ from typing import Final
 import grpc
 from disttrain.v1 import errors_pb2
 from disttrain.v1 import peer_service_pb2 as pb
-from google.protobuf.message import Message
-from pydantic import ValidationError
 
-from dataserver.jobs import NoSuchRunError, OnceCache, Rules, Unwanted
-from dataserver.planning.jobspec import Sizing
+from dataserver.jobs import OnceCache, Unwanted
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.peers.build import build_id
-from dataserver.serving.peers.measure_message import measures_message
 from dataserver.serving.peers.peer import MAX_PLAN_BYTES
 from dataserver.serving.peers.plan_places import places_message
 from dataserver.serving.registry import JobRegistry
@@ -52,7 +48,7 @@ class PeerService:
     def FetchPlan(self, request: pb.FetchPlanRequest, context: grpc.ServicerContext) -> pb.FetchPlanResponse:
         """Hand out the plan of a step, made here and never fetched for it."""
         served = self._jobs.get(request.job_id)
-        _check_build(request.build, "a plan")
+        _check_build(request.build)
 
         def made(unwanted: Unwanted) -> _Answer:
             plan = served.planner.plan_here(request.step, unwanted)
@@ -60,40 +56,23 @@ class PeerService:
 
         key = request.job_id, request.step
         message = self._answers.get(key, made, lambda: not context.is_active()).message
-        _check_size(message, f"the plan of step {request.step}", "planned")
-        return message
-
-    def FetchMeasures(
-        self, request: pb.FetchMeasuresRequest, context: grpc.ServicerContext
-    ) -> pb.FetchMeasuresResponse:
-        """Hand out the measure of a run of shards, made here."""
-        _check_build(request.build, "measures")
-        try:
-            sizing = Sizing(patch=request.patch, merge=request.merge, max_patches=request.max_patches)
-            rules = Rules(request.tokenizer, sizing, request.filter)
-            found = self._jobs.measured_run(
-                request.fingerprint, request.quarantine, rules, request.run, lambda: not context.is_active()
-            )
-        except (ValidationError, NoSuchRunError) as error:
-            raise DataServiceError(errors_pb2.ERROR_REASON_REQUEST_INVALID, str(error)) from error
-        message = measures_message(found, build_id())
-        _check_size(message, f"the measure of run {request.run}", "measured")
+        _check_size(message, request.step)
         return message
 
 
-def _check_build(build: str, what: str) -> None:
+def _check_build(build: str) -> None:
     if build != build_id():
         raise DataServiceError(
             errors_pb2.ERROR_REASON_VERSION_UNSUPPORTED,
-            f"build {build[:64]!r} asks for {what}, and this server is build {build_id()}: install the same release "
+            f"build {build[:64]!r} asks for a plan, and this server is build {build_id()}: install the same release "
             "on all servers of the fleet",
         )
 
 
-def _check_size(message: Message, what: str, done: str) -> None:
+def _check_size(message: pb.FetchPlanResponse, step: int) -> None:
     if message.ByteSize() > MAX_PLAN_BYTES:
         raise DataServiceError(
             errors_pb2.ERROR_REASON_SERVER_LIMIT,
-            f"{what} takes {message.ByteSize()} bytes, more than the {MAX_PLAN_BYTES} that servers send each other: it "
-            f"is {done} by each",
+            f"the plan of step {step} takes {message.ByteSize()} bytes, more than the {MAX_PLAN_BYTES} that servers "
+            "send each other: it is planned by each",
         )

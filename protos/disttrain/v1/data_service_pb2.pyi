@@ -12,7 +12,7 @@ Rules that hold for every call:
  * Ids, digests and hashes are taken from answers and compared; a client never needs to compute one.
  * Messages stay below every language's default limit of 4 MiB, in both directions.
  * Deadlines are the client's; the server sets none. GetOrCreateJob may have to look at every sample of
-   the datasets the first time, and answers MEASURING until that is done; GetPlan and the first microbatch of a step wait for a plan; all else answers at once. A
+   the datasets the first time, and answers STATISTICS_PENDING until that is done; GetPlan and the first microbatch of a step wait for a plan; all else answers at once. A
    stream lasts as long as the job: give it no deadline, but watch for the time since its last message.
  * Keepalive: pings are permitted at most once a second, with or without calls in flight, and the server sends its own
    every 30 s. A client that pings every 2 s and waits 5 s for the answer notices a lost server in time.

@@ -143,7 +143,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNIMPLEMENTED, ANOTHER_SERVER: the server has no such method; it may run an older release."""
     ERROR_REASON_SAMPLE_UNKNOWN: _ErrorReason.ValueType  # 25
     """NOT_FOUND, GIVE_UP: the dataset has no sample of that number."""
-    ERROR_REASON_MEASURING: _ErrorReason.ValueType  # 26
+    ERROR_REASON_STATISTICS_PENDING: _ErrorReason.ValueType  # 26
     """UNAVAILABLE, RETRY: the server looks at every sample of a dataset once, for a filter or sizes that it was not asked for
     before, and goes on with it; the message says how far it is. A server that knows the job answers at once.
     """
@@ -211,7 +211,7 @@ ERROR_REASON_METHOD_UNKNOWN: ErrorReason.ValueType  # 24
 """UNIMPLEMENTED, ANOTHER_SERVER: the server has no such method; it may run an older release."""
 ERROR_REASON_SAMPLE_UNKNOWN: ErrorReason.ValueType  # 25
 """NOT_FOUND, GIVE_UP: the dataset has no sample of that number."""
-ERROR_REASON_MEASURING: ErrorReason.ValueType  # 26
+ERROR_REASON_STATISTICS_PENDING: ErrorReason.ValueType  # 26
 """UNAVAILABLE, RETRY: the server looks at every sample of a dataset once, for a filter or sizes that it was not asked for
 before, and goes on with it; the message says how far it is. A server that knows the job answers at once.
 """

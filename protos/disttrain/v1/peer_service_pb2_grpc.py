@@ -45,11 +45,6 @@ class PeerServiceStub(object):
                 request_serializer=disttrain_dot_v1_dot_peer__service__pb2.FetchPlanRequest.SerializeToString,
                 response_deserializer=disttrain_dot_v1_dot_peer__service__pb2.FetchPlanResponse.FromString,
                 _registered_method=True)
-        self.FetchMeasures = channel.unary_unary(
-                '/disttrain.v1.PeerService/FetchMeasures',
-                request_serializer=disttrain_dot_v1_dot_peer__service__pb2.FetchMeasuresRequest.SerializeToString,
-                response_deserializer=disttrain_dot_v1_dot_peer__service__pb2.FetchMeasuresResponse.FromString,
-                _registered_method=True)
 
 
 class PeerServiceServicer(object):
@@ -73,16 +68,6 @@ class PeerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def FetchMeasures(self, request, context):
-        """What a run of shards holds under the rules of a stream, from the server that owns it: as for FetchPlan, with the id of the
-        measure in place of the job's, and the run in place of the step. The asked server measures it, and all other runs that it
-        owns, and never asks further. VERSION_UNSUPPORTED if it has another build; DATASET_UNKNOWN if it does not have the dataset,
-        or has it with another quarantine list.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,11 +80,6 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.FetchPlan,
                     request_deserializer=disttrain_dot_v1_dot_peer__service__pb2.FetchPlanRequest.FromString,
                     response_serializer=disttrain_dot_v1_dot_peer__service__pb2.FetchPlanResponse.SerializeToString,
-            ),
-            'FetchMeasures': grpc.unary_unary_rpc_method_handler(
-                    servicer.FetchMeasures,
-                    request_deserializer=disttrain_dot_v1_dot_peer__service__pb2.FetchMeasuresRequest.FromString,
-                    response_serializer=disttrain_dot_v1_dot_peer__service__pb2.FetchMeasuresResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -157,33 +137,6 @@ class PeerService(object):
             '/disttrain.v1.PeerService/FetchPlan',
             disttrain_dot_v1_dot_peer__service__pb2.FetchPlanRequest.SerializeToString,
             disttrain_dot_v1_dot_peer__service__pb2.FetchPlanResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def FetchMeasures(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/disttrain.v1.PeerService/FetchMeasures',
-            disttrain_dot_v1_dot_peer__service__pb2.FetchMeasuresRequest.SerializeToString,
-            disttrain_dot_v1_dot_peer__service__pb2.FetchMeasuresResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,4 +1,4 @@
-"""Measures of real datasets: made once, kept on disk, made again where the disk does not have them as they were."""
+"""Statistics of real datasets: computed once, cached on disk, and again where the disk has them otherwise."""
 
 import multiprocessing
 import os
@@ -17,11 +17,11 @@ from shards import write_interleaved, write_pairs, write_texts
 
 from dataserver.dataset import Dataset, Quarantine, Shard, TokensMissingError, build_index, count_tokens
 from dataserver.dataset.arrays import read_arrays, write_arrays
-from dataserver.jobs import measures, measuring, runs
-from dataserver.jobs.errors import MeasuringError
-from dataserver.jobs.measures import Measures, beside_indexes, keep_measure
-from dataserver.jobs.measuring import Rules, measure_shards
-from dataserver.jobs.turns import UnwantedError, always_wanted
+from dataserver.jobs import shard_statistics, statistics_cache
+from dataserver.jobs.errors import StatisticsPendingError
+from dataserver.jobs.shard_statistics import Rules, compute_statistics
+from dataserver.jobs.statistics_cache import StatisticsCache, beside_indexes, index_statistics
+from dataserver.jobs.turns import UnwantedError
 from dataserver.planning.jobspec import Sizing
 from dataserver.planning.measure import Lists, Measure
 from dataserver.preprocessing.tokens import load_tokenizer
@@ -46,20 +46,20 @@ def dataset(tmp_path: Path) -> Dataset:
 
 
 @pytest.fixture(autouse=True)
-def _always_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measures, "KEPT_FROM_S", -1.0)
+def _always_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics_cache, "STORED_FROM_S", -1.0)
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the shards that were measured."""
+    """Names of the shards whose statistics were computed."""
     names: list[str] = []
 
     def noted(shards: Sequence[Shard], *arguments: Any) -> list[Measure]:
         names.extend(shard.name for shard in shards)
-        return measure_shards(shards, *arguments)
+        return compute_statistics(shards, *arguments)
 
-    monkeypatch.setattr(measures, "measure_shards", noted)
+    monkeypatch.setattr(statistics_cache, "compute_statistics", noted)
     return names
 
 
@@ -72,46 +72,46 @@ def same(one: Measure, other: Measure) -> bool:
 
 
 @pytest.mark.parametrize("rules", [PLAIN, FILTERED])
-def test_a_measure_is_made_once_and_found_after_a_restart(
+def test_statistics_are_computed_once_and_found_after_a_restart(
     dataset: Dataset, rules: Rules, made: list[str], tmp_path: Path
 ) -> None:
-    first = Measures(tmp_path / "cache").get(dataset, rules)
+    first = StatisticsCache(tmp_path / "cache").get(dataset, rules)
     assert len(made) == 9
-    again = Measures(tmp_path / "cache")
+    again = StatisticsCache(tmp_path / "cache")
     assert same(again.get(dataset, rules), first)
     assert same(again.get(dataset, rules), first)
     assert len(made) == 9
-    assert same(Measures().get(dataset, rules), first)
+    assert same(StatisticsCache().get(dataset, rules), first)
     assert len(made) == 18, "without a folder it is made by every server"
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_rules_have_measures_of_their_own(dataset: Dataset, made: list[str], tmp_path: Path) -> None:
+def test_rules_have_statistics_of_their_own(dataset: Dataset, made: list[str], tmp_path: Path) -> None:
     listed = Quarantine.from_samples([(dataset.shards[0].name, dataset.shards[0].keys()[1])])
-    kept = Measures(tmp_path)
+    cache = StatisticsCache(tmp_path)
     nothing = Rules(BYTES.digest, Sizing(), "width < 1")
     all_rules = (PLAIN, FILTERED, Rules(BYTES.digest, Sizing(), "", listed), nothing)
-    counts = [int(kept.get(dataset, rules).samples.sum()) for rules in all_rules]
+    counts = [int(cache.get(dataset, rules).samples.sum()) for rules in all_rules]
     assert counts[0] == 56
     assert 0 < counts[1] < 40
     assert counts[2:] == [55, 0]
     assert len(made) == 4 * 9
-    assert len(list(tmp_path.glob("measure-*"))) == 4
+    assert len(list(tmp_path.glob("statistics-*"))) == 4
 
 
-def test_indexing_leaves_a_measure_that_servers_take(dataset: Dataset, made: list[str], tmp_path: Path) -> None:
-    keep_measure(dataset, PLAIN, lambda *_: None, 1)
+def test_indexing_leaves_statistics_that_servers_take(dataset: Dataset, made: list[str], tmp_path: Path) -> None:
+    index_statistics(dataset, PLAIN, lambda *_: None, 1)
     assert len(made) == 9
     before = beside_indexes(dataset, PLAIN).stat().st_ino
-    keep_measure(dataset, PLAIN, lambda *_: None, 1)
+    index_statistics(dataset, PLAIN, lambda *_: None, 1)
     assert beside_indexes(dataset, PLAIN).stat().st_ino == before, "what is whole is not written again"
-    Measures(tmp_path / "cache").get(dataset, PLAIN)
+    StatisticsCache(tmp_path / "cache").get(dataset, PLAIN)
     assert len(made) == 9
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_dataset_that_grew_is_measured_where_it_is_new(dataset: Dataset, made: list[str], tmp_path: Path) -> None:
-    keep_measure(dataset, PLAIN, lambda *_: None, 1)
+def test_a_dataset_that_grew_is_looked_at_where_it_is_new(dataset: Dataset, made: list[str], tmp_path: Path) -> None:
+    index_statistics(dataset, PLAIN, lambda *_: None, 1)
     folder = dataset.index_folder
     for suffix in ("tar", "parquet"):
         (folder / f"00001.{suffix}").unlink()
@@ -120,25 +120,25 @@ def test_a_dataset_that_grew_is_measured_where_it_is_new(dataset: Dataset, made:
     write_texts(folder / "more", num_samples=3, shard_size=3, seed=9)
     grown = index(folder)
     made.clear()
-    expected = Measures().get(grown, Rules(BYTES.digest, Sizing(), "width < 9999 or not width < 9999"))
+    expected = StatisticsCache().get(grown, Rules(BYTES.digest, Sizing(), "width < 9999 or not width < 9999"))
     assert sorted(made) == [shard.name for shard in grown.shards]
     made.clear()
-    assert same(Measures().get(grown, PLAIN), expected)
+    assert same(StatisticsCache().get(grown, PLAIN), expected)
     assert made == ["more/00000.tar"]
     made.clear()
-    keep_measure(grown, PLAIN, lambda *_: None, 1)
+    index_statistics(grown, PLAIN, lambda *_: None, 1)
     assert made == ["more/00000.tar"]
     made.clear()
-    assert same(Measures().get(grown, PLAIN), expected)
+    assert same(StatisticsCache().get(grown, PLAIN), expected)
     assert made == []
 
 
 @pytest.mark.parametrize("change", ["cut", "flip", "version", "rules", "shape", "negative", "order", "missing"])
-def test_damaged_and_foreign_files_are_made_again(
+def test_damaged_and_foreign_files_are_computed_again(
     dataset: Dataset, change: str, made: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = Measures(tmp_path).get(dataset, FILTERED)
-    (path,) = tmp_path.glob("measure-*")
+    expected = StatisticsCache(tmp_path).get(dataset, FILTERED)
+    (path,) = tmp_path.glob("statistics-*")
     if change in ("cut", "flip"):
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] if change == "cut" else whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:])
@@ -159,12 +159,12 @@ def test_damaged_and_foreign_files_are_made_again(
             del arrays["images"]
         write_arrays(path, about, arrays)
     made.clear()
-    assert same(Measures(tmp_path).get(dataset, FILTERED), expected)
+    assert same(StatisticsCache(tmp_path).get(dataset, FILTERED), expected)
     assert len(made) == 9
     (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert f"{path}" in warning
-    assert "it is made again" in warning
-    assert same(Measures(tmp_path).get(dataset, FILTERED), expected)
+    assert "it is computed again" in warning
+    assert same(StatisticsCache(tmp_path).get(dataset, FILTERED), expected)
     assert len(made) == 9
 
 
@@ -172,9 +172,9 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(
     dataset: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    kept = Measures(tmp_path / "file" / "cache")
-    assert kept.get(dataset, PLAIN).samples.sum() == 56
-    assert kept.get(dataset, FILTERED).samples.sum() < 56
+    cache = StatisticsCache(tmp_path / "file" / "cache")
+    assert cache.get(dataset, PLAIN).samples.sum() == 56
+    assert cache.get(dataset, FILTERED).samples.sum() < 56
     (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert "or name another folder with --cache-dir" in warning
 
@@ -182,10 +182,10 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(
 def test_a_full_disk_costs_one_warning(dataset: Dataset, tmp_path: Path) -> None:
     """A process that may write no file of more than 100 bytes, as on a disk that is full."""
     program = (
-        "import logging, sys; from pathlib import Path; import test_measures as t\n"
-        "logging.basicConfig(); t.measures.KEPT_FROM_S = -1.0\n"
-        "dataset = t.Dataset.open(Path(sys.argv[1])); kept = t.Measures(Path(sys.argv[2]))\n"
-        "print(*(kept.get(dataset, rules).samples.sum() for rules in (t.PLAIN, t.FILTERED)))\n"
+        "import logging, sys; from pathlib import Path; import test_statistics_cache as t\n"
+        "logging.basicConfig(); t.statistics_cache.STORED_FROM_S = -1.0\n"
+        "dataset = t.Dataset.open(Path(sys.argv[1])); cache = t.StatisticsCache(Path(sys.argv[2]))\n"
+        "print(*(cache.get(dataset, rules).samples.sum() for rules in (t.PLAIN, t.FILTERED)))\n"
     )
 
     def limit() -> None:
@@ -200,7 +200,7 @@ def test_a_full_disk_costs_one_warning(dataset: Dataset, tmp_path: Path) -> None
         timeout=120,
     )
     assert ran.returncode == 0, ran.stderr
-    expected = [int(Measures().get(dataset, rules).samples.sum()) for rules in (PLAIN, FILTERED)]
+    expected = [int(StatisticsCache().get(dataset, rules).samples.sum()) for rules in (PLAIN, FILTERED)]
     assert [int(n) for n in ran.stdout.split()] == expected
     assert ran.stderr.count("WARNING") == 1
     assert "[Errno 27] File too large" in ran.stderr
@@ -208,13 +208,13 @@ def test_a_full_disk_costs_one_warning(dataset: Dataset, tmp_path: Path) -> None
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_two_callers_measure_once(dataset: Dataset, made: list[str]) -> None:
-    kept, barrier = Measures(), threading.Barrier(6)
+def test_two_callers_compute_once(dataset: Dataset, made: list[str]) -> None:
+    cache, barrier = StatisticsCache(), threading.Barrier(6)
     found: list[Measure] = []
 
     def ask() -> None:
         barrier.wait(timeout=20)
-        found.append(kept.get(dataset, FILTERED))
+        found.append(cache.get(dataset, FILTERED))
 
     threads = [threading.Thread(target=ask) for _ in range(6)]
     for thread in threads:
@@ -226,19 +226,19 @@ def test_two_callers_measure_once(dataset: Dataset, made: list[str]) -> None:
 
 
 class Held:
-    """Lets measuring go on shard by shard."""
+    """Lets computing go on shard by shard."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps = threading.Semaphore(0)
-        self.measured = 0
-        original = measuring.measure_rows
+        self.computed = 0
+        original = shard_statistics.measure_rows
 
         def held(*arguments: Any) -> Measure:
             assert self.steps.acquire(timeout=60)
-            self.measured += 1
+            self.computed += 1
             return original(*arguments)
 
-        monkeypatch.setattr(measuring, "measure_rows", held)
+        monkeypatch.setattr(shard_statistics, "measure_rows", held)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -251,98 +251,101 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_caller_without_patience_is_told_how_far_it_is(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    held, kept = Held(monkeypatch), Measures()
-    with pytest.raises(MeasuringError, match=r"0 of 9 shards are measured, which a new filter.* ask again"):
-        kept.get(dataset, PLAIN, patience_s=0.2)
+    held, cache = Held(monkeypatch), StatisticsCache()
+    with pytest.raises(StatisticsPendingError, match=r"0 of 9 shards are computed, which a new filter.* ask again"):
+        cache.get(dataset, PLAIN, patience_s=0.2)
     held.steps.release(4)
-    until(lambda: held.measured == 4)
-    with pytest.raises(MeasuringError, match=r"[34] of 9 shards are measured \(about \d+ s left\)"):
-        kept.get(dataset, PLAIN, patience_s=0.2)
+    until(lambda: held.computed == 4)
+    with pytest.raises(StatisticsPendingError, match=r"[34] of 9 shards are computed \(about \d+ s left\)"):
+        cache.get(dataset, PLAIN, patience_s=0.2)
     held.steps.release(100)
-    assert kept.get(dataset, PLAIN).samples.sum() == 56
-    assert held.measured == 9
+    assert cache.get(dataset, PLAIN).samples.sum() == 56
+    assert held.computed == 9
 
 
 def test_a_caller_that_leaves_and_work_that_nobody_asks_for(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    held, kept = Held(monkeypatch), Measures()
+    held, cache = Held(monkeypatch), StatisticsCache()
     with pytest.raises(UnwantedError):
-        kept.get(dataset, PLAIN, unwanted=lambda: True)
-    monkeypatch.setattr(runs, "FORGOTTEN_S", 0.0)
+        cache.get(dataset, PLAIN, unwanted=lambda: True)
+    monkeypatch.setattr(statistics_cache, "FORGOTTEN_S", 0.0)
     held.steps.release(100)
-    until(lambda: not kept._making)
-    assert held.measured < 9
+    until(lambda: not cache._pending)
+    assert held.computed < 9
     monkeypatch.undo()
-    assert kept.get(dataset, PLAIN).samples.sum() == 56
+    assert cache.get(dataset, PLAIN).samples.sum() == 56
 
 
 def test_what_fails_fails_for_all_and_is_tried_again(dataset: Dataset) -> None:
-    kept, other = Measures(), Rules("0" * 64, Sizing())
+    cache, other = StatisticsCache(), Rules("0" * 64, Sizing())
     for _ in range(2):
         with pytest.raises(TokensMissingError, match="is not counted"):
-            kept.get(dataset, other)
-
-
-def test_a_run_that_failed_once_is_measured_when_it_can_be(tmp_path: Path) -> None:
-    """For other servers, which ask again: its tokens were counted meanwhile."""
-    folder = write_texts(tmp_path / "texts", num_samples=6, shard_size=3)
-    build_index(folder, workers=1)
-    kept, dataset = Measures(), Dataset.open(folder)
-    with pytest.raises(TokensMissingError, match="is not counted"):
-        kept.run(dataset, PLAIN, 0, always_wanted)
-    count_tokens(folder, BYTES)
-    assert kept.run(dataset, PLAIN, 0, always_wanted).measure.samples.sum() == 6
+            cache.get(dataset, other)
 
 
 def test_processes_find_what_one_finds(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = Quarantine.from_samples([(s.name, s.keys()[0]) for s in dataset.shards[:3]])
     rules = Rules(BYTES.digest, Sizing(), "width >= 90", listed)
-    alone = measure_shards(dataset.shards, rules)
-    monkeypatch.setattr(measuring, "MANY", 2)
-    monkeypatch.setattr(measuring, "TASK", 2)
+    alone = compute_statistics(dataset.shards, rules)
+    monkeypatch.setattr(shard_statistics, "MANY", 2)
+    monkeypatch.setattr(shard_statistics, "TASK", 2)
     told: list[tuple[int, int]] = []
-    shared = measure_shards(dataset.shards, rules, lambda *told_now: told.append(told_now), workers=2)
+    shared = compute_statistics(dataset.shards, rules, lambda *told_now: told.append(told_now), workers=2)
     assert all(same(a, b) for a, b in zip(alone, shared, strict=True))
     assert (told[0], told[-1]) == ((0, 9), (9, 9))
     with pytest.raises(TokensMissingError, match="is not counted"):
-        measure_shards(dataset.shards, Rules("0" * 64, Sizing()), workers=2)
+        compute_statistics(dataset.shards, Rules("0" * 64, Sizing()), workers=2)
 
     def ended() -> None:
         raise UnwantedError
 
     with pytest.raises(UnwantedError):
-        measure_shards(dataset.shards, rules, look=ended, workers=2)
+        compute_statistics(dataset.shards, rules, look=ended, workers=2)
 
 
-def test_one_measure_at_a_time_has_processes(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "MANY", 2)
+def test_one_dataset_at_a_time_has_processes(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_statistics, "MANY", 2)
     rules = [Rules(BYTES.digest, Sizing(), f"width >= {n}") for n in (90, 91)]
-    expected = [measure_shards(dataset.shards, one, workers=1) for one in rules]
-    first = measuring.measure_tasks([[shard] for shard in dataset.shards], rules[0], workers=2)
-    parts = dict([next(first)])
-    looked, found = threading.Event(), list[list[Measure]]()
-    second = threading.Thread(target=lambda: found.append(measure_shards(dataset.shards, rules[1], look=looked.set)))
-    second.start()
-    assert looked.wait(60), "it waits, and whoever it is for may leave"
-    assert len(multiprocessing.active_children()) == 2
-    parts |= dict(first)
-    second.join(60)
-    assert all(same(parts[n][0], measure) for n, measure in enumerate(expected[0]))
-    assert all(same(a, b) for a, b in zip(found[0], expected[1], strict=True))
+    expected = [compute_statistics(dataset.shards, one, workers=1) for one in rules]
+    going, looked = threading.Event(), threading.Event()
+    found: dict[int, list[Measure]] = {}
+
+    def first(done: int, _total: int) -> None:
+        if done:
+            going.set()
+            assert looked.wait(60), "the other one waits, and whoever it is for may leave"
+
+    def other() -> None:
+        found[1] = compute_statistics(dataset.shards, rules[1], look=looked.set)
+
+    def one() -> None:
+        found[0] = compute_statistics(dataset.shards, rules[0], first, workers=2)
+
+    threads = [threading.Thread(target=one), threading.Thread(target=other)]
+    threads[0].start()
+    assert going.wait(60)
+    threads[1].start()
+    assert looked.wait(60)
+    assert len(multiprocessing.active_children()) <= 2
+    for thread in threads:
+        thread.join(60)
+    for number, made in found.items():
+        assert all(same(a, b) for a, b in zip(made, expected[number], strict=True))
+    assert found.keys() == {0, 1}
 
 
-def test_a_cache_folder_keeps_what_was_used_last(
+def test_a_cache_folder_has_what_was_used_last(
     dataset: Dataset, tmp_path: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measures, "KEPT_FILES", 2)
+    monkeypatch.setattr(statistics_cache, "STORED_FILES", 2)
     tmp_path /= "cache"
     rules = [Rules(BYTES.digest, Sizing(), f"width >= {n}") for n in range(3)]
     for number, one in enumerate(rules[:2]):
-        Measures(tmp_path).get(dataset, one)
+        StatisticsCache(tmp_path).get(dataset, one)
         for file in tmp_path.iterdir():
             os.utime(file, (number, number))
-    Measures(tmp_path).get(dataset, rules[0])
-    Measures(tmp_path).get(dataset, rules[2])
+    StatisticsCache(tmp_path).get(dataset, rules[0])
+    StatisticsCache(tmp_path).get(dataset, rules[2])
     made.clear()
-    Measures(tmp_path).get(dataset, rules[0])
+    StatisticsCache(tmp_path).get(dataset, rules[0])
     assert not made
     assert len(list(tmp_path.iterdir())) == 2

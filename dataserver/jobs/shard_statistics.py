@@ -1,4 +1,4 @@
-"""Measuring shards: their samples are looked at once, in processes of their own where there are many."""
+"""Statistics of shards: their samples are looked at once, in processes of their own where there are many."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ Progress = Callable[[int, int], object]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Which samples of a shard are kept, and how they are sized: all that a measure depends on beside the shard."""
+    """Which samples of a shard are served, and how they are sized: what its statistics depend on beside the shard."""
 
     tokenizer_digest: str
     sizing: Sizing
@@ -55,7 +55,7 @@ class Rules:
         return [self.tokenizer_digest, *grid, self.filter, self.quarantine.digest if self.quarantine else ""]
 
 
-def measure_shards(
+def compute_statistics(
     shards: Sequence[Shard],
     rules: Rules,
     progress: Progress = lambda _done, _total: None,
@@ -67,7 +67,7 @@ def measure_shards(
 
     Args:
         shards: of one dataset.
-        rules: what is kept, and how it is sized.
+        rules: which samples count, and how they are sized.
         progress: told how far it is.
         look: called often; what it raises ends the work.
         workers: processes; by default one for each core, a few at most, and no more than there is memory for.
@@ -78,43 +78,36 @@ def measure_shards(
         DatasetError: an index cannot be read.
     """
     progress(0, len(shards))
-    size = TASK if _in_processes(len(shards), workers) else 1
-    tasks = [shards[i : i + size] for i in range(0, len(shards), size)]
     parts: dict[int, list[Measure]] = {}
     done = 0
-    for position, measures in measure_tasks(tasks, rules, look, workers, niceness):
-        parts[position] = measures
-        done += len(measures)
+    for number, found in _computed(shards, rules, look, workers, niceness):
+        parts[number] = found
+        done += len(found)
         progress(done, len(shards))
-    return [measure for position in range(len(tasks)) for measure in parts[position]]
+    return [statistics for number in range(len(parts)) for statistics in parts[number]]
 
 
-def measure_tasks(
-    tasks: Sequence[Sequence[Shard]],
-    rules: Rules,
-    look: Callable[[], object] = lambda: None,
-    workers: int | None = None,
-    niceness: int = NICENESS,
+def _computed(
+    shards: Sequence[Shard], rules: Rules, look: Callable[[], object], workers: int | None, niceness: int
 ) -> Iterator[tuple[int, list[Measure]]]:
-    """Yield the position of each task and the measures of its shards, as they are done; else as `measure_shards`."""
-    if _in_processes(sum(map(len, tasks)), workers):
+    """Statistics of a few shards at a time, with the number of these few, in the order in which they are done."""
+    if len(shards) >= MANY and workers != 1:
         cores = min(MOST_WORKERS, usable_cores(), processes_within(2 * WORKER_BYTES, usable_memory()))
-        reduced = [(shards, _reduced(rules, shards)) for shards in tasks]
-        with _turn(look):
-            yield from in_processes(_measure_all, reduced, workers or cores, look, niceness)
+        some = [shards[i : i + TASK] for i in range(0, len(shards), TASK)]
+        with _one_at_a_time(look):
+            yield from in_processes(
+                _compute_all, [(few, _reduced(rules, few)) for few in some], workers or cores, look, niceness
+            )
         return
-    keep = compile_filter(rules.filter) if rules.filter else None
-    for position, shards in enumerate(tasks):
-        found = []
-        for shard in shards:
-            look()
-            found.append(_measure(shard, rules, keep))
-        yield position, found
+    compiled = compile_filter(rules.filter) if rules.filter else None
+    for number, shard in enumerate(shards):
+        look()
+        yield number, [_compute(shard, rules, compiled)]
 
 
 @contextmanager
-def _turn(look: Callable[[], object]) -> Iterator[None]:
-    """Wait until no other measure has processes: those of one take all cores, and of several too much memory."""
+def _one_at_a_time(look: Callable[[], object]) -> Iterator[None]:
+    """Wait until nothing else has processes here: one dataset's take all cores, several datasets' too much memory."""
     while not _has_processes.acquire(timeout=LOOK_S):
         look()
     try:
@@ -123,15 +116,11 @@ def _turn(look: Callable[[], object]) -> Iterator[None]:
         _has_processes.release()
 
 
-def _in_processes(num_shards: int, workers: int | None) -> bool:
-    return num_shards >= MANY and workers != 1
-
-
-def kept_rows(shard: Shard, keep: Filter | None, quarantine: Quarantine | None) -> I64:
+def rows_left(shard: Shard, compiled: Filter | None, quarantine: Quarantine | None) -> I64:
     """The rows of a shard that filter and quarantine leave. int64 [k]."""
-    if keep is None and quarantine is None:
+    if compiled is None and quarantine is None:
         return _all_rows(shard.num_samples)
-    return np.flatnonzero(shard.keep(keep, quarantine))
+    return np.flatnonzero(shard.keep(compiled, quarantine))
 
 
 @lru_cache(maxsize=16)
@@ -158,14 +147,14 @@ def columns_of(shard: Shard, tokenizer_digest: str) -> ShardColumns:
     )
 
 
-def _measure_all(task: tuple[Sequence[Shard], Rules]) -> list[Measure]:
+def _compute_all(task: tuple[Sequence[Shard], Rules]) -> list[Measure]:
     shards, rules = task
-    keep = compile_filter(rules.filter) if rules.filter else None
-    return [_measure(shard, rules, keep) for shard in shards]
+    compiled = compile_filter(rules.filter) if rules.filter else None
+    return [_compute(shard, rules, compiled) for shard in shards]
 
 
-def _measure(shard: Shard, rules: Rules, keep: Filter | None) -> Measure:
-    row = kept_rows(shard, keep, rules.quarantine)
+def _compute(shard: Shard, rules: Rules, compiled: Filter | None) -> Measure:
+    row = rows_left(shard, compiled, rules.quarantine)
     return measure_rows(rules.sizing, columns_of(shard, rules.tokenizer_digest), row)
 
 

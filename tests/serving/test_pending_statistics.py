@@ -1,4 +1,4 @@
-"""Jobs whose datasets must be measured first: a server says so and goes on, and ranks go where nothing is missing."""
+"""Jobs that need statistics first: a server says so and goes on, and ranks go where nothing is missing."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from disttrain.v1 import data_service_pb2 as pb
 from serving.harness import TIMEOUT_S, Running, index, job_data, reason_of, running
 from shards import write_pairs
 
-from dataserver.jobs import measuring
+from dataserver.jobs import shard_statistics
 from dataserver.planning.identity import parse_job
 from dataserver.planning.measure import Measure
 from dataserver.serving import registry
@@ -25,21 +25,21 @@ FILTERED = [{"name": "pairs", "filter": "width >= 16"}]
 
 
 class Slow:
-    """Measuring goes on while `go` is set, and is counted."""
+    """Computing goes on while `go` is set, and is counted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
         self.begun = threading.Event()
-        self.measured = 0
-        original = measuring.measure_rows
+        self.computed = 0
+        original = shard_statistics.measure_rows
 
         def held(*arguments: Any) -> Measure:
             self.begun.set()
             assert self.go.wait(TIMEOUT_S)
-            self.measured += 1
+            self.computed += 1
             return original(*arguments)
 
-        monkeypatch.setattr(measuring, "measure_rows", held)
+        monkeypatch.setattr(shard_statistics, "measure_rows", held)
         monkeypatch.setattr(registry, "PATIENCE_S", 0.3)
 
 
@@ -59,23 +59,23 @@ def refused(server: Running) -> str:
     with pytest.raises(grpc.RpcError) as caught:
         server.create(job_data(datasets=FILTERED))
     code, reason, action, text = reason_of(caught.value)
-    assert (code, reason, action) == (grpc.StatusCode.UNAVAILABLE, "MEASURING", "RETRY")
+    assert (code, reason, action) == (grpc.StatusCode.UNAVAILABLE, "STATISTICS_PENDING", "RETRY")
     return text
 
 
 def test_a_server_says_how_far_it_is_and_goes_on(folder: Path, slow: Slow) -> None:
     with running({"pairs": folder}) as server:
-        assert "0 of 5 shards are measured, which a new filter" in refused(server)
+        assert "the statistics of 0 of 5 shards are computed, which a new filter" in refused(server)
         assert "ask again" in refused(server)
         slow.go.set()
         response = server.create(job_data(datasets=FILTERED))
         assert response.num_steps == 4
-        assert slow.measured == 5
+        assert slow.computed == 5
         assert server.create(job_data(datasets=FILTERED, seed=1)).job_id != response.job_id
-        assert slow.measured == 5, "another job with the same filter takes the same measure"
+        assert slow.computed == 5, "another job with the same filter takes the same statistics"
 
 
-def test_a_client_waits_for_a_measure_and_says_so(folder: Path, slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_waits_for_statistics_and_says_so(folder: Path, slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "trainclient")
     with running({"pairs": folder}) as server:
         fleet = Fleet(server.address)
@@ -84,7 +84,7 @@ def test_a_client_waits_for_a_measure_and_says_so(folder: Path, slow: Slow, capl
         caller = threading.Thread(target=lambda: found.append(fleet.call(lambda stub: stub.GetOrCreateJob, request)))
         caller.start()
         assert slow.begun.wait(TIMEOUT_S)
-        while "answered MEASURING: 0 of 5 shards are measured" not in caplog.text:
+        while "answered STATISTICS_PENDING: the statistics of 0 of 5 shards are computed" not in caplog.text:
             assert caller.is_alive()
             caller.join(0.05)
         slow.go.set()
@@ -94,7 +94,7 @@ def test_a_client_waits_for_a_measure_and_says_so(folder: Path, slow: Slow, capl
 
 
 def test_a_rank_that_fails_over_goes_on_where_the_job_is_known(folder: Path, slow: Slow) -> None:
-    """Of three servers one dies, one does not know the job and has nothing measured, and one knows it."""
+    """Of three servers one dies, one does not know the job and has no statistics, and one knows it."""
     with running({"pairs": folder}) as knows, running({"pairs": folder}) as knows_nothing:
         slow.go.set()
         job = json.loads(knows.create(job_data(datasets=FILTERED)).canonical_job_spec_json)
@@ -106,7 +106,7 @@ def test_a_rank_that_fails_over_goes_on_where_the_job_is_known(folder: Path, slo
                 assert first_step(addresses, first, job) == 0
         for first in range(3):
             assert first_step(addresses, first, job) == 0
-        assert not slow.go.is_set(), "nobody waited for the measure"
+        assert not slow.go.is_set(), "nobody waited for the statistics"
         slow.go.set()
 
 
