@@ -152,7 +152,6 @@ KEPT: dict[str, dict[str, Any]] = {
     },
     "dataserver/serving/streams.py": {"MAKING_AT_ONCE": 4},
     "dataserver/serving/budgets.py": {
-        "CORES_PER_WORKER": 8,
         "PROCESS_BYTES": 128 * MIB,
         "DECODING_BYTES": 64 * MIB,
         "LEAST_JOB_BYTES": 64 * MIB,

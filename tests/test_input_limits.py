@@ -59,7 +59,6 @@ LIMITS: dict[str, dict[str, int]] = {
     "dataserver/serving/peers/plan_places.py": {"MAX_TEXTS": 4096},
     "dataserver/serving/registry.py": {"MAX_STEP_TIMES": 1024, "MAX_STEP_TIMES_BYTES": 3 * MIB},
     "trainclient/stream/borrowing.py": {"MAX_BLOCKS": 256},
-    "dataserver/addresses.py": {"MAX_ADDRESSES": 1024},
     "trainclient/stream/microbatch.py": {
         "MAX_TENSORS": 64,
         "MAX_DIMENSIONS": 8,

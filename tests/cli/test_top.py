@@ -103,7 +103,7 @@ def readings(server: Running) -> tuple[pb.GetMetricsResponse, str]:
     end = time.monotonic() + TIMEOUT_S
     while True:
         before = metrics(server)
-        text = generate_latest(metrics_registry(server.server.metrics, processes=False)).decode()
+        text = generate_latest(metrics_registry(server.server.metrics)).decode()
         if counted(metrics(server)) == counted(before):
             return before, text
         assert time.monotonic() < end
