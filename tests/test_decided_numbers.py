@@ -227,6 +227,7 @@ def test_options_of_a_client() -> None:
                 "grpc.keepalive_timeout_ms": 10_000,
                 "grpc.http2.ping_timeout_ms": 10_000,
                 "grpc.max_receive_message_length": 8 * MIB,
+                "grpc.so_reuseport": 0,
             },
         ),
         (
