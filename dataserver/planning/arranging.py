@@ -78,8 +78,8 @@ def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64,
     - `even`: every wave in canonical order, dealt out in runs over all ranks, whatever the islands (`dealt_out`).
     - `lpt`: wave by wave, longest first, to the rank of its island that would finish it first. Finish times run on from
       wave to wave, so that the largest image of every wave does not always meet the same rank.
-    - the others, and padded modules: every wave of every island is balanced by itself (`balancing.BALANCERS`), and its
-      heaviest batch goes to the rank that could begin it first.
+    - padded modules: every wave of every island is balanced by itself, and its heaviest batch goes to the rank that
+      could begin it first.
 
     Args:
         module: the encoder or generator.
@@ -102,10 +102,8 @@ def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64,
         rank = island * width
     elif module.padded:
         return _balanced_waves(module, "padded", sizes, wave, island, islands)
-    elif module.balance is BalancePolicy.LPT:
-        return _first_to_finish(module, sizes, wave, island, islands)
     else:
-        return _balanced_waves(module, module.balance.value, sizes, wave, island, islands)
+        return _first_to_finish(module, sizes, wave, island, islands)
     _check_memory(module, sizes, rank, wave)
     return rank
 

@@ -38,17 +38,6 @@ def best_fit_decreasing(tokens: I64, seq_len: int) -> I64:
     return number_by_first(packing.best_fit(tokens, order, seq_len))
 
 
-def first_fit_decreasing(tokens: I64, seq_len: int) -> I64:
-    """Each sample, largest first, goes to the first sequence that has room (Johnson 1973, the same bound).
-
-    O(n log n). Arguments, result and errors are those of `best_fit_decreasing`.
-    """
-    from dataserver.planning.kernels import packing
-
-    tokens, order = _largest_first(tokens, seq_len)
-    return number_by_first(packing.first_fit(tokens, order, seq_len))
-
-
 def balanced(tokens: I64, loads: I64, seq_len: int, num_sequences: int | None = None) -> I64:
     """Sequences of equal cost rather than full ones.
 

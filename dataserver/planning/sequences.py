@@ -7,7 +7,7 @@ from dataserver.planning.balancing import bin_loads
 from dataserver.planning.costs import backward_ns, forward_ns
 from dataserver.planning.identity import Job
 from dataserver.planning.jobspec import ModuleKind, PackingPolicy
-from dataserver.planning.packing import balanced, best_fit_decreasing, first_fit_decreasing, one_per_sequence
+from dataserver.planning.packing import balanced, best_fit_decreasing, one_per_sequence
 from dataserver.planning.plan import ArrangedStep
 from dataserver.planning.samples import I64, StepSamples
 
@@ -43,8 +43,7 @@ def pack_sequences(job: Job, samples: StepSamples, capacity: int, slots: int, at
     stream, tokens, backbone = job.stream, samples.tokens, job.spec.execution.backbone
     if not stream.packing.enabled:
         return one_per_sequence(tokens), max(at_least, -(-max(stream.global_batch, len(tokens)) // slots))
-    pack = first_fit_decreasing if backbone.packing is PackingPolicy.FIRST_FIT else best_fit_decreasing
-    sequence = pack(tokens, capacity)
+    sequence = best_fit_decreasing(tokens, capacity)
     microbatches = max(at_least, -(-max(stream.global_batch, int(sequence.max(initial=-1)) + 1) // slots))
     if backbone.packing is PackingPolicy.BALANCED:
         sequence = balanced(tokens, sample_ns(job, samples), capacity, microbatches * slots)

@@ -16,7 +16,7 @@ _SMALL: Final = {"memory": {"room_bytes": 512, "unit_bytes": 1}}
 SHARES: Final[tuple[Sequence[tuple[dict[str, Any], dict[str, Any] | None]], ...]] = (
     [({"pp": 2}, None), ({"pp": 2, **_SMALL}, None)],
     [
-        ({"balance": "karmarkar_karp", "packing": "first_fit"}, {"kind": "colocated", "ranks_per_node": 1}),
+        ({}, {"kind": "colocated", "ranks_per_node": 1}),
         (_SMALL, _GROUPS),
     ],
 )

@@ -173,7 +173,6 @@ def _packing(seeds: Iterable[int], count: int, middle: int, sigma: float, length
     """Samples of so many tokens in the median, in sequences of `length`, cost with a share in the squares."""
     made = []
     methods: dict[str, Callable[[I64, I64, int], I64]] = {
-        "first-fit decreasing": lambda tokens, _, __: packing.first_fit_decreasing(tokens, length),
         "best-fit decreasing": lambda tokens, _, __: packing.best_fit_decreasing(tokens, length),
         "balanced": lambda tokens, costs, number: packing.balanced(tokens, costs, length, number),
     }

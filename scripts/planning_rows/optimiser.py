@@ -94,7 +94,7 @@ def instance(scenario: Scenario, variation: float, extra: int, seed: int) -> Pla
 def planned(problem: PlacementProblem, seed: int) -> Placement:
     """What the default policies do."""
     seeds = [balanced(problem, policy) for policy in (BalancePolicy.NONE, BalancePolicy.LPT)]
-    seeds.append(stratified(problem, BalancePolicy.LPT))
+    seeds.append(stratified(problem))
     return searched(problem, [*seeds, *(in_disttrain_order(problem, s) for s in seeds)], seed, seed)
 
 

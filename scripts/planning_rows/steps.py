@@ -26,7 +26,6 @@ Sizes = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Text tokens, widths and heights of samples."""
 PLANNERS: dict[str, dict[str, Any]] = {
     "default policies": {},
-    "first-fit packing": {"packing": "first_fit"},
     "best-fit packing": {"packing": "best_fit"},
     "best-fit packing, Alg. 1 + 2": {"packing": "best_fit", "order": "disttrain"},
 }

@@ -89,7 +89,7 @@ def grouped_steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
         if draw(st.booleans()) and frozen:
             module["frozen"] = True
         if module["kind"] == "backbone":
-            module["packing"] = draw(st.sampled_from(["balanced", "best_fit", "first_fit"]))
+            module["packing"] = draw(st.sampled_from(["balanced", "best_fit"]))
     job = parse_job(data)
     samples = make_samples(job, draw(st.integers(0, 2 * batch)), draw(st.integers(0, 2**32)), draw(st.integers(0, 2)))
     return job, samples

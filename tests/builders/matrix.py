@@ -13,9 +13,9 @@ from dataserver.planning.identity import Job, parse_job
 from dataserver.planning.samples import ShardTable, StepSamples
 from dataserver.planning.sizing import concatenate, shard_table, size_samples
 
-BALANCES = ("none", "lpt", "karmarkar_karp", "lpt_search", "karmarkar_karp_search")
+BALANCES = ("none", "lpt")
 OF_IMAGES = (*BALANCES, "even")
-PACKINGS = ("balanced", "best_fit", "first_fit")
+PACKINGS = ("balanced", "best_fit")
 ORDERS = ("none", "disttrain", "search")
 MAX_PATCHES = 256
 SEQ_LEN = 900

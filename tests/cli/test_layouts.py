@@ -173,7 +173,7 @@ def test_comparison_of_colocated_policies(colocated: Command) -> None:
     rows = colocated.rows()
     by_name = {(row["dimension"], row["name"]): row for row in rows}
     grid = [row["name"] for row in rows if row["dimension"] == "packing, balance"]
-    assert sorted(grid) == sorted(f"{p}, {b}" for p in ("balanced", "best_fit", "first_fit") for b in ("lpt", "none"))
+    assert sorted(grid) == sorted(f"{p}, {b}" for p in ("balanced", "best_fit") for b in ("lpt", "none"))
     assert (rows[0]["name"], rows[0]["own"]) == ("balanced, lpt", True)
     assert not any("refusal" in row for row in rows)
     as_balanced = by_name["assignment to ranks", "as balanced"]

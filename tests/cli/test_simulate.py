@@ -89,12 +89,11 @@ def groups(found: dict[str, Any]) -> dict[str, list[str]]:
 
 def test_the_main_policies_all_with_all_and_others_one_at_a_time(found: dict[str, Any]) -> None:
     names = groups(found)
-    grid = product(("balanced", "best_fit", "first_fit"), ("lpt", "even"), ("disttrain", "search", "none"))
+    grid = product(("balanced", "best_fit"), ("lpt", "even"), ("disttrain", "search", "none"))
     assert sorted(names.pop(GRID)) == sorted(map(", ".join, grid))
-    searched = ["lpt", "karmarkar_karp", "lpt_search", "karmarkar_karp_search"]
     assert names == {
-        "balance of vit": ["none", *searched],  # one rank of the generator takes all
-        "balance of llm": searched,
+        "balance of vit": ["none", "lpt"],  # one rank of the generator takes all
+        "balance of llm": ["lpt"],
         "schedule": ["gpipe", "interleaved, 2 chunks"],
         "extra_in_flight": ["0", "1", "2", "4"],
     }

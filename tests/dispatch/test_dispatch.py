@@ -19,7 +19,7 @@ LAYERS = [[1, 2, 1, 1], [], [2, 1, 1, 1, 3]]
 
 def test_a_balanced_arrangement_is_never_worse_than_as_sampled() -> None:
     draw = np.random.default_rng(3)
-    for ranks, policy in ((1, "lpt"), (4, "lpt_search"), (5, "karmarkar_karp")):
+    for ranks, policy in ((1, "lpt"), (4, "search"), (5, "search")):
         loads = [draw.integers(1, 200, draw.integers(0, 9)).tolist() for _ in range(ranks)]
         sampled = Arrangement.as_sampled([len(found) for found in loads])
         found = arrange(loads, policy=policy)
@@ -54,7 +54,7 @@ def test_batches_go_where_fewest_bytes_leave_their_node() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy": "best"}, "there is no policy 'best'; choose one of lpt, karmarkar_karp"),
+        ({"policy": "best"}, "there is no policy 'best'; choose one of lpt, search, padded"),
         ({"at_most": 2}, "9 items"),
         ({"ranks_per_node": 0}, "3 ranks, 0 of them on a node; at least 1 each is required"),
         ({"ranks_per_node": 2, "num_bytes": [[1], [], []]}, "num_bytes has 1 items and loads 9; give both"),
@@ -86,7 +86,7 @@ def test_without_processes_there_is_nothing_to_move_in() -> None:
 
 def test_rows_move_and_their_gradients_return() -> None:
     """Out to one arrangement, on to another, and home: values and gradients are those of one process."""
-    balanced, other = arrange(LENGTHS), arrange(LAYERS, policy="karmarkar_karp")
+    balanced, other = arrange(LENGTHS), arrange(LAYERS, policy="lpt")
     assert all((found.home != found.rank).any() for found in (balanced, other))
 
     def process(group: dist.ProcessGroup, rank: int) -> None:

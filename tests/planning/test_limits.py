@@ -216,7 +216,7 @@ def test_the_images_of_a_colocated_sample_must_fit_what_its_ranks_keep(balance: 
     assert f"{expected} memory.step_bytes holds {kept} of a sample" in refused(job, (5, fits), (5, beyond))
 
 
-@pytest.mark.parametrize("balance", ["lpt", "karmarkar_karp_search", "even"])
+@pytest.mark.parametrize("balance", ["lpt", "even"])
 def test_the_images_of_a_colocated_sample_must_also_spread(balance: str) -> None:
     """Of three of 80 patches no rank of 150 keeps two, though two ranks hold 300; padding takes nothing more."""
     for padded in (False, True):

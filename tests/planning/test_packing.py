@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataserver.planning.packing import balanced, best_fit_decreasing, first_fit_decreasing, one_per_sequence
+from dataserver.planning.packing import balanced, best_fit_decreasing, one_per_sequence
 from dataserver.planning.samples import I64
 
 
@@ -55,20 +55,6 @@ def test_one_per_sequence() -> None:
     assert one_per_sequence(np.array([9, 1, 5])).tolist() == [0, 1, 2]
     assert one_per_sequence(np.zeros(0, np.int64)).tolist() == []
     assert best_fit_decreasing(np.zeros(0, np.int64), 10).tolist() == []
-
-
-@given(st.lists(st.integers(1, 50), max_size=60))
-def test_first_fit_takes_the_first_sequence_with_room(tokens: list[int]) -> None:
-    room: list[int] = []
-    held: dict[int, int] = {}
-    for sample in sorted(range(len(tokens)), key=lambda i: (-tokens[i], i)):
-        chosen = next((s for s, left in enumerate(room) if left >= tokens[sample]), len(room))
-        room += [50] * (chosen == len(room))
-        room[chosen] -= tokens[sample]
-        held[sample] = chosen
-    names = {old: new for new, old in enumerate(dict.fromkeys(held[s] for s in range(len(tokens))))}
-    expected = [names[held[s]] for s in range(len(tokens))]
-    assert first_fit_decreasing(np.array(tokens, np.int64), 50).tolist() == expected
 
 
 @given(st.lists(st.integers(1, 50), max_size=60))
@@ -159,7 +145,7 @@ def test_balanced_packing_of_a_step() -> None:
     assert 3 * variation(sequence) < variation(best_fit_decreasing(tokens, 8192))
 
 
-@pytest.mark.parametrize("pack", [best_fit_decreasing, first_fit_decreasing, lambda t, s: balanced(t, t, s)])
+@pytest.mark.parametrize("pack", [best_fit_decreasing, lambda t, s: balanced(t, t, s)])
 @pytest.mark.parametrize(
     ("tokens", "seq_len", "message"),
     [

@@ -13,7 +13,6 @@ from dataserver.planning.packing import (
     MAX_SEQ_LEN,
     balanced,
     best_fit_decreasing,
-    first_fit_decreasing,
     number_by_first,
 )
 from dataserver.planning.samples import ShardTable, Task
@@ -173,19 +172,18 @@ def test_samples_are_selected_where_they_start() -> None:
 
 def test_packing_in_digits() -> None:
     assert MAX_SEQ_LEN == 2**30
-    for pack in (best_fit_decreasing, first_fit_decreasing):
-        assert pack(np.array([6, 4, 5, 5, 1]), 10).tolist() == [0, 0, 1, 1, 2]
-        assert pack(np.array([1]), 1).tolist() == [0]
-        assert pack(np.array([2**30]), 2**30).tolist() == [0]
-        assert pack(np.empty(0, np.int64), 8).tolist() == []
-        for tokens, seq_len, message in (
-            ([1, 0], 8, "sample 1 has 0 tokens; a sequence holds samples of 1 to 8"),
-            ([8, 9, 10], 8, "sample 1 has 9 tokens; a sequence holds samples of 1 to 8"),
-            ([1], 0, rf"sequences of 0 tokens; their length must lie in \[1, {2**30}\]"),
-            ([1], 2**30 + 1, rf"sequences of {2**30 + 1} tokens; their length must lie in \[1, {2**30}\]"),
-        ):
-            with pytest.raises(ValueError, match=message):
-                pack(np.array(tokens), seq_len)
+    assert best_fit_decreasing(np.array([6, 4, 5, 5, 1]), 10).tolist() == [0, 0, 1, 1, 2]
+    assert best_fit_decreasing(np.array([1]), 1).tolist() == [0]
+    assert best_fit_decreasing(np.array([2**30]), 2**30).tolist() == [0]
+    assert best_fit_decreasing(np.empty(0, np.int64), 8).tolist() == []
+    for tokens, seq_len, message in (
+        ([1, 0], 8, "sample 1 has 0 tokens; a sequence holds samples of 1 to 8"),
+        ([8, 9, 10], 8, "sample 1 has 9 tokens; a sequence holds samples of 1 to 8"),
+        ([1], 0, rf"sequences of 0 tokens; their length must lie in \[1, {2**30}\]"),
+        ([1], 2**30 + 1, rf"sequences of {2**30 + 1} tokens; their length must lie in \[1, {2**30}\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            best_fit_decreasing(np.array(tokens), seq_len)
     assert number_by_first(np.array([4, 1, 4, 0, 1])).tolist() == [0, 1, 0, 2, 1]
     assert number_by_first(np.empty(0, np.int64)).tolist() == []
     sizes = np.array([50, 30, 50, 70])

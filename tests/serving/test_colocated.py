@@ -29,8 +29,8 @@ Sample = tuple[int, int, int]
 def colocated_data() -> dict[str, Any]:
     modules = [
         {"name": "vit", "kind": "encoder", "dp": RANKS, "datasets": ["pairs"], "padded": True},
-        {"name": "vit-docs", "kind": "encoder", "dp": RANKS, "balance": "karmarkar_karp"},
-        {"name": "llm", "kind": "backbone", "dp": RANKS, "balance": "lpt_search"},
+        {"name": "vit-docs", "kind": "encoder", "dp": RANKS, "balance": "lpt"},
+        {"name": "llm", "kind": "backbone", "dp": RANKS, "balance": "lpt"},
         {"name": "gen", "kind": "generator", "dp": RANKS},
     ]
     modules[0]["memory"] = {"room_bytes": 512, "unit_bytes": 1}
@@ -194,6 +194,6 @@ def test_conditions_reach_the_image_of_their_sample(steps: list[Step]) -> None:
 def test_the_plan_says_what_was_decided(steps: list[Step]) -> None:
     for step in steps:
         said = {(d.subject, d.chosen) for d in step.plan.decisions}
-        assert ("llm", "lpt_search") in said or ("llm", "canonical order") in said
+        assert ("llm", "lpt") in said or ("llm", "canonical order") in said
         assert {d.subject for d in step.plan.decisions} == {"step", *ENCODERS, "llm", "gen"}
         assert [s.in_flight for s in step.plan.schedules] == [[step.plan.num_microbatches]] * 3 + [[1]]

@@ -241,9 +241,7 @@ def test_the_last_stages_of_towers_meet() -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_policies_that_change_only_the_plan_are_run(schedule: str) -> None:
     memory = {"memory": {"room_bytes": 4096, "unit_bytes": 1}}
-    data = with_modules(
-        vit={**memory, "balance": "karmarkar_karp_search"}, llm={**memory, "packing": "best_fit"}, dit=memory
-    )
+    data = with_modules(vit={**memory, "balance": "lpt"}, llm={**memory, "packing": "best_fit"}, dit=memory)
     data["execution"]["layout"] = {"kind": "pipelined", "schedule": schedule}
     assert Topology.of(parsed(data).spec).world_size == 3
 

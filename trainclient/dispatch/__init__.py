@@ -2,7 +2,7 @@
 
     dispatcher = Dispatcher()
     lengths = dispatcher.gather([len(item) for item in items])        # of all ranks, a few bytes each
-    images = arrange(lengths, policy="lpt_search", ranks_per_node=8)  # which rank works on which item
+    images = arrange(lengths, policy="search", ranks_per_node=8)  # which rank works on which item
     mine = dispatcher.move(pixels, lengths, to=images)
     embeddings = dispatcher.move(encoder(mine), lengths, source=images)  # back to where their items came from
 

@@ -45,7 +45,7 @@ class Arrangement:
 def arrange(
     loads: Sequence[Sequence[int]],
     *,
-    policy: str = "lpt_search",
+    policy: str = "search",
     at_most: int | None = None,
     ranks_per_node: int | None = None,
     num_bytes: Sequence[Sequence[int]] | None = None,
@@ -57,8 +57,8 @@ def arrange(
     Args:
         loads: for each rank those of its items, non-negative integers: what grows with an item's time, such as its
             length, or `a * length + b * length**2`.
-        policy: `lpt` (longest first, 4/3 of the optimum), `karmarkar_karp`, either with `_search`, or `padded`, for
-            items that are padded to the longest one of their rank.
+        policy: `lpt` (longest first, 4/3 of the optimum), `search` (the same, then bounded moves and swaps), or
+            `padded`, for items that are padded to the longest one of their rank.
         at_most: items that a rank may get; with the mean number all get equally many.
         ranks_per_node: consecutive ranks of a node. Whose batch is whose is free; with this, batches go where the
             fewest bytes leave their node (OrchMLLM, "Node-wise All-to-All").

@@ -5,7 +5,6 @@ out. `BALANCERS` names them.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from types import MappingProxyType
 
 from dataserver.planning.balancing.assignment import (
@@ -15,7 +14,7 @@ from dataserver.planning.balancing.assignment import (
     peak_between_nodes,
     traffic_between,
 )
-from dataserver.planning.balancing.greedy import differencing, in_runs, longest_first, longest_first_of_each
+from dataserver.planning.balancing.greedy import in_runs, longest_first, longest_first_of_each
 from dataserver.planning.balancing.interface import (
     Balancer,
     BinRoom,
@@ -32,13 +31,11 @@ from dataserver.planning.balancing.search import searched
 BALANCERS: Mapping[str, Balancer] = MappingProxyType(
     {
         "lpt": longest_first,
-        "karmarkar_karp": differencing,
-        "lpt_search": searched,
-        "karmarkar_karp_search": partial(searched, seed=differencing),
+        "search": searched,
         "padded": padded,
     }
 )
-"""Every balancer by the name a job gives it; `padded` is for modules whose items are padded, and for those alone."""
+"""Every balancer by its name; jobs name `lpt`. `padded` is for items that are padded, and for those alone."""
 
 __all__ = [
     "BALANCERS",
@@ -49,7 +46,6 @@ __all__ = [
     "bin_totals",
     "bytes_between_nodes",
     "check",
-    "differencing",
     "fewest_bytes",
     "in_runs",
     "longest_first",

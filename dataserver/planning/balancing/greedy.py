@@ -60,24 +60,6 @@ def longest_first_of_each(loads: I64, owner: I64, num_owners: int, num_bins: int
     return greedy.longest_first(plain(loads), np.lexsort((-loads, owner)), starts, num_bins, capacity)
 
 
-def differencing(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> I64:
-    """Balanced largest differencing (Karmarkar and Karp 1982 for equal counts: Michiels et al. 2003, BLDM).
-
-    Items, heaviest first, form partial solutions with one item in each bin; the two with the widest spread are joined,
-    heaviest bin with lightest, until one is left. Bins hold n / num_bins items, rounded up or down. Ties go to the
-    lower item and partial solution. O(n log n).
-
-    Differencing itself knows no memory: with one, its bins are repaired (`_repaired`).
-
-    Arguments, result and errors are those of `Balancer`.
-    """
-    from dataserver.planning.kernels import greedy
-
-    limit = check(loads, num_bins, capacity, room)
-    bins = greedy.differencing(plain(loads), np.argsort(-loads, kind="stable"), num_bins)
-    return bins if room is None else _repaired(bins, num_bins, limit, room)
-
-
 def _repaired(bins: I64, num_bins: int, capacity: int, room: BinRoom) -> I64:
     """The bins, changed by moves and swaps until all are within the memory.
 

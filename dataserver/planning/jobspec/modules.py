@@ -18,12 +18,6 @@ class BalancePolicy(StrEnum):
     """Encoder, generator: images in canonical order, dealt out in runs of equal count over all ranks."""
     LPT = "lpt"
     """Longest processing time first (Graham 1969; DistTrain, Algorithm 1)."""
-    KARMARKAR_KARP = "karmarkar_karp"
-    """Largest differencing with equal counts (Karmarkar and Karp 1982)."""
-    LPT_SEARCH = "lpt_search"
-    """Bounded moves and swaps on top of `lpt`."""
-    KARMARKAR_KARP_SEARCH = "karmarkar_karp_search"
-    """Bounded moves and swaps on top of `karmarkar_karp`."""
 
     @property
     def keeps_order(self) -> bool:
@@ -38,8 +32,6 @@ class PackingPolicy(StrEnum):
     """Into as many sequences as there are slots, of equal backbone cost (linear and quadratic) rather than full."""
     BEST_FIT = "best_fit"
     """Best-fit decreasing: few, full sequences."""
-    FIRST_FIT = "first_fit"
-    """First-fit decreasing."""
 
 
 class Memory(SpecModel):

@@ -57,35 +57,6 @@ def _best_fit(
     return bool(placed < len(order))
 
 
-def first_fit(tokens: I64, order: I64, seq_len: int) -> I64:
-    """The sequence of each sample: in `order` to the first one with room.
-
-    `most` is a binary tree in an array: root 1, children 2i and 2i + 1, sequence s at leaves + s. It holds the largest
-    room below each node. There are at least as many leaves as samples, so that one always has room.
-    """
-    leaves = 1
-    while leaves < len(tokens):
-        leaves *= 2
-    sequence = np.empty_like(tokens)
-    _first_fit(tokens, order, leaves, np.full(2 * leaves, seq_len, np.int64), sequence)
-    return sequence
-
-
-@kernel
-def _first_fit(tokens: I64, order: I64, leaves: int, most: I64, sequence: I64) -> None:
-    for item in order:
-        node = 1
-        while node < leaves:
-            node *= 2
-            if most[node] < tokens[item]:
-                node += 1
-        sequence[item] = node - leaves
-        most[node] -= tokens[item]
-        while node > 1:
-            node //= 2
-            most[node] = max(most[2 * node], most[2 * node + 1])
-
-
 @part
 def _first_not_below(key: I64, size: int, value: int) -> int:
     """Where a value belongs in the first `size` of ascending keys."""

@@ -80,12 +80,11 @@ def _by_rules(problem: PlacementProblem, balance: BalancePolicy, order: OrderPol
     """Those that the job's policies ask for, canonical order first."""
     found = {CANONICAL: balanced(problem, BalancePolicy.NONE)}
     if balance is not BalancePolicy.NONE:
-        name = "longest first" if balance is BalancePolicy.LPT else f"balanced by {balance}"
-        found[name] = balanced(problem, balance)
+        found["longest first"] = balanced(problem, balance)
         if problem.items is not None:
             found |= padded_runs(problem)
     if order is OrderPolicy.SEARCH:
-        found["stratified"] = stratified(problem, balance)
+        found["stratified"] = stratified(problem)
     if problem.rooms is not None and problem.num_sequences < problem.num_waves * problem.slots * problem.dp:
         found["even waves"] = spread_over_waves(problem)
     return found

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from dataserver.planning.balancing import (
     BALANCERS,
-    Balancer,
     BinRoom,
     bin_loads,
-    differencing,
     longest_first,
     lower_bound,
     padded,
@@ -72,7 +70,7 @@ def test_bounds_and_search_against_every_assignment(name: str, loads: list[int],
     bound = lower_bound(np.array(loads, np.int64), m, capacity)
     found = heaviest(loads, BALANCERS[name](np.array(loads, np.int64), m, capacity), m)
     assert bound <= optimum <= found
-    if name.endswith("_search"):
+    if name == "search":
         assert found == optimum  # with these sizes the budget lets no optimum escape
 
 
@@ -103,9 +101,8 @@ def test_bounds_by_hand(loads: list[int], num_bins: int, capacity: int | None, b
 def test_search_never_worsens_its_seed(loads: list[int], m: int, equal: bool, budget: int) -> None:
     capacity = -(-len(loads) // m) if equal else None
     given_loads = np.array(loads, np.int64)
-    for seed in (longest_first, differencing):
-        before = heaviest(loads, seed(given_loads, m, capacity), m)
-        assert heaviest(loads, searched(given_loads, m, capacity, seed=seed, budget=budget), m) <= before
+    before = heaviest(loads, longest_first(given_loads, m, capacity), m)
+    assert heaviest(loads, searched(given_loads, m, capacity, budget=budget), m) <= before
 
 
 def test_search_ends_close_to_the_bound() -> None:
@@ -115,25 +112,6 @@ def test_search_ends_close_to_the_bound() -> None:
         bound = lower_bound(loads, 128, 16)
         assert heaviest(loads, longest_first(loads, 128, 16), 128) >= bound
         assert heaviest(loads, searched(loads, 128, 16), 128) <= bound + bound // 2000
-
-
-@given(st.lists(st.integers(0, 30), min_size=2, max_size=12))
-def test_differencing_of_two_bins_by_its_definition(loads: list[int]) -> None:
-    """With two bins BLDM joins differences: pairs in falling order, then the two widest until one is left."""
-    ordered = sorted(loads, reverse=True) + [0] * (len(loads) % 2)
-    differences = sorted((a - b for a, b in zip(ordered[::2], ordered[1::2], strict=True)), reverse=True)
-    while len(differences) > 1:
-        differences = sorted([differences[0] - differences[1], *differences[2:]], reverse=True)
-    bins = differencing(np.array(loads), 2)
-    loads_of = bin_loads(np.array(loads), bins, 2)
-    assert abs(int(loads_of[0] - loads_of[1])) == differences[0]
-    assert np.bincount(bins, minlength=2).max() <= -(-len(loads) // 2)
-
-
-def test_differencing_finds_what_lpt_misses() -> None:
-    loads = np.array([8, 7, 6, 5, 4, 2])
-    assert heaviest(loads, longest_first(loads, 2, 3), 2) == 17
-    assert heaviest(loads, differencing(loads, 2), 2) == 16
 
 
 @given(st.lists(st.integers(0, 20), max_size=7), st.integers(1, 3), st.integers(0, 4))
@@ -201,21 +179,19 @@ def test_memory_is_kept(items: list[tuple[int, int]], m: int, spare: int, equal:
     loads, need = (np.array(column, np.int64) for column in zip(*items, strict=True))
     memory = BinRoom(need, max(int(need.max()), -(-int(need.sum()) // m)) + spare)
     capacity = -(-len(items) // m) if equal else None
-    for seed in (longest_first, differencing):
-        try:
-            first = seed(loads, m, capacity, memory)
-        except ValueError as error:
-            assume("found no way" not in str(error))
-            raise
-        best = searched(loads, m, capacity, memory, seed=seed)
-        for bins in (first, best):
-            assert bin_loads(need, bins, m).max() <= memory.cap
-            assert capacity is None or np.bincount(bins).max() <= capacity
-        assert heaviest(loads, best, m) <= heaviest(loads, first, m)
+    try:
+        first = longest_first(loads, m, capacity, memory)
+    except ValueError as error:
+        assume("found no way" not in str(error))
+        raise
+    best = searched(loads, m, capacity, memory)
+    for bins in (first, best):
+        assert bin_loads(need, bins, m).max() <= memory.cap
+        assert capacity is None or np.bincount(bins).max() <= capacity
+    assert heaviest(loads, best, m) <= heaviest(loads, first, m)
 
 
-@pytest.mark.parametrize("balancer", [longest_first, differencing])
-def test_a_way_to_keep_the_memory_is_found_where_there_is_one(balancer: Balancer) -> None:
+def test_a_way_to_keep_the_memory_is_found_where_there_is_one() -> None:
     """Against every assignment, under caps that leave little or no room."""
     draw, tight = np.random.default_rng(0), 0
     for _ in range(300):
@@ -224,21 +200,20 @@ def test_a_way_to_keep_the_memory_is_found_where_there_is_one(balancer: Balancer
         capacity = (count, -(-count // m))[int(draw.integers(0, 2))]
         memory = BinRoom(need, max(int(need.max()), -(-int(need.sum()) // m)) + int(draw.integers(0, 3)))
         if heaviest_of_each(need, assignments(count, m, capacity), m).min() <= memory.cap:
-            assert heaviest(need, balancer(loads, m, capacity, memory), m) <= memory.cap
-            tight += heaviest(need, balancer(loads, m, capacity), m) > memory.cap
+            assert heaviest(need, longest_first(loads, m, capacity, memory), m) <= memory.cap
+            tight += heaviest(need, longest_first(loads, m, capacity), m) > memory.cap
         else:
             with pytest.raises(ValueError, match=r"found no way|alone|bins of \d+ have"):
-                balancer(loads, m, capacity, memory)
+                longest_first(loads, m, capacity, memory)
     assert tight > 100  # without a memory they would have exceeded it
 
 
 def test_memory_that_is_kept_already_changes_nothing() -> None:
     draw = np.random.default_rng(4)
     loads, need = draw.integers(0, 1000, 60), draw.integers(0, 1000, 60)
-    for balancer in (longest_first, differencing):
-        bins = balancer(loads, 6, 10)
-        roomy = BinRoom(need, int(bin_loads(need, bins, 6).max()))
-        assert balancer(loads, 6, 10, roomy).tolist() == bins.tolist()
+    bins = longest_first(loads, 6, 10)
+    roomy = BinRoom(need, int(bin_loads(need, bins, 6).max()))
+    assert longest_first(loads, 6, 10, roomy).tolist() == bins.tolist()
 
 
 def test_memory_that_is_met_in_one_way_only() -> None:
@@ -271,12 +246,12 @@ def test_memory_that_is_met_in_one_way_only() -> None:
     ],
 )
 def test_refusals(arguments: tuple, message: str) -> None:  # type: ignore[type-arg]
-    for balancer in (longest_first, differencing, searched):
+    for balancer in (longest_first, searched):
         with pytest.raises(ValueError, match=message):
             balancer(np.array(arguments[0], np.int64), *arguments[1:])
 
 
-@given(st.permutations([200, 400, 600, 800, 1000] * 8), st.sampled_from(["lpt", "lpt_search", "karmarkar_karp_search"]))
+@given(st.permutations([200, 400, 600, 800, 1000] * 8), st.sampled_from(["lpt", "search"]))
 def test_veomnis_check(lengths: list[int], name: str) -> None:
     loads = np.array(lengths, np.int64) ** 2
     assert bin_loads(loads, BALANCERS[name](loads, 8), 8).tolist() == [2_200_000] * 8

@@ -114,7 +114,7 @@ def test_places_are_distinct_slots(policy: BalancePolicy, dp: int, waves: int, m
     paused: list[None] = []
     with paced(partial(paused.append, None)):
         balanced = placing.balanced(problem, policy)
-        stratified = placing.stratified(problem, policy)
+        stratified = placing.stratified(problem)
     assert len(paused) >= (4 if policy is BalancePolicy.NONE else 7)  # other jobs get their turns
     for placement in (balanced, placing.in_disttrain_order(problem, balanced), stratified):
         rank, wave, slot = placement.rank, placement.wave, placement.slot

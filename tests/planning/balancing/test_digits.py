@@ -12,7 +12,6 @@ from dataserver.planning.balancing import (
     BALANCERS,
     BinRoom,
     bytes_between_nodes,
-    differencing,
     fewest_bytes,
     in_runs,
     longest_first,
@@ -142,8 +141,7 @@ def test_runs_in_digits(items: int, bins: int, runs: list[int]) -> None:
 @given(st.lists(st.integers(1, 99), max_size=12), st.integers(1, 4))
 def test_a_search_without_a_budget_is_its_seed(loads: list[int], bins: int) -> None:
     given_loads = np.array(loads, np.int64)
-    for seed in (longest_first, differencing):
-        assert searched(given_loads, bins, seed=seed, budget=0).tolist() == seed(given_loads, bins).tolist()
+    assert searched(given_loads, bins, budget=0).tolist() == longest_first(given_loads, bins).tolist()
     assert searched(given_loads, bins).tolist() == searched(
         given_loads, bins, seed=longest_first, budget=search_budget(len(loads))
     ).tolist()  # fmt: skip
@@ -194,10 +192,9 @@ def test_padded_batches_that_fit_no_memory() -> None:
     assert padded(np.array([4, 4, 4]), 2, None, room([4, 4, 4], 8)).tolist() == [0, 0, 1]
 
 
-@pytest.mark.parametrize("balancer", [longest_first, differencing])
-def test_memory_that_no_way_was_found_for(balancer: object) -> None:
+def test_memory_that_no_way_was_found_for() -> None:
     with pytest.raises(BinRoomError) as refusal:
-        balancer(np.array([1, 1, 1]), 2, None, room([3, 3, 3], 5))  # type: ignore[operator]
+        longest_first(np.array([1, 1, 1]), 2, None, room([3, 3, 3], 5))
     assert str(refusal.value) == (
         "found no way to place 3 items within the memory of 2 bins of 5: one of them would need 6; raise the number of "
         "bins or their memory"

@@ -21,7 +21,7 @@ def colocated_jobs(draw: st.DrawFn) -> tuple[Job, StepSamples]:
         encoder=dp,
         backbone=(dp, 1),
         generator=dp if generator else 0,
-        balance=draw(st.sampled_from(["lpt", "lpt_search", "none"])),
+        balance=draw(st.sampled_from(["lpt", "none"])),
         stream={
             "seq_len": 900,
             "sizing": {"max_patches": 256},

@@ -184,8 +184,8 @@ def test_arranged_ranks_train_like_one_place() -> None:
     """Loss and every gradient in float64: two encoders, the backbone, a generator, four ranks on two nodes."""
     modules = [
         {"name": "vit", "kind": "encoder", "dp": 4, "padded": True},
-        {"name": "vit-docs", "kind": "encoder", "dp": 4, "balance": "karmarkar_karp", "datasets": ["docs"]},
-        {"name": "llm", "kind": "backbone", "dp": 4, "balance": "lpt_search"},
+        {"name": "vit-docs", "kind": "encoder", "dp": 4, "balance": "lpt", "datasets": ["docs"]},
+        {"name": "llm", "kind": "backbone", "dp": 4, "balance": "lpt"},
         {"name": "dit", "kind": "generator", "dp": 4},
     ]
     job = colocated_job(modules, global_batch=24, generation={"ratio": "0.4", "query_tokens": 3})

@@ -20,7 +20,7 @@ from dataserver.planning.packing import best_fit_decreasing
 from dataserver.planning.samples import Task
 
 RANKS = 4
-POLICIES = ["none", "lpt", "karmarkar_karp", "lpt_search"]
+POLICIES = ["none", "lpt"]
 
 
 def job_of(generator: bool = True, packed: bool = True, **changes: dict[str, Any]) -> Job:
@@ -80,8 +80,7 @@ def test_items_are_those_of_the_step(seed: int, generator: bool, packed: bool) -
 
 def test_each_module_is_balanced_for_itself() -> None:
     """Far closer to its bound than the batches of the backbone would leave the encoder."""
-    search = {"balance": "lpt_search"}
-    job = job_of(False, False, vit=search, llm=search)
+    job = job_of(False, False)
     vit, llm = module_items(job.spec, make_samples(job, 400, 0, 3), np.arange(400))
     (images, _), (sequences, _) = (spread_items(i, 400, 25) for i in (vit, llm))
     for items, spread in ((vit, images), (llm, sequences)):

@@ -118,8 +118,7 @@ def test_ranks_that_would_keep_too_much_get_other_images(padded: bool) -> None:
 def bounded_steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
     """With as much memory for the step as any way to spread it evenly takes: the mean and the largest item."""
     dp, generator, padded = draw(st.integers(1, 5)), draw(st.booleans()), draw(st.booleans())
-    balance = draw(st.sampled_from(["lpt", "lpt_search", "karmarkar_karp"]))
-    fields = {"vit": {"balance": balance, "cost": QUADRATIC, "padded": padded}, "llm": {"balance": balance}}
+    fields = {"vit": {"cost": QUADRATIC, "padded": padded}}
     batch = dp * draw(st.integers(1, 4))
     data = colocated_data(dp, generator=generator, batch=batch, max_patches=1024, **fields)
     free = parse_job(data)
@@ -225,7 +224,7 @@ def test_a_sample_that_no_round_holds(units: int, error: type[ValueError], messa
 
 
 @pytest.mark.parametrize("microbatches", [1 << 14, 4])
-@pytest.mark.parametrize("packing", ["best_fit", "first_fit", "balanced"])
+@pytest.mark.parametrize("packing", ["best_fit", "balanced"])
 def test_sequences_that_no_round_holds_are_taken_apart(
     monkeypatch: pytest.MonkeyPatch, packing: str, microbatches: int
 ) -> None:
@@ -277,10 +276,10 @@ def test_rounds_name_only_the_modules_that_ask_for_them() -> None:
 @st.composite
 def barely_accepted(draw: st.DrawFn) -> tuple[Job, StepSamples]:
     """Any policies, with memory for little more than an image; those of some samples that limits accept."""
-    dp, balance = draw(st.integers(1, 5)), st.sampled_from(["lpt", "lpt_search", "karmarkar_karp", "even", "none"])
+    dp, balance = draw(st.integers(1, 5)), st.sampled_from(["lpt", "even", "none"])
     room = memory(256, draw(st.integers(256, 900)))
     vit = {"balance": draw(balance), "padded": draw(st.booleans()), "memory": room, "cost": QUADRATIC}
-    llm = {"packing": draw(st.sampled_from(["best_fit", "first_fit", "balanced"]))}
+    llm = {"packing": draw(st.sampled_from(["best_fit", "balanced"]))}
     job = parse_job(colocated_data(dp, batch=dp * draw(st.integers(1, 3)), max_patches=256, vit=vit, llm=llm))
     rng, kept = np.random.default_rng(draw(st.integers(0, 999))), list[StepSamples]()
     for _ in range(draw(st.integers(1, 25))):
@@ -319,7 +318,7 @@ def tight_steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
     """Two encoders, with or without a generator, each with memory for a few samples of the step."""
     dp, generator = draw(st.integers(1, 4)), draw(st.booleans())
     cost = {**QUADRATIC, "microbatch_ns": draw(st.sampled_from([0, 5000]))}
-    policies = st.sampled_from(["lpt", "karmarkar_karp_search", "none"])
+    policies = st.sampled_from(["lpt", "none"])
     several = draw(st.integers(1, 4))
     vit = {
         "cost": cost,

@@ -111,7 +111,7 @@ def spread(seed: int) -> Iterator[list[list[int]] | str]:
     ways: list[Callable[[], Any]] = [partial(batches_in_order, loads, batch, ranks, each)]
     ways += [
         partial(balance_batches, loads, batch, ranks, each, BALANCERS[b], r)
-        for b in ("lpt", "karmarkar_karp")
+        for b in ("lpt", "search")
         for r in (None, room)
     ]
     ways += [partial(pad_batches, loads, batch, ranks, each, r) for r in (None, room, BinRoom(need, 9 * items * each))]
@@ -158,7 +158,7 @@ def small_jobs() -> Iterator[Job]:
                 "cost": costs[(seed + number) % 2],
                 "padded": seed % 5 == number,
             }
-            fields["balance"] = ("none", "lpt", "lpt_search", "karmarkar_karp")[(seed + number) % 4]
+            fields["balance"] = ("none", "lpt")[(seed + number) % 2]
             if (seed + number) % 4:
                 units = (45, 95, 200)[seed // 4 % 3] * 12 * each // dp
                 fields["memory"] = {"room_bytes": 100 * units, "unit_bytes": 100}

@@ -91,7 +91,7 @@ BAD = [
     ((*MODULE, "datasets"), ["laion", "laion"], r"name datasets \['laion', 'laion'\]; each .* named once"),
     ((*MODULE, "memory"), {"room_bytes": 9, "unit_bytes": 10}, "room_bytes 9 holds no unit of unit_bytes 10; raise it"),
     ((*MODULE, "memory"), {"room_bytes": 9}, "execution.modules.0.memory.unit_bytes"),
-    ((*MODULE, "balance"), "best", "execution.modules.0.balance: .*'karmarkar_karp'"),
+    ((*MODULE, "balance"), "best", "execution.modules.0.balance: .*'lpt'"),
     ((*MODULE, "balance"), "padded", "execution.modules.0.balance"),
     ((*MODULE, "dp"), 0, "execution.modules.0.dp"),
     ((*MODULE, "dp"), -1, "execution.modules.0.dp"),

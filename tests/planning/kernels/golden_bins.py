@@ -15,11 +15,10 @@ def digest() -> str:
     for name in sorted(BALANCERS):
         for bins, capacity in ((8, 12), (8, None), (7, 14), (32, 3)):
             found.update(BALANCERS[name](loads, bins, capacity).astype("<i8").tobytes())
-    for name, memory in (("lpt", 512), ("karmarkar_karp", 520), ("lpt_search", 700), ("karmarkar_karp_search", 512)):
+    for name, memory in (("lpt", 512), ("search", 700)):
         found.update(BALANCERS[name](loads, 8, 14, BinRoom(loads % 97, memory)).astype("<i8").tobytes())
     found.update(BALANCERS["padded"](loads, 8, None, BinRoom(loads // 97 + 5, 836)).astype("<i8").tobytes())
-    for pack in (packing.first_fit_decreasing, packing.best_fit_decreasing):
-        found.update(pack(loads + 1, 20000).astype("<i8").tobytes())
+    found.update(packing.best_fit_decreasing(loads + 1, 20000).astype("<i8").tobytes())
     found.update(packing.balanced(loads + 1, loads + loads**2 // 5000, 20000, 26).astype("<i8").tobytes())
     traffic, node = loads[:64].reshape(8, 8), np.arange(8) // 2
     rank = fewest_bytes(traffic, node, node)

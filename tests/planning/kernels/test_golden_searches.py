@@ -42,8 +42,7 @@ def packed(seeds: range) -> Iterator[list[int] | str]:
     for seed in seeds:
         tokens = numbers(seed, seed % 31, 1, (12, 30)[seed % 2])
         for seq_len in (11, 12, 30, 37):
-            for pack in (packing.best_fit_decreasing, packing.first_fit_decreasing):
-                yield outcome(partial(pack, tokens, seq_len))
+            yield outcome(partial(packing.best_fit_decreasing, tokens, seq_len))
             for more in (None, 0, 1, 4):
                 count = None if more is None else -(-int(tokens.sum()) // seq_len) + more
                 yield outcome(partial(packing.balanced, tokens, tokens + tokens**2, seq_len, count))
@@ -51,7 +50,7 @@ def packed(seeds: range) -> Iterator[list[int] | str]:
 
 def test_golden_bins_of_balancers_and_packers() -> None:
     """Alone, under caps of items and of memory, and where these leave nothing."""
-    assert digest([*balanced(range(1, 30)), *packed(range(1, 45))]) == "ffe4f18f33c4139e"
+    assert digest([*balanced(range(1, 30)), *packed(range(1, 45))]) == "47e6627c76317e0c"
 
 
 def test_golden_bins_of_more_items() -> None:
@@ -59,7 +58,7 @@ def test_golden_bins_of_more_items() -> None:
     found = [outcome(partial(BALANCERS[name], loads, 16, 40, BinRoom(loads % 50, 800))) for name in sorted(BALANCERS)]
     found += [outcome(partial(searched, loads, bins, None)) for bins in (3, 50, 150)]
     found += [outcome(partial(packing.balanced, 1 + loads % 300, loads, 1_024, more)) for more in (60, 64, 80)]
-    assert digest(found) == "513659491486310a"
+    assert digest(found) == "5552020a87a44409"
 
 
 def relabelled(seed: int) -> Iterator[list[int] | str]:

@@ -110,47 +110,18 @@ def test_longest_first_within_memory(bins: int) -> None:
     assert outcomes == ({False, True} if bins > 1 else {False})
 
 
-def differenced(loads: I64, order: I64, bins: int) -> list[int]:
-    """Partial solutions are lists of (load, items), heaviest first; the two of widest spread become one."""
-    every = [*((int(loads[i]), [i]) for i in order.tolist()), *[(0, [])] * (-len(loads) % bins)]
-    parts = dict(enumerate(every[n : n + bins] for n in range(0, len(every), bins)))
-
-    def wider(part: int) -> tuple[int, int]:
-        return parts[part][-1][0] - parts[part][0][0], part
-
-    while len(parts) > 1:
-        wide = parts.pop(min(parts, key=wider))
-        into = min(parts, key=wider)
-        pairs = zip(parts[into], reversed(wide), strict=True)
-        parts[into] = sorted(((a + b, mine + more) for (a, mine), (b, more) in pairs), key=lambda one: -one[0])
-    found = [-1] * len(loads)
-    for solution in parts.values():
-        for b, (_, items) in enumerate(solution):
-            for item in items:
-                found[item] = b
-    return found
-
-
-def test_differencing_joins_the_widest_spreads() -> None:
-    for loads, _, order in cases():
-        for bins in (1, 2, 3, 5):
-            assert greedy.differencing(loads, order, bins).tolist() == differenced(loads, order, bins)
-
-
-@pytest.mark.parametrize("fullest", [True, False])
-def test_samples_go_to_the_fullest_sequence_or_the_first_with_room(fullest: bool) -> None:
+def test_samples_go_to_the_fullest_sequence_with_room() -> None:
     for loads, _, order in cases():
         for seq_len in (90, 95, 130):
             tokens, room, expected = loads + 1, list[int](), [-1] * len(loads)
             for item in order.tolist():
                 fits = [s for s in range(len(room)) if room[s] >= tokens[item]]
-                s = min(fits, key=lambda s: (room[s], s) if fullest else (s,), default=len(room))
+                s = min(fits, key=lambda s: (room[s], s), default=len(room))
                 if s == len(room):
                     room.append(seq_len)
                 room[s] -= int(tokens[item])
                 expected[item] = s
-            pack = packing.best_fit if fullest else packing.first_fit
-            assert pack(tokens, order, seq_len).tolist() == expected
+            assert packing.best_fit(tokens, order, seq_len).tolist() == expected
 
 
 def test_best_fit_lets_others_have_a_turn_and_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

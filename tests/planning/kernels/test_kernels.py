@@ -8,7 +8,7 @@ from pathlib import Path
 from planning.kernels.golden_bins import digest
 
 ROOT = Path(__file__).parents[3]
-GOLDEN = "acd8e52031f0588210de6380a1cbf7595ddf93ee304db2966e307d0e8e06ba26"
+GOLDEN = "ee10c0bdbbd639dd363267f523f1e62c2be77429a64acd0640c235bbef43a443"
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

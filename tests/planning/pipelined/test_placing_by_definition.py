@@ -310,10 +310,9 @@ def test_seeds_are_their_definitions(problem: PlacementProblem, policy: BalanceP
     rank = [0] * count
     for turn, s in enumerate(sorted(range(count), key=lambda s: (-others[s], s))):
         rank[s] = dealt[turn % (2 * dp)]
-    within = BalancePolicy.LPT if policy is BalancePolicy.NONE else policy
-    wave = over_waves(problem, rank, within, others)
+    wave = over_waves(problem, rank, BalancePolicy.LPT, others)
     plain = in_order(np.array(rank, np.int64), np.array(wave, np.int64), waves)
-    assert rows_of(placing.stratified(problem, policy)) == reordered(problem, plain, small_ends(problem, plain))
+    assert rows_of(placing.stratified(problem)) == reordered(problem, plain, small_ends(problem, plain))
 
     spread = placing.spread_over_waves(problem)
     assert spread.wave.tolist() == [s * waves // count for s in range(count)]

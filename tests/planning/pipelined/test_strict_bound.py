@@ -79,7 +79,7 @@ def test_no_order_is_below_the_bound(problem: PlacementProblem, seed: int, sorte
     ordered = np.empty_like(place)
     ordered[ascending] = np.sort(place)
     placements.append(in_slots(problem, ordered))
-    seeds = [*placements, *(in_disttrain_order(problem, p) for p in placements), stratified(problem, BalancePolicy.LPT)]
+    seeds = [*placements, *(in_disttrain_order(problem, p) for p in placements), stratified(problem)]
     found = searched(problem, seeds, 0, 0)
     bound = island_bound_ns(problem)
     assert all(bound <= makespan_ns(problem, placement) for placement in (*seeds, found))
@@ -108,7 +108,7 @@ def wide(seed: int, extra: int) -> PlacementProblem:
 
 def found_and_best_start(problem: PlacementProblem, seed: int) -> tuple[int, int]:
     starts = [balanced(problem, policy) for policy in (BalancePolicy.NONE, BalancePolicy.LPT)]
-    starts.append(stratified(problem, BalancePolicy.LPT))
+    starts.append(stratified(problem))
     starts += [in_disttrain_order(problem, s) for s in starts]
     found = makespan_ns(problem, searched(problem, starts, 0, seed))
     return found, min(makespan_ns(problem, s) for s in starts)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dataserver.planning.balancing import BALANCERS, in_runs, longest_first, longest_first_of_each
+from dataserver.planning.balancing import in_runs, longest_first, longest_first_of_each
 from dataserver.planning.balancing import padded as padded_batches
 from dataserver.planning.jobspec import BalancePolicy
 from dataserver.planning.pacing import pace
@@ -25,10 +25,10 @@ def balanced(problem: PlacementProblem, policy: BalancePolicy) -> Placement:
         rank = in_runs(len(loads), problem.dp)
         wave = np.concatenate([in_runs(count, problem.num_waves) for count in np.bincount(rank, minlength=problem.dp)])
         return in_order(rank, wave, problem.num_waves)
-    return _placement(problem, BALANCERS[policy](loads, problem.dp, problem.num_waves * problem.slots), policy)
+    return _placement(problem, longest_first(loads, problem.dp, problem.num_waves * problem.slots), loads)
 
 
-def stratified(problem: PlacementProblem, policy: BalancePolicy) -> Placement:
+def stratified(problem: PlacementProblem) -> Placement:
     """Deal out sequences by encoder and generator time, back and forth: every rank gets large and small ones.
 
     The smallest microbatch of each rank goes last and the next first, where the other stages wait for it.
@@ -39,9 +39,7 @@ def stratified(problem: PlacementProblem, policy: BalancePolicy) -> Placement:
     place = np.arange(len(order)) % (2 * problem.dp)
     rank = np.empty_like(order)
     rank[order] = np.minimum(place, 2 * problem.dp - 1 - place)
-    return _with_small_ends(
-        problem, _placement(problem, rank, BalancePolicy.LPT if policy is BalancePolicy.NONE else policy, loads)
-    )
+    return _with_small_ends(problem, _placement(problem, rank, loads))
 
 
 def _with_small_ends(problem: PlacementProblem, placement: Placement) -> Placement:
@@ -98,26 +96,14 @@ def _of_batches(problem: PlacementProblem, batch: I64) -> Placement:
     return in_order(rank, wave, problem.num_waves)
 
 
-def _placement(problem: PlacementProblem, rank: I64, policy: BalancePolicy, loads: I64 | None = None) -> Placement:
-    """The sequences of each rank over its microbatches, by what ranks are balanced by unless `loads` are given."""
-    loads = problem.balanced_by if loads is None else loads
+def _placement(problem: PlacementProblem, rank: I64, loads: I64) -> Placement:
+    """The sequences of each rank over its microbatches, balanced by `loads`."""
     pace()
-    if policy is BalancePolicy.LPT:
-        wave = longest_first_of_each(loads, rank, problem.dp, problem.num_waves, problem.slots)
-    else:
-        wave = np.empty_like(rank)
-        for mine in _of_each(rank, problem.dp):
-            pace()
-            wave[mine] = BALANCERS[policy](loads[mine], problem.num_waves, problem.slots)
+    wave = longest_first_of_each(loads, rank, problem.dp, problem.num_waves, problem.slots)
     pace()
     wave = number_by_first_of_each(wave, rank, problem.dp, problem.num_waves)
     pace()
     return in_order(rank, wave, problem.num_waves)
-
-
-def _of_each(rank: I64, dp: int) -> list[I64]:
-    """The sequences of each rank, in ascending order."""
-    return np.split(np.argsort(rank, kind="stable"), np.cumsum(np.bincount(rank, minlength=dp))[:-1])
 
 
 def microbatch_sums(problem: PlacementProblem, values: I64, placement: Placement) -> I64:
