@@ -131,10 +131,10 @@ def plan(layout: str, size: int) -> None:
     """Plan one small step of a made-up job, with so many times its samples and data-parallel ranks."""
     import numpy as np
 
-    from dataserver.planning.identity import parse_job
-    from dataserver.planning.jobspec import SPECIAL_TOKENS
+    from dataserver.planning.job.fields import SPECIAL_TOKENS
+    from dataserver.planning.job.identity import parse_job
     from dataserver.planning.planner import plan_step
-    from dataserver.planning.sizing import shard_table, size_samples
+    from dataserver.planning.stream.sizing import shard_table, size_samples
 
     _, modules, options, fields = JOBS[layout]
     ids = dict.fromkeys(SPECIAL_TOKENS, 0)

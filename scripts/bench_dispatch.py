@@ -15,8 +15,8 @@ from benchmarks.calibration import timed
 from benchmarks.rows import Row, report, spread
 from benchmarks.samplers import SAMPLERS, Sampler
 
+from dataserver.planning import I64
 from dataserver.planning.balancing import bin_loads
-from dataserver.planning.samples import I64
 from trainclient.dispatch import Arrangement, arrange
 
 SAMPLES = 16

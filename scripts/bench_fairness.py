@@ -5,7 +5,7 @@ A neighbour opens streams of an ordinary job at steps that nobody planned yet, a
 clients that each bring one odd job after the other, open streams of it and cancel them. Printed is how much longer the
 neighbour waits for a microbatch: the first of a stream, which takes a plan, and any other.
 
-Before, each odd job is planned here, without a server: the longest stretch without a call of `pace`, in CPU time, which
+Before, each odd job is planned here, without a server: the longest stretch without a yield point, in CPU time, which
 others on the machine change less than waits. While it lasts nobody else has a turn.
 
 --sister takes other shards, another neighbour, and odd jobs that are half as large.
@@ -34,7 +34,7 @@ from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 
 from dataserver.cli.jobs import open_job
-from dataserver.planning.pacing import paced
+from dataserver.planning import yielding_to
 from dataserver.planning.planner import plan_step
 
 HERE = Path(__file__).parent
@@ -42,7 +42,7 @@ SERVER = sys.executable, "-m", "dataserver"
 GROWTH = 3.0
 """The neighbour's 99th percentile beside odd jobs, over the one when it is alone, at most."""
 STRETCH_MS = 60.0
-"""CPU time between two calls of `pace`, at most: three times that after which others begin beside it."""
+"""CPU time between two yield points, at most: three times that after which others begin beside it."""
 TIMEOUT_S = 600.0
 ODD_STREAMS = 5
 ODD_S = 1.5
@@ -191,7 +191,7 @@ def stretches(shards: Path, names: Sequence[str], sister: bool) -> Iterator[Row]
         planner = open_job(file, (f"pairs={shards}",), (), (), (), None)
         plan_step(planner.job, 0, planner.samples(0))  # loads the loops
         ended: list[float] = []
-        with paced(lambda: ended.append(time.thread_time())):  # noqa: B023
+        with yielding_to(lambda: ended.append(time.thread_time())):  # noqa: B023
             before = calibration.slowdown()
             ended.append(time.thread_time())
             plan_step(planner.job, 1, planner.samples(1))

@@ -38,8 +38,8 @@ from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.jobs.kept import KEPT_BYTES
 from dataserver.jobs.sizes import memory_of
-from dataserver.planning.identity import parse_job
-from dataserver.planning.jobspec import Sizing
+from dataserver.planning.job.fields import Sizing
+from dataserver.planning.job.identity import parse_job
 from dataserver.preprocessing import decode_patches
 from dataserver.serving.config import load_config
 

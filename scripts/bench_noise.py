@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from benchmarks.rows import Row, report
 
-from dataserver.planning.randomness import Operator, draws
+from dataserver.planning.stream.randomness import Operator, draws
 from trainclient.allocator import keep_freed_memory
 from trainclient.models.noise import diffusion_noise, image_words
 

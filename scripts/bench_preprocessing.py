@@ -27,8 +27,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from skimage import data as photographs
 
 from dataserver.dataset import Dataset, DatasetError
-from dataserver.planning.jobspec import Quality, Sizing
-from dataserver.planning.sizing import patch_grid
+from dataserver.planning.job.fields import Quality, Sizing
+from dataserver.planning.stream.sizing import patch_grid
 from dataserver.preprocessing import ImageShape, decode_patches, silence_pillow_warnings
 from dataserver.preprocessing.codecs import write_patches
 

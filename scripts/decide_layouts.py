@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from dataserver.planning.jobspec import ModelSize
+from dataserver.planning.job.fields import ModelSize
 from trainclient.orchestrate.blocks import execution_block
 from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem
 from trainclient.orchestrate.cluster import Cluster, cluster

@@ -15,10 +15,10 @@ from typing import Any
 from dataserver.cli.jobs import open_job
 from dataserver.cli.pictures import draw_plan
 from dataserver.cli.stairs import mean_stairs
-from dataserver.planning.expectation import imbalance
-from dataserver.planning.identity import Job, identify
-from dataserver.planning.layout import layout_of
-from dataserver.planning.plan import StepPlan
+from dataserver.planning.job.identity import Job, identify
+from dataserver.planning.layouts.interface import layout_of
+from dataserver.planning.plan.expectation import imbalance
+from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import Climbed, PlanSummary, explain, stairs
 
 PICTURED_STEP = 0

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from sleeping_modules import WIDTH, Listed, sleeping_module
 
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.jobspec import parse_json
+from dataserver.planning.job.fields import parse_json
+from dataserver.planning.job.identity import Job, parse_job
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
 from trainclient.modules import Site

@@ -11,9 +11,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from dataserver.planning.costs import backward_ns, forward_ns
-from dataserver.planning.grouped.options import GroupedOptions
-from dataserver.planning.jobspec import Modality
+from dataserver.planning.costs.model import backward_ns, forward_ns
+from dataserver.planning.job.fields import Modality
+from dataserver.planning.layouts.grouped.options import GroupedOptions
 from trainclient.client import Batch
 from trainclient.exchange.grouped import Sharers
 from trainclient.models.contrastive import SiglipRows

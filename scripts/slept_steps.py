@@ -6,8 +6,8 @@ from pathlib import Path
 
 from demo_processes import Processes, python
 
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.jobspec import parse_json
+from dataserver.planning.job.fields import parse_json
+from dataserver.planning.job.identity import Job, parse_job
 
 
 def slept_steps(

@@ -28,11 +28,11 @@ ROOT = Path(__file__).parents[1]
 MIB = 1 << 20
 
 PLANS: dict[str, dict[str, Any]] = {
-    "dataserver/planning/alternatives.py": {"EXTRA_IN_FLIGHT": (0, 1, 2, 4)},
+    "dataserver/planning/layouts/shared/alternatives.py": {"EXTRA_IN_FLIGHT": (0, 1, 2, 4)},
     "dataserver/planning/balancing/assignment.py": {"PAIRS_AT_ONCE": 1_048_576},
     "dataserver/planning/balancing/search.py": {"CLOSE": 16},
-    "dataserver/planning/colocated/assignment.py": {"ROUNDS": 8},
-    "dataserver/planning/colocated/rounds.py": {"_SHARE": 4_294_967_296},
+    "dataserver/planning/layouts/colocated/assignment.py": {"ROUNDS": 8},
+    "dataserver/planning/layouts/colocated/rounds.py": {"_SHARE": 4_294_967_296},
     "dataserver/planning/fitting/fitting.py": {
         "UNITS": {"microbatch_ns": 1, "linear_ps": 1_000, "quadratic_fs": 1_000_000},
         "LEAST_SHARE_PPM": 10,
@@ -49,9 +49,9 @@ PLANS: dict[str, dict[str, Any]] = {
         "NEAR_PPM": 1_000,
         "MILLION": 1_000_000,
     },
-    "dataserver/planning/grouped/baselines.py": {"ITEMS_AT_ONCE": 256, "SPREAD_FROM": 16},
-    "dataserver/planning/grouped/batch.py": {"UNLIMITED": 1_125_899_906_842_624},
-    "dataserver/planning/grouped/policies.py": {
+    "dataserver/planning/layouts/grouped/baselines.py": {"ITEMS_AT_ONCE": 256, "SPREAD_FROM": 16},
+    "dataserver/planning/layouts/grouped/batch.py": {"UNLIMITED": 1_125_899_906_842_624},
+    "dataserver/planning/layouts/grouped/policies.py": {
         "MAX_LOOKS": 15_000_000,
         "PLACING": 5_000,
         "_SAVINGS": (
@@ -62,21 +62,21 @@ PLANS: dict[str, dict[str, Any]] = {
             {"microbatch_counts": 1, "cuts": 0},
         ),
     },
-    "dataserver/planning/grouped/refining.py": {"NUM_SEEDS": 2, "MAX_HALVINGS": 16},
-    "dataserver/planning/grouped/wave_order.py": {"MAX_OPERATIONS": 500_000},
-    "dataserver/planning/jobspec/plan_limits.py": {"SINGLE_STEP": 4},
+    "dataserver/planning/layouts/grouped/refining.py": {"NUM_SEEDS": 2, "MAX_HALVINGS": 16},
+    "dataserver/planning/layouts/grouped/wave_order.py": {"MAX_OPERATIONS": 500_000},
+    "dataserver/planning/job/fields/plan_limits.py": {"SINGLE_STEP": 4},
     "dataserver/planning/kernels/grouping.py": {"NEVER": 4_611_686_018_427_387_904, "FIRST_LOOK": 8, "CLOSE": 9},
     "dataserver/planning/kernels/search.py": {"SLACK": 8},
-    "dataserver/planning/packing.py": {"_LOOKS_PER_SAMPLE": 16},
-    "dataserver/planning/pipelined/alternatives.py": {"CHUNKS": 2},
-    "dataserver/planning/pipelined/placing/search.py": {
+    "dataserver/planning/stream/packing.py": {"_LOOKS_PER_SAMPLE": 16},
+    "dataserver/planning/layouts/pipelined/alternatives.py": {"CHUNKS": 2},
+    "dataserver/planning/layouts/pipelined/placing/search.py": {
         "SEARCH_OPERATIONS": 4_400,
         "RESERVED_OPERATIONS": 800_000,
         "GOAL_SHARE": 4_096,
         "FITTING_LOOKS": 32,
     },
-    "dataserver/planning/sizing.py": {"UNDERSTANDING_EXTRA": 2, "IMAGE_EXTRA": 2, "GENERATION_EXTRA": 2},
-    "dataserver/planning/waves.py": {"AUTOMATIC_EXTRA": 4},
+    "dataserver/planning/stream/sizing.py": {"UNDERSTANDING_EXTRA": 2, "IMAGE_EXTRA": 2, "GENERATION_EXTRA": 2},
+    "dataserver/planning/layouts/shared/waves.py": {"AUTOMATIC_EXTRA": 4},
 }
 """What plan versions mean, and fits of costs, on which plans depend: servers of one fleet must plan alike."""
 TIMES: dict[str, dict[str, float]] = {
@@ -115,10 +115,13 @@ KEPT: dict[str, dict[str, Any]] = {
     "dataserver/jobs/kept.py": {"KEPT_BYTES": 768 * MIB, "CUTS_BYTES": 8 * MIB},
     "dataserver/jobs/tables.py": {"KEPT_SLICES": 4},
     "dataserver/planning/compiled.py": {"KEPT": 8},
-    "dataserver/planning/jobspec/problems.py": {"_MOST_SHOWN": 8, "_MOST_CHARS": 64},
+    "dataserver/planning/job/fields/problems.py": {"_MOST_SHOWN": 8, "_MOST_CHARS": 64},
     "dataserver/planning/kernels/peaks.py": {"LOOKS_AT_ONCE": 131_072},
     "dataserver/planning/kernels/packing.py": {"MOVES_AT_ONCE": 4_194_304},
-    "dataserver/planning/pipelined/placing/search.py": {"OPERATIONS_AT_ONCE": 2_097_152, "LOOKS_AT_ONCE": 16_384},
+    "dataserver/planning/layouts/pipelined/placing/search.py": {
+        "OPERATIONS_AT_ONCE": 2_097_152,
+        "LOOKS_AT_ONCE": 16_384,
+    },
     "dataserver/preprocessing/limits.py": {"DECODER_BYTES_PER_PIXEL": 16},
     "dataserver/preprocessing/views.py": {"IMAGES_PER_TASK": 8, "READ_AT_ONCE_BYTES": 4 * MIB},
     "dataserver/serving/allocator.py": {

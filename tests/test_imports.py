@@ -11,16 +11,18 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PLANNING = "dataserver.planning"
-LAYOUTS = tuple(f"{PLANNING}.{path.parent.name}" for path in sorted((ROOT / "dataserver/planning").glob("*/layout.py"))
-                if path.parent.name != "jobspec")  # fmt: skip
+LAYOUTS = tuple(
+    f"{PLANNING}.layouts.{path.parent.name}"
+    for path in sorted((ROOT / "dataserver/planning/layouts").glob("*/layout.py"))
+)
 """Folders of layouts: those that say how they are planned."""
 OPEN = ("options", "layout")
 """Modules of a layout's folder that others may import."""
 BESIDE_THE_LAYOUT = {
-    ("trainclient.orchestrate.contrastive", f"{PLANNING}.contrastive.choice"),
-    ("trainclient.orchestrate.grouped", f"{PLANNING}.grouped.compositions"),
-    ("dataserver.cli.towers", f"{PLANNING}.contrastive.choice"),
-    ("dataserver.cli.towers", f"{PLANNING}.contrastive.profiles"),
+    ("trainclient.orchestrate.contrastive", f"{PLANNING}.layouts.contrastive.choice"),
+    ("trainclient.orchestrate.grouped", f"{PLANNING}.layouts.grouped.compositions"),
+    ("dataserver.cli.towers", f"{PLANNING}.layouts.contrastive.choice"),
+    ("dataserver.cli.towers", f"{PLANNING}.layouts.contrastive.profiles"),
 }
 """The command that places towers is about contrastive jobs alone; each layout is solved by a module of its own."""
 NAMES_A_LAYOUT = {
@@ -165,7 +167,7 @@ def mentions(tree: ast.AST) -> set[str]:
 def test_nothing_but_the_registry_asks_which_layout_it_is() -> None:
     outside = [n for n in modules() if not any(n == f or n.startswith(f"{f}.") for f in LAYOUTS)]
     found = {name for name in outside if mentions(ast.parse(modules()[name].read_text()))}
-    assert found - {f"{PLANNING}.job"} == NAMES_A_LAYOUT.keys()
+    assert found - {f"{PLANNING}.job.spec"} == NAMES_A_LAYOUT.keys()
 
 
 def test_the_checks_see_what_they_look_for() -> None:

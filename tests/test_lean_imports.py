@@ -59,7 +59,7 @@ ours = [model for model in below(BaseModel) if model.__module__.startswith("data
 built = [model.__name__ for model in ours if model.__pydantic_complete__]
 assert len(ours) > 20 and not built, built
 later = {"concurrent.futures.process", "multiprocessing", "importlib.metadata", "tempfile", "difflib", "grpc_status",
-         "dataserver.planning.fitting", "dataserver.planning.simulation", "dataserver.planning.layout"}
+         "dataserver.planning.fitting", "dataserver.planning.simulation", "dataserver.planning.layouts.interface"}
 assert not later & sys.modules.keys(), later & sys.modules.keys()
 """
     )
@@ -71,8 +71,8 @@ def test_serving_a_first_microbatch_loads_no_compiler_and_no_parquet(tmp_path: P
     code = f"""
 from pathlib import Path
 from dataserver.jobs import Catalog, JobPlanner, fill_job
-from dataserver.planning.identity import parse_job
-from dataserver.planning.views import view_plan
+from dataserver.planning.job.identity import parse_job
+from dataserver.planning.plan.views import view_plan
 from dataserver.preprocessing import prepare_view, total_bytes, view_tensors
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer

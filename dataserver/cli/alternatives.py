@@ -6,9 +6,9 @@ from functools import reduce
 from itertools import product
 from typing import Any, Final
 
-from dataserver.planning.identity import Job
-from dataserver.planning.job import Execution
-from dataserver.planning.layout import layout_of
+from dataserver.planning.job.identity import Job
+from dataserver.planning.job.spec import Execution
+from dataserver.planning.layouts.interface import layout_of
 
 STAIR: Final = "stair"
 """Heading of what stands on the way from the baseline to the job, and nowhere else."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from dataserver.cli.logs import LogFormat
 
 if TYPE_CHECKING:
-    from dataserver.planning.jobspec import Sizing
+    from dataserver.planning.job.fields import Sizing
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _SAYS_ITSELF = tyro.conf.arg(help_behavior_hint="")
@@ -68,7 +68,7 @@ def sizing_of(**values: int | str) -> "Sizing":
     """
     from pydantic import ValidationError
 
-    from dataserver.planning.jobspec import Sizing, describe
+    from dataserver.planning.job.fields import Sizing, describe
 
     try:
         return Sizing.model_validate_json(json.dumps(values))

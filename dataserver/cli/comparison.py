@@ -8,11 +8,11 @@ from typing import Any
 
 from dataserver.cli.alternatives import Alternative
 from dataserver.jobs import JobPlanner
-from dataserver.planning.expectation import imbalance, padding_ppm
-from dataserver.planning.identity import Job, identify
-from dataserver.planning.layout import layout_of
+from dataserver.planning.job.identity import Job, identify
+from dataserver.planning.layouts.interface import layout_of
+from dataserver.planning.plan.expectation import imbalance, padding_ppm
 from dataserver.planning.planner import module_loads, plan_step
-from dataserver.planning.samples import StepSamples
+from dataserver.planning.stream.samples import StepSamples
 
 
 @dataclass(frozen=True, slots=True)

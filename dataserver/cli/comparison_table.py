@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dataserver.cli.alternatives import ASKED_FOR, STAIR, changes
 from dataserver.cli.comparison import Figures, Outcome
-from dataserver.planning.job import Execution
+from dataserver.planning.job.spec import Execution
 
 WORTHWHILE_PERCENT: Final = 0.5
 """A smaller gain is no reason to change a job."""

@@ -28,10 +28,17 @@ from dataserver.cli.arguments import Address, MaybePath, Pairs
 from dataserver.cli.jobs import open_job
 from dataserver.cli.progress import progress_bar
 from dataserver.jobs import JobPlanner
-from dataserver.planning.fitting import MAX_TIME_NS, Fit, FitError, Measurements, fit, microbatch_sizes
-from dataserver.planning.jobspec import ModuleSpec
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.fitting import (
+    MAX_TIME_NS,
+    Fit,
+    FitError,
+    Measurements,
+    fit,
+    microbatch_sizes,
+)
+from dataserver.planning.job.fields import ModuleSpec
+from dataserver.planning.plan.plan import StepPlan
 
 MAX_LINE_BYTES: Final = 4 << 20
 MAX_REPORTS: Final = 1 << 16

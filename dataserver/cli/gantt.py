@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dataserver.cli.timelines import Bar, bars_of, labels_of, modules_of
-from dataserver.planning.layout import PlannedTimeline
-from dataserver.planning.plan import RankGroups
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.layouts.interface import PlannedTimeline
+from dataserver.planning.plan.plan import RankGroups
 from dataserver.planning.simulation import OperationKind
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from typing import Any
 
 from dataserver.cli.arguments import Pairs, given, named_paths, tokenizer_files
 from dataserver.jobs import Catalog, JobPlanner, fill_job
-from dataserver.planning.identity import parse_job
-from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, parse_yaml
-from dataserver.planning.profile import ProfileError, with_profiles
+from dataserver.planning.costs.profile import ProfileError, with_profiles
+from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
+from dataserver.planning.job.identity import parse_job
 from dataserver.serving.config import load_config
 
 

@@ -9,9 +9,9 @@ from dataserver.cli.stairs import COLUMNS, TITLE, StairRow
 from dataserver.cli.tables import compositions, in_flight
 from dataserver.cli.timelines import critical_ns
 from dataserver.outputs import write_whole
-from dataserver.planning.expectation import imbalance, padding_ppm
-from dataserver.planning.identity import Job
-from dataserver.planning.plan import StepPlan
+from dataserver.planning.job.identity import Job
+from dataserver.planning.plan.expectation import imbalance, padding_ppm
+from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import PlanSummary
 
 STYLE = """

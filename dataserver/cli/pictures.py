@@ -9,7 +9,7 @@ from dataserver.cli.gantt import BACKWARD_ALPHA, BUBBLE, COLOURS, INK, INTERACTI
 from dataserver.cli.stairs import StairRow
 from dataserver.cli.timelines import modules_of
 from dataserver.outputs import write_whole
-from dataserver.planning.expectation import imbalance
+from dataserver.planning.plan.expectation import imbalance
 from dataserver.planning.planner import PlanSummary
 from dataserver.planning.simulation import OperationKind
 

@@ -17,8 +17,8 @@ from dataserver.cli.progress import progress_bar
 from dataserver.cli.stairs import StairRow, stair_rows, stair_table
 from dataserver.cli.tables import console_for_tables
 from dataserver.jobs import JobPlanner
-from dataserver.planning.identity import Job
-from dataserver.planning.layout import layout_of
+from dataserver.planning.job.identity import Job
+from dataserver.planning.layouts.interface import layout_of
 
 
 def simulate(

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dataserver.cli.stairs import StairRow, stair_table
-from dataserver.planning.expectation import imbalance
-from dataserver.planning.job import Execution
-from dataserver.planning.jobspec import ModuleKind
+from dataserver.planning.job.fields import ModuleKind
+from dataserver.planning.job.spec import Execution
+from dataserver.planning.plan.expectation import imbalance
 
 WIDTH: Final = 110
 """Of tables where the output is no terminal."""

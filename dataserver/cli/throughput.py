@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.dataset import Dataset, ImageRef, sniff_format
-from dataserver.planning.jobspec import Sizing
-from dataserver.planning.sizing import patch_grid
+from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.sizing import patch_grid
 from dataserver.preprocessing import ImageShape, decode_patches
 
 READING: Final = "reading"

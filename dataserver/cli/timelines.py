@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from dataserver.planning.layout import Node, PlannedTimeline
+from dataserver.planning.layouts.interface import Node, PlannedTimeline
 from dataserver.planning.simulation import OperationKind, critical_path
 
 

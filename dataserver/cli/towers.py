@@ -18,7 +18,9 @@ from dataserver.cli.jobs import open_job
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.tables import console_for_tables
 from dataserver.jobs import JobPlanner
-from dataserver.planning.contrastive.choice import (
+from dataserver.planning.job.fields import ModuleSpec
+from dataserver.planning.job.identity import identify
+from dataserver.planning.layouts.contrastive.choice import (
     TowerChoice,
     TowerCluster,
     TowerPlacement,
@@ -29,11 +31,9 @@ from dataserver.planning.contrastive.choice import (
     place_in_parallel,
     share_time,
 )
-from dataserver.planning.contrastive.options import ContrastiveOptions
-from dataserver.planning.contrastive.profiles import tower_profile, with_degrees
-from dataserver.planning.expectation import item_sizes
-from dataserver.planning.identity import identify
-from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.layouts.contrastive.options import ContrastiveOptions
+from dataserver.planning.layouts.contrastive.profiles import tower_profile, with_degrees
+from dataserver.planning.plan.expectation import item_sizes
 from dataserver.planning.planner import plan_step, timeline
 
 StateBytes = Annotated[

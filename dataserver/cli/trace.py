@@ -8,11 +8,11 @@ import numpy as np
 
 from dataserver.cli.timelines import Bar, bars_of, labels_of, owner_of
 from dataserver.outputs import write_whole
-from dataserver.planning.identity import Job
-from dataserver.planning.jobspec import ModuleSpec
-from dataserver.planning.layout import Node, PlannedTimeline
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.job.fields import ModuleSpec
+from dataserver.planning.job.identity import Job
+from dataserver.planning.layouts.interface import Node, PlannedTimeline
+from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.simulation import OperationKind
 
 Event = dict[str, Any]

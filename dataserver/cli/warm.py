@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dataserver.planning.compiled import COMPILING, folders, is_warm, mark_warm, place, taken, warm_folder
+from dataserver.planning.compiled import (
+    COMPILING,
+    folders,
+    is_warm,
+    mark_warm,
+    place,
+    taken,
+    warm_folder,
+)
 from dataserver.planning.warmup import SHARES
 
 _log = logging.getLogger(__name__)

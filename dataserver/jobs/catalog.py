@@ -7,7 +7,7 @@ from typing import Protocol
 
 from dataserver.dataset import Dataset
 from dataserver.jobs.errors import DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError
-from dataserver.planning.jobspec import DatasetSpec, Stream, TokenizerSpec
+from dataserver.planning.job.fields import DatasetSpec, Stream, TokenizerSpec
 from dataserver.preprocessing import BYTES, Tokenizer, check_tokenizer, load_tokenizer
 
 

@@ -1,6 +1,6 @@
 """Why a job cannot be planned over what there is. `serving/errors.py` gives each its reason."""
 
-from dataserver.planning.identity import JobSpecError
+from dataserver.planning.job.identity import JobSpecError
 
 
 class DatasetUnknownError(ValueError):

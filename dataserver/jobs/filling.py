@@ -5,7 +5,7 @@ from typing import Any
 
 from dataserver.jobs.catalog import Catalog, quarantine_digest
 from dataserver.jobs.errors import FillingError
-from dataserver.planning.jobspec import SPECIAL_TOKENS, absent_fields, is_name
+from dataserver.planning.job.fields import SPECIAL_TOKENS, absent_fields, is_name
 from dataserver.preprocessing import BYTES, tokenizer_spec
 
 

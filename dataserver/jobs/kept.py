@@ -8,11 +8,11 @@ from dataserver.dataset import LruCache
 from dataserver.jobs.once import OnceCache
 from dataserver.jobs.sizes import memory_of
 from dataserver.jobs.statistics_cache import StatisticsCache
-from dataserver.planning.gathering import Window
-from dataserver.planning.identity import Job
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import ShardTable
-from dataserver.planning.slices import Slices
+from dataserver.planning.job.identity import Job
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.stream.gathering import Window
+from dataserver.planning.stream.samples import ShardTable
+from dataserver.planning.stream.slices import Slices
 
 KEPT_BYTES: Final = 768 << 20
 """A third each for tables, windows and plans. A sample of one image takes some 40 bytes in a table, and 40 in a window:

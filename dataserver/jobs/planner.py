@@ -11,17 +11,17 @@ from dataserver.jobs.kept import Kept
 from dataserver.jobs.sizes import memory_of
 from dataserver.jobs.tables import ShardTables
 from dataserver.jobs.turns import Turns, Unwanted, always_wanted
-from dataserver.planning.gathering import Window, gather_step
-from dataserver.planning.identity import Job, JobSpecError
-from dataserver.planning.measure import Measure, axis_lengths
-from dataserver.planning.order import Span, StreamOrder, units_of
-from dataserver.planning.pacing import pace
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.plan_limits import PlanLimitError, check_contents, limits_of
-from dataserver.planning.samples import I64, StepSamples
+from dataserver.planning import I64, yield_point
+from dataserver.planning.job.identity import Job, JobSpecError
+from dataserver.planning.job.limits import PlanLimitError, check_contents, limits_of
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.stream.gathering import Window, gather_step
+from dataserver.planning.stream.order import Span, StreamOrder, units_of
+from dataserver.planning.stream.samples import StepSamples
+from dataserver.planning.stream.statistics import Measure, axis_lengths
 
 if TYPE_CHECKING:
-    from dataserver.planning.layout import Limits
+    from dataserver.planning.layouts.interface import Limits
 
 Value = TypeVar("Value")
 Fetch = Callable[["JobPlanner", int, Unwanted], StepPlan | None]
@@ -117,7 +117,7 @@ class JobPlanner:
         return plan
 
     def _made(self, step: int, unwanted: Unwanted) -> StepPlan:
-        from dataserver.planning.planner import plan_step  # see `_lay_out`
+        from dataserver.planning.planner import plan_step
 
         def compute(unwanted: Unwanted) -> StepPlan:
             began = monotonic()
@@ -147,7 +147,7 @@ class JobPlanner:
         return self._tables.windows(self._order, span)
 
     def _lay_out(self, statistics: Sequence[Measure]) -> StreamOrder:
-        from dataserver.planning.layout import layout_of  # with the simulator, which servers load with their first job
+        from dataserver.planning.layouts.interface import layout_of
 
         limits = layout_of(self.job.spec.execution).limits(self.job.spec)
         lengths = [self._lengths(dataset, found, limits) for dataset, found in enumerate(statistics)]
@@ -162,7 +162,7 @@ class JobPlanner:
         lengths, certain = axis_lengths(self.job.stream, statistics)
         clear = limits.add_measured(dataset, statistics)
         for shard in np.flatnonzero(~(certain & clear)).tolist():
-            pace()
+            yield_point()
             table = self._tables.table(dataset, shard)
             if not clear[shard]:
                 limits.add(dataset, table, self._tables.where(dataset, shard))

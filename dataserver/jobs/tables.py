@@ -9,12 +9,12 @@ from dataserver.dataset import Dataset, DatasetError, Filter, FilterError, compi
 from dataserver.jobs.kept import Kept
 from dataserver.jobs.shard_statistics import Rules, columns_of, rows_left
 from dataserver.jobs.sizes import memory_of
-from dataserver.planning.gathering import Window, gather_window, size_rows
-from dataserver.planning.identity import Job
-from dataserver.planning.jobspec import DatasetSpec
-from dataserver.planning.order import Span, StreamOrder, units_of
-from dataserver.planning.samples import ShardTable
-from dataserver.planning.slices import Slices, Table, cut, gather_slice, whole
+from dataserver.planning.job.fields import DatasetSpec
+from dataserver.planning.job.identity import Job
+from dataserver.planning.stream.gathering import Window, gather_window, size_rows
+from dataserver.planning.stream.order import Span, StreamOrder, units_of
+from dataserver.planning.stream.samples import ShardTable
+from dataserver.planning.stream.slices import Slices, Table, cut, gather_slice, whole
 
 KEPT_SLICES: Final = 4
 """Slices of a window that is too large to be kept: so many fit what is kept of windows."""

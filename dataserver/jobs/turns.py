@@ -1,6 +1,6 @@
 """Turns of jobs: what computes for a job runs in slices of time, and the job that used least goes next.
 
-A piece of work hands its turn over where planning calls `pace`. While one is in a long compiled loop, or waits for
+A piece of work hands its turn over at the yield points of planning. While one is in a long compiled loop, or waits for
 storage, it does not get there; then others go on beside it, since what computes for so long holds no lock of the
 interpreter.
 """
@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeVar
 
 from dataserver.dataset import usable_cores
-from dataserver.planning.pacing import paced
+from dataserver.planning import yielding_to
 
 SLICE_S: Final = 0.02
 """Time that a job computes before another one's turn; the work of an ordinary step takes one or two."""
 OVERDUE_S: Final = 0.02
-"""After so long between two calls of `pace`, others go on beside a piece of work."""
+"""After so long between two yield points, others go on beside a piece of work."""
 PATIENCE_S: Final = 0.25
 """Time between two looks of work that waits: is it unwanted?"""
 
@@ -47,7 +47,7 @@ class _Work:
         self.since = 0.0
         """When its turn began."""
         self.seen = 0.0
-        """When it last called `pace`."""
+        """When it last called `yield_point`."""
 
 
 class Turns:
@@ -84,7 +84,7 @@ class Turns:
             with self._lock:
                 self._enter(mine)
             self._wait(mine)
-            with paced(lambda: self._pace(mine)):
+            with yielding_to(lambda: self._pace(mine)):
                 return work()
         finally:
             with self._lock:

@@ -1,1 +1,40 @@
-"""The planner: pure functions from metadata to plans. Imports nothing else of this project and does no I/O."""
+"""From metadata to plans. Pure: arrays in, arrays out, no I/O.
+
+Here is what all parts of planning use: types of arrays, and the points at which planning can be interrupted. Planning
+calls `yield_point` between bounded pieces of work. By itself that does nothing. A server uses it to share planning time
+between jobs, and to give up a plan that nobody waits for. What is planned does not depend on it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+Bool = NDArray[np.bool_]
+
+
+def _go_on() -> None:
+    """Nobody else waits."""
+
+
+_at_yield_point: ContextVar[Callable[[], None]] = ContextVar("at_yield_point", default=_go_on)
+
+
+def yield_point() -> None:
+    """A point at which planning may wait, or end with an exception."""
+    _at_yield_point.get()()
+
+
+@contextmanager
+def yielding_to(call: Callable[[], None]) -> Iterator[None]:
+    """Call `call` at every yield point of what runs inside, in this thread."""
+    token = _at_yield_point.set(call)
+    try:
+        yield
+    finally:
+        _at_yield_point.reset(token)

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
-from dataserver.planning.identity import Job, identify
-from dataserver.planning.job import Execution, JobSpec
-from dataserver.planning.layout import PlannedTimeline, layout_of
-from dataserver.planning.plan import ArrangedStep, StepPlan
-from dataserver.planning.samples import I64, StepSamples
+from dataserver.planning import I64
+from dataserver.planning.job.identity import Job, identify
+from dataserver.planning.job.spec import Execution, JobSpec
+from dataserver.planning.layouts.interface import PlannedTimeline, layout_of
+from dataserver.planning.plan.plan import ArrangedStep, StepPlan
 from dataserver.planning.simulation import Program
+from dataserver.planning.stream.samples import StepSamples
 
 
 def plan_step(job: Job, step: int, samples: StepSamples) -> StepPlan:

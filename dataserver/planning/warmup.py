@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from dataserver.planning.gathering import pick_rows
-from dataserver.planning.identity import parse_job
-from dataserver.planning.jobspec import SPECIAL_TOKENS
+from dataserver.planning.job.fields import SPECIAL_TOKENS
+from dataserver.planning.job.identity import parse_job
 from dataserver.planning.planner import plan_step
-from dataserver.planning.sizing import shard_table, size_samples
+from dataserver.planning.stream.gathering import pick_rows
+from dataserver.planning.stream.sizing import shard_table, size_samples
 
 _GROUPS: Final = {"kind": "grouped", "max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 1}]}
 _SMALL: Final = {"memory": {"room_bytes": 512, "unit_bytes": 1}}

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from dataserver.planning.jobspec import Quality, Sizing
+from dataserver.planning.job.fields import Quality, Sizing
 from dataserver.preprocessing.codecs import ImageShape, decode_patches
 from dataserver.preprocessing.reference_images import (
     JPEG_CMYK,

@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.dataset import IMAGE, TEXT, TokenizedDocument
-from dataserver.planning.jobspec import Stream
-from dataserver.planning.naming import sample_name
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import I32, I64, StepSamples, Task, ranges
-from dataserver.planning.views import ViewPlan
+from dataserver.planning import I32, I64
+from dataserver.planning.job.fields import Stream
+from dataserver.planning.plan.naming import sample_name
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.plan.views import ViewPlan
+from dataserver.planning.stream.samples import StepSamples, Task, ranges
 
 IGNORED: Final = -100
 """Label of a token whose successor is no target."""

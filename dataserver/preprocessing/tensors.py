@@ -8,11 +8,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.job import JobSpec
-from dataserver.planning.jobspec import ModuleKind
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import I64, StepSamples, Task
-from dataserver.planning.views import ViewPlan, aligned
+from dataserver.planning import I64
+from dataserver.planning.job.fields import ModuleKind
+from dataserver.planning.job.spec import JobSpec
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.plan.views import ViewPlan, aligned
+from dataserver.planning.stream.samples import StepSamples, Task
 from dataserver.preprocessing.codecs import U8
 from dataserver.preprocessing.sequences import embeddings
 

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.jobspec import SPECIAL_TOKENS, TokenizerSpec
+from dataserver.planning.job.fields import SPECIAL_TOKENS, TokenizerSpec
 from dataserver.preprocessing.limits import MAX_TEXT_BATCH_BYTES, MAX_TOKENIZER_BYTES
 
 I32 = NDArray[np.int32]

@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.dataset import Dataset, Shard
-from dataserver.planning.job import JobSpec, ValidityPolicy
-from dataserver.planning.jobspec import ModuleKind, Sizing
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import I64, ROW_BITS, Bool, StepSamples
-from dataserver.planning.views import ViewPlan
+from dataserver.planning import I64, Bool
+from dataserver.planning.job.fields import ModuleKind, Sizing
+from dataserver.planning.job.spec import JobSpec, ValidityPolicy
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.plan.views import ViewPlan
+from dataserver.planning.stream.samples import ROW_BITS, StepSamples
 from dataserver.preprocessing.codecs import U8, ImageShape, decode_patches
 from dataserver.preprocessing.sequences import IGNORED, backbone_arrays, text_arrays
 from dataserver.preprocessing.tensors import TensorSpec, num_patches, total_bytes

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from dataserver.addresses import expanded
 from dataserver.dataset import usable_memory
-from dataserver.planning.jobspec import MAX_TEXT_BYTES, Name, TextError, parse_yaml, required
+from dataserver.planning.job.fields import MAX_TEXT_BYTES, Name, TextError, parse_yaml, required
 from dataserver.serving.budgets import LEAST_JOB_BYTES, MIB, budgets, default_decode_threads
 
 

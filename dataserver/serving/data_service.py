@@ -11,9 +11,7 @@ from disttrain.v1 import errors_pb2, microbatch_pb2
 from google.protobuf.duration_pb2 import Duration
 
 from dataserver.jobs import Catalog, Unwanted, fill_job, quarantine_digest
-from dataserver.planning.identity import JobSpecError, parse_job
-from dataserver.planning.job import SUPPORTED_PLAN_VERSIONS
-from dataserver.planning.jobspec import (
+from dataserver.planning.job.fields import (
     SUPPORTED_CONTENT_VERSIONS,
     SUPPORTED_ORDER_VERSIONS,
     ModuleSpec,
@@ -23,7 +21,9 @@ from dataserver.planning.jobspec import (
     parse_json,
     value_at,
 )
-from dataserver.planning.naming import counted
+from dataserver.planning.job.identity import JobSpecError, parse_job
+from dataserver.planning.job.spec import SUPPORTED_PLAN_VERSIONS
+from dataserver.planning.plan.naming import counted
 from dataserver.preprocessing import content_digest, tokenizer_spec
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.descriptions import describe_samples
@@ -101,7 +101,7 @@ class DataService:
 
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:
         """Plan one step and say what the plan gains."""
-        from dataserver.planning.planner import explain  # with the simulator; few ask for it
+        from dataserver.planning.planner import explain
         from dataserver.serving.plan_message import plan_message
 
         served, unwanted = self._jobs.get(request.job_id), _left(context)

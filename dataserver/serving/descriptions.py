@@ -7,7 +7,7 @@ from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import errors_pb2
 
 from dataserver.dataset import Dataset, SampleDescription, Scalar, describe
-from dataserver.planning.samples import ROW_BITS
+from dataserver.planning.stream.samples import ROW_BITS
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 

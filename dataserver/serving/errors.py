@@ -20,9 +20,9 @@ from dataserver.jobs import (
     UnwantedError,
 )
 from dataserver.planning.balancing import BinRoomError
-from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
-from dataserver.planning.order import DatasetEmptyError, StepOutOfRangeError
-from dataserver.planning.sizing import MicrobatchTooLargeError, SampleTooLargeError
+from dataserver.planning.job.identity import JobSpecError, UnsupportedVersionError
+from dataserver.planning.stream.order import DatasetEmptyError, StepOutOfRangeError
+from dataserver.planning.stream.sizing import MicrobatchTooLargeError, SampleTooLargeError
 from dataserver.preprocessing import TokenCountError, TokenizerError, UnknownTensorError
 
 ERROR_DOMAIN = "disttrain"

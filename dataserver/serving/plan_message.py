@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 from disttrain.v1 import plan_pb2, program_pb2
 
-from dataserver.planning.expectation import padding_ppm
-from dataserver.planning.identity import Job
-from dataserver.planning.layout import PlannedTimeline
-from dataserver.planning.plan import Arrangement, StepPlan
+from dataserver.planning.job.identity import Job
+from dataserver.planning.layouts.interface import PlannedTimeline
+from dataserver.planning.plan.expectation import padding_ppm
+from dataserver.planning.plan.plan import Arrangement, StepPlan
 from dataserver.planning.planner import PlanSummary, programs
 from dataserver.planning.simulation import Program
 from dataserver.serving.wire import denominators, schedules

@@ -24,7 +24,7 @@ from typing import Final
 from disttrain.v1 import errors_pb2
 from disttrain.v1.data_service_pb2 import EndOfStream
 
-from dataserver.planning.plan import StepPlan
+from dataserver.planning.plan.plan import StepPlan
 from dataserver.serving.assembly import Assembly, with_retries
 from dataserver.serving.errors import DataServiceError, service_error
 from dataserver.serving.fair_pool import FairPool

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
 
 Sampler = Callable[[I64, I64, int], tuple[I64, I64]]
 ROUNDS = 10

@@ -17,7 +17,7 @@ from typing import Any, Final
 import yaml
 
 from dataserver.cli.jobs import open_job
-from dataserver.planning.jobspec import MODELS
+from dataserver.planning.job.fields import MODELS
 from dataserver.planning.planner import timeline
 from dataserver.preprocessing.tokens import ByteTokenizer, tokenizer_spec
 from on_gpu.preset import SMALL, Size, job

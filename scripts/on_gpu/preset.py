@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataserver.planning.jobspec import MODELS, ModelSize
+from dataserver.planning.job.fields import MODELS, ModelSize
 from trainclient.orchestrate.memory import ENCODER_BLOCK
 from trainclient.orchestrate.memory import kept_bytes as bytes_of_row
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from loaders.webdataset_loader import batches
 
-from dataserver.planning.jobspec import MODELS
+from dataserver.planning.job.fields import MODELS
 from on_gpu.preset import SMALL, Size
 from on_gpu.processes import Ended, run_bounded
 from on_gpu.telling import Given, Told, given, spread

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dataserver.planning.jobspec import ModelSize
+from dataserver.planning.job.fields import ModelSize
 from trainclient.orchestrate.choice import Problem
 from trainclient.orchestrate.cluster import Cluster, cluster
 from trainclient.orchestrate.networks import Network, read_network

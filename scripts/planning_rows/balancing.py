@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.calibration import timed
 from benchmarks.rows import Row, spread
 
-from dataserver.planning import packing
+from dataserver.planning import I64
 from dataserver.planning.balancing import (
     bin_loads,
     bytes_between_nodes,
@@ -25,7 +25,7 @@ from dataserver.planning.balancing import (
     searched,
     traffic_between,
 )
-from dataserver.planning.samples import I64
+from dataserver.planning.stream import packing
 
 SEEDS, OTHER_SEEDS = range(20), range(100, 120)
 """Of rows, and of their sisters."""

@@ -11,10 +11,10 @@ from benchmarks.calibration import timed
 from benchmarks.rows import Row
 
 from dataserver.cli.stairs import mean_stairs
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.jobspec import SPECIAL_TOKENS
-from dataserver.planning.layout import layout_of
-from dataserver.planning.plan import StepPlan
+from dataserver.planning.job.fields import SPECIAL_TOKENS
+from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.layouts.interface import layout_of
+from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import plan_step, stairs, timeline
 from planning_rows.steps import SEQ_LEN, Sizes, laion_sizes, resampled
 

@@ -10,9 +10,10 @@ from statistics import median
 import numpy as np
 from benchmarks.rows import Row
 
+from dataserver.planning import I64
 from dataserver.planning.balancing import longest_first
-from dataserver.planning.jobspec import BalancePolicy
-from dataserver.planning.pipelined.placing import (
+from dataserver.planning.job.fields import BalancePolicy
+from dataserver.planning.layouts.pipelined.placing import (
     PlacementProblem,
     balanced,
     in_disttrain_order,
@@ -21,9 +22,8 @@ from dataserver.planning.pipelined.placing import (
     searched,
     stratified,
 )
-from dataserver.planning.placement import Placement
-from dataserver.planning.samples import I64
-from dataserver.planning.waves import one_f_one_b_in_flight
+from dataserver.planning.layouts.shared.waves import one_f_one_b_in_flight
+from dataserver.planning.plan.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)

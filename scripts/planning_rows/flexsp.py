@@ -9,14 +9,19 @@ import numpy as np
 from benchmarks.calibration import timed
 from benchmarks.rows import Row
 
-from dataserver.planning.grouped.baselines import best_homogeneous_plan, homogeneous_plan, searched_homogeneous_plan
-from dataserver.planning.grouped.compositions import group_compositions
-from dataserver.planning.grouped.search import chunk_bounds
-from dataserver.planning.grouped.sequence_plan import plan_groups
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.jobspec import SPECIAL_TOKENS
+from dataserver.planning import I64
+from dataserver.planning.job.fields import SPECIAL_TOKENS
+from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.layouts.grouped.baselines import (
+    best_homogeneous_plan,
+    homogeneous_plan,
+    searched_homogeneous_plan,
+)
+from dataserver.planning.layouts.grouped.compositions import group_compositions
+from dataserver.planning.layouts.grouped.search import chunk_bounds
+from dataserver.planning.layouts.grouped.sequence_plan import plan_groups
 from dataserver.planning.planner import plan_step
-from dataserver.planning.samples import I64, StepSamples, Task
+from dataserver.planning.stream.samples import StepSamples, Task
 from planning_rows.flexsp_buckets import bucket_ends, equal_interval_ends, rounded_up
 from planning_rows.flexsp_profiles import A100_CLUSTER, PROFILES, group_costs, usable_lengths
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from dataserver.planning import I64
 from dataserver.planning.kernels import kernel
 from dataserver.planning.kernels.grouping import NEVER
-from dataserver.planning.samples import I64
 
 
 def bucket_ends(lengths: I64, num_buckets: int) -> I64:

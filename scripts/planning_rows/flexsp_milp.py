@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from dataserver.planning.grouped.batch import Batch, Grouping
-from dataserver.planning.grouped.search import chunk_bounds
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.layouts.grouped.batch import Batch, Grouping
+from dataserver.planning.layouts.grouped.search import chunk_bounds
 from planning_rows.flexsp_buckets import bucket_ends
 
 NUM_BUCKETS = 16

@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dataserver.planning.grouped.costs import GroupCosts
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.layouts.grouped.costs import GroupCosts
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from benchmarks.calibration import timed
 from benchmarks.rows import Row
 
 from dataserver.planning.balancing import longest_first
-from dataserver.planning.jobspec import BalancePolicy
-from dataserver.planning.pipelined.placing import (
+from dataserver.planning.job.fields import BalancePolicy
+from dataserver.planning.layouts.pipelined.placing import (
     PlacementProblem,
     balanced,
     in_disttrain_order,
@@ -24,8 +24,8 @@ from dataserver.planning.pipelined.placing import (
     searched,
     stratified,
 )
-from dataserver.planning.placement import Placement
-from dataserver.planning.waves import one_f_one_b_in_flight
+from dataserver.planning.layouts.shared.waves import one_f_one_b_in_flight
+from dataserver.planning.plan.placement import Placement
 from planning_rows.strict_bound import island_bound_ns
 
 UNIT_NS = 1_000_000

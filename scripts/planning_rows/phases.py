@@ -8,9 +8,16 @@ import numpy as np
 from benchmarks.calibration import timed
 from benchmarks.rows import Row, spread
 
-from dataserver.planning.balancing import Balancer, bin_totals, lower_bound, padded, searched, traffic_between
-from dataserver.planning.colocated.assignment import Exchange, as_numbered, assign_batches
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.balancing import (
+    Balancer,
+    bin_totals,
+    lower_bound,
+    padded,
+    searched,
+    traffic_between,
+)
+from dataserver.planning.layouts.colocated.assignment import Exchange, as_numbered, assign_batches
 
 ROW_BYTES = 8_192
 

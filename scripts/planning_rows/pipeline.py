@@ -10,10 +10,11 @@ import numpy as np
 from benchmarks.calibration import timed
 from benchmarks.rows import Row
 
-from dataserver.planning.contrastive.options import ContrastiveSchedule
-from dataserver.planning.contrastive.programs import tower_in_flight, with_interactions
-from dataserver.planning.pipelined.programs import interleaved_operations
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.layouts.contrastive.options import ContrastiveSchedule
+from dataserver.planning.layouts.contrastive.programs import tower_in_flight, with_interactions
+from dataserver.planning.layouts.pipelined.programs import interleaved_operations
+from dataserver.planning.layouts.shared.waves import one_f_one_b_in_flight
 from dataserver.planning.simulation import (
     Operation,
     Operations,
@@ -24,7 +25,6 @@ from dataserver.planning.simulation import (
     simulate,
     stage_operations,
 )
-from dataserver.planning.waves import one_f_one_b_in_flight
 from planning_rows.distmm_memory import distmm_max_batch, pipeline_max_microbatch
 
 ORDERS = 10_000

@@ -13,12 +13,12 @@ from benchmarks.rows import Row
 
 from dataserver.cli.stairs import mean_stairs
 from dataserver.dataset import Dataset, build_index, count_tokens
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.jobspec import SPECIAL_TOKENS
-from dataserver.planning.pipelined.planner import bound_ns
+from dataserver.planning.job.fields import SPECIAL_TOKENS
+from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.layouts.pipelined.planner import bound_ns
 from dataserver.planning.planner import plan_step, stairs, timeline
-from dataserver.planning.samples import StepSamples, Task
-from dataserver.planning.sizing import draw_tasks, patch_grids
+from dataserver.planning.stream.samples import StepSamples, Task
+from dataserver.planning.stream.sizing import draw_tasks, patch_grids
 from dataserver.preprocessing import load_tokenizer
 
 SEQ_LEN = 8192

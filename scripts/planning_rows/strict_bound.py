@@ -19,8 +19,8 @@ least the mean over all ranks, the times of the sequences bound it, wherever the
 
 import numpy as np
 
-from dataserver.planning.pipelined.placing import PlacementProblem, lower_bound_ns
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.layouts.pipelined.placing import PlacementProblem, lower_bound_ns
 
 
 def island_bound_ns(problem: PlacementProblem) -> int:

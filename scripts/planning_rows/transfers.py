@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from benchmarks.rows import Row
 
-from dataserver.planning.costs import forward_ns
-from dataserver.planning.identity import Job, parse_job
+from dataserver.planning.costs.model import forward_ns
+from dataserver.planning.job.identity import Job, parse_job
 from dataserver.planning.planner import plan_step, timeline
-from dataserver.planning.samples import StepSamples
-from dataserver.planning.sizing import shard_table, size_samples
+from dataserver.planning.stream.samples import StepSamples
+from dataserver.planning.stream.sizing import shard_table, size_samples
 
 SHARE_PERCENT = 5
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from benchmarks.rows import Row
 
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.layout import layout_of
-from dataserver.planning.parity import ranks_with_images
-from dataserver.planning.plan import StepPlan
+from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.layouts.interface import layout_of
+from dataserver.planning.plan.parity import ranks_with_images
+from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import plan_step, timeline
-from dataserver.planning.samples import StepSamples
-from dataserver.planning.sizing import shard_table, size_samples
+from dataserver.planning.stream.samples import StepSamples
+from dataserver.planning.stream.sizing import shard_table, size_samples
 
 LONGEST_PERCENT, SLOWEST, ABOVE_PERCENT = 2, 1.05, 1
 """Targets: a step with parity over one without, planning it over planning the other, and a step over its bound."""

@@ -69,7 +69,7 @@ def _record_streams(note: Callable[..., None]) -> None:
 
 def _record_samplers(note: Callable[..., None]) -> None:
     """Of a loader without workers, which asks for a batch when it is read; of one dataset, and one pass."""
-    from dataserver.planning.views import view_plan
+    from dataserver.planning.plan.views import view_plan
     from trainclient.adapters.own_loader import PlannedBatches
 
     def noted(sampler: PlannedBatches) -> Iterator[list[int]]:

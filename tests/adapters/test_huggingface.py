@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
-from dataserver.planning.job import Execution
+from dataserver.planning.job.spec import Execution
 from trainclient.adapters.huggingface import ServedTrainer, _check_ranks
 from trainclient.adapters.padded import PaddedShape
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Qwen2VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from dataserver.planning.jobspec import Sizing
+from dataserver.planning.job.fields import Sizing
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
 from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
 

@@ -1,10 +1,10 @@
 """Images arranged within the waves of a backbone."""
 
-from dataserver.planning.arranging import arrange_and_route, images_beside, spread_images
-from dataserver.planning.job import JobSpec
-from dataserver.planning.jobspec import ModuleSpec
-from dataserver.planning.plan import Arrangement, Routing
-from dataserver.planning.samples import StepSamples
+from dataserver.planning.job.fields import ModuleSpec
+from dataserver.planning.job.spec import JobSpec
+from dataserver.planning.plan.arranging import arrange_and_route, images_beside, spread_images
+from dataserver.planning.plan.plan import Arrangement, Routing
+from dataserver.planning.stream.samples import StepSamples
 
 
 def arranged_module(

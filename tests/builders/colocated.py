@@ -7,10 +7,10 @@ from builders.jobs import BALANCES, Data, compose_whole, dataset
 from builders.samples import make_table
 from hypothesis import strategies as st
 
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.jobspec import BalancePolicy, PackingPolicy
-from dataserver.planning.samples import StepSamples
-from dataserver.planning.sizing import concatenate, size_samples
+from dataserver.planning.job.fields import BalancePolicy, PackingPolicy
+from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.stream.samples import StepSamples
+from dataserver.planning.stream.sizing import concatenate, size_samples
 
 DATASETS = ("laion", "docs")
 SEQ_LEN, MAX_PATCHES = 900, 256

@@ -6,12 +6,12 @@ import numpy as np
 from builders.jobs import BALANCES, Data, compose_whole, module
 from hypothesis import strategies as st
 
-from dataserver.planning.contrastive.options import ContrastiveSchedule
-from dataserver.planning.contrastive.programs import tower_in_flight, with_interactions
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.samples import ShardTable, StepSamples
+from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.layouts.contrastive.options import ContrastiveSchedule
+from dataserver.planning.layouts.contrastive.programs import tower_in_flight, with_interactions
 from dataserver.planning.simulation import Operations, stage_operations
-from dataserver.planning.sizing import shard_table, size_samples
+from dataserver.planning.stream.samples import ShardTable, StepSamples
+from dataserver.planning.stream.sizing import shard_table, size_samples
 
 UNIT_BYTES = 100
 

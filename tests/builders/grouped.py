@@ -7,8 +7,8 @@ from builders.samples import make_samples
 from hypothesis import strategies as st
 from planning_rows.flexsp_profiles import A100_CLUSTER, PROFILES, group_costs
 
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.samples import StepSamples
+from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.stream.samples import StepSamples
 
 PROFILE = PROFILES["7b-192k"]
 A100 = group_costs(PROFILE, A100_CLUSTER)

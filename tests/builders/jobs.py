@@ -4,9 +4,9 @@ import copy
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from dataserver.planning.identity import Job, identify, parse_job
-from dataserver.planning.job import AnyLayout, Execution
-from dataserver.planning.jobspec import BalancePolicy
+from dataserver.planning.job.fields import BalancePolicy
+from dataserver.planning.job.identity import Job, identify, parse_job
+from dataserver.planning.job.spec import AnyLayout, Execution
 
 Data = dict[str, Any]
 

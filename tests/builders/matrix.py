@@ -9,9 +9,9 @@ from builders.grouped import grouped_data
 from builders.jobs import TWO_DATASETS, Data, compose_whole, module
 from builders.transfers import transfer
 
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.samples import ShardTable, StepSamples
-from dataserver.planning.sizing import concatenate, shard_table, size_samples
+from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.stream.samples import ShardTable, StepSamples
+from dataserver.planning.stream.sizing import concatenate, shard_table, size_samples
 
 BALANCES = ("none", "lpt")
 OF_IMAGES = (*BALANCES, "even")

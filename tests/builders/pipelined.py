@@ -8,14 +8,14 @@ from builders.jobs import BALANCES, TWO_DATASETS, job_data, make_job
 from builders.samples import make_samples, make_table, mixed_samples
 from hypothesis import strategies as st
 
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.jobspec import BalancePolicy, ModuleKind, OrderPolicy, PackingPolicy
-from dataserver.planning.plan import StepPlan
+from dataserver.planning.job.fields import BalancePolicy, ModuleKind, OrderPolicy, PackingPolicy
+from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.layouts.shared.waves import one_f_one_b_in_flight
+from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import plan_step
-from dataserver.planning.samples import ShardTable, StepSamples
 from dataserver.planning.simulation import Operations, stage_operations
-from dataserver.planning.sizing import SampleTooLargeError
-from dataserver.planning.waves import one_f_one_b_in_flight
+from dataserver.planning.stream.samples import ShardTable, StepSamples
+from dataserver.planning.stream.sizing import SampleTooLargeError
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 Step = tuple[Job, StepSamples]

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataserver.planning.gathering import Window, gather_window
-from dataserver.planning.identity import Job
-from dataserver.planning.order import Span, StreamOrder, units_of
-from dataserver.planning.samples import I64, ROW_BITS, U64, Bool, SampleSizes, ShardTable, StepSamples, Task
-from dataserver.planning.sizing import concatenate, shard_table, size_samples
+from dataserver.planning import I64, U64, Bool
+from dataserver.planning.job.identity import Job
+from dataserver.planning.stream.gathering import Window, gather_window
+from dataserver.planning.stream.order import Span, StreamOrder, units_of
+from dataserver.planning.stream.samples import ROW_BITS, SampleSizes, ShardTable, StepSamples, Task
+from dataserver.planning.stream.sizing import concatenate, shard_table, size_samples
 
 
 def make_table(job: Job, rng: np.random.Generator, num_samples: int, max_images: int = 1) -> ShardTable:

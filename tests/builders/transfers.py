@@ -8,10 +8,10 @@ import numpy as np
 from builders.jobs import job_data
 from hypothesis import strategies as st
 
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.jobspec import Transfer
-from dataserver.planning.samples import StepSamples
-from dataserver.planning.sizing import shard_table, size_samples
+from dataserver.planning.job.fields import Transfer
+from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.stream.samples import StepSamples
+from dataserver.planning.stream.sizing import shard_table, size_samples
 
 INTO, ONWARD, STAGES = ("vit", "llm"), ("llm", "dit"), ("llm", "llm")
 

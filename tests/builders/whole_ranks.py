@@ -8,9 +8,9 @@ from builders.pipelined import SEQ_LEN, Step, layouts
 from builders.samples import make_samples
 from hypothesis import strategies as st
 
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import StepSamples
+from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.stream.samples import StepSamples
 
 
 @st.composite

@@ -11,8 +11,8 @@ from shards import break_images, write_interleaved, write_pairs, write_texts
 from dataserver.cli.bench import RATES, cores_for, limiting_stage
 from dataserver.cli.throughput import Decoded, Made, Maker, sampled
 from dataserver.dataset import Dataset, usable_cores
-from dataserver.planning.jobspec import Sizing
-from dataserver.planning.sizing import patch_grid
+from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.sizing import patch_grid
 
 SIZING = Sizing(max_patches=64)
 

@@ -18,7 +18,7 @@ from dataserver.cli.alternatives import Alternative
 from dataserver.cli.comparison import compare
 from dataserver.cli.comparison_table import comparison_table, notes, verdict
 from dataserver.cli.jobs import open_job
-from dataserver.planning.jobspec import Memory
+from dataserver.planning.job.fields import Memory
 
 EVEN = {"balance": "even"}
 JOB: dict[str, Any] = {

@@ -15,8 +15,8 @@ from dataserver.dataset import Dataset
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.jobs.histogram import _leading, thinned
 from dataserver.outputs import OutputError
-from dataserver.planning.jobspec import Sizing
-from dataserver.planning.sizing import patch_grid
+from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.sizing import patch_grid
 from dataserver.preprocessing import load_tokenizer
 from trainclient.orchestrate.workload import Stream, read_sizes, workload
 

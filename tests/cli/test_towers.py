@@ -14,8 +14,8 @@ from shards import write_pairs
 
 from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.planning.fitting.fitting import microbatch_sizes
-from dataserver.planning.identity import parse_job
-from dataserver.planning.jobspec import Cost
+from dataserver.planning.job.fields import Cost
+from dataserver.planning.job.identity import parse_job
 from dataserver.serving.config import load_config
 
 COSTS = {

@@ -32,7 +32,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from dataserver.jobs import Catalog, fill_job
-from dataserver.planning.identity import parse_job
+from dataserver.planning.job.identity import parse_job
 
 NUM_STEPS = 4
 CHUNK_BYTES = 1 << 16

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from client.fake_server import NUM_STEPS, FakeServer, arrays_of, job_data, num_microbatches
 
-from dataserver.planning.identity import Job
+from dataserver.planning.job.identity import Job
 from trainclient.stream.endpoint import Timeouts
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.follower import ViewRequest

@@ -11,8 +11,8 @@ import torch
 import yaml
 from client.fake_server import FINGERPRINT, NUM_STEPS, TOKENIZER, FakeServer, arrays_of, job_data, num_microbatches
 
-from dataserver.planning.identity import JobSpecError, canonical_json, parse_job
-from dataserver.planning.job import JobSpec
+from dataserver.planning.job.identity import JobSpecError, canonical_json, parse_job
+from dataserver.planning.job.spec import JobSpec
 from trainclient.client import DataClient, TorchBuffers, as_torch
 from trainclient.stream.endpoint import Timeouts
 from trainclient.stream.errors import ClosedError, FleetError, StateError

@@ -14,7 +14,7 @@ from serving.peers import until
 from shards import write_pairs
 
 from dataserver.jobs import fill_job
-from dataserver.planning.identity import parse_job
+from dataserver.planning.job.identity import parse_job
 from trainclient.client import DataClient
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.follower import ViewRequest

@@ -14,7 +14,7 @@ from shards import write_interleaved, write_pairs
 
 from dataserver.dataset.dataset import Dataset
 from dataserver.jobs import Catalog, fill_job
-from dataserver.planning.identity import parse_job
+from dataserver.planning.job.identity import parse_job
 from dataserver.serving.config import load_config
 from trainclient.client import Batch, DataClient
 from trainclient.stream.endpoint import Timeouts

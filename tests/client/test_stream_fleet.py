@@ -12,7 +12,7 @@ from client.fake_server import NUM_STEPS, FakeServer, job_data
 from disttrain.v1.data_service_pb2 import GetPlanRequest
 from disttrain.v1.errors_pb2 import ERROR_ACTION_ANOTHER_SERVER
 
-from dataserver.planning.job import JobSpec
+from dataserver.planning.job.spec import JobSpec
 from trainclient.stream import rotation
 from trainclient.stream.endpoint import CallGuard, Endpoint, Timeouts, parse_addresses
 from trainclient.stream.errors import (

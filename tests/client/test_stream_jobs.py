@@ -8,7 +8,7 @@ import pytest
 from client.fake_server import FakeServer, job_data
 from disttrain.v1 import data_service_pb2 as pb
 
-from dataserver.planning.identity import JobSpecError
+from dataserver.planning.job.identity import JobSpecError
 from trainclient.stream.errors import ProtocolError
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.jobs import load_job_data, resolve_job

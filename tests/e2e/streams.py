@@ -14,7 +14,7 @@ from cli.server_process import ServerProcess, serving
 from serving.harness import index
 
 from dataserver.dataset import Dataset
-from dataserver.planning.identity import Job
+from dataserver.planning.job.identity import Job
 from trainclient.client import Batch, DataClient
 from trainclient.stream.endpoint import Timeouts
 

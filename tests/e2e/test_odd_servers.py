@@ -15,7 +15,7 @@ from shards import write_interleaved, write_pairs
 
 from dataserver.dataset import Dataset, Quarantine
 from dataserver.jobs import Catalog, fill_job
-from dataserver.planning.identity import Job, parse_job
+from dataserver.planning.job.identity import Job, parse_job
 from dataserver.serving.config import load_config
 from trainclient.client import DataClient
 from trainclient.stream.errors import FleetError

@@ -13,7 +13,7 @@ from e2e.streams import read_views
 from make_odd_shards import make
 from serving.harness import job_data
 
-from dataserver.planning.identity import Job
+from dataserver.planning.job.identity import Job
 from trainclient.client import DataClient
 from trainclient.stream.microbatch import Items
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dataserver.planning.plan import Routing
+from dataserver.planning.plan.plan import Routing
 from trainclient.exchange.blocks import RoutingError
 from trainclient.exchange.links import MAX_UNTAKEN, Link, Parcel
 from trainclient.exchange.messages import (

@@ -17,7 +17,7 @@ from serving.harness import FIXED_WINDOW, index, job_data
 from shards import write_interleaved, write_pairs
 
 from dataserver.jobs import Catalog, fill_job
-from dataserver.planning.identity import Job, parse_job
+from dataserver.planning.job.identity import Job, parse_job
 from dataserver.serving.config import load_config
 from trainclient.stream import endpoint
 

@@ -19,7 +19,7 @@ from shards import write_pairs
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from dataserver.dataset import count_tokens
-from dataserver.planning.identity import parse_job
+from dataserver.planning.job.identity import parse_job
 from dataserver.preprocessing import load_tokenizer
 from trainclient.client import Batch
 

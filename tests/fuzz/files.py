@@ -28,7 +28,7 @@ from dataserver.dataset.descriptions import describe
 from dataserver.dataset.errors import SampleError
 from dataserver.dataset.headers import read_header
 from dataserver.dataset.shard import ImageRef
-from dataserver.planning.jobspec import Sizing
+from dataserver.planning.job.fields import Sizing
 from dataserver.preprocessing import ByteTokenizer, ImageShape, decode_patches, silence_pillow_warnings, undecodable
 
 MEMORY_BYTES: Final = 5 << 30

@@ -6,9 +6,9 @@ from builders.jobs import changed
 from jobs.written import FINGERPRINT, QUARANTINE, catalog, readme_job
 
 from dataserver.jobs import Catalog, DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError, fill_job
-from dataserver.planning.identity import JobSpecError, canonical_json, parse_job
-from dataserver.planning.jobspec.incomplete import absent_fields, json_pointer, value_at
-from dataserver.planning.jobspec.text import parse_json
+from dataserver.planning.job.fields.incomplete import absent_fields, json_pointer, value_at
+from dataserver.planning.job.fields.text import parse_json
+from dataserver.planning.job.identity import JobSpecError, canonical_json, parse_job
 
 LLAMA = {
     "name": "llama",

@@ -10,12 +10,12 @@ import jsonschema
 import pytest
 from builders.jobs import changed, leaves
 from jobs.written import catalog, readme_job
-from planning.test_identity import SCHEMA, base_jobs
+from planning.job.test_identity import SCHEMA, base_jobs
 from pydantic import ValidationError
 
 from dataserver.jobs import DatasetUnknownError, FillingError, TokenizerUnknownError, fill_job
-from dataserver.planning.identity import JobSpecError, UnsupportedVersionError, parse_job
-from dataserver.planning.job import JobSpec
+from dataserver.planning.job.identity import JobSpecError, UnsupportedVersionError, parse_job
+from dataserver.planning.job.spec import JobSpec
 
 # JSON Schema takes 4096.0 for an integer; the schema's description says that jobs do not.
 _Draft = jsonschema.Draft202012Validator

@@ -6,7 +6,7 @@ import pytest
 from builders.jobs import job_data
 
 from dataserver.jobs.sizes import memory_of
-from dataserver.planning.identity import parse_job
+from dataserver.planning.job.identity import parse_job
 
 
 @dataclass(frozen=True, slots=True)

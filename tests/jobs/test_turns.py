@@ -12,7 +12,7 @@ import pytest
 from dataserver.jobs import turns as turns_module
 from dataserver.jobs.once import OnceCache
 from dataserver.jobs.turns import OVERDUE_S, SLICE_S, Turns, Unwanted, UnwantedError, _Work, always_wanted
-from dataserver.planning.pacing import pace
+from dataserver.planning import yield_point
 
 TIMEOUT_S = 60.0
 
@@ -29,14 +29,14 @@ def compute(slices: int) -> int:
     """Work of that many slices, which can be interrupted often."""
     end = time.thread_time() + slices * SLICE_S
     while time.thread_time() < end:
-        pace()
+        yield_point()
     return slices
 
 
 def endless() -> None:
     """Work that only ends when it is given up."""
     while True:
-        pace()
+        yield_point()
 
 
 def test_a_short_job_need_not_wait_for_long_ones() -> None:
@@ -87,7 +87,7 @@ def test_jobs_get_equal_shares() -> None:
 
     def work(name: str) -> None:
         while True:
-            pace()
+            yield_point()
             paces[name] += 1
             time.sleep(0.001)
 

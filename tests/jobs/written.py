@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dataserver.jobs import Catalog
-from dataserver.planning.jobspec.text import parse_yaml
+from dataserver.planning.job.fields.text import parse_yaml
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 

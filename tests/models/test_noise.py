@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataserver.planning.randomness import Operator
+from dataserver.planning.stream.randomness import Operator
 from trainclient.models.noise import NOISE_VERSION, diffusion_noise, diffusion_times, image_words, philox
 
 SEED = 2**64 - 12345

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dataserver.planning.jobspec import ModelSize
+from dataserver.planning.job.fields import ModelSize
 from trainclient.models.backbone import BackboneConfig, BackboneStage
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dataserver.planning.jobspec import ModelSize
+from dataserver.planning.job.fields import ModelSize
 from trainclient.orchestrate.choice import Problem
 from trainclient.orchestrate.cluster import Cluster
 from trainclient.orchestrate.contrastive import _interaction_ns

@@ -8,8 +8,8 @@ from math import ceil
 import pytest
 from orchestration.instances import paper_problem, random_problem
 
-from dataserver.planning.grouped.compositions import check_compositions
-from dataserver.planning.job import Execution
+from dataserver.planning.job.spec import Execution
+from dataserver.planning.layouts.grouped.compositions import check_compositions
 from trainclient.orchestrate.blocks import execution_block
 from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem, Solver, TooLargeError
 from trainclient.orchestrate.cluster import cluster

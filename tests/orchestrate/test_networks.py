@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from dataserver.planning.jobspec import MODELS, ModelSize
+from dataserver.planning.job.fields import MODELS, ModelSize
 from trainclient.models.backbone import BackboneStage
 from trainclient.models.encoder import ImageEncoder
 from trainclient.models.generator import ImageGenerator

@@ -12,9 +12,9 @@ import yaml
 from orchestration.instances import paper_problem
 
 from dataserver.cli.jobs import read_job
-from dataserver.planning.job import Execution
-from dataserver.planning.jobspec import Cost
-from dataserver.planning.profile import MeasuredCost, MeasuredModule, Profile, ProfileError
+from dataserver.planning.costs.profile import MeasuredCost, MeasuredModule, Profile, ProfileError
+from dataserver.planning.job.fields import Cost
+from dataserver.planning.job.spec import Execution
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.towers import TextTower, TextTowerConfig
 from trainclient.orchestrate.cluster import cluster

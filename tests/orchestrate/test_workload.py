@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from orchestration.instances import paper_problem
 
-from dataserver.planning.identity import parse_job
+from dataserver.planning.job.identity import parse_job
 from trainclient.orchestrate.blocks import execution_block
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.pipelined import pipelined

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
 
 
 def numbers(seed: int, shape: int | tuple[int, ...], low: int, high: int) -> I64:

@@ -11,15 +11,15 @@ from builders.samples import make_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataserver.planning.arranging import spread_images
-from dataserver.planning.costs import forward_ns
-from dataserver.planning.identity import Job
-from dataserver.planning.jobspec import ModuleKind, ModuleSpec
-from dataserver.planning.plan import Routing, StepPlan
+from dataserver.planning.costs.model import forward_ns
+from dataserver.planning.job.fields import ModuleKind, ModuleSpec
+from dataserver.planning.job.identity import Job
+from dataserver.planning.plan.arranging import spread_images
+from dataserver.planning.plan.plan import Routing, StepPlan
+from dataserver.planning.plan.views import view_plan
 from dataserver.planning.planner import explain, plan_step, timeline
-from dataserver.planning.samples import StepSamples, Task
-from dataserver.planning.sizing import concatenate
-from dataserver.planning.views import view_plan
+from dataserver.planning.stream.samples import StepSamples, Task
+from dataserver.planning.stream.sizing import concatenate
 
 
 def check_no_policy_touches_the_samples(job: Job, plan: StepPlan) -> None:

@@ -12,7 +12,7 @@ import dataserver.planning
 FOLDER = Path(dataserver.planning.__file__).parent
 MODULES = sorted(FOLDER.rglob("*.py"))
 LIBRARIES = {"llvmlite", "numba", "numpy", "pydantic", "pydantic_core", "rfc8785"}
-PARSERS = {"jobspec/yaml_values.py": {"yaml"}}
+PARSERS = {"job/fields/yaml_values.py": {"yaml"}}
 """What single modules may import beside: text in, values out, and no file is opened."""
 COMPILED = {"compiled.py", "kernels/files.py"}
 """Modules that read and write compiled loops, which no decision depends on."""
@@ -32,13 +32,13 @@ FORBIDDEN_AT_RUNTIME = [
     "tokenizers",
 ]
 FOR_PEOPLE = {
-    ("expectation.py", "imbalance"),
-    ("sequences.py", "fill_percent"),
-    ("sequences.py", "empty_percent"),
-    ("layout.py", "figures"),
-    ("colocated/layout.py", "_figures"),
-    ("colocated/decisions.py", "_imbalance"),
-    ("profile.py", "error_percent"),
+    ("plan/expectation.py", "imbalance"),
+    ("layouts/shared/sequences.py", "fill_percent"),
+    ("layouts/shared/sequences.py", "empty_percent"),
+    ("layouts/interface.py", "figures"),
+    ("layouts/colocated/layout.py", "_figures"),
+    ("layouts/colocated/decisions.py", "_imbalance"),
+    ("costs/profile.py", "error_percent"),
 }
 """Functions, and a field, that may know of floats: what they return is shown, never decided by."""
 ROUNDED = {"float", "sqrt", "exp", "log", "mean", "std", "average", "random", "default_rng", "shuffle", "true_divide"}

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 from skimage import data as photographs
 
-from dataserver.planning.jobspec import Sizing
+from dataserver.planning.job.fields import Sizing
 from dataserver.preprocessing.codecs import ImageShape, decode_patches
 
 ASTRONAUT = Image.fromarray(photographs.astronaut())

@@ -12,8 +12,8 @@ from PIL import Image
 from preprocessing.pictures import decode
 
 from dataserver.dataset import Dataset, build_index
-from dataserver.planning.jobspec import Sizing
-from dataserver.planning.sizing import patch_grid
+from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.sizing import patch_grid
 from dataserver.preprocessing import content_digest, digest
 from dataserver.preprocessing.codecs import ImageShape, decode_patches
 from dataserver.preprocessing.digest import SIZINGS, built_in_images

@@ -9,9 +9,9 @@ from shards import break_images, write_interleaved, write_pairs, write_texts
 
 from dataserver.dataset import ShardReadError, build_index
 from dataserver.jobs import JobPlanner
-from dataserver.planning.identity import parse_job
-from dataserver.planning.jobspec import ModuleKind
-from dataserver.planning.samples import Task
+from dataserver.planning.job.fields import ModuleKind
+from dataserver.planning.job.identity import parse_job
+from dataserver.planning.stream.samples import Task
 from dataserver.preprocessing import Validity
 from dataserver.preprocessing.sequences import IGNORED
 

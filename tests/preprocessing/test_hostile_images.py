@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from preprocessing.pictures import ASTRONAUT, decode, encode, noise, png, png_chunk
 
-from dataserver.planning.jobspec import Sizing
+from dataserver.planning.job.fields import Sizing
 from dataserver.preprocessing.codecs import ImageShape, ordinary
 from dataserver.preprocessing.codecs.errors import InvalidImageError
 from dataserver.preprocessing.codecs.with_pillow import decode_with_pillow
@@ -106,7 +106,7 @@ SCARCE = """
 import re, resource, sys
 from pathlib import Path
 import numpy as np
-from dataserver.planning.jobspec import Sizing
+from dataserver.planning.job.fields import Sizing
 from dataserver.preprocessing import content_digest
 from dataserver.preprocessing.codecs import ImageShape, decode_patches, ordinary, with_pillow
 
@@ -224,7 +224,7 @@ VM_PEAK = """
 import re, sys
 from pathlib import Path
 import numpy as np
-from dataserver.planning.jobspec import Sizing
+from dataserver.planning.job.fields import Sizing
 from dataserver.preprocessing.codecs import ImageShape, decode_patches, ordinary, with_pillow
 
 def peak_kib():

@@ -14,8 +14,8 @@ from PIL import Image
 from preprocessing.pictures import ASTRONAUT, decode, encode, join_patches, naive_patches, noise, png_chunk
 from skimage import data as photographs
 
-from dataserver.planning.jobspec import Sizing
-from dataserver.planning.sizing import patch_grid
+from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.sizing import patch_grid
 from dataserver.preprocessing.codecs import ImageShape, decode_patches, silence_pillow_warnings, write_patches
 
 SIZING = Sizing(patch=4, merge=2, max_patches=64)

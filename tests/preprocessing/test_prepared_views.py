@@ -13,11 +13,11 @@ from shards import write_interleaved, write_pairs, write_texts
 
 from dataserver.dataset import Dataset, ImageRef, Shard, ShardReadError, build_index, count_tokens
 from dataserver.jobs import JobPlanner
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.jobspec import ModuleKind
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import Task
-from dataserver.planning.views import ViewPlan, view_plan
+from dataserver.planning.job.fields import ModuleKind
+from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.plan.views import ViewPlan, view_plan
+from dataserver.planning.stream.samples import Task
 from dataserver.preprocessing import (
     ByteTokenizer,
     ImageShape,

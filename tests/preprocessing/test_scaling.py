@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from preprocessing.pictures import ASTRONAUT, decode, encode, join_patches, noise
 
-from dataserver.planning.jobspec import Quality, Sizing
+from dataserver.planning.job.fields import Quality, Sizing
 from dataserver.preprocessing.codecs import ImageShape, decoding
 from dataserver.preprocessing.codecs.ordinary import decode_ordinary
 from dataserver.preprocessing.codecs.patches import UPRIGHT, places, write_patches

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataserver.planning.identity import parse_job
-from dataserver.planning.jobspec import TokenizerSpec
-from dataserver.planning.plan import StepPlan
+from dataserver.planning.job.fields import TokenizerSpec
+from dataserver.planning.job.identity import parse_job
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.plan.views import ViewPlan, view_plan
 from dataserver.planning.planner import plan_step
-from dataserver.planning.samples import StepSamples, Task
-from dataserver.planning.views import ViewPlan, view_plan
+from dataserver.planning.stream.samples import StepSamples, Task
 from dataserver.preprocessing.sequences import TokenCountError, TokenizedDocument, backbone_arrays
 from dataserver.preprocessing.tensors import view_tensors
 from dataserver.preprocessing.tokens import ByteTokenizer, tokenizer_spec

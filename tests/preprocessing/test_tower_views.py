@@ -12,9 +12,9 @@ from shards import draw_caption, make_image, write_pairs, write_tar
 
 from dataserver.dataset import Dataset, build_index, count_tokens
 from dataserver.jobs import JobPlanner
-from dataserver.planning.identity import parse_job
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.views import ViewPlan
+from dataserver.planning.job.identity import parse_job
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.plan.views import ViewPlan
 from dataserver.preprocessing import UnknownTensorError, Validity, tokenizer_spec, view_tensors
 
 NAMES = {"image": ["patches", "grid", "cu_patches"], "text": ["token_ids", "position_ids", "cu_lengths"]}

@@ -15,8 +15,8 @@ from shards import break_pixels, write_interleaved, write_pairs, write_texts
 
 from dataserver.dataset import Dataset
 from dataserver.jobs import JobPlanner
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.samples import ROW_BITS, Task
+from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.stream.samples import ROW_BITS, Task
 from dataserver.preprocessing.tokens import ByteTokenizer, tokenizer_spec
 
 

@@ -9,8 +9,8 @@ import torch
 from program.runtime_cases import Case
 from torch import Tensor, nn
 
-from dataserver.planning.jobspec import ModuleKind
-from dataserver.planning.randomness import Operator, dataset_key
+from dataserver.planning.job.fields import ModuleKind
+from dataserver.planning.stream.randomness import Operator, dataset_key
 from trainclient.client import Batch
 from trainclient.models.backbone import IGNORED_LABEL, BackboneBatch, StageOutput
 from trainclient.models.noise import diffusion_noise, diffusion_times, image_words

@@ -30,8 +30,8 @@ from builders.jobs import compose, module
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import debug as dtensor_debug
 
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.job import JobSpec
+from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.job.spec import JobSpec
 from trainclient.client import Batch, DataClient, as_torch
 from trainclient.models.parameters import units
 from trainclient.program.assembly import assemble

@@ -17,9 +17,9 @@ from sleeping_modules import Listed
 
 from dataserver.dataset import Dataset
 from dataserver.jobs import JobPlanner
-from dataserver.planning.colocated.hops import phase_hops
-from dataserver.planning.identity import Job, identify
-from dataserver.planning.layout import layout_of
+from dataserver.planning.job.identity import Job, identify
+from dataserver.planning.layouts.colocated.transfers import phase_hops
+from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.simulation import Operations
 from trainclient.exchange.transport import Channels
 from trainclient.program.assembly import assemble

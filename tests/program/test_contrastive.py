@@ -19,8 +19,8 @@ from program.virtual import assert_as_simulated, execute
 
 from dataserver.dataset import Dataset
 from dataserver.jobs import JobPlanner
-from dataserver.planning.identity import identify
-from dataserver.planning.layout import layout_of
+from dataserver.planning.job.identity import identify
+from dataserver.planning.layouts.interface import layout_of
 
 Degrees = Mapping[str, tuple[int, ...]]
 """dp, pp and tp of each tower."""

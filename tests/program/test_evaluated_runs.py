@@ -11,7 +11,7 @@ from program.conftest import Fleet
 from program.runtime_cases import Case, Degrees, Pool
 from training.runs import stored
 
-from dataserver.planning.identity import identify
+from dataserver.planning.job.identity import identify
 
 DEGREES = Degrees(2, 1, 2, 1)
 HELD_OUT: dict[str, Any] = {"dataset": "more", "seed": 9}

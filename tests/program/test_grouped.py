@@ -14,9 +14,9 @@ from program.virtual import assert_as_simulated, execute
 
 from dataserver.dataset import Dataset
 from dataserver.jobs import JobPlanner
-from dataserver.planning.identity import Job, identify
-from dataserver.planning.layout import layout_of
-from dataserver.planning.plan import StepPlan
+from dataserver.planning.job.identity import Job, identify
+from dataserver.planning.layouts.interface import layout_of
+from dataserver.planning.plan.plan import StepPlan
 
 UNPACKED = {"packing": {"enabled": False}}
 TEXTS = {**UNPACKED, "dataset": "texts", "generation": {"ratio": "0"}, "seq_len": 384, "seed": 5, "units": 160}

@@ -11,7 +11,7 @@ from program.conftest import Fleet
 from program.runtime_cases import Case, Degrees
 from sleeping_modules import Listed
 
-from dataserver.planning.layout import layout_of
+from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.client import Batch
 from trainclient.program.clock import Stopwatch

@@ -11,8 +11,8 @@ from program.rendezvous import Act, Pair, Transfer, acts, stuck
 from program.runtime_cases import Degrees, job_data
 from topology.test_places import parsed
 
-from dataserver.planning.layout import layout_of
-from dataserver.planning.pipelined.interleaving import stages_in_flight
+from dataserver.planning.layouts.interface import layout_of
+from dataserver.planning.layouts.pipelined.interleaving import stages_in_flight
 from trainclient.program.listing import StepPrograms
 from trainclient.topology.places import Topology
 

@@ -10,8 +10,8 @@ from program.virtual import assert_as_simulated, execute
 
 from dataserver.dataset import Dataset
 from dataserver.jobs import JobPlanner
-from dataserver.planning.jobspec import BalancePolicy, OrderPolicy
-from dataserver.planning.layout import layout_of
+from dataserver.planning.job.fields import BalancePolicy, OrderPolicy
+from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.simulation import OperationKind
 from trainclient.program.clock import Executed
 from trainclient.program.virtual_clock import PlannedTimes

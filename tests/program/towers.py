@@ -12,7 +12,7 @@ from program.reference import Gradients
 from program.runtime_cases import Case
 from torch import Tensor, nn
 
-from dataserver.planning.identity import Job
+from dataserver.planning.job.identity import Job
 from trainclient.client import Batch
 from trainclient.topology.places import Topology
 from trainclient.training.models import Models

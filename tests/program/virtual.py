@@ -11,9 +11,9 @@ from program.runtime_cases import Case
 from sleeping_modules import WIDTH, Listed, sleeping_module
 from torch import Tensor
 
-from dataserver.planning.identity import Job
-from dataserver.planning.layout import PlannedTimeline
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.job.identity import Job
+from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.simulation import Operations
 from trainclient.client import Batch
 from trainclient.exchange.grouped import SharedSequences

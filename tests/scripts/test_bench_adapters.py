@@ -10,7 +10,7 @@ from adapter_loops.measuring import MEASURED, PATCH_COST, ROWS, STEPS, TOKEN_COS
 from bench_adapters import FRAMEWORKS, JUDGED, Measured, RankReport
 from make_demo_shards import make_shards
 
-from dataserver.planning.job import Execution
+from dataserver.planning.job.spec import Execution
 
 
 def runs(cpu_ms: float, padding: float, excess: float) -> list[Measured]:

@@ -192,8 +192,8 @@ def covering(folder: Path, ran: dict[str, list[int]], tests: list[str], path: st
 
 def test_all_cases_of_the_folder_that_mirrors_come_before_the_tests_of_others(tmp_path: Path) -> None:
     source = "def f(a):\n    return a + 1\n"
-    mutant = Mutant("dataserver/planning/jobspec/code.py", 2, "f", source, source.replace("+", "-"))
-    near, far = "tests/planning/jobspec/test_code.py", "tests/serving/test_jobspec_code.py"
+    mutant = Mutant("dataserver/planning/job/fields/code.py", 2, "f", source, source.replace("+", "-"))
+    near, far = "tests/planning/job/fields/test_code.py", "tests/serving/test_jobspec_code.py"
     tests = [f"{file}::test_{name}[{case}]" for file in (near, far) for name in "ab" for case in range(3)]
     found = covering(tmp_path, {test: [2] for test in tests}, tests, mutant.path).tests(mutant)
     cases = [f"{file}::test_{name}[{case}]" for file in (near, far) for case in range(3) for name in "ab"]

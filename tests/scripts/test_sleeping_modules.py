@@ -9,7 +9,7 @@ from builders.jobs import make_job
 from builders.samples import make_samples
 from sleeping_modules import WIDTH, sleeping_module
 
-from dataserver.planning.expectation import item_sizes
+from dataserver.planning.plan.expectation import item_sizes
 from dataserver.planning.planner import plan_step, timeline
 from trainclient.modules import Site
 

@@ -12,7 +12,7 @@ from dataserver.dataset import build_index, count_tokens
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.jobs import Catalog, DatasetUnknownError, fill_job
-from dataserver.planning.identity import parse_job
+from dataserver.planning.job.identity import parse_job
 from dataserver.preprocessing import load_tokenizer
 from dataserver.serving.config import load_config
 

@@ -12,8 +12,8 @@ from disttrain.v1.plan_pb2 import TASK_GENERATION
 from serving.harness import TIMEOUT_S, Running, job_data, running, tensors
 
 from dataserver.dataset import Dataset
-from dataserver.planning.jobspec import Sizing
-from dataserver.planning.samples import ROW_BITS
+from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.samples import ROW_BITS
 from dataserver.preprocessing.codecs import ImageShape, decode_patches
 
 RANKS, STEPS, QUERIES, MERGED = 4, 2, 8, 4

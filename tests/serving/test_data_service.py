@@ -21,8 +21,8 @@ from shards import write_pairs
 
 from dataserver.dataset.build import build_index
 from dataserver.jobs import JobPlanner, fill_job
-from dataserver.planning.identity import parse_job
-from dataserver.planning.pacing import pace
+from dataserver.planning import yield_point
+from dataserver.planning.job.identity import parse_job
 from dataserver.serving import registry
 from dataserver.serving.errors import MAX_TEXT_BYTES
 
@@ -68,7 +68,7 @@ def test_a_job_that_nobody_waits_for_is_given_up(
     def long(*_: Any) -> None:
         sizing.set()
         while time.monotonic() < end:
-            pace()
+            yield_point()
             time.sleep(0.01)
         raise AssertionError("sized to the end")
 

@@ -7,11 +7,11 @@ from disttrain.v1 import errors_pb2
 from disttrain.v1.errors_pb2 import ErrorAction, ErrorReason
 
 from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
-from dataserver.planning.arranging import WaveTooLargeError
 from dataserver.planning.balancing import BinRoomError
-from dataserver.planning.contrastive.limits import TowerMemoryError
-from dataserver.planning.identity import JobSpecError, UnsupportedVersionError
-from dataserver.planning.sizing import SampleTooLargeError
+from dataserver.planning.job.identity import JobSpecError, UnsupportedVersionError
+from dataserver.planning.layouts.contrastive.limits import TowerMemoryError
+from dataserver.planning.plan.arranging import WaveTooLargeError
+from dataserver.planning.stream.sizing import SampleTooLargeError
 from dataserver.serving.errors import ERROR_TABLE, service_error
 
 FROZEN = {

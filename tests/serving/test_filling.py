@@ -14,8 +14,8 @@ from shards import write_pairs
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from dataserver.dataset import Dataset, Quarantine, count_tokens
-from dataserver.planning.identity import canonical_json, parse_job
-from dataserver.planning.jobspec.text import parse_json
+from dataserver.planning.job.fields.text import parse_json
+from dataserver.planning.job.identity import canonical_json, parse_job
 from dataserver.preprocessing import load_tokenizer
 
 CODE = grpc.StatusCode

@@ -14,8 +14,8 @@ from serving.harness import TIMEOUT_S, Running, index, job_data, reason_of, runn
 from shards import write_pairs
 
 from dataserver.jobs import shard_statistics
-from dataserver.planning.identity import parse_job
-from dataserver.planning.measure import Measure
+from dataserver.planning.job.identity import parse_job
+from dataserver.planning.stream.statistics import Measure
 from dataserver.serving import registry
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.follower import ViewRequest

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dataserver.planning.jobspec.text import MAX_TEXT_BYTES
+from dataserver.planning.job.fields.text import MAX_TEXT_BYTES
 from dataserver.serving.config import ConfigError, ServerConfig, load_config, split_address, user_cache
 from dataserver.serving.server import DataServer
 

@@ -17,8 +17,8 @@ from shards import write_interleaved, write_pairs
 
 from dataserver.dataset import Dataset
 from dataserver.jobs import fill_job
-from dataserver.planning.identity import parse_job
-from dataserver.planning.job import JobSpec
+from dataserver.planning.job.identity import parse_job
+from dataserver.planning.job.spec import JobSpec
 from dataserver.preprocessing import ImageShape
 
 BATCH, SIZE, SEQ_LEN = 12, 2, 48

@@ -9,7 +9,7 @@ from builders.jobs import make_job
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dataserver.planning.identity import parse_job
+from dataserver.planning.job.identity import parse_job
 from trainclient.exchange.waiting import Waits
 from trainclient.models.layers import SplitLayer
 from trainclient.sharding.fsdp import ShardedNetwork

@@ -8,8 +8,8 @@ import pytest
 from builders.jobs import make_job
 from builders.samples import make_samples
 
-from dataserver.planning.identity import Job
-from dataserver.planning.naming import sample_name
+from dataserver.planning.job.identity import Job
+from dataserver.planning.plan.naming import sample_name
 from dataserver.planning.planner import explain, plan_step
 from dataserver.planning.simulation import Operation, OperationKind
 from dataserver.serving.plan_message import plan_message

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from program.runtime_cases import Degrees, job_data
 
-from dataserver.planning.identity import Job, parse_job
+from dataserver.planning.job.identity import Job, parse_job
 from trainclient.topology.places import Place, Topology, TopologyError
 
 

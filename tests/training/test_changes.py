@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from builders.jobs import module
 
-from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.job.fields import ModuleSpec
 from trainclient.checkpoint.state import TrainerState
 from trainclient.training.changes import changes, update_settings
 from trainclient.training.optimizer_config import OptimizerConfig

@@ -12,7 +12,7 @@ from program.conftest import Fleet
 from program.runtime_cases import Degrees, job_data
 from torch import nn
 
-from dataserver.planning.identity import JobSpecError, parse_job
+from dataserver.planning.job.identity import JobSpecError, parse_job
 from trainclient.training.config import ConfigError, validate_config
 from trainclient.training.evaluation import undisturbed
 from trainclient.training.preparing import prepare

@@ -14,7 +14,7 @@ from program.runtime_cases import Degrees, job_data
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from dataserver.planning.identity import parse_job
+from dataserver.planning.job.identity import parse_job
 from trainclient.cli import main
 from trainclient.models import backbone as backbones
 from trainclient.models.backbone import BackboneConfig, BackboneStage

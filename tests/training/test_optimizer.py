@@ -5,7 +5,7 @@ import torch
 from builders.jobs import module as job_module
 from torch import nn
 
-from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.job.fields import ModuleSpec
 from trainclient.training import optimizer as optimizer_module
 from trainclient.training.optimizer import Optimizer
 from trainclient.training.optimizer_config import GroupOptions, OptimizerConfig

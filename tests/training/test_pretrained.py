@@ -18,8 +18,8 @@ from program.towers import tower_data, tower_job
 from safetensors.torch import load_file, save_file
 from training.runs import TIMEOUT_S, Run
 
-from dataserver.planning.identity import parse_job
-from dataserver.planning.job import JobSpec
+from dataserver.planning.job.identity import parse_job
+from dataserver.planning.job.spec import JobSpec
 from trainclient.cli import main
 from trainclient.models.backbone import BackboneConfig
 from trainclient.models.encoder import EncoderConfig

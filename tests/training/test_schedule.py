@@ -8,7 +8,7 @@ import pytest
 import yaml
 from builders.jobs import module as job_module
 
-from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.job.fields import ModuleSpec
 from trainclient.cli import main
 from trainclient.training.config import ConfigError, checked, validate_config
 from trainclient.training.optimizer_config import OptimizerConfig

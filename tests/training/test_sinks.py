@@ -14,7 +14,7 @@ from builders.jobs import make_job
 from faults.disk import fill, missing, small_disk
 from rich.console import Console
 
-from dataserver.planning.identity import Job
+from dataserver.planning.job.identity import Job
 from trainclient.training.config import ConfigError, TrainConfig, validate_config
 from trainclient.training.metrics import EvaluationMetrics, StepMetrics
 from trainclient.training.run import name_run

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from dataserver.planning.job import Execution
+from dataserver.planning.job.spec import Execution
 from trainclient.adapters.hf_arguments import check_arguments, check_options
 from trainclient.adapters.saved_weights import WeightDigests
 from trainclient.adapters.state_file import read_state, write_state

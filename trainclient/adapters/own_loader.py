@@ -15,16 +15,17 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from dataserver.planning.gathering import ShardColumns, Window, gather_step, gather_window, size_rows
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.jobspec import SPECIAL_TOKENS, absent_fields
-from dataserver.planning.layout import layout_of
-from dataserver.planning.order import Span, StreamOrder, units_of
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.plan_limits import check_contents, limits_of
+from dataserver.planning import I64
+from dataserver.planning.job.fields import SPECIAL_TOKENS, absent_fields
+from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.job.limits import check_contents, limits_of
+from dataserver.planning.layouts.interface import layout_of
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.plan.views import view_plan
 from dataserver.planning.planner import plan_step
-from dataserver.planning.samples import I64, ROW_BITS, ShardTable
-from dataserver.planning.views import view_plan
+from dataserver.planning.stream.gathering import ShardColumns, Window, gather_step, gather_window, size_rows
+from dataserver.planning.stream.order import Span, StreamOrder, units_of
+from dataserver.planning.stream.samples import ROW_BITS, ShardTable
 from trainclient.adapters.whole_rank import require_rank
 from trainclient.stream.errors import StateError
 from trainclient.stream.jobs import JobSource, load_job_data

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dataserver.planning.jobspec import Sizing
+from dataserver.planning.job.fields import Sizing
 from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch
 from trainclient.stream.microbatch import Array
 

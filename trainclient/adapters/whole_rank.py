@@ -14,10 +14,10 @@ from weakref import finalize
 
 import numpy as np
 
-from dataserver.planning.identity import Job
-from dataserver.planning.job import Execution
-from dataserver.planning.jobspec import ModuleKind, ModuleSpec
-from dataserver.planning.plan import Routing
+from dataserver.planning.job.fields import ModuleKind, ModuleSpec
+from dataserver.planning.job.identity import Job
+from dataserver.planning.job.spec import Execution
+from dataserver.planning.plan.plan import Routing
 from trainclient.stream.client import SENT_ELSEWHERE, ArrayClient
 from trainclient.stream.errors import PlanMismatchError
 from trainclient.stream.fleet import Fleet

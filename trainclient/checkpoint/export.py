@@ -12,7 +12,7 @@ import tyro
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from dataserver.planning.jobspec import Stream
+from dataserver.planning.job.fields import Stream
 from trainclient.checkpoint.folder import explained, stored_tensors
 from trainclient.checkpoint.selection import newest
 from trainclient.checkpoint.state import CheckpointError, TrainerState, is_state, read_manifest

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dataserver.planning import I64
 from dataserver.planning.balancing import BALANCERS, bin_loads, fewest_bytes, traffic_between
-from dataserver.planning.samples import I64
 
 PADDED = "padded"
 """The balancer of items that are padded to the longest one beside them; the others add loads up."""

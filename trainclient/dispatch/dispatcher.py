@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
 from trainclient.dispatch.arrangement import Arrangement, integers, joined
 from trainclient.exchange.all_to_all import exchanged
 from trainclient.exchange.transport import contact

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dataserver.planning.plan import Routing
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.plan.plan import Routing
 
 
 class RoutingError(ValueError):

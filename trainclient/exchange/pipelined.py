@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
 from trainclient.client import Batch
 from trainclient.exchange.blocks import RoutingError, RowBlocks, covering, items_of, routing_of
 from trainclient.exchange.links import Link, Parcel

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
 from trainclient.client import Batch
 from trainclient.exchange.pipelined import Shipment, Views
 from trainclient.exchange.rows import Rows

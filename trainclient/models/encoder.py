@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dataserver.planning.jobspec import ModelSize
+from dataserver.planning.job.fields import ModelSize
 from trainclient.models.attention import Segments
 from trainclient.models.layers import ACTIVATIONS, Mlp, Rotation, SelfAttention, require_heads, run_block
 from trainclient.models.patches import PIXELS, normalise, patch_positions

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dataserver.planning.jobspec import ModelSize
+from dataserver.planning.job.fields import ModelSize
 from trainclient.models.attention import Segments
 from trainclient.models.checks import require_shape
 from trainclient.models.layers import (

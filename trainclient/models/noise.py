@@ -17,7 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from dataserver.planning.randomness import Operator
+from dataserver.planning.stream.randomness import Operator
 from trainclient.models.checks import require_integers, require_shape
 from trainclient.upload import upload
 

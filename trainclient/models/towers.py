@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dataserver.planning.jobspec import ModelSize
+from dataserver.planning.job.fields import ModelSize
 from trainclient.models.attention import Segments
 from trainclient.models.backbone import BackboneBlock, BackboneConfig, stage_layers
 from trainclient.models.checks import checked_index, require_shape

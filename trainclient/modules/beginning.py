@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from dataserver.planning.job import JobSpec
+from dataserver.planning.job.spec import JobSpec
 from trainclient.models.backbone import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.generator import GeneratorConfig

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dataserver.planning.randomness import Operator
+from dataserver.planning.stream.randomness import Operator
 from trainclient.exchange.rows import Rows
 from trainclient.models.generator import ImageGenerator
 from trainclient.models.noise import diffusion_noise, diffusion_times, image_words

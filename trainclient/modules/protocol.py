@@ -13,9 +13,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from dataserver.planning.job import JobSpec
-from dataserver.planning.jobspec import ModuleSpec, Stream
-from dataserver.planning.randomness import dataset_key
+from dataserver.planning.job.fields import ModuleSpec, Stream
+from dataserver.planning.job.spec import JobSpec
+from dataserver.planning.stream.randomness import dataset_key
 from trainclient.exchange.grouped import Sharers
 from trainclient.exchange.rows import Rows
 from trainclient.models.contrastive import ScoreRows

@@ -11,8 +11,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from dataserver.planning.job import JobSpec
-from dataserver.planning.jobspec import Modality, ModuleKind, ModuleSpec
+from dataserver.planning.job.fields import Modality, ModuleKind, ModuleSpec
+from dataserver.planning.job.spec import JobSpec
 from trainclient.exchange.messages import Kind
 from trainclient.models.backbone import BackboneConfig, BackboneStage, stage_layers
 from trainclient.models.encoder import EncoderConfig, ImageEncoder

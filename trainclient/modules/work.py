@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from dataserver.planning.jobspec import ModelSize, linear_flops, pair_flops
+from dataserver.planning.job.fields import ModelSize, linear_flops, pair_flops
 
 
 def forward_flops(kind: str, size: ModelSize, offsets: Tensor) -> int:

@@ -3,7 +3,7 @@
 from math import ceil
 from typing import Any
 
-from dataserver.planning.job import Execution
+from dataserver.planning.job.spec import Execution
 from trainclient.orchestrate.choice import Choice, Placed, Problem
 from trainclient.topology.support import TopologyError, require_supported
 

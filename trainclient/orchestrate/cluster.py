@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from dataserver.planning.jobspec import PEAK_GIGAFLOPS
+from dataserver.planning.job.fields import PEAK_GIGAFLOPS
 
 
 class ClusterError(ValueError):

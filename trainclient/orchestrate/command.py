@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dataserver.outputs import require_writable, write_output
-from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, parse_yaml
-from dataserver.planning.jobspec import Stream as JobStream
-from dataserver.planning.jobspec import describe as describe_job
+from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
+from dataserver.planning.job.fields import Stream as JobStream
+from dataserver.planning.job.fields import describe as describe_job
 from trainclient.flags import parse
 from trainclient.orchestrate.choice import Problem
 from trainclient.orchestrate.cluster import cluster

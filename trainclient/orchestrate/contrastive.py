@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from dataserver.planning.contrastive.choice import (
+from dataserver.planning.layouts.contrastive.choice import (
     TowerCluster,
     TowerDegree,
     TowerPlan,

@@ -11,8 +11,8 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from dataserver.planning.jobspec import LAYER_NS, Cost
-from dataserver.planning.profile import with_sums
+from dataserver.planning.costs.profile import with_sums
+from dataserver.planning.job.fields import LAYER_NS, Cost
 from trainclient.orchestrate.cluster import Cluster
 from trainclient.orchestrate.memory import BFLOAT16, Parameters, block_bytes, gathered_at_once, kept_bytes, logit_bytes
 from trainclient.orchestrate.networks import Network

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from dataserver.planning.grouped.compositions import MAX_COMPOSITIONS, check_compositions
-from dataserver.planning.jobspec import PLAN_LIMITS
+from dataserver.planning.job.fields import PLAN_LIMITS
+from dataserver.planning.layouts.grouped.compositions import MAX_COMPOSITIONS, check_compositions
 from trainclient.orchestrate.choice import KEPT, Choice, NoLayoutError, Placed, Problem, TooLargeError, insert
 from trainclient.orchestrate.costs import Option, gathering_ns, shard_bytes
 from trainclient.orchestrate.pipelined import beside, parts, place, side_options

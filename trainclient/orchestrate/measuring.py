@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dataserver.planning.costs.profile import MeasuredCost, MeasuredModule, Profile
 from dataserver.planning.fitting import FitError, Measurements, fit
-from dataserver.planning.jobspec import ModelSize
-from dataserver.planning.profile import MeasuredCost, MeasuredModule, Profile
+from dataserver.planning.job.fields import ModelSize
 from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator

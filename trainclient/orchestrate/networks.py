@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from dataserver.planning.jobspec import (
+from dataserver.planning.job.fields import (
     MAX_TEXT_BYTES,
     MODELS,
     ModelSize,

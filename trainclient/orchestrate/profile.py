@@ -1,4 +1,4 @@
-"""Measured costs for the solver, from the file that `trainclient profile` writes (`dataserver.planning.profile`)."""
+"""Measured costs for the solver, from the file that `trainclient profile` writes (`planning.costs.profile`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -7,8 +7,8 @@ from pathlib import Path
 import yaml
 
 from dataserver.outputs import write_output
-from dataserver.planning.jobspec import MAX_TEXT_BYTES, Cost, TextError, parse_yaml
-from dataserver.planning.profile import Profile, ProfileError, parse_profile, with_gradients
+from dataserver.planning.costs.profile import Profile, ProfileError, parse_profile, with_gradients
+from dataserver.planning.job.fields import MAX_TEXT_BYTES, Cost, TextError, parse_yaml
 from trainclient.orchestrate.cluster import BOARDS, Cluster
 from trainclient.orchestrate.costs import CostTable, computed_cost, with_reductions
 from trainclient.orchestrate.networks import Network

@@ -10,7 +10,7 @@ import tyro
 from pydantic import Field
 
 from dataserver.outputs import require_writable, tells_on
-from dataserver.planning.profile import Profile
+from dataserver.planning.costs.profile import Profile
 from trainclient.flags import parse
 from trainclient.orchestrate.command import MaybePath, MaybeText, Orchestrate, networks
 from trainclient.orchestrate.ending import ended

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from dataserver.planning.identity import parse_job
+from dataserver.planning.job.identity import parse_job
 from dataserver.planning.planner import plan_step, timeline
-from dataserver.planning.samples import ShardTable, StepSamples
-from dataserver.planning.sizing import shard_table, size_samples
+from dataserver.planning.stream.samples import ShardTable, StepSamples
+from dataserver.planning.stream.sizing import shard_table, size_samples
 from trainclient.orchestrate.choice import Choice, Problem
 from trainclient.orchestrate.workload import SampleSize, Workload
 

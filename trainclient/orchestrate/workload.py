@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.jobspec import TextError, parse_yaml
+from dataserver.planning.job.fields import TextError, parse_yaml
 from trainclient.orchestrate.networks import Network
 
 F64 = NDArray[np.float64]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dataserver.planning.job import JobSpec
+from dataserver.planning.job.spec import JobSpec
 from trainclient.exchange.colocated import Crossing, PhaseInlet, PhaseOutlet
 from trainclient.exchange.contrastive import Gathering
 from trainclient.exchange.links import Link

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from dataserver.planning.job import JobSpec
+from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
 from trainclient.exchange.contrastive import Gathered, Gathering, Named

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch.profiler import record_function
 
-from dataserver.planning.job import Execution
+from dataserver.planning.job.spec import Execution
 from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.client import Batch
 from trainclient.exchange.fetching import Batches

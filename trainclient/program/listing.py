@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataserver.planning.job import Execution
-from dataserver.planning.layout import layout_of
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.job.spec import Execution
+from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.simulation import BACKWARD, FORWARD, Program
 from trainclient.client import Batch
 from trainclient.topology.places import Chunk, Place, Way

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dataserver.planning.jobspec import backward_percent
+from dataserver.planning.job.fields import backward_percent
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
 from trainclient.exchange.grouped import SharedSequences

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dataserver.planning.layout import PlannedTimeline
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.exchange.grouped import Peers
 from trainclient.exchange.transport import (

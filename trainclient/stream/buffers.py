@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.views import ALIGNMENT
+from dataserver.planning.plan.views import ALIGNMENT
 
 Bytes = NDArray[np.uint8]
 MAPPED_BYTES: Final = 1 << 20

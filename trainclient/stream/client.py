@@ -18,7 +18,7 @@ from disttrain.v1.data_service_pb2 import (
 from disttrain.v1.plan_pb2 import StepPlan
 from google.protobuf.duration_pb2 import Duration
 
-from dataserver.planning.identity import Job, canonical_json, differing_fields
+from dataserver.planning.job.identity import Job, canonical_json, differing_fields
 from trainclient.stream.buffers import Buffers
 from trainclient.stream.endpoint import CallGuard, Timeouts
 from trainclient.stream.errors import ClientError, ClosedError, StateError

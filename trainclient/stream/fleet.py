@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from disttrain.v1.data_service_pb2 import GetOrCreateJobRequest, GetServerInfoRequest, GetServerInfoResponse
 from disttrain.v1.errors_pb2 import ERROR_ACTION_CREATE_JOB
 
-from dataserver.planning.identity import Job, canonical_json
+from dataserver.planning.job.identity import Job, canonical_json
 from trainclient.stream.endpoint import CallGuard, Endpoint, Request, Response, Timeouts, parse_addresses
 from trainclient.stream.errors import (
     ClientError,

@@ -9,7 +9,7 @@ from disttrain.v1.data_service_pb2 import EndOfStream, GetServerInfoResponse, St
 from disttrain.v1.errors_pb2 import ERROR_ACTION_CREATE_JOB
 from disttrain.v1.microbatch_pb2 import CODEC_ZSTD, MicrobatchHeader
 
-from dataserver.planning.identity import Job
+from dataserver.planning.job.identity import Job
 from trainclient.stream.borrowing import Borrowed
 from trainclient.stream.buffers import BufferPool, Buffers
 from trainclient.stream.endpoint import CallGuard, Endpoint

@@ -7,10 +7,10 @@ from typing import Any
 
 from disttrain.v1.data_service_pb2 import GetOrCreateJobRequest, GetOrCreateJobResponse
 
-from dataserver.planning.identity import Job, JobSpecError, identify, parse_job
-from dataserver.planning.job import JobSpec
-from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, absent_fields, parse_json, parse_yaml
-from dataserver.planning.profile import ProfileError, with_profiles
+from dataserver.planning.costs.profile import ProfileError, with_profiles
+from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, absent_fields, parse_json, parse_yaml
+from dataserver.planning.job.identity import Job, JobSpecError, identify, parse_job
+from dataserver.planning.job.spec import JobSpec
 from trainclient.stream.endpoint import CallGuard, Endpoint
 from trainclient.stream.errors import DataServiceError, ProtocolError
 from trainclient.stream.fleet import Fleet

@@ -10,9 +10,9 @@ import numpy as np
 from disttrain.v1 import microbatch_pb2 as pb
 from numpy.typing import NDArray
 
-from dataserver.planning.plan import ModuleSchedule, Routing, round_size
-from dataserver.planning.samples import I64, U64, Bool
-from dataserver.planning.views import ALIGNMENT, aligned
+from dataserver.planning import I64, U64, Bool
+from dataserver.planning.plan.plan import ModuleSchedule, Routing, round_size
+from dataserver.planning.plan.views import ALIGNMENT, aligned
 from trainclient.stream.buffers import Bytes
 from trainclient.stream.errors import ProtocolError
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from dataserver.planning.identity import Job
+from dataserver.planning.job.identity import Job
 from trainclient.stream.buffers import Buffers
 from trainclient.stream.endpoint import CallGuard
 from trainclient.stream.errors import ForkError

@@ -16,7 +16,7 @@ from disttrain.v1.data_service_pb2 import EndOfStream, StreamMicrobatchesRespons
 from disttrain.v1.microbatch_pb2 import MicrobatchHeader
 from google.protobuf.message import DecodeError
 
-from dataserver.planning.views import aligned
+from dataserver.planning.plan.views import aligned
 from trainclient.stream.borrowing import Borrowed
 from trainclient.stream.buffers import Buffers, Bytes
 from trainclient.stream.errors import ClientError, CorruptDataError, CutStreamError, ProtocolError

@@ -8,9 +8,9 @@ import numpy as np
 from disttrain.v1.plan_pb2 import ModuleArrangement, StepPlan
 from disttrain.v1.program_pb2 import OPERATION_KIND_FORWARD
 
-from dataserver.planning.jobspec import Stream
-from dataserver.planning.naming import short_name
-from dataserver.planning.samples import I64, Bool
+from dataserver.planning import I64, Bool
+from dataserver.planning.job.fields import Stream
+from dataserver.planning.plan.naming import short_name
 from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.timeline.measured import Measured
 from trainclient.topology.places import Topology

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
 from trainclient.program.clock import Executed
 from trainclient.program.interpreter import Span
 from trainclient.topology.groups import Groups

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dataserver.outputs import write_whole
-from dataserver.planning.jobspec import Stream
+from dataserver.planning.job.fields import Stream
 from trainclient.client import DataClient
 from trainclient.exchange.transport import contact
 from trainclient.program.clock import Stopwatch

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Self
 
-from dataserver.planning.job import Execution, JobSpec
-from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.job.fields import ModuleSpec
+from dataserver.planning.job.spec import Execution, JobSpec
 from trainclient.topology.support import TopologyError, require_supported
 
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from dataserver.planning.job import Execution
+from dataserver.planning.job.spec import Execution
 
 LAYOUTS: Final = ("pipelined", "colocated", "contrastive", "grouped")
 """Kinds of layouts whose programs this trainer runs. Their options say how modules lie on its processes."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import tyro
 from pydantic import BeforeValidator, Field, ValidationError
 
-from dataserver.planning.jobspec import MAX_TEXT_BYTES, TextError, parse_yaml
+from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
 from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.models.contrastive_loss import ContrastiveLoss
 from trainclient.stream.endpoint import Timeouts

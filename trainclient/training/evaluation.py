@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dataserver.planning.identity import Job, JobSpecError, identify
-from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.job.fields import ModuleSpec
+from dataserver.planning.job.identity import Job, JobSpecError, identify
 from trainclient.exchange.transport import contact
 from trainclient.modules import Site, TrainedModule
 from trainclient.program.assembly import assemble

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 from torch import Tensor
 
-from dataserver.planning.identity import Job
+from dataserver.planning.job.identity import Job
 from trainclient.checkpoint.lease import Lease
 from trainclient.checkpoint.state import TrainerState, module_of
 from trainclient.exchange.fetching import Batches

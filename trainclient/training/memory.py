@@ -6,7 +6,7 @@ from math import ceil
 
 from torch import nn
 
-from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.job.fields import ModuleSpec
 from trainclient.models.parameters import units
 from trainclient.modules import family_of
 from trainclient.orchestrate.memory import (

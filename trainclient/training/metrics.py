@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dataserver.planning.identity import Job
-from dataserver.planning.jobspec import Modality
+from dataserver.planning.job.fields import Modality
+from dataserver.planning.job.identity import Job
 from trainclient.modules import Site, Target
 from trainclient.program.assembly import Machine
 from trainclient.program.interpreter import StepRecord

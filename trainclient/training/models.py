@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from dataserver.planning.job import JobSpec
-from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.job.fields import ModuleSpec
+from dataserver.planning.job.spec import JobSpec
 from trainclient.exchange.messages import Kind
 from trainclient.models.backbone import stage_layers
 from trainclient.models.compiling import compile_blocks

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dataserver.planning.jobspec import Stream
-from dataserver.planning.naming import short_name
+from dataserver.planning.job.fields import Stream
+from dataserver.planning.plan.naming import short_name
 from trainclient.program.finite import MAX_NAMED
 from trainclient.program.runner import ChunkRunner
 from trainclient.topology.groups import Groups

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from dataserver.planning.jobspec import PEAK_GIGAFLOPS
+from dataserver.planning.job.fields import PEAK_GIGAFLOPS
 
 PEAK_TFLOPS: Final[Mapping[str, float]] = MappingProxyType(
     {

@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 from typing import Self
 
-from dataserver.planning.identity import Job, parse_job
-from dataserver.planning.jobspec import parse_json
+from dataserver.planning.job.fields import parse_json
+from dataserver.planning.job.identity import Job, parse_job
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.jobs import resolve_job
 from trainclient.topology.places import Topology

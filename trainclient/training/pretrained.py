@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from dataserver.planning.job import JobSpec
-from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.job.fields import ModuleSpec
+from dataserver.planning.job.spec import JobSpec
 from trainclient.models.hf import load_into, load_pretrained
 from trainclient.modules import WHAT, Sizes, family_of
 from trainclient.training.config import ConfigError

@@ -17,7 +17,7 @@ from rich.console import Console
 from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from dataserver.planning.identity import Job
+from dataserver.planning.job.identity import Job
 from trainclient.allocator import keep_freed_memory
 from trainclient.checkpoint.folder import stored_tensors
 from trainclient.checkpoint.lease import Lease

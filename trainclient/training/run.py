@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Final
 
-from dataserver.planning.identity import Job
+from dataserver.planning.job.identity import Job
 from trainclient.training.config import TrainConfig
 
 DECIDES: Final = frozenset(

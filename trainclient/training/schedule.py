@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dataserver.planning.jobspec import ModuleSpec
+from dataserver.planning.job.fields import ModuleSpec
 from trainclient.training.config import ConfigError
 from trainclient.training.optimizer_config import Course, GroupOptions, OptimizerConfig
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from dataserver.planning.identity import Job
+from dataserver.planning.job.identity import Job
 from trainclient.client import DataClient
 from trainclient.exchange.agreement import AgreedBatches
 from trainclient.exchange.fetching import Batches, PeerBatches, SharedBatches

@@ -4,15 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dataserver.planning import I64, yield_point
 from dataserver.planning.balancing.interface import MAX_TOTAL, plain
-from dataserver.planning.pacing import pace
-from dataserver.planning.samples import I64
 
 SWAPS, SWAPS_PER_BATCH = 2**14, 2**12
 """Swaps of two batches that `lower_peaks` looks at: a constant and so many for each batch."""
 
 PAIRS_AT_ONCE = 1 << 20
-"""Pairs of a batch and a node, as many as there are for each batch that is assigned, between two calls of `pace`."""
+"""Pairs of a batch and a node, as many as there are for each batch that is assigned, between two yield points."""
 
 
 def traffic_between(source: I64, batch: I64, size: I64, num_sources: int, num_batches: int) -> I64:
@@ -51,7 +50,7 @@ def fewest_bytes(traffic: I64, source_node: I64, node: I64) -> I64:
     from dataserver.planning.kernels import assignment
 
     traffic = _checked(traffic, source_node, node)
-    pace()
+    yield_point()
     nodes, home = np.unique(node, return_inverse=True)
     kept = _near(traffic, source_node, nodes).T
     rows, columns = kept.shape
@@ -60,7 +59,7 @@ def fewest_bytes(traffic: I64, source_node: I64, node: I64) -> I64:
     capacity, cost = np.bincount(home, minlength=columns).astype(np.int64), -kept
     at_once = max(1, PAIRS_AT_ONCE // max(1, rows * columns))
     for _ in range(0, rows, at_once):
-        pace()
+        yield_point()
         assignment.assign(cost, capacity, chosen, prices, columns_of[0], columns_of[1], at_once)
     return _ranks_on(chosen, home, np.arange(len(node), dtype=np.int64))
 
@@ -106,7 +105,7 @@ def lower_peaks(rank: I64, hops: Sequence[tuple[I64, I64]], node: I64, most_byte
     for number, (traffic, there) in enumerate(hops):
         near[number] = _near(_checked(traffic, there, node), there, nodes)
     home = home[: len(node)]
-    pace()
+    yield_point()
     chosen = peaks.lower_peaks(near, home[rank], most_bytes, SWAPS + SWAPS_PER_BATCH * len(rank))
     return _ranks_on(chosen, home, rank)
 
@@ -129,7 +128,7 @@ def _staying(traffic: I64, source_node: I64, batch_node: I64) -> tuple[I64, I64]
     names = np.union1d(source_node, batch_node)
     staying = np.zeros(len(names), np.int64)
     for number, name in enumerate(names.tolist()):
-        pace()
+        yield_point()
         staying[number] = traffic[np.ix_(source_node == name, batch_node == name)].sum()
     return names, staying
 
@@ -138,7 +137,7 @@ def _near(traffic: I64, source_node: I64, nodes: I64) -> I64:
     """Bytes that each batch exchanges with the ranks of each node. int64 [nodes, d]."""
     near = np.zeros((len(nodes), traffic.shape[1]), np.int64)
     for number, name in enumerate(nodes.tolist()):
-        pace()
+        yield_point()
         near[number] = traffic[source_node == name].sum(axis=0)
     return near
 

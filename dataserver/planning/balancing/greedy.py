@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from dataserver.planning import I64
 from dataserver.planning.balancing.interface import (
     BinRoom,
     BinRoomError,
@@ -11,7 +12,6 @@ from dataserver.planning.balancing.interface import (
     plain,
     search_budget,
 )
-from dataserver.planning.samples import I64
 
 
 def longest_first(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> I64:

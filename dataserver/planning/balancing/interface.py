@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
 
 MAX_TOTAL = 2**61
 """Largest sum of loads, so that no sum of two overflows int64."""

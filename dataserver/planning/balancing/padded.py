@@ -4,8 +4,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from dataserver.planning import I64
 from dataserver.planning.balancing.interface import BinRoom, BinRoomError, check
-from dataserver.planning.samples import I64
 
 
 def padded(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> I64:

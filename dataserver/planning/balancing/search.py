@@ -2,9 +2,16 @@
 
 import numpy as np
 
+from dataserver.planning import I64
 from dataserver.planning.balancing.greedy import longest_first
-from dataserver.planning.balancing.interface import Balancer, BinRoom, check, lower_bound, plain, search_budget
-from dataserver.planning.samples import I64
+from dataserver.planning.balancing.interface import (
+    Balancer,
+    BinRoom,
+    check,
+    lower_bound,
+    plain,
+    search_budget,
+)
 
 CLOSE = 16
 """The search ends at 2^-16 above the lower bound: 0.0015 %, far below what any cost model knows."""

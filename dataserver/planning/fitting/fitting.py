@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 from pydantic import ValidationError
 
+from dataserver.planning import I64
 from dataserver.planning.balancing import bin_loads
 from dataserver.planning.fitting.least_squares import dot, gram_matrix, nonnegative_least_squares
 from dataserver.planning.fitting.outliers import Row, undisturbed
-from dataserver.planning.jobspec import Cost, ModuleSpec
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import I64
+from dataserver.planning.job.fields import Cost, ModuleSpec
+from dataserver.planning.plan.plan import StepPlan
 
 TERMS: Final = ("microbatch_ns", "linear_ps", "quadratic_fs")
 UNITS: Final = {"microbatch_ns": 1, "linear_ps": 1_000, "quadratic_fs": 1_000_000}

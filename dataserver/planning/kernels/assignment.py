@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from dataserver.planning import I64, Bool
 from dataserver.planning.kernels import kernel, part
-from dataserver.planning.samples import I64, Bool
 
 _FAR = np.iinfo(np.int64).max
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from dataserver.planning import I64, Bool
 from dataserver.planning.kernels import kernel, part
 from dataserver.planning.kernels.islands import (
     Costs,
@@ -12,7 +13,6 @@ from dataserver.planning.kernels.islands import (
     exchange_keeps_parity,
     fill,
 )
-from dataserver.planning.samples import I64, Bool
 
 
 def fit_placement(slots: Slots, costs: Costs, budget: int, at_once: int, state: I64) -> tuple[I64, bool]:

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dataserver.planning import I32, I64, U64
 from dataserver.planning.kernels import kernel
 from dataserver.planning.kernels.placed import order_of_places
-from dataserver.planning.samples import I32, I64, U64
 
 
 class Sizes(NamedTuple):

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from dataserver.planning import I64
 from dataserver.planning.kernels import kernel
 from dataserver.planning.kernels.heap import sift_down, sift_up
-from dataserver.planning.samples import I64
 
 
 def longest_first(loads: I64, order: I64, starts: I64, num_bins: int, capacity: int) -> I64:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dataserver.planning import I64, Bool
 from dataserver.planning.kernels import kernel, part
 from dataserver.planning.kernels.arrays import copy_to, first_largest, largest
 from dataserver.planning.kernels.heap import sort_by
-from dataserver.planning.samples import I64, Bool
 
 NEVER = 1 << 62
 """Longer than anything takes, ns."""

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dataserver.planning import I64
 from dataserver.planning.kernels import part
-from dataserver.planning.samples import I64
 
 
 class Costs(NamedTuple):

@@ -61,7 +61,7 @@ class Loop:
 
     def _load(self, key: Key, arguments: Sequence[Any]) -> "_Entry":
         def compiled() -> bytes:
-            from dataserver.planning.kernels.compiling import machine_code  # imports numba
+            from dataserver.planning.kernels.compiling import machine_code
 
             code: bytes = machine_code(self.function, arguments)
             return code

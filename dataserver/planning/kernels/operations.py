@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from dataserver.planning import I64, Bool
 from dataserver.planning.kernels import kernel
 from dataserver.planning.kernels.arrays import copy_to
-from dataserver.planning.samples import I64, Bool
 
 
 def run_operations(

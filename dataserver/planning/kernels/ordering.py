@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from dataserver.planning import I64, Bool
 from dataserver.planning.kernels import inlined_part, kernel
 from dataserver.planning.kernels.arrays import copy_to
-from dataserver.planning.samples import I64, Bool
 
 
 def disttrain_orders(forward: I64, backward: I64, ascending: I64) -> I64:

@@ -2,12 +2,11 @@
 
 import numpy as np
 
+from dataserver.planning import I64, yield_point
 from dataserver.planning.kernels import kernel, part
-from dataserver.planning.pacing import pace
-from dataserver.planning.samples import I64
 
 MOVES_AT_ONCE = 1 << 22
-"""Open sequences that best fit shifts between two calls of `pace`, about: some milliseconds."""
+"""Open sequences that best fit shifts between two yield points, about: some milliseconds."""
 
 
 def best_fit(tokens: I64, order: I64, seq_len: int) -> I64:
@@ -19,7 +18,7 @@ def best_fit(tokens: I64, order: I64, seq_len: int) -> I64:
     sequence, key = np.empty((2, len(tokens)), np.int64)
     least, state = int(tokens.min(initial=seq_len)), np.zeros(3, np.int64)
     while _best_fit(tokens, order, seq_len, least, sequence, key, state, MOVES_AT_ONCE):
-        pace()
+        yield_point()
     return sequence
 
 

@@ -2,13 +2,12 @@
 
 import numpy as np
 
+from dataserver.planning import I64, yield_point
 from dataserver.planning.kernels import kernel, part
 from dataserver.planning.kernels.arrays import first_largest, largest
-from dataserver.planning.pacing import pace
-from dataserver.planning.samples import I64
 
 LOOKS_AT_ONCE = 1 << 17
-"""Swaps that are looked at between two calls of `pace`, up to the end of a sweep over all."""
+"""Swaps that are looked at between two yield points, up to the end of a sweep over all."""
 
 
 def lower_peaks(near: I64, home: I64, most_bytes: int, budget: int) -> I64:
@@ -35,7 +34,7 @@ def lower_peaks(near: I64, home: I64, most_bytes: int, budget: int) -> I64:
     heaviest, load = np.empty((hops, 3), np.int64), np.empty(nodes, np.int64)
     state = np.array([0, most_bytes], np.int64)
     while _lower_peaks(near, home, budget, LOOKS_AT_ONCE, state, sent, taken, size, heaviest, load):
-        pace()
+        yield_point()
     return home
 
 

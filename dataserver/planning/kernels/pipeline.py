@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dataserver.planning import I64, U64
 from dataserver.planning.kernels import inlined_part, kernel, part
 from dataserver.planning.kernels.arrays import first_largest, largest
 from dataserver.planning.kernels.islands import (
@@ -17,7 +18,6 @@ from dataserver.planning.kernels.islands import (
     move_keeps_parity,
     slots_of,
 )
-from dataserver.planning.samples import I64, U64
 
 
 class Clocks(NamedTuple):

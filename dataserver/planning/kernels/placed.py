@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dataserver.planning import I32, I64, Bool
 from dataserver.planning.kernels import kernel
-from dataserver.planning.samples import I32, I64, Bool
 
 
 def order_of_places(place: I64) -> I64:

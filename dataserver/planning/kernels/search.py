@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dataserver.planning import I64
 from dataserver.planning.kernels import inlined_part, kernel, part
 from dataserver.planning.kernels.arrays import copy_to
 from dataserver.planning.kernels.heap import sort_by
-from dataserver.planning.samples import I64
 
 SLACK = 8
 """Items that a bin may gain beyond those it starts with."""

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from dataserver.planning import I32, I64
 from dataserver.planning.kernels import kernel
-from dataserver.planning.samples import I32, I64
 
 
 def grids(widths: I32 | I64, heights: I32 | I64, block: int, limit: int) -> tuple[I32, I32]:

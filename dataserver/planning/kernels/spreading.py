@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from dataserver.planning import I64
 from dataserver.planning.kernels import kernel
-from dataserver.planning.samples import I64
 
 
 def first_to_finish(

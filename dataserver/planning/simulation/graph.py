@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataserver.planning.pacing import pace
-from dataserver.planning.samples import I64, Bool
+from dataserver.planning import I64, Bool, yield_point
 from dataserver.planning.simulation.operations import BACKWARD, FORWARD, INTERACTION, Operation, Operations
 from dataserver.planning.simulation.pipeline import Pipeline
 
@@ -73,17 +72,17 @@ def build_graph(pipeline: Pipeline) -> OperationGraph:
     width = 2 * pipeline.num_chunks * pipeline.forward_ns.shape[1] + batches
     position = np.full((pipeline.num_stages, width), -1, np.int64)
     for stage, listed in enumerate(stage_cells):
-        pace()
+        yield_point()
         cells[stage, : len(listed)] = listed
         position[stage, listed] = np.arange(len(listed))
     _check_lists(pipeline, position)
-    pace()
+    yield_point()
     cell, place = cells[pipeline.stage], position[pipeline.stage]
     number = np.where(place >= 0, place + ops * np.arange(nodes)[:, None], -1)
-    pace()
+    yield_point()
     found = _along_edges(pipeline, number), _through_gates(pipeline, number, nodes * ops)
     before, after, delay = (np.concatenate(column) for column in zip(*found, strict=True))
-    pace()
+    yield_point()
     order = np.argsort(before, kind="stable")
     size = nodes * ops + batches
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(before, minlength=size))])

@@ -12,7 +12,7 @@ from typing import Self, overload
 
 import numpy as np
 
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
 
 
 class OperationKind(StrEnum):

@@ -6,8 +6,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from dataserver.planning.pacing import pace
-from dataserver.planning.samples import I64
+from dataserver.planning import I64, yield_point
 from dataserver.planning.simulation.graph import PipelineDeadlockError, build_graph, cell_values
 from dataserver.planning.simulation.pipeline import Pipeline
 
@@ -197,6 +196,6 @@ def disttrain_orders(forward_ns: I64, backward_ns: I64) -> I64:
     orders = np.empty_like(ascending)
     ranks = max(1, _LOOKS // max(1, ascending.shape[1]) ** 2)
     for piece in (slice(first, first + ranks) for first in range(0, len(ascending), ranks)):
-        pace()
+        yield_point()
         orders[piece] = ordering.disttrain_orders(forward[piece], backward[piece], ascending[piece])
     return orders

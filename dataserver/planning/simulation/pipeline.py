@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
 from dataserver.planning.simulation.operations import Operation
 
 

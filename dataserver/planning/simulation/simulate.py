@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dataserver.planning.pacing import pace
-from dataserver.planning.samples import I64
+from dataserver.planning import I64, yield_point
 from dataserver.planning.simulation.graph import PipelineDeadlockError, build_graph, cell_values
 from dataserver.planning.simulation.operations import BACKWARD, EXCHANGE, FORWARD, Operation, Operations
 from dataserver.planning.simulation.pipeline import Pipeline
@@ -85,17 +84,17 @@ def _run(pipeline: Pipeline) -> tuple[I64, I64, I64, I64]:
     """Start, end, duration and cause (see `Timeline`) of all that computes, int64 [n, operations] each."""
     from dataserver.planning.kernels.operations import run_operations
 
-    pace()
+    yield_point()
     graph = build_graph(pipeline)
-    pace()
+    yield_point()
     shape, listed = graph.cell.shape, graph.cell >= 0
     times = cell_values(pipeline, pipeline.forward_ns, pipeline.backward_ns, pipeline.interaction_ns)
     spread = graph.spread(times)
-    pace()
+    yield_point()
     flat, cause, _ = run_operations(
         spread, graph.follows, graph.offsets, graph.after, graph.delay_ns, graph.waits.copy()
     )
-    pace()
+    yield_point()
     durations = spread[: listed.size].reshape(shape)
     start = np.where(listed, flat[: listed.size].reshape(shape), -1)
     stuck = np.flatnonzero((listed & (start < 0)).any(axis=1))
@@ -105,7 +104,7 @@ def _run(pipeline: Pipeline) -> tuple[I64, I64, I64, I64]:
         )
     through = np.where(cause >= listed.size, cause[cause], cause)[: listed.size]
     end = np.where(listed, start + durations, -1)
-    pace()
+    yield_point()
     return start, end, durations, through.reshape(shape)
 
 

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from dataserver.dataset import TRANSPOSED, ImageRef
-from dataserver.planning.jobspec import Quality, Sizing
+from dataserver.planning.job.fields import Quality, Sizing
 from dataserver.preprocessing.codecs.errors import InvalidImageError
 from dataserver.preprocessing.codecs.patches import U8, UPRIGHT, Places, places, write_patches
 from dataserver.preprocessing.limits import DECODER_BYTES_PER_PIXEL, MAX_ENCODED_BYTES, MAX_PIXELS

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.dataset import TRANSPOSED
-from dataserver.planning.jobspec import Sizing
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.job.fields import Sizing
 
 U8 = NDArray[np.uint8]
 Places = tuple[I64, I64]

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from dataserver.planning.narrow import WIDTHS, narrow
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.plan.integers import WIDTHS, narrow
 
 
 class PackedError(ValueError):

@@ -11,7 +11,7 @@ from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from disttrain.v1.peer_service_pb2 import GreetRequest, GreetResponse
 from disttrain.v1.peer_service_pb2_grpc import PeerServiceStub
 
-from dataserver.planning.identity import Job
+from dataserver.planning.job.identity import Job
 from dataserver.serving.peers.standing import Standing
 
 GREET_S: Final = 4.0

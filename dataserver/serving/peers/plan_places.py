@@ -7,10 +7,18 @@ import numpy as np
 from disttrain.v1 import microbatch_pb2, plan_pb2
 from disttrain.v1 import peer_service_pb2 as pb
 
-from dataserver.planning.compact import CompactPlan, Places, UnfitPlanError, compact, expand
-from dataserver.planning.identity import Job
-from dataserver.planning.plan import NO_GROUPS, Candidate, Decision, ModuleSchedule, RankGroups, StepPlan
-from dataserver.planning.samples import I64, StepSamples
+from dataserver.planning import I64
+from dataserver.planning.job.identity import Job
+from dataserver.planning.plan.compact import CompactPlan, Places, UnfitPlanError, compact, expand
+from dataserver.planning.plan.plan import (
+    NO_GROUPS,
+    Candidate,
+    Decision,
+    ModuleSchedule,
+    RankGroups,
+    StepPlan,
+)
+from dataserver.planning.stream.samples import StepSamples
 from dataserver.serving.peers.packed import PackedError, packed, unpacked
 from dataserver.serving.wire import schedules
 

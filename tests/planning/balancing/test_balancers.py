@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from dataserver.planning import I64
 from dataserver.planning.balancing import (
     BALANCERS,
     BinRoom,
@@ -16,7 +17,6 @@ from dataserver.planning.balancing import (
     padded,
     searched,
 )
-from dataserver.planning.samples import I64
 
 LOADS = st.lists(st.integers(0, 60), max_size=7)
 NAMES = st.sampled_from(sorted(BALANCERS))

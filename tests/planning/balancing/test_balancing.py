@@ -8,13 +8,13 @@ from builders.jobs import BALANCES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataserver.planning import yielding_to
 from dataserver.planning.balancing import in_runs, longest_first, longest_first_of_each
-from dataserver.planning.costs import backward_ns, forward_ns
-from dataserver.planning.jobspec import BalancePolicy, Cost
-from dataserver.planning.pacing import paced
-from dataserver.planning.packing import number_by_first, number_by_first_of_each
-from dataserver.planning.pipelined import placing
-from dataserver.planning.pipelined.placing import PlacementProblem
+from dataserver.planning.costs.model import backward_ns, forward_ns
+from dataserver.planning.job.fields import BalancePolicy, Cost
+from dataserver.planning.layouts.pipelined import placing
+from dataserver.planning.layouts.pipelined.placing import PlacementProblem
+from dataserver.planning.stream.packing import number_by_first, number_by_first_of_each
 
 
 def heaviest(loads: list[int], bins: list[int] | tuple[int, ...], num_bins: int) -> int:
@@ -112,7 +112,7 @@ def test_places_are_distinct_slots(policy: BalancePolicy, dp: int, waves: int, m
         percent=np.full(1, 200),
     )
     paused: list[None] = []
-    with paced(partial(paused.append, None)):
+    with yielding_to(partial(paused.append, None)):
         balanced = placing.balanced(problem, policy)
         stratified = placing.stratified(problem)
     assert len(paused) >= (4 if policy is BalancePolicy.NONE else 7)  # other jobs get their turns

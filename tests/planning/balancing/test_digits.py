@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from planning.kernels.interpreted import interpreted
 
+from dataserver.planning import I64
 from dataserver.planning.balancing import (
     BALANCERS,
     BinRoom,
@@ -24,7 +25,6 @@ from dataserver.planning.balancing import (
 from dataserver.planning.balancing.assignment import PAIRS_AT_ONCE, SWAPS, SWAPS_PER_BATCH
 from dataserver.planning.balancing.interface import MAX_TOTAL, BinRoomError, bin_totals, check, search_budget
 from dataserver.planning.balancing.search import CLOSE
-from dataserver.planning.samples import I64
 
 
 def text_of(loads: list[int], num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> str:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataserver.planning import I64, yielding_to
 from dataserver.planning.balancing import (
     assignment,
     bytes_between_nodes,
@@ -18,8 +19,6 @@ from dataserver.planning.balancing import (
     traffic_between,
 )
 from dataserver.planning.kernels import peaks
-from dataserver.planning.pacing import paced
-from dataserver.planning.samples import I64
 
 
 def draw_traffic(data: st.DataObject, sources: int, ranks: int) -> I64:
@@ -172,7 +171,7 @@ def test_assignments_let_others_have_a_turn_and_go_on_where_they_were(monkeypatc
         monkeypatch.setattr(assignment, "PAIRS_AT_ONCE", pairs)
         monkeypatch.setattr(peaks, "LOOKS_AT_ONCE", looks)
         counted: list[None] = []
-        with paced(partial(counted.append, None)):
+        with yielding_to(partial(counted.append, None)):
             first = fewest_bytes(traffic, node, node)
             turns.append(len(counted))
             found.append([first.tolist(), lower_peaks(first, [(traffic, node)], node, int(traffic.sum())).tolist()])

@@ -20,7 +20,7 @@ from dataserver.planning.fitting.fitting import (
     fit,
     nonnegative_least_squares,
 )
-from dataserver.planning.jobspec import Cost
+from dataserver.planning.job.fields import Cost
 
 Columns = Sequence[Sequence[int]]
 UNIT = (1, 1_000, 1_000_000)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from dataserver.planning.costs import backward_ns, forward_ns
+from dataserver.planning.costs.model import backward_ns, forward_ns
 from dataserver.planning.fitting.fitting import (
     MAX_TIME_NS,
     Fit,
@@ -22,7 +22,7 @@ from dataserver.planning.fitting.fitting import (
     microbatch_sizes,
     nonnegative_least_squares,
 )
-from dataserver.planning.jobspec import Cost, ModuleKind
+from dataserver.planning.job.fields import Cost, ModuleKind
 from dataserver.planning.planner import module_loads, plan_step
 
 TRUE = Cost(microbatch_ns=320_000, linear_ps=3_179_430, quadratic_fs=413_989, backward_percent=100)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning.scattered import digest, numbers
 
-from dataserver.planning.costs import forward_ns
+from dataserver.planning.costs.model import forward_ns
 from dataserver.planning.fitting import Fit, FitError, Measurements, fit
 from dataserver.planning.fitting.outliers import (
     LEAST_ROWS,
@@ -24,7 +24,7 @@ from dataserver.planning.fitting.outliers import (
     median,
     undisturbed,
 )
-from dataserver.planning.jobspec import Cost
+from dataserver.planning.job.fields import Cost
 
 Sizes = list[np.ndarray]
 COSTS = (

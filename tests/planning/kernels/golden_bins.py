@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 
-from dataserver.planning import packing
 from dataserver.planning.balancing import BALANCERS, BinRoom, fewest_bytes, lower_peaks
+from dataserver.planning.stream import packing
 
 
 def digest() -> str:

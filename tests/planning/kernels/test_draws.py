@@ -5,7 +5,7 @@ import pytest
 from planning.kernels.interpreted import interpreted
 
 from dataserver.planning.kernels.draws import first_words
-from dataserver.planning.randomness import Operator, draw, draws
+from dataserver.planning.stream.randomness import Operator, draw, draws
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1])

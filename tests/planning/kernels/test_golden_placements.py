@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from planning.scattered import digest, numbers
 
+from dataserver.planning import I64, U64, yielding_to
 from dataserver.planning.kernels import pipeline
 from dataserver.planning.kernels.pipeline import Climb
-from dataserver.planning.pacing import paced
-from dataserver.planning.pipelined.placing import search
-from dataserver.planning.pipelined.placing.hops import Hops
-from dataserver.planning.pipelined.placing.problem import PlacementProblem, Rooms
-from dataserver.planning.placement import Placement
-from dataserver.planning.samples import I64, U64
+from dataserver.planning.layouts.pipelined.placing import search
+from dataserver.planning.layouts.pipelined.placing.problem import PlacementProblem, Rooms
+from dataserver.planning.layouts.pipelined.placing.transfers import Hops
+from dataserver.planning.plan.placement import Placement
 
 
 def problem_of(seed: int, *, padded: bool = False, limited: bool = False) -> tuple[PlacementProblem, Placement]:
@@ -120,7 +119,7 @@ def test_searches_let_others_have_a_turn_between_their_pieces(monkeypatch: pytes
         for seed in range(6):
             problem, placement = problem_of(seed, limited=True)
             counted: list[None] = []
-            with paced(partial(counted.append, None)):
+            with yielding_to(partial(counted.append, None)):
                 fitted, lacking = search.fitted(problem, placement)
                 turns["fitted", once] += len(counted)
                 counted.clear()

@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 from planning.scattered import digest, numbers
 
-from dataserver.planning import packing
-from dataserver.planning.balancing import BALANCERS, BinRoom, assignment, fewest_bytes, lower_peaks, searched
-from dataserver.planning.grouped.wave_order import chain
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.balancing import (
+    BALANCERS,
+    BinRoom,
+    assignment,
+    fewest_bytes,
+    lower_peaks,
+    searched,
+)
+from dataserver.planning.layouts.grouped.wave_order import chain
 from dataserver.planning.simulation import OrderScorer, OrderTimes, disttrain_order, simulate
+from dataserver.planning.stream import packing
 
 
 def outcome(call: Callable[[], I64]) -> list[int] | str:

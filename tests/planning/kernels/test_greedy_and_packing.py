@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from planning.kernels.interpreted import interpreted
 
-from dataserver.planning.pacing import paced
-from dataserver.planning.samples import I64
+from dataserver.planning import I64, yielding_to
 
 greedy, packing = interpreted("kernels.greedy"), interpreted("kernels.packing")
 heap, arrays = interpreted("kernels.heap"), interpreted("kernels.arrays")
@@ -131,7 +130,7 @@ def test_best_fit_lets_others_have_a_turn_and_goes_on_where_it_was(monkeypatch: 
     for once in (1, 200, packing.MOVES_AT_ONCE):
         monkeypatch.setattr(packing, "MOVES_AT_ONCE", once)
         counted: list[None] = []
-        with paced(partial(counted.append, None)):
+        with yielding_to(partial(counted.append, None)):
             assert packing.best_fit(tokens, order, 100).tolist() == whole
         turns.append(len(counted))
     assert turns[0] == len(tokens) - 1

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 from planning.kernels.interpreted import interpreted
 
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
 
 grouping = interpreted("kernels.grouping")
 LONG = 10**9

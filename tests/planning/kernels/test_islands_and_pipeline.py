@@ -9,8 +9,8 @@ import pytest
 from planning.kernels.interpreted import interpreted
 from planning.kernels.test_golden_placements import problem_of
 
-from dataserver.planning.pipelined.placing import search
-from dataserver.planning.samples import I64, U64
+from dataserver.planning import I64, U64
+from dataserver.planning.layouts.pipelined.placing import search
 
 islands, pipeline = interpreted("kernels.islands"), interpreted("kernels.pipeline")
 KINDS = [(padded, limited) for padded in (False, True) for limited in (False, True)]

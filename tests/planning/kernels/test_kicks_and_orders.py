@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from planning.kernels.interpreted import interpreted
 
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
 
 search, ordering = interpreted("kernels.search"), interpreted("kernels.ordering")
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from dataserver.planning import I64, U64, Bool
 from dataserver.planning.kernels import inlined_part, kernel, part
-from dataserver.planning.samples import I64, U64, Bool
 
 ROOT = Path(__file__).parents[3]
 

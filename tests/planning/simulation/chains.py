@@ -6,9 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataserver.planning.samples import I64
-from dataserver.planning.simulation import Operation, Pipeline, Timeline, chain_edges, simulate, stage_operations
-from dataserver.planning.waves import one_f_one_b_in_flight
+from dataserver.planning import I64
+from dataserver.planning.layouts.shared.waves import one_f_one_b_in_flight
+from dataserver.planning.simulation import (
+    Operation,
+    Pipeline,
+    Timeline,
+    chain_edges,
+    simulate,
+    stage_operations,
+)
 
 
 class Node(NamedTuple):

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import strategies as st
 
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
 from dataserver.planning.simulation import Operation, OperationKind, Pipeline
 
 F, B, I, *COLLECTIVES = OperationKind  # noqa: E741

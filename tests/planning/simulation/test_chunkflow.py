@@ -10,7 +10,14 @@ of both halves (K = 2). K = 1, printed as 54.1 %, runs the forward of the first 
 import numpy as np
 import pytest
 
-from dataserver.planning.simulation import Operation, OperationKind, Pipeline, Timeline, chain_edges, simulate
+from dataserver.planning.simulation import (
+    Operation,
+    OperationKind,
+    Pipeline,
+    Timeline,
+    chain_edges,
+    simulate,
+)
 
 KINDS = {"f": OperationKind.FORWARD, "b": OperationKind.BACKWARD}
 LONG_LAST = """

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning.simulation.chains import chain, run
 
-from dataserver.planning.pacing import paced
+from dataserver.planning import yielding_to
 from dataserver.planning.simulation import disttrain_order, disttrain_orders, orders
 
 STAGES, MICROBATCHES = 4, 16
@@ -79,7 +79,7 @@ def test_many_ranks_are_ordered_in_pieces(monkeypatch: pytest.MonkeyPatch, looks
     monkeypatch.setattr(orders, "_LOOKS", looks)
     forward, backward = np.random.default_rng(3).integers(0, 40, (2, 5, 3, 9))
     counted: list[None] = []
-    with paced(partial(counted.append, None)):
+    with yielding_to(partial(counted.append, None)):
         found = disttrain_orders(forward, backward)
     assert found.tolist() == [disttrain_order(list(f), list(b)) for f, b in zip(forward, backward, strict=True)]
     assert len(counted) == pauses

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning.simulation.reference import B, Definitions, F, I, fixed_point, peak_bytes, pipelines
 
-from dataserver.planning.pipelined.programs import interleaved_operations
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.layouts.pipelined.programs import interleaved_operations
 from dataserver.planning.simulation import (
     Operation,
     OrderScorer,
@@ -211,7 +211,14 @@ def test_orders_score_as_the_simulator_has_them(
 def test_compiled_and_interpreted_kernels_agree() -> None:
     program = """
 import numpy as np
-from dataserver.planning.simulation import OrderScorer, OrderTimes, Pipeline, chain_edges, simulate, stage_operations
+from dataserver.planning.simulation import (
+    OrderScorer,
+    OrderTimes,
+    Pipeline,
+    chain_edges,
+    simulate,
+    stage_operations,
+)
 random = np.random.default_rng(1)
 forward, backward = random.integers(0, 2**50, (2, 4, 9))
 operations = [stage_operations(n, 9) for n in (5, 4, 3, 1)]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
 from dataserver.planning.simulation import (
     Operation,
     OperationKind,

@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning.simulation.chains import equal_chain, shares
 
-from dataserver.planning.simulation import (
-    Operation,
-    OperationKind,
-    simulate,
-    stage_operations,
-)
+from dataserver.planning.simulation import Operation, OperationKind, simulate, stage_operations
 
 F, B, I, *_ = OperationKind  # noqa: E741
 

@@ -1,0 +1,1 @@
+"""The cost model, and costs that were profiled on a device."""

@@ -1,0 +1,1 @@
+"""The specification of a job, its identity and its schema."""

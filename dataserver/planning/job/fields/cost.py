@@ -1,0 +1,116 @@
+"""Time models of modules, by numbers or by names."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from dataserver.planning.job.fields.hardware import backward_percent, coefficients
+from dataserver.planning.job.fields.values import DecimalString, Modality, ModuleKind, Name, SpecModel
+
+
+class Cost(SpecModel):
+    """Time of one microbatch in a whole module: the sum over its items of linear n + quadratic n^2, and a constant.
+
+    An item is an image of n patches (encoder, generator, image tower) or a sample of n tokens (backbone, tower of
+    texts).
+    """
+
+    microbatch_ns: Annotated[int, Field(ge=0, le=10**12)] = 0
+    """Nanoseconds of a forward pass that no item causes."""
+    linear_ps: Annotated[int, Field(ge=0, le=10**11)]
+    """Picoseconds of a forward pass for each patch or token."""
+    quadratic_fs: Annotated[int, Field(ge=0, le=10**8)]
+    """Femtoseconds of a forward pass for each pair of patches or tokens of one item (attention)."""
+    backward_percent: Annotated[int, Field(ge=0, le=1000)] = 200
+    """Backward time in percent of the forward time, as it is run. Of a module with `frozen`, by default 100, and 0
+    where no gradient passes on; with `recompute` by default 100 more."""
+
+
+class ModelCost(SpecModel):
+    """A cost by the names of a model and a device; parsing a job turns it into the integers of `Cost`."""
+
+    model: Name
+    """A named model of the module's kind: vit-h; llama3-7b, llama3-13b, llama3-70b; dit-1b; for towers vit-h and
+    clip-text-h; tiny of every kind."""
+    device: Name
+    """Device that it runs on: a800, h100 or h200. The work of a rank is divided by the module's tp x sp."""
+    efficiency: DecimalString
+    """Share of the device's dense bf16 peak that is reached, in (0, 1]; with `attention_efficiency` by all work but
+    that of attention."""
+    attention_efficiency: DecimalString | None = None
+    """Share of the peak that attention reaches (`quadratic_fs`), in (0, 1], mostly a lower one than products with
+    weights reach; by default `efficiency`."""
+    frozen: bool = False
+    """Whether its weights are not trained: the time alone. A module's own `frozen` freezes it, and then neither this
+    nor the next is given."""
+    input_gradient: bool = True
+    """Whether a module before a frozen one is trained, so that gradients must pass; before encoders and towers nothing
+    is."""
+    checkpoint: bool = False
+    """Whether activations are computed again in the backward pass: the time alone; a module's own `recompute` does it,
+    and then this is not given."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("efficiency", "attention_efficiency"):
+            value = getattr(self, name)
+            if value is not None and not 0 < Fraction(value) <= 1:
+                raise ValueError(f"{name} is {value}; a value in (0, 1] is required")
+        return self
+
+    def fields_of(self, kind: ModuleKind, degree: int) -> dict[str, int]:
+        """The fields of the `Cost` of a module of that kind, whose work `degree` devices share.
+
+        Raises:
+            ValueError: an unknown name.
+        """
+        attention = None if self.attention_efficiency is None else Fraction(self.attention_efficiency)
+        found = coefficients(kind, self.model, self.device, Fraction(self.efficiency), degree, attention)
+        backward = backward_percent(
+            frozen=self.frozen,
+            input_gradient=self.input_gradient and kind not in (ModuleKind.ENCODER, ModuleKind.TOWER),
+            checkpoint=self.checkpoint,
+        )
+        return {**asdict(found), "backward_percent": backward}
+
+    def forward_fields_of(self, kind: ModuleKind, degree: int) -> dict[str, int]:
+        """`fields_of` without `backward_percent`, for a module that says itself what its backward does.
+
+        Raises:
+            ValueError: an unknown name, or fields that say it here too.
+        """
+        twice = sorted(self.model_fields_set & {"frozen", "input_gradient", "checkpoint"})
+        if twice:
+            raise ValueError(
+                f"{' and '.join(twice)} of the cost: frozen and recompute of the module say what its backward does; "
+                "leave it out"
+            )
+        found = self.fields_of(kind, degree)
+        del found["backward_percent"]
+        return found
+
+
+def _default(model: str) -> ModelCost:
+    return ModelCost.model_construct(model=model, device="h100", efficiency="0.4")
+
+
+DEFAULT_COSTS: Mapping[ModuleKind, ModelCost] = MappingProxyType(
+    {
+        ModuleKind.ENCODER: _default("vit-h"),
+        ModuleKind.BACKBONE: _default("llama3-7b"),
+        ModuleKind.GENERATOR: _default("dit-1b"),
+        ModuleKind.TOWER: _default("vit-h"),
+    }
+)
+
+
+_TEXT_TOWER = _default("clip-text-h")
+
+
+def default_cost(kind: ModuleKind, modality: Modality | None) -> ModelCost:
+    """The cost of a module that states none: for towers the two of OpenCLIP's ViT-H/14."""
+    return _TEXT_TOWER if modality is Modality.TEXT else DEFAULT_COSTS[kind]

@@ -1,0 +1,192 @@
+"""Which samples each step holds, and what they look like."""
+
+from enum import StrEnum
+from fractions import Fraction
+from typing import Annotated, Final, Self
+
+from pydantic import Field, model_validator
+
+from dataserver.planning.job.fields.values import (
+    DecimalString,
+    Digest,
+    MaybeDigest,
+    Name,
+    Natural,
+    Positive,
+    SpecModel,
+    TokenId,
+)
+
+SUPPORTED_ORDER_VERSIONS = frozenset({1})
+SUPPORTED_CONTENT_VERSIONS = frozenset({2})
+
+
+class DatasetSpec(SpecModel):
+    """One dataset of the mixture."""
+
+    name: Name
+    """Logical name; each server's own configuration says where the dataset lies."""
+    fingerprint: Digest
+    """Fingerprint that `dataserver index` prints: a copy elsewhere has the same one."""
+    weight: DecimalString = "1"
+    """Share of the step's tokens (of its samples without packing), relative to the other weights."""
+    filter: Annotated[str, Field(max_length=4096)] = ""
+    """Condition over sidecar columns, e.g. `width >= 256 and punsafe < 0.1`; empty keeps all samples."""
+    quarantine: MaybeDigest = ""
+    """Digest of the quarantine list (`dataserver lint`) whose samples are left out; empty for none."""
+
+
+class TokenizerSpec(SpecModel):
+    """The tokenizer of the text."""
+
+    name: Name = "bytes"
+    """Logical name; `bytes` is the built-in byte-level vocabulary that needs no file."""
+    digest: Digest
+    """SHA-256 of the tokenizer's file (for `bytes`: of its name and version)."""
+    vocab_size: Positive
+    """Number of token ids the backbone must know, special tokens included."""
+    bos: TokenId
+    """First token of every sample."""
+    eos: TokenId
+    """Last token of an understood sample; a target of the loss."""
+    boi: TokenId
+    """Stands before the embeddings, or the query tokens, of an image."""
+    eoi: TokenId
+    """Stands after the embeddings of an image."""
+    image: TokenId
+    """Stands where an image embedding replaces the token's own."""
+    query: TokenId
+    """Stands where a learned query replaces the token's own."""
+
+
+SPECIAL_TOKENS: Final = ("bos", "eos", "boi", "eoi", "image", "query")
+"""Fields of a tokenizer that name a token's id; by default the ids behind the vocabulary, in this order."""
+
+
+class Quality(StrEnum):
+    """How an image is decoded before it is scaled to its patch grid."""
+
+    FAST = "fast"
+    """A JPEG at the smallest of the scales 1/1 to 1/8 that covers the grid, which its decoder has at less cost."""
+    EXACT = "exact"
+    """Whole."""
+
+
+class Sizing(SpecModel):
+    """How an image becomes a patch grid."""
+
+    patch: Annotated[int, Field(ge=1, le=256)] = 14
+    """Side of a square patch in pixels."""
+    merge: Annotated[int, Field(ge=1, le=16)] = 2
+    """merge x merge patches become one backbone token; grids are multiples of it in both directions."""
+    max_patches: Annotated[int, Field(ge=1, le=2**20)] = 1024
+    """Upper bound of the patches of one image; larger images are scaled down, aspect kept."""
+    quality: Quality = Quality.FAST
+    """How much of an image is decoded before it is scaled; see content_version."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_patches < self.merge**2:
+            raise ValueError(
+                f"max_patches is {self.max_patches}; at least merge^2 = {self.merge**2} are required for one token"
+            )
+        return self
+
+
+class Packing(SpecModel):
+    """Whether several samples share a sequence."""
+
+    enabled: bool = True
+    """False: one sample per sequence, and every step holds exactly `global_batch` samples."""
+    fill: DecimalString = "0.97"
+    """Planned share of `global_batch x seq_len` tokens of a step; ignored without packing."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not 0 < Fraction(self.fill) <= 1:
+            raise ValueError(f"fill is {self.fill}; a value in (0, 1] is required")
+        return self
+
+
+class Generation(SpecModel):
+    """How often an image-text pair trains the generator instead of being understood."""
+
+    ratio: DecimalString = "0"
+    """Probability of the keyed draw, per pair; 0 needs no generator, 1 no encoder."""
+    query_tokens: Annotated[int, Field(ge=1, le=65536)] = 64
+    """Query tokens after the caption whose last hidden states condition the generator."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if Fraction(self.ratio) > 1:
+            raise ValueError(f"ratio is {self.ratio}; a probability in [0, 1] is required")
+        return self
+
+
+class Stream(SpecModel):
+    """The part of a job that decides which samples a step holds, and what they look like."""
+
+    datasets: Annotated[tuple[DatasetSpec, ...], Field(min_length=1, max_length=1024)]
+    """The mixture."""
+    tokenizer: TokenizerSpec
+    """Tokenizer and special token ids."""
+    sizing: Sizing = Sizing.model_construct()
+    """Patch grids."""
+    seq_len: Annotated[int, Field(ge=8, le=2**22)]
+    """Longest sequence in tokens; a longer sample's text is cut, its images never."""
+    packing: Packing = Packing.model_construct()
+    """Packing into sequences."""
+    global_batch: Annotated[int, Field(ge=1, le=2**20)]
+    """Sequences of one step."""
+    generation: Generation = Generation.model_construct()
+    """Understanding or generation."""
+    contrastive_batch: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    """Image-text pairs of one contrastive batch, whose loss couples them all; only for jobs of towers. A sample is then
+    its image and its text, each for towers of its own; both are required, also where no tower reads one of them."""
+    shuffle_window: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Shards whose samples are mixed with each other; shards themselves are permuted over the whole pass."""
+    seed: Natural = 0
+    """Key of all randomness of the job."""
+    order_version: Positive = 1
+    """Version of the rules that turn (stream, step) into samples."""
+    content_version: Positive = 2
+    """Version of the rules that turn samples into bytes: decoding, resizing, tokenizing, tensor layout."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [d.name for d in self.datasets]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise ValueError(f"datasets {twice} are named twice; every entry needs a name of its own")
+        if all(Fraction(d.weight) == 0 for d in self.datasets):
+            raise ValueError("all dataset weights are 0; at least one must be positive")
+        ids = self.tokenizer
+        for field in SPECIAL_TOKENS:
+            if getattr(ids, field) >= ids.vocab_size:
+                raise ValueError(
+                    f"tokenizer.{field} is {getattr(ids, field)}; it must lie below vocab_size {ids.vocab_size}"
+                )
+        if self.generation.query_tokens + 3 > self.seq_len and Fraction(self.generation.ratio) > 0:
+            raise ValueError(
+                f"{self.generation.query_tokens} query tokens and 3 more do not fit seq_len {self.seq_len}; "
+                "raise seq_len or lower generation.query_tokens"
+            )
+        self._check_contrastive()
+        return self
+
+    def _check_contrastive(self) -> None:
+        batch = self.contrastive_batch
+        if batch is None:
+            return
+        if self.global_batch % batch or self.packing.enabled or Fraction(self.generation.ratio) > 0:
+            raise ValueError(
+                f"contrastive_batch {batch} with global_batch {self.global_batch}, packing.enabled "
+                f"{self.packing.enabled}, generation.ratio {self.generation.ratio}; a multiple of it, false and 0 are "
+                "required"
+            )
+
+    def weight_shares(self) -> tuple[Fraction, ...]:
+        """Share of each dataset, summing to one."""
+        weights = [Fraction(d.weight) for d in self.datasets]
+        total = sum(weights)
+        return tuple(Fraction(w, total) for w in weights)

@@ -1,0 +1,217 @@
+"""The whole specification of a job: a stream and its execution; and the layouts that a job can have."""
+
+from enum import StrEnum
+from typing import Annotated, Final, Self, TypeVar
+
+import numpy as np
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from dataserver.planning import I64
+from dataserver.planning.job.fields import (
+    PLAN_LIMITS,
+    End,
+    LayoutOptions,
+    ModuleKind,
+    ModuleSpec,
+    Positive,
+    SpecModel,
+    Stream,
+    Transfer,
+    beside_sequences,
+    with_backwards,
+    without_backwards,
+)
+from dataserver.planning.layouts.colocated.options import ColocatedOptions
+from dataserver.planning.layouts.contrastive.options import ContrastiveOptions
+from dataserver.planning.layouts.grouped.options import GroupedOptions
+from dataserver.planning.layouts.pipelined.options import PipelinedOptions
+
+SUPPORTED_PLAN_VERSIONS: Final = frozenset(PLAN_LIMITS)
+
+AnyLayout = PipelinedOptions | GroupedOptions | ColocatedOptions | ContrastiveOptions
+"""The registry of layouts. A layout's folder holds its options, named here, and its functions (`layout.layout_of`)."""
+
+Options = TypeVar("Options", bound=LayoutOptions)
+
+
+class ValidityPolicy(StrEnum):
+    """What a backbone's views say of samples with images."""
+
+    EXACT = "exact"
+    """Whether their images can be decoded; the server decodes them first. For trainers without encoder ranks."""
+
+
+class Execution(SpecModel):
+    """How the job runs; any execution of one stream trains on the same samples in the same steps."""
+
+    modality_parity: bool | None = None
+    """Pipelined, one encoder: whether in every wave all backbone ranks have images or none has, for trainers whose
+    collectives of the encoder would wait for ranks that do not run it. Where the data of a step leave no way, its plan
+    says so, and so does the header of each microbatch concerned. By default nothing is asked."""
+    identity_routing: bool | None = None
+    """Pipelined, without generators: whether images stay on the rank of their sequence, which runs encoders and the
+    first stage of the backbone in turn, for trainers whose ranks exchange no rows. Encoders then have the degrees of
+    the backbone and the balance `none`. By default modules have devices of their own."""
+    modules: Annotated[tuple[ModuleSpec, ...], Field(min_length=1, max_length=64)]
+    """The modules: one backbone with any number of encoders and generators, or towers alone."""
+    layout: Annotated[AnyLayout, Field(discriminator="kind")] = PipelinedOptions.model_construct()
+    """How the modules share devices and time."""
+    microbatch: Annotated[int, Field(ge=1, le=65536)] = 1
+    """Sequences of one microbatch of one backbone rank, at most; fewer where the memory of a module asks for it."""
+    transfers: Annotated[tuple[Transfer, ...], Field(min_length=1, max_length=64)] | None = None
+    """How long rows take between modules and between stages, each pair once; pairs that are not named take no time."""
+    end: End
+    """End of the job."""
+    plan_version: Positive = 3
+    """Version of the rules that turn a step's samples into a plan, and of the limits of a step. Version 2 makes the
+    plans of version 1, with hashes that servers find sooner; in version 3 the search for a pipelined plan ends where no
+    plan can be faster by more than one part in 4,096. All take at most 131,072 sequences and, on average, samples;
+    16,384 microbatches of each rank; 2^20 sequences x stages; 2^21 forwards and backwards of all ranks; colocated 2^24
+    pairs of ranks, grouped 8,192 sequences; and times that add up to less than 2^62 ns in a step.
+    A job beyond a limit is refused by the limit's name (docs/planning.md)."""
+    validity: ValidityPolicy | None = None
+    """What the views of samples say of their validity; by default nothing that takes decoding, which the ranks that get
+    the images know. Samples, order and denominators are the same."""
+
+    @field_validator("modality_parity", "identity_routing", mode="after")
+    @classmethod
+    def _only_if_so(cls, value: bool | None) -> bool | None:
+        """A job that does not ask for something is the same whether it says so or not."""
+        return value or None
+
+    @field_validator("modules", mode="after")
+    @classmethod
+    def _settled(cls, value: tuple[ModuleSpec, ...], info: ValidationInfo) -> tuple[ModuleSpec, ...]:
+        return with_backwards(beside_sequences(value) if info.data.get("identity_routing") else value)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [m.name for m in self.modules]
+        if len(set(names)) < len(names):
+            raise ValueError(f"module names {names} are not unique; give each module a name of its own")
+        self.layout.check_modules(self)
+        self.layout.check_images(self)
+        for module in self.modules:
+            bounded = module.memory is not None and module.memory.step_bytes is not None
+            if bounded and not self.layout.keeps_step(self, module):
+                raise ValueError(
+                    f"module {module.name} has memory.step_bytes, but it never keeps a whole step; only encoders of a "
+                    "colocated layout do, and its backbone before generators, if they are trained: leave it out"
+                )
+        self._check_transfers()
+        return self
+
+    def _check_transfers(self) -> None:
+        """Every transfer is between modules, or stages, that exchange rows, and named once."""
+        pairs, named = self.exchanging, [(t.source, t.target) for t in self.transfers or ()]
+        for transfer, pair in zip(self.transfers or (), named, strict=True):
+            for name in pair:
+                self.module(name)
+            if pair not in pairs:
+                found = ", ".join(f"{source} to {target}" for source, target in pairs) or "none"
+                raise ValueError(f"{transfer.name} moves nothing; there are {found}: correct it, or leave it out")
+            if named.count(pair) > 1:
+                raise ValueError(f"{transfer.name} is there {named.count(pair)} times; name each pair once")
+
+    @property
+    def exchanging(self) -> tuple[tuple[str, str], ...]:
+        """Source and target of all rows that move: from encoders to the backbone, on to generators, between stages."""
+        backbones, generators = self.of_kind(ModuleKind.BACKBONE), self.of_kind(ModuleKind.GENERATOR)
+        encoders = () if self.identity_routing else self.of_kind(ModuleKind.ENCODER)
+        into = [(m.name, b.name) for b in backbones for m in encoders]
+        onward = [(b.name, m.name) for b in backbones for m in generators]
+        return (*into, *onward, *((m.name, m.name) for m in self.modules if m.pp > 1))
+
+    def transfer(self, source: str, target: str) -> Transfer | None:
+        """The transfer between two modules, or the stages of one; None where it takes no time."""
+        return next((t for t in self.transfers or () if (t.source, t.target) == (source, target)), None)
+
+    def module(self, name: str) -> ModuleSpec:
+        """The module of that name; ValueError names the ones there are."""
+        for module in self.modules:
+            if module.name == name:
+                return module
+        raise ValueError(f"module {name!r} is not in the job; it has {[m.name for m in self.modules]}")
+
+    def of_kind(self, kind: ModuleKind) -> tuple[ModuleSpec, ...]:
+        """The modules of that kind, in the order of the job."""
+        return tuple(m for m in self.modules if m.kind is kind)
+
+    def options(self, kind: type[Options]) -> Options:
+        """The layout's options, for the layout that they belong to; TypeError in another one."""
+        if not isinstance(self.layout, kind):
+            raise TypeError(f"found a {self.layout.kind} layout where {kind.__name__} are needed")
+        return self.layout
+
+    @property
+    def by_depth(self) -> tuple[ModuleSpec, ...]:
+        """The modules in the order in which samples pass them: encoders, backbone, generators; towers as they come."""
+        return tuple(m for kind in ModuleKind for m in self.of_kind(kind))
+
+    @property
+    def depths(self) -> dict[str, I64]:
+        """For each module int64 [pp]: place of its stages in the joined pipeline, the same for modules of a kind."""
+        if self.identity_routing:
+            return {m.name: np.arange(m.pp) for m in self.modules}
+        first, found = 0, {}
+        for kind in ModuleKind:
+            modules = self.of_kind(kind)
+            for module in modules:
+                found[module.name] = first + np.arange(module.pp)
+            first += max((m.pp for m in modules), default=0)
+        return found
+
+    @property
+    def backbone(self) -> ModuleSpec:
+        """The backbone, which every layout but the contrastive one has."""
+        return next(m for m in self.modules if m.kind is ModuleKind.BACKBONE)
+
+
+class JobSpec(SpecModel):
+    """A whole job."""
+
+    stream: Stream
+    """Which samples each step holds."""
+    execution: Execution
+    """How they are run."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self._check_datasets()
+        self.execution.layout.check_stream(self.stream, self.execution)
+        return self
+
+    @property
+    def forward_only(self) -> "JobSpec":
+        """The same samples without any training: all modules are frozen, and their programs hold forwards alone."""
+        modules = without_backwards(self.execution.modules)
+        return self.model_copy(update={"execution": self.execution.model_copy(update={"modules": modules})})
+
+    def _check_datasets(self) -> None:
+        """Every dataset that a module names is there, and named by one module of a kind."""
+        known = {d.name for d in self.stream.datasets}
+        for kind in (ModuleKind.ENCODER, ModuleKind.GENERATOR):
+            modules = self.execution.of_kind(kind)
+            named = [name for m in modules for name in m.datasets or ()]
+            if len(set(named)) < len(named) or not known.issuperset(named):
+                raise ValueError(
+                    f"modules of kind {kind} name datasets {named}; each must be one of {sorted(known)} and named once"
+                )
+            rest = [m.name for m in modules if m.datasets is None]
+            if len(rest) > 1:
+                raise ValueError(
+                    f"modules {rest} of kind {kind} name no datasets; all but one must say whose images they handle"
+                )
+            if rest and known == set(named):
+                raise ValueError(
+                    f"module {rest[0]} of kind {kind} handles nothing, since others name all datasets {sorted(known)}; "
+                    "leave it out, or leave one of them to it"
+                )
+
+    def module_of_dataset(self, kind: ModuleKind) -> tuple[ModuleSpec | None, ...]:
+        """For each dataset of the stream the module of a kind that handles its images, if there is one."""
+        modules = self.execution.of_kind(kind)
+        rest = next((m for m in modules if m.datasets is None), None)
+        return tuple(
+            next((m for m in modules if dataset.name in (m.datasets or ())), rest) for dataset in self.stream.datasets
+        )

@@ -1,0 +1,1 @@
+"""How modules share devices and time: a folder for each layout."""

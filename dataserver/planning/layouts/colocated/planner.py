@@ -1,0 +1,120 @@
+"""Every rank runs every module, one phase after the other, each arranged for itself (OrchMLLM, arXiv 2503.23830)."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dataserver.planning.balancing import BinRoomError, bin_loads
+from dataserver.planning.job.fields import BalancePolicy, ModuleKind
+from dataserver.planning.job.identity import Job
+from dataserver.planning.job.spec import Execution, JobSpec
+from dataserver.planning.layouts.colocated.decisions import decisions
+from dataserver.planning.layouts.colocated.items import ModuleItems
+from dataserver.planning.layouts.colocated.limits import most_kept, not_kept
+from dataserver.planning.layouts.colocated.programs import schedules
+from dataserver.planning.layouts.colocated.rounds import StepRounds, arrange_step
+from dataserver.planning.layouts.colocated.timeline import timeline
+from dataserver.planning.layouts.interface import PlannedTimeline
+from dataserver.planning.layouts.shared.candidates import ranked, shown
+from dataserver.planning.plan.arranging import arrange_and_route, arrange_samples, images_beside, module_images
+from dataserver.planning.plan.naming import sample_name
+from dataserver.planning.plan.placement import in_order
+from dataserver.planning.plan.plan import ArrangedStep, Arrangement, Routing, StepPlan, make_plan
+from dataserver.planning.stream.samples import StepSamples
+from dataserver.planning.stream.sizing import SampleTooLargeError
+
+
+@dataclass(frozen=True, slots=True)
+class _CandidatePlan:
+    """One of the plans that are compared."""
+
+    name: str
+    rounds: StepRounds
+    plan: ArrangedStep
+    planned: PlannedTimeline
+
+    @property
+    def makespan_ns(self) -> int:
+        """As simulated."""
+        return self.planned.makespan_ns
+
+
+def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
+    """Plan one step.
+
+    Raises:
+        SampleTooLargeError: the memory of a module does not hold a sample; names it and the limit.
+        BinRoomError: no way was found to fit the memory of a module, however many rounds and microbatches.
+    """
+    _check_room(job.spec, samples)
+    arranged, fewest = arrange_step(job, samples)
+    options = {"balanced": arranged}
+    if job.spec.execution.transfers is not None:
+        options |= _staying(job.spec.execution, arranged)
+    candidates = ranked(_candidate(job, name, samples, rounds) for name, rounds in options.items())
+    best = candidates[0]
+    said = decisions(job.spec, best.rounds, best.plan, best.planned, fewest)
+    return replace(make_plan(job, step, best.plan), candidates=shown(candidates), decisions=said)
+
+
+def _staying(execution: Execution, rounds: StepRounds) -> dict[str, StepRounds]:
+    """Every image on the rank of its sequence, so that no hop moves a row; nothing where memory does not hold that."""
+    none = {"balance": BalancePolicy.NONE}
+
+    def beside(items: ModuleItems) -> ModuleItems:
+        return items if items.slots is not None else replace(items, module=items.module.model_copy(update=none))
+
+    try:
+        return {"images beside their sequences": rounds.rearranged(execution, beside)}
+    except BinRoomError:
+        return {}
+
+
+def _check_room(spec: JobSpec, samples: StepSamples) -> None:
+    """Refuse a sample or image that the memory of a module does not hold even alone."""
+    for module in spec.execution.modules:
+        if module.memory is None:
+            continue
+        if module.kind is ModuleKind.BACKBONE:
+            sizes, sample, unit = samples.tokens, np.arange(len(samples)), "tokens"
+        else:
+            images = module_images(spec, module, samples)
+            sizes, sample, unit = samples.patches[images], samples.image_sample[images], "patches of an image"
+        if sizes.max(initial=0) > module.memory.units:
+            i = int(sample[sizes.argmax()])
+            raise SampleTooLargeError(
+                f"{sample_name(spec.stream, samples, i)}: {sizes.max()} {unit}, but the memory of module {module.name} "
+                f"holds {module.memory.units}; raise its room_bytes, or leave such samples out"
+            )
+        together, kept = bin_loads(sizes, sample, len(samples)), most_kept(module)
+        if kept is not None and not module.holds_samples and together.max(initial=0) > kept:
+            i = int(together.argmax())
+            raise SampleTooLargeError(not_kept(module, sample_name(spec.stream, samples, i), sizes[sample == i]))
+
+
+def _candidate(job: Job, name: str, samples: StepSamples, rounds: StepRounds) -> _CandidatePlan:
+    """The arrangements with their routings, simulated."""
+    execution = job.spec.execution
+    _, *places = rounds.places(execution.backbone.name)
+    placement = in_order(places[0], places[1], rounds.num_microbatches)
+    backbone = arrange_samples(execution.backbone, samples, rounds.sequence, placement)
+    arrangements: dict[str, Arrangement] = {backbone.module: backbone}
+    routings: list[Routing] = []
+    for module in execution.modules:
+        if module.kind is ModuleKind.BACKBONE:
+            continue
+        beside = images_beside(job.spec, module, samples, backbone)
+        index, rank, microbatch = rounds.places(module.name)
+        at_index = np.searchsorted(index, beside.image)
+        found = arrange_and_route(module, backbone, beside, rank[at_index], microbatch[at_index])
+        arrangements[module.name] = found[0]
+        routings.append(found[1])
+    whole = ArrangedStep(
+        samples=samples,
+        num_microbatches=rounds.num_microbatches,
+        sequences_per_microbatch=execution.microbatch,
+        arrangements=tuple(arrangements[m.name] for m in execution.modules),
+        routings=tuple(routings),
+        schedules=schedules(execution, rounds.num_microbatches, rounds.size),
+    )
+    return _CandidatePlan(name, rounds, whole, timeline(job.spec, whole))

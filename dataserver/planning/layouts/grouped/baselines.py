@@ -1,0 +1,172 @@
+"""Homogeneous plans to compare with: one degree for a whole batch (FlexSP, section 6.1)."""
+
+from bisect import bisect_left, insort
+
+import numpy as np
+
+from dataserver.planning import I64, yield_point
+from dataserver.planning.layouts.grouped.batch import Grouping
+from dataserver.planning.layouts.grouped.costs import GroupCosts
+from dataserver.planning.layouts.grouped.search import DEFAULT_BUDGET, Budget, search
+from dataserver.planning.layouts.grouped.sequence_plan import SequencePlan, assemble, sorted_batch
+
+ITEMS_AT_ONCE = 256
+"""Sequences that best fit places between two yield points."""
+
+SPREAD_FROM = 16
+"""Least degree whose groups share the last microbatch evenly, as in the public code of FlexSP."""
+
+
+def homogeneous_plan(
+    lengths: I64, costs: GroupCosts, degree: int | None = None, fill_percent: int = 90, squares: I64 | None = None
+) -> SequencePlan:
+    """Sequences packed best-fit decreasing into groups of one degree: a static plan, as DeepSpeed-Ulysses has it.
+
+    As in the public code of FlexSP (methods `static` and `adaptive` of its solver): a bin is what one group holds in
+    one microbatch, filled to `fill_percent` of its tokens, or to the longest sequence if that is more. Bins run in
+    the order in which they were opened. Groups that the last microbatch leaves idle take one sequence each from groups
+    before them; from degree `SPREAD_FROM` on, the groups of that microbatch then share its tokens evenly.
+
+    Args:
+        lengths: int64 [n], tokens of each sequence.
+        costs: of the model on the cluster.
+        degree: of every group; the largest unless given.
+        fill_percent: share of a group's tokens that is used.
+        squares: int64 [n], see `GroupCosts.times_ns`.
+
+    Raises:
+        ValueError: the degree is none of `costs` or does not divide the cluster, or a sequence does not fit it.
+    """
+    degree = costs.degrees[-1] if degree is None else degree
+    if degree not in costs.degrees or costs.num_devices % degree or not 1 <= fill_percent <= 100:
+        raise ValueError(
+            f"groups of {degree}, filled to {fill_percent} %, on {costs.num_devices} devices: the degree must be one "
+            f"of {costs.degrees} that divides the devices, the percentage from 1 to 100"
+        )
+    lengths = np.ascontiguousarray(lengths, np.int64)
+    column = costs.degrees.index(degree)
+    floors = costs.floors(lengths)
+    if (floors > column).any():
+        longest = int(lengths.argmax())
+        raise ValueError(
+            f"sequence {longest} has {int(lengths[longest])} tokens and does not fit a group of {degree} devices, "
+            f"which holds {degree * costs.device_tokens}: use degree {costs.degrees[floors[longest]]}"
+        )
+    order, composition = np.argsort(-lengths, kind="stable"), _composition(costs, degree)
+    batch = sorted_batch(lengths, costs, order, squares, composition[None, :])
+    per = costs.num_devices // degree
+    microbatch, group = np.divmod(_packed(lengths, order, degree, costs, fill_percent)[order], per)
+    groupings = []
+    for number in range(int(microbatch.max(initial=-1)) + 1):
+        members = np.flatnonzero(microbatch == number)
+        ends = np.bincount(group[members], batch.times[members, column]).max()
+        groupings.append(Grouping(members, composition, group[members], int(ends)))
+    return assemble(batch, order, groupings)
+
+
+def best_homogeneous_plan(
+    lengths: I64, costs: GroupCosts, fill_percent: int = 90, squares: I64 | None = None
+) -> SequencePlan:
+    """The fastest homogeneous plan of this batch (FlexSP-BatchAda); ties to the smaller degree.
+
+    Raises:
+        ValueError: a sequence fits no group.
+    """
+    degrees = _possible_degrees(np.ascontiguousarray(lengths, np.int64), costs)
+    plans = (homogeneous_plan(lengths, costs, d, fill_percent, squares) for d in degrees)
+    return min(plans, key=lambda plan: plan.time_ns)
+
+
+def searched_homogeneous_plan(
+    lengths: I64, costs: GroupCosts, budget: Budget = DEFAULT_BUDGET, squares: I64 | None = None
+) -> SequencePlan:
+    """The fastest homogeneous plan that this project's own search finds; ties to the smaller degree.
+
+    A stronger baseline than the published one: what it still loses is what groups of different degrees gain.
+
+    Raises:
+        ValueError: a sequence fits no group.
+    """
+    lengths = np.ascontiguousarray(lengths, np.int64)
+    order = np.argsort(-lengths, kind="stable")
+    plans = []
+    for degree in _possible_degrees(lengths, costs):
+        batch = sorted_batch(lengths, costs, order, squares, _composition(costs, degree)[None, :])
+        plans.append(assemble(batch, order, search(batch, budget)))
+    return min(plans, key=lambda plan: plan.time_ns)
+
+
+def _possible_degrees(lengths: I64, costs: GroupCosts) -> list[int]:
+    """Degrees that divide the cluster and hold every sequence, ascending."""
+    floor = int(costs.floors(lengths).max(initial=0))
+    degrees = [d for d in costs.degrees[floor:] if costs.num_devices % d == 0]
+    if not degrees:
+        raise ValueError(
+            f"none of the degrees {costs.degrees[floor:]} that hold a sequence of {int(lengths.max(initial=0))} tokens "
+            f"divides {costs.num_devices} devices: there is no homogeneous plan"
+        )
+    return degrees
+
+
+def _composition(costs: GroupCosts, degree: int) -> I64:
+    """The cluster in groups of one degree, int64 [degrees]."""
+    return np.array([costs.num_devices // degree if d == degree else 0 for d in costs.degrees], np.int64)
+
+
+def _packed(lengths: I64, order: I64, degree: int, costs: GroupCosts, fill_percent: int) -> I64:
+    """The bin of each sequence, bin b being group b % per of microbatch b // per. int64 [n]."""
+    limit = max(degree * costs.device_tokens * fill_percent // 100, int(lengths.max(initial=0)))
+    per = costs.num_devices // degree
+    groups = _best_fit(lengths, order, limit)
+    idle = -len(groups) % per
+    _give_idle_groups_one(groups, idle)
+    if idle and degree >= SPREAD_FROM:
+        _share_evenly(groups[-per:], lengths.tolist(), limit)
+    bins = np.empty(len(lengths), np.int64)
+    for b, members in enumerate(groups):
+        bins[members] = b
+    return bins
+
+
+def _best_fit(lengths: I64, order: I64, limit: int) -> list[list[int]]:
+    """The sequences of each bin, ascending; in `order` to the fullest that has room, the first of those."""
+    free: list[tuple[int, int]] = []
+    bins: list[list[int]] = []
+    for number, item in enumerate(order.tolist()):
+        if number % ITEMS_AT_ONCE == 0:
+            yield_point()
+        length = int(lengths[item])
+        at = bisect_left(free, (length, 0))
+        if at == len(free):
+            left, chosen = limit - length, len(bins)
+            bins.append([])
+        else:
+            left, chosen = free[at][0] - length, free[at][1]
+            del free[at]
+        bins[chosen].append(item)
+        insort(free, (left, chosen))
+    return [sorted(members) for members in bins]
+
+
+def _give_idle_groups_one(groups: list[list[int]], idle: int) -> None:
+    """Append `idle` groups, each with the first sequence of the last group before them that has several."""
+    used = groups.copy()
+    for _ in range(idle):
+        giver = next((members for members in reversed(used) if len(members) > 1), None)
+        groups.append([giver.pop(0)] if giver else [])
+
+
+def _share_evenly(groups: list[list[int]], lengths: list[int], limit: int) -> None:
+    """Move sequences from groups above an even share of the tokens to later ones below it."""
+    tokens = [sum(lengths[k] for k in members) for members in groups]
+    share = sum(tokens) // len(groups)
+    for taker in range(1, len(groups)):
+        for giver in range(taker):
+            for k in sorted(groups[giver]):
+                if tokens[taker] >= share or tokens[giver] <= share or len(groups[giver]) == 1:
+                    break
+                if tokens[taker] + lengths[k] <= limit:
+                    groups[giver].remove(k)
+                    groups[taker].append(k)
+                    tokens[giver] -= lengths[k]
+                    tokens[taker] += lengths[k]

@@ -1,0 +1,124 @@
+"""The plans for a number of microbatches: rule-based ones that fit memory, and those that search finds."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataserver.planning import I64
+from dataserver.planning.job.fields import ModuleKind, ModuleSpec, OrderPolicy
+from dataserver.planning.layouts.pipelined.candidates import CandidatePlan, ImageSpread, Trial, candidates_of
+from dataserver.planning.layouts.pipelined.packed import PackedStep
+from dataserver.planning.layouts.pipelined.placing import NO_GOAL, goal_ns, makespan_ns, searched
+from dataserver.planning.layouts.pipelined.starts import CANONICAL, Starts, find_starts, guided_problem
+from dataserver.planning.layouts.shared.candidates import fastest
+from dataserver.planning.layouts.shared.waves import extras
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The plans for one number of microbatches."""
+
+    packed: PackedStep
+    starts: Starts
+    candidates: tuple[CandidatePlan, ...]
+    """The rule-based plans that fit memory."""
+    lacking: ModuleSpec | None
+    """The module whose memory was too small for a plan; of several, the last that was found."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of each rank."""
+        return self.packed.num_microbatches
+
+    @property
+    def num_sequences(self) -> int:
+        """Of all ranks together."""
+        return self.starts.problem.num_sequences
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether every sample is a sequence of its own."""
+        return self.num_sequences == len(self.packed.samples)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether memory holds less in flight than the schedule asks for."""
+        return any(c.in_flight.is_short for c in self.candidates if not c.extra)
+
+    @property
+    def fastest_ns(self) -> int:
+        """Makespan of the fastest rule-based plan; there must be one."""
+        return fastest(self.candidates).makespan_ns
+
+
+def attempt(packed: PackedStep) -> Attempt:
+    """Make the rule-based plans."""
+    starts = find_starts(packed)
+    candidates, lacking = _outcome(packed, _by_rules(packed, starts))
+    return Attempt(packed, starts, candidates, lacking or starts.lacking)
+
+
+def search(made: Attempt, most_sequences: int) -> tuple[CandidatePlan, ...]:
+    """The plans that search finds, if the job asks for it; none if no start fits memory.
+
+    The search budget is for `most_sequences` at most (`placing.searched`).
+    """
+    if made.packed.layout.order is not OrderPolicy.SEARCH or not made.starts.by_rules:
+        return ()
+    return _outcome(made.packed, _searches(made.packed, made.starts, most_sequences))[0]
+
+
+def _outcome(packed: PackedStep, trials: Iterable[Trial]) -> tuple[tuple[CandidatePlan, ...], ModuleSpec | None]:
+    """The candidates, and the last module whose memory did not hold one."""
+    found = [outcome for trial in trials for outcome in candidates_of(packed, trial)]
+    lacking = [o for o in found if isinstance(o, ModuleSpec)]
+    return tuple(o for o in found if isinstance(o, CandidatePlan)), lacking[-1] if lacking else None
+
+
+def _by_rules(packed: PackedStep, starts: Starts) -> Iterator[Trial]:
+    """The rule-based placements, each with the numbers of extra microbatches in flight to try.
+
+    Canonical order is always one of them. Where a search follows, they are what it begins with.
+    """
+    searches, some_extras = packed.layout.order is OrderPolicy.SEARCH, extras(packed.execution)
+    guessed = packed.layout.chunks > 1 or any(m.padded for m in packed.modules)  # the search goes by an estimate
+    guessed = guessed or starts.problem.hops is not None
+    placements = dict(starts.by_rules)
+    if guessed or not searches:
+        placements |= starts.by_algorithm_2
+    for name, placement in placements.items():
+        if not searches or guessed or name == CANONICAL or starts.problem.rooms is not None:
+            spreads = _spreads(packed, starts.problem.islands, name == CANONICAL)
+            yield Trial(name, placement, spreads, some_extras[:1] if searches else some_extras)
+
+
+def _searches(packed: PackedStep, starts: Starts, most_sequences: int) -> Iterator[Trial]:
+    """From the best start for every number of extra microbatches, unless memory makes two of them the same.
+
+    Before plan_version 3 a search used up its budget wherever it was.
+    """
+    has_goal = packed.execution.plan_version >= 3
+    placements, before = [*starts.by_rules.values(), *starts.by_algorithm_2.values()], list[I64]()
+    spreads = _spreads(packed, starts.problem.islands, canonical=False)
+    for extra in extras(packed.execution):
+        guided = [(guided_problem(packed, starts.problem, extra, start), start) for start in placements]
+        problem, best = min(guided, key=lambda pair: makespan_ns(*pair))
+        if not any(np.array_equal(problem.in_flight, other) for other in before):
+            goal = goal_ns(problem) if has_goal else NO_GOAL
+            found = searched(problem, [best], packed.step, packed.job.stream.seed, most_sequences, goal)
+            yield Trial("search", found, spreads, (extra,))
+        before.append(problem.in_flight)
+
+
+def _spreads(packed: PackedStep, islands: int, canonical: bool) -> tuple[ImageSpread, ...]:
+    """The ways to spread images that can differ: within islands, over all ranks, in canonical order also beside."""
+    others = [m for m in packed.modules if m.kind is not ModuleKind.BACKBONE]
+    everywhere = ImageSpread()
+    if packed.execution.identity_routing:
+        return (ImageSpread(beside=True),)
+    if all(m.balance.keeps_order for m in others):
+        return (everywhere,)
+    spreads = (ImageSpread(islands), everywhere) if islands > 1 else (everywhere,)
+    same = all(m.dp == islands for m in others)  # islands of one rank leave no other
+    return (*spreads, ImageSpread(beside=True)) if canonical and not same else spreads

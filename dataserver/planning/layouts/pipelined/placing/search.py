@@ -1,0 +1,168 @@
+"""Placements that fit the memory, and their improvement by bounded search."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dataserver.planning import I64, U64, yield_point
+from dataserver.planning.layouts.pipelined.placing.bounds import lower_bound_ns
+from dataserver.planning.layouts.pipelined.placing.problem import PlacementProblem
+from dataserver.planning.plan.placement import Placement, in_slots, of_slots
+from dataserver.planning.stream.randomness import Operator, draws
+
+if TYPE_CHECKING:  # kernels are imported where they are called
+    from dataserver.planning.kernels.islands import Costs
+
+SEARCH_OPERATIONS = 4_400
+"""Operations that a search may simulate for each sequence and pipeline stage: in all about 10 us for each of them, so
+that planning time grows with the step and no faster."""
+
+RESERVED_OPERATIONS = 800_000
+"""Subtracted from these, at most half of them: about the time that any plan takes beside its search, however small."""
+
+GOAL_SHARE = 4_096
+"""A search is at its goal where no placement can be faster by more than one part in so many. One rank of few stages
+comes that near in a sixth of its budget, where each part that is left costs as much as all before."""
+
+NO_GOAL = -1
+"""A search with it uses up its budget."""
+
+FITTING_LOOKS = 32
+"""Exchanges that may be tried for each sequence to make a placement fit the memory."""
+
+OPERATIONS_AT_ONCE = 1 << 21
+"""Operations that are simulated between two yield points: some ten milliseconds."""
+
+LOOKS_AT_ONCE = 1 << 14
+"""Exchanges that are tried between two yield points, where an island has one backbone rank; else so many fewer."""
+
+
+def goal_ns(problem: PlacementProblem) -> int:
+    """Simulated time of the slowest island that is so near the best one that a search ends with it."""
+    bound = lower_bound_ns(problem)
+    return bound + bound // GOAL_SHARE
+
+
+def searched(
+    problem: PlacementProblem,
+    starts: list[Placement],
+    step: int,
+    seed: int,
+    most_sequences: int | None = None,
+    goal: int = NO_GOAL,
+) -> Placement:
+    """Improve the best of some placements by bounded hill climbing on the slowest island.
+
+    Assignment, composition and order change together (`kernels.pipeline.improve_placement`); what fits the memory keeps
+    fitting.
+
+    Args:
+        problem: with the microbatches in flight for which it is improved.
+        starts: placements within the memory.
+        step: its number.
+        seed: of the stream.
+        most_sequences: that the budget is for, where memory divides what fewer sequences could hold; all by default.
+        goal: nanoseconds, see `goal_ns`.
+    """
+    ends = len(problem.base) - 1
+    count = problem.num_sequences if most_sequences is None else min(most_sequences, problem.num_sequences)
+    allowed = SEARCH_OPERATIONS * count * (problem.num_stages + ends)
+    allowed -= min(RESERVED_OPERATIONS, allowed // 2)
+    budget = allowed // _island_operations(problem)
+    start = min(starts, key=lambda start: makespan_ns(problem, start)) if len(starts) > 1 else starts[0]
+    best = in_slots(problem.shape, start)
+    _improve(problem, best, draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget), budget, goal)
+    return of_slots(best)
+
+
+def makespan_ns(problem: PlacementProblem, placement: Placement) -> int:
+    """Simulated time of the slowest island."""
+    return _improve(problem, in_slots(problem.shape, placement), np.zeros(0, np.uint64), 0)
+
+
+def lacking_alone(problem: PlacementProblem) -> int | None:
+    """A row whose memory does not hold one of the sequences even alone; None if there is none."""
+    if problem.rooms is None:
+        return None
+    most, room = problem.rooms.need.max(axis=1), problem.rooms.room
+    lacking = (room >= 0) & (most > room)
+    return int(lacking.argmax()) if lacking.any() else None
+
+
+def fitted(problem: PlacementProblem, placement: Placement) -> tuple[Placement, int | None]:
+    """The placement, with as many exchanges as it takes until memory holds every microbatch.
+
+    Returns:
+        The placement; and if memory does not hold it, the row that lacks most.
+    """
+    from dataserver.planning.kernels.fitting import fit_placement
+    from dataserver.planning.kernels.islands import slots_of
+
+    if problem.rooms is None:
+        return placement, None
+    costs = _costs(problem)
+    slots = slots_of(in_slots(problem.shape, placement), costs)
+    state = np.array([problem.dp * problem.num_waves, 0, 1, *[0] * 7], np.int64)
+    budget, at_once = FITTING_LOOKS * problem.num_sequences, max(1, LOOKS_AT_ONCE // problem.ranks_per_island)
+    lacking, left = fit_placement(slots, costs, budget, at_once, state)
+    while left:
+        yield_point()
+        lacking, left = fit_placement(slots, costs, budget, at_once, state)
+    return of_slots(slots.at), int(lacking.argmax()) if lacking.any() else None
+
+
+def _improve(problem: PlacementProblem, slots: I64, words: U64, budget: int, goal: int = NO_GOAL) -> int:
+    """Improve `slots` in place with at most `budget` simulated islands, or to the goal; the makespan that it had."""
+    from dataserver.planning.kernels.pipeline import climb_of, go_on
+
+    climb, at_once = climb_of(slots, _costs(problem)), max(1, OPERATIONS_AT_ONCE // _island_operations(problem))
+    words_at_once = max(1, OPERATIONS_AT_ONCE // problem.islands)  # each looks for the slowest island
+    while not climb.is_ready:
+        yield_point()
+        go_on(climb, words[:0], at_once)
+    before, left = climb.makespan_ns, budget - problem.islands
+    while left > 0 and len(words) and climb.makespan_ns > goal:
+        yield_point()
+        simulated, used = go_on(climb, words[:words_at_once], min(left, at_once), goal)
+        left, words = left - simulated, words[used:]
+    return before
+
+
+def _island_operations(problem: PlacementProblem) -> int:
+    """About what it takes to simulate an island."""
+    ends = len(problem.base) - 1
+    in_island = 2 * (problem.num_stages * problem.ranks_per_island + ends)
+    return in_island * (problem.num_waves + problem.num_stages + ends)
+
+
+def _costs(problem: PlacementProblem) -> "Costs":
+    from dataserver.planning.kernels.islands import Costs
+
+    none = np.zeros(0, np.int64)
+    return Costs(
+        own=problem.own,
+        base=problem.base,
+        percent=problem.percent,
+        items=none if problem.items is None else problem.items,
+        need=none.reshape(0, 0) if problem.rooms is None else problem.rooms.need,
+        room=none if problem.rooms is None else problem.rooms.room,
+        window=none if problem.rooms is None else problem.rooms.window,
+        in_flight=_passed(problem),
+        hop=np.zeros_like(problem.base) if problem.hops is None else problem.hops.usual,
+        hop_back=np.zeros_like(problem.base) if problem.hops is None else problem.hops.usual * problem.hops.returned,
+        encoders=problem.num_encoders,
+        ranks_per_island=problem.ranks_per_island,
+        whole=problem.whole,
+        images=none if problem.images is None else problem.images,
+    )
+
+
+def _passed(problem: PlacementProblem) -> I64:
+    """What the loops take for in flight: what stages hold, and all microbatches where no backward is run.
+
+    The backwards there, which take no time, then come behind all forwards and keep none of them waiting, and behind
+    those of the stages that they feed.
+    """
+    if problem.returns is None or problem.returns.all():
+        return problem.in_flight
+    return np.where(problem.returns, problem.in_flight, max(problem.num_waves, int(problem.in_flight.max())))

@@ -1,0 +1,136 @@
+"""Encoders, backbone stages and generators on devices of their own, wave by wave (DistTrain, arXiv 2408.04275)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dataserver.planning.job.fields import ModuleKind, ModuleSpec
+from dataserver.planning.job.identity import Job
+from dataserver.planning.job.spec import Execution
+from dataserver.planning.layouts.pipelined.attempts import Attempt, search
+from dataserver.planning.layouts.pipelined.candidates import CandidatePlan
+from dataserver.planning.layouts.pipelined.counts import Counts, sample_sizes
+from dataserver.planning.layouts.pipelined.placing import lower_bound_ns, placement_problem
+from dataserver.planning.layouts.shared.candidates import ranked, shown
+from dataserver.planning.layouts.shared.sequences import sequence_of_samples
+from dataserver.planning.layouts.shared.waves import decisions
+from dataserver.planning.plan.naming import milliseconds, sample_name
+from dataserver.planning.plan.parity import parity_decision
+from dataserver.planning.plan.plan import Decision, StepPlan, make_plan
+from dataserver.planning.stream.samples import StepSamples
+from dataserver.planning.stream.sizing import SampleTooLargeError
+
+
+def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
+    """Plan one step.
+
+    There are as many microbatches as the samples need. Where memory does not hold them, there are more and smaller
+    ones, equally many on every rank. Where it holds them, but fewer at once than the schedule asks for, plans with
+    twice as many are compared, and twice as many again, as long as rule-based plans get faster. Only the number that is
+    chosen is searched.
+
+    Every step of a job that the layout's limits accept has a plan: in the end every sample has a wave to itself, and
+    with interleaved chunks so many waves without samples between it and the next that no two are in flight together.
+
+    Raises:
+        SampleTooLargeError: memory does not hold a sample, however many microbatches there are.
+    """
+    _check_tokens(job, samples)
+    counts = Counts(job, step, samples, bool(job.spec.execution.modality_parity))
+    first = counts.first()
+    fitting = counts.fitting(first)
+    if counts.parity and not fitting.candidates:
+        counts = replace(counts, parity=False)
+        first = counts.first()
+        fitting = counts.fitting(first)
+    if not fitting.candidates:
+        raise _too_large(job, samples, fitting.lacking, fitting.num_microbatches)
+    best, candidates = fitting, list(fitting.candidates)
+    finer = counts.finer(fitting) if fitting.is_short else None
+    while finer is not None:
+        candidates += _named(finer, finer.candidates)
+        if not finer.candidates or finer.fastest_ns >= best.fastest_ns:
+            break
+        best, finer = finer, counts.finer(finer) if finer.is_short else None
+    searched = search(best, 2 * first.num_sequences)
+    candidates += searched if best is fitting else _named(best, searched)
+    return _chosen(job, step, ranked(candidates), first.num_microbatches, fitting.num_microbatches)
+
+
+def _named(made: Attempt, candidates: Sequence[CandidatePlan]) -> list[CandidatePlan]:
+    """The candidates of an attempt beside those of fewer microbatches."""
+    return [replace(c, name=f"{c.name}, {made.num_microbatches} microbatches") for c in candidates]
+
+
+def _chosen(job: Job, step: int, candidates: Sequence[CandidatePlan], fewest: int, fitting: int) -> StepPlan:
+    """The first of the candidates, which are sorted fastest first, with what was decided."""
+    best = candidates[0]
+    number = best.plan.num_microbatches
+    fastest = {c.plan.num_microbatches: c for c in reversed(candidates)}
+    worth_showing = [
+        c for c in candidates if c.plan.num_microbatches == number or c is fastest[c.plan.num_microbatches]
+    ]
+    said = _decisions(job.spec.execution, candidates, fewest, fitting)
+    if job.spec.execution.modality_parity:
+        said = (*said, parity_decision(job.spec.execution, best.plan))
+    return replace(make_plan(job, step, best.plan), candidates=shown(worth_showing), decisions=said)
+
+
+def _decisions(
+    execution: Execution, candidates: Sequence[CandidatePlan], fewest: int, fitting: int
+) -> tuple[Decision, ...]:
+    """Why each module holds what it does, why there are so many microbatches, and what the choice gained."""
+    best, last = candidates[0], candidates[-1]
+    time, said = milliseconds(best.makespan_ns), list(decisions(execution, best.in_flight))
+    number = best.plan.num_microbatches
+    if number > fewest:
+        needed = number == fitting
+        reason = f"with only {fewest} they would exceed memory" if needed else "memory holds more of them in flight"
+        said.append(Decision("step", f"{number} microbatches of each rank", reason))
+    other = next((c for c in candidates if (c.extra > 0) is not (best.extra > 0)), None)
+    if other is not None:
+        reason = f"simulated {time}, against {milliseconds(other.makespan_ns)} with {other.extra}"
+        said.append(Decision("step", f"{best.extra} extra in flight", reason))
+    if len(candidates) > 1:
+        slowest = f"the slowest of {len(candidates)} plans takes {milliseconds(last.makespan_ns)} ({last.name})"
+        said.append(Decision("step", best.name, f"simulated {time}; {slowest}"))
+    return tuple(said)
+
+
+def _check_tokens(job: Job, samples: StepSamples) -> None:
+    backbone = job.spec.execution.backbone
+    limit = job.stream.seq_len if backbone.memory is None else min(backbone.memory.units, job.stream.seq_len)
+    largest = int(samples.tokens.argmax()) if len(samples) else -1
+    if largest >= 0 and samples.tokens[largest] > limit:
+        raise SampleTooLargeError(
+            f"{sample_name(job.stream, samples, largest)}: the sample has {samples.tokens[largest]} tokens, but a "
+            f"microbatch of module {backbone.name} holds {limit} (the smaller of stream.seq_len and memory); raise "
+            "memory.room_bytes, lower stream.seq_len, or leave such samples out with a filter or a quarantine list"
+        )
+
+
+def _too_large(job: Job, samples: StepSamples, module: ModuleSpec | None, count: int) -> SampleTooLargeError:
+    """What to say where no number of microbatches helps: the largest sample of the module that lacked memory."""
+    if module is None or module.memory is None:
+        raise RuntimeError("a step has no plan although no module lacks memory")
+    sizes = sample_sizes(job, samples, module)
+    largest, backbone = int(sizes.argmax()), module.kind is ModuleKind.BACKBONE
+    remedies = ["raise memory.room_bytes" if backbone else "raise memory.room_bytes or dp of the module"]
+    if module.padded:
+        remedies.append("switch padding off")
+    remedies.append("leave such samples out with a filter or a quarantine list")
+    item, padding = "tokens" if backbone else "patches", ", padding included" if module.padded else ""
+    return SampleTooLargeError(
+        f"{sample_name(job.stream, samples, largest)}: the sample has {sizes[largest]} {item}, the most in module "
+        f"{module.name}. Even in {count} microbatches, memory for {module.memory.units} on each of its ranks (dp "
+        f"{module.dp}) cannot hold at once what the step needs{padding}: {', '.join(remedies[:-1])}, or {remedies[-1]}"
+    )
+
+
+def bound_ns(job: Job, plan: StepPlan, *, within_islands: bool = False) -> int:
+    """A time that no plan of the same sequences can beat, or none whose images stay within islands of ranks."""
+    sequence = sequence_of_samples(plan, job.spec.execution.backbone.name)
+    in_flight = np.concatenate([plan.in_flight(m.name) for m in job.spec.execution.by_depth])
+    problem = placement_problem(job.spec, in_flight, plan.samples, sequence, plan.num_microbatches)
+    return lower_bound_ns(problem, within_islands=within_islands)

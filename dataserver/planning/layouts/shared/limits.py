@@ -1,0 +1,172 @@
+"""What no plan could get around, found in the sizes of every shard before a job begins.
+
+A sample that fits alone can be planned: memory that does not hold a whole wave only makes waves more and smaller, down
+to one sample in a wave, with empty waves between where interleaved chunks hold several waves at once.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataserver.planning import I64, Bool, yield_point
+from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec, Stream
+from dataserver.planning.job.spec import JobSpec
+from dataserver.planning.plan.arranging import WaveTooLargeError, spread_images
+from dataserver.planning.plan.naming import counted
+from dataserver.planning.stream.samples import ShardTable
+from dataserver.planning.stream.sizing import (
+    SampleTooLargeError,
+    may_be_generated,
+    may_be_understood,
+    most_tokens,
+    pair_tasks,
+)
+from dataserver.planning.stream.statistics import Measure, longest_pairs
+
+
+@dataclass(frozen=True, slots=True)
+class BackboneLimits:
+    """The `layout.Limits` of layouts with a backbone."""
+
+    spec: JobSpec
+    degree: int = 1
+    """Backbone ranks that share a sample, at most."""
+    remedy: str = "lower stream.seq_len"
+    """What helps where the backbone does not hold a sample, beside more memory."""
+
+    def add_measured(self, dataset: int, measure: Measure) -> Bool:
+        """Say which shards have nothing that could be refused."""
+        stream, backbone = self.spec.stream, self.spec.execution.backbone
+        understood, generated = pair_tasks(stream)
+        clear = fit_units(backbone, longest_samples(stream, measure), self.degree)
+        for kind, pairs, others in (
+            (ModuleKind.ENCODER, understood, True),
+            (ModuleKind.GENERATOR, generated, False),
+        ):
+            module = self.spec.module_of_dataset(kind)[dataset]
+            largest = np.maximum(largest_pair_images(stream, measure) * pairs, measure.other_image * others)
+            if module is None:
+                clear &= largest == 0
+                continue
+            clear &= fit_units(module, largest, 1)
+            if others:
+                clear &= self.clear_together(module, measure)
+        return clear
+
+    def add(self, dataset: int, table: ShardTable, where: str) -> None:
+        """Refuse samples of a shard that cannot be handled, or held alone."""
+        spec = self.spec
+        wanted = {
+            ModuleKind.ENCODER: may_be_understood(spec.stream, table),
+            ModuleKind.GENERATOR: may_be_generated(spec.stream, table),
+        }
+        for kind, samples in wanted.items():
+            module = spec.module_of_dataset(kind)[dataset]
+            if module is None:
+                _check_unhandled(spec.stream.datasets[dataset].name, kind, table, samples, where)
+                continue
+            check_images(module, table, samples, where)
+            self.check_together(module, table, samples, where)
+        backbone, tokens = spec.execution.backbone, most_tokens(spec.stream, table)
+        check_units(backbone, table.row, tokens, "tokens", self.degree, self.remedy, where)
+
+    def check(self, repeats: Sequence[int]) -> None:
+        """Samples that fit alone never have to be held together."""
+
+    def clear_together(self, module: ModuleSpec, measure: Measure) -> Bool:
+        """Say which shards have no sample of which the images are too much together. bool [s]."""
+        largest = largest_images(self.spec.stream, measure)
+        return fit_units(module, largest * measure.several if module.padded else measure.together, 1)
+
+    def check_together(self, module: ModuleSpec, table: ShardTable, samples: Bool, where: str) -> None:
+        """Refuse samples whose images the ranks of a module cannot hold together: they belong to one wave."""
+        if module.memory is None:
+            return
+        for i, sizes in together(module, table, samples, module.memory.units):
+            zeros = np.zeros_like(sizes)
+            try:
+                spread_images(module, sizes, zeros, zeros, self.spec.execution.backbone.dp, 1)
+            except WaveTooLargeError as error:
+                ranks = 1 if module.balance is BalancePolicy.NONE else module.dp
+                raise SampleTooLargeError(
+                    f"{where}, row {table.row[i]}: its {len(sizes)} images, which belong to one wave, have "
+                    f"{sizes.sum()} patches{' before padding' if module.padded else ''}, but {counted(ranks, 'rank')} "
+                    f"of module {module.name} with memory for {module.memory.units} each cannot hold them; raise "
+                    "memory.room_bytes or dp of the module, lower stream.sizing.max_patches, or leave such samples "
+                    "out with a filter or a quarantine list"
+                ) from error
+
+
+def largest_pair_images(stream: Stream, measure: Measure) -> I64:
+    """Patches of the largest image of a pair; 0 where there is no pair. int64 [s]."""
+    return measure.pair_images.last() * stream.sizing.merge**2
+
+
+def largest_images(stream: Stream, measure: Measure) -> I64:
+    """Patches of the largest image. int64 [s]."""
+    return np.maximum(largest_pair_images(stream, measure), measure.other_image)
+
+
+def longest_samples(stream: Stream, measure: Measure) -> I64:
+    """What no sample's `most_tokens` is above. int64 [s]."""
+    pairs = longest_pairs(stream, measure.pair_images.last(), measure.long_texts.first())
+    longest: I64 = np.where(
+        measure.pairs > 0, np.maximum(pairs, measure.long_others.first()), measure.long_others.first()
+    )
+    return np.minimum(longest, stream.seq_len)
+
+
+def fit_units(module: ModuleSpec, units: I64, degree: int) -> Bool:
+    """Whether `degree` ranks of a module hold items of at most these sizes alone. bool [s]."""
+    if module.memory is None:
+        return np.ones(len(units), np.bool_)
+    return units <= module.memory.units * degree
+
+
+def _check_unhandled(name: str, kind: ModuleKind, table: ShardTable, samples: Bool, where: str) -> None:
+    """Refuse images of a dataset without a module of a kind."""
+    found = np.flatnonzero(samples & (np.diff(table.image_offsets) > 0))
+    if len(found):
+        purpose = "understand" if kind is ModuleKind.ENCODER else "generate"
+        raise ValueError(
+            f"{where}, row {table.row[found[0]]}: the sample has images to {purpose} ({len(found)} such samples in "
+            f"this shard) but no module of kind {kind} handles dataset {name}; add one, name the dataset in the "
+            "datasets of one, or leave such samples out with a filter or a quarantine list"
+        )
+
+
+def check_images(module: ModuleSpec, table: ShardTable, samples: Bool, where: str) -> None:
+    """Refuse images of some samples that the module cannot hold alone."""
+    sample = np.repeat(np.arange(len(table.row)), np.diff(table.image_offsets))
+    images = np.flatnonzero(samples[sample])
+    patches = table.image_rows[images].astype(np.int64) * table.image_columns[images]
+    rows = table.row[sample[images]]
+    check_units(module, rows, patches, "patches of an image", 1, "lower stream.sizing.max_patches", where)
+
+
+def together(module: ModuleSpec, table: ShardTable, samples: Bool, units: int) -> Iterator[tuple[int, I64]]:
+    """Of some samples those with several images that a rank of `units` may not hold: number, and patches int64 [k]."""
+    patches = table.image_rows.astype(np.int64) * table.image_columns
+    first, last = table.image_offsets[:-1], table.image_offsets[1:]
+    before = np.concatenate([[0], np.cumsum(patches)])
+    most = int(patches.max(initial=0)) * (last - first) if module.padded else before[last] - before[first]
+    for i in np.flatnonzero(samples & (last - first > 1) & (most > units)).tolist():
+        yield_point()
+        yield i, patches[first[i] : last[i]]
+
+
+def check_units(module: ModuleSpec, row: I64, units: I64, name: str, degree: int, remedy: str, where: str) -> None:
+    """Refuse items that `degree` ranks of a module cannot hold alone; int64 [k] their rows, int64 [k] their sizes."""
+    if module.memory is None:
+        return
+    limit = module.memory.units * degree
+    over = np.flatnonzero(units > limit)
+    if len(over):
+        worst = over[np.argmax(units[over])]
+        ranks = f"{degree} ranks" if degree > 1 else "a rank"
+        raise SampleTooLargeError(
+            f"{where}, row {row[worst]}: it has {units[worst]} {name}, but the memory of {ranks} of module "
+            f"{module.name} holds {limit} ({len(over)} too large in this shard); raise memory.room_bytes of the "
+            f"module, {remedy}, or leave such samples out with a filter or a quarantine list"
+        )

@@ -1,0 +1,1 @@
+"""A plan, what each rank sees of it, and its compact form."""

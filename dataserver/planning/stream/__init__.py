@@ -1,0 +1,1 @@
+"""Which samples a step holds, and their sizes."""

@@ -1,0 +1,134 @@
+"""From the columns of shards to the samples of a step: rows picked out and put in order."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataserver.planning import I32, I64, U64, yield_point
+from dataserver.planning.job.fields import SINGLE_STEP, PlanLimits, Stream
+from dataserver.planning.stream.order import Span, StreamOrder
+from dataserver.planning.stream.samples import SampleSizes, ShardTable, StepSamples, ranges, row_sums
+from dataserver.planning.stream.sizing import MicrobatchTooLargeError, concatenate, shard_table, size_samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardColumns:
+    """What the index knows of the n samples of a shard with their t texts and m images, in row order."""
+
+    text_offsets: I64
+    """int64 [n + 1]: first text of each sample."""
+    text_tokens: NDArray[Any]
+    """Integers [t]: tokens of each text."""
+    image_offsets: I64
+    """int64 [n + 1]: first image of each sample."""
+    image_width: I32
+    """int32 [m]: upright width of each image in pixels."""
+    image_height: I32
+    """int32 [m]: upright height of each image in pixels."""
+
+
+def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> ShardTable:
+    """The sized samples of some rows of a shard.
+
+    Args:
+        stream: the job's stream.
+        columns: of all rows.
+        row: int64 [k], the rows that are kept.
+        where: name of dataset and shard for error messages.
+
+    Raises:
+        SampleTooLargeError: a sample's images alone exceed `seq_len`.
+    """
+    counts = np.diff(columns.image_offsets)[row]
+    all_rows = len(row) == len(columns.image_offsets) - 1
+    images = slice(None) if all_rows else ranges(columns.image_offsets[row], counts)
+    return shard_table(
+        stream,
+        row,
+        row_sums(columns.text_tokens, columns.text_offsets)[row],
+        np.concatenate([[0], np.cumsum(counts)]),
+        columns.image_width[images],
+        columns.image_height[images],
+        where,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """The n samples of a shuffle window of one pass, or of a slice of it, in canonical order: what steps consist of."""
+
+    sample: U64
+    """uint64 [n]: shard << ROW_BITS | row."""
+    first: I64
+    """int64 [n]: first unit of each sample, from the start of the pass."""
+    sizes: SampleSizes
+    """Of the samples, in that order."""
+
+    def part(self, span: Span) -> tuple[U64, SampleSizes]:
+        """The samples that begin in a span, uint64 [k], and their sizes."""
+        begin, end = np.searchsorted(self.first, (span.first, span.last)).tolist()
+        offsets = self.sizes.image_offsets[begin : end + 1]
+        images = slice(int(offsets[0]), int(offsets[-1]))
+        return self.sample[begin:end], SampleSizes(
+            text_tokens=self.sizes.text_tokens[begin:end],
+            image_offsets=offsets - offsets[0],
+            image_rows=self.sizes.image_rows[images],
+            image_columns=self.sizes.image_columns[images],
+        )
+
+
+def gather_window(order: StreamOrder, span: Span, tables: Sequence[ShardTable]) -> Window:
+    """The window in which a span lies, from the tables of its shards."""
+    sample, first, at = order.window(span, tables)
+    return Window(sample, first, pick_sizes(tables, at))
+
+
+def gather_step(
+    stream: Stream, order: StreamOrder, step: int, windows: Callable[[Span], Iterable[Window]], most: PlanLimits
+) -> StepSamples:
+    """The samples of one step in canonical order; `windows` gives the window in which a span lies, or its parts.
+
+    Raises:
+        StepOutOfRangeError: the job ends before.
+        MicrobatchTooLargeError: the step has `SINGLE_STEP` times as many samples or images as `most` says of the mean.
+    """
+    parts, samples, images = list[StepSamples](), 0, 0
+    pieces = ((span, window) for span in order.spans(step) for window in windows(span))
+    for of, window in pieces:
+        yield_point()
+        numbers, picked = window.part(of)
+        samples, images = samples + len(numbers), images + len(picked.image_rows)
+        if samples > most.step_samples * SINGLE_STEP or images > most.step_images * SINGLE_STEP:
+            raise MicrobatchTooLargeError(
+                f"step {step} has more than {most.step_samples * SINGLE_STEP:,} samples or "
+                f"{most.step_images * SINGLE_STEP:,} images, {SINGLE_STEP} times what plan_version takes on average "
+                "(step_samples, step_images): lower stream.global_batch, or raise shuffle_window, which mixes short "
+                "samples with long ones"
+            )
+        parts.append(size_samples(stream, of.dataset, of.pass_, numbers, picked))
+    return concatenate(parts)
+
+
+def pick_sizes(tables: Sequence[SampleSizes], at: I64) -> SampleSizes:
+    """The sizes of samples of several tables in a given order: int64 [k], where each is in all of them, one by one."""
+    from dataserver.planning.kernels.gathered import Sizes, picked
+
+    return SampleSizes(*picked(Sizes(*map(np.concatenate, _columns(tables))), at))
+
+
+def pick_rows(table: ShardTable, at: I64) -> ShardTable:
+    """Some samples of a table, int64 [k]."""
+    sizes = pick_sizes([table], at)
+    images = sizes.image_offsets, sizes.image_rows, sizes.image_columns
+    return ShardTable(sizes.text_tokens, *images, table.row[at], table.nominal[at])
+
+
+def _columns(tables: Sequence[SampleSizes]) -> tuple[list[NDArray[Any]], ...]:
+    """The columns of several tables, with offsets as those of one table."""
+    before = np.cumsum([0, *(len(t.image_rows) for t in tables)])
+    offsets = [t.image_offsets[:-1] + b for t, b in zip(tables, before[:-1], strict=True)]
+    rows, columns = [t.image_rows for t in tables], [t.image_columns for t in tables]
+    return [t.text_tokens for t in tables], [*offsets, before[-1:]], rows, columns

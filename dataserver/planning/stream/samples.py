@@ -1,0 +1,104 @@
+"""What is known of samples before anything is decoded, as structs of arrays."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataserver.planning import I32, I64, U64
+
+ROW_BITS = 32
+"""A sample's number is shard << ROW_BITS | row: the shard in name order, the row of that shard's index."""
+
+
+def ranges(starts: I64, counts: I64) -> I64:
+    """Concatenation of arange(start, start + count). int64 [sum of counts]."""
+    found: I64 = np.arange(int(counts.sum())) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
+    return found
+
+
+def row_sums(values: NDArray[Any], offsets: I64) -> I64:
+    """Sums of integers over rows: row r has the values from offsets[r] to before offsets[r + 1]. int64 [rows]."""
+    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)])
+    return np.diff(sums[offsets])
+
+
+class Task(IntEnum):
+    """What a sample trains; the numbers are those of the proto."""
+
+    UNDERSTANDING = 1
+    GENERATION = 2
+    CONTRASTIVE = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleSizes:
+    """The sizes of n samples with their m images."""
+
+    text_tokens: I64
+    """int64 [n]: tokens of all texts of the sample, before truncation."""
+    image_offsets: I64
+    """int64 [n + 1]: first image of each sample."""
+    image_rows: I32
+    """int32 [m]: rows of the image's patch grid."""
+    image_columns: I32
+    """int32 [m]: columns of the image's patch grid."""
+
+    def __len__(self) -> int:
+        return len(self.text_tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardTable(SampleSizes):
+    """The samples of one shard that filter and quarantine leave, in row order."""
+
+    row: I64
+    """int64 [n]: row of the shard's index."""
+    nominal: I64
+    """int64 [n]: nominal tokens, the sample's length on the dataset's axis (`sizing.nominal_tokens`)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepSamples:
+    """The n samples of a step in canonical order, with their m images."""
+
+    dataset: I32
+    """int32 [n]: position in the job's dataset list."""
+    pass_: I64
+    """int64 [n]: pass over the dataset."""
+    sample: U64
+    """uint64 [n]: shard << ROW_BITS | row."""
+    task: I32
+    """int32 [n]: values of Task."""
+    text_tokens: I64
+    """int64 [n]: text tokens that are kept."""
+    truncated_tokens: I64
+    """int64 [n]: text tokens that were cut off."""
+    tokens: I64
+    """int64 [n]: backbone tokens of the whole sample."""
+    image_offsets: I64
+    """int64 [n + 1]: first image of each sample."""
+    image_rows: I32
+    """int32 [m]."""
+    image_columns: I32
+    """int32 [m]."""
+
+    def __len__(self) -> int:
+        return len(self.sample)
+
+    @property
+    def image_sample(self) -> I64:
+        """int64 [m]: the sample of each image."""
+        return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.image_offsets))
+
+    def locate(self, images: I64) -> tuple[I64, I64]:
+        """Where some images are: the sample of each, and its number within that sample. int64 [k] each."""
+        sample = np.searchsorted(self.image_offsets, images, side="right") - 1
+        return sample, images - self.image_offsets[sample]
+
+    @property
+    def patches(self) -> I64:
+        """int64 [m]: patches of each image."""
+        return self.image_rows.astype(np.int64) * self.image_columns

@@ -1,0 +1,200 @@
+"""Sizes from metadata: patch grids, nominal tokens, tasks, truncation. All in integers.
+
+Layout of a sample in the backbone (content_version 2):
+
+    understanding:  BOS, parts in document order, EOS     a text part: its tokens
+                                                          an image part: BOI, patches / merge^2 tokens, EOI
+    generation:     BOS, text, BOI, query tokens          the target image takes no tokens
+    contrastive:    BOS, text, EOS                        in the text tower; the image takes no tokens
+"""
+
+from dataclasses import fields
+from fractions import Fraction
+
+import numpy as np
+
+from dataserver.planning import I32, I64, U64, Bool
+from dataserver.planning.job.fields import Sizing, Stream
+from dataserver.planning.stream.randomness import Operator, dataset_key, draw
+from dataserver.planning.stream.samples import SampleSizes, ShardTable, StepSamples, Task
+
+UNDERSTANDING_EXTRA = 2
+"""BOS and EOS."""
+IMAGE_EXTRA = 2
+"""BOI and EOI."""
+GENERATION_EXTRA = 2
+"""BOS and BOI."""
+
+
+class MicrobatchTooLargeError(ValueError):
+    """Samples or images that fit alone, but that no plan of a step holds together."""
+
+
+class SampleTooLargeError(ValueError):
+    """A sample that cannot fit a sequence even without its text, or a module's memory."""
+
+
+def patch_grid(width: int, height: int, sizing: Sizing) -> tuple[int, int]:
+    """Rows and columns of an image's patch grid.
+
+    The image is never enlarged beyond rounding to whole merge blocks; one with more than `max_patches` is scaled down
+    with its aspect kept.
+
+    Args:
+        width: upright width in pixels, positive.
+        height: upright height in pixels, positive.
+        sizing: patch, merge and bound.
+
+    Returns:
+        (rows, columns) in patches, both positive multiples of `merge`, rows * columns <= max_patches.
+    """
+    rows, columns = patch_grids(np.array([width]), np.array([height]), sizing)
+    return int(rows[0]), int(columns[0])
+
+
+def patch_grids(widths: I32 | I64, heights: I32 | I64, sizing: Sizing) -> tuple[I32, I32]:
+    """`patch_grid` of many images: int32 [m] and int32 [m]. Sides up to 2^31 - 1 overflow nowhere."""
+    from dataserver.planning.kernels.sized import grids
+
+    rows, columns = grids(widths, heights, sizing.patch * sizing.merge, sizing.max_patches // sizing.merge**2)
+    return rows * np.int32(sizing.merge), columns * np.int32(sizing.merge)
+
+
+def shard_table(
+    stream: Stream, row: I64, text_tokens: I64, image_offsets: I64, widths: I32, heights: I32, where: str = "shard"
+) -> ShardTable:
+    """Size the samples of one shard.
+
+    Args:
+        stream: the job's stream.
+        row: int64 [n], rows of the shard's index that are kept.
+        text_tokens: int64 [n], tokens of all texts of each sample.
+        image_offsets: int64 [n + 1], first image of each sample.
+        widths: int32 [m], upright width of each image.
+        heights: int32 [m], upright height of each image.
+        where: name of dataset and shard for error messages.
+
+    Raises:
+        SampleTooLargeError: a sample's images alone exceed `seq_len`.
+    """
+    rows, columns = patch_grids(widths, heights, stream.sizing)
+    sizes = SampleSizes(text_tokens, image_offsets, rows, columns)
+    fixed = _fixed_tokens(stream, sizes)
+    too_large = np.flatnonzero(may_be_understood(stream, sizes) & (fixed > stream.seq_len))
+    if len(too_large):
+        worst = too_large[np.argmax(fixed[too_large])]
+        raise SampleTooLargeError(
+            f"{where}, row {row[worst]}: its images take {fixed[worst]} tokens without any text, but seq_len is "
+            f"{stream.seq_len} ({len(too_large)} such samples in this shard); raise seq_len, lower sizing.max_patches, "
+            "or leave such samples out with a filter or a quarantine list"
+        )
+    understood = np.minimum(fixed + text_tokens, stream.seq_len)
+    generated = np.minimum(text_tokens + GENERATION_EXTRA + stream.generation.query_tokens, stream.seq_len)
+    nominal = np.where(is_pair(sizes), mixed_tokens(generation_share(stream), understood, generated), understood)
+    return ShardTable(text_tokens, image_offsets, rows, columns, row, nominal)
+
+
+def generation_share(stream: Stream) -> Fraction:
+    """The share of pairs that are generated, as nominal tokens count it."""
+    return Fraction(stream.generation.ratio).limit_denominator(1 << 20)
+
+
+def mixed_tokens(share: Fraction, understood: I64, generated: I64) -> I64:
+    """Nominal tokens of pairs, int64 [n], from their tokens in either task: their mean over the draw, rounded down."""
+    mixed: I64 = (understood * (share.denominator - share.numerator) + generated * share.numerator) // share.denominator
+    return mixed
+
+
+def _fixed_tokens(stream: Stream, table: SampleSizes) -> I64:
+    """Tokens of each sample that are not text, when it is understood or of a contrastive stream."""
+    if stream.contrastive_batch is not None:
+        return np.full(len(table), UNDERSTANDING_EXTRA, np.int64)
+    from dataserver.planning.kernels.sized import image_tokens
+
+    images = table.image_offsets, table.image_rows, table.image_columns
+    return image_tokens(*images, stream.sizing.merge**2, IMAGE_EXTRA) + UNDERSTANDING_EXTRA
+
+
+def is_pair(table: SampleSizes) -> Bool:
+    """Samples of exactly one image and some text, which alone may be generated. bool [n]."""
+    pairs: Bool = (np.diff(table.image_offsets) == 1) & (table.text_tokens > 0)
+    return pairs
+
+
+def pair_tasks(stream: Stream) -> tuple[bool, bool]:
+    """Whether pairs may have to be understood, and whether they may have to be generated."""
+    ratio = Fraction(stream.generation.ratio)
+    return ratio < 1, ratio > 0
+
+
+def may_be_understood(stream: Stream, table: SampleSizes) -> Bool:
+    """Samples whose images the backbone may have to see. bool [n]."""
+    if pair_tasks(stream)[0]:
+        return np.ones(len(table), np.bool_)
+    return ~is_pair(table)
+
+
+def may_be_generated(stream: Stream, table: SampleSizes) -> Bool:
+    """Samples whose image a generator may have to learn. bool [n]."""
+    if pair_tasks(stream)[1]:
+        return is_pair(table)
+    return np.zeros(len(table), np.bool_)
+
+
+def most_tokens(stream: Stream, table: SampleSizes) -> I64:
+    """Backbone tokens of each sample after truncation, in the longest of the tasks that it may have. int64 [n]."""
+    understood = np.where(may_be_understood(stream, table), _fixed_tokens(stream, table), 0)
+    asked = np.where(may_be_generated(stream, table), GENERATION_EXTRA + stream.generation.query_tokens, 0)
+    longest: I64 = np.minimum(np.maximum(understood, asked) + table.text_tokens, stream.seq_len)
+    return longest
+
+
+def draw_tasks(stream: Stream, dataset: int, pass_: int, sample: U64, pairs: Bool) -> I32:
+    """Task of each sample of one dataset and pass: a keyed draw, so that it never depends on step or rank.
+
+    In a contrastive stream all have that task; samples that are no pairs are refused beforehand (`limits`).
+    """
+    if stream.contrastive_batch is not None:
+        return np.full(len(sample), Task.CONTRASTIVE, np.int32)
+    threshold = int(Fraction(stream.generation.ratio) * 2**64)
+    words = draw(stream.seed, Operator.TASK, dataset_key(stream.datasets[dataset].name), pass_, sample)
+    below = np.ones(len(sample), np.bool_) if threshold >= 2**64 else words < np.uint64(threshold)
+    return np.where(pairs & below, np.int32(Task.GENERATION), np.int32(Task.UNDERSTANDING))
+
+
+def size_samples(stream: Stream, dataset: int, pass_: int, sample: U64, table: SampleSizes) -> StepSamples:
+    """The samples of one pass over a dataset, a position in the job's list, with their tasks and truncated sizes.
+
+    Their numbers are uint64 [n], the table has their sizes in the same order.
+    """
+    task = draw_tasks(stream, dataset, pass_, sample, is_pair(table))
+    generated = task == Task.GENERATION
+    fixed = np.where(generated, GENERATION_EXTRA + stream.generation.query_tokens, _fixed_tokens(stream, table))
+    kept = np.minimum(table.text_tokens, stream.seq_len - fixed)
+    n = len(sample)
+    return StepSamples(
+        dataset=np.full(n, dataset, np.int32),
+        pass_=np.full(n, pass_, np.int64),
+        sample=sample,
+        task=task,
+        text_tokens=kept,
+        truncated_tokens=table.text_tokens - kept,
+        tokens=fixed + kept,
+        image_offsets=table.image_offsets,
+        image_rows=table.image_rows,
+        image_columns=table.image_columns,
+    )
+
+
+def concatenate(parts: list[StepSamples]) -> StepSamples:
+    """Samples one after the other."""
+    if not parts:
+        empty = np.zeros(0, np.int64)
+        narrow = empty.astype(np.int32)
+        offsets = np.zeros(1, np.int64)
+        return StepSamples(narrow, empty, empty.astype(np.uint64), narrow, empty, empty, empty, offsets, narrow, narrow)
+    columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(StepSamples)}
+    images = np.cumsum([0, *(len(p.image_rows) for p in parts[:-1])])
+    behind = [p.image_offsets[1:] + before for p, before in zip(parts, images, strict=True)]
+    columns["image_offsets"] = [np.zeros(1, np.int64), *behind]
+    return StepSamples(**{name: np.concatenate(arrays) for name, arrays in columns.items()})

@@ -1,0 +1,347 @@
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from builders.jobs import LAYOUT_KINDS, MEMORY, TWO_DATASETS, changed, job_data, leaves, make_job
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from dataserver.planning.job.fields import Stream
+from dataserver.planning.job.fields.text import parse_yaml
+from dataserver.planning.job.identity import (
+    Job,
+    JobSpecError,
+    UnsupportedVersionError,
+    canonical_json,
+    differing_fields,
+    identify,
+    parse_job,
+)
+from dataserver.planning.job.schema import job_schema
+from dataserver.planning.job.spec import AnyLayout, JobSpec
+
+SCHEMA = Path(__file__).resolve().parents[3] / "protos" / "disttrain" / "v1" / "job_spec.schema.json"
+
+GOLDEN_JOB = """
+stream:
+  datasets:
+    - {name: laion, fingerprint: '0000000000000000000000000000000000000000000000000000000000000000', weight: '0.7',
+       filter: width >= 256 and punsafe < 0.1}
+    - name: obelics
+      fingerprint: 'ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff'
+      weight: '0.30'
+      quarantine: 'abababababababababababababababababababababababababababababababab'
+  tokenizer: {name: bytes, digest: '1111111111111111111111111111111111111111111111111111111111111111',
+              vocab_size: 300, bos: 256, eos: 257, boi: 258, eoi: 259, image: 260, query: 261}
+  seq_len: 4096
+  global_batch: 64
+  packing: {fill: '0.970'}
+  generation: {ratio: '0.25', query_tokens: 32}
+  seed: 42
+execution:
+  modules:
+    - {name: vit, kind: encoder, dp: 3}
+    - {name: llm, kind: backbone, dp: 4, pp: 2}
+    - {name: dit, kind: generator, dp: 2, cost: {linear_ps: 1000, quadratic_fs: 10}}
+  microbatch: 2
+  end: {passes: 3, last: drop}
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "job_id"),
+    [
+        (1, "c96739673a0b82a065dcbb62de4ffced99419a928af96a236a9e9de087587fe1"),
+        (2, "da6b64118911cc5aaeeba15ac69e5b0abab05ad8fe1fa6c1c5cf2b7326d9403f"),
+        (3, "0e91cf0c33c598133d6ab4fa9bb8e9bd8516c972aa312fd2f88c04edbfa08c7b"),
+    ],
+)
+def test_golden_ids(version: int, job_id: str) -> None:
+    """A change here changes the identity of running jobs: do not make one."""
+    job = parse_job(parse_yaml(f"{GOLDEN_JOB}  plan_version: {version}\n".encode()))
+    assert job.stream_id == "cdbc995083e1ea03daef68fdf47474cdbaef6e049ec5b93090b88e8481def5d9"
+    assert job.job_id == job_id
+    assert (job == parse_job(parse_yaml(GOLDEN_JOB.encode()))) == (version == 3)
+
+
+def test_ids_are_hashes_of_canonical_json() -> None:
+    job = parse_job(parse_yaml(GOLDEN_JOB.encode()))
+    for spec, found in ((job.spec, job.job_id), (job.stream, job.stream_id)):
+        text = canonical_json(spec)
+        assert hashlib.sha256(text).hexdigest() == found
+        # RFC 8785 of what we have, integers and ASCII text: sorted keys, no space, nothing escaped.
+        plain = json.loads(text)
+        assert text == json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        assert type(spec).model_validate_json(text, strict=True) == spec
+        assert not any(isinstance(leaf, float) or leaf is None for _, leaf in leaves(plain))
+
+
+def test_text_beyond_ascii_is_kept_as_utf8() -> None:
+    data = job_data()
+    data["stream"]["datasets"][0]["filter"] = 'lang == "\u00e9\U0001f600\n"'
+    assert 'lang == \\"\u00e9\U0001f600\\n\\"'.encode() in canonical_json(parse_job(data).spec)
+
+
+# --- what is equal --------------------------------------------------------------------------------------------------
+
+
+def reversed_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: reversed_keys(v) for k, v in reversed(value.items())}
+    return [reversed_keys(v) for v in value] if isinstance(value, list) else value
+
+
+def test_spelling_does_not_matter() -> None:
+    data = parse_yaml(GOLDEN_JOB.encode())
+    job = parse_job(data)
+    explicit = job.spec.model_dump(mode="json")  # all defaults spelt out, null for the end that is not meant
+    same = [reversed_keys(data), explicit, json.loads(canonical_json(job.spec))]
+    for path, spellings in {
+        ("stream", "packing", "fill"): ["0.97", "0.970", "00.97"],
+        ("stream", "datasets", 0, "weight"): ["0.7", "0.70", "000.7"],
+        ("execution", "modules", 0, "cost"): [None],
+    }.items():
+        same += [changed(data, path, s) for s in spellings]
+    assert {(j.stream_id, j.job_id) for j in map(parse_job, same)} == {(job.stream_id, job.job_id)}
+
+
+@given(st.decimals(0, 10**6, places=4))
+def test_equal_decimals_have_one_spelling(value: Any) -> None:
+    spellings = [str(value), f"{value}0000", f"{value.normalize():f}", f"0{value}"]
+    weights = {
+        make_job(stream={"datasets": [{**job_data()["stream"]["datasets"][0], "weight": w}, other]}).stream_id
+        for w in spellings
+        for other in [{"name": "other", "fingerprint": "2" * 64}]
+    }
+    assert len(weights) == 1
+
+
+# --- what is different ----------------------------------------------------------------------------------------------
+
+
+def model_leaves(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every leaf field of a model by introspection, so that none can be forgotten here.
+
+    Whatever holds models is looked into: options, tuples, unions. Members of a union go by their `kind`.
+    """
+    for name, field in model.model_fields.items():
+        models = list(_models_in(field.annotation))
+        for inner in models:
+            tag = (inner.__name__,) if len(models) > 1 else ()
+            yield from model_leaves(inner, (*path, name, *tag))
+        if not models:
+            yield (*path, name)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)
+
+
+def candidates(value: Any) -> list[Any]:
+    """Other values that a field might take instead."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, value * 2, value - 1]
+    if value is None:
+        return [5, "exact", True]
+    flipped = "f" * 64 if value != "f" * 64 else "e" * 64
+    names = [m.value for e in StrEnum.__subclasses__() if value in set(e) for m in e]
+    return [v for v in [*names, flipped, "0.5", "2", "x"] if v != value]
+
+
+TRANSFER = {"source": "vit", "target": "llm", "latency_ns": 20, "bytes_per_ns": "25.5", "row_bytes": 8192}
+
+
+def base_jobs() -> list[dict[str, Any]]:
+    """Jobs that have every part of a specification between them."""
+    plain = job_data(stream={"global_batch": 4}, encoder=0, generator=1)
+    whole = job_data(stream={"global_batch": 4, "datasets": TWO_DATASETS}, generator=1)
+    whole["execution"]["modules"][0] |= {"datasets": ["laion"]}
+    whole["execution"]["modules"][1] |= {"memory": MEMORY}
+    whole["execution"]["transfers"] = [TRANSFER]
+    chunks = job_data(execution={"layout": {"kind": "pipelined", "schedule": "interleaved", "chunks": 2}})
+    exchange = [{"degree": d, "unit_ps": d} for d in (2, 4)]
+    groups = {"kind": "grouped", "max_degree": 4, "exchange": exchange, "heads": 24}
+    grouped = job_data(stream={"global_batch": 4}, execution={"layout": groups}, backbone=(8, 1))
+    grouped["execution"]["modules"][1] |= {"memory": MEMORY}
+    towers = [{"name": m, "kind": "tower", "modality": m, "memory": MEMORY} for m in ("image", "text")]
+    contrastive = job_data(
+        stream={"global_batch": 8, "contrastive_batch": 4, "packing": {"enabled": False}},
+        execution={"modules": towers, "layout": {"kind": "contrastive"}},
+    )
+    colocated = job_data(execution={"layout": {"kind": "colocated"}})
+    colocated["execution"]["modules"][0] |= {"memory": {**MEMORY, "step_bytes": 2 * MEMORY["room_bytes"]}}
+    return [plain, whole, chunks, grouped, contrastive, colocated]
+
+
+def with_other_kind(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same job in a layout of another kind, which has other fields; only a colocated one bounds whole steps."""
+    data = json.loads(json.dumps(data))
+    for module in data["execution"]["modules"]:
+        (module["memory"] or {}).pop("step_bytes", None)
+    return [changed(data, ("execution", "layout"), {"kind": k}) for k in ("pipelined", "colocated")]
+
+
+def larger_groups(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same job with groups of up to 8 ranks, which need another entry of `exchange`."""
+    groups = data["execution"]["layout"]
+    larger = {**groups, "max_degree": 8, "exchange": [*groups["exchange"], {"degree": 8, "unit_ps": 3}]}
+    return [changed(data, ("execution", "layout"), larger)]
+
+
+def another_transfer(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same job with rows that take time elsewhere."""
+    return [changed(data, ("execution", "transfers"), [{**TRANSFER, "source": "llm", "target": "dit"}])]
+
+
+def frozen(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same job with its first module frozen, whose cost then names no backward."""
+    first = data["execution"]["modules"][0]
+    without = {**first, "frozen": True, "cost": {**first["cost"], "backward_percent": 0}}
+    return [changed(data, ("execution", "modules"), [without, *data["execution"]["modules"][1:]])]
+
+
+def computed_again(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same job whose first module computes its blocks again."""
+    return [changed(data, ("execution", "modules", 0, "recompute"), value=True)]
+
+
+TOGETHER = {
+    ("execution", "modules", "recompute"): computed_again,
+    ("execution", "modules", "frozen"): frozen,
+    ("execution", "transfers", "source"): another_transfer,
+    ("execution", "transfers", "target"): another_transfer,
+    ("execution", "layout", "PipelinedOptions", "kind"): with_other_kind,
+    ("execution", "layout", "ColocatedOptions", "kind"): with_other_kind,
+    ("execution", "layout", "GroupedOptions", "max_degree"): larger_groups,
+    ("execution", "layout", "GroupedOptions", "exchange", "degree"): larger_groups,
+}
+"""Fields that no valid job changes alone."""
+
+ONLY_WITH_MODULES = {
+    ("execution", "layout", "ContrastiveOptions", "kind"),
+    ("execution", "layout", "GroupedOptions", "kind"),
+}
+"""A contrastive layout has other modules than the rest, and a grouped one needs its degrees: no field of them can be
+kept."""
+
+
+def variants(data: dict[str, Any]) -> dict[tuple[str, ...], Job]:
+    """For every leaf field a valid job that differs there alone, as far as it can."""
+    found: dict[tuple[str, ...], Job] = {}
+    for path, value in leaves(data):
+        field = tuple(k for k in path if isinstance(k, str))
+        if field[:2] == ("execution", "layout"):
+            field = (*field[:2], LAYOUTS[data["execution"]["layout"]["kind"]], *field[2:])
+        if field in TOGETHER:
+            others = TOGETHER[field](data)
+        elif path[-2:-1] == ("end",) and value is None:
+            others = [changed(data, path[:-1], {path[-1]: 5})]
+        else:
+            others = [changed(data, path, candidate) for candidate in candidates(value)]
+        for other in others:
+            try:
+                job = identify(JobSpec.model_validate_json(json.dumps(other), strict=True))
+            except ValidationError:
+                continue
+            if job.spec != parse_job(data).spec:
+                found.setdefault(field, job)
+    return found
+
+
+LAYOUTS = dict(zip(LAYOUT_KINDS, (options.__name__ for options in get_args(AnyLayout)), strict=True))
+
+
+def test_every_field_counts() -> None:
+    bases = [parse_job(data) for data in base_jobs()]
+    assert len({base.job_id for base in bases}) == len(bases)
+    seen: set[tuple[str, ...]] = set()
+    for base in bases:
+        jobs = variants(base.spec.model_dump(mode="json"))
+        seen |= jobs.keys()
+        for field, job in jobs.items():
+            assert job.job_id != base.job_id, field
+            in_stream = field[0] == "stream"
+            assert (job.stream_id != base.stream_id) == in_stream, field
+            listed = differing_fields(base.stream, json.loads(canonical_json(job.stream)))
+            assert len(listed) == in_stream, field
+            assert all(field[-1] in line for line in listed)
+        alone = [job.job_id for field, job in jobs.items() if field not in TOGETHER]
+        assert len(set(alone)) == len(alone)
+    expected = set(model_leaves(JobSpec))
+    assert len(expected) > 60
+    assert seen == expected - ONLY_WITH_MODULES
+
+
+@pytest.mark.parametrize(
+    ("path", "supported"),
+    [
+        (("stream", "order_version"), [1]),
+        (("stream", "content_version"), [2]),
+        (("execution", "plan_version"), [1, 2, 3]),
+    ],
+)
+def test_other_versions_are_refused_by_name(path: tuple[str, str], supported: list[int]) -> None:
+    found = supported[-1] + 1
+    refusal = f"pinned to {path[1]} {found}; this release has {re.escape(str(supported))}"
+    with pytest.raises(UnsupportedVersionError, match=refusal):
+        parse_job(changed(job_data(), path, found))
+
+
+def test_streams_that_differ_say_where() -> None:
+    ours = make_job().stream
+    theirs = json.loads(canonical_json(make_job(stream={"seed": 9, "sizing": {"patch": 16}}).stream))
+    assert differing_fields(ours, theirs) == ["seed: 0 here, 9 there", "sizing.patch: 14 here, 16 there"]
+    assert differing_fields(ours, json.loads(canonical_json(ours))) == []
+    theirs["datasets"] = []
+    del theirs["seed"]
+    assert [line.split(":")[0] for line in differing_fields(ours, theirs)] == ["datasets", "seed", "sizing.patch"]
+
+
+def test_the_published_schema_is_that_of_the_model() -> None:
+    assert json.loads(SCHEMA.read_text()) == job_schema(), "run scripts/generate_stubs"
+    assert set(job_schema()["$defs"]["Stream"]["properties"]) == set(Stream.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("path", "found", "rule"),
+    [
+        (("datasets", 0, "name"), "h o", "a name is required: 1 to 128 ASCII letters, digits"),
+        (("datasets", 0, "fingerprint"), "F" * 64, "a digest is required: 64 hexadecimal digits, 0 to 9 and a to f"),
+        (("datasets", 0, "quarantine"), "none", "or an empty text for none"),
+    ],
+)
+def test_rules_of_texts_are_said_in_words(path: tuple[Any, ...], found: str, rule: str) -> None:
+    data = job_data()
+    place = data["stream"]
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = found
+    with pytest.raises(JobSpecError) as caught:
+        parse_job(data)
+    assert f'.{path[-1]}: found "{found[:10]}' in str(caught.value)
+    assert rule in str(caught.value)
+    assert "pattern" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), b"x"])
+def test_what_json_cannot_say_is_no_job(value: object) -> None:
+    with pytest.raises(JobSpecError, match=r"the job is not valid: it holds what JSON cannot say: .* not JSON serial"):
+        parse_job({**job_data(), "stream": value})
+
+
+def test_a_job_that_holds_itself_is_refused() -> None:
+    data = job_data()
+    data["stream"]["datasets"].append(data)
+    with pytest.raises(JobSpecError, match="it holds what JSON cannot say: Circular reference"):
+        parse_job(data)
