@@ -13,7 +13,7 @@ from dataserver.planning import compiled
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[4]
 REGISTRY = "AnyLayout = PipelinedOptions | GroupedOptions | ColocatedOptions | ContrastiveOptions\n"
-IMPORT = "from dataserver.planning.pipelined.options import PipelinedOptions\n"
+IMPORT = "from dataserver.planning.layouts.pipelined.options import PipelinedOptions\n"
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +22,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("server")
     shutil.copytree(ROOT / "dataserver", folder / "dataserver", ignore=shutil.ignore_patterns("__pycache__"))
     planning = folder / "dataserver" / "planning"
-    shutil.copytree(HERE / "toy", planning / "toy", ignore=shutil.ignore_patterns("__pycache__"))
-    registry = (planning / "job.py").read_text()
+    shutil.copytree(HERE / "toy", planning / "layouts" / "toy", ignore=shutil.ignore_patterns("__pycache__"))
+    registry = (planning / "job" / "spec.py").read_text()
     assert registry.count(REGISTRY) == registry.count(IMPORT) == 1
     registry = registry.replace(REGISTRY, REGISTRY.rstrip() + " | ToyOptions\n")
-    registry = registry.replace(IMPORT, IMPORT + "from dataserver.planning.toy.options import ToyOptions\n")
-    (planning / "job.py").write_text(registry)
+    registry = registry.replace(IMPORT, IMPORT + "from dataserver.planning.layouts.toy.options import ToyOptions\n")
+    (planning / "job" / "spec.py").write_text(registry)
     return folder
 
 
@@ -71,7 +71,8 @@ def test_a_toy_layout_does_all_that_layouts_do(server: Path) -> None:
 
 def test_without_the_line_in_the_registry_the_toy_is_unknown(server: Path, tmp_path: Path) -> None:
     shutil.copytree(server / "dataserver", tmp_path / "dataserver")
-    (tmp_path / "dataserver" / "planning" / "job.py").write_text((ROOT / "dataserver/planning/job/spec.py").read_text())
+    registry = "dataserver/planning/job/spec.py"
+    (tmp_path / registry).write_text((ROOT / registry).read_text())
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT / 'protos'}:{ROOT / 'tests'}"}
     ran = subprocess.run(
         [sys.executable, HERE / "use.py"], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from dataserver.planning.toy.options import ToyOptions
+from dataserver.planning.layouts.toy.options import ToyOptions
 
 from dataserver.planning.costs.model import backward_ns
 from dataserver.planning.job.fields import OrderPolicy
