@@ -1,0 +1,90 @@
+"""Commands and Python of the pages, run but for paths and addresses as they stand. Adapters' scripts have their own tests."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from serving.harness import running
+from shards import write_pairs
+from test_docs import BLOCK, ROOT, commands
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+import dataserver.cli
+import trainclient.cli
+
+RUN = {
+    "docs/start.md": ["dataserver index", "dataserver plan"],
+    "docs/datasets.md": ["dataserver index", "dataserver lint", "dataserver sizes"],
+    "docs/planning.md": ["dataserver index", "dataserver plan", "dataserver simulate"],
+    "docs/layouts.md": ["dataserver sizes", "trainclient orchestrate"],
+    "docs/operations.md": ["dataserver bench"],
+}
+"""By page, the commands that need neither a server nor a GPU."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with shards and a tokenizer."""
+    folder = tmp_path_factory.mktemp("docs")
+    write_pairs(folder / "shards", 80, 40)
+    model = Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = trainers.BpeTrainer(
+        special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    model.train_from_iterator(["a cat on a mat"], special)
+    model.save(str(folder / "tokenizer.json"))
+    assert dataserver.cli.main(["index", str(folder / "shards")]) == 0
+    return folder
+
+
+def here(argument: str, data: Path) -> str:
+    """An argument with the paths of this machine."""
+    argument = re.sub(r"=/\S+/tokenizer\.json$", f"={data / 'tokenizer.json'}", argument)
+    return re.sub(r"(^|=)(/data/\w+|shards)$", rf"\1{data / 'shards'}", argument)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN)
+def test_commands_run(page: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    jobs = [text for _, language, text in BLOCK.findall((ROOT / page).read_text()) if language == "yaml"]
+    for job in jobs[:1]:
+        Path("job.yaml").write_text(job)
+    done = []
+    for command, arguments in commands(ROOT / page):
+        if command not in RUN[page] or "..." in arguments or not arguments or "NAME" in str(arguments):
+            continue
+        program, name = command.split()
+        main = dataserver.cli.main if program == "dataserver" else trainclient.cli.main
+        assert main([name, *(here(argument, data) for argument in arguments)]) in (0, 1 if name == "lint" else 0)
+        done.append(command)
+    assert set(done) == set(RUN[page])
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/adapters.md"])
+def test_a_client_reads_its_microbatches(
+    page: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (job,) = re.findall(r"```yaml\n(stream:.*?)```", (ROOT / "docs/planning.md").read_text(), re.DOTALL)
+    Path("job.yaml").write_text(job)
+    (code,) = (text for _, _, text in BLOCK.findall((ROOT / page).read_text()) if "with DataClient(" in text)
+    with running({"pairs": data / "shards"}) as server:
+        found: dict[str, object] = {}
+        exec(code.replace("cpu1:50051,cpu2:50051", server.address), found)
+    assert "patches" in found["batch"].tensors  # type: ignore[attr-defined]
+
+
+def test_a_dispatcher_moves_rows_there_and_back() -> None:
+    (code,) = (t for _, _, t in BLOCK.findall((ROOT / "docs/adapters.md").read_text()) if "import Dispatcher" in t)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        pixels, encoder = torch.randn(6, 3), torch.nn.Linear(3, 5)
+        found = {"own_patches": [4, 2], "device": torch.device("cpu"), "pixels": pixels, "encoder": encoder}
+        exec(code, found)
+    finally:
+        dist.destroy_process_group()
+    assert torch.equal(found["embeddings"], encoder(pixels))  # type: ignore[arg-type]
