@@ -1,4 +1,4 @@
-"""Commands and Python of the pages, run but for paths and addresses as they stand. Adapters' scripts have their own tests."""
+"""Commands and Python of the pages run, with paths and addresses of here; scripts of adapters have other tests."""
 
 import re
 from pathlib import Path
