@@ -36,7 +36,7 @@ from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 
 from dataserver.jobs import Catalog, JobPlanner, fill_job
-from dataserver.jobs.kept import KEPT_BYTES
+from dataserver.jobs.cache import CACHE_BYTES
 from dataserver.jobs.sizes import memory_of
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.job.identity import parse_job
@@ -157,7 +157,7 @@ def fill(servers: Sequence[Server], data: Data, step: Step) -> None:
     everyone = range(len(servers))
     spent(servers, everyone, changed(data, data["execution"]["end"]["steps"], sizing={"patch": 16}))
     small = job(len(servers), len(servers), len(servers), 1, 0)
-    for number in range(1, KEPT_BYTES // 3 // (WINDOW_BYTES * WINDOW * SAMPLES) + 2):
+    for number in range(1, CACHE_BYTES // 3 // (WINDOW_BYTES * WINDOW * SAMPLES) + 2):
         spent(servers, everyone, changed(small, 1, seed=number << 20, shuffle_window=WINDOW))
     spent(servers, everyone, changed(data, 2 * step.plans, seed=1 << 30))
 
@@ -210,7 +210,7 @@ def look(shards: Path, data: Data) -> Step:
     catalog = Catalog.open(load_config(None, {"datasets": {NAME: shards}}))
     whole = parse_job(fill_job(data, catalog))
     plan = JobPlanner(whole, catalog.find_datasets(whole.stream)).plan(0)
-    return Step(len(plan.samples.image_rows), KEPT_BYTES // 3 // memory_of(plan))
+    return Step(len(plan.samples.image_rows), CACHE_BYTES // 3 // memory_of(plan))
 
 
 def measure(folder: Path, shards: Path, arguments: argparse.Namespace) -> list[Row]:

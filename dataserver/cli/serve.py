@@ -94,7 +94,7 @@ def serve(
         no_lending: Send all bytes also to clients of this user on this machine, which else get memory that holds them
             (key `lend_memory: false`).
         decode_threads: Threads that decode images; one for each core by default, fewer where memory is limited.
-        job_bytes: Bytes kept of jobs, with sizes of samples and plans; 1 GiB by default, less where memory is limited.
+        job_bytes: Bytes cached of jobs, such as plans; 1 GiB by default, less where memory is limited.
         cache_dir: Folder for measures of datasets; servers may share it; ~/.cache/disttrain by default.
         zstd_level: Zstandard level for clients that ask for compression; 1 by default.
         drain_grace_s: Seconds that open streams get to finish the microbatch in hand; 30 by default.

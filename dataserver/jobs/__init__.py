@@ -1,5 +1,6 @@
 """Where input and output meet the planner: a job and open datasets in, plans out. Servers and the CLI use it alike."""
 
+from dataserver.jobs.cache import JobCache
 from dataserver.jobs.catalog import Catalog, quarantine_digest
 from dataserver.jobs.errors import (
     DatasetMismatchError,
@@ -10,31 +11,30 @@ from dataserver.jobs.errors import (
 )
 from dataserver.jobs.filling import fill_job
 from dataserver.jobs.histogram import size_histogram, thinned
-from dataserver.jobs.kept import Kept
-from dataserver.jobs.once import OnceCache
 from dataserver.jobs.planner import Fetch, JobPlanner
+from dataserver.jobs.scheduler import FairScheduler, IsCancelled, WorkCancelledError, never_cancelled
 from dataserver.jobs.shard_statistics import Rules
+from dataserver.jobs.single_flight import SingleFlightCache
 from dataserver.jobs.statistics_cache import index_statistics
-from dataserver.jobs.turns import Turns, Unwanted, UnwantedError, always_wanted
 
 __all__ = [
     "Catalog",
     "DatasetMismatchError",
     "DatasetUnknownError",
+    "FairScheduler",
     "Fetch",
     "FillingError",
+    "IsCancelled",
+    "JobCache",
     "JobPlanner",
-    "Kept",
-    "OnceCache",
     "Rules",
+    "SingleFlightCache",
     "StatisticsPendingError",
     "TokenizerUnknownError",
-    "Turns",
-    "Unwanted",
-    "UnwantedError",
-    "always_wanted",
+    "WorkCancelledError",
     "fill_job",
     "index_statistics",
+    "never_cancelled",
     "quarantine_digest",
     "size_histogram",
     "thinned",

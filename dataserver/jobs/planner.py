@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from dataserver.dataset import Dataset
-from dataserver.jobs.kept import Kept
+from dataserver.jobs.cache import JobCache
+from dataserver.jobs.scheduler import FairScheduler, IsCancelled, never_cancelled
 from dataserver.jobs.sizes import memory_of
 from dataserver.jobs.tables import ShardTables
-from dataserver.jobs.turns import Turns, Unwanted, always_wanted
-from dataserver.planning import I64, yield_point
-from dataserver.planning.job.identity import Job, JobSpecError
-from dataserver.planning.job.limits import PlanLimitError, check_contents, limits_of
-from dataserver.planning.plan.plan import StepPlan
-from dataserver.planning.stream.gathering import Window, gather_step
-from dataserver.planning.stream.order import Span, StreamOrder, units_of
-from dataserver.planning.stream.samples import StepSamples
-from dataserver.planning.stream.statistics import Measure, axis_lengths
+from dataserver.planning.gathering import Window, gather_step
+from dataserver.planning.identity import Job, JobSpecError
+from dataserver.planning.measure import Measure, axis_lengths
+from dataserver.planning.order import Span, StreamOrder, units_of
+from dataserver.planning.pacing import pace
+from dataserver.planning.plan import StepPlan
+from dataserver.planning.plan_limits import PlanLimitError, check_contents, limits_of
+from dataserver.planning.samples import I64, StepSamples
 
 if TYPE_CHECKING:
     from dataserver.planning.layouts.interface import Limits
 
 Value = TypeVar("Value")
-Fetch = Callable[["JobPlanner", int, Unwanted], StepPlan | None]
-"""The plan of a step from elsewhere; None where it is to be made here. UnwantedError if nobody waits any more."""
+Fetch = Callable[["JobPlanner", int, IsCancelled], StepPlan | None]
+"""The plan of a step from elsewhere; None where it is to be made here. WorkCancelledError if nobody waits any more."""
 
 
 class JobPlanner:
@@ -35,9 +35,9 @@ class JobPlanner:
         self,
         job: Job,
         datasets: Sequence[Dataset],
-        kept: Kept | None = None,
-        turns: Turns | None = None,
-        unwanted: Unwanted = always_wanted,
+        cache: JobCache | None = None,
+        scheduler: FairScheduler | None = None,
+        cancelled: IsCancelled = never_cancelled,
         planned: Callable[[float], object] = lambda _: None,
         fetch: Fetch | None = None,
         patience_s: float = float("inf"),
@@ -47,10 +47,10 @@ class JobPlanner:
         Args:
             job: the job.
             datasets: the open datasets, in the order of the job's list, with matching fingerprints.
-            kept: what the jobs of a server keep together; by default this planner's own.
-            turns: in which this job computes with the others of a server, from here on; by default alone.
-            unwanted: whether nobody waits for the planner any more.
-            planned: told of each plan that was made, with the seconds it took, turns of other jobs included.
+            cache: what the jobs of a server cache together; by default this planner's own.
+            scheduler: shares the server's planning time among its jobs, from here on; by default this job is alone.
+            cancelled: whether nobody waits for the planner any more.
+            planned: told of each plan that was made, with the seconds it took, the time of other jobs included.
             fetch: asked for each plan before it is made.
             patience_s: time to wait for statistics.
 
@@ -62,21 +62,21 @@ class JobPlanner:
             SampleTooLargeError: a sample cannot fit a sequence, or a module's memory.
             TowerMemoryError: contrastive batches of the largest samples would not fit a tower's memory.
             DatasetEmptyError: nothing is left of a dataset.
-            UnwantedError: nobody waits for the planner any more.
+            WorkCancelledError: nobody waits for the planner any more.
         """
         self.job = job
         self._most = limits_of(job.spec.execution)
-        self._kept = Kept() if kept is None else kept
-        self._tables = ShardTables(job, datasets, self._kept)
-        self._turns = Turns() if turns is None else turns
+        self._cache = JobCache() if cache is None else cache
+        self._tables = ShardTables(job, datasets, self._cache)
+        self._scheduler = FairScheduler() if scheduler is None else scheduler
         self._planned = planned
         self._fetch = fetch
         statistics = [
-            self._kept.statistics.get(dataset, self._tables.rules(number), unwanted, patience_s)
+            self._cache.statistics.get(dataset, self._tables.rules(number), cancelled, patience_s)
             for number, dataset in enumerate(datasets)
         ]
         try:
-            self._order = self.in_turn(lambda: self._lay_out(statistics), unwanted)
+            self._order = self.scheduled(lambda: self._lay_out(statistics), cancelled)
         except ValueError as error:
             if type(error) in (ValueError, PlanLimitError):  # of the planner's limits, which know no job
                 raise JobSpecError(str(error)) from error
@@ -89,51 +89,51 @@ class JobPlanner:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the job and its axes take; what is kept with other jobs' is not counted."""
+        """Memory that the job and its axes take; what is cached with other jobs' is not counted."""
         return memory_of((self.job, self._order))
 
-    def plan(self, step: int, unwanted: Unwanted = always_wanted) -> StepPlan:
+    def plan(self, step: int, cancelled: IsCancelled = never_cancelled) -> StepPlan:
         """The plan of one step, fetched or made by the first caller while the others wait.
 
         Raises:
             StepOutOfRangeError: the job ends before.
-            UnwantedError: the caller no longer waits. The plan is made all the same while another one does.
+            WorkCancelledError: the caller no longer waits. The plan is made all the same while another one does.
         """
         self._order.check(step)  # before another server is asked for what does not exist
 
-        def compute(unwanted: Unwanted) -> StepPlan:
-            fetched = None if self._fetch is None else self._fetch(self, step, unwanted)
-            return self._made(step, unwanted) if fetched is None else fetched
+        def compute(cancelled: IsCancelled) -> StepPlan:
+            fetched = None if self._fetch is None else self._fetch(self, step, cancelled)
+            return self._made(step, cancelled) if fetched is None else fetched
 
-        return self._kept.plans.get((self.job.job_id, step), compute, unwanted)
+        return self._cache.plans.get((self.job.job_id, step), compute, cancelled)
 
-    def plan_here(self, step: int, unwanted: Unwanted = always_wanted) -> StepPlan:
+    def plan_here(self, step: int, cancelled: IsCancelled = never_cancelled) -> StepPlan:
         """The plan of one step, which is not fetched for this caller; else as `plan`."""
         key = self.job.job_id, step
-        if (found := self._kept.plans.find(key)) is not None:
+        if (found := self._cache.plans.find(key)) is not None:
             return found
-        plan = self._made(step, unwanted)
-        self._kept.plans.keep(key, plan)
+        plan = self._made(step, cancelled)
+        self._cache.plans.put(key, plan)
         return plan
 
-    def _made(self, step: int, unwanted: Unwanted) -> StepPlan:
-        from dataserver.planning.planner import plan_step
+    def _made(self, step: int, cancelled: IsCancelled) -> StepPlan:
+        from dataserver.planning.planner import plan_step  # see `_lay_out`
 
-        def compute(unwanted: Unwanted) -> StepPlan:
+        def compute(cancelled: IsCancelled) -> StepPlan:
             began = monotonic()
-            plan = self.in_turn(lambda: plan_step(self.job, step, self.samples(step)), unwanted)
+            plan = self.scheduled(lambda: plan_step(self.job, step, self.samples(step)), cancelled)
             self._planned(monotonic() - began)
             return plan
 
-        return self._kept.making.get((self.job.job_id, step), compute, unwanted)
+        return self._cache.in_flight.get((self.job.job_id, step), compute, cancelled)
 
-    def in_turn(self, work: Callable[[], Value], unwanted: Unwanted = always_wanted) -> Value:
-        """Compute something else for the job, in turns with all others.
+    def scheduled(self, work: Callable[[], Value], cancelled: IsCancelled = never_cancelled) -> Value:
+        """Compute something else for the job, when the scheduler lets it.
 
         Raises:
-            UnwantedError: nobody waits for it any more.
+            WorkCancelledError: nobody waits for it any more.
         """
-        return self._turns.run(self.job.job_id, work, unwanted)
+        return self._scheduler.run(self.job.job_id, work, cancelled)
 
     def samples(self, step: int) -> StepSamples:
         """The samples of one step in canonical order.

@@ -23,12 +23,12 @@ import numpy as np
 
 from dataserver.dataset import Array, ArraysError, Dataset, DatasetError, Shard, read_arrays, write_arrays
 from dataserver.jobs.errors import StatisticsPendingError
-from dataserver.jobs.once import LOOK_S, OnceCache
+from dataserver.jobs.scheduler import IsCancelled, WorkCancelledError, never_cancelled
 from dataserver.jobs.shard_statistics import Progress, Rules, compute_statistics
+from dataserver.jobs.single_flight import LOOK_S, SingleFlightCache
 from dataserver.jobs.sizes import memory_of
-from dataserver.jobs.turns import Unwanted, UnwantedError, always_wanted
-from dataserver.planning import I64
-from dataserver.planning.stream.statistics import Lists, Measure, join_measures
+from dataserver.planning.measure import Lists, Measure, join_measures
+from dataserver.planning.samples import I64
 
 STATISTICS_VERSION: Final = 1
 """Of what is computed and how it is stored."""
@@ -52,23 +52,23 @@ class StatisticsCache:
         self._folder = folder
         self._lock = threading.Lock()
         self._pending: dict[str, _Pending] = {}
-        self._cached = OnceCache[str, Measure](CACHED_BYTES, memory_of)
+        self._cached = SingleFlightCache[str, Measure](CACHED_BYTES, memory_of)
         self._warned = False
 
     def get(
-        self, dataset: Dataset, rules: Rules, unwanted: Unwanted = always_wanted, patience_s: float = float("inf")
+        self, dataset: Dataset, rules: Rules, cancelled: IsCancelled = never_cancelled, patience_s: float = float("inf")
     ) -> Measure:
         """The statistics of all shards of a dataset.
 
         Args:
             dataset: the dataset.
             rules: which of its samples count, and how they are sized.
-            unwanted: whether this caller no longer waits.
+            cancelled: whether this caller no longer waits.
             patience_s: time after which it does not want to wait any longer; they are computed all the same.
 
         Raises:
             StatisticsPendingError: it takes longer than that; says how far it is.
-            UnwantedError: this caller no longer waits.
+            WorkCancelledError: this caller no longer waits.
             TokensMissingError, DatasetError: as `compute_statistics`.
         """
         key = _key(dataset, rules)
@@ -83,8 +83,8 @@ class StatisticsCache:
             pending.asked = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 return pending.result.result(LOOK_S)
-            if unwanted():
-                raise UnwantedError
+            if cancelled():
+                raise WorkCancelledError
             if time.monotonic() > give_up:
                 why = "which a new filter, quarantine list, sizing or tokenizer takes once; ask again"
                 raise StatisticsPendingError(f"{pending.progress()}, {why}")
@@ -93,7 +93,7 @@ class StatisticsCache:
     def _compute(self, key: str, pending: "_Pending", dataset: Dataset, rules: Rules) -> None:
         try:
             statistics = self._read_or_computed(key, pending, dataset, rules)
-            self._cached.keep(key, statistics)  # before it counts as computed: whoever comes in between finds it
+            self._cached.put(key, statistics)  # before it counts as computed: whoever comes in between finds it
         except BaseException as error:
             with self._lock:
                 del self._pending[key]
@@ -146,9 +146,9 @@ class _Pending:
         self._done = self._total = 0
 
     def look(self) -> None:
-        """End the work, by an UnwantedError, if nobody asks any more, or the process ends."""
+        """End the work, by a WorkCancelledError, if nobody asks any more, or the process ends."""
         if time.monotonic() - self.asked > FORGOTTEN_S or not threading.main_thread().is_alive():
-            raise UnwantedError
+            raise WorkCancelledError
 
     def tell(self, done: int, total: int) -> None:
         """Note how far it is."""

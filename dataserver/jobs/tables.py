@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 from dataserver.dataset import Dataset, DatasetError, Filter, FilterError, compile_filter
-from dataserver.jobs.kept import Kept
+from dataserver.jobs.cache import JobCache
 from dataserver.jobs.shard_statistics import Rules, columns_of, rows_left
 from dataserver.jobs.sizes import memory_of
 from dataserver.planning.job.fields import DatasetSpec
@@ -16,8 +16,8 @@ from dataserver.planning.stream.order import Span, StreamOrder, units_of
 from dataserver.planning.stream.samples import ShardTable
 from dataserver.planning.stream.slices import Slices, Table, cut, gather_slice, whole
 
-KEPT_SLICES: Final = 4
-"""Slices of a window that is too large to be kept: so many fit what is kept of windows."""
+CACHED_SLICES: Final = 4
+"""Slices of a window that is too large to be cached: so many fit the cache of windows."""
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 class ShardTables:
     """The samples of each shard that filter and quarantine leave, with their sizes. Thread-safe."""
 
-    def __init__(self, job: Job, datasets: Sequence[Dataset], kept: Kept) -> None:
+    def __init__(self, job: Job, datasets: Sequence[Dataset], cache: JobCache) -> None:
         """Compile the filters.
 
         Raises:
@@ -34,7 +34,7 @@ class ShardTables:
         self._stream_id, self._stream = job.stream_id, job.stream
         self._datasets = datasets
         self._filters = [_compile(s, d) for s, d in zip(job.stream.datasets, datasets, strict=True)]
-        self._kept = kept
+        self._cache = cache
         self._warned = False
 
     def num_shards(self, dataset: int) -> int:
@@ -48,7 +48,7 @@ class ShardTables:
             TokensMissingError: the shard is not counted for the job's tokenizer; names the command.
             SampleTooLargeError: a sample cannot fit a sequence.
         """
-        return self._kept.tables.get((self._stream_id, dataset, shard), lambda: self._load(dataset, shard))
+        return self._cache.tables.get((self._stream_id, dataset, shard), lambda: self._load(dataset, shard))
 
     def windows(self, order: StreamOrder, span: Span) -> Iterator[Window]:
         """The shuffle window in which a span lies, or those slices of it; all steps are cut from the same ones.
@@ -71,27 +71,27 @@ class ShardTables:
             return found
 
         key = self._stream_id, span.dataset, span.pass_, span.shards[0]  # a shard of a pass is in one window
-        slices = self._kept.cuts.get(key, lambda: self._cut(order, span, table))
+        slices = self._cache.cuts.get(key, lambda: self._cut(order, span, table))
         for number in slices.of(span):
-            yield self._kept.windows.get((*key, number), partial(_gathered, order, span, table, slices, number))
+            yield self._cache.windows.get((*key, number), partial(_gathered, order, span, table, slices, number))
 
     def _cut(self, order: StreamOrder, span: Span, table: Table) -> Slices:
-        """One slice where the window can be kept, else several of which a few can be kept together.
+        """One slice where the window can be cached, else several of which a few can be cached together.
 
         A window takes at most half as much again as the tables of its shards.
         """
-        most, taken = self._kept.window_bytes, 0
+        most, taken = self._cache.window_bytes, 0
         for shard in span.shards:
             taken += memory_of(table(shard))
             if taken > most * 2 // 3:
                 break
         else:
             return whole(span)
-        slices = cut(order, span, table, max(1, most // KEPT_SLICES))
+        slices = cut(order, span, table, max(1, most // CACHED_SLICES))
         if len(slices) > 1 and not self._warned:
             self._warned = True
             _log.warning(
-                "a window of %d shards takes more than the %d bytes that are kept of windows, and is sorted in %d "
+                "a window of %d shards takes more than the %d bytes of the cache of windows, and is sorted in %d "
                 "slices, for each of which all its shards are looked at: lower stream.shuffle_window (now %d) in new "
                 "jobs, or raise the server's job_bytes",
                 *(len(span.shards), most, len(slices), self._stream.shuffle_window),

@@ -62,7 +62,7 @@ class ServerConfig(BaseModel):
     job_bytes: Annotated[int, Field(ge=LEAST_JOB_BYTES, le=1 << 44)] = Field(
         default_factory=lambda: budgets(usable_memory().num_bytes).job_bytes
     )
-    """Memory for what is kept of jobs, besides what streams use: specifications, reported times, sizes of samples and
+    """Memory for what is cached of jobs, besides what streams use: specifications, reported times, sizes of samples and
     plans. What was used least recently is forgotten first, and made again when it is wanted. 1 GiB by default, less
     where memory is limited."""
     cache_dir: Path | None = Field(default_factory=lambda: user_cache())

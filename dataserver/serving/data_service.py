@@ -10,8 +10,10 @@ from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import errors_pb2, microbatch_pb2
 from google.protobuf.duration_pb2 import Duration
 
-from dataserver.jobs import Catalog, Unwanted, fill_job, quarantine_digest
-from dataserver.planning.job.fields import (
+from dataserver.jobs import Catalog, IsCancelled, fill_job, quarantine_digest
+from dataserver.planning.identity import JobSpecError, parse_job
+from dataserver.planning.job import SUPPORTED_PLAN_VERSIONS
+from dataserver.planning.jobspec import (
     SUPPORTED_CONTENT_VERSIONS,
     SUPPORTED_ORDER_VERSIONS,
     ModuleSpec,
@@ -104,11 +106,11 @@ class DataService:
         from dataserver.planning.planner import explain
         from dataserver.serving.plan_message import plan_message
 
-        served, unwanted = self._jobs.get(request.job_id), _left(context)
-        plan = served.planner.plan(request.step, unwanted)
-        message = served.planner.in_turn(
+        served, cancelled = self._jobs.get(request.job_id), _left(context)
+        plan = served.planner.plan(request.step, cancelled)
+        message = served.planner.scheduled(
             lambda: plan_message(served.job, plan, explain(served.job, plan), with_timelines=request.with_timelines),
-            unwanted,
+            cancelled,
         )
         if message.ByteSize() > MAX_MESSAGE_BYTES - MESSAGE_MARGIN_BYTES:
             raise DataServiceError(
@@ -193,7 +195,7 @@ class DataService:
         return self._config.zstd_level if microbatch_pb2.CODEC_ZSTD in accepted else None
 
 
-def _left(context: grpc.ServicerContext) -> Unwanted:
+def _left(context: grpc.ServicerContext) -> IsCancelled:
     """Whether a call has ended: its client gave it up, or the server ends."""
     return lambda: not context.is_active()
 

@@ -17,7 +17,7 @@ from dataserver.jobs import (
     DatasetUnknownError,
     StatisticsPendingError,
     TokenizerUnknownError,
-    UnwantedError,
+    WorkCancelledError,
 )
 from dataserver.planning.balancing import BinRoomError
 from dataserver.planning.job.identity import JobSpecError, UnsupportedVersionError
@@ -116,7 +116,7 @@ _REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
         ShardReadError: errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
         OSError: errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
         StatisticsPendingError: errors_pb2.ERROR_REASON_STATISTICS_PENDING,
-        UnwantedError: errors_pb2.ERROR_REASON_INTERNAL,  # for nobody: its client is gone
+        WorkCancelledError: errors_pb2.ERROR_REASON_INTERNAL,  # for nobody: its client is gone
     }
 )
 

@@ -1,4 +1,4 @@
-"""Threads that several queues share, each of which has its turn.
+"""Threads that several queues share, one task of each after the other.
 
 In one queue for all, each task waits as long as the others, so whoever has more of them there gets more done: a stream
 whose microbatches are small just now, or whose consumer is quick.
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class FairPool:
-    """Threads that run a task of each queue in turn. Queues without tasks hold up nobody."""
+    """Threads that run one task of each queue after the other. Queues without tasks hold up nobody."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(num_threads, name)
@@ -38,7 +38,7 @@ class FairPool:
             future.cancel()
 
     def put(self, queue: "Queue", task: "Task") -> None:
-        """Have a task run when its queue and those before it there have had their turns.
+        """Have a task run after one task of each queue that waits before its own.
 
         Raises:
             RuntimeError: after `shutdown`.
@@ -61,7 +61,7 @@ class FairPool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """What waits for its turn."""
+    """What waits for a thread."""
 
     future: Future[object]
     call: Callable[[], object]

@@ -33,8 +33,8 @@ class Stage(StrEnum):
     """A microbatch is ready, and its consumer has not taken all of it."""
     MEMORY = "memory"
     """It would work ahead, and the budget that streams share has no room."""
-    PLANNING_TURN = "planning_turn"
-    """Planning for a job, on behalf of all its streams, waits while other jobs compute."""
+    PLANNING_QUEUE = "planning_queue"
+    """Planning for a job, on behalf of all its streams, is queued while other jobs compute."""
 
 
 class PlanSource(StrEnum):
@@ -104,9 +104,9 @@ class Snapshot:
     prefetch_used_bytes: int
     prefetch_limit_bytes: int
     known_jobs: int
-    kept_bytes: Mapping[str, int]
-    """What is kept of jobs, by kind, as it counts against the limit."""
-    kept_limit_bytes: int
+    cached_bytes: Mapping[str, int]
+    """What is cached of jobs, by kind, as it counts against the limit."""
+    cached_limit_bytes: int
 
     @property
     def ranks(self) -> list[Progress]:

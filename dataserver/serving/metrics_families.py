@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 from dataserver.serving.metrics import PLAN_BUCKETS_S, PlanSource, Stage, cumulative
 from dataserver.serving.metrics_message import TakeMetrics
 
-KEPT = ("jobs", "tables", "windows", "plans")
-"""Kinds of what is kept of jobs."""
+CACHED = ("jobs", "tables", "windows", "plans")
+"""Kinds of what is cached of jobs."""
 
 
 class ServerCollector(Collector):
@@ -72,7 +72,7 @@ def _of_jobs(found: GetMetricsResponse) -> Iterator[Metric]:
     ends = [*map(str, PLAN_BUCKETS_S), "+Inf"]
     yield HistogramMetricFamily(
         "disttrain_plan_seconds",
-        "Seconds until a plan was made, turns of other jobs included.",
+        "Seconds until a plan was made, the time of other jobs included.",
         buckets=list(zip(ends, map(float, cumulative(entry.plans for entry in found.plan_times)), strict=True)),
         sum_value=_seconds(found.planning_time),
     )
@@ -81,11 +81,11 @@ def _of_jobs(found: GetMetricsResponse) -> Iterator[Metric]:
         sources.add_metric([source.value], getattr(found.plans_by_source, source.value))
     yield sources
     yield _gauge("known_jobs", "Jobs that the server knows.", found.known_jobs)
-    kept = _labelled("kept_job_bytes", "What is kept of jobs, as it counts against --job-bytes.", "kind")
-    for kind in KEPT:
-        kept.add_metric([kind], getattr(found.kept, kind))
-    yield kept
-    yield _gauge("kept_job_limit_bytes", "Limit of what is kept of jobs (--job-bytes).", found.kept.limit)
+    cached = _labelled("cached_job_bytes", "What is cached of jobs, as it counts against --job-bytes.", "kind")
+    for kind in CACHED:
+        cached.add_metric([kind], getattr(found.cached, kind))
+    yield cached
+    yield _gauge("cached_job_limit_bytes", "Limit of what is cached of jobs (--job-bytes).", found.cached.limit)
 
 
 def _of_ranks(ranks: Iterable[RankProgress]) -> Iterator[Metric]:

@@ -29,7 +29,7 @@ def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
             decoding=_duration(found.waited_s[Stage.DECODING]),
             consumer=_duration(found.waited_s[Stage.CONSUMER]),
             memory=_duration(found.waited_s[Stage.MEMORY]),
-            planning_turn=_duration(found.waited_s[Stage.PLANNING_TURN]),
+            planning_queue=_duration(found.waited_s[Stage.PLANNING_QUEUE]),
         ),
         decoded_images=counts.decoded_images,
         invalid_images=counts.invalid_images,
@@ -43,7 +43,7 @@ def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
         planning_time=_duration(counts.plan_seconds),
         plans_by_source=pb.PlanSources(**{source.value: n for source, n in counts.plans_by_source.items()}),
         known_jobs=found.known_jobs,
-        kept=pb.KeptBytes(**found.kept_bytes, limit=found.kept_limit_bytes),
+        cached=pb.CachedBytes(**found.cached_bytes, limit=found.cached_limit_bytes),
         resident_bytes=resident_bytes(),
         ranks=[_rank(rank) for rank in found.ranks],
     )

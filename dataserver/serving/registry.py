@@ -8,8 +8,8 @@ from typing import Final
 from disttrain.v1 import data_service_pb2, errors_pb2
 
 from dataserver.dataset import Dataset
-from dataserver.jobs import Catalog, Fetch, JobPlanner, Kept, OnceCache, Turns, Unwanted
-from dataserver.planning.job.identity import Job
+from dataserver.jobs import Catalog, FairScheduler, Fetch, IsCancelled, JobCache, JobPlanner, SingleFlightCache
+from dataserver.planning.identity import Job
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.metrics import Metrics, Stage
@@ -75,34 +75,34 @@ class JobRegistry:
         self._metrics = metrics
         self._fetch = fetch
         budget = int(config.job_bytes * JOBS_SHARE)
-        self._jobs = OnceCache[str, ServedJob](budget, _memory)
-        self._kept = Kept(config.job_bytes - budget, config.cache_dir)
-        self._turns = Turns(waiting=lambda: metrics.waiting(Stage.PLANNING_TURN))
+        self._jobs = SingleFlightCache[str, ServedJob](budget, _memory)
+        self._cache = JobCache(config.job_bytes - budget, config.cache_dir)
+        self._scheduler = FairScheduler(waiting=lambda: metrics.waiting(Stage.PLANNING_QUEUE))
 
     @property
     def num_jobs(self) -> int:
         """Jobs that are known."""
         return len(self._jobs.values())
 
-    def kept_bytes(self) -> dict[str, int]:
-        """What is kept, by kind, in bytes as they count against `job_bytes`."""
+    def cached_bytes(self) -> dict[str, int]:
+        """What is cached, by kind, in bytes as they count against `job_bytes`."""
         return {
             "jobs": self._jobs.used,
-            "tables": self._kept.tables.used,
-            "windows": self._kept.windows.used,
-            "plans": self._kept.plans.used,
+            "tables": self._cache.tables.used,
+            "windows": self._cache.windows.used,
+            "plans": self._cache.plans.used,
         }
 
-    def get_or_create(self, job: Job, unwanted: Unwanted) -> ServedJob:
+    def get_or_create(self, job: Job, cancelled: IsCancelled) -> ServedJob:
         """The job, made by the first caller while others that ask for the same one wait.
 
         Raises:
             StatisticsPendingError: statistics of a dataset are computed first, which goes on; ask again.
-            UnwantedError: the caller no longer waits. The job is made all the same while another one does.
-            Exception: the job does not fit this server's datasets; nothing is kept then.
+            WorkCancelledError: the caller no longer waits. The job is made all the same while another one does.
+            Exception: the job does not fit this server's datasets; nothing is cached then.
         """
-        served = self._jobs.get(job.job_id, lambda all_left: self._make(job, all_left), unwanted)
-        self._kept.forget_others(other.job for other in self._jobs.values())
+        served = self._jobs.get(job.job_id, lambda all_left: self._make(job, all_left), cancelled)
+        self._cache.forget_others(other.job for other in self._jobs.values())
         return served
 
     def get(self, job_id: str) -> ServedJob:
@@ -122,13 +122,13 @@ class JobRegistry:
     def report(self, served: ServedJob, times: data_service_pb2.StepTimes) -> None:
         """Keep reported times with their job."""
         served.times.add(times)
-        self._jobs.keep(served.job.job_id, served)  # it costs more now
+        self._jobs.put(served.job.job_id, served)  # it costs more now
 
-    def _make(self, job: Job, unwanted: Unwanted) -> ServedJob:
+    def _make(self, job: Job, cancelled: IsCancelled) -> ServedJob:
         datasets = self._catalog.find_datasets(job.stream)
         self._catalog.check_tokenizer(job.stream.tokenizer)
         planner = JobPlanner(
-            job, datasets, self._kept, self._turns, unwanted, self._metrics.planned, self._fetch, PATIENCE_S
+            job, datasets, self._cache, self._scheduler, cancelled, self._metrics.planned, self._fetch, PATIENCE_S
         )
         return ServedJob(job, datasets, planner)
 

@@ -125,8 +125,8 @@ class DataServer:
             prefetch_used_bytes=budget.used,
             prefetch_limit_bytes=budget.total,
             known_jobs=self._jobs.num_jobs,
-            kept_bytes=self._jobs.kept_bytes(),
-            kept_limit_bytes=self._config.job_bytes,
+            cached_bytes=self._jobs.cached_bytes(),
+            cached_limit_bytes=self._config.job_bytes,
         )
 
     def metrics(self) -> GetMetricsResponse:

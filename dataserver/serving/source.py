@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from dataserver.jobs import Unwanted
-from dataserver.planning.plan.plan import StepPlan
-from dataserver.planning.plan.views import ViewPlan, view_plan
+from dataserver.jobs import IsCancelled
+from dataserver.planning.plan import StepPlan
+from dataserver.planning.views import ViewPlan, view_plan
 from dataserver.preprocessing import PreparedView, TensorSpec, prepare_view, total_bytes, view_tensors
 from dataserver.serving.memory import Buffer
 from dataserver.serving.registry import ServedJob
@@ -51,9 +51,9 @@ class ViewSource:
         """Steps until the job ends."""
         return self.served.planner.num_steps
 
-    def plan(self, step: int, unwanted: Unwanted) -> StepPlan:
-        """The plan of a step; UnwantedError if it is no longer wanted."""
-        return self.served.planner.plan(step, unwanted)
+    def plan(self, step: int, cancelled: IsCancelled) -> StepPlan:
+        """The plan of a step; WorkCancelledError if it is no longer wanted."""
+        return self.served.planner.plan(step, cancelled)
 
     def specify(self, plan: StepPlan, microbatch: int) -> MicrobatchSpec:
         """What one microbatch will hold.

@@ -55,8 +55,8 @@ class Shared:
     budget: ByteBudget
     buffers: BufferPool
     preparing: Executor
-    """Plans and lays out views, in a thread for each stream: one that waits for its job's turn keeps no other from its
-    own. Decoding has threads of its own, so that a new stream's plan need not wait for images."""
+    """Plans and lays out views, in a thread for each stream: one whose job is queued keeps no other from
+    planning. Decoding has threads of its own, so that a new stream's plan need not wait for images."""
     making: AbstractContextManager[bool]
     """Held while a stream reads token ids and lays out a view, which few of them do at once."""
     decoding: FairPool
@@ -107,7 +107,7 @@ class MicrobatchStream:
         self._cursor = (step, microbatch)
         """Next microbatch to prepare."""
         self._pending: MicrobatchSpec | None = None
-        """What that microbatch will hold, where it waits for memory, or for its turn."""
+        """What that microbatch will hold, where it waits for memory, or for those before it."""
         self._plan: StepPlan | None = None
         """The plan of its step, so that it is made once, whatever the server keeps for others."""
         self._queue: deque[Assembly] = deque()

@@ -131,11 +131,11 @@ def test_the_call_gives_the_numbers_of_the_endpoint(server: Running) -> None:
     assert found[("plan_seconds_count",)] == sum(entry.plans for entry in before.plan_times) > 0
     assert found[("plan_seconds_sum",)] == pytest.approx(before.planning_time.ToNanoseconds() / 1e9)
     assert found[("known_jobs",)] == before.known_jobs == 1
-    assert [found[("kept_job_bytes", kind)] for kind in ("jobs", "tables", "windows", "plans")] == [
-        before.kept.jobs,
-        before.kept.tables,
-        before.kept.windows,
-        before.kept.plans,
+    assert [found[("cached_job_bytes", kind)] for kind in ("jobs", "tables", "windows", "plans")] == [
+        before.cached.jobs,
+        before.cached.tables,
+        before.cached.windows,
+        before.cached.plans,
     ]
     for stage in ("planning", "decoding", "consumer", "memory"):
         assert found[("waited_seconds_total", stage)] == pytest.approx(

@@ -18,14 +18,14 @@ from dataserver.dataset import (
     build_index,
     count_tokens,
 )
-from dataserver.jobs import JobPlanner, Kept, Turns, tables
-from dataserver.planning.job.identity import parse_job
-from dataserver.planning.plan.plan import StepPlan
-from dataserver.planning.stream.gathering import Window, gather_window
-from dataserver.planning.stream.order import DatasetEmptyError, Span, StepOutOfRangeError, StreamOrder
-from dataserver.planning.stream.samples import ROW_BITS, ShardTable, Task
-from dataserver.planning.stream.sizing import SampleTooLargeError, patch_grid
-from dataserver.planning.stream.slices import Slices, Table, gather_slice
+from dataserver.jobs import FairScheduler, JobCache, JobPlanner, tables
+from dataserver.planning.gathering import Window, gather_window
+from dataserver.planning.identity import parse_job
+from dataserver.planning.order import DatasetEmptyError, Span, StepOutOfRangeError, StreamOrder
+from dataserver.planning.plan import StepPlan
+from dataserver.planning.samples import ROW_BITS, ShardTable, Task
+from dataserver.planning.sizing import SampleTooLargeError, patch_grid
+from dataserver.planning.slices import Slices, Table, gather_slice
 from dataserver.preprocessing.tokens import load_tokenizer, tokenizer_spec
 
 BYTES = load_tokenizer("bytes", None)
@@ -136,7 +136,7 @@ def test_a_step_is_planned_once_for_all_threads(pairs: Path) -> None:
 def test_a_plan_that_was_dropped_is_made_again(pairs: Path) -> None:
     dataset = Dataset.open(pairs)
     job = planner(dataset, execution={"end": {"steps": 100}}).job
-    jobs = JobPlanner(job, [dataset], Kept(200_000))
+    jobs = JobPlanner(job, [dataset], JobCache(200_000))
     first = jobs.plan(0)
     for step in range(1, 40):
         jobs.plan(step)
@@ -278,11 +278,11 @@ def test_a_window_larger_than_what_is_kept_is_sorted_in_slices_and_named_once(
     monkeypatch.setattr(tables, "gather_slice", counted)
     dataset = Dataset.open(pairs)
     jobs = planner(dataset)
-    tight = JobPlanner(jobs.job, [dataset], Kept(9_000))
+    tight = JobPlanner(jobs.job, [dataset], JobCache(9_000))
     assert ids(every_plan(tight)) == ids(every_plan(jobs))
     assert gathered == sorted(set(gathered))
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert "a window of 3 shards takes more than the 3000 bytes that are kept of windows" in warning
+    assert "a window of 3 shards takes more than the 3000 bytes of the cache of windows" in warning
     assert f"sorted in {len(gathered)} slices" in warning
     assert "lower stream.shuffle_window (now 8)" in warning
 
@@ -304,11 +304,11 @@ def test_two_jobs_and_many_threads_compute_no_table_and_no_window_twice(
 
     monkeypatch.setattr(tables, "size_rows", sized)
     monkeypatch.setattr(tables, "gather_window", gathered)
-    dataset, kept, turns = Dataset.open(pairs), Kept(), Turns(places=4)
+    dataset, cache, scheduler = Dataset.open(pairs), JobCache(), FairScheduler(at_once=4)
     ends = [{"end": {"passes": 1}, "microbatch": size} for size in (1, 2)]
     jobs = [planner(dataset, changes={"shuffle_window": 2}, execution=end).job for end in ends]
     assert len({job.job_id for job in jobs}) == 2
-    planners = [JobPlanner(job, [dataset], kept, turns) for job in jobs]
+    planners = [JobPlanner(job, [dataset], cache, scheduler) for job in jobs]
     made.clear()
     barrier, failed = threading.Barrier(8), list[BaseException]()
 
@@ -330,18 +330,18 @@ def test_two_jobs_and_many_threads_compute_no_table_and_no_window_twice(
 
 
 def test_what_is_kept_of_other_jobs_is_forgotten(pairs: Path) -> None:
-    dataset, kept = Dataset.open(pairs), Kept()
+    dataset, cache = Dataset.open(pairs), JobCache()
     one, other = (planner(dataset, changes={"shuffle_window": size}).job for size in (1, 2))
-    caches = kept.tables, kept.windows, kept.cuts, kept.plans
+    caches = cache.tables, cache.windows, cache.cuts, cache.plans
 
     def used() -> list[int]:
         return [cache.used for cache in caches]
 
-    every_plan(JobPlanner(one, [dataset], kept))
+    every_plan(JobPlanner(one, [dataset], cache))
     before = used()
-    every_plan(JobPlanner(other, [dataset], kept))
+    every_plan(JobPlanner(other, [dataset], cache))
     assert all(more > 0 for more in np.subtract(used(), before))
-    kept.forget_others([one])
+    cache.forget_others([one])
     assert used() == before
-    kept.forget_others([])
+    cache.forget_others([])
     assert used() == [0] * 4

@@ -19,11 +19,11 @@ from dataserver.dataset import Dataset, Quarantine, Shard, TokensMissingError, b
 from dataserver.dataset.arrays import read_arrays, write_arrays
 from dataserver.jobs import shard_statistics, statistics_cache
 from dataserver.jobs.errors import StatisticsPendingError
+from dataserver.jobs.scheduler import WorkCancelledError
 from dataserver.jobs.shard_statistics import Rules, compute_statistics
 from dataserver.jobs.statistics_cache import StatisticsCache, beside_indexes, index_statistics
-from dataserver.jobs.turns import UnwantedError
-from dataserver.planning.job.fields import Sizing
-from dataserver.planning.stream.statistics import Lists, Measure
+from dataserver.planning.jobspec import Sizing
+from dataserver.planning.measure import Lists, Measure
 from dataserver.preprocessing.tokens import load_tokenizer
 
 BYTES = load_tokenizer("bytes", None)
@@ -265,8 +265,8 @@ def test_a_caller_without_patience_is_told_how_far_it_is(dataset: Dataset, monke
 
 def test_a_caller_that_leaves_and_work_that_nobody_asks_for(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     held, cache = Held(monkeypatch), StatisticsCache()
-    with pytest.raises(UnwantedError):
-        cache.get(dataset, PLAIN, unwanted=lambda: True)
+    with pytest.raises(WorkCancelledError):
+        cache.get(dataset, PLAIN, cancelled=lambda: True)
     monkeypatch.setattr(statistics_cache, "FORGOTTEN_S", 0.0)
     held.steps.release(100)
     until(lambda: not cache._pending)
@@ -296,9 +296,9 @@ def test_processes_find_what_one_finds(dataset: Dataset, monkeypatch: pytest.Mon
         compute_statistics(dataset.shards, Rules("0" * 64, Sizing()), workers=2)
 
     def ended() -> None:
-        raise UnwantedError
+        raise WorkCancelledError
 
-    with pytest.raises(UnwantedError):
+    with pytest.raises(WorkCancelledError):
         compute_statistics(dataset.shards, rules, look=ended, workers=2)
 
 

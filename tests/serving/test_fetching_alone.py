@@ -12,8 +12,8 @@ import pytest
 from disttrain.v1 import peer_service_pb2 as pb
 from serving.lone_peer import JOB, Clock, Failure, clock, peer, said
 
-from dataserver.jobs import UnwantedError
-from dataserver.planning.plan.compact import UnfitPlanError
+from dataserver.jobs import WorkCancelledError
+from dataserver.planning.compact import UnfitPlanError
 from dataserver.serving.metrics import Metrics, PlanSource
 from dataserver.serving.peers import fetching, packed, plan_places
 from dataserver.serving.peers.build import build_id
@@ -51,9 +51,9 @@ def test_a_call_is_waited_for_until_there_is_a_reason_to_stop(peer: Peer, clock:
     assert fetching.awaited(call, peer, 1001.0, lambda: False) == "plan"  # type: ignore[arg-type]
     assert call.waited == [0.05] * 4
 
-    def failed(call: Call, until: float, unwanted: bool = False) -> tuple[PlanSource, str]:
+    def failed(call: Call, until: float, cancelled: bool = False) -> tuple[PlanSource, str]:
         with pytest.raises(fetching.FailedError) as caught:
-            fetching.awaited(call, peer, until, lambda: unwanted)  # type: ignore[arg-type]
+            fetching.awaited(call, peer, until, lambda: cancelled)  # type: ignore[arg-type]
         return caught.value.source, str(caught.value)
 
     def pass_time() -> None:
@@ -65,7 +65,7 @@ def test_a_call_is_waited_for_until_there_is_a_reason_to_stop(peer: Peer, clock:
     assert failed(Call(grpc.FutureCancelledError()), 2000.0) == (PlanSource.UNREACHABLE, "the connection was closed")
     silent = Call("plan", looks=9, each=lambda: peer.hear(None))
     assert failed(silent, 2000.0) == (PlanSource.UNREACHABLE, "it fell silent")
-    with pytest.raises(UnwantedError):
+    with pytest.raises(WorkCancelledError):
         fetching.awaited(Call("plan", looks=9), peer, 0.0, lambda: True)  # type: ignore[arg-type]
 
 

@@ -101,7 +101,7 @@ def test_the_numbers_are_those_of_what_was_streamed(folder: Path) -> None:
     assert found[("plan_seconds_sum",)] > 0
     assert found[("known_jobs",)] == 1
     for kind in ("jobs", "tables", "windows", "plans"):
-        assert 0 < found[("kept_job_bytes", kind)] <= found[("kept_job_limit_bytes",)]
+        assert 0 < found[("cached_job_bytes", kind)] <= found[("cached_job_limit_bytes",)]
     assert found[("storage_errors_total",)] == found[("storage_retries_total",)] == 0
     assert found[("prefetch_used_bytes",)] == 0
     assert found[("process_resident_memory_bytes",)] > 1 << 20

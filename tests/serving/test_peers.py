@@ -17,9 +17,9 @@ from disttrain.v1.peer_service_pb2_grpc import PeerServiceStub
 from serving.harness import TIMEOUT_S, Running, job_data, reason_of, running
 from serving.peers import fleet, free_addresses, live, lying, made, read_all, sources, until
 
-from dataserver.jobs import JobPlanner, Unwanted
-from dataserver.planning.job.identity import Job
-from dataserver.planning.plan.plan import StepPlan, plan_hash
+from dataserver.jobs import IsCancelled, JobPlanner
+from dataserver.planning.identity import Job
+from dataserver.planning.plan import StepPlan, plan_hash
 from dataserver.planning.planner import baseline_plan
 from dataserver.serving.metrics import PlanSource
 from dataserver.serving.peers import fetching, service
@@ -286,7 +286,7 @@ def test_two_servers_that_take_each_other_for_the_owner_do_not_wait_for_each_oth
     served = server.server.jobs.get(server.create(JOB).job_id)
     asking, over = threading.Event(), threading.Event()
 
-    def fetch(_: JobPlanner, __: int, ___: Unwanted) -> None:
+    def fetch(_: JobPlanner, __: int, ___: IsCancelled) -> None:
         asking.set()
         assert over.wait(TIMEOUT_S)
 

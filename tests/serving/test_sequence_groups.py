@@ -94,12 +94,12 @@ def test_peers_receive_the_same_bytes_and_idle_ranks_empty_views(served: Served)
 def test_ranks_of_a_group_share_one_fetch(served: Served) -> None:
     """They take turns; the others get the same header but for the checksum, and no chunk."""
     assert served.alone.blob() == served.of["vit", 0].blob()
-    turns, withheld = set(), 0
+    scheduler, withheld = set(), 0
     for number, (whole, body) in enumerate(served.of_some.microbatches):
         views = [served.shared[r].microbatches[number] for r in range(RANKS)]
         for group in whole.sequence_parallel_groups:
             assert group.reader == group.ranks[(whole.step + whole.microbatch) % group.degree]
-            turns.add(group.reader - group.ranks[0])
+            scheduler.add(group.reader - group.ranks[0])
             for rank in group.ranks:
                 header, mine = views[rank][0], views[group.reader][0]
                 assert header.withheld == (rank != group.reader)
@@ -109,7 +109,7 @@ def test_ranks_of_a_group_share_one_fetch(served: Served) -> None:
                 withheld += header.withheld
         first = whole.sequence_parallel_groups[0]
         assert views[first.reader] == (whole, body)
-    assert turns == {0, 1}
+    assert scheduler == {0, 1}
     assert withheld
 
 

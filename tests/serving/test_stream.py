@@ -141,10 +141,10 @@ def test_a_consumer_that_waits_for_a_plan_is_woken_when_its_stream_is_closed(sha
     asked, planned = threading.Event(), threading.Event()
 
     class Late(Source):
-        def plan(self, step: int, unwanted: Any) -> Any:
+        def plan(self, step: int, cancelled: Any) -> Any:
             asked.set()
             assert planned.wait(TIMEOUT_S)
-            return super().plan(step, unwanted)
+            return super().plan(step, cancelled)
 
     stream, received = opened(shared, Late()), list[bytes]()
     consumer = threading.Thread(target=lambda: received.extend(stream.messages()), daemon=True)
@@ -162,10 +162,10 @@ def test_a_plan_that_comes_after_the_end_is_not_kept(shared: Shared) -> None:
     asked, closed = threading.Event(), threading.Event()
 
     class Late(Source):
-        def plan(self, step: int, unwanted: Any) -> Any:
+        def plan(self, step: int, cancelled: Any) -> Any:
             asked.set()
             assert closed.wait(TIMEOUT_S)
-            return super().plan(step, unwanted)
+            return super().plan(step, cancelled)
 
     stream = opened(shared, Late())
     assert asked.wait(TIMEOUT_S)

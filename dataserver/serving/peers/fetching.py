@@ -10,9 +10,9 @@ import grpc
 from disttrain.v1.peer_service_pb2 import FetchPlanRequest, FetchPlanResponse
 
 from dataserver.dataset import printable
-from dataserver.jobs import JobPlanner, Unwanted, UnwantedError
-from dataserver.planning.plan.compact import UnfitPlanError
-from dataserver.planning.plan.plan import StepPlan
+from dataserver.jobs import IsCancelled, JobPlanner, WorkCancelledError
+from dataserver.planning.compact import UnfitPlanError
+from dataserver.planning.plan import StepPlan
 from dataserver.serving.metrics import JOB_CHARS, Metrics, PlanSource
 from dataserver.serving.peers.build import build_id
 from dataserver.serving.peers.membership import Peers
@@ -55,11 +55,11 @@ class PlanFetcher:
         self._peers = peers
         self._metrics = metrics
 
-    def fetch(self, planner: JobPlanner, step: int, unwanted: Unwanted) -> StepPlan | None:
+    def fetch(self, planner: JobPlanner, step: int, cancelled: IsCancelled) -> StepPlan | None:
         """The plan of a step from its owner; None where it is for this server to make.
 
         Raises:
-            UnwantedError: nobody waits for it any more.
+            WorkCancelledError: nobody waits for it any more.
         """
         job_id = planner.job.job_id
         owner, *others = self._peers.ranked(job_id, step)
@@ -67,39 +67,39 @@ class PlanFetcher:
             self._metrics.plan_found(PlanSource.OWN)
             return None
         try:
-            plan = self._asked(owner, planner, step, unwanted)
+            plan = self._asked(owner, planner, step, cancelled)
             if others[0] is None and is_checked(job_id, step):
-                _compare(plan, planner.plan_here(step, unwanted))
+                _compare(plan, planner.plan_here(step, cancelled))
         except FailedError as failure:
             self._act(owner, failure, job_id, step)
             return None
         self._metrics.plan_found(PlanSource.FETCHED)
         return plan
 
-    def _asked(self, peer: Peer, planner: JobPlanner, step: int, unwanted: Unwanted) -> StepPlan:
+    def _asked(self, peer: Peer, planner: JobPlanner, step: int, cancelled: IsCancelled) -> StepPlan:
         job, until = planner.job, monotonic() + FETCH_S
         request = FetchPlanRequest(job_id=job.job_id, step=step, build=build_id())
         try:
-            message = _fetched(peer, request, until, unwanted)
+            message = _fetched(peer, request, until, cancelled)
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 raise failure_of(error) from None
-            message = self._brought(peer, planner, request, until, unwanted)
+            message = self._brought(peer, planner, request, until, cancelled)
         try:
-            return planner.in_turn(
-                lambda: plan_from_message(job, step, planner.samples(step), build_id(), message), unwanted
+            return planner.scheduled(
+                lambda: plan_from_message(job, step, planner.samples(step), build_id(), message), cancelled
             )
         except UnfitPlanError as error:
             raise FailedError(PlanSource.WRONG, str(error)) from error
 
     def _brought(
-        self, peer: Peer, planner: JobPlanner, request: FetchPlanRequest, until: float, unwanted: Unwanted
+        self, peer: Peer, planner: JobPlanner, request: FetchPlanRequest, until: float, cancelled: IsCancelled
     ) -> FetchPlanResponse:
         """Make the job known to a peer that does not know it, and ask again."""
         call, since = begun(lambda: peer.bring(planner.job))
         try:
-            awaited(call, peer, min(until, since + FETCH_S), unwanted)
-            return _fetched(peer, request, until, unwanted)
+            awaited(call, peer, min(until, since + FETCH_S), cancelled)
+            return _fetched(peer, request, until, cancelled)
         except grpc.RpcError as error:
             raise failure_of(error) from None
 
@@ -147,10 +147,10 @@ def _compare(fetched: StepPlan, made: StepPlan) -> None:
         )
 
 
-def _fetched(peer: Peer, request: FetchPlanRequest, until: float, unwanted: Unwanted) -> FetchPlanResponse:
+def _fetched(peer: Peer, request: FetchPlanRequest, until: float, cancelled: IsCancelled) -> FetchPlanResponse:
     call = begun(lambda: peer.plans.FetchPlan.future(request, timeout=FETCH_S))
     try:
-        return awaited(call, peer, until, unwanted)
+        return awaited(call, peer, until, cancelled)
     finally:
         call.cancel()
 
@@ -163,11 +163,11 @@ def begun(begin: Callable[[], Begun]) -> Begun:
         raise FailedError(PlanSource.UNREACHABLE, CLOSED) from None
 
 
-def awaited(call: "grpc.Future[Answer]", peer: Peer, until: float, unwanted: Unwanted) -> Answer:
+def awaited(call: "grpc.Future[Answer]", peer: Peer, until: float, cancelled: IsCancelled) -> Answer:
     """What a call answers.
 
     Raises:
-        UnwantedError: nobody waits for it any more.
+        WorkCancelledError: nobody waits for it any more.
         RpcError: it failed.
         FailedError: it did not answer in time, or its peer fell silent.
     """
@@ -175,8 +175,8 @@ def awaited(call: "grpc.Future[Answer]", peer: Peer, until: float, unwanted: Unw
         try:
             return call.result(LOOK_S)
         except grpc.FutureTimeoutError:
-            if unwanted():
-                raise UnwantedError from None
+            if cancelled():
+                raise WorkCancelledError from None
             check_waiting(peer, until)
         except grpc.FutureCancelledError:
             raise FailedError(PlanSource.UNREACHABLE, CLOSED) from None

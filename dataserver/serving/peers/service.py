@@ -9,14 +9,14 @@ import grpc
 from disttrain.v1 import errors_pb2
 from disttrain.v1 import peer_service_pb2 as pb
 
-from dataserver.jobs import OnceCache, Unwanted
+from dataserver.jobs import IsCancelled, SingleFlightCache
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.peers.build import build_id
 from dataserver.serving.peers.peer import MAX_PLAN_BYTES
 from dataserver.serving.peers.plan_places import places_message
 from dataserver.serving.registry import JobRegistry
 
-KEPT_BYTES: Final = 16 << 20
+ANSWER_BYTES: Final = 16 << 20
 """Of messages: all servers of a fleet ask for a plan within a short time."""
 
 
@@ -39,7 +39,9 @@ class PeerService:
         self._jobs = jobs
         self._instance = instance
         self._draining = draining
-        self._answers = OnceCache[tuple[str, int], _Answer](KEPT_BYTES, lambda answer: answer.message.ByteSize())
+        self._answers = SingleFlightCache[tuple[str, int], _Answer](
+            ANSWER_BYTES, lambda answer: answer.message.ByteSize()
+        )
 
     def Greet(self, _request: pb.GreetRequest, _: grpc.ServicerContext) -> pb.GreetResponse:
         """Say who this is."""
@@ -50,8 +52,8 @@ class PeerService:
         served = self._jobs.get(request.job_id)
         _check_build(request.build)
 
-        def made(unwanted: Unwanted) -> _Answer:
-            plan = served.planner.plan_here(request.step, unwanted)
+        def made(cancelled: IsCancelled) -> _Answer:
+            plan = served.planner.plan_here(request.step, cancelled)
             return _Answer(places_message(served.job, plan, build_id()))
 
         key = request.job_id, request.step

@@ -106,7 +106,7 @@ class GetMetricsResponse(_message.Message):
     PLAN_TIMES_FIELD_NUMBER: _builtins.int
     PLANNING_TIME_FIELD_NUMBER: _builtins.int
     KNOWN_JOBS_FIELD_NUMBER: _builtins.int
-    KEPT_FIELD_NUMBER: _builtins.int
+    CACHED_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     PLANS_BY_SOURCE_FIELD_NUMBER: _builtins.int
@@ -157,11 +157,11 @@ class GetMetricsResponse(_message.Message):
 
     @_builtins.property
     def planning_time(self) -> _duration_pb2.Duration:
-        """Counter: time that making plans took, turns of other jobs included."""
+        """Counter: time that making plans took, the time of other jobs included."""
 
     @_builtins.property
-    def kept(self) -> Global___KeptBytes:
-        """What is kept of jobs."""
+    def cached(self) -> Global___CachedBytes:
+        """What is cached of jobs."""
 
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankProgress]:
@@ -192,15 +192,15 @@ class GetMetricsResponse(_message.Message):
         plan_times: _abc.Iterable[Global___PlanTimes] | None = ...,
         planning_time: _duration_pb2.Duration | None = ...,
         known_jobs: _builtins.int = ...,
-        kept: Global___KeptBytes | None = ...,
+        cached: Global___CachedBytes | None = ...,
         resident_bytes: _builtins.int = ...,
         ranks: _abc.Iterable[Global___RankProgress] | None = ...,
         plans_by_source: Global___PlanSources | None = ...,
         lent_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoded_images", b"decoded_images", "invalid_images", b"invalid_images", "kept", b"kept", "known_jobs", b"known_jobs", "lent_bytes", b"lent_bytes", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "decoded_images", b"decoded_images", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "lent_bytes", b"lent_bytes", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -260,7 +260,7 @@ class StageWaits(_message.Message):
     DECODING_FIELD_NUMBER: _builtins.int
     CONSUMER_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
-    PLANNING_TURN_FIELD_NUMBER: _builtins.int
+    PLANNING_QUEUE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def planning(self) -> _duration_pb2.Duration:
         """The consumer is ready, and the plan of the next microbatch is not there yet."""
@@ -278,8 +278,8 @@ class StageWaits(_message.Message):
         """A stream would work ahead, and the memory that all share for it is used up."""
 
     @_builtins.property
-    def planning_turn(self) -> _duration_pb2.Duration:
-        """Planning for a job waited while other jobs computed."""
+    def planning_queue(self) -> _duration_pb2.Duration:
+        """Planning for a job was queued while other jobs computed."""
 
     def __init__(
         self,
@@ -288,11 +288,11 @@ class StageWaits(_message.Message):
         decoding: _duration_pb2.Duration | None = ...,
         consumer: _duration_pb2.Duration | None = ...,
         memory: _duration_pb2.Duration | None = ...,
-        planning_turn: _duration_pb2.Duration | None = ...,
+        planning_queue: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "decoding", b"decoding", "memory", b"memory", "planning", b"planning", "planning_turn", b"planning_turn"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "decoding", b"decoding", "memory", b"memory", "planning", b"planning", "planning_queue", b"planning_queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "decoding", b"decoding", "memory", b"memory", "planning", b"planning", "planning_turn", b"planning_turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "decoding", b"decoding", "memory", b"memory", "planning", b"planning", "planning_queue", b"planning_queue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -310,7 +310,7 @@ class PlanTimes(_message.Message):
     """Counter: plans."""
     @_builtins.property
     def at_most(self) -> _duration_pb2.Duration:
-        """The bound, turns of other jobs included; absent for those above all bounds."""
+        """The bound, the time of other jobs included; absent for those above all bounds."""
 
     def __init__(
         self,
@@ -327,8 +327,8 @@ class PlanTimes(_message.Message):
 Global___PlanTimes: _TypeAlias = PlanTimes  # noqa: Y015
 
 @_typing.final
-class KeptBytes(_message.Message):
-    """What a server keeps of jobs, in bytes as they count against its limit."""
+class CachedBytes(_message.Message):
+    """What a server caches of jobs, in bytes as they count against its limit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -362,7 +362,7 @@ class KeptBytes(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___KeptBytes: _TypeAlias = KeptBytes  # noqa: Y015
+Global___CachedBytes: _TypeAlias = CachedBytes  # noqa: Y015
 
 @_typing.final
 class RankProgress(_message.Message):

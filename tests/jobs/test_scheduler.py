@@ -9,10 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from dataserver.jobs import turns as turns_module
-from dataserver.jobs.once import OnceCache
-from dataserver.jobs.turns import OVERDUE_S, SLICE_S, Turns, Unwanted, UnwantedError, _Work, always_wanted
-from dataserver.planning import yield_point
+from dataserver.jobs import scheduler as scheduler_module
+from dataserver.jobs.scheduler import (
+    OVERDUE_S,
+    SLICE_S,
+    FairScheduler,
+    IsCancelled,
+    WorkCancelledError,
+    _Work,
+    never_cancelled,
+)
+from dataserver.jobs.single_flight import SingleFlightCache
+from dataserver.planning.pacing import pace
 
 TIMEOUT_S = 60.0
 
@@ -40,22 +48,22 @@ def endless() -> None:
 
 
 def test_a_short_job_need_not_wait_for_long_ones() -> None:
-    turns, stop = Turns(1), threading.Event()
+    scheduler, stop = FairScheduler(1), threading.Event()
     with ThreadPoolExecutor(4) as pool:
-        long = [pool.submit(turns.run, f"long {i}", endless, stop.is_set) for i in range(3)]
+        long = [pool.submit(scheduler.run, f"long {i}", endless, stop.is_set) for i in range(3)]
         try:
-            until(lambda: len(turns._begun) == 3)  # each of them computes now and then
-            assert pool.submit(turns.run, "short", lambda: compute(2)).result(TIMEOUT_S) == 2
+            until(lambda: len(scheduler._begun) == 3)  # each of them computes now and then
+            assert pool.submit(scheduler.run, "short", lambda: compute(2)).result(TIMEOUT_S) == 2
         finally:
             stop.set()
         for future in long:
-            with pytest.raises(UnwantedError):
+            with pytest.raises(WorkCancelledError):
                 future.result(TIMEOUT_S)
-    assert not [*turns._begun, *turns._waiting, *turns._working]
+    assert not [*scheduler._begun, *scheduler._waiting, *scheduler._working]
 
 
 def test_a_job_has_one_piece_of_work_begun_at_most() -> None:
-    turns, here, most, lock = Turns(4), [0], [0], threading.Lock()
+    scheduler, here, most, lock = FairScheduler(4), [0], [0], threading.Lock()
 
     def work() -> None:
         with lock:
@@ -66,24 +74,24 @@ def test_a_job_has_one_piece_of_work_begun_at_most() -> None:
             here[0] -= 1
 
     with ThreadPoolExecutor(4) as pool:
-        for future in [pool.submit(turns.run, "job", work) for _ in range(4)]:
+        for future in [pool.submit(scheduler.run, "job", work) for _ in range(4)]:
             future.result(TIMEOUT_S)
     assert most == [1]
 
 
 def test_what_never_comes_to_a_pace_holds_nobody_up() -> None:
-    turns, stop = Turns(1), threading.Event()
+    scheduler, stop = FairScheduler(1), threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        stuck = pool.submit(turns.run, "stuck", stop.wait)
-        until(lambda: bool(turns._working))
-        assert turns.run("other", lambda: compute(1)) == 1
+        stuck = pool.submit(scheduler.run, "stuck", stop.wait)
+        until(lambda: bool(scheduler._working))
+        assert scheduler.run("other", lambda: compute(1)) == 1
         stop.set()
         assert stuck.result(TIMEOUT_S)
 
 
 def test_jobs_get_equal_shares() -> None:
     """Whoever did nothing for long has saved nothing up."""
-    turns, stop, paces = Turns(1), threading.Event(), {"first": 0, "second": 0}
+    scheduler, stop, paces = FairScheduler(1), threading.Event(), {"first": 0, "second": 0}
 
     def work(name: str) -> None:
         while True:
@@ -92,67 +100,70 @@ def test_jobs_get_equal_shares() -> None:
             time.sleep(0.001)
 
     with ThreadPoolExecutor(2) as pool:
-        futures = [pool.submit(turns.run, "first", lambda: work("first"), stop.is_set)]
+        futures = [pool.submit(scheduler.run, "first", lambda: work("first"), stop.is_set)]
         until(lambda: paces["first"] > 500)
         before = dict(paces)
-        futures.append(pool.submit(turns.run, "second", lambda: work("second"), stop.is_set))
+        futures.append(pool.submit(scheduler.run, "second", lambda: work("second"), stop.is_set))
         until(lambda: paces["second"] > 200)
         stop.set()
     assert paces["first"] - before["first"] > 50
 
 
-def stop(turns: Turns, work: _Work) -> None:
+def stop(scheduler: FairScheduler, work: _Work) -> None:
     """Let it wait for its next turn, and somebody have the one that it had."""
-    turns._stop(work)
-    turns._waiting.append(work)
-    turns._grant()
+    scheduler._stop(work)
+    scheduler._waiting.append(work)
+    scheduler._grant()
 
 
 def test_a_job_that_computed_while_nobody_waited_owes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(turns_module, "time", SimpleNamespace(monotonic=lambda: now))
-    turns = Turns(1)
+    monkeypatch.setattr(scheduler_module, "time", SimpleNamespace(monotonic=lambda: now))
+    scheduler = FairScheduler(1)
 
     def alone() -> None:
         nonlocal now
         now += 3600.0
 
-    turns.run("old", alone)
-    new, old = _Work("new", always_wanted), _Work("old", always_wanted)
-    turns._enter(new)
-    turns._enter(old)
+    scheduler.run("old", alone)
+    new, old = _Work("new", never_cancelled), _Work("old", never_cancelled)
+    scheduler._enter(new)
+    scheduler._enter(old)
     now += SLICE_S
-    stop(turns, new)
+    stop(scheduler, new)
     assert old.granted, "the new job had its slice"
 
 
 def test_who_is_ahead_of_the_others_stays_so_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(turns_module, "time", SimpleNamespace(monotonic=lambda: now))
-    turns, (ahead, behind, back) = Turns(1), (_Work(job, always_wanted) for job in ("ahead", "behind", "ahead"))
-    turns._enter(ahead)
-    turns._enter(behind)
+    monkeypatch.setattr(scheduler_module, "time", SimpleNamespace(monotonic=lambda: now))
+    scheduler, (ahead, behind, back) = (
+        FairScheduler(1),
+        (_Work(job, never_cancelled) for job in ("ahead", "behind", "ahead")),
+    )
+    scheduler._enter(ahead)
+    scheduler._enter(behind)
     now += 3600.0
-    turns._leave(ahead)
-    turns._enter(back)
+    scheduler._leave(ahead)
+    scheduler._enter(back)
     now += SLICE_S
-    stop(turns, behind)
-    assert turns._working == [behind], "it has used one slice, the other one an hour"
+    stop(scheduler, behind)
+    assert scheduler._working == [behind], "it has used one slice, the other one an hour"
 
 
 def test_whoever_becomes_the_first_that_waits_looks_at_once() -> None:
-    turns, works = Turns(1), [_Work(f"job {i}", always_wanted) for i in range(3)]
+    scheduler, works = FairScheduler(1), [_Work(f"job {i}", never_cancelled) for i in range(3)]
     for work in works:
-        turns._enter(work)
+        scheduler._enter(work)
     assert [work.granted for work in works] == [True, False, False]
     assert [work.woken.is_set() for work in works[1:]] == [True, False]
-    assert 0 < turns._until_overdue() <= OVERDUE_S
+    assert 0 < scheduler._until_overdue() <= OVERDUE_S
     works[0].seen -= OVERDUE_S
-    turns._grant()
+    scheduler._grant()
     assert [work.granted for work in works] == [True, True, False], "the second goes on beside the first"
     assert works[2].woken.is_set()
     works[1].seen -= OVERDUE_S
-    assert turns._until_overdue() == float("inf")
+    assert scheduler._until_overdue() == float("inf")
 
 
 @dataclass(frozen=True)
@@ -163,32 +174,32 @@ class Made:
 
 
 def test_a_plan_is_given_up_when_the_last_of_its_callers_leaves() -> None:
-    cache, turns = OnceCache[int, Made](4, lambda _: 1), Turns(1)
+    cache, scheduler = SingleFlightCache[int, Made](4, lambda _: 1), FairScheduler(1)
     gone = [threading.Event(), threading.Event()]
 
-    def make(unwanted: Unwanted) -> Made:
-        return turns.run("job", lambda: endless() or Made(1), unwanted)
+    def make(cancelled: IsCancelled) -> Made:
+        return scheduler.run("job", lambda: endless() or Made(1), cancelled)
 
     with ThreadPoolExecutor(2) as pool:
         callers = [pool.submit(cache.get, 0, make, g.is_set) for g in gone]
-        until(lambda: bool(turns._working) and len(cache._making[0].callers) == 2)
+        until(lambda: bool(scheduler._working) and len(cache._making[0].callers) == 2)
         gone[0].set()  # perhaps the one that computes: the other one's plan goes on
         time.sleep(10 * SLICE_S)
-        assert turns._working or turns._waiting
+        assert scheduler._working or scheduler._waiting
         gone[1].set()
         for caller in callers:
-            with pytest.raises(UnwantedError):
+            with pytest.raises(WorkCancelledError):
                 caller.result(TIMEOUT_S)
     assert not cache._making
 
 
 def test_who_still_waits_gets_the_plan_that_the_first_caller_left() -> None:
-    cache, go, left = OnceCache[int, Made](4, lambda _: 1), threading.Event(), threading.Event()
+    cache, go, left = SingleFlightCache[int, Made](4, lambda _: 1), threading.Event(), threading.Event()
 
-    def make(unwanted: Unwanted) -> Made:
+    def make(cancelled: IsCancelled) -> Made:
         assert go.wait(TIMEOUT_S)
-        if unwanted():
-            raise UnwantedError
+        if cancelled():
+            raise WorkCancelledError
         return Made(7)
 
     with ThreadPoolExecutor(2) as pool:
@@ -203,12 +214,12 @@ def test_who_still_waits_gets_the_plan_that_the_first_caller_left() -> None:
 
 
 def test_a_caller_that_comes_as_the_others_leave_makes_the_value_itself() -> None:
-    cache, made = OnceCache[int, Made](4, lambda _: 1), list[int]()
+    cache, made = SingleFlightCache[int, Made](4, lambda _: 1), list[int]()
 
-    def give_up(_: Unwanted) -> Made:
+    def give_up(_: IsCancelled) -> Made:
         made.append(0)
         if len(made) == 1:
-            raise UnwantedError  # nobody waited, until this caller came
+            raise WorkCancelledError  # nobody waited, until this caller came
         return Made(5)
 
     assert cache.get(0, give_up) == Made(5)

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from dataserver.jobs.turns import Unwanted, UnwantedError, always_wanted
+from dataserver.jobs.scheduler import IsCancelled, WorkCancelledError, never_cancelled
 
 LOOK_S: Final = 0.05
 """Time between two looks at whether a caller still waits."""
@@ -15,78 +15,78 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
-class _Making(Generic[Value]):
+class _InFlight(Generic[Value]):
     def __init__(self) -> None:
         self.made: Future[Value] = Future()
-        self.callers: list[Unwanted] = []
+        self.callers: list[IsCancelled] = []
         """Of all that wait; changed under the cache's lock."""
 
-    def unwanted(self) -> bool:
+    def cancelled(self) -> bool:
         """Whether none of them does any more."""
         return all(caller() for caller in tuple(self.callers))
 
 
-class OnceCache(Generic[Key, Value]):
+class SingleFlightCache(Generic[Key, Value]):
     """Values by key. Concurrent callers of one key wait for the first one's result.
 
-    The values used most recently are kept, up to a cost; the one used last always is. A value that somebody still holds
-    is found even if it was not kept: it takes its memory anyway.
+    The values used most recently are cached, up to a cost; the one used last always is. A value that somebody still
+    holds is found even if it is not cached: it takes its memory anyway.
     """
 
     def __init__(self, budget: int, cost: Callable[[Value], int]) -> None:
         """Make an empty cache.
 
         Args:
-            budget: what all kept values may cost together.
+            budget: what all cached values may cost together.
             cost: of one value, such as its bytes. Values must be such that weak references to them can be made.
         """
         self._budget, self._cost = budget, cost
         self._used = 0
         self._lock = threading.Lock()
         """Held for the dictionaries alone, never while a value is made or its cost is found."""
-        self._making: dict[Key, _Making[Value]] = {}
+        self._in_flight: dict[Key, _InFlight[Value]] = {}
         self._alive: WeakValueDictionary[Key, Value] = WeakValueDictionary()
-        self._kept: dict[Key, tuple[Value, int]] = {}
+        self._entries: dict[Key, tuple[Value, int]] = {}
         """With the cost of each; the value used last is the last one."""
 
-    def get(self, key: Key, compute: Callable[[Unwanted], Value], unwanted: Unwanted = always_wanted) -> Value:
-        """The value of `key`; an error of `compute` reaches all that wait, and is not kept.
+    def get(self, key: Key, compute: Callable[[IsCancelled], Value], cancelled: IsCancelled = never_cancelled) -> Value:
+        """The value of `key`; an error of `compute` reaches all that wait, and is not cached.
 
         Args:
             key: names the value.
             compute: makes it. It is told when none of the callers waits any more, not the first one alone.
-            unwanted: whether this caller no longer waits.
+            cancelled: whether this caller no longer waits.
 
         Raises:
-            UnwantedError: this caller no longer waits.
+            WorkCancelledError: this caller no longer waits.
         """
         while True:
             with self._lock:
-                value, first = self._alive.get(key), key not in self._making
+                value, first = self._alive.get(key), key not in self._in_flight
                 if value is None:
-                    making = self._making.setdefault(key, _Making())
-                    making.callers.append(unwanted)
+                    computing = self._in_flight.setdefault(key, _InFlight())
+                    computing.callers.append(cancelled)
             if value is not None:
                 return self._used_last(key, value)
             try:
                 if first:
-                    self._make(key, making, compute)
-                return _awaited(making.made, unwanted)
-            except UnwantedError:
-                if unwanted():
+                    self._make(key, computing, compute)
+                return _awaited(computing.made, cancelled)
+            except WorkCancelledError:
+                if cancelled():
                     raise
                 # given up when all others had left, just before this caller came
             finally:
                 with self._lock:
-                    making.callers.remove(unwanted)
-                    if not making.callers:
+                    computing.callers.remove(cancelled)
+                    if not computing.callers:
                         # An error's traceback has frames that know `making`: together with the future that holds the
                         # error they would live, with all that they work on, until a garbage collection.
-                        making.made = Future()
+                        computing.made = Future()
 
     @property
     def used(self) -> int:
-        """What all kept values cost."""
+        """What all cached values cost."""
         with self._lock:
             return self._used
 
@@ -97,54 +97,54 @@ class OnceCache(Generic[Key, Value]):
         return None if value is None else self._used_last(key, value)
 
     def values(self) -> list[Value]:
-        """All that are kept, and all that somebody holds."""
+        """All that are cached, and all that somebody holds."""
         with self._lock:
             return list(self._alive.values())
 
-    def keep(self, key: Key, value: Value) -> None:
-        """Keep a value as the one used last, at what it costs now, and drop those used longest ago for it."""
+    def put(self, key: Key, value: Value) -> None:
+        """Cache a value as the one used last, at what it costs now, and drop those used longest ago for it."""
         cost = self._cost(value)
         with self._lock:
             self._remove(key)
-            self._alive[key], self._kept[key] = value, (value, cost)
+            self._alive[key], self._entries[key] = value, (value, cost)
             self._used += cost
-            while self._used > self._budget and len(self._kept) > 1:
-                self._remove(next(iter(self._kept)))
+            while self._used > self._budget and len(self._entries) > 1:
+                self._remove(next(iter(self._entries)))
 
-    def drop(self, unwanted: Callable[[Key], bool]) -> None:
-        """Keep the values of some keys no longer."""
+    def drop(self, where: Callable[[Key], bool]) -> None:
+        """Drop the values of some keys."""
         with self._lock:
-            for key in [key for key in self._kept if unwanted(key)]:
+            for key in [key for key in self._entries if where(key)]:
                 self._remove(key)
 
-    def _make(self, key: Key, making: _Making[Value], compute: Callable[[Unwanted], Value]) -> None:
+    def _make(self, key: Key, computing: _InFlight[Value], compute: Callable[[IsCancelled], Value]) -> None:
         try:
-            value = compute(making.unwanted)
-            self.keep(key, value)  # before it counts as made: whoever comes in between finds it
+            value = compute(computing.cancelled)
+            self.put(key, value)  # before it counts as made: whoever comes in between finds it
         except BaseException as error:
             with self._lock:
-                del self._making[key]
-            making.made.set_exception(error)
+                del self._in_flight[key]
+            computing.made.set_exception(error)
             return
         with self._lock:
-            del self._making[key]
-        making.made.set_result(value)
+            del self._in_flight[key]
+        computing.made.set_result(value)
 
     def _used_last(self, key: Key, value: Value) -> Value:
         with self._lock:
-            found = self._kept.pop(key, None)
+            found = self._entries.pop(key, None)
             if found is not None:
-                self._kept[key] = found
+                self._entries[key] = found
         if found is None:
-            self.keep(key, value)
+            self.put(key, value)
         return value
 
     def _remove(self, key: Key) -> None:
-        if (found := self._kept.pop(key, None)) is not None:
+        if (found := self._entries.pop(key, None)) is not None:
             self._used -= found[1]
 
 
-def _awaited(made: Future[Value], unwanted: Unwanted) -> Value:
+def _awaited(made: Future[Value], cancelled: IsCancelled) -> Value:
     try:
         while True:
             try:
@@ -152,7 +152,7 @@ def _awaited(made: Future[Value], unwanted: Unwanted) -> Value:
             except TimeoutError:
                 if made.done():  # an error of the computation, or settled just now
                     return made.result()
-                if unwanted():
-                    raise UnwantedError from None
+                if cancelled():
+                    raise WorkCancelledError from None
     finally:
-        del made  # the error's traceback has this frame, see `OnceCache.get`
+        del made  # the error's traceback has this frame, see `SingleFlightCache.get`

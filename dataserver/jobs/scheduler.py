@@ -1,7 +1,7 @@
-"""Turns of jobs: what computes for a job runs in slices of time, and the job that used least goes next.
+"""A fair scheduler of jobs: what computes for a job runs in slices of time, and the job that used least goes next.
 
-A piece of work hands its turn over at the yield points of planning. While one is in a long compiled loop, or waits for
-storage, it does not get there; then others go on beside it, since what computes for so long holds no lock of the
+A piece of work gives its slot up at yield points, where planning calls `pace`. While one is in a long compiled loop, or
+waits for storage, it reaches none; then others go on beside it, since what computes for so long holds no lock of the
 interpreter.
 """
 
@@ -15,56 +15,56 @@ from dataserver.dataset import usable_cores
 from dataserver.planning import yielding_to
 
 SLICE_S: Final = 0.02
-"""Time that a job computes before another one's turn; the work of an ordinary step takes one or two."""
+"""Time that a job computes before another one does; the work of an ordinary step takes one or two slices."""
 OVERDUE_S: Final = 0.02
 """After so long between two yield points, others go on beside a piece of work."""
 PATIENCE_S: Final = 0.25
-"""Time between two looks of work that waits: is it unwanted?"""
+"""Time between two looks of work that waits: is it cancelled?"""
 
-Unwanted = Callable[[], bool]
+IsCancelled = Callable[[], bool]
 """Whether nobody waits for the result any more. Called often, from any thread."""
 Value = TypeVar("Value")
 
 
-class UnwantedError(Exception):
+class WorkCancelledError(Exception):
     """Work that was given up because nobody waits for its result."""
 
 
-def always_wanted() -> bool:
+def never_cancelled() -> bool:
     """For callers that wait whatever happens."""
     return False
 
 
 class _Work:
-    """One piece of work; what changes is guarded by the lock of `Turns`, but for `seen`."""
+    """One piece of work; what changes is guarded by the scheduler's lock, but for `seen`."""
 
-    def __init__(self, job: str, unwanted: Unwanted) -> None:
+    def __init__(self, job: str, cancelled: IsCancelled) -> None:
         self.job = job
-        self.unwanted = unwanted
+        self.cancelled = cancelled
         self.granted = False
         self.woken = threading.Event()
-        """Set when it has its turn, or is the first that waits."""
+        """Set when it may compute, or is the first that waits."""
         self.since = 0.0
-        """When its turn began."""
+        """When its slice of time began."""
         self.seen = 0.0
-        """When it last called `yield_point`."""
+        """When it was last at a yield point."""
 
 
-class Turns:
-    """Shares few places fairly among the jobs of a server. Thread-safe."""
+class FairScheduler:
+    """Shares a server's planning time fairly among its jobs. Thread-safe."""
 
     def __init__(
-        self, places: int | None = None, waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+        self, at_once: int | None = None, waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> None:
-        """Make turns.
+        """Make a scheduler without work.
 
         Args:
-            places: pieces of work that compute at once; by default one for every two cores, so that decoding and
+            at_once: pieces of work that compute at once; by default one for every two cores, so that decoding and
                 sending have the others.
-            waiting: entered whenever work waits for its turn, and left when it has it.
+            waiting: entered whenever work is queued, and left when it computes.
         """
-        self._places = max(1, usable_cores() // 2) if places is None else places
-        self._waiting_for_turn = waiting
+        self._at_once = max(1, usable_cores() // 2) if at_once is None else at_once
+        self._queued = waiting
         self._lock = threading.Lock()
         self._used: dict[str, float] = {}
         """Seconds of computing by job, counted from where the job that used least stood when it came."""
@@ -73,18 +73,18 @@ class Turns:
         self._waiting: list[_Work] = []
         self._working: list[_Work] = []
 
-    def run(self, job: str, work: Callable[[], Value], unwanted: Unwanted = always_wanted) -> Value:
-        """Do a job's work in turns with that of others.
+    def run(self, job: str, work: Callable[[], Value], cancelled: IsCancelled = never_cancelled) -> Value:
+        """Do a job's work in slices of time, between those of others.
 
         Raises:
-            UnwantedError: `unwanted` came true before the work was done.
+            WorkCancelledError: `cancelled` came true before the work was done.
         """
-        mine = _Work(job, unwanted)
+        mine = _Work(job, cancelled)
         try:
             with self._lock:
                 self._enter(mine)
             self._wait(mine)
-            with yielding_to(lambda: self._pace(mine)):
+            with paced(lambda: self._yield_point(mine)):
                 return work()
         finally:
             with self._lock:
@@ -115,11 +115,11 @@ class Turns:
             self._used[mine.job] += time.monotonic() - mine.since
 
     def _grant(self) -> None:
-        """Give free places to the jobs that used least; of one job, to the work that came first."""
+        """Let the jobs compute that used least; of one job, the work that came first."""
         now = time.monotonic()
         taken = sum(now - w.seen < OVERDUE_S for w in self._working)
         ready = [w for w in self._waiting if self._begun.get(w.job, w) is w]
-        while taken < self._places and ready:
+        while taken < self._at_once and ready:
             chosen = min(ready, key=lambda w: self._used[w.job])
             ready = [w for w in ready if w.job != chosen.job]
             self._begun[chosen.job] = chosen
@@ -134,7 +134,7 @@ class Turns:
 
     def _wait(self, mine: _Work) -> None:
         if not mine.granted:
-            with self._waiting_for_turn():
+            with self._queued():
                 self._wait_long(mine)
 
     def _wait_long(self, mine: _Work) -> None:
@@ -149,8 +149,8 @@ class Turns:
                 patience = min(PATIENCE_S, self._until_overdue()) if first else PATIENCE_S
                 mine.woken.clear()
             mine.woken.wait(patience)
-            if mine.unwanted():
-                raise UnwantedError
+            if mine.cancelled():
+                raise WorkCancelledError
 
     def _until_overdue(self) -> float:
         """Seconds until one more piece of work is overdue; infinity where all are that work."""
@@ -158,9 +158,9 @@ class Turns:
         left = (w.seen + OVERDUE_S - now for w in self._working)
         return min((seconds for seconds in left if seconds > 0), default=float("inf"))
 
-    def _pace(self, mine: _Work) -> None:
-        if mine.unwanted():
-            raise UnwantedError
+    def _yield_point(self, mine: _Work) -> None:
+        if mine.cancelled():
+            raise WorkCancelledError
         mine.seen = time.monotonic()
         if mine.seen - mine.since < SLICE_S:
             return

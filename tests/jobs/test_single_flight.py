@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dataserver.jobs import OnceCache, Unwanted
+from dataserver.jobs import IsCancelled, SingleFlightCache
 
 
 @dataclass
@@ -16,8 +16,8 @@ class Thing:
     cost: int
 
 
-def cache(budget: int) -> OnceCache[int, Thing]:
-    return OnceCache(budget, lambda thing: thing.cost)
+def cache(budget: int) -> SingleFlightCache[int, Thing]:
+    return SingleFlightCache(budget, lambda thing: thing.cost)
 
 
 def test_what_was_used_least_recently_goes_first_and_is_made_again() -> None:
@@ -73,7 +73,7 @@ def test_one_thread_makes_and_an_error_reaches_all_and_is_not_kept() -> None:
     things, started, go = cache(100), threading.Event(), threading.Event()
     calls: list[int] = []
 
-    def fail(_: Unwanted) -> Thing:
+    def fail(_: IsCancelled) -> Thing:
         calls.append(1)
         started.set()
         go.wait(20)
@@ -106,7 +106,7 @@ def test_one_thread_makes_and_an_error_reaches_all_and_is_not_kept() -> None:
 
 
 def test_a_value_whose_cost_cannot_be_found_is_an_error_and_not_kept() -> None:
-    things: OnceCache[int, Thing] = OnceCache(100, lambda thing: 10 // thing.cost)
+    things: SingleFlightCache[int, Thing] = SingleFlightCache(100, lambda thing: 10 // thing.cost)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             things.get(1, lambda _: Thing(0))
@@ -117,7 +117,7 @@ def test_what_failed_work_held_is_free_at_once() -> None:
     """Not only when garbage is collected: it may be a stream with its job."""
     held = list[weakref.ref[Thing]]()
 
-    def fail(_unwanted: Unwanted) -> Thing:
+    def fail(_unwanted: IsCancelled) -> Thing:
         local = Thing(1)
         held.append(weakref.ref(local))
         raise ValueError("no")
