@@ -11,14 +11,14 @@ from dataserver.jobs.cache import JobCache
 from dataserver.jobs.scheduler import FairScheduler, IsCancelled, never_cancelled
 from dataserver.jobs.sizes import memory_of
 from dataserver.jobs.tables import ShardTables
-from dataserver.planning.gathering import Window, gather_step
-from dataserver.planning.identity import Job, JobSpecError
-from dataserver.planning.measure import Measure, axis_lengths
-from dataserver.planning.order import Span, StreamOrder, units_of
-from dataserver.planning.pacing import pace
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.plan_limits import PlanLimitError, check_contents, limits_of
-from dataserver.planning.samples import I64, StepSamples
+from dataserver.planning import I64, yield_point
+from dataserver.planning.job.identity import Job, JobSpecError
+from dataserver.planning.job.limits import PlanLimitError, check_contents, limits_of
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.stream.gathering import Window, gather_step
+from dataserver.planning.stream.order import Span, StreamOrder, units_of
+from dataserver.planning.stream.samples import StepSamples
+from dataserver.planning.stream.statistics import Measure, axis_lengths
 
 if TYPE_CHECKING:
     from dataserver.planning.layouts.interface import Limits

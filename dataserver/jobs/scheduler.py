@@ -1,6 +1,6 @@
 """A fair scheduler of jobs: what computes for a job runs in slices of time, and the job that used least goes next.
 
-A piece of work gives its slot up at yield points, where planning calls `pace`. While one is in a long compiled loop, or
+A piece of work lets another one compute at the yield points of planning. While one is in a long compiled loop, or
 waits for storage, it reaches none; then others go on beside it, since what computes for so long holds no lock of the
 interpreter.
 """
@@ -84,7 +84,7 @@ class FairScheduler:
             with self._lock:
                 self._enter(mine)
             self._wait(mine)
-            with paced(lambda: self._yield_point(mine)):
+            with yielding_to(lambda: self._yield_point(mine)):
                 return work()
         finally:
             with self._lock:

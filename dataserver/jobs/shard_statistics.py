@@ -20,10 +20,10 @@ from dataserver.dataset import (
     usable_memory,
 )
 from dataserver.jobs.single_flight import LOOK_S
-from dataserver.planning.gathering import ShardColumns
-from dataserver.planning.jobspec import Sizing
-from dataserver.planning.measure import Measure, measure_rows
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.gathering import ShardColumns
+from dataserver.planning.stream.statistics import Measure, measure_rows
 
 MANY: Final = 256
 """So many shards are worth the second that it takes to start processes."""

@@ -27,8 +27,8 @@ from dataserver.jobs.scheduler import IsCancelled, WorkCancelledError, never_can
 from dataserver.jobs.shard_statistics import Progress, Rules, compute_statistics
 from dataserver.jobs.single_flight import LOOK_S, SingleFlightCache
 from dataserver.jobs.sizes import memory_of
-from dataserver.planning.measure import Lists, Measure, join_measures
-from dataserver.planning.samples import I64
+from dataserver.planning import I64
+from dataserver.planning.stream.statistics import Lists, Measure, join_measures
 
 STATISTICS_VERSION: Final = 1
 """Of what is computed and how it is stored."""

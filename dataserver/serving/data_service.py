@@ -11,9 +11,7 @@ from disttrain.v1 import errors_pb2, microbatch_pb2
 from google.protobuf.duration_pb2 import Duration
 
 from dataserver.jobs import Catalog, IsCancelled, fill_job, quarantine_digest
-from dataserver.planning.identity import JobSpecError, parse_job
-from dataserver.planning.job import SUPPORTED_PLAN_VERSIONS
-from dataserver.planning.jobspec import (
+from dataserver.planning.job.fields import (
     SUPPORTED_CONTENT_VERSIONS,
     SUPPORTED_ORDER_VERSIONS,
     ModuleSpec,

@@ -9,7 +9,7 @@ from disttrain.v1 import data_service_pb2, errors_pb2
 
 from dataserver.dataset import Dataset
 from dataserver.jobs import Catalog, FairScheduler, Fetch, IsCancelled, JobCache, JobPlanner, SingleFlightCache
-from dataserver.planning.identity import Job
+from dataserver.planning.job.identity import Job
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.metrics import Metrics, Stage

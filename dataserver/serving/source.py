@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from dataserver.jobs import IsCancelled
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.views import ViewPlan, view_plan
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.plan.views import ViewPlan, view_plan
 from dataserver.preprocessing import PreparedView, TensorSpec, prepare_view, total_bytes, view_tensors
 from dataserver.serving.memory import Buffer
 from dataserver.serving.registry import ServedJob

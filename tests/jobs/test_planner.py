@@ -19,13 +19,13 @@ from dataserver.dataset import (
     count_tokens,
 )
 from dataserver.jobs import FairScheduler, JobCache, JobPlanner, tables
-from dataserver.planning.gathering import Window, gather_window
-from dataserver.planning.identity import parse_job
-from dataserver.planning.order import DatasetEmptyError, Span, StepOutOfRangeError, StreamOrder
-from dataserver.planning.plan import StepPlan
-from dataserver.planning.samples import ROW_BITS, ShardTable, Task
-from dataserver.planning.sizing import SampleTooLargeError, patch_grid
-from dataserver.planning.slices import Slices, Table, gather_slice
+from dataserver.planning.job.identity import parse_job
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.stream.gathering import Window, gather_window
+from dataserver.planning.stream.order import DatasetEmptyError, Span, StepOutOfRangeError, StreamOrder
+from dataserver.planning.stream.samples import ROW_BITS, ShardTable, Task
+from dataserver.planning.stream.sizing import SampleTooLargeError, patch_grid
+from dataserver.planning.stream.slices import Slices, Table, gather_slice
 from dataserver.preprocessing.tokens import load_tokenizer, tokenizer_spec
 
 BYTES = load_tokenizer("bytes", None)

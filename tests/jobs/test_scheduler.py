@@ -20,7 +20,7 @@ from dataserver.jobs.scheduler import (
     never_cancelled,
 )
 from dataserver.jobs.single_flight import SingleFlightCache
-from dataserver.planning.pacing import pace
+from dataserver.planning import yield_point
 
 TIMEOUT_S = 60.0
 
@@ -79,7 +79,7 @@ def test_a_job_has_one_piece_of_work_begun_at_most() -> None:
     assert most == [1]
 
 
-def test_what_never_comes_to_a_pace_holds_nobody_up() -> None:
+def test_what_never_comes_to_a_yield_point_holds_nobody_up() -> None:
     scheduler, stop = FairScheduler(1), threading.Event()
     with ThreadPoolExecutor(1) as pool:
         stuck = pool.submit(scheduler.run, "stuck", stop.wait)
@@ -91,22 +91,22 @@ def test_what_never_comes_to_a_pace_holds_nobody_up() -> None:
 
 def test_jobs_get_equal_shares() -> None:
     """Whoever did nothing for long has saved nothing up."""
-    scheduler, stop, paces = FairScheduler(1), threading.Event(), {"first": 0, "second": 0}
+    scheduler, stop, points = FairScheduler(1), threading.Event(), {"first": 0, "second": 0}
 
     def work(name: str) -> None:
         while True:
             yield_point()
-            paces[name] += 1
+            points[name] += 1
             time.sleep(0.001)
 
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(scheduler.run, "first", lambda: work("first"), stop.is_set)]
-        until(lambda: paces["first"] > 500)
-        before = dict(paces)
+        until(lambda: points["first"] > 500)
+        before = dict(points)
         futures.append(pool.submit(scheduler.run, "second", lambda: work("second"), stop.is_set))
-        until(lambda: paces["second"] > 200)
+        until(lambda: points["second"] > 200)
         stop.set()
-    assert paces["first"] - before["first"] > 50
+    assert points["first"] - before["first"] > 50
 
 
 def stop(scheduler: FairScheduler, work: _Work) -> None:

@@ -22,8 +22,8 @@ from dataserver.jobs.errors import StatisticsPendingError
 from dataserver.jobs.scheduler import WorkCancelledError
 from dataserver.jobs.shard_statistics import Rules, compute_statistics
 from dataserver.jobs.statistics_cache import StatisticsCache, beside_indexes, index_statistics
-from dataserver.planning.jobspec import Sizing
-from dataserver.planning.measure import Lists, Measure
+from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.statistics import Lists, Measure
 from dataserver.preprocessing.tokens import load_tokenizer
 
 BYTES = load_tokenizer("bytes", None)

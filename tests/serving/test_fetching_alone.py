@@ -13,7 +13,7 @@ from disttrain.v1 import peer_service_pb2 as pb
 from serving.lone_peer import JOB, Clock, Failure, clock, peer, said
 
 from dataserver.jobs import WorkCancelledError
-from dataserver.planning.compact import UnfitPlanError
+from dataserver.planning.plan.compact import UnfitPlanError
 from dataserver.serving.metrics import Metrics, PlanSource
 from dataserver.serving.peers import fetching, packed, plan_places
 from dataserver.serving.peers.build import build_id

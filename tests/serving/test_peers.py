@@ -18,8 +18,8 @@ from serving.harness import TIMEOUT_S, Running, job_data, reason_of, running
 from serving.peers import fleet, free_addresses, live, lying, made, read_all, sources, until
 
 from dataserver.jobs import IsCancelled, JobPlanner
-from dataserver.planning.identity import Job
-from dataserver.planning.plan import StepPlan, plan_hash
+from dataserver.planning.job.identity import Job
+from dataserver.planning.plan.plan import StepPlan, plan_hash
 from dataserver.planning.planner import baseline_plan
 from dataserver.serving.metrics import PlanSource
 from dataserver.serving.peers import fetching, service

@@ -11,8 +11,8 @@ from disttrain.v1.peer_service_pb2 import FetchPlanRequest, FetchPlanResponse
 
 from dataserver.dataset import printable
 from dataserver.jobs import IsCancelled, JobPlanner, WorkCancelledError
-from dataserver.planning.compact import UnfitPlanError
-from dataserver.planning.plan import StepPlan
+from dataserver.planning.plan.compact import UnfitPlanError
+from dataserver.planning.plan.plan import StepPlan
 from dataserver.serving.metrics import JOB_CHARS, Metrics, PlanSource
 from dataserver.serving.peers.build import build_id
 from dataserver.serving.peers.membership import Peers
