@@ -182,7 +182,7 @@ def test_a_plan_is_given_up_when_the_last_of_its_callers_leaves() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         callers = [pool.submit(cache.get, 0, make, g.is_set) for g in gone]
-        until(lambda: bool(scheduler._working) and len(cache._making[0].callers) == 2)
+        until(lambda: bool(scheduler._working) and len(cache._in_flight[0].callers) == 2)
         gone[0].set()  # perhaps the one that computes: the other one's plan goes on
         time.sleep(10 * SLICE_S)
         assert scheduler._working or scheduler._waiting
@@ -190,7 +190,7 @@ def test_a_plan_is_given_up_when_the_last_of_its_callers_leaves() -> None:
         for caller in callers:
             with pytest.raises(WorkCancelledError):
                 caller.result(TIMEOUT_S)
-    assert not cache._making
+    assert not cache._in_flight
 
 
 def test_who_still_waits_gets_the_plan_that_the_first_caller_left() -> None:
@@ -204,9 +204,9 @@ def test_who_still_waits_gets_the_plan_that_the_first_caller_left() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(cache.get, 0, make, left.is_set)
-        until(lambda: 0 in cache._making)
+        until(lambda: 0 in cache._in_flight)
         second = pool.submit(cache.get, 0, make)
-        until(lambda: len(cache._making[0].callers) == 2)
+        until(lambda: len(cache._in_flight[0].callers) == 2)
         left.set()
         go.set()
         assert second.result(TIMEOUT_S) == Made(7)

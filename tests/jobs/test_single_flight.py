@@ -54,7 +54,7 @@ def test_a_value_that_grew_is_counted_at_its_new_cost() -> None:
     growing = things.get(1, lambda _: Thing(10))
     things.get(2, lambda _: Thing(10))
     growing.cost = 25
-    things.keep(1, growing)
+    things.put(1, growing)
     assert things.find(2) is None
 
 
