@@ -112,7 +112,7 @@ KEPT: dict[str, dict[str, Any]] = {
         "TOKEN_COUNTS_CACHE_BYTES": 4 * MIB,
         "MAX_OPEN_TOKEN_IDS": 128,
     },
-    "dataserver/jobs/cache.py": {"KEPT_BYTES": 768 * MIB, "CUTS_BYTES": 8 * MIB},
+    "dataserver/jobs/cache.py": {"CACHE_BYTES": 768 * MIB, "CUTS_BYTES": 8 * MIB},
     "dataserver/jobs/tables.py": {"CACHED_SLICES": 4},
     "dataserver/planning/compiled.py": {"KEPT": 8},
     "dataserver/planning/job/fields/problems.py": {"_MOST_SHOWN": 8, "_MOST_CHARS": 64},
